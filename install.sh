@@ -6,7 +6,8 @@ unset SPARKPIN_PROJECT # this checkout is meant
 
 usage() {
   cat <<'TEXT'
-usage: ./install.sh [--stack S] [--recipe R] [--stage G] [--no-smoke] [--dry-run] [--help]
+usage: ./install.sh [--stack S] [--recipe R] [--stage G] [--no-smoke] [--serve] [--yes]
+                    [--dry-run] [--help]
 
 Looks at this machine, says what it will do, installs what is missing (as root on Debian or Ubuntu),
 makes .venv from requirements.lock, and runs `invoke up`: fetch, build, checkpoint, smoke.
@@ -16,6 +17,8 @@ Run it again at any time: it does only what is missing.
   --recipe R   recipe of recipes/ (default: the stack's)
   --stage G    last stage to build (default: the recipe's)
   --no-smoke   build, but start no server
+  --serve      serve the current release as soon as it is one
+  --yes        fetch a large model without a question
   --dry-run    say what would be done, and change nothing
   --help       this text
 
@@ -33,7 +36,7 @@ while (($#)); do
       arguments+=("$1" "$2")
       shift
       ;;
-    --stack=* | --recipe=* | --stage=* | --no-smoke) arguments+=("$1") ;;
+    --stack=* | --recipe=* | --stage=* | --no-smoke | --serve | --yes) arguments+=("$1") ;;
     --dry-run) dry_run=1 ;;
     --help | -h) usage; exit 0 ;;
     *) echo "error: unknown option $1; see ./install.sh --help" >&2; exit 2 ;;

@@ -6,7 +6,6 @@ beside it (sparkpin.commands.command_line). Its body hands over to a file of spa
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from invoke.context import Context
@@ -14,9 +13,9 @@ from invoke.exceptions import Exit
 
 from sparkpin import commands
 from sparkpin.commands.command_line import take_over, task
+from sparkpin.core.paths import project_folder
 from sparkpin.serve.address import AddressOptions
 
-PROJECT = Path(__file__).resolve().parent
 Recipe = Annotated[str | None, "recipe of recipes/ (default: the one of the stack)"]
 Stage = Annotated[str | None, "stage of stages/ (default: the recipe's)"]
 Stack = Annotated[str | None, "stack of pins/stacks/ (default: the one for this machine)"]
@@ -24,6 +23,7 @@ Json = Annotated[bool, "machine-readable"]
 Drain = Annotated[
     int | None, "seconds to wait for requests under way before another server takes the port (default: 30)", 60
 ]
+Published = Annotated[bool, "from the shapes that are published of the model, before it is locked: no Hub is asked"]
 Trust = Annotated[bool, "build an imported release, too: its steps run as root"]
 Signed = Annotated[bool, "what is not signed by somebody whom allowed_signers names is wrong"]
 
@@ -36,10 +36,12 @@ def up(
     recipe: Recipe = None,
     stack: Stack = None,
     no_smoke: Annotated[bool, "build only"] = False,
+    serve: Annotated[bool, "serve the current release as soon as it is one; the others are smoked after that"] = False,
+    yes: Annotated[bool, "fetch the model's files without a question"] = False,
     dry_run: Annotated[bool, "say it only"] = False,
 ) -> None:
-    """The main job: fetch, build, checkpoint and smoke."""
-    commands.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run)
+    """The main job: lock, fetch, build, checkpoint and smoke."""
+    commands.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run, yes=yes, serve=serve)
 
 
 @task("serve")
@@ -72,9 +74,16 @@ def serve(
 
 
 @task("serve")
-def status(c: Context, *, json: Json = False) -> None:
+def status(
+    c: Context,
+    *,
+    json: Json = False,
+    env: Annotated[bool, 'print OPENAI_BASE_URL and the key for a shell: eval "$(invoke status --env)"'] = False,
+    recipe: Annotated[str | None, "with --env: whose server (default: the one that runs)"] = None,
+    watch: Annotated[int | None, "again each so many seconds, until Ctrl-C", 2] = None,
+) -> None:
     """Say what is served, how it is, and why it died."""
-    commands.status.status(as_json=json)
+    commands.status.status(as_json=json, env=env, recipe=recipe, watch=watch)
 
 
 @task("serve")
@@ -100,7 +109,10 @@ def stop(
 @task("serve")
 def client(
     c: Context,
-    tool: Annotated[Literal["opencode", "openai", "continue", "litellm"], "what uses the server"],
+    tool: Annotated[
+        Literal["", "claude", "cline", "codex", "continue", "litellm", "llm", "open-webui", "openai", "opencode"],
+        "claude, cline, codex, continue, litellm, llm, open-webui, openai or opencode (default: list them)",
+    ] = "",
     *,
     recipe: Annotated[str | None, "whose server (default: the one that runs, else that of the stack)"] = None,
     url: Annotated[
@@ -110,13 +122,13 @@ def client(
         str, "variable of the client's environment with the API key (default: no key is asked for)"
     ] = "",
 ) -> None:
-    """Print a configuration for a tool that uses the server."""
+    """Print a configuration for a tool, or list the tools."""
     commands.client.client(tool, recipe=recipe, url=url, key=key_env)
 
 
-@task("releases")
+@task("releases", "ls")
 def images(c: Context, *, json: Json = False) -> None:
-    """List the releases with their images."""
+    """List the releases with their images; `ls` for short."""
     commands.releases.images(as_json=json)
 
 
@@ -137,11 +149,13 @@ def rollback(
     c: Context,
     *,
     recipe: Recipe = None,
+    to: Annotated[str, "release that was current before, to go back to at once (default: the one current last)"] = "",
     serve: Annotated[bool, "serve it, too; where it does not become ready, nothing has changed"] = False,
     drain: Drain = None,
+    dry_run: Annotated[bool, "say where it goes and what differs, and change nothing"] = False,
 ) -> None:
-    """Back to the stage's last good release, or else any stage's."""
-    commands.releases.rollback(recipe=recipe, serve_it=serve, drain=drain)
+    """Back to what was current before; once more: one further back."""
+    commands.releases.rollback(recipe=recipe, to=to, serve_it=serve, drain=drain, dry_run=dry_run)
 
 
 @task("releases")
@@ -163,7 +177,8 @@ def prune(
     keep: Annotated[
         int,
         "releases to keep of each recipe (default: 5): the current one, the one to roll back to, those that passed, "
-        "the others; newest first. What is current, passed last, is kept by `keep` or in use stays even beyond that",
+        "the others; newest first. What is current, was current last before, passed last, is kept by `keep` or in use "
+        "stays even beyond that",
     ] = 5,
     dry_run: Annotated[bool, "say what would go, what stays and why, and the bytes that it would free"] = False,
     store: Annotated[bool, "remove fetched files, too, that no lock and no remaining release needs"] = False,
@@ -299,8 +314,8 @@ def roofline(
     stage: Stage = None,
     published: Annotated[
         bool,
-        "every stage of the published chain of the 122B instead, which needs none of its files: without --recipe, "
-        "--stage and --measured",
+        "with --recipe: from the shapes that are published of its model, before it is locked; without: every stage of "
+        "the published chain of the 122B",
     ] = False,
     bandwidth: Annotated[str, "of the memory in GB/s (default: 273, a DGX Spark's)"] = "273",
     context: Annotated[int, "tokens in the cache (default: 1000)", 32768] = 1000,
@@ -327,13 +342,16 @@ def plan(
         str, "of the machine to plan for, such as 128GB (default: this one's; a Spark's for a stack for it)"
     ] = "",
     free: Annotated[str, "of which so much is free"] = "",
+    published: Published = False,
     json: Json = False,
     exit_code: Annotated[bool, "end with 1 when it does not fit"] = False,
 ) -> None:
     """Say what memory a recipe will need, and how many users fit."""
     from sparkpin.serve.memory import recipe as tasks
 
-    fits = tasks.plan(recipe=recipe, stage=stage, stack=stack, memory=memory, free=free, as_json=json)
+    fits = tasks.plan(
+        recipe=recipe, stage=stage, stack=stack, memory=memory, free=free, as_json=json, published=published
+    )
     if exit_code and not fits:
         raise Exit(code=1)
 
@@ -390,17 +408,27 @@ def checkpoint(
     dry_run: Annotated[bool, "print the plan, which only reads headers"] = False,
     verify: Annotated[bool, "compare all bytes of a checkpoint that is there with its sources"] = False,
     deep: Annotated[bool, "hash the base again, though it is the same files that were right before"] = False,
+    published: Published = False,
 ) -> None:
     """Make the checkpoint of a stage from the pinned repositories."""
     commands.checkpoint.checkpoint(
-        recipe=recipe, model=model, stage=stage, stack=stack, dry_run=dry_run, verify=verify, deep=deep
+        recipe=recipe,
+        model=model,
+        stage=stage,
+        stack=stack,
+        dry_run=dry_run,
+        verify=verify,
+        deep=deep,
+        published=published,
     )
 
 
 @task("build")
-def render(c: Context, *, stage: Stage = None, recipe: Recipe = None, stack: Stack = None) -> None:
+def render(
+    c: Context, *, stage: Stage = None, recipe: Recipe = None, stack: Stack = None, published: Published = False
+) -> None:
     """Print the Dockerfile of a stage and what its build sees."""
-    commands.build.show_rendered(recipe=recipe, stage=stage, stack=stack)
+    commands.build.show_rendered(recipe=recipe, stage=stage, stack=stack, published=published)
 
 
 @task("inputs")
@@ -549,13 +577,14 @@ def doctor(
     *,
     fix: Annotated[bool, "install what is missing and start an engine"] = False,
     stack: Stack = None,
+    recipe: Annotated[str | None, "what this recipe needs, too: its stack, its model, disk, memory, GPU"] = None,
     online: Annotated[bool, "ask the Hub, too: whether it answers, and what time it is"] = False,
     json: Json = False,
 ) -> None:
     """Say what this machine is and has, and what it lacks."""
     from sparkpin.commands.doctor import command
 
-    command.doctor(fix=fix, stack=stack, online=online, as_json=json)
+    command.doctor(fix=fix, stack=stack, recipe_name=recipe, online=online, as_json=json)
 
 
 @task("for developers")
@@ -568,14 +597,14 @@ def test(
     select: Annotated[str, "pytest's -k expression"] = "",
 ) -> None:
     """Run the unit tests, and the main job for real."""
-    if code := commands.developer.test(PROJECT, fast=fast, whole=all, rest=rest, select=select):
+    if code := commands.developer.test(project_folder(), fast=fast, whole=all, rest=rest, select=select):
         raise Exit(code=code)
 
 
 @task("for developers")
 def check(c: Context) -> None:
     """Run ruff, mypy, shellcheck and hadolint."""
-    if code := commands.developer.check(PROJECT):
+    if code := commands.developer.check(project_folder()):
         raise Exit(code=code)
 
 

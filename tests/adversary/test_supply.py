@@ -13,7 +13,7 @@ import stack_samples
 from stack_samples import locked, stack, write
 from wheelhouse import Index, make_wheel
 
-from sparkpin.core.errors import IntegrityError, NetworkError
+from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.evidence.own_packages import check_installed
 from sparkpin.fetch import debs, lock_stack, transfer
@@ -70,7 +70,8 @@ def test_fetch_takes_nothing_else_and_no_more(
 
 
 def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same pins, and an index or a mirror that has older versions, or other bytes under a locked name."""
+    """The same pins, and an index or a mirror that has older versions, or other bytes of what is locked; a lock that is
+    damaged is no lock that is not there."""
     app, dep = make_wheel(index.folder, "app", requires=["dep"]), make_wheel(index.folder, "dep", "1.10")
     make_wheel(index.folder, "dep", "1.9")
     file = paths.project / "pins/stacks/s.lock"
@@ -89,7 +90,15 @@ def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypat
     hidden.rename(index.folder / dep.file)
     make_wheel(index.folder, "app", requires=["dep"], size=9)
     refused(app.file)
+    again = (index.folder / app.file).rename(index.folder / app.file.replace("1.0-", "1.0-1-"))
+    refused(rf"other files.*{re.escape(again.name)}")
+    again.unlink()
     make_wheel(index.folder, "app", requires=["dep"])
+    file.write_bytes(before[:-9])
+    with pytest.raises(ManifestError) as caught:
+        lock_stack.lock_stack(paths, "s", print)
+    assert f"rm pins/stacks/{file.name}" in caught.value.next_step
+    file.write_bytes(before)
     libc, python = stack_samples.FakeApt().closure(None)
     for packages, match in (
         ([libc.model_copy(update={"version": "2.36-9+deb12u9"}), python], r"older.*libc6 2\.36-9\+deb12u10 -> "),

@@ -74,7 +74,8 @@ def paths(home: Path, tmp_path: Path, main_job: Releases, monkeypatch: pytest.Mo
     monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
     records = Releases(paths)
-    records.point(records.get("v2-tq", RECIPE))
+    for stage in ("v2", "v2-tq"):
+        records.point(records.get(stage, RECIPE))
     return paths
 
 
@@ -156,7 +157,7 @@ def test_without_the_check_it_would_become_current(
     """So the trials above can fail."""
     victim = Releases(paths).get("v2", RECIPE)
     RUN["a flag more"](paths, victim)
-    monkeypatch.setattr(consistent, "require_consistent", lambda *_, **__: None)
+    monkeypatch.setattr(consistent, "require_consistent", lambda *_, **__: [])
     for line in (LINES["rollback"], f"promote {victim.tag}"):
         code, _, err = typed(line, capsys)
         assert code == 0, err

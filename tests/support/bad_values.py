@@ -12,6 +12,7 @@ WORDS = {  # what is wrong -> a word of a command line
     "a password in a URL": "https://me:secret@host/x",
 }
 FLAGS = {"--api-key": "0123456789abcdef", "--api_key=0123456789abcdef": None, "--hf-token": "tok"}
+FLAGS |= {"--api-k": "tok", "--hf_t=tok": None}  # argparse takes the beginning of a flag
 ENV = {
     "": "x",
     "1X": "x",

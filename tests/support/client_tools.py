@@ -1,4 +1,4 @@
-"""The tools that `invoke client` writes for: of the versions that clients/package-lock.json pins, with their hashes."""
+"""The tools that `invoke client` writes for: of the versions that the locks in clients/ pin, with their hashes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import PROJECT
 
 FOLDER = Path(__file__).resolve().parent / "clients"
 PACKAGES = FOLDER / "node_modules"
 OPENCODE = PACKAGES / "opencode-linux-x64-baseline/bin/opencode"
 CONTINUE = PACKAGES / "@continuedev/config-yaml/dist/cli.js"
+CLAUDE = PACKAGES / "@anthropic-ai/claude-code/cli.js"  # the last that is JavaScript: later ones are 175 MB to fetch
+LLM, LLM_LOCK = PROJECT / ".pytest_cache/llm", "llm.lock"
 PARSED = """
 import {readFileSync} from "node:fs";
 import {parseConfigYaml} from "@continuedev/config-yaml";
@@ -28,17 +32,21 @@ AGENT = {"description": "asks little", "mode": "primary", "prompt": "Be brief.",
 
 
 def installed() -> None:
-    """Fetch what is not there yet; npm holds each package against the lock's SHA-512."""
+    """npm holds each package against the lock's SHA-512."""
     if not shutil.which("npm"):
         pytest.skip("asks the tools themselves: needs npm")
-    done = PACKAGES / ".package-lock.json"
-    with (FOLDER / "package-lock.json").open() as lock:
+    fetched("package-lock.json", PACKAGES / ".package-lock.json", "npm ci --ignore-scripts --no-audit --no-fund")
+
+
+def fetched(locked: str, done: Path, command: str) -> None:
+    """Run the command unless what it leaves is newer than the lock."""
+    with (FOLDER / locked).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several of pytest's workers come here at once
         if done.is_file() and done.stat().st_mtime > os.fstat(lock.fileno()).st_mtime:
             return
-        command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        fetched = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=900)
-        assert fetched.returncode == 0, fetched.stderr
+        said = subprocess.run(["sh", "-c", command], cwd=FOLDER, capture_output=True, text=True, timeout=900)
+        assert said.returncode == 0, said.stderr
+        done.touch()
 
 
 def opencode(folder: Path, config: str, *arguments: str, env: dict[str, str] | None = None) -> str:
@@ -59,6 +67,39 @@ def opencode(folder: Path, config: str, *arguments: str, env: dict[str, str] | N
         [OPENCODE, *arguments],
         cwd=folder,
         env=given | (env or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def claude(folder: Path, lines: str, question: str) -> list[dict[str, Any]]:
+    """The messages of a session of Claude Code in a shell with these lines, in a home of its own, with one tool. It has
+    a prompt of two lines: its own is longer than the scripted model's context."""
+    installed()
+    tools = {"mcpServers": {"get": {"command": sys.executable, "args": [str(FOLDER / "get.py")]}}}
+    brief = ["--system-prompt", "Be brief.", "--tools", "", "--strict-mcp-config", "--mcp-config", json.dumps(tools)]
+    ask = ["node", str(CLAUDE), "--print", question, *brief, "--output-format", "stream-json", "--verbose"]
+    return [json.loads(line) for line in in_shell(folder, lines, ask).splitlines()]
+
+
+def llm(folder: Path, config: str, *arguments: str) -> str:
+    """What `llm` says with this configuration. uv holds each wheel against the lock's SHA-256."""
+    install = f"uv venv -q --clear {LLM} && uv pip sync -q --python {LLM} --require-hashes {LLM_LOCK}"
+    fetched(LLM_LOCK, LLM / "done", f"export PATH={Path(sys.executable).parent}:$PATH; {install}")
+    (folder / "extra-openai-models.yaml").write_text(config)
+    return in_shell(folder, f"export LLM_USER_PATH={folder}", [str(LLM / "bin/llm"), *arguments])
+
+
+def in_shell(folder: Path, lines: str, command: Sequence[str]) -> str:
+    (folder / "home").mkdir(exist_ok=True)
+    done = subprocess.run(
+        ["bash", "-c", f"{lines}\n{shlex.join(command)}"],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder / "home")},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -180,6 +180,11 @@ TRIALS = (
     text("return-everything", return_token_ids=True, return_tokens_as_token_ids=True, logprobs=3, echo=True),
     text("truncate-one", truncate_prompt_tokens=1, prompt="m" * 500),
     text("stop-huge", stop=["x" * 500_000, "y" * 500_000], include_stop_str_in_output=True),
+    # numbers within other values: answered 500 at most
+    text("xargs-2**70", vllm_xargs={"a": 2**70}),
+    chat("template-kwargs-2**70", chat_template_kwargs={"a": 2**70, "b": float("nan")}),
+    chat("repetition-2**70", repetition_detection={"max_pattern_size": 2**70, "min_pattern_size": 1, "min_count": 2}),
+    chat("tool-with-a-bound-of-2**70", tools=[tool({"type": "integer", "maximum": 2**70, "default": float("nan")})]),
     # token ids
     text("prompt-empty", prompt=""),
     text("prompt-no-tokens", prompt=[]),

@@ -32,9 +32,9 @@ def require_consistent(
     finished: bool = False,
     hashing: Callable[[Path], object] | None = None,
     deep: bool = False,
-) -> None:
-    """IntegrityError where the record was changed, or names another image than was built from its inputs.
-    CheckpointError where a file of its checkpoint was changed.
+) -> list[Path]:
+    """The files of its checkpoint that were hashed. IntegrityError where the record was changed, or names another image
+    than was built from its inputs. CheckpointError where a file of its checkpoint was changed.
 
     Whoever may write to the home can make record, build record and key anew so that they fit; against that, only a
     signature helps (docs/evidence.md). finished: the checkpoint must be there and whole; else what is not whole is
@@ -53,12 +53,13 @@ def require_consistent(
         ) from None
     folder = ready_checkpoint(paths, release)
     if folder:
-        check_content(folder, hashing, deep=deep)
-    elif finished:
+        return check_content(folder, hashing, deep=deep)
+    if finished:
         raise CheckpointError(
             f"the checkpoint of {release.tag} is gone or not whole: {Releases(paths).checkpoint(release)}",
             next_step=f"invoke rebuild {release.tag} makes it again; then the same command",
         )
+    return []
 
 
 def same(what: str, seen: object, wanted: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.choose_loader import with_loader
-from sparkpin.smoke.evidence import kept
+from sparkpin.smoke.evidence import Write, kept
 
 
 @contextlib.contextmanager
@@ -155,15 +156,18 @@ def rebuild(paths: Paths, release: Release) -> None:
         checkpoint_of(paths, release)
 
 
-def smoke_releases(paths: Paths, wanted: tuple[Release, ...], *, load: bool = False) -> tuple[Release, ...]:
-    """A server for each that can run here; the others are inspected. load: and their libraries loaded, too."""
+def smoke_releases(
+    paths: Paths, wanted: tuple[Release, ...], *, load: bool = False, done: int = 0, total: int = 0
+) -> tuple[Release, ...]:
+    """A server for each that can run here, one after the other; the others are inspected. load: and their libraries
+    loaded, too. done, total: where these are a part of more, to number them."""
     from sparkpin.smoke.inspected import run_inspection
     from sparkpin.smoke.run import run_smoke  # slow to import, as all that asks a server
 
     engine = engine_of(paths)
-    done = []
-    for number, release in enumerate(wanted, start=1):
-        say(f"smoke test {number} of {len(wanted)}: {release.tag}")
+    found = []
+    for number, release in enumerate(wanted, start=done + 1):
+        say(f"smoke test {number} of {total or len(wanted)}: {release.tag}")
         require_consistent(paths, release)
         if why := obstacle(paths, engine, release):
             if release.smoke_passed:
@@ -171,10 +175,37 @@ def smoke_releases(paths: Paths, wanted: tuple[Release, ...], *, load: bool = Fa
                     f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}",
                     next_step=f"invoke inspect {release.tag}, which changes no record",
                 )
-            done.append(kept(paths, release, *run_inspection(paths, engine, release, why, say, load=load)))
+            found.append(kept(paths, release, *run_inspection(paths, engine, release, why, say, load=load)))
         else:
             gpus = uses_gpu(paths, release)
             checkpoint = checkpoint_of(paths, release)
             started = with_loader(paths, release, checkpoint, say, gpus=gpus)
-            done.append(kept(paths, release, *run_smoke(paths, engine, started, checkpoint, say, gpus=gpus)))
-    return tuple(done)
+            found.append(kept(paths, release, *run_smoke(paths, engine, started, checkpoint, say, gpus=gpus)))
+    return tuple(found)
+
+
+def smoke_together(paths: Paths, wanted: Sequence[Release]) -> None:
+    """Smoke tests at the same time, of releases that can run here: most of a test is a start, and most of that keeps
+    one core busy. Their results are kept when all have ended, so that an interruption leaves none that is not its own.
+    """
+    from sparkpin.smoke.run import SmokeResult, alone, run_smoke
+
+    engine = engine_of(paths)
+    checkpoints = {}
+    for release in wanted:
+        require_consistent(paths, release)
+        checkpoints[release.tag] = checkpoint_of(paths, release)
+
+    def test(release: Release) -> tuple[SmokeResult, Write]:
+        def told(line: str) -> None:
+            say(f"{release.stage}: {line}")
+
+        gpus, checkpoint = uses_gpu(paths, release), checkpoints[release.tag]
+        started = with_loader(paths, release, checkpoint, told, gpus=gpus)
+        return run_smoke(paths, engine_of(paths), started, checkpoint, told, gpus=gpus, held=True)
+
+    say(f"{len(wanted)} smoke tests at the same time: {', '.join(release.tag for release in wanted)}")
+    with ThreadPoolExecutor(len(wanted)) as pool, alone(paths, engine, say):
+        results = list(pool.map(test, wanted))
+    for release, result in zip(wanted, results, strict=True):
+        kept(paths, release, *result)

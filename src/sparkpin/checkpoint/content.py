@@ -62,14 +62,15 @@ def is_complete(folder: Path, key: str) -> bool:
         return False
 
 
-def check_content(folder: Path, hashing: Callable[[Path], object] | None = None, *, deep: bool = False) -> None:
-    """CheckpointError for the first file that is not the recorded one. The folder is one that `is_complete`.
+def check_content(folder: Path, hashing: Callable[[Path], object] | None = None, *, deep: bool = False) -> list[Path]:
+    """The files that were hashed. CheckpointError for the first that is not the recorded one. The folder is one that
+    `is_complete`.
 
     hashing: is told each large file that is about to be hashed as a whole; None: those wait for a `promote`.
     deep: hash every file, whatever was noted.
     """
     noted = read_notes(folder)
-    seen = dict(noted)
+    seen, hashed = dict(noted), []
     for name, row in json.loads((folder / RECORD).read_bytes())["files"].items():
         path = folder / name
         if not isinstance(row.get("sha256"), str):
@@ -86,10 +87,12 @@ def check_content(folder: Path, hashing: Callable[[Path], object] | None = None,
                 hashing(path)
             if sha256_file(path)[0] != row["sha256"]:
                 raise changed(path, f"its SHA-256 is not {row['sha256']}, which {RECORD} names")
+            hashed.append(path)
             if is_large:
                 seen[name] = note(path)
     if seen != noted:
         write_json(folder / NOTED, seen)
+    return hashed
 
 
 def note_content(folder: Path) -> None:

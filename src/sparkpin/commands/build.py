@@ -16,14 +16,22 @@ from sparkpin.pins import manifests
 from sparkpin.releases.record import Releases
 
 
-def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -> None:
-    _, pairings = pairings_of(recipe, stage, stack)
-    image = pairings[-1].rendered
+def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None, published: bool = False) -> None:
+    """published: of a model that is not locked; the image is the same, since it depends on no model."""
+    _, pairings = pairings_of(recipe, stage, stack, published=published)
+    last = pairings[-1]
+    image = last.rendered
     show(f"# {image.ref}\n{image.dockerfile.rstrip()}\n")
     show("# The build sees these files and no network:")
     for file in image.context:
         show(f"#   {file.sha256[:12]} {terminal.small_size(file.size):>10}  {file.path}")
-    show(f"# A release of it runs: {shlex.join(pairings[-1].argv)}")
+    show(f"# A release of it runs: {shlex.join(last.argv)}")
+    show(f"# Its checkpoint ({' + '.join(last.steps)}): {last.checkpoint_key}")
+    if published:
+        show(
+            "# That is a placeholder: the lock was not read, so this is no release, and cannot be built. "
+            f"next: invoke lock --model {last.model.name}, then the same command without --published"
+        )
 
 
 def rebuild(tag: str, *, trusted: bool) -> None:

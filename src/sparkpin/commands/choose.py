@@ -22,11 +22,15 @@ def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
     return recipe or machine.default_recipe(paths.project, stack)
 
 
-def pairings_of(recipe: str | None, stage: str | None, stack: str | None = None) -> tuple[Paths, tuple[Pairing, ...]]:
+def pairings_of(
+    recipe: str | None, stage: str | None, stack: str | None = None, *, published: bool = False
+) -> tuple[Paths, tuple[Pairing, ...]]:
+    """published: to look at only, see `pair`."""
     from sparkpin.build.pair import pair  # slow to import, and `rollback` pairs nothing
 
     paths = Paths.from_env()
-    return paths, pair(paths.project, choose_recipe(paths, recipe, stack), stage=stage, stack_name=stack)
+    name = choose_recipe(paths, recipe, stack)
+    return paths, pair(paths.project, name, stage=stage, stack_name=stack, published=published)
 
 
 def require_recipe(paths: Paths, records: Releases, name: str) -> list[ManifestError]:

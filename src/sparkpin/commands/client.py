@@ -1,4 +1,4 @@
-"""The task `client`: find what runs or what a recipe says, print a configuration."""
+"""The task `client`: the tools of this machine; or find what runs or what a recipe says, and print a configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparkpin.serve import keys, served
 from sparkpin.serve import service as serve
 from sparkpin.serve.address import Address
 from sparkpin.serve.client_facts import ServerFacts, facts_of
-from sparkpin.serve.client_formats import FORMATS
+from sparkpin.serve.client_formats import CLIENTS, found_here
 from sparkpin.smoke.replies import Fault
 
 
@@ -41,15 +41,36 @@ class FoundServer:
 
 
 def client(tool: str, *, recipe: str | None, url: str, key: str) -> None:
-    if tool not in FORMATS:
-        raise InputError(f"no tool {tool!r}", next_step=f"choose one of: {', '.join(FORMATS)}")
+    if not tool:
+        return tools()
+    if tool not in CLIENTS:
+        raise InputError(f"no tool {tool!r}", next_step=f"choose one of: {', '.join(CLIENTS)}")
     if key and not key.isidentifier():
         raise InputError(
             f"--key-env: saw {key!r}, wanted the name of a variable of the environment",
             next_step="for example --key-env SPARKPIN_API_KEY: the key itself belongs into no configuration",
         )
-    paths = Paths.from_env()
-    terminal.show(FORMATS[tool](facts(paths, recipe, url=url, key=key)))
+    written, chosen = facts(Paths.from_env(), recipe, url=url, key=key), CLIENTS[tool]
+    if chosen.too_long_for(written):
+        terminal.say(
+            f"warning: a context of {written.context:,} tokens is too short for {tool}: its own instructions and tools "
+            f"take about {chosen.prompt:,}, an answer up to {written.output:,} (a larger max_model_len in the recipe)"
+        )
+    if written.url.startswith("https:"):
+        terminal.say(f"note: a certificate that no authority signed: its file belongs into {chosen.trust}")
+    terminal.say(f"note: {f'goes into {chosen.file}; then' if chosen.file else 'lines for a shell'}: {chosen.use}")
+    terminal.show(chosen.write(written))
+
+
+def tools() -> None:
+    """Those that are found on this machine first."""
+    here = found_here()
+    rows = [
+        (name, "here" if name in here else "", CLIENTS[name].file or "lines for a shell", CLIENTS[name].use)
+        for name in sorted(CLIENTS, key=lambda name: name not in here)
+    ]
+    terminal.table(("tool", "found", "file", "then"), rows)
+    terminal.say(f"next: invoke client {here[0] if here else 'TOOL'}")
 
 
 def facts(paths: Paths, recipe: str | None, *, url: str = "", key: str = "") -> ServerFacts:

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import difflib
 import gc
-import importlib.util
 import inspect
 import os
 import re
@@ -32,8 +31,8 @@ from invoke.tasks import Task
 
 import sparkpin
 from sparkpin.commands import completion
+from sparkpin.core import paths
 from sparkpin.core.errors import InputError, SparkpinError
-from sparkpin.core.paths import project_folder
 
 METAVARS = {
     "bad": "TAG",
@@ -45,20 +44,24 @@ METAVARS = {
     "output": "FILE",
     "rounds": "COUNT",
     "subject": "TAG|FILE|.venv",
-    "to": "ENGINE",
+    "copy to": "ENGINE",
+    "rollback to": "TAG",
+    "tool": "TOOL",
+    "watch": "SECONDS",
     "what": "FILE|NAME",
 }
-SHORT = {"output": "o"}
+SHORT = {"output": "o", "follow": "f", "lines": "n"}
+ALONE = {"--watch": "2"}  # what an option without its value stands for
 WIDTH = 80
 
 
 class SparkpinTask(Task[Any]):
     """A task whose signature is its line: what stands before `*` is positional, and may be left out where it has a
     default; what follows is an option, and must be given where it has none. `Annotated[int, "what it is", 8001]`: its
-    help and an example. Options have long names only: one letter would mean different things."""
+    help and an example. Options have long names, but for those of SHORT: one letter would mean different things."""
 
-    def __init__(self, body: Callable[..., Any], group: str) -> None:
-        super().__init__(body, name=body.__name__.rstrip("_"), positional=())
+    def __init__(self, body: Callable[..., Any], group: str, aliases: Sequence[str]) -> None:
+        super().__init__(body, name=body.__name__.rstrip("_"), aliases=aliases, positional=())
         self.group = group
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -71,17 +74,18 @@ class SparkpinTask(Task[Any]):
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         types = get_type_hints(self.body, include_extras=True)
         parameters = list(inspect.signature(self.body).parameters.values())[1:]  # the first is invoke's context
-        return [TaskArgument(parameter, types[parameter.name]) for parameter in parameters]
+        return [TaskArgument(self.name, parameter, types[parameter.name]) for parameter in parameters]
 
 
-def task(group: str) -> Callable[[Callable[..., Any]], SparkpinTask]:
-    return lambda body: SparkpinTask(body, group)
+def task(group: str, *aliases: str) -> Callable[[Callable[..., Any]], SparkpinTask]:
+    return lambda body: SparkpinTask(body, group, aliases)
 
 
 class TaskArgument(Argument):
     """choices: the words that a Literal allows; required: has no default; example: of a value, for an error."""
 
-    def __init__(self, parameter: inspect.Parameter, annotation: Any) -> None:
+    def __init__(self, task: str, parameter: inspect.Parameter, annotation: Any) -> None:
+        self.task = task
         kind, text, *example = get_args(annotation) if get_origin(annotation) is Annotated else (annotation, "")
         self.choices = get_args(kind) if get_origin(kind) is Literal else ()
         self.required = parameter.default is inspect.Parameter.empty
@@ -102,7 +106,8 @@ class TaskArgument(Argument):
 
     @property
     def metavar(self) -> str:
-        return METAVARS.get(self.names[0]) or "|".join(filter(None, self.choices)) or self.names[0].upper()
+        own = METAVARS.get(f"{self.task} {self.names[0]}") or METAVARS.get(self.names[0])
+        return own or "|".join(filter(None, self.choices)) or self.names[0].upper()
 
     @property
     def shown(self) -> str:
@@ -156,15 +161,20 @@ class TaskProgram(Program):
 
     def parse_tasks(self) -> None:
         if self.called == "invoke":  # it is of the folder that it stands in, pins and code alike
-            os.environ.pop("SPARKPIN_PROJECT", None)
+            os.environ.pop(paths.PROJECT, None)
         self.parser = self._make_parser()
         contexts: Mapping[str, ParserContext] = self.parser.contexts
         if self.args.complete.value:
+            if self.called == "sparkpin" and (named := re.search(r"--project(?: ?= ?| )(\S+)", self.core.remainder)):
+                os.environ[paths.PROJECT] = named[1]
             with told():
-                print("\n".join(completion.candidates(self.core.remainder, contexts, self.core[0])))
+                for one in completion.candidates(self.core.remainder, contexts, self.core[0]):
+                    print(one)
             raise Exit
         with told():
             self.tasks = Line(self.called, contexts, self.core[0]).read(self.core.unparsed)
+            if self.args.get("project") and (project := self.core[0].args["project"].value):
+                os.environ[paths.PROJECT] = project
             wanted = self.args.help.value
             if isinstance(wanted, str) and wanted not in contexts:
                 raise unknown(self.called, wanted, contexts)
@@ -191,12 +201,17 @@ class TaskProgram(Program):
 
 
 class SparkpinProgram(TaskProgram):
-    """`sparkpin`: the tasks of the project from any folder."""
+    """`sparkpin`: its own tasks, from any folder, for the project of that folder. Of a project only data is read: code
+    that lies in the current folder is not run."""
 
     called = "sparkpin"
 
     def __init__(self) -> None:
         super().__init__(version=sparkpin.__version__, name="sparkpin", binary="sparkpin", namespace=Collection())
+
+    def core_args(self) -> list[Argument]:
+        text = "folder with pins/ (default: SPARKPIN_PROJECT, else the nearest one upwards)"
+        return [*super().core_args(), Argument(name="project", help=text)]
 
     def parse_core(self, argv: list[str] | None) -> None:
         with told():
@@ -214,13 +229,9 @@ class SparkpinProgram(TaskProgram):
 
     def parse_collection(self) -> None:
         start_quickly()
-        with told():
-            path = project_folder() / "tasks.py"
-        spec = importlib.util.spec_from_file_location("tasks", path)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        self.namespace = Collection.from_module(module)
+        from sparkpin.commands import tasks  # a link to tasks.py, which a wheel has as a file
+
+        self.namespace = Collection.from_module(tasks)
         super().parse_collection()
 
 
@@ -298,7 +309,7 @@ class Line:
         else:
             if not value and not equals and rest and rest[0].partition("=")[0] not in own:
                 value = rest.pop(0)
-            self.give(task, option, value)
+            self.give(task, option, value or ("" if equals else ALONE.get(flag, "")))
         return flag
 
     def give(self, task: ParserContext, argument: Argument, value: str) -> None:

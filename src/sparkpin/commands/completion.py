@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext
 
 from sparkpin.core.errors import SparkpinError
@@ -15,7 +16,7 @@ from sparkpin.core.paths import Paths
 
 FOLDERS = {"stage": "stages", "model": "pins/models", "recipe": "recipes", "stack": "pins/stacks"}
 """Where the names lie that such an option takes."""
-TAGS = ("tag", "against", "before", "after", "good", "bad", "compare", "release", "subject")
+TAGS = ("tag", "against", "before", "after", "compare", "release", "subject")
 PLAIN = re.compile(r"[A-Za-z0-9][\w.+-]*")  # no word that a shell would take for more than a word
 RELEASE = re.compile(rf"({PLAIN.pattern})-[0-9a-f]{{12}}")
 SCRIPTS = {
@@ -42,26 +43,47 @@ compdef _sparkpin sparkpin""",
 def candidates(line: str, tasks: Mapping[str, ParserContext], core: ParserContext) -> list[str]:
     """line: as the shell has it, from the program's name to the word under the cursor, which may be empty."""
     *before, word = re.sub(r" ?= ?", "=", line).split(" ")[1:] or [""]  # bash takes --stage=v2 for three words
-    named = [name for name in before if name in tasks]
-    task = tasks[named[-1]] if named else None
+    task, free, option = place(before, tasks)
     flag, equals, _ = word.partition("=")
     if equals and word.startswith("--"):
-        return [f"{flag}={value}" if line.endswith(word) else value for value in values_of(task, flag)]
-    if task and before[-1] != task.name and (values := values_of(task, before[-1])):
-        return values
-    if word.startswith("-"):
+        found = values_of(task.flags.get(flag)) if task else []
+        return [f"{flag}={value}" if line.endswith(word) else value for value in found]
+    if option:
+        return values_of(option)
+    if free and not word.startswith("-"):
+        return values_of(free[0])
+    if task or word.startswith("-"):
         own = [flag for flag, one in task.flags.items() if not one.positional] if task else list(core.flags)
         return [*own, *(["--help"] if task else [])]
-    if task is None:
-        return list(tasks)
-    given = [name for name in before[before.index(str(task.name)) + 1 :] if not name.startswith("-")]
-    free = task.positional_args[len(given) :]
-    return values_of(task, f"--{free[0].names[0]}") if free else list(tasks)
+    return list(tasks)
 
 
-def values_of(task: ParserContext | None, flag: str) -> list[str]:
-    option = task.flags.get(flag) if task else None
-    return values(str(option.names[0]), option.choices) if option and option.takes_value else []
+def place(
+    before: Sequence[str], tasks: Mapping[str, ParserContext]
+) -> tuple[ParserContext | None, list[Argument], Argument | None]:
+    """The task of the words before the cursor, the positionals that it may still be given, and the option whose value
+    comes next."""
+    task: ParserContext | None = None
+    free: list[Argument] = []
+    option: Argument | None = None
+    for word in before:
+        if option:
+            option = None
+        elif task and word.startswith("-"):
+            flag = task.flags.get(word)
+            option = flag if flag and flag.takes_value else None
+        elif word in tasks and not [one for one in free if getattr(one, "required", False)]:
+            task, free = tasks[word], list(tasks[word].positional_args)
+        else:
+            free = free[1:]
+    return task, free, option
+
+
+def values_of(option: Argument | None) -> list[str]:
+    if option is None or not option.takes_value:
+        return []
+    name = "tag" if getattr(option, "metavar", "") == "TAG" else str(option.names[0])
+    return values(name, getattr(option, "choices", ()))
 
 
 def values(argument: str, choices: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from sparkpin.build.consistent import require_consistent
@@ -13,7 +14,7 @@ from sparkpin.evidence import attest as attesting
 from sparkpin.evidence import signing
 from sparkpin.host.engine import engine_of
 from sparkpin.releases import current
-from sparkpin.releases.record import Releases
+from sparkpin.releases.record import Release, Releases
 
 
 def attest(tag: str) -> None:
@@ -52,6 +53,18 @@ def verify_installed(project: Path) -> None:
     verifying.require(checks, VENV, told=True)
 
 
+def step_of(wrong: Sequence[str], paths: Paths, release: Release) -> str:
+    """What mends a release. wrong: names of checks. Neither `attest` nor `rebuild` mends a record: both go by it."""
+    from sparkpin.evidence import verify as verifying
+
+    if {*wrong} & {*verifying.OF_RECORDS}:
+        record = Releases(paths).record_path(release)
+        return f"restore {record} from a backup, or invoke import a bundle of the release, or use another release"
+    if {*wrong} <= {*verifying.OF_STATEMENT}:
+        return f"invoke attest {release.tag}"
+    return current.how_to_rebuild(release)
+
+
 def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
     """One line a check, then what was not checked; IntegrityError when one is wrong."""
     from sparkpin.bundle import form
@@ -84,10 +97,6 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
             release = Releases(paths).get(subject)
         except InputError as error:
             raise InputError(f"{error.message}, and no file of that name", next_step=error.next_step) from None
-        how = (
-            f"invoke attest {release.tag}, if only statement, SBOM or signature are at fault; else "
-            f"{current.how_to_rebuild(release)}"
-        )
         key = "" if signing.Keys.from_env().signing else f"name a key in {signing.places(signing.SIGNING_KEY)}; then "
         sign = f"{key}invoke attest {release.tag}"
         engine, evidence = engine_of(paths), imagecheck.evidence_of(paths, release)
@@ -96,6 +105,7 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
             checks.append(imagecheck.check_fetched(paths, release, evidence.records))
             checks += imagecheck.check_model(paths, release, say)
             checks.append(imagecheck.check_saved(paths, engine, release, say))
+        how = step_of([check.what for check in checks if check.result == "wrong"], paths, release)
     if require_signature:
         checks = [verifying.demanded(check, sign) for check in checks]
     for check in checks:

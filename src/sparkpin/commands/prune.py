@@ -58,7 +58,7 @@ def show_prune(done: pruning.Pruned, *, dry_run: bool, store: bool) -> None:
         ("release", "state", "", "why"),
         [v.release.tag for v in done.verdicts],
         [
-            (v.release.state, "stays" if v.reasons else "goes" if dry_run else "gone", ", ".join(v.reasons))
+            (v.release.state_text, "stays" if v.reasons else "goes" if dry_run else "gone", ", ".join(v.reasons))
             for v in done.verdicts
         ],
     )

@@ -210,7 +210,7 @@ def of_release(paths: Paths, name: str, tag: str) -> export.ExportedRecipe:
         say(f"note: `invoke recipe import` cannot take this export back: {reason(error)}")
     return export.ExportedRecipe(
         name=release.recipe,
-        description=f"{release.recipe}, stage {release.stage}, {release.state}",
+        description=f"{release.recipe}, stage {release.stage}, {release.state_text}",
         image=release.tag,
         argv=release.argv,
         env=dict(release.env),

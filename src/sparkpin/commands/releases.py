@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from functools import partial
+from pathlib import Path
 
 from sparkpin import commands
 from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.core import terminal
-from sparkpin.core.errors import InputError
+from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say, show
@@ -18,8 +20,11 @@ from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases import keep as pinned
+from sparkpin.releases import rollback as rolling
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.served import running_release
+
+FIRST = 12  # lines of `diff` in a dry run
 
 
 def images(*, as_json: bool) -> None:
@@ -49,9 +54,18 @@ def promote(tag: str, *, accept_loss: str = "", deep: bool = False) -> None:
     engine = engine_of(paths)
     from sparkpin.build.consistent import require_consistent  # slow to import
 
-    look = partial(require_consistent, paths, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
+    hashed: list[Path] = []
+
+    def look(wanted: Release) -> None:
+        hashed.extend(
+            require_consistent(paths, wanted, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
+        )
+
     release = current.promote(paths, engine, tag, look)
     show(f"current release of {release.recipe}: {release.tag}")
+    if deep:
+        total = terminal.size(sum(file.stat().st_size for file in hashed))
+        show(f"hashed: {terminal.count(len(hashed), 'file')} of its checkpoint, {total}, each as its record names it")
     for line in told:
         show(line)
     if accept_loss:
@@ -69,17 +83,25 @@ def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
         show(f"next: {machine.serve_command(paths.project, release.recipe)}{until}")
 
 
-def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = None) -> None:
-    """serve_it: serve what came back, too; where it does not become ready, nothing has changed."""
+def rollback(
+    *, recipe: str | None, to: str = "", serve_it: bool = False, drain: int | None = None, dry_run: bool = False
+) -> None:
+    """to: a release that was current before, further back. serve_it: serve what came back, too; where it does not
+    become ready, nothing has changed."""
     paths = Paths.from_env()
-    name = choose_recipe(paths, recipe, None)
     records = Releases(paths)
+    if to and not recipe:
+        with contextlib.suppress(InputError):  # it may be of several recipes
+            recipe = records.get(to).recipe
+    name = choose_recipe(paths, recipe, None)
     for fault in require_recipe(paths, records, name):
         say(f"passed over: {fault}")
     current.require_pointer(records, name)  # before an engine is started
     engine = engine_of(paths)
     running = running_release(paths, engine, name)
     from sparkpin.build.consistent import require_consistent  # slow to import
+
+    look = partial(require_consistent, paths, finished=True)
 
     def then(former: Release, release: Release) -> None:
         for line in went_back(former, release, running):
@@ -89,13 +111,33 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
         else:
             next_serve(paths, engine, release)
 
-    current.rollback(paths, engine, name, say, partial(require_consistent, paths, finished=True), then)
+    if dry_run:
+        former, release, _ = rolling.way_back(paths, engine, name, say, look, to=to)
+        for line in (*went_back(former, release, running, "would go back"), *differences(paths, former, release)):
+            show(line)
+        show("image and checkpoint are there; nothing was changed")
+    else:
+        rolling.rollback(paths, engine, name, say, look, then, to=to)
 
 
-def went_back(former: Release, release: Release, running: str | None) -> list[str]:
+def differences(paths: Paths, former: Release, release: Release) -> list[str]:
+    """The first lines of `diff`, without the sides."""
+    from sparkpin.history import operands, text  # slow to import
+
+    command = f"invoke diff {former.tag} {release.tag}"
+    try:
+        found = text.difference_lines(operands.difference(paths, former.tag, release.tag), all_files=False)
+        lines = [line for line in list(found)[2:] if line]
+    except SparkpinError as error:
+        return [f"{command}: {error.message}"]
+    more = [f"  ... {command}"] if lines[FIRST:] else []
+    return ["what differs:", *(f"  {line}".rstrip() for line in lines[:FIRST]), *more]
+
+
+def went_back(former: Release, release: Release, running: str | None, word: str = "back") -> list[str]:
     """What a rollback did. running: tag of what was served, which need not be what was current."""
     lines = [
-        f"back from {former.tag}",
+        f"{word} from {former.tag}",
         f"to {release.tag}: image {terminal.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}",
         *changed_flags(former.argv, release.argv),
     ]

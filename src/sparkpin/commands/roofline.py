@@ -56,14 +56,23 @@ def number(option: str, text: str, example: str, least: float = math.ulp(0)) -> 
     return value
 
 
-def roofline(asked: RooflineOptions, *, recipe: str | None, stage: str | None, measured: str, as_json: bool) -> None:
-    """Of one stage of a recipe; of the 122B the published chain, too."""
+def roofline(
+    asked: RooflineOptions,
+    *,
+    recipe: str | None,
+    stage: str | None,
+    measured: str,
+    as_json: bool,
+    from_published: bool = False,
+) -> None:
+    """Of one stage of a recipe; of the 122B the published chain, too. from_published: from published shapes, not from
+    the headers that a lock names."""
     paths = Paths.from_env()
     speed = number("measured", measured, "38.4") if measured else None
     chosen = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project))
     chain = manifests.load_chain(paths.project, stage or chosen.stage)
     stack = manifests.load_stack(paths.project, chosen.stack)
-    known = memory.known_of(paths, chosen, stack, chain)
+    known = memory.known_of(paths, chosen, stack, chain, published=from_published)
     model = model_of(known.tensors, known.geometry, known.settings, known.loading, symmetric=known.symmetric)
     share = (
         acceptance_of(paths, chosen.name, chain[-1].name, model.drafted)
@@ -75,6 +84,7 @@ def roofline(asked: RooflineOptions, *, recipe: str | None, stage: str | None, m
     if as_json:
         value: dict[str, Any] = {"recipe": chosen.name, "stage": chain[-1].name, **to_json(made, same, speed)}
         value["accepted_from"] = share.origin if made.drafted else None
+        value["published"] = from_published
         terminal.show(json.dumps(value, indent=2, sort_keys=True))
         return
     terminal.show(
@@ -102,6 +112,8 @@ def roofline(asked: RooflineOptions, *, recipe: str | None, stage: str | None, m
             "note: this machine is no DGX Spark, so that is no ceiling of what is served here: --bandwidth takes the "
             "GB/s of its own memory, and a CPU reads from its cache what fits there"
         )
+    for note in known.notes:
+        terminal.show(f"note: {note}")
     if is_published:
         show_chain(asked)
 
@@ -114,15 +126,19 @@ def is_served_here(machine: host.Host, stack: schema.Stack) -> bool:
 def published(
     asked: RooflineOptions, *, as_json: bool, recipe: str | None = None, stage: str | None = None, measured: str = ""
 ) -> None:
-    """The published figures beside the ceilings of their stages; of a longer context than theirs the ceilings.
+    """The published figures beside the ceilings of their stages; of a longer context than theirs the ceilings. With a
+    recipe that recipe's decode, from the published shapes.
 
-    Raises InputError for what is of one stage of a recipe: recipe, stage, measured.
+    Raises InputError for what is of one stage of a recipe, without one: stage, measured.
     """
-    given = {"--recipe": recipe, "--stage": stage, "--measured": measured}
+    if recipe:
+        roofline(asked, recipe=recipe, stage=stage, measured=measured, as_json=as_json, from_published=True)
+        return
+    given = {"--stage": stage, "--measured": measured}
     if others := [option for option, value in given.items() if value]:
         raise InputError(
             f"--published shows every stage of the published chain: saw {' and '.join(others)} beside it",
-            next_step=f"leave --published out, or {' and '.join(others)}",
+            next_step=f"say the --recipe, too, or leave --published out, or {' and '.join(others)}",
         )
     if as_json:
         rows = [

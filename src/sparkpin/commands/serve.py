@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_recipe, require_recipe
+from sparkpin.commands.client import told_context
 from sparkpin.commands.notes import how_to_carry, say_overruled_of
 from sparkpin.core.errors import (
     InputError,
@@ -19,7 +22,7 @@ from sparkpin.serve import service
 from sparkpin.serve import status as serving_tasks
 from sparkpin.serve.address import UNCHANGED, AddressOptions
 from sparkpin.serve.choose_loader import with_loader
-from sparkpin.serve.served import status
+from sparkpin.serve.served import FRONT, address_of, find, status
 from sparkpin.serve.waiting import Detached
 from sparkpin.smoke.server import clear_leftovers
 
@@ -68,7 +71,12 @@ def serve(
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return
-    for line in serving_tasks.told(paths, served):
+    address = address_of(find(engine, served.container + FRONT))
+    with contextlib.suppress(InputError):
+        context = None
+        context = told_context(paths, served, chosen)
+    scripted = chosen.demands.scripted
+    for line in serving_tasks.told(paths, served, address.cert if address else "", context, scripted):
         show(line)
     current = records.current(chosen.recipe)
     if current and current.tag == chosen.tag:

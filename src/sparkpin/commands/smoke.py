@@ -10,9 +10,10 @@ from sparkpin.commands.choose import choose_recipe, newest_of_stage, require_rec
 from sparkpin.commands.notes import finish
 from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import show
+from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import engine_of
 from sparkpin.releases.record import Release, Releases
+from sparkpin.smoke import drift
 from sparkpin.smoke.evidence import owes
 
 
@@ -42,6 +43,10 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool)
             show(nothing_to_smoke(recipe, known=len(known), left_out=len(waiting)))
             return ()
     done = smoke_releases(paths, tuple(wanted), load=load)
+    for other in [one for name in {one.recipe for one in done} for one in records.readable(name)[0]]:
+        if other.smoke_passed and not drift.is_compared(other):
+            drift.complete(paths, other, say)
+    done = tuple(records.get(one.tag) for one in done)
     tables.show_built(done)
     finish(records, done)
     return done

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkpin.core import terminal
-from sparkpin.releases.record import Release
+from sparkpin.releases.record import Release, state_text
 
 
 def end_of(tag: str) -> str:
@@ -39,7 +39,7 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
         [r["tag"] for r in rows],
         [
             (
-                r["state"],
+                state_text(r["state"]),
                 r["smoke"].partition(":")[0].replace("passed in", "passed"),
                 terminal.size(r["size"]) if r["image"] else "missing",
                 terminal.size(r["unique_size"]),

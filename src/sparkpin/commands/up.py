@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import partial
 
 from sparkpin.build.consistent import require_consistent
-from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_releases
+from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_releases, smoke_together
+from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
 from sparkpin.build.pair import Pairing
+from sparkpin.checkpoint import published
+from sparkpin.checkpoint.plan import used_repositories
+from sparkpin.commands import serve as serving
 from sparkpin.commands import tables
-from sparkpin.commands.choose import pairings_of
+from sparkpin.commands.choose import choose_recipe, pairings_of
 from sparkpin.commands.notes import finish, next_smoke, notes_of
 from sparkpin.commands.smoke import waiting_for_smoke
 from sparkpin.core import terminal
+from sparkpin.core.errors import DiskError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.evidence.attest import ensure_attested
+from sparkpin.fetch.lock_model import lock_model
+from sparkpin.fetch.model import fetch_model
 from sparkpin.fetch.store import Store
 from sparkpin.host import machine as host
 from sparkpin.host.engine import engine_of
-from sparkpin.pins.schema import LockedFile
+from sparkpin.host.gpus import read_gpus
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import LockedFile, ModelPin
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.runs_here import obstacle, obstacle_of
+from sparkpin.smoke import drift
 
 
 @dataclass(frozen=True)
@@ -31,12 +43,13 @@ class BuildPlan:
     paths: Paths
     pairings: tuple[Pairing, ...]  # the chain of stages; the last is the one asked for
     notes: tuple[str, ...]  # what was overruled, what was chosen, and what vLLM will refuse
+    locked: bool = True  # else it is a look ahead, of which nothing can be made
 
     @property
     def states(self) -> list[str]:
         """Of each pairing's release."""
         known = [Releases(self.paths).find(pairing.tag) for pairing in self.pairings]
-        return [release.state if release else "to be built" for release in known]
+        return [release.state_text if release else "to be built" for release in known]
 
     @property
     def absent(self) -> list[LockedFile]:
@@ -45,10 +58,28 @@ class BuildPlan:
         return [file for file in self.pairings[-1].stack_lock.files if not store.has(file)]
 
 
-def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool, dry_run: bool) -> None:
-    """The main job: what is missing of programs, fetch, build, checkpoint and smoke, then the table."""
-    plan = plan_of(recipe, stage, stack)
+def up(
+    *,
+    recipe: str | None,
+    stage: str | None,
+    stack: str | None,
+    smoke: bool,
+    dry_run: bool,
+    yes: bool = False,
+    serve: bool = False,
+) -> None:
+    """The main job: what is missing of locks and programs, fetch, build, checkpoint and smoke, then the table.
+
+    yes: a large download is not asked for; serve: what is current is served as soon as it is.
+    """
+    paths = Paths.from_env()
+    pin = unlocked_model(paths, recipe, stack)
+    if pin and not dry_run:
+        say(f"{pin.name} is not locked yet: invoke lock --model {pin.name}, which fetches headers and what steps take")
+        lock_model(paths, pin.name, say)
+    plan = plan_of(recipe, stage, stack, locked=not (pin and dry_run))
     announce(plan)
+    download = model_download(plan, dry_run=dry_run) if smoke else None
     machine = host.read_host()
     lacking = host.missing(plan.paths, machine, stack=plan.pairings[-1].stack)
     for requirement in lacking:
@@ -56,13 +87,18 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
     if dry_run:
         show("Dry run: nothing was changed.")
         return
+    if download:
+        agree(plan, download, yes=yes)
     host.install(lacking, machine, say)
+    if download:
+        fetch_download(plan)
     made = carry_out(plan)
-    if smoke and (waiting := waiting_for_smoke(plan.paths, made)):
-        smoke_releases(plan.paths, waiting)
-        made = tuple(Releases(plan.paths).get(release.tag) for release in made)
+    if smoke:
+        made = smoke_chain(plan, made, serve=serve)
     first_is_current(plan.paths, made[-1])
     report(plan.paths, made, smoked=smoke)
+    if serve and Releases(plan.paths).current_tag(made[-1].recipe):
+        serving.serve(recipe=made[-1].recipe, release=None)  # what runs already is left alone
 
 
 def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: bool) -> tuple[Release, ...]:
@@ -83,9 +119,74 @@ def carry_out(plan: BuildPlan, *, offline: bool = False) -> tuple[Release, ...]:
         return tuple(attest(plan.paths, release) for release in built)
 
 
-def plan_of(recipe: str | None, stage: str | None, stack: str | None) -> BuildPlan:
-    paths, pairings = pairings_of(recipe, stage, stack)
-    return BuildPlan(paths, pairings, notes_of(paths, pairings[-1]))
+def plan_of(recipe: str | None, stage: str | None, stack: str | None, *, locked: bool = True) -> BuildPlan:
+    paths, pairings = pairings_of(recipe, stage, stack, published=not locked)
+    return BuildPlan(paths, pairings, notes_of(paths, pairings[-1]), locked)
+
+
+def unlocked_model(paths: Paths, recipe: str | None, stack: str | None) -> ModelPin | None:
+    """The recipe's model, where it has no lock."""
+    pin = manifests.model_of(paths.project, manifests.load_recipe(paths.project, choose_recipe(paths, recipe, stack)))
+    return None if manifests.model_lock_file(paths.project, pin.name).is_file() else pin
+
+
+def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
+    """What a Hub has to give before a server can start here, told; None for nothing."""
+    last = plan.pairings[-1]
+    if not plan.locked:
+        show(f"{last.model.name} is not locked: invoke up locks it first, then asks once for the download.")
+    gpus = read_gpus(host.output) if last.stack.gpu else ()
+    if why := obstacle_of(last.stack, host.this_platform(), gpus):
+        show(f"No server can run here, so no more of {last.model.name} is fetched than its lock takes: {why}.")
+    if why and not dry_run:
+        return None
+    if not plan.locked and not published.is_known(last.model):
+        show("The size of its download is known when it is locked.")
+        return None
+    lock = last.model_lock if plan.locked else None
+    needs = needs_of(plan.paths, last.model, lock, [pairing.steps for pairing in plan.pairings], say)
+    if not needs.fetch:
+        return None
+    stack = sum(file.size for file in plan.absent)
+    repositories = " and ".join(needs.repositories)
+    show(
+        f"{'Where one can run: download' if why else 'Download'}: {terminal.size(needs.fetch)} of {repositories}"
+        f"{'' if plan.locked else ' (as published)'}; {how_long(needs.fetch + stack)}"
+        f"{', with those of the stack' if stack else ''} (rates are assumed)."
+    )
+    for row in disk_of(plan, needs):
+        show(f"Disk, with checkpoints{' and images' if 'to be built' in plan.states else ''}: {row.text}.")
+    return needs
+
+
+def disk_of(plan: BuildPlan, needs: ModelNeeds) -> list[DiskRow]:
+    images = host.needs_for(host.read_host(), plan.pairings[-1].stack) if "to be built" in plan.states else None
+    return needs.disk(plan.paths, images)
+
+
+def agree(plan: BuildPlan, needs: ModelNeeds, *, yes: bool) -> None:
+    """One question for the whole download. DiskError where there is no room, InputError where nobody says yes."""
+    for row in disk_of(plan, needs):
+        if row.free < row.needed:
+            raise DiskError(row.text, next_step="free space there, or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere")
+    if yes:
+        return
+    last = plan.pairings[-1]
+    line = f"invoke up --recipe {last.recipe.name} --stage {last.stage.name} --yes"
+    size = terminal.size(needs.fetch)
+    if not sys.stdin.isatty():
+        raise InputError(f"{size} are to be fetched, and there is no terminal to ask on; nothing was", next_step=line)
+    print(f"Fetch {size}? [y/N] ", end="", flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InputError(f"{size} were not fetched: the answer was not yes", next_step=line)
+
+
+def fetch_download(plan: BuildPlan) -> None:
+    """The model's files, before minutes of building: what a network or a disk refuses is known soonest."""
+    last = plan.pairings[-1]
+    used = {name for pairing in plan.pairings for name in used_repositories(last.model, pairing.steps)}
+    with at_work(plan.paths):
+        fetch_model(plan.paths, last.model, last.model_lock, say, only=used)
 
 
 def announce(plan: BuildPlan) -> None:
@@ -105,6 +206,56 @@ def attest(paths: Paths, release: Release) -> Release:
     """Before the next stage is built, so that one that fails leaves the evidence of those below it."""
     ensure_attested(paths, release, say)
     return release
+
+
+def smoke_chain(plan: BuildPlan, made: tuple[Release, ...], *, serve: bool) -> tuple[Release, ...]:
+    """The smoke tests of what waits for one, the end of the chain as soon as can be: it is what will be served.
+
+    Its check `drift` compares with the stage below, which is tested before it, or beside it where there is room; that
+    one's own `drift` is completed when the stage below it has passed, from what both have left.
+    """
+    paths, records = plan.paths, Releases(plan.paths)
+    waiting = waiting_for_smoke(paths, made)
+    end = made[-1]
+    sooner = tuple(release for release in waiting if release in made[-2:])
+    if end not in sooner or sooner == waiting or obstacle(paths, engine_of(paths), end):
+        sooner = ()  # nothing would follow, or nothing will be served
+    if sooner:
+        first = " and ".join(release.stage for release in sooner)
+        say(f"smoke tests of {first} first: {end.stage} can then be served while the others follow")
+        if len(sooner) > 1 and has_room(plan, len(sooner)):
+            smoke_together(paths, sooner)
+            drift.complete(paths, records.get(end.tag), say)
+        else:
+            smoke_releases(paths, sooner, total=len(waiting))
+        end = records.get(end.tag)
+        if end.smoke_passed and drift.is_compared(end):
+            first_is_current(paths, end)
+    later = tuple(release for release in waiting if release not in sooner)
+    if tell_or_serve(plan, records, end, later, serve=serve):
+        smoke_releases(paths, later, done=len(sooner), total=len(waiting))
+        for release in sooner[:-1]:
+            drift.complete(paths, records.get(release.tag), say)
+    return tuple(records.get(release.tag) for release in made)
+
+
+def tell_or_serve(plan: BuildPlan, records: Releases, end: Release, later: tuple[Release, ...], *, serve: bool) -> bool:
+    """Where the end of the chain is current: that it can be served, or serve it. Whether `later` can be smoked then."""
+    if not later or records.current_tag(end.recipe) != end.tag:
+        return bool(later)
+    if not serve:
+        show(f"it can be served now, from another shell: {host.serve_command(plan.paths.project, end.recipe)}")
+        return True
+    serving.serve(recipe=end.recipe, release=None)
+    if has_room(plan, 1):
+        return True
+    show("the others are not smoked beside the server, for which the memory is: invoke stop, then invoke smoke")
+    return False
+
+
+def has_room(plan: BuildPlan, servers: int) -> bool:
+    """For so many beside what runs; a GPU's memory is for one."""
+    return plan.pairings[-1].stack.gpu is None and host.read_host().memory_available > servers * host.Needs.memory
 
 
 def first_is_current(paths: Paths, newest: Release) -> None:

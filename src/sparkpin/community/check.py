@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sparkpin.build.pair import Pairing
+from sparkpin.checkpoint.published import model_lock
 from sparkpin.community import flag_lint, keys, known_issues
 from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import RecipeFinding, ordered
@@ -81,7 +82,9 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
             found.append(RecipeFinding("warning", f"env.{variable}", why, "remove it"))
     stack = loaded(found, own, "stack", lambda: manifests.load_stack(project, recipe.stack))
     chain = loaded(found, own, "stage", lambda: manifests.load_chain(project, recipe.stage))
-    loaded(found, own, "model", lambda: manifests.model_of(project, recipe))
+    pin = loaded(found, own, "model", lambda: manifests.model_of(project, recipe))
+    if pin and pin.repositories[pin.base].revision == schema.UNRESOLVED:
+        loaded(found, own, "model", partial(model_lock, project, pin))
     if stack is None:
         return ordered(found)
     lock = loaded(found, own, "stack", lambda: former_lock(project, stack))

@@ -29,17 +29,32 @@ def folder_of(variable: str, default: Path) -> Path:
 
 
 def project_folder() -> Path:
-    """SPARKPIN_PROJECT, else the checkout of this file. InputError where it has no tasks.py."""
-    folder = folder_of("SPARKPIN_PROJECT", Path(__file__).resolve().parents[3])
-    if not (folder / "tasks.py").is_file():
-        step = "export SPARKPIN_PROJECT=FOLDER, that of the checkout with tasks.py, pins and stages"
-        raise InputError(f"{folder} is no checkout of sparkpin", next_step=step)
-    return folder
+    """SPARKPIN_PROJECT (`sparkpin --project` sets it), else the nearest folder from the current one upwards that is a
+    project, else the checkout of this file. InputError for none."""
+    if os.environ.get(PROJECT):
+        folder = folder_of(PROJECT, Path())
+        if not is_project(folder):
+            raise InputError(f"{folder} is no project of sparkpin: it has no folder pins", next_step=NEXT)
+        return folder
+    here = Path.cwd()
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[3]):
+        if is_project(folder):
+            return folder
+    raise InputError(f"no project of sparkpin: neither {here} nor a folder above it has a folder pins", next_step=NEXT)
+
+
+PROJECT = "SPARKPIN_PROJECT"
+NEXT = "go to a folder with the project's files (a clone of sparkpin has some), or sparkpin --project FOLDER TASK"
+
+
+def is_project(folder: Path) -> bool:
+    """That of the sources with this name holds code."""
+    return (folder / "pins").is_dir() and not (folder / "pins/__init__.py").exists()
 
 
 @dataclass(frozen=True)
 class Paths:
-    """project: the checkout; cache: store and work folders; home: releases and checkpoints."""
+    """project: what people edit; cache: store and work folders; home: releases and checkpoints."""
 
     project: Path
     cache: Path
@@ -47,7 +62,7 @@ class Paths:
 
     @classmethod
     def from_env(cls, project: Path | None = None) -> Paths:
-        """SPARKPIN_CACHE and SPARKPIN_HOME, else the XDG defaults; SPARKPIN_PROJECT, else the checkout of this file.
+        """SPARKPIN_CACHE and SPARKPIN_HOME, else the XDG defaults; the project as `project_folder` finds it.
 
         InputError where something else than a folder is in the way, before a command takes it for an empty one.
         """

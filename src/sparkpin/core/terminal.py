@@ -21,10 +21,11 @@ def show(text: str = "") -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: str | None = None) -> None:
-    """A table on standard output. It is never cut: a tag that cannot be copied is of no use. On a terminal that is too
-    narrow the columns of WRAPPED take several lines; the others keep their width, so lines may be longer than the
-    terminal. A table with a column of STRICT never is: there those of FOLDED take several lines, too, and long words.
-    spare: the column that is left out before that, and told as such; in a pipe it is there.
+    """A table on standard output. It is never cut: a tag that cannot be copied is of no use. Where it is wider than the
+    terminal, or than COLUMNS, or in a pipe than 80, the columns of WRAPPED take several lines; the others keep their
+    width, so lines may be longer. A table with a column of STRICT never is: there those of FOLDED take several lines,
+    too, and long words. spare: the column that is left out before that, and told as such. States have colours on a
+    terminal, unless there is NO_COLOR.
     """
     from rich import box
     from rich.cells import cell_len
@@ -34,7 +35,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: st
 
     here = Console()
     # A str would be read as markup.
-    cells = [[Text("" if cell is None else str(cell)) for cell in row] for row in rows]
+    cells = [
+        [
+            Text(text := "" if cell is None else str(cell), colour(title, text))
+            for title, cell in zip(columns, row, strict=True)
+        ]
+        for row in rows
+    ]
 
     def grid(wrapped: Set[str]) -> Table:
         made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
@@ -54,13 +61,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: st
 
     chosen = grid(WRAPPED)
     needed = Console(width=1000).measure(chosen)
-    wanted = max(needed.minimum, min(needed.maximum, here.width)) if here.is_terminal else needed.maximum
-    if wanted > here.width >= 80 and here.is_terminal and spare is not None:
+    wanted = max(needed.minimum, min(needed.maximum, here.width))
+    if wanted > here.width >= 80 and spare is not None:
         at = columns.index(spare)
         table([*columns[:at], *columns[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows])
-        show(f"left out: {spare}, for which the terminal is too narrow (with `| cat` it is there)")
+        show(f"left out: {spare}, for which lines are too short (COLUMNS=200 shows it)")
         return
-    if wanted > here.width >= 80 and here.is_terminal and STRICT & set(columns):
+    if wanted > here.width >= 80 and STRICT & set(columns):
         chosen, wanted = grid(WRAPPED | FOLDED), here.width
     console = Console(width=max(wanted, 80))
     with console.capture() as drawn:
@@ -77,6 +84,16 @@ RIGHT |= {"runs", "PTX", "neither"}
 RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "states a request", "tokens", "concurrency"}
 RIGHT |= {"MB", "times", "MB a step", "share", "GB a step", "ceiling", "same experts"}
 RIGHT |= {"published", "of the ceiling", "GB/s then"}
+
+
+COLOURED = {"", "state", "smoke", "verdict"}
+COLOURS = dict.fromkeys(("current", "passed", "ok", "identical", "good"), "green")
+COLOURS |= dict.fromkeys(("failed", "MISSING", "different", "bad"), "red")
+COLOURS |= dict.fromkeys(("inspected", "advice", "equivalent"), "yellow")
+
+
+def colour(title: str, text: str) -> str:
+    return COLOURS.get(text.partition(" ")[0].rstrip(":"), "") if title in COLOURED else ""
 
 
 def size(count: int | None) -> str:

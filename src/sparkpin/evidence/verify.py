@@ -34,10 +34,9 @@ from sparkpin.releases.record import STATEMENT as STATEMENT
 from sparkpin.releases.record import Release
 
 MODEL = "model "  # how the names of a model's files start
-NAMES = (  # of the checks that every release gets, in their order
-    *("image", "layers", "release key", "build records", "kept inputs", "locks"),
-    *("statement", "inputs", "SBOM", "signature"),
-)
+OF_RECORDS = ("image", "layers", "release key", "build records", "kept inputs", "locks")
+OF_STATEMENT = ("statement", "inputs", "SBOM", "signature")
+NAMES = OF_RECORDS + OF_STATEMENT  # of the checks that every release gets, in their order
 LAYERS, PACKAGES, MODELS, CHECKPOINT = "the layers' bytes", "fetched packages", "model files", "checkpoint"
 DEEP = (PACKAGES, MODELS, CHECKPOINT, LAYERS)
 FINISHED, UNSIGNED = "finished checkpoint", "not in the statement"  # of a bundle
@@ -259,7 +258,7 @@ def check_statement(evidence: Claimed) -> list[Check]:
         wanted = parts_of(provenance.make_statement(evidence.release, evidence.records, materials, bill))
         wanted_bill = json.loads(sbom.make_sbom(evidence.release, materials))
     except IntegrityError as error:
-        return [Check("statement", "wrong", error.message)]
+        return [Check("statement", "wrong", error.message, error.next_step)]
     except (ValueError, OverflowError) as error:
         return [Check("statement", "wrong", f"none can be made of what the records say: {error}")]
     unseen = 0 if models else sum(material.kind == "model" for material in materials)
@@ -287,7 +286,7 @@ def parts_of(statement: bytes) -> Parts:
         hashes = {row["name"]: row["digest"].pop("sha256") for row in details["byproducts"] if row["name"] == SBOM}
         return Parts(rest, definition.pop("resolvedDependencies"), hashes.get(SBOM))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise IntegrityError(f"the statement cannot be read: {error!r}", next_step="invoke attest TAG") from None
+        raise IntegrityError(f"the statement cannot be read: {error!r}") from None
 
 
 def pin_names(release: Release) -> list[str]:

@@ -95,30 +95,45 @@ def debian_closure(stack: Stack, root: Path, say: Say) -> list[LockedFile]:
 
 
 def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
-    """The lock that is there. A damaged one is no matter, unless it is needed."""
+    """The lock that is there, to which what is offered now is held. ManifestError for a damaged one, and where one is
+    needed and none is there."""
+    file = f"pins/stacks/{name}.lock"
+    is_there = (paths.project / file).is_file()
+    if not (is_there or needed):
+        return None
     try:
         return former_stack_lock(paths.project, name)
-    except ManifestError:
-        if needed:
+    except ManifestError as error:
+        if not is_there:
             raise
-        return None
+        step = f"git checkout {file}, or to believe all hashes anew: rm {file}; then invoke lock --stack {name}"
+        raise ManifestError(error.file, error.key, error.seen, error.wanted, next_step=step) from None
 
 
 def require_forward(former: StackLock, lock: StackLock, file: str, say: Say) -> None:
-    """What a lying or stale mirror or index does: other bytes under a name that is locked, or older versions.
+    """What a lying or stale mirror or index does: other bytes under a name or of a version that is locked, or older
+    versions.
 
-    Raises IntegrityError. New pins may want older versions: these are only told.
+    Raises IntegrityError. New pins may want older versions, or another file of one: these are only told.
     """
     debs, wheels = ({row.name: row for row in rows} for rows in (former.debs, former.wheels))
     rows = [(debs[deb.name], deb) for deb in lock.debs if deb.name in debs]
     rows += [(wheels[wheel.name], wheel) for wheel in lock.wheels if wheel.name in wheels]
-    other = [new.file for old, new in rows if old.file == new.file and old.sha256 != new.sha256]
+    locked = {row.file: row.sha256 for row in former.files}
+    same_name = {row.file: None for row in lock.files if locked.get(row.file, row.sha256) != row.sha256}
+    changed = [(old, new) for old, new in rows if old.file != new.file and old.sha256 != new.sha256]
+    other = [f"{old.file} -> {new.file}" for old, new in changed if old.version == new.version]
     older = [f"{new.name} {old.version} -> {new.version}" for old, new in rows if is_older(new, old)]
     anew = f"if that is meant: rm {file}, then invoke lock --stack {lock.stack}"
-    if other:
+    if same_name:
         raise IntegrityError(
-            f"{file}: other bytes than those locked are offered under the same names: {', '.join(other)}",
+            f"{file}: other bytes than those locked are offered under the same names: {', '.join(same_name)}",
             next_step=f"ask whoever runs the index or the mirror; {anew}",
+        )
+    if other and former.inputs == lock.inputs:
+        raise IntegrityError(
+            f"{file}: the pins are the same, and other files of the versions locked are offered: {', '.join(other)}",
+            next_step=f"look whether their project published them; {anew}",
         )
     if older and former.inputs == lock.inputs:
         raise IntegrityError(
@@ -127,6 +142,8 @@ def require_forward(former: StackLock, lock: StackLock, file: str, say: Say) -> 
         )
     for row in older:
         say(f"  older than before: {row}")
+    for row in other:
+        say(f"  another file of the same version: {row}")
 
 
 def is_older(new: LockedFile, old: LockedFile) -> bool:

@@ -22,7 +22,16 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import transfer
 from sparkpin.fetch.hub_repository import Site, generated, site_of
-from sparkpin.fetch.model_files import TEXTS, check_sources, download_folder, listing_of, places_of, repository_folder
+from sparkpin.fetch.model_files import (
+    TEXTS,
+    blobs_of,
+    check_sources,
+    download_folder,
+    fetched_of,
+    listing_of,
+    places_of,
+    repository_folder,
+)
 from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import Store, missing
 from sparkpin.fetch.verified import Verified
@@ -94,6 +103,26 @@ def wanted_of(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str
             raise ManifestError(path, f"repositories.{name}.headers", len(entry.headers), wanted, next_step=command)
         check_sources(paths, pin, name, entry)
     return {name: lock.repositories[name] for name in names}
+
+
+def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str]) -> int:
+    """What `fetch_model` would ask a Hub for, by names and sizes; nothing where the model is generated, or a folder."""
+    store, found = Store(paths.store), 0
+    for name in only:
+        if pin.generator or pin.repositories[name].folder:
+            continue
+        entry = lock.repositories[name]
+        folder, begun = repository_folder(paths, entry), download_folder(paths, entry)
+        wanted = fetched_of(entry, whole=name == pin.base)
+        found += sum(file.size for file in wanted.files if not is_whole(folder / file.file, file.size))
+        if name != pin.base:
+            found += sum(row.size for row in blobs_of(entry) if not store.has(row))
+        found -= sum(path.stat().st_size for path in begun.rglob("*") if path.is_file())
+    return max(0, found)
+
+
+def is_whole(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
 
 
 def outlines(

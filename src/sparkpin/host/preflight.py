@@ -20,7 +20,8 @@ FOLDERS = {"stack": "pins/stacks", "recipe": "recipes", "stage": "stages"}
 def main(arguments: list[str]) -> int:
     options = argparse.ArgumentParser(prog="sparkpin.host.preflight")
     options.add_argument("--dry-run", action="store_true")
-    options.add_argument("--no-smoke", action="store_true")
+    for flag in ("--no-smoke", "--serve", "--yes"):  # of `invoke up`
+        options.add_argument(flag, action="store_true")
     for name in FOLDERS:
         options.add_argument(f"--{name}")
     chosen = options.parse_args(arguments)

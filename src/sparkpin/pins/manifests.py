@@ -318,10 +318,12 @@ def model_of(project: Path, recipe: Recipe) -> ModelPin:
         raise ManifestError(path, "model", recipe.model, f"the base repository {wanted}", next_step=step)
     pin = found[0]
     revision, where = pin.repositories[pin.base].revision, project / f"pins/models/{pin.name}.yaml"
+    if recipe.model_revision == UNRESOLVED:  # whatever the lock says, if there is one
+        return pin
     if revision == UNRESOLVED:
         revision = load_model_lock(project, pin).repositories[pin.base].revision
         where = where.with_suffix(".lock")
-    if recipe.model_revision not in (revision, UNRESOLVED):  # unresolved: whatever the lock says
+    if recipe.model_revision != revision:
         raise ManifestError(path, "model_revision", recipe.model_revision, f"{revision}, as in {where}")
     return pin
 
@@ -411,8 +413,12 @@ def former_stack_lock(project: Path, name: str) -> StackLock:
     return _read_lock(StackLock, project / f"pins/stacks/{name}.lock", f"invoke lock --stack {name}")
 
 
+def model_lock_file(project: Path, name: str) -> Path:
+    return project / f"pins/models/{name}.lock"
+
+
 def load_model_lock(project: Path, pin: ModelPin) -> ModelLock:
-    path, command = project / f"pins/models/{pin.name}.lock", f"invoke lock --model {pin.name}"
+    path, command = model_lock_file(project, pin.name), f"invoke lock --model {pin.name}"
     if not path.is_file():
         step = (
             f"{command}: it fetches headers, small files and the tensors that the steps take, and writes their hashes; "

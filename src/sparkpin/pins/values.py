@@ -55,8 +55,13 @@ def value_faults(argv: Sequence[str], env: Mapping[str, str], file: object) -> I
         yield from text_faults(text, file, key)
     for word, after in zip_longest(argv, argv[1:], fillvalue="-"):
         name, equals, _ = word.partition("=")
-        if name.replace("_", "-") in SECRET_FLAGS and (equals or not after.startswith("-")):
+        if is_secret_flag(name) and (equals or not after.startswith("-")):
             yield secret(file, "command", f"no secret, and {name} has one")
+
+
+def is_secret_flag(name: str) -> bool:
+    """Whether argparse takes the name for one of SECRET_FLAGS: it takes what a single flag begins with."""
+    return len(name) > len("--h") and any(flag.startswith(name.replace("_", "-")) for flag in SECRET_FLAGS)
 
 
 def text_faults(text: str, file: object, key: str = WHOLE) -> Iterator[ManifestError]:

@@ -2,7 +2,7 @@
 
     releases/<recipe>/<stage>-<key12>.json   the record
     releases/<recipe>/<stage>-<key12>/       its evidence (logs, benchmark results)
-    releases/<recipe>/current.json           the pointer: the truth about what is current
+    releases/<recipe>/current.json           the pointer: the truth about what is current, and was before (`HISTORY`)
     releases/<recipe>/pinned.json            see `keep`
 
 The states "current" and "retired" follow from the pointer, whatever a record says, so a run that was killed between
@@ -34,6 +34,7 @@ from sparkpin.releases import lookup
 
 SCHEMA: Literal[1] = 1
 POINTER = "current.json"
+HISTORY = 100  # promotions that a pointer remembers as `before`, the last at the end; `rollback` goes back through them
 PRIVATE = 0o600  # of a record: command and environment are nobody else's, and early ones may hold a key
 STATEMENT, SIGNATURE, SBOM = "provenance.json", "provenance.json.sig", "sbom.cdx.json"  # in the evidence folder
 
@@ -133,6 +134,10 @@ class Release:
         return name_of(self.stage, self.key)
 
     @property
+    def state_text(self) -> str:
+        return state_text(self.state)
+
+    @property
     def is_good(self) -> bool:
         """Whether it may be promoted or rolled back to."""
         return self.state in ("passed", "current", "retired")
@@ -192,6 +197,11 @@ class Release:
 RELEASE = TypeAdapter(Release)
 
 
+def state_text(state: str) -> str:
+    """As a person reads it; on disk and in JSON it stays what it is."""
+    return "previous" if state == "retired" else state
+
+
 def to_json(release: Release) -> dict[str, Any]:
     value: dict[str, Any] = RELEASE.dump_python(release, mode="json")
     return value
@@ -246,7 +256,8 @@ class Releases:
     def locked(self, recipe: str) -> Iterator[None]:
         """One writer per recipe. The lock lies with the records, which several caches may share."""
         with files.lock(self.root / recipe / ".lock"):
-            self.root.chmod(0o700)  # evidence repeats the command, and records of an earlier sparkpin have mode 644
+            with contextlib.suppress(PermissionError):  # somebody else's folder, who lets this user write
+                self.root.chmod(0o700)  # evidence repeats the command, and early records have mode 644
             files.sweep(self.root / recipe)  # what lies there directly is written under this lock only
             yield
 
@@ -327,10 +338,27 @@ class Releases:
         except FileNotFoundError:
             return None
         check_schema(path, value)
-        tag = value.get("tag")
+        tag, before = value.get("tag"), value.get("before", [])
         if not isinstance(tag, str) or not TAG.match(tag):
-            raise ManifestError(path, "tag", tag, "the tag of a release", next_step=AGAIN)
+            raise ManifestError(path, "tag", tag, "the tag of a release", next_step=ANEW.format(path))
+        if not isinstance(before, list) or not all(isinstance(one, str) for one in before):
+            raise ManifestError(path, "before", before, "a list of tags", next_step=ANEW.format(path))
         return value
+
+    def before(self, recipe: str) -> list[str]:
+        """The tags that were current before the current one, the last promoted at the end; each promotion counts, and
+        what was rolled back is undone. Of a pointer from before this was noted: the retired releases that are older.
+        """
+        value = self._pointer(recipe) or {}
+        known = value.get("before")
+        if known is None:
+            found = [one for one in self.readable(recipe)[0] if one.state in ("retired", "current")]
+            tags = [one.tag for one in found]
+            return tags[: tags.index(value["tag"])] if value.get("tag") in tags else tags
+        if "back_from" in value:  # it has not ended: what it undoes is there still, to go back to if it fails
+            last = max((at for at, tag in enumerate(known) if tag == value["tag"]), default=0)
+            return list(known[:last])
+        return list(known)
 
     def unfinished(self, recipe: str) -> tuple[Release, Release] | None:
         """The release that a rollback left, and the one that it went to, where it did not end."""
@@ -344,7 +372,9 @@ class Releases:
     def finish(self, recipe: str) -> None:
         """The rollback that moved the pointer has ended."""
         with self.locked(recipe):
-            if (value := self._pointer(recipe)) and value.pop("back_from", None):
+            if (value := self._pointer(recipe)) and "back_from" in value:
+                value["before"] = self.before(recipe)
+                del value["back_from"]
                 files.write_json(self.pointer_path(recipe), value)
 
     def current(self, recipe: str) -> Release | None:
@@ -419,9 +449,16 @@ class Releases:
     def point(self, release: Release, *, back_from: str = "") -> None:
         """Make a release the current one. The caller holds the recipe's lock.
 
-        back_from: the release that a rollback leaves, until `finish` says that it has ended.
+        back_from: the release that a rollback leaves, until `finish` says that it has ended. Until then, pointing at
+        that release again undoes the rollback.
         """
-        value = {"schema": SCHEMA, "tag": release.tag, "promoted": now()}
+        old = self._pointer(release.recipe) or {}
+        before = self.before(release.recipe)
+        if "before" in old and old.get("back_from") == release.tag:
+            before = old["before"]
+        elif old and not back_from and old["tag"] != release.tag:
+            before.append(old["tag"])
+        value = {"schema": SCHEMA, "tag": release.tag, "promoted": now(), "before": before[-HISTORY:]}
         value |= {"back_from": back_from} if back_from else {}
         files.write_json(self.pointer_path(release.recipe), value)
         for path in self.record_files(release.recipe):
@@ -436,6 +473,7 @@ class Releases:
         files.write_json(self.record_path(release), to_json(release), mode=PRIVATE)
 
 
+ANEW = "rm {0}; invoke images lists the releases, and invoke promote TAG makes one of them current"
 AGAIN = "invoke images lists the releases; invoke promote TAG writes the pointer anew"
 
 

@@ -33,9 +33,28 @@ class Address:
 
     @classmethod
     def read(cls, text: str) -> Address:
-        """What `text` gave."""
-        value = json.loads(text)
-        return cls(**value | {"allow": tuple(value["allow"]), "limits": Limits(**value["limits"])})
+        """What `text` gave. InputError for what another version wrote."""
+        try:
+            value = json.loads(text)
+            return cls(**value | {"allow": tuple(value["allow"]), "limits": Limits(**value["limits"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                f"the address of a server, as another version wrote it: {text[:200]}: {error}",
+                next_step="invoke stop, with the SPARKPIN_HOME of that server, then invoke serve",
+            ) from None
+
+    @property
+    def options(self) -> AddressOptions:
+        """That lead to it from any other address."""
+        limits = [f"{name}={value}" for name, value in self.other_limits.items()]
+        cert = self.cert or NONE
+        allow, limit = ",".join(self.allow) or NONE, ",".join(limits) or NONE
+        return AddressOptions(self.port, self.host, cert, self.tls_key or None, allow, limit)
+
+    @property
+    def other_limits(self) -> dict[str, int]:
+        """Those that are not as they come."""
+        return {name: value for name, value in asdict(self.limits).items() if value != getattr(DEFAULT, name)}
 
 
 @dataclass(frozen=True)

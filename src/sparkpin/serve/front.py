@@ -20,6 +20,8 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,10 @@ from aiohttp import web
 from yarl import URL
 
 from sparkpin.serve.closed_in import no_more_sockets
-from sparkpin.serve.requests_refused import refusal
+from sparkpin.serve.requests_refused import fault
 from sparkpin.serve.rules import CERT, KEY, OPEN, PATHS, PORT, SETTINGS, SOCKET, TLS_KEY, UPSTREAM, Limits
 
+LARGE = 1 << 16  # bytes of a body; parsing 3 MB of small values takes a quarter of a second, and holds Python's lock
 BODIES = 8  # of the greatest size, held at a time; of one address half as many
 RETRY_SECONDS = "5"
 HANDSHAKE_SECONDS = 10
@@ -51,11 +54,15 @@ class Refused(Exception):
 
 class Listener(socket.socket):
     """Takes no more connections than the limits allow, in all and of one address. Those whose TLS handshake has not
-    ended count, too, which no protocol sees."""
+    ended count, too, which no protocol sees.
 
-    def __init__(self, limits: Limits, port: int) -> None:
+    strangers: those that no request has been let through by. They keep nobody out: where there is no room, one of them
+    goes, the oldest of the address that has most.
+    """
+
+    def __init__(self, limits: Limits, port: int, strangers: dict[Any, None]) -> None:
         super().__init__(socket.AF_INET, socket.SOCK_STREAM)
-        self.limits, self.taken = limits, dict[socket.socket, str]()
+        self.limits, self.taken, self.strangers = limits, dict[Any, socket.socket](), strangers
         self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.bind(("0.0.0.0", port))
         self.setblocking(False)
@@ -63,13 +70,28 @@ class Listener(socket.socket):
     def accept(self) -> tuple[socket.socket, Any]:
         """ConnectionAbortedError, which asyncio takes for a client that has gone, where it is one too many."""
         made, peer = super().accept()
-        self.taken = {one: name for one, name in self.taken.items() if one.fileno() >= 0}
-        names = Counter(self.taken.values())
-        if names.total() >= self.limits.connections or names[address(peer)] >= self.limits.client_connections:
+        self.taken = {name: one for name, one in self.taken.items() if one.fileno() >= 0}
+        for gone in self.strangers.keys() - self.taken.keys():
+            del self.strangers[gone]
+        names = Counter(map(address, self.taken))
+        own = names[address(peer)] >= self.limits.client_connections
+        if (own or names.total() >= self.limits.connections) and not self.made_room(address(peer) if own else None):
             made.close()
             raise ConnectionAbortedError
-        self.taken[made] = address(peer)
+        self.taken[peer], self.strangers[peer] = made, None
         return made, peer
+
+    def made_room(self, name: str | None) -> bool:
+        """Whether a stranger has gone, of that address; None: of any."""
+        names = Counter(map(address, self.strangers))
+        most = name or max(names, key=names.__getitem__, default=None)
+        oldest = next((peer for peer in self.strangers if address(peer) == most), None)
+        if oldest is None:
+            return False
+        del self.strangers[oldest]
+        with contextlib.suppress(OSError):
+            self.taken.pop(oldest).shutdown(socket.SHUT_RDWR)  # its protocol sees an end, and closes it
+        return True
 
 
 class Connections(web.Server):
@@ -104,7 +126,13 @@ class Connections(web.Server):
     def heard(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         """A request has come, with its headers."""
         self.is_heard(protocol)
-        return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+        return Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
+
+
+class Request(web.BaseRequest):
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        """aiohttp's last call before an answer's headers go."""
+        response.headers.pop("Server", None)
 
 
 def address(peer: Any) -> str:
@@ -124,7 +152,8 @@ class Front:
         if self.key == "":
             raise ValueError(f"{folder / KEY}: a blank key would open the server")
         self.under_way, self.begun, self.held = Counter[str](), Counter[str](), Counter[str]()
-        self.second = 0
+        self.second = self.told = self.untold = 0
+        self.reader, self.strangers = new_reader(), dict[Any, None]()
         self.server, self.sessions = "", dict[str, aiohttp.ClientSession]()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -139,11 +168,19 @@ class Front:
                 return await self.pass_on(request, peer, None)
             return await self.pass_on(request, peer, await self.body_of(request, peer, taken))
         except Refused as refused:
-            print(f"{peer} {request.method} {request.raw_path[:200]!r}: {refused.status}, {refused}", flush=True)
+            self.tell(f"{peer} {request.method} {request.raw_path[:200]!r}: {refused.status}, {refused}")
             return answer(refused)
         finally:
             self.under_way[peer] -= 1
             self.under_way, self.held = +self.under_way, self.held - taken  # without those who have none
+
+    def tell(self, line: str) -> None:
+        """A line a second at most, so that nobody floods the log; the others are counted."""
+        if (second := int(time.monotonic())) == self.told:
+            self.untold += 1
+            return
+        print(f"{line}{f' ({self.untold} more before)' if self.untold else ''}", flush=True)
+        self.told, self.untold = second, 0
 
     def require_allowed(self, request: web.BaseRequest, peer: str) -> None:
         """The path is compared as it was sent: no other way of writing it is known here, so none can lead elsewhere."""
@@ -153,7 +190,8 @@ class Front:
         path = request.raw_path.partition("?")[0]
         if self.begun[peer] > self.limits.per_second or self.under_way[peer] > self.limits.per_client:
             raise Refused(429, "too many requests of this address")
-        if self.key and not (request.method == "GET" and request.raw_path == OPEN) and not self.has_key(request):
+        opened = request.method == "GET" and request.raw_path == OPEN
+        if self.key and not opened and not self.has_key(request):
             raise Refused(401, "wanted the API key, as Authorization: Bearer or x-api-key")
         if path not in self.paths:
             raise Refused(404, "no such path here (`invoke serve --allow PATH` opens one)")
@@ -161,6 +199,8 @@ class Front:
             raise Refused(405, f"wanted {' or '.join(sorted(self.paths[path]))}")
         if self.under_way.total() > self.limits.requests:
             raise Refused(503, "too many requests at a time")
+        if request.transport and not (self.key and opened):
+            self.strangers.pop(request.transport.get_extra_info("peername"), None)
 
     def has_key(self, request: web.BaseRequest) -> bool:
         """Of several headers each must be right: a proxy before this one may have looked at another."""
@@ -185,9 +225,19 @@ class Front:
             raise Refused(400, f"wanted a body as its headers say ({str(error)[:100]})") from None
         path = request.raw_path.partition("?")[0]
         parts = path not in PATHS and request.content_type.startswith("multipart/")  # a recording, if that is allowed
-        if not parts and (why := self.fault(path, body)):
+        if not parts and (why := await self.fault_of(path, body)):
             raise Refused(400, why)
         return body
+
+    async def fault_of(self, path: str, body: bytes) -> str | None:
+        """A large body is read by another process, so that it holds nobody up here."""
+        if len(body) <= LARGE:
+            return fault(self.limits, path, body)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.reader, fault, self.limits, path, body)
+        except BrokenExecutor:  # the kernel has ended it
+            self.reader = new_reader()
+            raise Refused(503, "no memory to read the body") from None
 
     async def parts_of(self, request: web.BaseRequest, peer: str, taken: Counter[str]) -> AsyncIterator[bytes]:
         """Of its body, as they come: what is only announced takes no room. taken: gets the bytes, for this address."""
@@ -199,24 +249,6 @@ class Front:
             if max(2 * self.held[peer], self.held.total()) > BODIES * self.limits.body:
                 raise Refused(503, "too many large requests at a time")
             yield part
-
-    def fault(self, path: str, data: bytes) -> str | None:
-        """What is wrong with a body; None for one that may be passed on. Text counts too: JSON is not read before."""
-        if sum(map(data.count, (b",", b"[", b"{"))) > self.limits.items:
-            return f"wanted JSON of at most {self.limits.items} values"
-        try:
-            body = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            return f"wanted JSON ({str(error)[:100]})"
-        if not isinstance(body, dict):
-            return "wanted a JSON object"
-        level: list[Any] = [body]
-        for _ in range(self.limits.depth):
-            inner = (item.values() if isinstance(item, dict) else item for item in level)
-            level = [value for values in inner for value in values if isinstance(value, dict | list)]
-            if not level:
-                return refusal(path, body)
-        return f"wanted JSON nested at most {self.limits.depth} deep"
 
     def upstream(self) -> aiohttp.ClientSession:
         """To the server that the host has named. It is about to be written where it says nothing."""
@@ -264,6 +296,11 @@ class Front:
         return reply
 
 
+def new_reader() -> ProcessPoolExecutor:
+    """One process, begun with the first body. Not forked: it would keep the connections of clients open."""
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
 def answer(refused: Refused) -> web.Response:
     """As OpenAI's API writes an error."""
     error = {"message": str(refused), "type": "front", "code": refused.status}
@@ -278,7 +315,7 @@ async def listen(front: Front, port: int) -> asyncio.Server:
         context.load_cert_chain(front.folder / CERT, front.folder / TLS_KEY)
     seconds = min(HANDSHAKE_SECONDS, limits.idle) if context else None
     return await asyncio.get_running_loop().create_server(
-        Connections(front), sock=Listener(limits, port), ssl=context, ssl_handshake_timeout=seconds
+        Connections(front), sock=Listener(limits, port, front.strangers), ssl=context, ssl_handshake_timeout=seconds
     )
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from sparkpin.host.containers import APIError, Container, Mount, Ulimit
 from sparkpin.host.engine import Engine, engine_errors
@@ -29,6 +30,7 @@ PARTS = ("front", "rules", "requests_refused", "closed_in")  # of `sparkpin.serv
 START = f"import sys; sys.path.insert(0, {FOLDER!r}); from sparkpin.serve import front; front.main(*sys.argv[1:])"
 SAME_LABEL = "sparkpin.front.mark"
 MEMORY = 1 << 30
+FORMER_NETWORK = "sparkpin-hidden"
 NO_SUCH = 404  # Docker's word for what is not there
 PORT_TAKEN = r"port is already allocated|address already in use"
 
@@ -64,7 +66,28 @@ class FrontOrder:
     def mark(self) -> str:
         """Tells whether a front is the same. Not its image: it goes on when another release is served."""
         told = sorted((name, hashlib.sha256(data).hexdigest()) for name, data in self.files.items())
-        return hashlib.sha256(json.dumps([self.address.text, told]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.address.text, told, self.settings]).encode()).hexdigest()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments of the SDK's `containers.create`, as JSON takes them."""
+        box = running.sandbox({}, memory=MEMORY)
+        del box["tmpfs"]
+        return {
+            "entrypoint": ["python", "-I", "-c", START, FOLDER, SOCKETS],
+            "command": [],
+            "network": running.NETWORK,
+            "ports": {f"{PORT}/tcp": (self.address.host, self.address.port)},
+            "log_config": running.kept_log("10m"),
+            "mounts": [
+                Mount(target=FOLDER, source=None, type="volume"),  # goes with the container
+                Mount(target=SOCKETS, source=self.name, type="volume", read_only=True),
+            ],
+            "restart_policy": {"Name": "on-failure"},
+            "sysctls": {"net.ipv4.tcp_fastopen": "0"},  # a connection without `connect`, which `closed_in` does not see
+            "ulimits": [Ulimit(name="nofile", soft=2048, hard=2048)],
+            **box | {"pids_limit": 64, "working_dir": "/"},
+        }
 
 
 @contextlib.contextmanager
@@ -108,29 +131,11 @@ def opened(engine: Engine, order: FrontOrder, folder: str) -> Iterator[Container
 
 
 def create(engine: Engine, order: FrontOrder) -> Container:
-    settings = running.sandbox({}, memory=MEMORY)
-    del settings["tmpfs"]
     labels = {HOME_LABEL: order.home, LABEL: order.recipe, ADDRESS_LABEL: order.address.text, SAME_LABEL: order.mark}
     if order.key is not None:
         labels[KEY_LABEL] = keys.mark(order.key)
-    container = engine.client.containers.create(
-        order.image,
-        name=order.name + FRONT,
-        entrypoint=["python", "-I", "-c", START, FOLDER, SOCKETS],
-        command=[],
-        network=running.network(engine),
-        ports={f"{PORT}/tcp": (order.address.host, order.address.port)},
-        labels=labels,
-        log_config=running.kept_log("10m"),
-        mounts=[
-            Mount(target=FOLDER, source=None, type="volume"),  # goes with the container
-            Mount(target=SOCKETS, source=order.name, type="volume", read_only=True),
-        ],
-        restart_policy={"Name": "on-failure"},
-        sysctls={"net.ipv4.tcp_fastopen": "0"},  # a connection without `connect`, which `closed_in` would not see
-        ulimits=[Ulimit(name="nofile", soft=2048, hard=2048)],
-        **settings | {"pids_limit": 64, "working_dir": "/"},
-    )
+    running.network(engine)
+    container = engine.client.containers.create(order.image, name=order.name + FRONT, labels=labels, **order.settings)
     try:
         launch.put(container, FOLDER, order.files, secret={KEY, TLS_KEY})
     except BaseException:
@@ -142,6 +147,14 @@ def create(engine: Engine, order: FrontOrder) -> Container:
 def use(front: Container, folder: str) -> None:
     """From now on requests go to the server whose socket is there."""
     launch.put(front, FOLDER, {UPSTREAM: folder.encode()})
+
+
+def drop_former_network(engine: Engine) -> None:
+    """That of earlier versions, unless a server of theirs is in it."""
+    with engine_errors():
+        for network in engine.client.networks.list(names=[f"^{FORMER_NETWORK}$"]):
+            with contextlib.suppress(APIError):
+                network.remove()
 
 
 def drop_sockets(engine: Engine, name: str) -> None:

@@ -6,12 +6,15 @@ server. No agent comes near a limit.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
+
+from sparkpin.serve.rules import Limits
 
 SIZE = 1_500_000  # characters and values: more than 262,144 tokens of code have
 SEQUENCES = 3  # one less than the fewest that a recipe for several users serves at a time
@@ -122,3 +125,22 @@ def refusal(path: str, body: dict[str, Any]) -> str | None:
     levels, and ValueError for an integer of more than 4,300 digits: both are to be refused as broken JSON is.
     """
     return next((reason for row in REFUSED if (reason := row.meets(path, body))), None)
+
+
+def fault(limits: Limits, path: str, data: bytes) -> str | None:
+    """What is wrong with a body; None for one that may be passed on. Text counts too: JSON is not read before."""
+    if sum(map(data.count, (b",", b"[", b"{"))) > limits.items:
+        return f"wanted JSON of at most {limits.items} values"
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return f"wanted JSON ({str(error)[:100]})"
+    if not isinstance(body, dict):
+        return "wanted a JSON object"
+    level: list[Any] = [body]
+    for _ in range(limits.depth):
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+        if not level:
+            return refusal(path, body)
+    return f"wanted JSON nested at most {limits.depth} deep"

@@ -27,6 +27,22 @@ PATHS = {
 }
 """What agents and those who watch a server ask for; `serve --allow` opens more, for GET and POST."""
 
+MANAGING = "it changes the server for all clients, and any client may ask for it"
+RISKS = {
+    "/generative_scoring": "requests to it end a server that drafts, and are refused all the same",
+    "/invocations": "it takes the requests of any other path",
+    "/v1/load_lora_adapter": "a client names files that the server reads",
+    "/collective_rpc": "it runs any method of the workers",
+    "/server_info": "it tells the environment of the server",
+    "/start_profile": "it fills the disk",
+    **dict.fromkeys(
+        ("/scale_elastic_ep", "/fault_tolerance/apply", "/sleep", "/wake_up", "/pause", "/resume", "/abort_requests",
+         "/release_kv_cache_memory", "/init_weight_transfer_engine", "/shutdown_weight_transfer_engine",
+         "/start_weight_update", "/start_draft_weight_update", "/update_weights", "/finish_weight_update",
+         "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/v1/unload_lora_adapter"), MANAGING),
+}  # fmt: skip
+"""Paths of vLLM 0.32 and 0.33 that `--allow` opens with a warning: why."""
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkpin.core.errors import InputError
+from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
@@ -34,7 +37,9 @@ class Served:
     often Docker has started it again; started: when it was, the last time, as Docker writes it; key: tells its API key
     from another, "" where it wants none.
 
-    url: the OpenAI endpoint's base.
+    front: Docker's word for the front, "" where there is none; allow, limits: what is not as it comes.
+
+    url: the OpenAI endpoint's base, for this machine.
     """
 
     home: str
@@ -51,6 +56,9 @@ class Served:
     started: str = ""
     key: str = ""
     tls: bool = False
+    front: str = ""
+    allow: tuple[str, ...] = ()
+    limits: dict[str, int] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -132,6 +140,9 @@ def describe(container: Container, front: Container | None) -> Served:
         started=str(container.attrs["State"].get("StartedAt", "")),
         key=front.labels.get(KEY_LABEL, "") if front is not None else "",
         tls=bool(address.cert),
+        front=front.status if front is not None else "",
+        allow=address.allow,
+        limits=address.other_limits,
     )
     if not is_running(container) or front is None or not is_running(front):
         return served
@@ -142,6 +153,29 @@ def describe(container: Container, front: Container | None) -> Served:
 def address_of(front: Container | None) -> Address | None:
     """None where there is none."""
     return Address.read(front.labels[ADDRESS_LABEL]) if front is not None else None
+
+
+def address_path(paths: Paths, recipe: str) -> Path:
+    return paths.home / "serve" / f".{recipe}.address"
+
+
+def keep_address(paths: Paths, recipe: str, text: str) -> None:
+    """For the next `serve`, when no front is left that has it."""
+    path = address_path(paths, recipe)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+def kept_address(paths: Paths, recipe: str) -> Address | None:
+    """What `stop` left; None where it left nothing."""
+    path = address_path(paths, recipe)
+    try:
+        return Address.read(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except InputError as error:
+        raise InputError(
+            f"{path}: {error.message}", next_step=f"rm {path}, then serve with the options that you want"
+        ) from None
 
 
 def client_of(served: Served, key: str | None = None, timeout: float = STATUS_SECONDS) -> Client:

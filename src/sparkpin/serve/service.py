@@ -24,6 +24,7 @@ from sparkpin.serve.address import UNCHANGED, Address, AddressOptions
 from sparkpin.serve.fronts import FrontOrder
 from sparkpin.serve.launch import SOCKET_LABEL, Health, LaunchOrder
 from sparkpin.serve.ports import require_free
+from sparkpin.serve.rules import RISKS
 from sparkpin.serve.served import (
     ADDRESS_LABEL,
     COMMAND_LABEL,
@@ -38,6 +39,8 @@ from sparkpin.serve.served import (
     describe,
     find,
     is_running,
+    keep_address,
+    kept_address,
     name_of,
     parts,
 )
@@ -86,8 +89,14 @@ def start(
     ):
         name, drain = name_of(paths, release.recipe), DRAIN_SECONDS if drain is None else drain
         old, front = tidy(engine, name)
-        known = address_of(front)
-        address = options.applied(known or Address(port=int(flag_value(release.argv, "--port") or Address.port)))
+        fronts.drop_former_network(engine)
+        known, kept = address_of(front), kept_address(paths, release.recipe)
+        own = Address(port=int(flag_value(release.argv, "--port") or Address.port))
+        address = options.applied(known or kept or own)
+        if kept and not known:
+            say(f"the address is as it was before `invoke stop`: {' '.join(kept.options.words)}")
+        for path in set(address.allow) & RISKS.keys():
+            say(f"warning: --allow {path}: {RISKS[path]}")
         keys.is_local(address.host)  # InputError for what is no address
         pair = tls.read(address.cert, address.tls_key) if address.cert else None
         if not (front and is_running(front) and known and (known.host, known.port) == (address.host, address.port)):
@@ -205,10 +214,16 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
             )
         chosen.sort(key=lambda container: ADDRESS_LABEL not in container.labels)  # nothing new comes in then
         for container in chosen:
+            if ADDRESS_LABEL in container.labels and container.status != "created":
+                keep_address(paths, container.labels[LABEL], container.labels[ADDRESS_LABEL])
             if ADDRESS_LABEL not in container.labels:
                 say(f"stopping {container.name}")
                 container.stop(timeout=STOP_SECONDS)
             launch.remove(container)
         for name in {name_of(paths, container.labels[LABEL]) for container in chosen}:
             fronts.drop_sockets(engine, name)
+        fronts.drop_former_network(engine)
+    for name in sorted({container.labels[LABEL] for container in chosen}):
+        if kept := kept_address(paths, name):
+            say(f"kept for the next `invoke serve --recipe {name}`: {' '.join(kept.options.words)}")
     return tuple(str(container.name) for container in chosen if ADDRESS_LABEL not in container.labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass, field
@@ -87,9 +88,11 @@ def keep(folder: Path, release: Release, startup: Startup, seconds: float, log: 
 
 
 def last(folder: Path) -> LastStart | None:
-    """None where there is none, or none that can be read: it is a hint and nothing more."""
-    try:
-        value: Any = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    """Of the release whose folder it is, else the newest of its recipe. None where there is none, or none that can be
+    read: it is a hint and nothing more."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        others = sorted(folder.parent.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime)
+        path = next((path for path in (folder / FILE, *reversed(others)) if path.is_file()), folder / FILE)
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
         return LastStart(float(value["seconds"]), {str(k): float(v) for k, v in value["began"].items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    return None

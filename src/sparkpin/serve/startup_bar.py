@@ -42,12 +42,20 @@ class Bar:
 
         parts = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[last]}")
         self.progress = Progress(*parts, console=Console(stderr=True), transient=True)
-        self.whole = last.seconds if last else None
-        self.task = self.progress.add_task("start", total=self.whole, last=f"({last.line})" if last else "")
+        self.last = last
+        self.task = self.progress.add_task("start", total=1.0 if last else None, last=f"({last.line})" if last else "")
 
     def update(self, startup: Startup, log: bytes, seconds: float) -> None:
-        done = min(seconds, 0.99 * self.whole) if self.whole else 0
+        done = share(self.last, startup, seconds) if self.last else 0
         self.progress.update(self.task, description=startup.text, completed=done)
+
+
+def share(last: LastStart, startup: Startup, seconds: float) -> float:
+    """Of a start, between 0 and 1; 1 never comes: only an answer ends a start. The stage that it is in counts: what
+    came before may have been slower than last time, or quicker."""
+    rest = last.seconds - last.began.get(startup.stage, startup.began[startup.stage])
+    times = seconds / max(startup.began[startup.stage] + rest, 1.0)
+    return 0.9 * times if times < 1 else 1 - 0.1 / times
 
 
 @contextlib.contextmanager

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shlex
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from sparkpin.core import terminal
-from sparkpin.core.errors import DownError, InputError
+from sparkpin.core.errors import DownError, EngineError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.machine import serve_command
 from sparkpin.releases.container import HOME_LABEL, log_of
 from sparkpin.releases.record import Releases
-from sparkpin.serve import crash_facts, keys, unit
+from sparkpin.serve import crash_facts, keys, load, unit
 from sparkpin.serve.address import Address, AddressOptions
+from sparkpin.serve.client_formats import found_here
 from sparkpin.serve.postmortem import last_life, report
-from sparkpin.serve.served import LABEL, Served, find, services
+from sparkpin.serve.served import (
+    FRONT,
+    LABEL,
+    Served,
+    address_of,
+    client_of,
+    describe,
+    find,
+    front_of,
+    kept_address,
+    name_of,
+    services,
+)
 from sparkpin.serve.served import status as served_here
 from sparkpin.serve.startup import STAGES, Startup
+from sparkpin.smoke.metrics import total
 
 WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:[\d.]+:\d+ )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK')
 """What the server writes of the health check, who asks from within and has no address, and of `invoke status`."""
+LOAD_SECONDS = 1.0  # between two readings of a server that has work
 ANSWERS, STARTS = "answers", "starts"
+NEXT = ("invoke status", "invoke logs", "invoke stop")
 COLUMNS = ("recipe", "release", "address", "state", "restarts", "container")
 
 
@@ -57,6 +77,13 @@ def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
 def show_all(paths: Paths, every: Sequence[Served], found: Mapping[str, Container | None]) -> None:
     terminal.table(COLUMNS, [row(paths, served, found[served.container]) for served in every])
     for served in every:
+        more = [f"open besides: {', '.join(served.allow)}"] if served.allow else []
+        more += [f"limits: {', '.join(f'{n}={v}' for n, v in served.limits.items())}"] if served.limits else []
+        if now := load_of(paths, served):
+            more.append(now)
+        if more:
+            terminal.show(f"{served.recipe}: {'; '.join(more)}")
+    for served in every:
         container = found[served.container]
         if container is None or served.ready:
             continue
@@ -64,6 +91,22 @@ def show_all(paths: Paths, every: Sequence[Served], found: Mapping[str, Containe
         if how or served.restarts:
             why = how or f"is {served.state}"
             terminal.show("\n".join(("", *report(crash_facts.examine(container, served.recipe, served.release, why)))))
+
+
+def load_of(paths: Paths, served: Served) -> str:
+    """As `load.line`; "" for a server that does not tell, or of another home."""
+    from sparkpin.smoke.replies import Fault  # slow to import
+
+    path = keys.path_of(paths, served.recipe)
+    key = path.read_text(encoding="utf-8").strip() if served.key and path.is_file() else None
+    if not served.ready or served.home != str(paths.home):
+        return ""
+    with client_of(served, key) as client, contextlib.suppress(Fault):
+        read = [(time.monotonic(), client.get("/metrics").body.decode(errors="replace"))]
+        time.sleep(LOAD_SECONDS if total(read[0][1], load.RUNNING) else 0.01)
+        read.append((time.monotonic(), client.get("/metrics").body.decode(errors="replace")))
+        return load.line(read[0][1], read[1][1], read[1][0] - read[0][0])
+    return ""
 
 
 def how_to_serve(paths: Paths, recipe: str | None = None) -> str:
@@ -87,25 +130,38 @@ def row(paths: Paths, served: Served, container: Container | None) -> tuple[str,
     return (
         served.recipe if own else f"{served.recipe} (another home)",
         served.release.partition(":")[2],
-        served.url + (" (key)" if served.key else ""),
+        reached_at(served),
         words(served, container),
         str(served.restarts),
         served.container,
     )
 
 
+def reached_at(served: Served) -> str:
+    """Where it listens, as it is: on which address, with a key or none."""
+    host = f"[{served.host}]" if ":" in served.host else served.host
+    return f"http{'s' if served.tls else ''}://{host}:{served.port}/v1" + (" (key)" if served.key else "")
+
+
 def words(served: Served, container: Container | None) -> str:
     """What a person wants to know of the state."""
     if served.ready:
         return ANSWERS
+    again = f" again (number {served.restarts})" if served.restarts else ""
+    if served.state == "restarting":
+        return STARTS + again
     if served.state != "running" or container is None:
-        return STARTS if served.state == "restarting" else served.state
+        return f"the server is {served.state}"
     if served.health == "unhealthy":
         return "hangs"
     watched = Startup()
     with engine_errors():
         watched.update(last_life(log_of(container)), 0)
-    return "gives no answer" if watched.stage == STAGES[-1] else f"{STARTS}: {watched.text}"
+    if watched.stage != STAGES[-1]:
+        return f"{STARTS}{again}: {watched.text}"
+    if served.front != "running":
+        return f"the front is {served.front or 'gone'}, the server runs"
+    return "gives no answer"
 
 
 def service_of(paths: Paths, engine: Engine, recipe: str | None) -> Container:
@@ -134,8 +190,9 @@ def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow
         raise
     with engine_errors():
         if follow:
-            for chunk in container.logs(stream=True, follow=True, tail=lines):
-                write(told_to_people(chunk))
+            with contextlib.suppress(KeyboardInterrupt):  # that is how one stops looking
+                for chunk in container.logs(stream=True, follow=True, tail=lines):
+                    write(told_to_people(chunk))
         else:
             write(last_told(container, lines))
 
@@ -166,8 +223,15 @@ def newest_log(paths: Paths, recipe: str | None) -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
+OWN = Path(__file__).resolve()
+
+
 def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     """The unit to standard output, what to do with it to standard error."""
+    with contextlib.suppress(EngineError):  # the unit is to serve as it is served now
+        front = find(Engine.connect(), name_of(paths, recipe) + FRONT)
+        if known := address_of(front) or kept_address(paths, recipe):
+            options = options.applied(known).options
     address = options.applied(Address())  # InputError for a value that is none
     keys.is_local(address.host)
     system = os.geteuid() == 0
@@ -178,7 +242,8 @@ def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     env |= {name: os.environ[name] for name in ("DOCKER_HOST",) if os.environ.get(name)}
     text = unit.unit_text(
         recipe=recipe,
-        invoke=Path(sys.executable).parent / "invoke",
+        # `invoke` runs the tasks.py of the folder; that of another checkout need not fit this code.
+        invoke=Path(sys.executable).parent / ("invoke" if OWN.is_relative_to(paths.project) else "sparkpin"),
         project=paths.project,
         env=env,
         arguments=options.words,
@@ -189,9 +254,42 @@ def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
         terminal.say(line)
 
 
-def told(paths: Paths, served: Served) -> list[str]:
-    """What to say once a server answers."""
-    found = [f"{served.release} answers at {served.url}"]
+def told(paths: Paths, served: Served, cert: str = "", context: int | None = None, scripted: bool = False) -> list[str]:
+    """What to say once a server answers. cert: of its TLS; context: tokens; scripted: its answers are a script."""
+    found = [f"{served.release} answers at {served.url}" + (f", {context} tokens of context" if context else "")]
+    if scripted:
+        found.append(f"the model {served.model} is scripted: its answers are a script, and show the path alone")
     if served.key:
         found.append(f"other machines reach it; the key that it wants is in {keys.path_of(paths, served.recipe)}")
-    return [*found, "next: invoke status, invoke logs, invoke stop"]
+    clients = [f"invoke client {name}" for name in found_here()]
+    return [*found, f"try it: {curl_line(paths, served, cert)}", f"next: {', '.join([*clients, *NEXT])}"]
+
+
+def curl_line(paths: Paths, served: Served, cert: str) -> str:
+    """For a shell of this machine."""
+    body = json.dumps({"model": served.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 60})
+    words = ["curl", *(["--cacert", shlex.quote(cert)] if signs_itself(cert) else [])]
+    if served.key:
+        words.append(f'-H "Authorization: Bearer $(cat {shlex.quote(str(keys.path_of(paths, served.recipe)))})"')
+    return " ".join([*words, "--json", shlex.quote(body), f"{served.url}/chat/completions"])
+
+
+def signs_itself(cert: str) -> bool:
+    """Whether clients have to be told to trust it."""
+    asked = ["openssl", "verify", "-CAfile", cert, cert]
+    return bool(cert) and subprocess.run(asked, capture_output=True).returncode == 0
+
+
+def show_env(paths: Paths, engine: Engine, recipe: str | None) -> None:
+    """Lines for `eval "$(...)"`, with the key: for a shell, and no file."""
+    container = service_of(paths, engine, recipe)
+    served = describe(container, front := front_of(engine, container))
+    address, path = address_of(front), keys.path_of(paths, served.recipe)
+    key = (
+        path.read_text(encoding="utf-8").strip() if served.key and path.is_file() else "not-needed"
+    )  # the libraries want one
+    said = {"OPENAI_BASE_URL": served.url, "OPENAI_API_KEY": key, "OPENAI_MODEL": served.model}
+    if address and signs_itself(address.cert):
+        said["SSL_CERT_FILE"] = address.cert
+    for name, value in said.items():
+        terminal.show(f"export {name}={shlex.quote(value)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,8 @@ class Tls:
 
 def read(cert: str, key: str) -> Tls:
     """InputError unless both can be read, belong together, and would be taken by a client now."""
-    asked = f"--tls-cert {cert} --tls-key {key}"
+    pair = Tls(pem("--tls-cert", cert, "CERTIFICATE"), pem("--tls-key", key, "PRIVATE KEY"))
     try:
-        pair = Tls(Path(cert).read_bytes(), Path(key).read_bytes())
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(cert, key, password=lambda: b"")  # else it would ask the terminal
         client = ssl.create_default_context(cadata=pair.cert.decode("ascii"))
@@ -30,12 +30,30 @@ def read(cert: str, key: str) -> Tls:
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         shake_hands(server, client)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        why = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error)
-        raise InputError(
-            f"{asked}: {why}",
-            next_step="a certificate and its own key as PEM files, valid today, without a pass phrase",
-        ) from None
+        said = getattr(error, "verify_message", "") or getattr(error, "reason", "") or str(error)
+        mixed = "the key is of another certificate" if said == "KEY_VALUES_MISMATCH" else ""
+        raise wrong("--tls-cert", cert, f"saw what TLS does not take with --tls-key {key}: {mixed or said}") from None
     return pair
+
+
+def pem(option: str, file: str, kind: str) -> bytes:
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise wrong(option, file, str(error.strerror)) from None
+    if not re.search(rb"-----BEGIN [A-Z ]*%b-----" % kind.encode(), data):
+        raise wrong(option, file, f"saw no -----BEGIN {kind}----- in it")
+    if b"ENCRYPTED" in data:
+        raise wrong(option, file, "saw a key with a pass phrase")
+    return data
+
+
+def wrong(option: str, file: str, why: str) -> InputError:
+    return InputError(
+        f"{option} {file}: {why}; wanted a certificate and its own key as PEM files, valid today, no pass phrase",
+        next_step="openssl x509 -noout -subject -dates -in CERT; openssl pkey -noout -check -in KEY; "
+        "docs/serving.md has the line that makes both",
+    )
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,13 +66,32 @@ class ServerEvidence:
         self.checks.append(result)
 
 
+@contextlib.contextmanager
+def alone(paths: Paths, engine: Engine, say: Say) -> Iterator[None]:
+    """No other smoke test of this home runs meanwhile. Removes what killed runs left, and what this one leaves."""
+    with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
+        remove_leftovers(paths, engine, say)
+        try:
+            yield
+        except BaseException:
+            remove_leftovers(paths, engine, say)
+            raise
+
+
 def run_smoke(
-    paths: Paths, engine: Engine, release: Release, checkpoint: Path, say: Say, *, gpus: bool = False
+    paths: Paths,
+    engine: Engine,
+    release: Release,
+    checkpoint: Path,
+    say: Say,
+    *,
+    gpus: bool = False,
+    held: bool = False,
 ) -> tuple[SmokeResult, Write]:
     """Serve the release in a container without a network and run its stage's checks.
 
-    The result and its evidence, for `smoke.evidence.kept`. Whatever the server does wrong is in them. Removes what
-    killed runs left. One test of a home runs at a time.
+    The result and its evidence, for `smoke.evidence.kept`. Whatever the server does wrong is in them. One test of a
+    home runs at a time, unless the caller holds `alone` for several.
 
     Raises:
         ManifestError: the record names a check that does not exist.
@@ -84,8 +103,7 @@ def run_smoke(
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     begin = time.monotonic()
-    with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-        remove_leftovers(paths, engine, say)
+    with contextlib.nullcontext() if held else alone(paths, engine, say):
         served: list[tuple[int, ServerEvidence]] = []
         reference = drift.reference(paths, release)
         for length, variant in drafting.variants(release):

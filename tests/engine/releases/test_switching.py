@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases import current as retention
 from sparkpin.releases import keep
+from sparkpin.releases import rollback as rolling
 from sparkpin.releases.record import Release, Releases
 
 pytest_plugins = ["empty_engine"]
@@ -35,7 +37,7 @@ def engine(empty_engine: Engine) -> Engine:
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """These releases have no build records, which the commands want to see (tests/adversary)."""
-    monkeypatch.setattr(consistent, "require_consistent", lambda *_, **__: None)
+    monkeypatch.setattr(consistent, "require_consistent", lambda *_, **__: [])
 
 
 @pytest.mark.parametrize("state", ["built", "failed"])
@@ -51,28 +53,67 @@ def test_only_what_passed_is_promoted(paths: Paths, engine: Engine, state: str) 
 def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
     first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
     built(paths, engine, 4, "failed")
+    told: list[str] = []
     assert retention.promote(paths, engine, first.tag).state == "current"
     assert retention.promote(paths, engine, third.tag).tag == third.tag
     assert states(paths) == ["retired", "passed", "current", "failed"]
-    assert digest(engine, "sparkpin/tiny:current") == third.image
-    former, back = retention.rollback(paths, engine, "tiny", print)
+    former, back = rolling.rollback(paths, engine, "tiny", told.append)
     assert former.tag == third.tag
-    assert (back.tag, back.checkpoint_key, back.argv) == (second.tag, second.checkpoint_key, second.argv)
-    assert digest(engine, "sparkpin/tiny:current") == second.image
-    assert states(paths) == ["retired", "current", "retired", "failed"]
-    assert retention.rollback(paths, engine, "tiny", print)[1].tag == first.tag
+    assert (back.tag, back.checkpoint_key, back.argv) == (first.tag, first.checkpoint_key, first.argv)
+    assert digest(engine, "sparkpin/tiny:current") == first.image
+    assert states(paths) == ["current", "passed", "retired", "failed"] and not told
     with pytest.raises(InputError, match="no release of 'tiny' to go back to"):
-        retention.rollback(paths, engine, "tiny", print)
+        rolling.rollback(paths, engine, "tiny", print)
     assert Releases(paths).current("tiny") == dataclasses.replace(first, state="current")
-    assert retention.promote(paths, engine, third.tag).state == "current", "a retired release may come back"
+    assert retention.promote(paths, engine, second.tag).state == "current"
+    assert retention.promote(paths, engine, third.tag).state == "current", "a previous release may come back"
+    assert rolling.rollback(paths, engine, "tiny", print, to=first.name)[1].tag == first.tag, "two steps at once"
+    for other in (first, second):  # the second was undone with them
+        with pytest.raises(InputError) as caught:
+            rolling.rollback(paths, engine, "tiny", print, to=other.tag)
+        assert caught.value.next_step.startswith(f"invoke promote {other.tag}")
+
+
+def test_what_never_was_current_comes_back_only_when_nothing_else_is_left(paths: Paths, engine: Engine) -> None:
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    retention.promote(paths, engine, first.tag)
+    retention.promote(paths, engine, third.tag)
+    shutil.rmtree(Releases(paths).checkpoint(first))
+    told: list[str] = []
+    with pytest.raises(CheckpointError) as caught:
+        rolling.rollback(paths, engine, "tiny", told.append, to=first.tag)
+    assert f"invoke rebuild {first.tag}" in caught.value.next_step
+    assert rolling.rollback(paths, engine, "tiny", told.append)[1].tag == second.tag
+    assert len(told) == 2 and told[0].startswith(f"passed over {first.tag}: ") and second.tag in told[1]
+
+
+@pytest.mark.usefixtures("made_up")
+def test_a_dry_run_says_where_a_rollback_goes_and_changes_nothing(
+    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    for one in (first, second, third):
+        retention.promote(paths, engine, one.tag)
+    Releases(paths).record_path(second).unlink()
+    pointer = Releases(paths).pointer_path("tiny")
+    before = pointer.read_bytes()
+    monkeypatch.setattr(Paths, "from_env", lambda: paths)
+    monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
+    commands_releases.rollback(recipe="tiny", dry_run=True)
+    said = capsys.readouterr()
+    assert second.tag in said.err and f"invoke diff {third.tag} {first.tag}" in said.out
+    for text in (third.tag, f"to {first.tag}: image {first.image[7:19]}", first.checkpoint_key[:12], "--number 1"):
+        assert text in said.out
+    assert pointer.read_bytes() == before and digest(engine, "sparkpin/tiny:current") == third.image
+    commands_releases.rollback(recipe=None, to=first.tag)
+    assert Releases(paths).current_tag("tiny") == first.tag, "the tag names its recipe"
 
 
 @pytest.mark.usefixtures("made_up")
 def test_a_rollback_that_cannot_be_served_changes_nothing(
     paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (built(paths, engine, number) for number in (1, 2))
-    retention.promote(paths, engine, second.tag)
+    first, second = promoted(paths, engine, 2)
 
     def refused(*, release: str, **_: object) -> None:
         assert release == first.tag and Releases(paths).current_tag("tiny") == first.tag
@@ -88,6 +129,25 @@ def test_a_rollback_that_cannot_be_served_changes_nothing(
     assert digest(engine, "sparkpin/tiny:current") == second.image
 
 
+def test_a_rollback_that_fails_leaves_what_somebody_promoted_meanwhile(paths: Paths, engine: Engine) -> None:
+    first, *_ = promoted(paths, engine, 3)
+
+    def then(*_: Release) -> None:
+        retention.promote(paths, engine, first.tag)
+        raise SmokeError("did not become ready")
+
+    with pytest.raises(SmokeError):
+        rolling.rollback(paths, engine, "tiny", print, then=then)
+    assert Releases(paths).current_tag("tiny") == first.tag
+    assert digest(engine, "sparkpin/tiny:current") == first.image
+
+
+def promoted(paths: Paths, engine: Engine, count: int) -> list[Release]:
+    """So many releases, each of which was current once; the last one is."""
+    made = [built(paths, engine, number) for number in range(1, count + 1)]
+    return [retention.promote(paths, engine, one.tag) for one in made]
+
+
 class Killed(BaseException):
     """As SIGKILL: nobody catches it, so nothing is said or mended."""
 
@@ -96,9 +156,8 @@ class Killed(BaseException):
 def test_an_interrupted_rollback_is_finished_and_does_not_go_back_once_more(
     paths: Paths, engine: Engine, how: type[BaseException]
 ) -> None:
-    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    first, second, third = promoted(paths, engine, 3)
     records, told, done = Releases(paths), list[str](), list[tuple[str, str]]()
-    retention.promote(paths, engine, third.tag)
 
     def interrupted(*_: Release) -> None:
         raise how
@@ -108,51 +167,50 @@ def test_an_interrupted_rollback_is_finished_and_does_not_go_back_once_more(
 
     for _ in range(2):  # also when its repetition is interrupted
         with pytest.raises(how):
-            retention.rollback(paths, engine, "tiny", told.append, then=interrupted)
+            rolling.rollback(paths, engine, "tiny", told.append, then=interrupted)
         assert records.current_tag("tiny") == second.tag
         assert [line for line in told if line.startswith(f"current is {second.tag}")] or how is Killed
-    retention.rollback(paths, engine, "tiny", told.append, then=then)
+    rolling.rollback(paths, engine, "tiny", told.append, then=then)
     assert told[-1].startswith(f"finishing the rollback from {third.tag}")
     assert done == [(third.tag, second.tag)] and records.current_tag("tiny") == second.tag
-    assert retention.rollback(paths, engine, "tiny", told.append)[1].tag == first.tag, "the next one goes on"
+    assert rolling.rollback(paths, engine, "tiny", told.append)[1].tag == first.tag, "the next one goes on"
+    for one in (second, third):
+        retention.promote(paths, engine, one.tag)
     with pytest.raises(how):
-        retention.promote(paths, engine, third.tag)
-        retention.rollback(paths, engine, "tiny", told.append, then=interrupted)
+        rolling.rollback(paths, engine, "tiny", told.append, then=interrupted)
     retention.promote(paths, engine, third.tag)
-    assert retention.rollback(paths, engine, "tiny", told.append)[1].tag == second.tag, "a promote ends it, too"
+    assert rolling.rollback(paths, engine, "tiny", told.append)[1].tag == second.tag, "a promote ends it, too"
 
 
 def test_rollback_passes_over_a_record_that_is_not_of_what_was_built(paths: Paths, engine: Engine) -> None:
-    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
-    retention.promote(paths, engine, third.tag)
+    first, second, third = promoted(paths, engine, 3)
     told: list[str] = []
 
     def look(release: Release) -> None:
         if release.tag != first.tag:
             raise IntegrityError("changed")
 
-    assert retention.rollback(paths, engine, "tiny", told.append, look)[1].tag == first.tag
+    assert rolling.rollback(paths, engine, "tiny", told.append, look)[1].tag == first.tag
     assert told == [f"passed over {second.tag}: changed"]
     retention.promote(paths, engine, second.tag)
     Releases(paths).record_path(first).unlink()
     retention.promote(paths, engine, third.tag)
     with pytest.raises(IntegrityError):
-        retention.rollback(paths, engine, "tiny", told.append, look)
+        rolling.rollback(paths, engine, "tiny", told.append, look)
     assert Releases(paths).current_tag("tiny") == third.tag
 
 
 def test_a_release_that_promote_refuses_comes_back_by_its_name_alone(paths: Paths, engine: Engine) -> None:
-    first, worse, last = (built(paths, engine, number) for number in (1, 2, 3))
-    retention.promote(paths, engine, last.tag)
+    first, worse, last = promoted(paths, engine, 3)
     told: list[str] = []
     spoil(paths, worse)
-    assert retention.rollback(paths, engine, "tiny", told.append)[1].tag == first.tag
+    assert rolling.rollback(paths, engine, "tiny", told.append)[1].tag == first.tag
     assert len(told) == 1 and told[0].startswith(f"passed over {worse.tag}: ") and "mtp.json" in told[0]
     retention.promote(paths, engine, last.tag)
     spoil(paths, first)
-    with pytest.raises(InputError, match="without losing too much") as caught:
-        retention.rollback(paths, engine, "tiny", print)
-    assert caught.value.next_step == f"rm {Releases(paths).evidence(worse) / 'quality/mtp.json'}, then invoke quality"
+    with pytest.raises(ManifestError) as caught:
+        rolling.rollback(paths, engine, "tiny", print)
+    assert caught.value.next_step == f"rm {Releases(paths).evidence(first) / 'quality/mtp.json'}, then invoke quality"
     assert retention.promote(paths, engine, worse.tag).state == "current"
 
 
@@ -165,11 +223,11 @@ def spoil(paths: Paths, made: Release) -> None:
 
 def test_rollback_without_a_current_release(paths: Paths, engine: Engine) -> None:
     with pytest.raises(InputError, match="no current release") as caught:
-        retention.rollback(paths, engine, "tiny", print)
+        rolling.rollback(paths, engine, "tiny", print)
     assert caught.value.next_step.startswith("invoke up")
     made = built(paths, engine, 1)
     with pytest.raises(InputError, match="no current release") as caught:
-        retention.rollback(paths, engine, "tiny", print)
+        rolling.rollback(paths, engine, "tiny", print)
     assert caught.value.next_step == f"invoke promote {made.tag}"
 
 
@@ -184,7 +242,7 @@ def test_a_switch_killed_half_way_is_repaired_by_running_it_again(
     def act() -> Release:
         if action == "promote":
             return retention.promote(paths, engine, second.tag)
-        return retention.rollback(paths, engine, "tiny", print)[1]
+        return rolling.rollback(paths, engine, "tiny", print)[1]
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -205,7 +263,7 @@ def test_rollback_changes_nothing_when_the_image_is_gone(paths: Paths, engine: E
     retention.promote(paths, engine, second.tag)
     engine.client.api.remove_image(first.image, force=True)
     with pytest.raises(EngineError, match=first.image) as caught:
-        retention.rollback(paths, engine, "tiny", print)
+        rolling.rollback(paths, engine, "tiny", print)
     assert f"invoke rebuild {first.tag}" in caught.value.next_step
     assert digest(engine, "sparkpin/tiny:current") == second.image
     assert states(paths) == ["passed", "current"]
@@ -215,7 +273,7 @@ def test_rollback_does_not_trust_a_tag_that_names_another_image(paths: Paths, en
     first, second = (built(paths, engine, number) for number in (1, 2))
     retention.promote(paths, engine, second.tag)
     engine.tag(second.tag, first.tag)
-    assert retention.rollback(paths, engine, "tiny", print)[1].tag == first.tag
+    assert rolling.rollback(paths, engine, "tiny", print)[1].tag == first.tag
     assert digest(engine, "sparkpin/tiny:current") == first.image
     assert digest(engine, first.tag) == first.image
 
@@ -226,7 +284,7 @@ def test_rollback_changes_nothing_when_the_checkpoint_is_gone(paths: Paths, engi
     folder = Releases(paths).checkpoint(first)
     folder.rename(folder.with_name("away"))
     with pytest.raises(CheckpointError, match=str(folder)):
-        retention.rollback(paths, engine, "tiny", print)
+        rolling.rollback(paths, engine, "tiny", print)
     assert digest(engine, "sparkpin/tiny:current") == second.image
     assert states(paths) == ["passed", "current"]
 
@@ -253,7 +311,7 @@ def test_a_damaged_record_stops_neither_the_list_nor_a_rollback(paths: Paths, en
     records.record_path(second).write_text("{")
     rows, _ = retention.rows(paths, engine)
     assert [row["tag"] for row in rows] == [third.tag, first.tag]
-    assert retention.rollback(paths, engine, "tiny", print)[1].tag == first.tag
+    assert rolling.rollback(paths, engine, "tiny", print)[1].tag == first.tag
     assert digest(engine, "sparkpin/tiny:current") == first.image
     assert retention.promote(paths, engine, third.tag).state == "current"
 

@@ -23,8 +23,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
+from sparkpin.serve import fronts, service, status, switching
 from sparkpin.serve import served as services
-from sparkpin.serve import service, switching
 from sparkpin.serve.address import AddressOptions
 
 if TYPE_CHECKING:
@@ -250,3 +250,39 @@ def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
 def test_a_port_that_is_none(site: FakeSite, bad: int) -> None:
     with pytest.raises(InputError, match=f"port {bad}: wanted 1 to 65535"):
         site.start(port=bad)
+
+
+def test_stop_keeps_the_address_and_the_former_network_goes(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    former = f"sparkpin-test-{site.port}"
+    monkeypatch.setattr(fronts, "FORMER_NETWORK", former)
+    site.engine.client.networks.create(former)
+    served = site.start(port=site.port, allow="/sleep", limit="requests=9")
+    assert not site.engine.client.networks.list(names=[former])
+    service.stop(site.paths, site.engine, None, quiet)
+    said: list[str] = []
+    again = site.start(say=said.append)
+    assert (again.port, again.allow, again.limits) == (served.port, ("/sleep",), {"requests": 9})
+    assert [line for line in said if "before `invoke stop`" in line]
+    assert [line for line in said if line.startswith("warning: --allow /sleep")]
+
+
+def test_the_half_that_is_down_is_named(site: FakeSite) -> None:
+    served = site.start(port=site.port)
+    server, front = (site.engine.client.containers.get(served.container + end) for end in ("", services.FRONT))
+    front.kill()
+    (now,) = [one for one in services.status(site.engine) if one.container == served.container]
+    assert not now.ready and status.words(now, server).startswith("the front is exited")
+    front.start()
+    server.kill()
+    server.reload()
+    assert status.words(services.describe(server, front), server).startswith("the server is ")
+
+
+def test_other_settings_of_its_container_are_another_front(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = site.start(port=site.port)
+    containers = site.engine.client.containers
+    before = containers.get(served.container + services.FRONT).id
+    monkeypatch.setattr(fronts, "MEMORY", fronts.MEMORY // 2)
+    assert site.start().started == served.started
+    front = containers.get(served.container + services.FRONT)
+    assert front.id != before and front.attrs["HostConfig"]["Memory"] == fronts.MEMORY

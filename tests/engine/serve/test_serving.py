@@ -67,7 +67,7 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
     signal_processes(container, "vllm serve", "KILL")  # once more than it may be started again
     until(lambda: not services.is_running(site.engine.client.containers.get(served.container)))
     capsys.readouterr()
-    with pytest.raises(DownError, match=f"{site.release.tag} is down: exited"):
+    with pytest.raises(DownError, match=f"{site.release.tag} is down: the server is exited"):
         status.status(site.paths, site.engine, as_json=False)
     told = capsys.readouterr().out
     assert "failed too often and stays down; Docker started it again 2 times" in told
@@ -332,7 +332,7 @@ def test_a_start_leaves_what_it_took(site: FakeSite) -> None:
         site.engine.client.volumes.get(own)
     said: list[str] = []
     site.start(port=site.port, say=said.append)
-    assert said[1].startswith("the last start took ") or said[2].startswith("the last start took "), said
+    assert any(line.startswith("the last start took ") for line in said), said
 
 
 @pytest.mark.parametrize("host", ["localhost", "example", "1.2.3"])

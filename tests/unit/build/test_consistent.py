@@ -38,7 +38,7 @@ def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sample:
 
 @pytest.mark.parametrize("name", [*RUN, *MENDED])
 def test_what_was_changed_by_hand_is_refused(sample: Sample, name: str) -> None:
-    require_consistent(sample.paths, sample.release, finished=True)
+    assert [file.name for file in require_consistent(sample.paths, sample.release, finished=True)] == ["config.json"]
     (RUN | MENDED)[name](sample.paths, sample.release)
     with pytest.raises(SparkpinError) as caught:
         require_consistent(sample.paths, Releases(sample.paths).get(sample.release.tag), finished=True)
@@ -59,8 +59,9 @@ def overwrite(path: Path, at: int) -> None:
 def test_a_large_file_is_hashed_once_and_then_sampled(sample: Sample) -> None:
     folder, hashed = Releases(sample.paths).checkpoint(sample.release), list[Path]()
 
-    def look(hashing: Callable[[Path], object] | None = hashed.append, *, deep: bool = False) -> None:
-        require_consistent(sample.paths, sample.release, finished=True, hashing=hashing, deep=deep)
+    def look(hashing: Callable[[Path], object] | None = hashed.append, *, deep: bool = False) -> list[str]:
+        files = require_consistent(sample.paths, sample.release, finished=True, hashing=hashing, deep=deep)
+        return [file.name for file in files]
 
     path = folder / LARGE
     times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)

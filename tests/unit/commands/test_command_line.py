@@ -15,6 +15,7 @@ from typed import typed
 
 import sparkpin
 from sparkpin.commands import command_line
+from sparkpin.core import paths
 from sparkpin.serve.address import AddressOptions
 
 GROUPS = ["serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers"]
@@ -186,7 +187,7 @@ def test_sparkpin_knows_its_version_and_its_project(
     assert typed("recipe list", capsys)[0] == 0
     monkeypatch.setenv("SPARKPIN_PROJECT", str(tmp_path))
     code, out, err = typed("recipe list", capsys)
-    assert (code, out) == (2, "") and f"{tmp_path} is no checkout" in err
+    assert (code, out) == (2, "") and f"{tmp_path} is no project" in err
 
 
 @pytest.mark.parametrize(
@@ -201,6 +202,18 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin up --recipe ", ["scripted-tiny"], False),
         ("sparkpin up --stack cpu --", ["--recipe", "--dry-run", "--help"], False),
         ("sparkpin keep v2 --", ["--note", "--remove", "--help"], True),
+        ("sparkpin rollback --to ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin rollback --recipe r --to=v", ["--to=v2", "--to=v2-0123456789ab"], False),
+        ("sparkpin promote --accept-loss keep ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin bench --compare v2 ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin bisect --good v2 --bad ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin diff v2 ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin diff images ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin keep v2 ", ["--note", "--remove", "--help"], True),
+        ("sparkpin keep v2 --note ", [], True),
+        ("sparkpin export v2 --output ", [], True),
+        ("sparkpin copy v2 --to ", [], True),
+        ("sparkpin ls ", ["--json", "--help"], True),
         ("sparkpin recipe ", ["list", "check", "import", "export"], True),
         ("sparkpin bench --only ", ["prompts", "sweep"], True),
         ("sparkpin serve --po", ["--port"], False),
@@ -247,6 +260,25 @@ def test_a_broken_package_is_told_with_what_mends_it() -> None:
     assert caught.value.code == 3 and "./install.sh" in str(caught.value)
     with pytest.raises(ImportError), command_line.told():
         raise ImportError("no name", name="sparkpin.core")
+
+
+def test_the_project_is_the_nearest_one_upwards(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sources have a folder of the name `pins`, too."""
+    monkeypatch.delenv("SPARKPIN_PROJECT", raising=False)
+    monkeypatch.chdir(project / "pins/models")
+    assert paths.project_folder() == project
+    monkeypatch.chdir(PROJECT / "src/sparkpin")
+    assert paths.project_folder() == PROJECT
+    monkeypatch.chdir("/")
+    assert paths.project_folder() == PROJECT, "a checkout's own code works on it from anywhere"
+    monkeypatch.setenv("SPARKPIN_PROJECT", str(tmp_path / "other"))
+    (project / "recipes/only-here.yaml").write_text((project / "recipes/scripted-tiny.yaml").read_text())
+    line = f"sparkpin --project {project} up --recipe "
+    assert "only-here" in typed(["--complete", "--", line], capsys)[1]
+    assert typed(f"recipe list --project {project}", capsys)[0] == 0
+    assert os.environ["SPARKPIN_PROJECT"] == str(project)
 
 
 @pytest.mark.parametrize("line", ["--list", "--help", "images --help", "--version", "--complete -- sparkpin ",

@@ -17,7 +17,12 @@ def install(*options: str, checkout: Checkout | None = None) -> subprocess.Compl
 @pytest.mark.parametrize(
     ("options", "code", "out", "err"),
     [
-        (["--help"], 0, ["--stack", "--recipe", "--stage", "--no-smoke", "--dry-run", "--help"], ""),
+        (
+            ["--help"],
+            0,
+            ["--stack", "--recipe", "--stage", "--no-smoke", "--serve", "--yes", "--dry-run", "--help"],
+            "",
+        ),
         (["--stgae", "v2"], 2, [], "--help"),
         (["--stage"], 2, [], "--help"),
         (["v2"], 2, [], "--help"),
@@ -49,7 +54,7 @@ def test_a_dry_run_says_what_would_be_done(copy: Checkout) -> None:
 
 
 def test_a_dry_run_without_a_venv_ends_with_what_it_would_do(copy: Checkout) -> None:
-    for options in ([], ["--stage", "mtp"]):
+    for options in ([], ["--stage", "mtp"], ["--serve", "--yes"]):
         done = install("--dry-run", *options, checkout=copy)
         wanted = " ".join(["would make .venv from requirements.lock, then run: invoke up", *options])
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, wanted), done.stderr

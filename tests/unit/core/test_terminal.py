@@ -30,8 +30,11 @@ ROWS = [
 DOCTOR = ("", "what", "found", "to mend it")
 
 
-def in_terminal(width: int, show: Callable[[], object]) -> list[str]:
-    """The lines that `show` prints in a terminal of this width, without colours. It runs in a child of this process."""
+def in_terminal(width: int, show: Callable[[], object], *, escapes: bool = False) -> list[str]:
+    """The lines that `show` prints in a terminal of this width, without colours. It runs in a child of this process.
+
+    escapes: with them.
+    """
     pid, ours = pty.fork()
     if pid == 0:
         code = 1
@@ -58,7 +61,8 @@ def in_terminal(width: int, show: Callable[[], object]) -> list[str]:
         data += chunk
     os.close(ours)
     assert os.waitpid(pid, 0)[1] == 0, data.decode()
-    return re.sub(r"\x1b\[[0-9;]*m", "", data.decode()).splitlines()
+    text = data.decode()
+    return (text if escapes else re.sub(r"\x1b\[[0-9;]*m", "", text)).splitlines()
 
 
 def rows_of(lines: list[str], titles: list[str], width: int, *, gap: str) -> list[list[str]]:
@@ -104,12 +108,13 @@ def test_doctor_s_states_and_names_stay_whole_and_no_command_is_cut(width: int) 
 
 @pytest.mark.parametrize(("width", "spared"), [(80, True), (100, True), (120, False)])
 def test_the_list_of_recipes_stays_within_the_terminal_and_loses_no_name(
-    width: int, spared: bool, capsys: pytest.CaptureFixture[str]
+    width: int, spared: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The names of recipes, stacks and stages are typed, so they stay whole; the list is that of this project. Models
     are left out where they would be folded, which is said."""
     paths = Paths(PROJECT, Path("/nowhere"), Path("/nowhere"))
     lines = in_terminal(width, lambda: recipe.recipe_list(paths))
+    monkeypatch.setenv("COLUMNS", "1000")
     recipe.recipe_list(paths)
     piped = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width < max(map(len, piped))
@@ -129,8 +134,33 @@ def test_a_table_without_long_texts_is_wider_than_the_terminal_and_not_cut() -> 
     assert "".join(lines[2:]) == "  ".join(row)
 
 
-def test_in_a_pipe_rows_are_whole_and_not_padded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_wide_pipe_rows_are_whole_and_not_padded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
     table(COLUMNS, ROWS)
     lines = capsys.readouterr().out.splitlines()
     assert any(LONG in line and line.endswith(WHY) for line in lines)
     assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("columns", ["", "80", "100"])
+def test_a_pipe_is_as_a_terminal_of_80_columns_unless_columns_says_else(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    table(COLUMNS, ROWS)
+    piped = capsys.readouterr().out.splitlines()
+    assert piped == [line.rstrip() for line in in_terminal(int(columns or 80), lambda: table(COLUMNS, ROWS))]
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_states_have_colours_unless_nobody_wants_them(monkeypatch: pytest.MonkeyPatch, no_color: str) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    rows = [("failed", "current"), ("x", "failed: chat"), ("y", "built")]
+    lines = in_terminal(80, lambda: table(("release", "state"), rows), escapes=True)
+    coloured = [re.findall(r"\x1b\[(3\d)m", line) for line in lines[2:]]
+    assert coloured == ([[], [], []] if no_color else [["32"], ["31"], []])
+    assert in_terminal(80, lambda: table(("release", "smoke"), [("x", "failed in 3 s")]), escapes=True)[2].count(
+        "\x1b"
+    ) == (0 if no_color else 2)

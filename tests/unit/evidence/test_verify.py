@@ -20,6 +20,7 @@ from sparkpin.build.origin import IMPORTS
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildInput, LayerRecord
 from sparkpin.bundle import export
+from sparkpin.commands.evidence import step_of
 from sparkpin.core.errors import HostError, IntegrityError, ManifestError
 from sparkpin.core.files import sha256_file, write_json
 from sparkpin.core.names import is_plain
@@ -534,3 +535,18 @@ def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_ch
     wanted = {file.sha256 for file in (*base.files, *texts, *donor.headers, *donor.tensors)}
     assert {piece.sha256 for piece in pieces} == wanted
     assert all(piece.sha256 == sha256_file(Path(piece.what))[0] for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "command"),
+    [
+        (["SBOM", "signature"], "invoke attest"),
+        (["engine"], "invoke rebuild"),
+        (["signature", "engine"], "invoke rebuild"),
+        (["release key"], "invoke import"),
+        (["statement", "kept inputs", "engine"], "invoke import"),
+    ],
+)
+def test_the_next_step_is_none_that_goes_by_what_is_wrong(sample: Sample, wrong: list[str], command: str) -> None:
+    step = step_of(wrong, sample.paths, sample.release)
+    assert [one for one in ("invoke attest", "invoke rebuild", "invoke import") if one in step] == [command]

@@ -10,15 +10,15 @@ import pytest
 from places import PROJECT
 from stack_samples import deb, stack
 
-from sparkpin.core.errors import NetworkError
+from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.fetch import lock_stack as lock_module
 from sparkpin.fetch import stack as fetch
 from sparkpin.fetch.debs import apt_conf, parse_uris
-from sparkpin.fetch.lock_stack import keep_debs
+from sparkpin.fetch.lock_stack import keep_debs, require_forward
 from sparkpin.fetch.store import Store
 from sparkpin.fetch.wheels import WheelTarget
 from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
-from sparkpin.pins.schema import LockedFile
+from sparkpin.pins.schema import LockedFile, SourceLock, StackLock
 
 SPARK = WheelTarget("3.12.3", "aarch64", 39)
 
@@ -111,3 +111,45 @@ def test_kept_packages_that_may_be_nowhere_any_more_are_told(tmp_path: Path) -> 
     assert keep_debs(FORMER, newer, Store(tmp_path / "store"), lines.append) == FORMER
     assert "the store lacks libc6_2.36-9_amd64.deb, and mirrors keep only the newest" in lines[1]
     assert "invoke import" in lines[2]
+
+
+def wheel(version: str, digit: str, build: str = "") -> LockedFile:
+    return LockedFile(name="a", version=version, file=f"a-{version}{build}-py3-none-any.whl", size=1, sha256=digit * 64)
+
+
+def with_source(version: str, digit: str) -> StackLock:
+    archive = LockedFile(name="s", version=version, file=f"s-{version}.tar.gz", size=1, sha256=digit * 64)
+    source = SourceLock(archives=[archive], debs=[], wheels=[])
+    return StackLock(stack="s", inputs="0" * 64, debs=[], wheels=[], source=source)
+
+
+LOCKED = StackLock(stack="s", inputs="0" * 64, debs=[], wheels=[wheel("1.10", "a")])
+OTHER_PINS = {"inputs": "1" * 64}
+
+
+@pytest.mark.parametrize(
+    ("former", "lock", "refused", "told"),
+    [
+        (LOCKED, {}, False, 0),
+        (LOCKED, {"wheels": [wheel("1.11", "b")]}, False, 0),
+        (LOCKED, {"wheels": [wheel("1.10", "b")]}, True, 0),
+        (LOCKED, {"wheels": [wheel("1.10", "b")], **OTHER_PINS}, True, 0),
+        (LOCKED, {"wheels": [wheel("1.10", "b", "-1")]}, True, 0),
+        (LOCKED, {"wheels": [wheel("1.10", "b", "-1")], **OTHER_PINS}, False, 1),
+        (LOCKED, {"wheels": [wheel("1.10", "a", "-1")]}, False, 0),
+        (LOCKED, {"wheels": [wheel("1.9", "b")]}, True, 0),
+        (LOCKED, {"wheels": [wheel("1.9", "b")], **OTHER_PINS}, False, 1),
+        (with_source("1", "a"), {"source": with_source("1", "b").source}, True, 0),
+        (with_source("1", "a"), {"source": with_source("2", "b").source}, False, 0),
+    ],
+)
+def test_what_is_offered_is_held_to_the_former_lock(
+    former: StackLock, lock: dict[str, object], refused: bool, told: int
+) -> None:
+    said: list[str] = []
+    try:
+        require_forward(former, former.model_copy(update=lock), "s.lock", said.append)
+    except IntegrityError as error:
+        assert refused and error.next_step
+    else:
+        assert not refused and len(said) == told

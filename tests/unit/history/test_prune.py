@@ -37,11 +37,11 @@ from sparkpin.history.prune import plan as pruning
 from sparkpin.history.prune.garbage import GarbageSearch, project_needs
 from sparkpin.history.prune.image_tags import STALE_AFTER
 from sparkpin.history.prune.plan import Pruned
+from sparkpin.history.prune.verdicts import verdicts
 from sparkpin.host import disk_usage as layer_sizes
 from sparkpin.host.engine import Engine
 from sparkpin.measure.quality.measured import place
 from sparkpin.measure.quality.standard import environment
-from sparkpin.releases.current import verdicts
 from sparkpin.releases.keep import Pin
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
@@ -59,13 +59,14 @@ LATER = STALE_AFTER + 60
 
 
 BACK = {4: "current, passed last, one of the 3 to keep", 2: "one of the 3 to keep, to roll back to"}
-HELD = {1: "current", 5: "passed last", 3: "in use by the container tiny", 2: "kept: evidence"}
+HELD = {1: "current", 5: "passed last, to roll back to", 3: "in use by the container tiny", 2: "kept: evidence"}
 
 
 @pytest.mark.parametrize(
     ("states", "keep", "reasons"),
     [
         ("passed, retired, passed base, current, built, failed", 3, BACK | {3: "one of the 3 to keep"}),
+        ("retired, passed, current", 1, {3: "current, passed last, one of the 1 to keep", 1: "to roll back to"}),
         ("passed, passed refused, current", 2, {3: "current, passed last, one of the 2 to keep", 1: "+"}),
         ("current, failed pinned, built used, passed, retired, built", 0, HELD),
         ("current, failed pinned, built used, passed, retired, built", 1, HELD | {1: "current, one of the 1 to keep"}),
@@ -82,7 +83,8 @@ def test_what_stays_and_why(states: str, keep: int, reasons: dict[int, str]) -> 
     about = {more: one for (_, _, more), one in zip(words, made, strict=True)}
     pins = {about["pinned"].tag: Pin(since="2026-01-09T00:00:00Z", note="evidence")} if "pinned" in about else {}
     used = {about["used"].tag: "tiny"} if "used" in about else {}
-    found = verdicts(made, keep, pins, used, lambda one: one == about.get("refused"))
+    before = [one.tag for one in made if one.state == "retired"]
+    found = verdicts(made, before, keep, pins, used, lambda one: one == about.get("refused"))
     told = {int(one.release.created[8:10]): ", ".join(one.reasons) for one in found if one.reasons}
     assert list(told) == list(reasons)
     assert all(reason in ("+", told[day]) for day, reason in reasons.items())
@@ -126,6 +128,22 @@ def test_root_file_systems_and_unfinished_images_go_once_nothing_needs_them(age:
     assert plan.untag == plan.internal == (() if age < STALE_AFTER else gone)
     assert image_tags.plan_tags(images, (), [kept], [], gone[:1], then + LATER).untag == gone[:1], "not another home's"
     assert plan.applied(images) == tuple(image for image in images if image.tags[0] not in plan.untag)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_moving_tag_that_another_home_moved_stays_where_it_is(others: bool) -> None:
+    """others: their images have our moving tags."""
+    here = [release(1, "passed"), release(2, "current"), release(3, "passed", stage="base")]
+    moving = ("sparkpin/tiny:current", "sparkpin/tiny:v2", "sparkpin/tiny:base")
+    own, theirs = (moving, ()) if not others else ((), moving)
+    images = [engine_image(one.tag, *one.diff_ids) for one in here]
+    images[0] = dataclasses.replace(images[0], tags=(here[0].tag, *own))
+    images.append(
+        dataclasses.replace(engine_image("theirs", "sha256:9"), tags=(*theirs, "sparkpin/tiny:v2-999999999999"))
+    )
+    plan = image_tags.plan_tags(images, (), here[1:2], [here[0], here[2]], (), 0)
+    assert dict(plan.retag) == ({} if others else dict.fromkeys(moving[:2], here[1].tag))
+    assert plan.untag == (here[0].tag, here[2].tag, *(() if others else moving[2:]))
 
 
 def test_an_image_goes_with_the_last_of_its_tags() -> None:

@@ -41,10 +41,10 @@ from sparkpin.measure.quality.distance import agreement, kl, rows_of, until_they
 from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer, keep, known
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
-from sparkpin.releases import current as retention
 from sparkpin.releases import quality_allowance, quality_gate, quality_record
 from sparkpin.releases.quality_record import Figure, QualityRecord, Texts
 from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.rollback import landing
 from sparkpin.serve import memory_limit, socket_port
 from sparkpin.smoke.answers import Wrong, only_choice
 
@@ -366,9 +366,9 @@ def test_what_promote_refuses_rollback_passes_over(paths: Paths) -> None:
     quality_record.save(paths, worse, parent, made_record(worse, parent))
     limit(paths, 0.005)
     refused = partial(quality_gate.is_refused, paths)
-    assert retention.rollback_target([old, parent, worse, current], current, refused) == old
+    assert landing([old, parent, worse, current], current, [], refused) == old
     quality_gate.note_accepted(paths, worse, "a test")
-    assert retention.rollback_target([old, parent, worse, current], current, refused) == worse
+    assert landing([old, parent, worse, current], current, [], refused) == worse
 
 
 def test_records_come_back_and_a_full_one_goes_before_a_quick_one(paths: Paths) -> None:

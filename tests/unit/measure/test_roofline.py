@@ -310,7 +310,8 @@ def test_wrong_options_are_one_clear_error(copy: CheckoutHere) -> None:
         (("--context", "1k"), "--context: saw '1k', wanted a whole number"),
         (("--measured", "none"), "--measured: saw 'none', wanted a number above 0"),
         (("--published", "--stage", "v2"), "--published shows every stage of the published chain: saw --stage beside"),
-        (("--published", "--recipe", "a", "--measured", "3", "--json"), "chain: saw --recipe and --measured beside it"),
+        (("--published", "--stage", "v2", "--measured", "3", "--json"), "chain: saw --stage and --measured beside it"),
+        (("--published", "--recipe", "scripted-tiny"), "the shapes of scripted-tiny are not published here"),
     ):
         result = copy.invoke("roofline", *arguments)
         assert (result.returncode, "Traceback" in result.stderr) == (2, False), arguments

@@ -50,6 +50,21 @@ def test_another_user_s_record_is_one_clear_error(paths: Paths) -> None:
     assert isinstance(caught.value, InputError) and caught.value.next_step
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes somebody else for a moment: run as root")
+def test_a_folder_of_another_owner_who_lets_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the folders above it are root's alone
+    records = Releases(Paths(Path("project"), Path("cache"), Path("home")))
+    (records.root / "tiny").mkdir(parents=True)
+    for folder in (tmp_path, records.root, records.root / "tiny"):
+        folder.chmod(0o777)
+    os.seteuid(65534)
+    try:
+        with records.locked("tiny"):
+            pass
+    finally:
+        os.seteuid(0)
+
+
 def test_the_key_covers_everything_that_is_served() -> None:
     base = release_key("a", "b", ["c"], {"d": "e"})
     others = [("x", "b", ["c"], {"d": "e"}), ("a", "x", ["c"], {"d": "e"}), ("a", "b", ["x"], {"d": "e"})]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -12,11 +13,11 @@ from made_releases import release
 from sparkpin.build import make
 from sparkpin.build.pair import pair
 from sparkpin.commands import releases as commands_releases
-from sparkpin.core.errors import CheckpointError
+from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.releases import current as retention
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.record import HISTORY, Release, Releases
+from sparkpin.releases.rollback import landing
 
 
 def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
@@ -28,30 +29,118 @@ def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
     assert note.endswith(f"invoke promote {former.tag}, then invoke serve {former.tag}")
 
 
-def nobody(_: Release) -> bool:
-    return False
+@pytest.mark.parametrize(
+    ("script", "trail"),
+    [
+        ("A B C < <", "ABCBA"),
+        ("A B C < < <", "ABCBA-"),
+        ("A B C < < D <", "ABCBADA"),
+        ("C B < <", "CBCA"),  # B was undone, and does not come back by itself
+        ("A B C refused:B killed failed allowed:B <", "ABCCACCB"),
+        ("A B A < <", "ABABA"),
+        ("A B B <", "ABBA"),
+        ("B C < <", "BCBA"),  # A passed and never was current: only when nothing else is left
+        ("C D < B <", "CDCBC"),
+        ("A C <", "ACA"),
+        ("A C < <", "ACA-"),
+        ("D < < < <", "DCBA-"),
+        ("A B C killed", "ABCB"),
+        ("A B C killed C <", "ABCBCB"),
+        ("A B C killed D < <", "ABCBDBA"),
+        ("A B C killed ended <", "ABCBBA"),
+        ("A B C killed failed <", "ABCBCB"),
+        ("A B C killed failed < <", "ABCBCBA"),
+        ("A B C removed:B <", "ABCCA"),
+        ("A B C refused:B killed failed <", "ABCCACA"),
+        ("A B C refused:B < D <", "ABCCADA"),
+        ("A B C older < <", "ABCCBA"),  # a home in which no promotion was noted
+        ("A C < older <", "ACAA-"),
+        ("A B C < < older D <", "ABCBAADA"),
+        ("A B C killed older D <", "ABCBBDB"),
+    ],
+)
+def test_a_rollback_undoes_the_last_promotion_that_is_not_undone(tmp_path: Path, script: str, trail: str) -> None:
+    """script: a letter promotes the release of that name, `<` rolls back; trail: what is current after each, `-` where
+    there was nothing to go back to."""
+    records, refused = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")), set[str]()
+    made = {name: release(day, "passed") for day, name in enumerate("ABCD", 1)}
+    names = {one.tag: name for name, one in made.items()}
+    for one in made.values():
+        records.save(one)
+    seen, pointer = "", records.pointer_path("tiny")
+    for word in script.split():
+        current, (what, _, which) = records.current("tiny"), word.partition(":")
+        if what in made:
+            records.point(made[what])
+        elif what in ("<", "killed"):
+            assert current
+            known, before = records.of_recipe("tiny"), records.before("tiny")
+            if target := landing(known, current, before, lambda one: names[one.tag] in refused):
+                records.point(target, back_from=current.tag)
+            else:
+                seen += "-"
+                continue
+        if what in ("<", "ended"):
+            records.finish("tiny")
+        elif what == "failed":
+            unfinished = records.unfinished("tiny")
+            assert unfinished
+            records.point(unfinished[0])
+        elif what == "removed":
+            records.record_path(made[which]).unlink()
+        elif what == "refused":
+            refused.add(which)
+        elif what == "allowed":
+            refused.remove(which)
+        elif what == "older":
+            value = json.loads(pointer.read_text())
+            del value["before"]
+            pointer.write_text(json.dumps(value))
+        seen += names[str(records.current_tag("tiny"))]
+    assert seen == trail
 
 
-def test_rollback_passes_over_what_did_not_pass() -> None:
-    old = [release(1, "passed"), release(2, "failed"), release(3, "built")]
-    current, newer = release(4, "current"), release(5, "passed")
-    assert retention.rollback_target([*old, current, newer], current, nobody) == old[0]
-    assert retention.rollback_target([*old[1:], current, newer], current, nobody) is None
-
-
-def test_rollback_passes_over_what_has_lost_too_much() -> None:
-    old, worse, other = release(1, "passed"), release(2, "passed"), release(3, "passed", stage="mtp")
-    releases = [old, worse, other, current := release(4, "current")]
-    asked: list[Release] = []
+def test_what_never_was_current_is_gone_back_to_last_and_of_the_same_stage_first() -> None:
+    old, worse, other, late = (
+        release(day, "passed", stage=stage) for day, stage in enumerate(("v2", "v2", "mtp", "v2"), 1)
+    )
+    current, asked = release(5, "current"), list[Release]()
 
     def refused(one: Release) -> bool:
         asked.append(one)
-        return one in (worse, other)
+        return one in (worse, other, late)
 
-    assert retention.rollback_target(releases, current, refused) == old
-    assert asked == [worse, old], "another stage is the last resort"
-    assert retention.rollback_target([worse, other, current], current, refused) is None
-    assert retention.rollback_target([worse, other, current], current, lambda one: one == worse) == other
+    known = [old, worse, other, late, current]
+    assert landing(known, current, [other.tag], refused) == old
+    assert asked == [other, late, worse, old], "another stage that never was current is the last resort"
+    assert landing([*known[1:], release(6, "passed")], current, [], refused) is None
+    failed = dataclasses.replace(old, state="failed")
+    assert landing([failed, current], current, [failed.tag], lambda one: False) is None
+
+
+def test_a_pointer_remembers_no_more_than_the_last_promotions(tmp_path: Path) -> None:
+    records = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"))
+    made = [release(1, "passed"), release(2, "passed")]
+    for one in made:
+        records.save(one)
+    for number in range(HISTORY + 10):
+        records.point(made[number % 2])
+    assert records.before("tiny") == [made[number % 2].tag for number in range(9, HISTORY + 9)]
+
+
+@pytest.mark.parametrize("before", ["x", [1], {}])
+def test_a_damaged_history_is_told(tmp_path: Path, before: object) -> None:
+    records = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"))
+    records.save(release(1, "passed"))
+    records.point(release(1, "passed"))
+    path = records.pointer_path("tiny")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"before": before}))
+    with pytest.raises(ManifestError) as caught:
+        records.before("tiny")
+    assert caught.value.key == "before" and f"rm {path}" in caught.value.next_step
+    path.unlink()
+    records.point(release(1, "passed"))
+    assert records.current_tag("tiny") == release(1).tag
 
 
 def complete_checkpoint(paths: Paths, wanted: Release) -> Path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jsonschema
 import pytest
@@ -14,13 +16,14 @@ import yaml
 from client_samples import BARE, FULL, URL
 from places import DATA, PROJECT
 
+import tasks
 from sparkpin.commands import client
 from sparkpin.core.errors import InputError
 from sparkpin.pins import manifests
 from sparkpin.pins.families import family_of
 from sparkpin.pins.schema import Family
-from sparkpin.serve import client_formats
 from sparkpin.serve.client_facts import ServerFacts, base_of, facts_of
+from sparkpin.serve.client_formats import CLIENTS, Client, found_here
 
 SCHEMAS = DATA / "clients"
 
@@ -41,8 +44,20 @@ def checked(tool: str, text: str) -> Any:
     return value
 
 
+def written(tool: str, facts: ServerFacts) -> Any:
+    return checked(tool, CLIENTS[tool].write(facts))
+
+
+def sourced(tool: str, facts: ServerFacts, **env: str) -> dict[str, str]:
+    """The variables that its lines leave in a shell."""
+    lines = f"{CLIENTS[tool].write(facts)}\nenv -0"
+    env = {"PATH": os.environ["PATH"], "SPARK_KEY": "a secret", **env}
+    out = subprocess.run(["sh", "-c", lines], env=env, capture_output=True, text=True, check=True).stdout
+    return dict(entry.split("=", 1) for entry in out.rstrip("\0").split("\0"))
+
+
 def test_opencode() -> None:
-    value = checked("opencode", client_formats.opencode(FULL))
+    value = written("opencode", FULL)
     assert value["model"] == "sparkpin/qwen/qwen3.5"
     provider = value["provider"]["sparkpin"]
     assert provider["options"] == {"baseURL": URL, "apiKey": "not-needed"}
@@ -57,48 +72,129 @@ def test_opencode() -> None:
             "modalities": {"input": ["text", "image"], "output": ["text"]},
         }
     }
-    (model,) = checked("opencode", client_formats.opencode(BARE))["provider"]["sparkpin"]["models"].values()
+    (model,) = written("opencode", BARE)["provider"]["sparkpin"]["models"].values()
     assert not (model["tool_call"] or model["reasoning"] or model["attachment"])
-    assert '"apiKey": "{env:SPARK_KEY}"' in client_formats.opencode(BARE)
+    assert written("opencode", BARE)["provider"]["sparkpin"]["options"]["apiKey"] == "{env:SPARK_KEY}"
 
 
 def test_continue() -> None:
-    (model,) = checked("continue", client_formats.continue_(FULL))["models"]
+    (model,) = written("continue", FULL)["models"]
     assert model["apiBase"] == URL and model["model"] == "qwen/qwen3.5"
     assert model["capabilities"] == ["tool_use", "image_input"]
     assert model["defaultCompletionOptions"] == {"contextLength": 196608, "maxTokens": 32768}
-    (bare,) = checked("continue", client_formats.continue_(BARE))["models"]
+    (bare,) = written("continue", BARE)["models"]
     assert bare["capabilities"] == [] and (bare["model"], bare["name"]) == ("tiny: #1", "it's")
     assert bare["apiKey"] == "${{ secrets.SPARK_KEY }}"
 
 
 def test_litellm() -> None:
-    (entry,) = checked("litellm", client_formats.litellm(FULL))["model_list"]
+    (entry,) = written("litellm", FULL)["model_list"]
     assert entry["litellm_params"]["model"] == "hosted_vllm/qwen/qwen3.5"
     info = entry["model_info"]
     assert (info["max_input_tokens"], info["max_output_tokens"]) == (196608, 32768)
     assert info["supports_function_calling"] and info["supports_reasoning"] and info["supports_vision"]
-    (bare,) = checked("litellm", client_formats.litellm(BARE))["model_list"]
+    (bare,) = written("litellm", BARE)["model_list"]
     assert bare["litellm_params"]["api_key"] == "os.environ/SPARK_KEY"
     assert not any(bare["model_info"][f"supports_{what}"] for what in ("function_calling", "reasoning", "vision"))
-    first, *_ = client_formats.litellm(BARE).splitlines()
-    assert first == "# LITELLM_MASTER_KEY=sk-$(openssl rand -hex 24) litellm --config FILE"
 
 
 def test_what_the_schema_does_not_know_is_noticed() -> None:
     """So that the schemas are not passed by anything."""
-    value = json.loads(client_formats.opencode(FULL))
+    value = json.loads(CLIENTS["opencode"].write(FULL))
     value["provider"]["sparkpin"]["models"]["qwen/qwen3.5"]["tools"] = True
     with pytest.raises(jsonschema.ValidationError):
         checked("opencode", json.dumps(value))
 
 
+def test_llm() -> None:
+    assert written("llm", FULL) == [
+        {
+            "model_id": "qwen/qwen3.5",
+            "model_name": "qwen/qwen3.5",
+            "api_base": URL,
+            "supports_schema": True,
+            "supports_tools": True,
+            "vision": True,
+        }
+    ]
+    (bare,) = written("llm", BARE)
+    assert (bare["model_id"], bare["api_key_name"]) == ("tiny: #1", "SPARK_KEY")
+    assert not (bare["supports_tools"] or bare["vision"])
+
+
+def test_codex() -> None:
+    value = tomllib.loads(CLIENTS["codex"].write(BARE))
+    assert value == {
+        "model": "tiny: #1",
+        "model_provider": "sparkpin",
+        "model_context_window": 2048,
+        "model_providers": {
+            "sparkpin": {
+                "name": "sparkpin",
+                "base_url": "https://spark.local/v1",
+                "wire_api": "responses",
+                "env_key": "SPARK_KEY",
+            }
+        },
+    }
+    assert "env_key" not in tomllib.loads(CLIENTS["codex"].write(FULL))["model_providers"]["sparkpin"]
+
+
 @pytest.mark.parametrize("facts", [FULL, BARE], ids=["full", "bare"])
-def test_openai_is_lines_for_a_shell(facts: ServerFacts) -> None:
-    script = f'{client_formats.openai(facts)}\nprintf "%s\\n" "$OPENAI_BASE_URL" "$OPENAI_API_KEY" "$OPENAI_MODEL"'
-    env = {"PATH": os.environ["PATH"], "SPARK_KEY": "a secret"}
-    out = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, check=True).stdout
-    assert out.splitlines() == [facts.url, "a secret" if facts.key else "not-needed", facts.model]
+def test_lines_for_a_shell(facts: ServerFacts) -> None:
+    key = "a secret" if facts.key else "not-needed"
+    openai = sourced("openai", facts)
+    assert (openai["OPENAI_BASE_URL"], openai["OPENAI_API_KEY"]) == (facts.url, key)
+    assert openai["OPENAI_MODEL"] == facts.model
+    webui = sourced("open-webui", facts)
+    assert (webui["OPENAI_API_BASE_URLS"], webui["OPENAI_API_KEYS"]) == (facts.url, key)
+    claude = sourced("claude", facts, ANTHROPIC_API_KEY="of another")
+    assert "ANTHROPIC_API_KEY" not in claude, "the front refuses two keys of which one is wrong"
+    assert claude["ANTHROPIC_BASE_URL"] == facts.url.removesuffix("/v1") and claude["ANTHROPIC_AUTH_TOKEN"] == key
+    models = {value for name, value in claude.items() if name.startswith("ANTHROPIC_") and name.endswith("MODEL")}
+    assert models == {facts.model}, "it asks for no model that is not served"
+    assert int(claude["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]) == facts.output, "its own 32,000 are refused by small contexts"
+
+
+def test_cline(tmp_path: Path) -> None:
+    """With a stand-in that prints what it was given: the real one was asked by hand."""
+    (tmp_path / "cline").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$GIVEN"\n')
+    (tmp_path / "cline").chmod(0o755)
+    sourced("cline", BARE, PATH=f"{tmp_path}:{os.environ['PATH']}", GIVEN=str(tmp_path / "given"))
+    given = (tmp_path / "given").read_text().splitlines()
+    assert given[:1] == ["auth"] and dict(zip(given[1::2], given[2::2], strict=True)) == {
+        "--provider": "openai-compatible",
+        "--baseurl": BARE.url,
+        "--modelid": BARE.model,
+        "--apikey": "a secret",
+    }
+
+
+def test_what_is_too_long() -> None:
+    """With an answer: vLLM counts both."""
+    client = Client(use="", template="", prompt=1000)
+    assert not client.too_long_for(dataclasses.replace(FULL, context=1500, output=500))
+    assert client.too_long_for(dataclasses.replace(FULL, context=1499, output=500))
+    assert [name for name, client in CLIENTS.items() if client.too_long_for(FULL)] == []
+    assert {"claude", "opencode"} <= {name for name, client in CLIENTS.items() if client.too_long_for(BARE)}
+
+
+def test_tools_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("opencode", "llm"):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert found_here() == ["llm", "opencode"]
+    client.client("", recipe=None, url="", key="")
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert names[:2] == ["llm", "opencode"] and sorted(names) == sorted(CLIENTS)
+
+
+def test_the_task_names_them_all() -> None:
+    """Its words are written out: completion and usage load no module."""
+    kind, _ = get_args(get_type_hints(tasks.client.body, include_extras=True)["tool"])
+    assert get_args(kind) == ("", *CLIENTS)
 
 
 def test_limits() -> None:
@@ -154,7 +250,9 @@ def no_engine(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_of_a_recipe_that_does_not_run(no_engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     client.client("opencode", recipe="scripted-tiny", url="", key="")
-    value = checked("opencode", capsys.readouterr().out)
+    said = capsys.readouterr()
+    value = checked("opencode", said.out)
+    assert "warning: a context of 2,048 tokens" in said.err
     provider = value["provider"]["sparkpin"]
     assert provider["options"]["baseURL"] == "http://127.0.0.1:8000/v1"
     model = provider["models"]["scripted-tiny"]
@@ -167,7 +265,7 @@ def test_of_a_recipe_that_does_not_run(no_engine: Path, capsys: pytest.CaptureFi
 def test_unknown_tools_and_keys_are_refused(no_engine: Path) -> None:
     with pytest.raises(InputError, match="no tool 'curl'") as caught:
         client.client("curl", recipe=None, url="", key="")
-    assert caught.value.next_step == "choose one of: opencode, openai, continue, litellm"
+    assert caught.value.next_step == f"choose one of: {', '.join(CLIENTS)}"
     with pytest.raises(InputError, match="--key-env: saw 'sk-123'"):
         client.client("openai", recipe=None, url="", key="sk-123")
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
+import os
 import shutil
+import signal
+import socket
 import ssl
 import threading
 import time
@@ -12,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_vllm
@@ -20,7 +25,7 @@ import httpx
 import pytest
 from certificates import certificate
 
-from sparkpin.serve import front, rules
+from sparkpin.serve import front, requests_refused, rules
 from sparkpin.serve.rules import Limits
 
 KEY = "k" * 43
@@ -62,7 +67,7 @@ class Site:
 @contextmanager
 def listening(folder: Path) -> Iterator[int]:
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)  # a front that does not begin leaves it
     thread.start()
 
     async def listen() -> tuple[front.Front, asyncio.Server]:
@@ -71,6 +76,7 @@ def listening(folder: Path) -> Iterator[int]:
 
     async def close() -> None:
         server.close()
+        made.reader.shutdown()
         for session in made.sessions.values():
             await session.close()
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
@@ -146,8 +152,8 @@ def test_with_a_certificate_there_is_tls_and_nothing_else(site: Site, tmp_path: 
         assert own.post("/v1/completions", json=BODY).status_code == 200
         with ExitStack() as links:  # one is `own`; the others begin no handshake, and count all the same
             silent = [links.enter_context(front_trials.opened(site.port, b"")) for _ in range(3)]
-            silent[-1].settimeout(5)  # a handshake has 10 s
-            assert front_trials.ended(silent[-1])
+            silent[0].settimeout(5)  # a handshake has 10 s
+            assert front_trials.ended(silent[0])
             assert own.get("/health").status_code == 200
 
 
@@ -172,7 +178,7 @@ def test_a_body_that_is_none_is_refused(site: Site, body: str) -> None:
 
 
 def test_a_request_that_kills_is_refused_with_the_reason(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "refusal", lambda path, body: f"{path} {body['n']}" if body.get("n") else None)
+    monkeypatch.setattr(requests_refused, "refusal", lambda path, body: body.get("n") and f"{path} {body['n']}")
     site.server("a")
     client = site.start()
     reply = client.post("/v1/completions", json=BODY | {"n": 7})
@@ -236,8 +242,85 @@ def test_one_address_gets_its_share_and_all_together_theirs(site: Site) -> None:
     with ExitStack() as links:
         port = again(site, replace(limits, client_connections=2))
         made = [links.enter_context(front_trials.opened(port, b"")) for _ in range(3)]
-        made[-1].settimeout(30)
-        assert front_trials.ended(made[-1])
+        made[0].settimeout(30)
+        assert front_trials.ended(made[0])
+
+
+def test_who_shows_no_key_keeps_nobody_out(site: Site) -> None:
+    """From three addresses, as many connections as there may be, silent and refused ones."""
+    site.server("a")
+    limits = Limits(connections=12, client_connections=10, per_second=10**6)
+    client = site.start(limits)
+    assert client.get("/v1/models").status_code == 200
+    with ExitStack() as links:
+        made = []
+        for number in range(60):
+            words = b"" if number % 2 else b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+            source = (f"127.0.0.{2 + number % 3}", 0) if number < 40 else ("127.0.0.1", 0)
+            link = links.enter_context(socket.create_connection(("127.0.0.1", site.port), 30, source))
+            link.sendall(words)
+            made.append(link)
+            if number % 10 == 9:  # a new connection from the address of some of them, and one that is kept
+                assert again_by(site.port) == 200 == client.get("/v1/models").status_code
+        assert front_trials.ended(made[1]), "the oldest"
+        for link in made:
+            link.settimeout(0.01)
+        assert len([link for link in made if is_open(link)]) <= limits.connections
+
+
+def is_open(link: socket.socket) -> bool:
+    try:
+        while link.recv(65536):
+            pass
+    except TimeoutError:
+        return True
+    except ConnectionResetError:
+        pass
+    return False
+
+
+def again_by(port: int) -> int:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=HEADERS, trust_env=False, timeout=60) as other:
+        return other.post("/v1/completions", json=BODY).status_code
+
+
+def test_a_large_body_is_read_by_another_process(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = list[str]()
+    monkeypatch.setattr(front, "fault", read_here(here))
+    site.server("a")
+    client = site.start()
+    assert client.post("/v1/completions", json=BODY).status_code == 200 and here == ["/v1/completions"]
+    monkeypatch.undo()
+    large = BODY | {"prompt": ["x" * 9] * 10_000}
+    why = client.post("/v1/completions", json=large).json()["error"]["message"]
+    assert why.startswith("more than"), "refused by the same rules"
+    (process,) = multiprocessing.active_children()
+    assert process.pid != os.getpid()
+    os.kill(process.pid or 0, signal.SIGKILL)
+    statuses = [client.post("/v1/completions", json=large).status_code for _ in range(2)]
+    assert statuses[-1] == 400, "a new one reads it"
+
+
+def read_here(here: list[str]) -> Callable[[Limits, str, bytes], str | None]:
+    def read(limits: Limits, path: str, data: bytes) -> str | None:
+        here.append(path)
+        return requests_refused.fault(limits, path, data)
+
+    return read
+
+
+def test_refusals_take_a_line_a_second_and_no_answer_names_its_server(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "time", SimpleNamespace(monotonic=lambda: 7.0))  # all are of one second
+    site.server("a")
+    client = site.start()
+    answers = [client.get("/none") for _ in range(9)] + [client.get("/v1/models")]
+    assert not [reply for reply in answers if "server" in reply.headers]
+    bad = front_trials.opened(site.port, b"GET  /x HTTP/1.1\r\n\r\n")
+    with bad as link:
+        assert b"400 Bad" in (said := link.recv(65536)) and b"aiohttp" not in said
+    assert capsys.readouterr().out.count("/none") == 1
 
 
 def again(site: Site, limits: Limits) -> int:

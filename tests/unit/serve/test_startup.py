@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,19 @@ def test_on_a_terminal_a_bar_shows_the_stage_against_the_last_start(monkeypatch:
         watched.update(START, 20.0)
         view.update(watched, START, 20.0)
     assert "weights 67 % (2 of 3)" in screen.getvalue() and "(the last start took 40 s)" in screen.getvalue()
+
+
+def test_the_bar_is_never_full_and_grows_and_knows_slower_stages() -> None:
+    last, watched = startup.LastStart(40.0, {"start": 0.0, "weights": 20.0}), startup.Startup()
+    shares = [startup_bar.share(last, watched, float(seconds)) for seconds in range(0, 1000, 5)]
+    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] < 1
+    watched.began["weights"] = 60.0  # three times as late: 20 s are left, as last time
+    assert startup_bar.share(last, watched, 60.0) == pytest.approx(0.9 * 60 / 80)
+
+
+def test_a_new_release_is_held_against_the_last_start_of_its_recipe(tmp_path: Path) -> None:
+    for number in (1, 2):
+        startup.keep(tmp_path / f"v{number}", made_releases.release(number), startup.Startup(), 10.0 * number, b"")
+        os.utime(tmp_path / f"v{number}" / startup.FILE, (number, number))
+    found = [startup.last(tmp_path / name) for name in ("v1", "new")]
+    assert [one.seconds for one in found if one] == [10.0, 20.0]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shlex
 from pathlib import Path
 
 import made_releases
+from certificates import certificate
 from evidence_samples import PROJECT
 
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Releases
-from sparkpin.serve import status
+from sparkpin.serve import load, status
 from sparkpin.serve.served import Served
 
 
@@ -46,3 +49,24 @@ def test_a_server_of_another_home_is_marked(tmp_path: Path) -> None:
     own = Served(str(paths.home), "tiny", "sparkpin/tiny:v2-1", "c", "127.0.0.1", 8000, "m", "running", True)
     assert status.row(paths, own, None)[0] == "tiny"
     assert status.row(paths, dataclasses.replace(own, home="/elsewhere"), None)[0] == "tiny (another home)"
+
+
+def test_a_row_tells_where_it_listens_and_the_load_is_a_line() -> None:
+    served = Served("h", "r", "sparkpin/r:v2-1", "c", "0.0.0.0", 8000, "m", "running", True, key="x", tls=True)
+    assert status.reached_at(served) == "https://0.0.0.0:8000/v1 (key)"
+    assert status.words(dataclasses.replace(served, ready=False, state="restarting", restarts=2), None).startswith(
+        "starts"
+    )
+    first = "vllm:generation_tokens_total 10.0\nvllm:num_requests_running 1.0\nvllm:kv_cache_usage_perc 0.5\n"
+    second = first.replace("10.0", "40.0") + "vllm:prefix_cache_queries_total 8.0\nvllm:prefix_cache_hits_total 2.0\n"
+    assert load.line(first, second, 2.0) == "15 tokens/s, 1 running, KV cache 50.0%, prefix cache hits 25%"
+    assert load.line("", "", 1.0) == ""
+
+
+def test_lines_for_a_shell_are_quoted(tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "ho me")
+    served = Served(str(paths.home), "r", "sparkpin/r:v2-1", "c", "0.0.0.0", 8000, "a 'b", "running", True, key="x")
+    words = shlex.split(status.curl_line(paths, served, ""))
+    assert json.loads(words[words.index("--json") + 1])["model"] == "a 'b"
+    assert f"$(cat '{paths.home}/keys/r')" in status.curl_line(paths, served, "")
+    assert "--cacert" in status.curl_line(paths, served, certificate(tmp_path / "own")[0])

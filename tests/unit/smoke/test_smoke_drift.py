@@ -192,3 +192,36 @@ def test_drafts_of_a_length_want_something_that_drafts(project: Path, stage: str
         pair(project, "scripted-tiny", stage=stage)
     assert "'scripted-tiny' serves this stage without --speculative-config" in caught.value.message
     assert "recipes/scripted-tiny.yaml" in caught.value.next_step
+
+
+@pytest.mark.parametrize(("by", "passes"), [(0.01, True), (0.5, False)])
+def test_a_test_that_came_before_that_of_the_stage_below_is_completed_afterwards(
+    release: tuple[Paths, Release], by: float, passes: bool
+) -> None:
+    """Both left their numbers; no server is asked again."""
+    paths, made = release
+    records, said = Releases(paths), list[str]()
+    one = {"text": "t", "tokens": [1, 2], "logprobs": [-1.0, -2.0]}
+    other = {**one, "logprobs": [-1.0 - by, -2.0 - by]}
+    unasked = {"name": "drift", "passed": True, "detail": "", "seconds": 1.0, "applicable": False}
+    smoke = {"passed": True, "checks": [{**unasked, "name": "chat", "applicable": True}, unasked]}
+    below = dataclasses.replace(made, stage="below", tag=made.tag.replace(made.stage, "below"), state="passed")
+    demands = made.demands.model_copy(update={"parent": "below", "drift": 0.05})
+    records.update(made.tag, lambda known: dataclasses.replace(known, demands=demands, state="passed", smoke=smoke))
+    leave(paths, made, one)
+    write_json(evidence_folder(paths, made) / "result.json", {**smoke, "image": made.image})
+    early = records.get(made.tag)
+    assert not drift.is_compared(early)
+    assert drift.complete(paths, early, said.append) == early and not said, "there is nothing to compare with yet"
+    records.save(dataclasses.replace(below, smoke={"passed": True}))
+    leave(paths, below, other)
+    done = drift.complete(paths, early, said.append)
+    assert done == records.get(made.tag) and drift.is_compared(done) and done.smoke
+    assert (done.smoke_passed, done.state) == (passes, "passed" if passes else "failed")
+    chat, check = done.smoke["checks"]
+    assert chat == smoke["checks"][0] and below.tag in check["detail"] and check["compared"]
+    result = json.loads((evidence_folder(paths, made) / "result.json").read_text())
+    assert (result["passed"], result["checks"], result["image"]) == (passes, done.smoke["checks"], made.image)
+    wrong = {**smoke, "passed": False, "checks": [{**unasked, "passed": False, "applicable": True}]}
+    records.update(made.tag, lambda known: dataclasses.replace(known, state="failed", smoke=wrong))
+    assert records.get(made.tag) == drift.complete(paths, records.get(made.tag), said.append), "a fault stays one"

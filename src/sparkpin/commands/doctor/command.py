@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+from sparkpin.build.model_needs import needs_of
+from sparkpin.checkpoint import published
+from sparkpin.checkpoint.plan import checkpoint_steps
 from sparkpin.commands.doctor import rules
 from sparkpin.commands.doctor.facts import read_facts
 from sparkpin.commands.doctor.rules import MachineFinding, NeededMemory
 from sparkpin.core import terminal
-from sparkpin.core.errors import HostError, ManifestError, SparkpinError
+from sparkpin.core.errors import HostError, InputError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store
@@ -17,21 +20,26 @@ from sparkpin.host import daemon
 from sparkpin.host import machine as host
 from sparkpin.host.fingerprint import fingerprint_of
 from sparkpin.pins import manifests, schema
+from sparkpin.releases.runs_here import obstacle_of
 from sparkpin.serve.address import Address
 from sparkpin.serve.memory import recipe as planning
 
 
-def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None:
-    """HostError, after all is told, where something is MISSING."""
+def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool, recipe_name: str | None = None) -> None:
+    """HostError, after all is told, where something is MISSING. recipe_name: what this one needs, and its stack."""
     paths = Paths.from_env()
     machine = host.read_host()
+    if recipe_name and stack:
+        raise InputError(f"--recipe {recipe_name} names its stack itself", next_step="leave --stack out")
+    if recipe_name:
+        stack = manifests.load_recipe(paths.project, recipe_name).stack
     chosen = manifests.load_stack(paths.project, stack or host.default_stack(paths.project, machine))
     if not as_json:
         terminal.show(f"{machine.summary}; stack {chosen.name}: {chosen.description}")
     if fix:
         host.install(host.missing(paths, machine, stack=chosen), machine, terminal.say)
         terminal.say(f"engine: {daemon.start_engine(paths, terminal.say)}")
-    recipe = manifests.load_recipe(paths.project, chosen.default_recipe)
+    recipe = manifests.load_recipe(paths.project, recipe_name or chosen.default_recipe)
     facts = read_facts(machine, port_of(recipe), online=online)
     needed = host.requirements(paths, machine, stack=chosen)
     found = [
@@ -44,6 +52,9 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
         found += rules.source_build(f"{source.name} {source.version}", chosen.platform, host.this_platform())
     cuda = chosen.gpu.cuda if chosen.gpu else None
     found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda)
+    if recipe_name:
+        why = obstacle_of(chosen, host.this_platform(), facts.gpus, facts.docker.elsewhere)
+        found += [rules.server(recipe_name, why), *model_of(paths, recipe, served=not why)]
     if as_json:
         whom = fingerprint_of(machine, facts.gpus, host.ROOT, facts.docker.version).model_dump(mode="json")
         value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": list(map(asdict, found))}
@@ -75,14 +86,34 @@ def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> Neede
     command = "invoke plan" if default else f"invoke plan --recipe {recipe.name}"
     try:
         pin = manifests.model_of(paths.project, recipe)
-        lock = manifests.load_model_lock(paths.project, pin)
-        if not is_here(paths, lock):
+        ahead = published.is_known(pin) and not manifests.model_lock_file(paths.project, pin.name).is_file()
+        if not ahead and not is_here(paths, manifests.load_model_lock(paths.project, pin)):
             return NeededMemory(name, None, "its headers are not fetched yet", f"{command} (it fetches them)", command)
         chain = manifests.load_chain(paths.project, recipe.stage)
-        plan = planning.plan_recipe(paths, recipe, stack, chain, planning.machine_for(stack, "", ""))
+        machine = planning.machine_for(stack, "", "")
+        plan = planning.plan_recipe(paths, recipe, stack, chain, machine, published=ahead)
     except SparkpinError as error:
         return NeededMemory(name, None, f"no plan: {error.message}", error.next_step, command)
-    return NeededMemory(f"{name}, stage {recipe.stage},", plan.needed, command=command)
+    told, command = (" as published,", f"{command} --published") if ahead else ("", command)
+    return NeededMemory(f"{name}, stage {recipe.stage},{told}", plan.needed, command=command)
+
+
+def model_of(paths: Paths, recipe: schema.Recipe, *, served: bool) -> list[MachineFinding]:
+    """What a recipe takes of a Hub and of the disk; nothing for a model that is generated. served: by this machine."""
+    try:
+        pin = manifests.model_of(paths.project, recipe)
+        if pin.generator:
+            return []
+        locked = manifests.model_lock_file(paths.project, pin.name).is_file()
+        lock = manifests.load_model_lock(paths.project, pin) if locked else None
+        known = is_here(paths, lock) if lock else published.is_known(pin)
+        chain = manifests.load_chain(paths.project, recipe.stage)
+        steps = [checkpoint_steps(chain[:end]) for end in range(1, len(chain) + 1)]
+        needs = needs_of(paths, pin, lock, steps, terminal.say) if known else None
+    except SparkpinError as error:
+        return [MachineFinding("model", "advice", error.message, error.next_step)]
+    rows = needs.disk(paths) if needs else []
+    return rules.model(pin.name, recipe.name, locked=locked, needs=needs, disk=rows, served=served)
 
 
 def lock_fault(paths: Paths, stack: schema.Stack) -> ManifestError | None:

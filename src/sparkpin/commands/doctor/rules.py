@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sparkpin.build.model_needs import DiskRow, ModelNeeds
 from sparkpin.commands.doctor import minimums
 from sparkpin.commands.doctor.facts import MachineFacts
 from sparkpin.core.errors import ManifestError
@@ -63,7 +64,8 @@ def findings(facts: MachineFacts, memory: NeededMemory, cuda: str | None) -> lis
     if facts.host.is_spark or cuda is None:
         own.append(memory_plan(facts, memory))
     else:
-        why = f"{memory.recipe} runs on a DGX Spark, and this is none: {memory.command}"
+        needs = f"{memory.recipe} needs {gib(memory.needed)} and" if memory.needed else memory.recipe
+        why = f"{needs} runs on a DGX Spark, and this is none: {memory.command}"
         own.append(MachineFinding(PLAN, "n/a", why))
     return [*own, *anywhere(facts)]
 
@@ -73,6 +75,38 @@ def lock_of(fault: ManifestError | None) -> list[MachineFinding]:
     if not fault:
         return []
     return [MachineFinding("lock", "advice", f"saw {fault.seen}, wanted {fault.wanted}", fault.next_step)]
+
+
+def server(recipe: str, why: str) -> MachineFinding:
+    """why: no server of the recipe can run here, "" where one can."""
+    if not why:
+        return MachineFinding("server", "ok", f"recipe {recipe} can be served here")
+    return MachineFinding("server", "advice", f"images of recipe {recipe} can be built here, and not served: {why}")
+
+
+def model(
+    name: str, recipe: str, *, locked: bool, needs: ModelNeeds | None, disk: Sequence[DiskRow], served: bool
+) -> list[MachineFinding]:
+    """needs: None where headers, and so sizes, are not known; served: whether a lack of room stops anything here."""
+    up = f"invoke up --recipe {recipe}"
+    if needs is None:
+        fix = f"{up} {'fetches' if locked else 'locks'} it"
+        return [MachineFinding("model", "advice", f"{name}: {'headers not here' if locked else 'not locked'}", fix)]
+    size = f"{needs.fetch / 1e9:.1f} GB of {' and '.join(needs.repositories)}"
+    if not locked:
+        found = [
+            MachineFinding("model", "advice", f"{name}: not locked; {size} as published", f"{up} locks, then asks")
+        ]
+    elif needs.fetch:
+        found = [MachineFinding("model", "advice", f"{name}: {size} to be fetched", f"{up} asks, then fetches")]
+    else:
+        found = [MachineFinding("model", "ok", f"{name} is here")]
+    for row in disk:
+        short = row.free < row.needed
+        fix = "free space, or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere" if short else ""
+        state: State = "ok" if not short else "MISSING" if served else "advice"
+        found.append(MachineFinding("disk for the model", state, f"{row.text}; images come on top", fix))
+    return found
 
 
 def source_build(source: str, platform: str, here: str) -> list[MachineFinding]:

@@ -86,21 +86,25 @@ def plan_tags(
 def moving_tags(
     remaining: Sequence[Release], removed: Sequence[Release], ids: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The moving tags that go, and those that must name another release: the newest that remains of the stage."""
+    """The moving tags that go, and those that must name another release: the newest that remains of the stage.
+
+    Only those that name an image which goes: another home may have moved them to its own.
+    """
     gone: list[str] = []
+    going = {ids[release.tag] for release in removed if release.tag in ids}
     retag: dict[str, str] = {}
     for recipe, stage in sorted({(release.recipe, release.stage) for release in removed}):
         tag = stage_tag(recipe, stage)
         others = [r for r in remaining if (r.recipe, r.stage) == (recipe, stage) and r.tag in ids]
         if others:
             retag[tag] = max(others, key=lambda release: release.age).tag
-        elif tag in ids:
+        elif ids.get(tag) in going:
             gone.append(tag)
     current = {release.recipe: release for release in remaining if release.state == "current"}
     for recipe in sorted({release.recipe for release in removed}):
         tag = current_tag(recipe)
         if tag in ids and recipe in current and current[recipe].tag in ids:
             retag[tag] = current[recipe].tag
-        elif tag in ids and recipe not in current:
+        elif ids.get(tag) in going and recipe not in current:
             gone.append(tag)
-    return gone, {tag: target for tag, target in retag.items() if ids.get(tag) != ids[target]}
+    return gone, {tag: to for tag, to in retag.items() if ids.get(tag, "") in going and ids[tag] != ids[to]}

@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,11 @@ from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say
 from sparkpin.history.prune.garbage import GarbageSearch, Referenced, project_needs
 from sparkpin.history.prune.image_tags import TagPlan, plan_tags
+from sparkpin.history.prune.verdicts import Verdict, verdicts
 from sparkpin.host import disk_usage
 from sparkpin.host.disk_usage import BuildCache, EngineImage
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.releases import current
 from sparkpin.releases.container import CACHE_LABEL
-from sparkpin.releases.current import Verdict
 from sparkpin.releases.keep import pins_of
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases
@@ -99,7 +97,7 @@ def prune(
     build_cache: bool = False,
     ignored: Collection[str] = (),
 ) -> Pruned:
-    """Keep `keep` releases of each recipe, and whatever `current.verdicts` keeps besides.
+    """Keep `keep` releases of each recipe, and whatever `verdicts` keeps besides.
 
     Records of releases go last, so that a killed run can be repeated.
 
@@ -172,12 +170,19 @@ def with_cache(pruned: Pruned, records: int, size: int) -> Pruned:
 
 
 def judge(paths: Paths, seen: Seen, keep: int) -> tuple[Verdict, ...]:
-    records, refused = Releases(paths), partial(is_refused, paths)
+    records, there = Releases(paths), {image.config_digest for image in seen.images}
+
+    def passed_over(release: Release) -> bool:
+        is_gone = release.image not in there or not records.checkpoint(release).is_dir()
+        return is_gone or is_refused(paths, release)
+
     users = {tag: seen.used[image.id] for image in seen.images if image.id in seen.used for tag in image.tags}
     return tuple(
         verdict
         for recipe in records.recipes()
-        for verdict in current.verdicts(records.of_recipe(recipe), keep, pins_of(records, recipe), users, refused)
+        for verdict in verdicts(
+            records.of_recipe(recipe), records.before(recipe), keep, pins_of(records, recipe), users, passed_over
+        )
     )
 
 

@@ -33,11 +33,11 @@ from sparkpin.history.report.measured import NOT_APPLICABLE, quality_of, smoke_o
 from sparkpin.history.report.speed import Speed, seconds, speed_of
 from sparkpin.host.machine import serve_command
 from sparkpin.pins import manifests
-from sparkpin.releases.current import rollback_target
 from sparkpin.releases.keep import pins_of
 from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import SBOM, SIGNATURE, Release, Releases, now, read_json
+from sparkpin.releases.rollback import landing
 from sparkpin.serve.memory.plan import SEE_BELOW, MemoryPlan, gib
 from sparkpin.serve.memory.text import log_line
 from sparkpin.serve.memory_limit import plan_of
@@ -72,7 +72,7 @@ def recipe_part(
     """releases: at least one, from the oldest to the newest."""
     current = next((release for release in releases if release.state == "current"), None)
     shown = current or releases[-1]
-    back = rollback_target(list(releases), current, partial(is_refused, paths)) if current else None
+    back = landing(releases, current, records.before(name), partial(is_refused, paths)) if current else None
     speeds = {release.tag: speed_of(paths, release) for release in releases}
     sides = read_sides(paths, releases)
     words = ""

@@ -41,7 +41,7 @@ def measured_on(part: RecipePart) -> Iterator[str]:
 def cells(item: Item) -> tuple[str, ...]:
     """Names of releases hold nothing that Markdown or HTML would take for its own."""
     evidence = [plain(one.text) for one in item.evidence]
-    return f"`{item.release.name}`", item.release.state, item.release.created[:10], *evidence
+    return f"`{item.release.name}`", item.release.state_text, item.release.created[:10], *evidence
 
 
 def plain(text: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin.checkpoint import plan as checkpoints
+from sparkpin.checkpoint import published as shapes
+from sparkpin.checkpoint.repository import is_shard
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, InputError, ManifestError
@@ -33,14 +34,21 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def plan(
-    *, recipe: str | None, stage: str | None, memory: str, free: str, as_json: bool, stack: str | None = None
+    *,
+    recipe: str | None,
+    stage: str | None,
+    memory: str,
+    free: str,
+    as_json: bool,
+    stack: str | None = None,
+    published: bool = False,
 ) -> bool:
-    """Print the plan; whether it fits."""
+    """Print the plan; whether it fits. published: from published shapes, not from the headers that a lock names."""
     paths = Paths.from_env()
     chosen = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project, stack))
     chain = manifests.load_chain(paths.project, stage or chosen.stage)
     pinned = manifests.load_stack(paths.project, chosen.stack)
-    made = plan_recipe(paths, chosen, pinned, chain, machine_for(pinned, memory, free))
+    made = plan_recipe(paths, chosen, pinned, chain, machine_for(pinned, memory, free), published=published)
     name = chain[-1].name
     overruled = overruling.overruled(chosen, pinned, chain)
     if text := cache_types.without_mod(made.settings.cache_dtype, chain):
@@ -48,7 +56,7 @@ def plan(
     if as_json:
         for line in overruled:
             terminal.say(f"note: {line}")
-        terminal.show(words.to_json(made, chosen.name, name))
+        terminal.show(words.to_json(made, chosen.name, name, published=published))
         return made.fits
     for line in words.title(made, chosen.name, name):
         terminal.show(line)
@@ -70,23 +78,35 @@ def plan(
 
 @dataclass(frozen=True)
 class Known:
-    """What headers, config and flags say of a recipe. symmetric: its INT4 codes have no zero points of their own."""
+    """What headers, config and flags say of a recipe. symmetric: its INT4 codes have no zero points of their own.
+
+    largest_file: bytes, of the base's weights; notes: where it is not from headers.
+    """
 
     geometry: Geometry
     settings: Settings
     loading: Loading
     tensors: tuple[TensorInfo, ...]
     symmetric: bool
+    largest_file: int
+    notes: tuple[str, ...] = ()
 
 
 def plan_recipe(
-    paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tuple[schema.Stage, ...], machine: Machine
+    paths: Paths,
+    recipe: schema.Recipe,
+    stack: schema.Stack,
+    chain: tuple[schema.Stage, ...],
+    machine: Machine,
+    *,
+    published: bool = False,
 ) -> MemoryPlan:
-    known = known_of(paths, recipe, stack, chain)
+    known = known_of(paths, recipe, stack, chain, published=published)
     made = make_plan(known.geometry, known.settings, weigh(known.tensors, known.loading), machine)
-    if stack.platform != SPARK:  # without a GPU there is no loader to choose
-        return made
-    return replace(made, notes=(*made.notes, loader_line(paths, recipe, stack, chain, known.tensors, machine)))
+    notes = [*made.notes, *known.notes]
+    if stack.platform == SPARK:  # without a GPU there is no loader to choose
+        notes.append(loader_line(paths, recipe, stack, chain, known, machine))
+    return replace(made, notes=tuple(notes))
 
 
 def loader_line(
@@ -94,15 +114,12 @@ def loader_line(
     recipe: schema.Recipe,
     stack: schema.Stack,
     chain: tuple[schema.Stage, ...],
-    tensors: Sequence[TensorInfo],
+    known: Known,
     machine: Machine,
 ) -> str:
     """The loader that would be chosen with what the machine has free, and why."""
-    pin = manifests.model_of(paths.project, recipe)
-    base = manifests.load_model_lock(paths.project, pin).repositories[pin.base]
-    files = [file.size for file in base.files if file.file.endswith(".safetensors")]
-    sizes = [info.nbytes for info in tensors]
-    weights = WeightBytes(sum(sizes), max(files, default=0), max(sizes, default=0))
+    sizes = [info.nbytes for info in known.tensors]
+    weights = WeightBytes(sum(sizes), known.largest_file, max(sizes, default=0))
     argv, _ = vllm_command.serve_argv(recipe, stack, chain)
     return choose(argv, lock_versions(paths.project, stack), weights, machine.free).line
 
@@ -115,12 +132,25 @@ def lock_versions(project: Path, stack: schema.Stack) -> dict[str, str]:
         return {}
 
 
-def known_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tuple[schema.Stage, ...]) -> Known:
-    """The headers come from the model's lock, as for a checkpoint; nothing else is fetched, and no image is needed."""
+def known_of(
+    paths: Paths,
+    recipe: schema.Recipe,
+    stack: schema.Stack,
+    chain: tuple[schema.Stage, ...],
+    *,
+    published: bool = False,
+) -> Known:
+    """The headers come from the model's lock, as for a checkpoint; nothing else is fetched, and no image is needed.
+
+    published: from published shapes instead; nothing is locked or fetched.
+    """
     pin = manifests.model_of(paths.project, recipe)
-    lock = manifests.load_model_lock(paths.project, pin)
     steps = checkpoints.checkpoint_steps(chain)
-    listings = model.listings(paths, pin, lock, terminal.say, only=checkpoints.used_repositories(pin, steps))
+    used = checkpoints.used_repositories(pin, steps)
+    if published:
+        listings = shapes.listings(pin, used)
+    else:
+        listings = model.listings(paths, pin, shapes.model_lock(paths.project, pin), terminal.say, only=used)
     planned = checkpoints.make_plan(listings, pin, steps)
     origin = f"{listings[pin.base].origin}: config.json"
     geometry = read_geometry(planned.config, origin)
@@ -148,7 +178,10 @@ def known_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tu
     tensors = tuple(placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)
     quantised = planned.config.get("quantization_config")
     symmetric = isinstance(quantised, dict) and quantised.get("sym") is True
-    return Known(geometry, settings, loading, tensors, symmetric)
+    largest = max((size for file, size in listings[pin.base].files.items() if is_shard(file)), default=0)
+    return Known(
+        geometry, settings, loading, tensors, symmetric, largest, tuple(shapes.notes(pin)) if published else ()
+    )
 
 
 def vllm_version(stack: schema.Stack) -> tuple[int, int]:

@@ -70,9 +70,13 @@ def log_line(plan: MemoryPlan) -> str:
     )
 
 
-def to_json(plan: MemoryPlan, recipe: str, stage: str) -> str:
-    """All numbers in bytes and tokens. What is computed from fields stands beside them."""
-    value: dict[str, Any] = {"recipe": recipe, "stage": stage, "fits": plan.fits} | asdict(plan)
+def to_json(plan: MemoryPlan, recipe: str, stage: str, *, published: bool = False) -> str:
+    """All numbers in bytes and tokens. What is computed from fields stands beside them.
+
+    published: no header was read.
+    """
+    value: dict[str, Any] = {"recipe": recipe, "stage": stage, "fits": plan.fits, "published": published}
+    value |= asdict(plan)
     for row, capacity in zip(value["capacities"], plan.capacities, strict=True):
         cache = capacity.cache
         row["cache"] |= {

@@ -1,0 +1,98 @@
+"""The bytes that a recipe takes of its model before it can be served: from a Hub, and on which disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin.build.checkpoint import fetched_bytes, plan_checkpoint
+from sparkpin.checkpoint import published
+from sparkpin.checkpoint.content import is_made_here
+from sparkpin.checkpoint.plan import checkpoint_key, make_plan, used_repositories
+from sparkpin.checkpoint.write import checkpoint_folder, disk_needed
+from sparkpin.core import files, terminal
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
+from sparkpin.fetch import model
+from sparkpin.fetch.model_files import repository_folder
+from sparkpin.host import daemon, machine
+from sparkpin.pins.schema import ModelLock, ModelPin
+
+RATES = {"100 Mbit/s": 12_500_000, "1 Gbit/s": 125_000_000}
+"""Bytes a second, assumed: nobody knows how fast the Hub answers before it is asked."""
+
+
+@dataclass(frozen=True)
+class DiskRow:
+    """Bytes on one file system."""
+
+    needed: int
+    free: int
+    folder: Path
+
+    @property
+    def text(self) -> str:
+        enough = "" if self.free >= self.needed else ": NOT ENOUGH"
+        return f"{terminal.size(self.needed)} needed at {self.folder}, {terminal.size(self.free)} free{enough}"
+
+
+@dataclass(frozen=True)
+class ModelNeeds:
+    """repositories: those that are read; fetch: bytes from a Hub; checkpoints: bytes of those to be made."""
+
+    repositories: tuple[str, ...]
+    fetch: int
+    checkpoints: int
+
+    def disk(self, paths: Paths, images: machine.Needs | None = None) -> list[DiskRow]:
+        """images: what building them takes, too, where they are to be built."""
+        wanted = [(paths.models, self.fetch), (paths.checkpoints, self.checkpoints)]
+        if images:
+            wanted += [(paths.store, images.cache), (daemon.Daemon.system(paths).data_root, images.engine)]
+        systems: dict[int, list[tuple[Path, int]]] = {}
+        for folder, size in wanted:
+            systems.setdefault(files.existing_parent(folder).stat().st_dev, []).append((folder, size))
+        return [
+            DiskRow(sum(size for _, size in rows), shutil.disk_usage(there).free, there)
+            for rows in systems.values()
+            for there in [files.existing_parent(rows[0][0])]
+        ]
+
+
+def needs_of(
+    paths: Paths, pin: ModelPin, lock: ModelLock | None, chain: Sequence[tuple[str, ...]], say: Say
+) -> ModelNeeds:
+    """lock: None before there is one: as far as shapes are published, with nothing here yet. chain: the steps of each
+    checkpoint. Fetches the headers of a locked model that are not here."""
+    steps = list(dict.fromkeys(chain))
+    used = {name for one in steps for name in used_repositories(pin, one)}
+    found, fetch = 0, 0
+    listings = published.listings(pin, used) if lock is None else {}
+    for one in steps:
+        if lock is None:
+            plan = make_plan(listings, pin, one)
+            base = repository_folder(paths, pin.repositories[pin.base])
+            found += disk_needed(paths.checkpoints / pin.name / "ahead", base, plan)
+            fetch = max(fetch, fetched_bytes(plan))
+            continue
+        folder = checkpoint_folder(paths, pin, lock, one)
+        if not is_made_here(folder, checkpoint_key(pin, lock, one)):
+            base = repository_folder(paths, lock.repositories[pin.base])
+            found += disk_needed(folder, base, plan_checkpoint(paths, pin, lock, one, say))
+    if lock is not None:
+        fetch = model.absent_bytes(paths, pin, lock, used)
+    return ModelNeeds(tuple(sorted(pin.repositories[name].repo for name in used)), fetch, found)
+
+
+def how_long(size: int) -> str:
+    """To fetch so many bytes, at the assumed rates."""
+    return ", ".join(f"{minutes(size / rate)} at {name}" for name, rate in RATES.items())
+
+
+def minutes(seconds: float) -> str:
+    whole = round(seconds / 60)
+    if not whole:
+        return "less than a minute"
+    return f"{whole // 60} h {whole % 60:02} min" if whole >= 60 else f"{whole} min"

@@ -1,0 +1,53 @@
+"""`up` tests the end of a chain first, with real servers: two at the same time, one after; nothing is lost by that."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkout import Checkout
+from places import PROJECT
+
+from sparkpin.core.paths import Paths
+from sparkpin.releases.record import Releases
+
+TRIAL = f"order-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Iterator[Checkout]:
+    made = Checkout.make(tmp_path / "copy")
+    made.add_recipe(TRIAL)
+    shutil.copytree(Paths.from_env(PROJECT).images, made.home / "images")  # the images are there
+    yield made
+    made.remove_built(TRIAL)
+
+
+def test_the_end_is_current_before_the_first_stage_is_tested(copy: Checkout) -> None:
+    done = copy.invoke("up", "--recipe", TRIAL, "--stage", "mtp")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stderr
+    base = said.index(f"smoke test 3 of 3: sparkpin/{TRIAL}:base-")
+    (current,) = re.finditer(rf"sparkpin/{TRIAL}:mtp-\w+ is the first release that passed", said)
+    assert current.start() < base and "it can be served now" in done.stdout
+    records = Releases(Paths(copy.folder, copy.home, copy.home))
+    releases = {release.stage: release for release in records.of_recipe(TRIAL)}
+    assert {stage: release.state for stage, release in releases.items()} == {
+        "base": "passed", "hybrid": "passed", "mtp": "current",
+    }  # fmt: skip
+    below = {"hybrid": "base", "mtp": "hybrid"}
+    for stage, release in releases.items():
+        result = json.loads((copy.evidence(release.tag) / "result.json").read_text())
+        (check,) = [check for check in result["checks"] if check["name"] == "drift"]
+        assert check["applicable"] and check["passed"] and result["passed"]
+        assert stage not in below or releases[below[stage]].tag in check["detail"]
+        assert (copy.evidence(release.tag) / "server.log").stat().st_size > 1000
+    # As in its record: what was compared afterwards stands in both.
+    assert (releases["hybrid"].smoke or {})["checks"] == json.loads(
+        (copy.evidence(releases["hybrid"].tag) / "result.json").read_text()
+    )["checks"]

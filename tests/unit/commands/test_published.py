@@ -1,0 +1,84 @@
+"""Looking ahead at a model that nobody has locked: `--published`, and what `up` and `doctor` say of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checkout_here import CheckoutHere
+
+from sparkpin.checkpoint import published
+
+LARGE = ("--recipe", "qwen3.5-122b")
+MODEL = "qwen3.5-122b-a10b"
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckoutHere:
+    """With two experts a layer, which is quicker; sizes with all of them: tests/e2e/fetch/test_large_pins.py."""
+    few = {repo: (replace(geometry, experts=2), kind) for repo, (geometry, kind) in published.SHAPES.items()}
+    monkeypatch.setattr(published, "SHAPES", few)
+    monkeypatch.setattr(published, "G122B", few["Qwen/Qwen3.5-122B-A10B-FP8"][0])
+    return CheckoutHere.make(tmp_path / "copy")
+
+
+def test_four_tasks_look_ahead_and_say_so(copy: CheckoutHere) -> None:
+    plan = json.loads(copy.done("plan", *LARGE, "--published", "--json"))
+    kinds = {row["kind"]: row["tensors"] for row in plan["weights"]}
+    assert plan["published"] is True and kinds["INT4 experts"] == 48 * 2 * 3 * 3 and kinds["FP8 layers"] == 48 * 3 * 2
+    assert any("guessed" in note for note in plan["notes"])
+    speed = json.loads(copy.done("roofline", *LARGE, "--stage", "v2", "--published", "--json"))
+    assert speed["published"] is True and speed["drafted"] == 2
+    rendered = copy.done("render", *LARGE, "--published")
+    assert "FROM sparkpin/stack-spark:base-" in rendered and "0" * 64 in rendered and "placeholder" in rendered
+    checkpoint = copy.done("checkpoint", "--model", MODEL, "--stage", "hybrid", "--dry-run", "--published")
+    assert "144 replaced, 144 added" in checkpoint and "408 tensors" in checkpoint and "guessed" in checkpoint
+    of_recipe = copy.done("checkpoint", *LARGE, "--dry-run", "--published")
+    assert checkpoint.splitlines()[0] == of_recipe.splitlines()[0]
+    assert not (copy.folder / f"pins/models/{MODEL}.lock").exists() and not copy.home.exists()
+
+
+def test_of_the_smaller_pair_more_is_guessed(copy: CheckoutHere) -> None:
+    text = copy.done("plan", "--recipe", "qwen3.5-35b-a3b", "--published", "--memory", "128GB")
+    assert "that this pair has the module names" in text
+    assert "that this pair has the module names" not in copy.done("plan", *LARGE, "--published")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        (("plan", *LARGE), 4, "--published"),
+        (("roofline", *LARGE), 4, "--published"),
+        (("render", *LARGE), 4, "--published"),
+        (("checkpoint", *LARGE, "--dry-run"), 4, "--published"),
+        (("build", *LARGE), 4, f"invoke lock --model {MODEL}"),
+        (("checkpoint", *LARGE, "--published"), 2, "--dry-run"),
+        (("plan", "--recipe", "qwen3.5-122b-nvfp4", "--published"), 2, "invoke lock --model qwen3.5-122b-a10b-nvfp4"),
+    ],
+)
+def test_what_is_missing_is_one_error_with_the_way_on(
+    copy: CheckoutHere, line: tuple[str, ...], code: int, said: str
+) -> None:
+    result = copy.invoke(*line)
+    assert (result.returncode, "Traceback" in result.stderr) == (code, False), result.stderr
+    assert said in result.stderr.partition("next: ")[2]
+
+
+def test_a_model_of_which_nothing_is_published_has_no_way_ahead(copy: CheckoutHere) -> None:
+    assert "--published" not in copy.invoke("plan", "--recipe", "qwen3.5-122b-nvfp4").stderr
+
+
+def test_a_dry_run_of_up_says_what_will_be_asked(copy: CheckoutHere) -> None:
+    text = copy.done("up", *LARGE, "--dry-run")
+    assert f"{MODEL} is not locked" in text and "as published" in text and "GB needed at" in text
+    assert not (copy.folder / f"pins/models/{MODEL}.lock").exists()
+
+
+def test_doctor_lists_what_a_recipe_needs(copy: CheckoutHere) -> None:
+    found = {row["name"]: row for row in json.loads(copy.invoke("doctor", *LARGE, "--json").stdout)["findings"]}
+    assert "not locked" in found["model"]["detail"] and "invoke up --recipe qwen3.5-122b" in found["model"]["fix"]
+    assert {"disk space", "disk for the model", "memory plan", "server", "GPU"} <= set(found)
+    assert "needs" in found["memory plan"]["detail"]
+    assert copy.invoke("doctor", *LARGE, "--stack", "cpu").returncode == 2
