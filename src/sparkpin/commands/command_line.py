@@ -16,6 +16,7 @@ import re
 import signal
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -33,6 +34,7 @@ import sparkpin
 from sparkpin.commands import completion
 from sparkpin.core import paths
 from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.terminal import Told, tame
 
 METAVARS = {
     "bad": "TAG",
@@ -50,6 +52,7 @@ METAVARS = {
     "watch": "SECONDS",
     "what": "FILE|NAME",
 }
+HOW_MUCH = {"quiet": "no lines of progress", "verbose": "more of them; the traceback of an error"}  # -q, -v: every task
 SHORT = {"output": "o", "follow": "f", "lines": "n"}
 ALONE = {"--watch": "2"}  # what an option without its value stands for
 WIDTH = 80
@@ -139,8 +142,8 @@ def told() -> Iterator[None]:
         finally:
             sys.stdout.flush()  # here, where a reader that has gone is one of the errors
     except SparkpinError as error:
-        from sparkpin.core.terminal import tame
-
+        if Told.verbose:
+            traceback.print_exception(error)
         raise Exit(f"error: {tame(str(error))}", code=error.exit_code) from None
     except ImportError as error:
         if (error.name or "sparkpin").partition(".")[0] == "sparkpin":
@@ -173,6 +176,7 @@ class TaskProgram(Program):
             raise Exit
         with told():
             self.tasks = Line(self.called, contexts, self.core[0]).read(self.core.unparsed)
+            Told.quiet, Told.verbose = (self.args[name].value for name in HOW_MUCH)
             if self.args.get("project") and (project := self.core[0].args["project"].value):
                 os.environ[paths.PROJECT] = project
             wanted = self.args.help.value
@@ -257,6 +261,8 @@ class Line:
 
     def __init__(self, called: str, tasks: Mapping[str, ParserContext], core: ParserContext) -> None:
         self.called, self.tasks, self.core = called, tasks, core
+        for name in HOW_MUCH:
+            core.add_arg(Argument(names=(name, name[0]), kind=bool, default=False))
 
     def read(self, words: Sequence[str]) -> ParseResult:
         """The tasks of the line with their values; none where it asks for help: that is noted in core.
@@ -272,6 +278,9 @@ class Line:
         while rest:
             word = rest.pop(0)
             task = read[-1] if read else None
+            if task is None and word in self.core.flags and self.core.flags[word].name in HOW_MUCH:
+                self.core.flags[word].set_value(True, cast=False)
+                continue
             if task is None and word not in self.tasks:
                 raise unknown(self.called, word, self.tasks)
             if task is None or (word in self.tasks and not missing(task, positional=True)):
@@ -376,7 +385,8 @@ def usage(called: str, task: ParserContext) -> str:
 
 def help_text(called: str, task: ParserContext, about: str) -> str:
     rows = [(one.shown, one.help or "") for one in task.args.values()]
-    width = max((len(left) for left, _ in rows), default=0)
+    rows += [(f"-{name[0]}, --{name}", text) for name, text in HOW_MUCH.items()]
+    width = max(len(left) for left, _ in rows)
     blank = " " * (width + 4)
     lines = [
         textwrap.fill(text, WIDTH, initial_indent=f"  {left:{width}}  ", subsequent_indent=blank)
@@ -384,4 +394,4 @@ def help_text(called: str, task: ParserContext, about: str) -> str:
         else f"  {left}"
         for left, text in rows
     ]
-    return "\n".join([f"usage: {usage(called, task)}", "", about, *([""] if lines else []), *lines])
+    return "\n".join([f"usage: {usage(called, task)}", "", about, "", *lines])

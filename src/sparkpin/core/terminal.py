@@ -11,9 +11,23 @@ Say = Callable[[str], None]
 """Takes one line of progress for a person; `say` is one."""
 
 
+class Told:
+    """How much of a command's work a person wants to see: --quiet, --verbose."""
+
+    quiet = False
+    verbose = False
+
+
 def say(line: str) -> None:
     """One line of progress, to standard error so that --json output stays clean."""
-    print(f"[{time.monotonic() - STARTED:6.1f}s] {line}", file=sys.stderr, flush=True)
+    if not Told.quiet:
+        print(f"[{time.monotonic() - STARTED:6.1f}s] {line}", file=sys.stderr, flush=True)
+
+
+def detail(line: str) -> None:
+    """One line of progress that only --verbose asks for."""
+    if Told.verbose:
+        say(line)
 
 
 def show(text: str = "") -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sparkpin.core.errors import BuildError, DiskError, EngineError, HostError
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import Say, detail, tame
 
 LAST_LINES = 25
 STEP = re.compile(r"^#(\d+) (\[(?!internal\]).+)$")  # "#5 [torch 2/3] RUN ..."
@@ -120,6 +120,7 @@ def follow(lines: Iterable[str], say: Say) -> str:
                 continue
             if not (result := RESULT.match(text)):
                 output[number].append(text)
+                detail(f"  {tame(text)}")
             elif result[1].startswith("ERROR"):
                 failed = number
                 output[number].append(text)

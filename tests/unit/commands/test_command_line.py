@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from checkout import INVOKE, PROJECT
+from checkout_here import CheckoutHere
 from invoke.exceptions import Exit
 from typed import typed
 
 import sparkpin
 from sparkpin.commands import command_line
-from sparkpin.core import paths
+from sparkpin.core import paths, terminal
 from sparkpin.serve.address import AddressOptions
 
 GROUPS = ["serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers"]
@@ -260,6 +261,26 @@ def test_a_broken_package_is_told_with_what_mends_it() -> None:
     assert caught.value.code == 3 and "./install.sh" in str(caught.value)
     with pytest.raises(ImportError), command_line.told():
         raise ImportError("no name", name="sparkpin.core")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> CheckoutHere:
+    return CheckoutHere.make(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("line", ["-q recipe list", "recipe list -q", "--quiet recipe list"])
+def test_quiet_leaves_out_progress(copy: CheckoutHere, capfd: pytest.CaptureFixture[str], line: str) -> None:
+    assert copy.invoke(*line.split()).returncode == 0
+    terminal.say("a line of progress")
+    assert copy.invoke("recipe", "list").returncode == 0
+    terminal.say("another")
+    assert "a line" not in (said := capfd.readouterr().err) and "another" in said
+
+
+def test_verbose_adds_the_traceback_of_an_error(copy: CheckoutHere) -> None:
+    brief, long = (copy.invoke(*options, "promote", "nothing") for options in ([], ["-v"]))
+    assert "Traceback" not in brief.stderr and "Traceback" in long.stderr
+    assert brief.returncode == long.returncode == 2 and long.stderr.endswith(brief.stderr)
 
 
 def test_the_project_is_the_nearest_one_upwards(
