@@ -26,6 +26,7 @@ from sparkpin.smoke.evidence import evidence_folder
 
 STAGES = ("base", "hybrid", "mtp", "v2", "v2-tq")
 SOONEST = ["v2", "v2-tq"]
+FIRST_IS_CURRENT = up.first_is_current
 
 
 @dataclass
@@ -121,6 +122,19 @@ def test_what_fails_or_was_not_compared_is_not_promoted_early(chain: Chain, brok
     done = chain.run()
     assert chain.happened == [*SOONEST, "base", "hybrid", "mtp"]
     assert done[broken].state == "failed" and chain.records.current_tag("scripted-tiny") is None
+
+
+def test_at_the_end_of_up_too_only_what_was_compared_is_promoted(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    promoted: list[str] = []
+    monkeypatch.setattr(up.current, "promote", lambda paths, engine, tag, look: promoted.append(tag))
+    chain.broken = ("v2",)
+    end = chain.run()["v2-tq"]
+    assert end.smoke_passed and not drift.is_compared(end)
+    FIRST_IS_CURRENT(chain.plan.paths, end)
+    assert not promoted
+    smoke = {"passed": True, "checks": [{"name": "drift", "passed": True, "applicable": True}]}
+    FIRST_IS_CURRENT(chain.plan.paths, dataclasses.replace(end, smoke=smoke))
+    assert promoted == [end.tag]
 
 
 def test_drift_that_only_shows_afterwards_fails_the_stage(chain: Chain) -> None:
