@@ -17,6 +17,7 @@ from smoke_subject import checked as checked
 
 from sparkpin.build.demands import demands_of
 from sparkpin.build.pair import pair
+from sparkpin.commands import smoke
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
@@ -248,3 +249,18 @@ def test_each_draft_length_leaves_its_numbers_and_is_completed(release: tuple[Pa
     done = drift.complete(paths, early, said.append)
     assert drift.is_compared(done) and done.state == "failed" and done.smoke
     assert [(check["name"], check["passed"]) for check in done.smoke["checks"]] == [("drift", True), ("drift@3", False)]
+
+
+def test_a_release_of_another_build_is_not_judged_by_a_newer_stage_below(
+    release: tuple[Paths, Release], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, made = release
+    records, asked = Releases(paths), list[str]()
+    monkeypatch.setattr(drift, "complete", lambda paths, release, say: asked.append(release.tag))
+    unasked = {"name": "drift", "passed": True, "detail": "", "seconds": 1.0, "applicable": False}
+    records.smoked(made.tag, {"passed": True, "checks": [unasked]})
+    below = dataclasses.replace(made, diff_ids=made.diff_ids[:1])
+    smoke.complete_above(paths, [dataclasses.replace(below, diff_ids=("sha256:" + "0" * 64,))])
+    assert not asked
+    smoke.complete_above(paths, [below])
+    assert asked == [made.tag]
