@@ -18,7 +18,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Releases
 from sparkpin.serve import keys, load, status
 from sparkpin.serve.address import Address
-from sparkpin.serve.served import Served, keep_address, kept_address
+from sparkpin.serve.rules import Limits
+from sparkpin.serve.served import Served, address_path, keep_address, kept_address
 
 
 def test_logs_leave_out_the_health_check_and_nothing_else() -> None:
@@ -100,5 +101,15 @@ def test_an_address_of_another_version_is_not_kept(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     keep_address(paths, "r", '{"port": 8000}')
     assert kept_address(paths, "r") is None
-    keep_address(paths, "r", Address(port=8001).text)
-    assert kept_address(paths, "r") == Address(port=8001)
+    whole = Address(port=8001, cert="/c", tls_key="/k", allow=("/score",), limits=Limits(requests=9))
+    keep_address(paths, "r", whole.text)
+    assert kept_address(paths, "r") == whole
+    for change in (
+        {"port": "8001"},
+        {"allow": ["/../x"]},
+        {"limits": dataclasses.asdict(Limits()) | {"body": "many"}},
+        {"host": 1},
+    ):
+        address_path(paths, "r").write_text(json.dumps(json.loads(whole.text) | change))
+        with pytest.raises(InputError, match=str(address_path(paths, "r"))):
+            kept_address(paths, "r")
