@@ -10,15 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 from checkout import PROJECT
-from request_trials import CHAT, HELLO, MODEL, TRIALS, Trial, refused_before
+from request_trials import CHAT, HELLO, MODEL, TRIALS, Trial, attack, refused_before
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.core.paths import Paths
@@ -72,32 +70,6 @@ class Victim:
         assert reply.json()["choices"][0]["message"]["content"] == ANSWER.expected_content
         return time.monotonic() - begin
 
-    def attack(self, trial: Trial) -> tuple[str, float]:
-        """The trial's status, and the slowest control until it was answered, or its client had gone away."""
-        told: dict[str, Any] = {"status": "no answer"}
-        over = threading.Event()
-
-        def send() -> None:
-            with contextlib.suppress(httpx.HTTPError), self.http() as http:
-                http.timeout = httpx.Timeout(trial.patience)
-                headers = {"Content-Type": "application/json"}
-                with http.stream("POST", trial.path, content=trial.content, headers=headers) as reply:
-                    told["status"] = reply.status_code
-                    for _ in reply.iter_raw():
-                        if over.is_set():
-                            return
-
-        thread, until, slowest = threading.Thread(target=send), time.monotonic() + trial.patience, 0.0
-        thread.start()
-        try:
-            while True:
-                slowest = max(slowest, self.control())
-                if not thread.is_alive() or time.monotonic() > until:
-                    return str(told["status"]), slowest
-        finally:
-            over.set()
-            thread.join()
-
 
 @pytest.fixture(scope="module")
 def running(stages: dict[str, Release], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
@@ -117,11 +89,11 @@ def test_a_request_is_refused_or_leaves_the_server_as_it_was(victim: Victim, tri
     if why := refused_before(trial):
         print(f"{trial.name} | refused: {why}")
         return
-    status, slowest = victim.attack(trial)
+    status, _, slowest = attack(victim.http, trial, victim.control)
     limit = max(SECONDS, 10 * victim.alone)
     for _ in range(TRIES - 1):  # other tests share the machine: what stalls a server does so each time
         if slowest > limit:
-            status, slowest = victim.attack(trial)
+            status, _, slowest = attack(victim.http, trial, victim.control)
     victim.control()
     assert victim.server and not victim.server.exit_reason()
     print(f"{trial.name} | {status} | control {slowest:.2f} s, alone {victim.alone:.2f} s")

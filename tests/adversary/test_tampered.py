@@ -2,7 +2,7 @@
 rollbacks that are killed.
 
 The images, records and checkpoints are those of the main job, under the name of a recipe of the tests' own; the engine
-is the machine's. A trial is one change of the home with one of the four commands.
+is the machine's. A trial is one change of the home with one of these commands.
 """
 
 from __future__ import annotations
@@ -32,8 +32,13 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.server import LABEL, owner
 
 RECIPE = f"tampered-{uuid.uuid4().hex[:8]}"
-COMMANDS = ("promote", "rollback", "serve", "smoke", "attest")
-LINES = {command: f"{command} {{}}" for command in COMMANDS} | {"rollback": f"rollback --recipe {RECIPE}"}
+COMMANDS = ("promote", "rollback", "serve", "smoke", "attest", "bench", "quality", "bisect")
+LINES = {command: f"{command} {{}}" for command in COMMANDS} | {
+    "rollback": f"rollback --recipe {RECIPE}",
+    "bench": "bench {} --quick",
+    "quality": "quality {} --quick",
+    "bisect": "bisect --good {other} --bad {} --check true",
+}
 REFUSED = (2, 4, 5, 9)  # InputError (of another stack), ManifestError, IntegrityError, CheckpointError
 
 
@@ -85,8 +90,16 @@ def ran(paths: Paths, engine: Engine) -> list[str]:
 
 def test_the_control_is_taken(paths: Paths, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     victim = Releases(paths).get("v2", RECIPE)
-    for line in (f"promote {victim.tag}", f"promote {victim.tag} --deep", "promote v2-tq", LINES["rollback"]):
-        code, _, err = typed(line.replace("v2-tq", Releases(paths).get("v2-tq", RECIPE).tag), capsys)
+    top = Releases(paths).get("v2-tq", RECIPE)
+    looks = [f"{LINES[name].format(victim.tag, other=top.tag)} --dry-run" for name in ("bench", "bisect")]
+    for line in (
+        *looks,
+        f"promote {victim.tag}",
+        f"promote {victim.tag} --deep",
+        f"promote {top.tag}",
+        LINES["rollback"],
+    ):
+        code, _, err = typed(line, capsys)
         assert code == 0, err
     assert Releases(paths).current_tag(RECIPE) == victim.tag
 
@@ -105,9 +118,10 @@ def test_what_was_tampered_with_neither_runs_nor_becomes_current(
     commands = COMMANDS if tamper in RUN else ("promote", "rollback")
     record_property("trials", len(commands))
     for command in commands:
-        code, out, err = typed(LINES[command].format(victim.tag), capsys)
+        code, out, err = typed(LINES[command].format(victim.tag, other=top.tag), capsys)
         over = command == "rollback" and code == 0 and "passed over" in err and victim.name in err
         came_through = bool(ran(paths, engine)) or records.current_tag(RECIPE) == victim.tag
+        came_through |= (paths.home / "bisect").exists()  # where a search writes down what it tries
         came_through |= not over and not (code in REFUSED and "next: " in err)
         assert not came_through, f"{command}: {code}: {out}{err}"
         records.point(top)  # a rollback went further back

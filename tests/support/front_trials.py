@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 SAID = """
 /abort_requests /classify /cohere/v2/chat /cohere/v2/chat/render /collective_rpc /detokenize /docs
+/docs/oauth2-redirect /inference/v1/abort_requests /v1/decisions
 /fault_tolerance/apply /fault_tolerance/status /finish_weight_update /generative_scoring /get_world_size
 /inference/v1/generate /init_weight_transfer_engine /invocations /is_paused /is_scaling_elastic_ep /is_sleeping
 /kv_event_sources /load /openapi.json /pause /ping /pooling /ready /readyz /redoc /release_kv_cache_memory /rerank

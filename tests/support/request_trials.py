@@ -7,9 +7,15 @@ waiting for more than two seconds. Nothing where it answers, or refuses by itsel
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import httpx
 
 from sparkpin.fetch.tinymodel.scripts import WEATHER_TOOL
 from sparkpin.serve.requests_refused import refusal
@@ -56,6 +62,12 @@ def picture(url: str, kind: str = "image_url") -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "text", "text": "?"}, {"type": kind, kind: {"url": url}}]}]
 
 
+def generate(name: str, ids: list[int] | None = None, kills: str = "", **sampling: Any) -> Trial:
+    """Tokens in, tokens out: how they are drawn lies one level deeper."""
+    sampling = {"max_tokens": 16, "temperature": 0, **sampling}
+    return to(name, "/inference/v1/generate", kills, token_ids=ids or [5, 6, 7], sampling_params=sampling)
+
+
 def schema(value: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": value}}
 
@@ -94,6 +106,8 @@ SCORING = "0.32 with drafts: vllm-project/vllm#42592"
 COMPILES = "stalls 0.32: compiled on all cores for more than 10 s"
 ONE = "0.32 on a CPU with AVX512-BF16 without drafts, without the mod vllm-cpu"
 QUEUE = "stalls 0.32: it holds every sequence, more than 30 s"
+V2 = "0.33 on an H200: its V2 model runner has a table with fewer places"
+ASKED = {"type": "predicate", "instructions": "m"}
 END = {"model": MODEL, "prompt": [5] * 900, "max_tokens": 1148, "temperature": 0, "ignore_eos": True}
 WIDE = {
     "type": "object",
@@ -194,8 +208,11 @@ TRIALS = (
     text("prompt-embeds", prompt_embeds=base64.b64encode(b"\x80\x04garbage" * 100).decode()),
     text("logit-bias", logit_bias={"1000000": 1.0}),
     text("stop-ids", stop_token_ids=[10**9, -1]),
-    text("allowed-ids-1100", allowed_token_ids=list(range(500, 600)) * 11),
+    text("allowed-ids-1100", kills=V2, allowed_token_ids=list(range(500, 600)) * 11),
     text("stop-ids-200", stop_token_ids=list(range(500, 700))),
+    text("stop-ids-128-and-the-end", kills=V2, stop_token_ids=list(range(300, 428)), min_tokens=5),
+    text("stop-ids-200-and-the-end", kills=V2, stop_token_ids=list(range(500, 700)), min_tokens=5),
+    text("bad-word-long", kills=V2, bad_words=["a pinned build " * 400]),
     text("allowed-ids", allowed_token_ids=[10**9]),
     text("allowed-ids-none", allowed_token_ids=[]),
     text("bad-words-many", bad_words=[f"w{i}" for i in range(5000)]),
@@ -227,6 +244,16 @@ TRIALS = (
     chat("image-metadata", messages=picture("http://169.254.169.254/latest/meta-data")),
     chat("image-garbage", messages=picture("data:image/png;base64,AAAA")),
     chat("audio-garbage", messages=picture("data:audio/wav;base64,AAAA", "audio_url")),
+    # beams, and what 0.33 has of its own
+    chat("beams", use_beam_search=True, n=3, max_tokens=200),
+    text("beams-long", kills="stalls 0.32 on a CPU: 4 s", use_beam_search=True, n=3, prompt="m" * 1500, max_tokens=400),
+    text("beams-allowed-ids", use_beam_search=True, n=2, allowed_token_ids=[5, 6]),
+    chat("beams-of-a-grammar", use_beam_search=True, n=2, response_format=schema(CITY)),
+    chat("beams-length-nan", use_beam_search=True, n=2, length_penalty=-1e308),
+    chat("weight-versions", return_weight_versions=True, stream=True),
+    chat("watermarking", watermarking=True),
+    chat("effort", reasoning_effort="max"),
+    chat("processor", mm_processor_kwargs={"max_pixels": 2**62, "size": {"height": -1}}),
     # others' knobs
     text(
         "kv-transfer",
@@ -303,6 +330,20 @@ TRIALS = (
     to("chat-batch", CHAT + "/batch", kills="stalls 0.32: 28 s", messages=[HELLO] * 2000, max_tokens=16),
     to("render", CHAT + "/render", messages=HELLO),
     to("count-tokens", MESSAGES + "/count_tokens", messages=HELLO * 10000),
+    to("decisions", "/v1/decisions", kills=SCORING, input="m", questions=[ASKED]),
+    to("systemone", "/v1/systemone", kills=SCORING, state="m", questions={"a": ASKED}),
+    generate("generate"),
+    generate("generate-token-ids", kills=SCORING, logprobs=2, logprob_token_ids=[5, 6]),
+    generate("generate-n-100", kills=QUEUE, n=100, temperature=1, max_tokens=200, ignore_eos=True),
+    generate("generate-out-of-range", [5, 10**9]),
+    generate("generate-ids-out-of-range", allowed_token_ids=[10**9], stop_token_ids=[-5], logit_bias={"1000000": 1}),
+    generate("generate-numbers", temperature=-1, top_p=7, top_k=-5, repetition_penalty=-1, min_tokens=-3),
+    generate("generate-bad-words", bad_words=["a"], max_tokens=60),
+    generate("generate-logprobs-huge", logprobs=10**6, prompt_logprobs=10**6),
+    generate("generate-stop-ids-1000", kills=V2, stop_token_ids=list(range(1000)), min_tokens=5),
+    generate("generate-prompt-ids", prompt_logprob_token_ids=[[5], [6], [7]]),
+    generate("generate-trace", trace_decode_token_ids=[5, 6]),
+    to("cohere", "/cohere/v2/chat", messages=HELLO, max_tokens=16),
     to("pooling", "/pooling", input="m"),
     to("rerank", "/rerank", query="a", documents=["b"] * 1000),
     to("scale", "/scale_elastic_ep", new_data_parallel_size=2),
@@ -318,3 +359,32 @@ def refused_before(trial: Trial) -> str | None:
     except (ValueError, RecursionError):
         return None
     return refusal(trial.path, body) if isinstance(body, dict) else None
+
+
+def attack(opened: Callable[[], httpx.Client], trial: Trial, control: Callable[[], float]) -> tuple[str, str, float]:
+    """The trial's status, how its answer begins, and the slowest control until it was answered, or its client had gone
+    away."""
+    told = {"status": "no answer", "said": ""}
+    over = threading.Event()
+
+    def send() -> None:
+        with contextlib.suppress(httpx.HTTPError), opened() as http:
+            http.timeout = httpx.Timeout(trial.patience)
+            headers = {"Content-Type": "application/json"}
+            with http.stream("POST", trial.path, content=trial.content, headers=headers) as reply:
+                told["status"] = str(reply.status_code)
+                for part in reply.iter_raw():
+                    told["said"] = told["said"] or part[:300].decode(errors="replace")
+                    if over.is_set():
+                        return
+
+    thread, until, slowest = threading.Thread(target=send), time.monotonic() + trial.patience, 0.0
+    thread.start()
+    try:
+        while True:
+            slowest = max(slowest, control())
+            if not thread.is_alive() or time.monotonic() > until:
+                return told["status"], told["said"], slowest
+    finally:
+        over.set()
+        thread.join()

@@ -1,7 +1,7 @@
 """Whether a release's record is what was built: its key, its image, the build records of that image, its checkpoint.
 
-What serves or smokes a release, signs it, or makes it current, asks `require_consistent` first. `invoke verify` asks
-the same, and more.
+What serves, smokes or measures a release, bisects two, signs one, or makes it current, asks `require_consistent` first.
+`invoke verify` asks the same, and more.
 """
 
 from __future__ import annotations

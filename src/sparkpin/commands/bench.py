@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.commands.roofline import GB, SPARK, number
@@ -144,6 +145,7 @@ def chosen(paths: Paths, engine: Engine, recipe: str | None, tag: str | None) ->
 
 
 def require_measurable(paths: Paths, engine: Engine, release: Release) -> None:
+    require_consistent(paths, release)
     running.require_here(engine)
     if why := obstacle(paths, engine, release):
         raise InputError(f"{release.tag} cannot be measured here: {why}", next_step="measure it where it can be served")

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
+from sparkpin.build.consistent import require_consistent
 from sparkpin.build.record import records_of as build_records
 from sparkpin.commands.choose import choose_recipe, newest_of_stage, require_recipe
 from sparkpin.core.errors import InputError, QualityError, SparkpinError
@@ -94,6 +95,8 @@ def quality(
     limit = standard.seconds_of(hours)
     paths = Paths.from_env()
     pair = chosen(paths, choose_recipe(paths, recipe, None), release, against)
+    for known in (pair.reference, pair.release):
+        require_consistent(paths, known)
     if wanted and fetch:
         standard.fetch(paths, wanted, say)
     plan = run.QualityPlan(texts.load(quick=quick), wanted, limit)

@@ -19,6 +19,8 @@ from sparkpin.serve.rules import Limits
 SIZE = 1_500_000  # characters and values: more than 262,144 tokens of code have
 SEQUENCES = 3  # one less than the fewest that a recipe for several users serves at a time
 GRAMMAR = 65_536  # characters and values; xgrammar's time grows with them
+STOPS = 120  # 128 with the model's own ends
+WORDS = 512  # bytes; each word is tokenized twice, into 1,024 tokens in all at most, none of less than a byte
 INTEGERS = range(-(2**63), 2**64)  # of the message to the engine; anything else is answered 500
 
 
@@ -94,9 +96,14 @@ def over(limit: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list | dict) and len(value) > limit
 
 
-SCORES = "0.32, and as is read 0.33: vllm-project/vllm#42592"
-V2 = "0.32 and 0.33 on GPUs, as is read in their V2 model runner"
-ANSWERS = "/v1/completions|/v1/chat/completions(/batch)?|/invocations"
+def wordy(value: Any) -> bool:
+    words = value if isinstance(value, list) else []
+    return over(STOPS)(value) or sum(len(str(word).encode(errors="replace")) + 1 for word in words) > WORDS
+
+
+SCORES = "0.32: vllm-project/vllm#42592; 0.33 answers 500, or waits for 5,000 items"
+V2 = "0.33 on an H200, and as is read 0.32 on GPUs: the V2 model runner's tables are full"
+ANSWERS = "/v1/completions|/v1/chat/completions(/batch)?|/invocations|/inference/v1/generate"
 GRAMMARS = ("response_format", "structured_outputs", "text", "output_format", "output_config")
 REFUSED = (
     Row("/tokenize|/detokenize", (), larger(SIZE), f"more than {SIZE:,} characters and values",
@@ -113,8 +120,11 @@ REFUSED = (
         "stalls 0.32: compiled on all cores for tens of seconds, also after the client has gone"),
     Row(".*", (), forced, f"tools of more than {GRAMMAR:,} characters that must be called",
         "stalls 0.32: they are a grammar"),
+    Row(".*", ("use_beam_search",), bool, "beam search reads the prompt anew for each token",
+        "stalls 0.32 on a CPU: three beams of 1,500 tokens, 4 s"),
     Row(".*", ("allowed_token_ids", "logit_bias"), over(1024), "more than 1,024 of them", V2),
-    Row(".*", ("stop_token_ids", "bad_words"), over(128), "more than 128 of them", V2),
+    Row(".*", ("stop_token_ids",), over(STOPS), f"more than {STOPS} of them", V2),
+    Row(".*", ("bad_words",), wordy, f"more than {STOPS} of them, or {WORDS} bytes", V2),
 )  # fmt: skip
 
 
@@ -124,7 +134,9 @@ def refusal(path: str, body: dict[str, Any]) -> str | None:
     path: without the query. body: parsed by `json.loads`, which itself raises RecursionError for JSON of a thousand
     levels, and ValueError for an integer of more than 4,300 digits: both are to be refused as broken JSON is.
     """
-    return next((reason for row in REFUSED if (reason := row.meets(path, body))), None)
+    bodies = [body, body.get("sampling_params")]  # of /inference/v1/generate
+    asked = [part for part in bodies if isinstance(part, dict)]
+    return next((reason for row in REFUSED for part in asked if (reason := row.meets(path, part))), None)
 
 
 def fault(limits: Limits, path: str, data: bytes) -> str | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import signal
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -224,6 +226,41 @@ def test_a_command_that_is_killed_is_made_good_by_the_next(
     assert parts_of(site) == [again.container, again.container + services.FRONT]
     service.stop(site.paths, site.engine, None, quiet)
     assert parts_of(site) == []
+
+
+@pytest.mark.parametrize("at", ["the front was told", "one has a new name", "both have"])
+def test_one_killed_amid_a_switch_leaves_a_server_that_answers(site: FakeSite, newer: Release, at: str) -> None:
+    """The next command's look alone brings it about: the former server, until the new one has the recipe's name."""
+    old = site.start(port=site.port)
+
+    def serve() -> None:
+        rename, renamed = Container.rename, list[str]()
+
+        def second(container: Container, name: str) -> None:
+            if renamed and at == "one has a new name":
+                os.kill(os.getpid(), signal.SIGKILL)
+            renamed.append(name)
+            rename(container, name)
+
+        def end(*_: object) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Container, "rename", second)
+            if at != "one has a new name":
+                room, name = (switching, "answered") if at == "the front was told" else (waiting, "quiet_moment")
+                patch.setattr(room, name, end)
+            dataclasses.replace(site, engine=Engine.connect()).start(newer, beside=True)
+
+    process = get_context("fork").Process(target=serve)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and len(parts_of(site)) == 3
+    server, front = service.tidy(site.engine, old.container)
+    assert server and front and parts_of(site) == [server.name, front.name] == [old.container, f"{old.container}-front"]
+    assert server.labels[services.RELEASE_LABEL] == (newer if at == "both have" else site.release).tag
+    assert switching.fault_of(services.describe(server, front), None) == ""
+    assert site.start().release == site.release.tag
 
 
 def made_like(engine: Engine, container: Container, name: str) -> None:

@@ -69,6 +69,22 @@ def test_every_document_is_in_the_list() -> None:
     assert listed >= {page.name for page in PROJECT.glob("docs/*.md")} - {"README.md"}
 
 
+def long_sentences(text: str) -> list[str]:
+    """Those of more than 30 words; code and tables are none."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    prose = "\n".join(
+        one for one in text.splitlines() if not one.lstrip().startswith("|") and not one.startswith("    ")
+    )
+    parts = re.split(r"(?<=[.!?:;])\s+|\n\n|\n\s*(?:-|\d+\.) ", prose)
+    return [part for part in parts if len([word for word in part.split() if re.search(r"\w", word)]) > 30]
+
+
+def test_sentences_are_short() -> None:
+    pages = [*PAGES, *PROJECT.glob("mods/**/README.md"), *PROJECT.glob("benchmarks/**/README.md")]
+    assert [sentence for page in pages for sentence in long_sentences(page.read_text(encoding="utf-8"))] == []
+    assert len(long_sentences(f"Short. {'word ' * 31}end. | Short")) == 1
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 110
 

@@ -47,6 +47,11 @@ def test_the_field_is_named() -> None:
     assert refusal(CHAT, {"logprob_token_ids": [5]}).startswith("logprob_token_ids: ")
 
 
+@pytest.mark.parametrize("body", [{"n": 100, "sampling_params": {"n": 1}}, {"n": 1, "sampling_params": {"n": 100}}])
+def test_sampling_parameters_hide_nothing_and_are_asked_themselves(body: dict[str, Any]) -> None:
+    assert refusal("/inference/v1/generate", body) and refusal(COMPLETE, body)
+
+
 def test_it_needs_no_recursion() -> None:
     body: dict[str, Any] = {"response_format": CITY}
     for _ in range(10 * sys.getrecursionlimit()):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from sparkpin.build.consistent import require_consistent
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
@@ -60,11 +61,13 @@ def names(chosen: Collection[ReleaseChange], kind: str) -> set[str]:
 
 
 def make_plan(paths: Paths, good_name: str, bad_name: str) -> BisectPlan:
-    """InputError for two that no change parts."""
+    """InputError for two that no change parts; IntegrityError where a record is not of what was built."""
     records = Releases(paths)
     good, bad = records.get(good_name), records.get(bad_name)
     if good.key == bad.key:
         raise InputError(f"{good.tag} and {bad.tag} are one release", next_step="invoke images lists the releases")
+    for release in (good, bad):
+        require_consistent(paths, release)
     found = operands.recorded_difference(paths, *(operands.release_side(paths, release) for release in (good, bad)))
     changes, notes, mixture = list(of_command(found)), [], None
     if good.checkpoint_key != bad.checkpoint_key:
