@@ -189,6 +189,7 @@ def smoke_together(paths: Paths, wanted: Sequence[Release]) -> None:
     one core busy. Their results are kept when all have ended, so that an interruption leaves none that is not its own.
     """
     from sparkpin.smoke.run import SmokeResult, alone, run_smoke
+    from sparkpin.smoke.server import remove_leftovers
 
     engine = engine_of(paths)
     checkpoints = {}
@@ -205,7 +206,12 @@ def smoke_together(paths: Paths, wanted: Sequence[Release]) -> None:
         return run_smoke(paths, engine_of(paths), started, checkpoint, told, gpus=gpus, held=True)
 
     say(f"{len(wanted)} smoke tests at the same time: {', '.join(release.tag for release in wanted)}")
-    with ThreadPoolExecutor(len(wanted)) as pool, alone(paths, engine, say):
-        results = list(pool.map(test, wanted))
+    # The lock is held until the last thread has ended, which an interruption need not find at its server.
+    with alone(paths, engine, say), ThreadPoolExecutor(len(wanted)) as pool:
+        try:
+            results = list(pool.map(test, wanted))
+        except BaseException:
+            remove_leftovers(paths, engine, say)  # without their servers the others end
+            raise
     for release, result in zip(wanted, results, strict=True):
         kept(paths, release, *result)

@@ -205,8 +205,7 @@ class TaskProgram(Program):
 
 
 class SparkpinProgram(TaskProgram):
-    """`sparkpin`: its own tasks, from any folder, for the project of that folder. Of a project only data is read: code
-    that lies in the current folder is not run."""
+    """`sparkpin`: its own tasks, from any folder, for the project of that folder, whose tasks.py is not run."""
 
     called = "sparkpin"
 

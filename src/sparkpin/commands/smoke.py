@@ -43,13 +43,22 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool)
             show(nothing_to_smoke(recipe, known=len(known), left_out=len(waiting)))
             return ()
     done = smoke_releases(paths, tuple(wanted), load=load)
-    for other in [one for name in {one.recipe for one in done} for one in records.readable(name)[0]]:
-        if other.smoke_passed and not drift.is_compared(other):
-            drift.complete(paths, other, say)
+    complete_above(paths, done)
     done = tuple(records.get(one.tag) for one in done)
     tables.show_built(done)
     finish(records, done)
     return done
+
+
+def complete_above(paths: Paths, done: Sequence[Release]) -> None:
+    """The check `drift` of releases that had nothing to compare with, where one of `done` is what they were built on:
+    an older release is not judged by another build of the stage below."""
+    records = Releases(paths)
+    for recipe in sorted({release.recipe for release in done}):
+        for other in records.readable(recipe)[0]:
+            below = any(other.diff_ids[: len(one.diff_ids)] == one.diff_ids for one in done)
+            if below and other.smoke_passed and not drift.is_compared(other):
+                drift.complete(paths, other, say)
 
 
 def nothing_to_smoke(recipe: str | None, *, known: int, left_out: int) -> str:

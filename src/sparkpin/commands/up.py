@@ -259,9 +259,12 @@ def has_room(plan: BuildPlan, servers: int) -> bool:
 
 
 def first_is_current(paths: Paths, newest: Release) -> None:
-    """The first release of a recipe that passed is promoted, unless `promote` refuses it for what it has lost: nobody
-    asked for this promotion."""
+    """The first release of a recipe that passed is promoted, unless `promote` refuses it for what it has lost, or its
+    check `drift` had nothing to compare with: nobody asked for this promotion."""
     if not newest.smoke_passed or Releases(paths).current(newest.recipe):
+        return
+    if not drift.is_compared(newest):
+        say(f"{newest.tag} passed, and is not current: it was not compared with the stage below, which has not passed")
         return
     if why := quality_gate.refusal(paths, newest):
         say(f"{newest.tag} passed, and is not current: {why}")

@@ -30,15 +30,18 @@ def folder_of(variable: str, default: Path) -> Path:
 
 def project_folder() -> Path:
     """SPARKPIN_PROJECT (`sparkpin --project` sets it), else the nearest folder from the current one upwards that is a
-    project, else the checkout of this file. InputError for none."""
+    project, else the checkout of this file. InputError for none, and for one that is nearest and another user's: nobody
+    named it, and its recipes say what runs (a folder /tmp/pins is quickly made)."""
     if os.environ.get(PROJECT):
         folder = folder_of(PROJECT, Path())
         if not is_project(folder):
             raise InputError(f"{folder} is no project of sparkpin: it has no folder pins", next_step=NEXT)
         return folder
-    here = Path.cwd()
-    for folder in (here, *here.parents, Path(__file__).resolve().parents[3]):
+    here, own = Path.cwd(), Path(__file__).resolve().parents[3]
+    for folder in (here, *here.parents, own):
         if is_project(folder):
+            if folder != own and not is_trusted(folder):
+                raise InputError(f"{folder} is another user's project", next_step=f"sparkpin --project {folder} TASK")
             return folder
     raise InputError(f"no project of sparkpin: neither {here} nor a folder above it has a folder pins", next_step=NEXT)
 
@@ -50,6 +53,11 @@ NEXT = "go to a folder with the project's files (a clone of sparkpin has some), 
 def is_project(folder: Path) -> bool:
     """That of the sources with this name holds code."""
     return (folder / "pins").is_dir() and not (folder / "pins/__init__.py").exists()
+
+
+def is_trusted(folder: Path) -> bool:
+    """Whether it is this user's or root's, or under sudo that of who called it."""
+    return str(folder.stat().st_uid) in (str(os.geteuid()), "0", os.environ.get("SUDO_UID"))
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,10 @@ def backend_version(backend: str) -> str:
 
 
 def build_wheel(mod: Mod, folder: Path) -> Path:
-    """Build the mod's wheel into `folder`, from a copy of the files that count and an empty README."""
+    """Build the mod's wheel into `folder`, from a copy of the files that count and an empty README.
+
+    The backend is the host's: -P keeps a module of the mod that has its name from being run in its place.
+    """
     with disk_errors(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{mod.name}-") as name:
         source = Path(name)
         for path, digest, executable in mod.files:
@@ -121,7 +124,7 @@ def build_wheel(mod: Mod, folder: Path) -> Path:
         if mod.readme:
             (source / mod.readme).touch()
         done = subprocess.run(
-            [sys.executable, "-c", HOOK, mod.backend.partition(":")[0], str(folder.absolute())],
+            [sys.executable, "-P", "-c", HOOK, mod.backend.partition(":")[0], str(folder.absolute())],
             cwd=source,
             env={**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,

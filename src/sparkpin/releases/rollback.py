@@ -137,11 +137,12 @@ def landing(
 
 def chosen(records: Releases, recipe: str, to: str, current: Release, were: Sequence[Release]) -> Release:
     """The release of `--to`. InputError for one that was not current before."""
-    if found := [release for release in lookup.matches(to, were) if release.tag != current.tag]:
+    were = [release for release in were if release.tag != current.tag]  # promoted more than once
+    if found := lookup.matches(to, were):
         return found[-1]
     other = records.get(to, recipe)
     what = "is current" if other.tag == current.tag else f"is {other.state_text}"
-    tags = list(dict.fromkeys(release.tag for release in reversed(were) if release.tag != current.tag))
+    tags = list(dict.fromkeys(release.tag for release in reversed(were)))
     raise InputError(
         f"{other.tag} {what}, and was not current before {current.tag}"
         + (f"; these were, the last first: {', '.join(tags[: lookup.FEW])}" if tags else ""),

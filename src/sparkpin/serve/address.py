@@ -33,10 +33,13 @@ class Address:
 
     @classmethod
     def read(cls, text: str) -> Address:
-        """What `text` gave. InputError for what another version wrote."""
+        """What `text` gave. InputError for what another version wrote, and for values that no option would take."""
         try:
             value = json.loads(text)
-            return cls(**value | {"allow": tuple(value["allow"]), "limits": Limits(**value["limits"])})
+            found = cls(**value | {"allow": tuple(value["allow"]), "limits": Limits(**value["limits"])})
+            if (type(found.host), type(found.port)) != (str, int):
+                raise TypeError(f"host {found.host!r}, port {found.port!r}")
+            return found.options.applied(found)
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
                 f"the address of a server, as another version wrote it: {text[:200]}: {error}",

@@ -160,7 +160,11 @@ def address_path(paths: Paths, recipe: str) -> Path:
 
 
 def keep_address(paths: Paths, recipe: str, text: str) -> None:
-    """For the next `serve`, when no front is left that has it."""
+    """For the next `serve`, when no front is left that has it. What another version wrote is not kept."""
+    try:
+        Address.read(text)
+    except InputError:
+        return
     path = address_path(paths, recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:

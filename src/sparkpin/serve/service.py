@@ -36,6 +36,7 @@ from sparkpin.serve.served import (
     RELEASE_LABEL,
     Served,
     address_of,
+    address_path,
     describe,
     find,
     is_running,
@@ -127,17 +128,22 @@ def start(
             limits=address.limits,
         )
         if old is not None and space is None:
-            return resumed(paths, engine, order, old, wanted, say)
-        assert space is not None
-        ready = old is not None and describe(old, front).ready
-        with engine_errors():
-            if old is not None and ready and (memory_limit.fits_beside(space) if beside is None else beside):
-                return taken_over(paths, engine, order, old, wanted, drain, say)
-            with replaced(engine, name, old, release, drain, say):
-                if gpus:
-                    memory_limit.drop_page_cache(say)
-                    memory_limit.require_room(space, release)
-                return launched(paths, engine, order, old, wanted, say)
+            served = resumed(paths, engine, order, old, wanted, say)
+        else:
+            assert space is not None
+            ready = old is not None and describe(old, front).ready
+            with engine_errors():
+                if old is not None and ready and (memory_limit.fits_beside(space) if beside is None else beside):
+                    served = taken_over(paths, engine, order, old, wanted, drain, say)
+                else:
+                    with replaced(engine, name, old, release, drain, say):
+                        if gpus:
+                            memory_limit.drop_page_cache(say)
+                            memory_limit.require_room(space, release)
+                        served = launched(paths, engine, order, old, wanted, say)
+        # The front has it now. Should that go without `stop`, an older address must not open the server again.
+        address_path(paths, release.recipe).unlink(missing_ok=True)
+        return served
 
 
 def key_of(paths: Paths, release: Release, host: str) -> str | None:

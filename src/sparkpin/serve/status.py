@@ -285,9 +285,11 @@ def show_env(paths: Paths, engine: Engine, recipe: str | None) -> None:
     container = service_of(paths, engine, recipe)
     served = describe(container, front := front_of(engine, container))
     address, path = address_of(front), keys.path_of(paths, served.recipe)
-    key = (
-        path.read_text(encoding="utf-8").strip() if served.key and path.is_file() else "not-needed"
-    )  # the libraries want one
+    if served.key and not path.is_file():
+        raise InputError(
+            f"{served.recipe} wants a key, and {path} is not there", next_step="invoke serve makes the server a new one"
+        )
+    key = path.read_text(encoding="utf-8").strip() if served.key else "not-needed"  # the libraries want one
     said = {"OPENAI_BASE_URL": served.url, "OPENAI_API_KEY": key, "OPENAI_MODEL": served.model}
     if address and signs_itself(address.cert):
         said["SSL_CERT_FILE"] = address.cert

@@ -74,8 +74,19 @@ def compared(own: Reference, below: Reference | None, limit: float | None, stage
 
 def is_compared(release: Release) -> bool:
     """Whether its numbers were held against those of the stage below, where it is to be."""
-    found = [check for check in (release.smoke or {}).get("checks", ()) if check["name"] == "drift"]
+    found = [check for check in (release.smoke or {}).get("checks", ()) if is_drift(check)]
     return all(check.get("applicable", True) for check in found)
+
+
+def is_drift(check: dict[str, Any]) -> bool:
+    """Of the release's own draft length, or of another one (`drift@LENGTH`)."""
+    return str(check["name"]).partition("@")[0] == "drift"
+
+
+def marked(file: str, mark: str) -> str:
+    """The file's name for another draft length than the release's own. mark: `@LENGTH`, "" for the own."""
+    name, _, end = file.partition(".")
+    return f"{name}{mark.replace('@', '-drafts-')}.{end}"
 
 
 def complete(paths: Paths, release: Release, say: Say) -> Release:
@@ -85,26 +96,29 @@ def complete(paths: Paths, release: Release, say: Say) -> Release:
     """
     folder = evidence_folder(paths, release)
     checks = [dict(check) for check in (release.smoke or {}).get("checks", ())]
-    mine = [check for check in checks if check["name"] == "drift" and check["passed"]]
+    mine = [check for check in checks if is_drift(check) and check["passed"]]
     below = reference(paths, release)
-    if not mine or below is None or release.demands.drift is None:
+    limit, stage = release.demands.drift, release.demands.parent
+    if not mine or below is None or limit is None:
         return release
     try:
-        own = read(release.tag, json.loads((folder / FILE).read_text()))
+        names = [marked(FILE, check["name"].removeprefix("drift")) for check in mine]
+        left = [read(release.tag, json.loads((folder / name).read_text())) for name in names]
         result = json.loads((folder / "result.json").read_text())
     except (OSError, ValueError, KeyError, TypeError):
         return release  # its evidence is gone: nothing to complete it from
-    (check,) = mine
-    told = f"{len(own.logprobs)} tokens, on the mean {fmean(own.logprobs):.2f}"
-    try:
-        detail = f"{told}; {compared(own, below, release.demands.drift, release.demands.parent, told)}"
-        check |= {"passed": True, "applicable": True, "detail": detail}
-    except NotApplicable:
-        return release
-    except Wrong as wrong:
-        check |= {"passed": False, "applicable": True, "detail": str(wrong)}
-    check["compared"] = now()
-    say(f"{release.tag}: drift: {'ok' if check['passed'] else 'FAILED'}, {check['detail']} (compared afterwards)")
+    for check, own in zip(mine, left, strict=True):
+        told = f"{len(own.logprobs)} tokens, on the mean {fmean(own.logprobs):.2f}"
+        try:
+            detail = f"{told}; {compared(own, below, limit, stage, told)}"
+            check |= {"passed": True, "applicable": True, "detail": detail}
+        except NotApplicable:
+            return release
+        except Wrong as wrong:
+            check |= {"passed": False, "applicable": True, "detail": str(wrong)}
+        check["compared"] = now()
+        verdict = "ok" if check["passed"] else "FAILED"
+        say(f"{release.tag}: {check['name']}: {verdict}, {check['detail']} (compared afterwards)")
     changed = {"checks": checks, "passed": all(one["passed"] for one in checks)}
     return Releases(paths).smoked(
         release.tag, {**(release.smoke or {}), **changed}, lambda: write_json(folder / "result.json", result | changed)

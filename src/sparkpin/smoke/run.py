@@ -191,11 +191,11 @@ def finished(
     def write(folder: Path) -> None:
         for length, each in served:
             name = f"-drafts-{length}" if each.mark else ""
+            for file, value in each.leaves.items():
+                write_json(folder / drift.marked(file, each.mark), value)
             (folder / f"server{name}.log").write_bytes(each.log)
             lines = [json.dumps(exchange.as_dict(), ensure_ascii=False) + "\n" for exchange in each.exchanges]
             (folder / f"exchanges{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-        for file, value in evidence.leaves.items():
-            write_json(folder / file, value)
         write_json(folder / "result.json", record)
 
     return result, write

@@ -17,6 +17,7 @@ from typed import typed
 import sparkpin
 from sparkpin.commands import command_line
 from sparkpin.core import paths, terminal
+from sparkpin.core.errors import InputError
 from sparkpin.serve.address import AddressOptions
 
 GROUPS = ["serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers"]
@@ -300,6 +301,27 @@ def test_the_project_is_the_nearest_one_upwards(
     assert "only-here" in typed(["--complete", "--", line], capsys)[1]
     assert typed(f"recipe list --project {project}", capsys)[0] == 0
     assert os.environ["SPARKPIN_PROJECT"] == str(project)
+
+
+def test_the_nearest_project_is_not_taken_from_another_user_who_only_made_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No second user is at hand in a test; where it runs as root, root's own folders are everybody's to trust."""
+    monkeypatch.delenv("SPARKPIN_PROJECT", raising=False)
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    monkeypatch.chdir(project / "recipes")
+    owner = project.stat().st_uid
+    if not owner:
+        os.chown(project, 4711, -1)
+        owner = 4711
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(InputError, match="another user's project"):
+        paths.project_folder()
+    monkeypatch.setenv("SPARKPIN_PROJECT", str(project))
+    assert paths.project_folder() == project, "named by a person"
+    monkeypatch.delenv("SPARKPIN_PROJECT")
+    monkeypatch.setenv("SUDO_UID", str(owner))
+    assert paths.project_folder() == project
 
 
 @pytest.mark.parametrize("line", ["--list", "--help", "images --help", "--version", "--complete -- sparkpin ",

@@ -7,6 +7,7 @@ them drifts when it is told to. tests/e2e runs the real ones.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,21 @@ from typing import Any
 import made_releases
 import pytest
 
+from sparkpin.build import make
 from sparkpin.build.pair import pair
 from sparkpin.commands import smoke as commands_smoke
 from sparkpin.commands import up
-from sparkpin.core.files import write_json
+from sparkpin.core.errors import BusyError, EngineError
+from sparkpin.core.files import lock, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Demands, Release, Releases
-from sparkpin.smoke import drift
+from sparkpin.smoke import drift, run, server
 from sparkpin.smoke.answers import NotApplicable, Wrong
 from sparkpin.smoke.evidence import evidence_folder
 
 STAGES = ("base", "hybrid", "mtp", "v2", "v2-tq")
 SOONEST = ["v2", "v2-tq"]
+FIRST_IS_CURRENT = up.first_is_current
 
 
 @dataclass
@@ -123,6 +127,19 @@ def test_what_fails_or_was_not_compared_is_not_promoted_early(chain: Chain, brok
     assert done[broken].state == "failed" and chain.records.current_tag("scripted-tiny") is None
 
 
+def test_at_the_end_of_up_too_only_what_was_compared_is_promoted(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    promoted: list[str] = []
+    monkeypatch.setattr(up.current, "promote", lambda paths, engine, tag, look: promoted.append(tag))
+    chain.broken = ("v2",)
+    end = chain.run()["v2-tq"]
+    assert end.smoke_passed and not drift.is_compared(end)
+    FIRST_IS_CURRENT(chain.plan.paths, end)
+    assert not promoted
+    smoke = {"passed": True, "checks": [{"name": "drift", "passed": True, "applicable": True}]}
+    FIRST_IS_CURRENT(chain.plan.paths, dataclasses.replace(end, smoke=smoke))
+    assert promoted == [end.tag]
+
+
 def test_drift_that_only_shows_afterwards_fails_the_stage(chain: Chain) -> None:
     chain.levels = {"v2": -2.0, "v2-tq": -2.05}
     done = chain.run()
@@ -172,3 +189,32 @@ def test_where_there_is_room_for_two_servers_the_end_is_compared_when_both_have_
     assert chain.happened == ["together", *SOONEST, *promoted, "base", "hybrid", "mtp"]
     assert done["v2-tq"].state == ("current" if current else "failed")
     assert all(drift.is_compared(release) for release in done.values())
+
+
+def test_when_one_of_two_tests_breaks_off_the_other_ends_before_the_lock_goes(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, begun, removed, held = chain.plan.paths, threading.Event(), threading.Event(), list[bool]()
+
+    def test(paths: Paths, engine: object, release: Release, *_: object, **known: object) -> None:
+        if release.stage == SOONEST[0]:
+            assert begun.wait(20)
+            raise EngineError("gone")
+        begun.set()
+        assert removed.wait(20), "its server is taken away"
+        try:
+            with lock(server.smoke_lock(paths), wait=False):
+                held.append(False)
+        except BusyError:
+            held.append(True)
+        raise EngineError("its server is gone")
+
+    for name in ("engine_of", "require_consistent", "checkpoint_of"):
+        monkeypatch.setattr(make, name, lambda *_: None)
+    monkeypatch.setattr(make, "uses_gpu", lambda *_: False)
+    monkeypatch.setattr(run, "run_smoke", test)
+    monkeypatch.setattr(run, "remove_leftovers", lambda *_: None)
+    monkeypatch.setattr(server, "remove_leftovers", lambda *_: removed.set())
+    with pytest.raises(EngineError, match="gone"):
+        make.smoke_together(paths, chain.made[-2:])
+    assert held == [True] and all(release.smoke is None for release in chain.records.all())

@@ -17,7 +17,7 @@ from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import HISTORY, Release, Releases
-from sparkpin.releases.rollback import landing
+from sparkpin.releases.rollback import chosen, landing
 
 
 def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
@@ -168,3 +168,10 @@ def test_a_damaged_checkpoint_that_the_pins_do_not_give_is_told(project: Path, t
     with pytest.raises(CheckpointError, match="gone or damaged") as caught:
         make.checkpoint_of(paths, lost)
     assert "invoke build --recipe scripted-tiny --stage v2" in caught.value.next_step
+
+
+def test_a_stage_s_name_means_what_was_current_before_and_not_what_is(tmp_path: Path) -> None:
+    """The current release was current before, too: of A, C, D, C that were promoted A and C are of one stage."""
+    records = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"))
+    first, current = release(1, "retired"), release(2, "current")
+    assert chosen(records, "tiny", first.stage, current, [first, current]) == first

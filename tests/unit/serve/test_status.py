@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+import subprocess
 from pathlib import Path
 
 import made_releases
+import pytest
 from certificates import certificate
 from evidence_samples import PROJECT
 
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Releases
-from sparkpin.serve import load, status
-from sparkpin.serve.served import Served
+from sparkpin.serve import keys, load, status
+from sparkpin.serve.address import Address
+from sparkpin.serve.rules import Limits
+from sparkpin.serve.served import Served, address_path, keep_address, kept_address
 
 
 def test_logs_leave_out_the_health_check_and_nothing_else() -> None:
@@ -70,3 +75,41 @@ def test_lines_for_a_shell_are_quoted(tmp_path: Path) -> None:
     assert json.loads(words[words.index("--json") + 1])["model"] == "a 'b"
     assert f"$(cat '{paths.home}/keys/r')" in status.curl_line(paths, served, "")
     assert "--cacert" in status.curl_line(paths, served, certificate(tmp_path / "own")[0])
+
+
+def test_a_shell_takes_the_lines_of_env_as_they_are_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without an engine: what it is asked for is given here."""
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    name = "a '$(touch /tmp/no) b"
+    served = Served(str(paths.home), "r", "sparkpin/r:v2-1", "c", "0.0.0.0", 8000, name, "running", True, key="x")
+    for what, value in (("service_of", None), ("front_of", None), ("address_of", None), ("describe", served)):
+        monkeypatch.setattr(status, what, lambda *_, value=value: value)
+    with pytest.raises(InputError, match="is not there"):
+        status.show_env(paths, None, None)  # type: ignore[arg-type]
+    path = keys.path_of(paths, "r")
+    path.parent.mkdir(parents=True)
+    path.write_text("k-e;y\n")
+    status.show_env(paths, None, None)  # type: ignore[arg-type]
+    script = f'{capsys.readouterr().out}\nprintf \'%s\\n\' "$OPENAI_BASE_URL" "$OPENAI_API_KEY" "$OPENAI_MODEL"'
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["http://127.0.0.1:8000/v1", "k-e;y", name]
+
+
+def test_an_address_of_another_version_is_not_kept(tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    keep_address(paths, "r", '{"port": 8000}')
+    assert kept_address(paths, "r") is None
+    whole = Address(port=8001, cert="/c", tls_key="/k", allow=("/score",), limits=Limits(requests=9))
+    keep_address(paths, "r", whole.text)
+    assert kept_address(paths, "r") == whole
+    for change in (
+        {"port": "8001"},
+        {"allow": ["/../x"]},
+        {"limits": dataclasses.asdict(Limits()) | {"body": "many"}},
+        {"host": 1},
+    ):
+        address_path(paths, "r").write_text(json.dumps(json.loads(whole.text) | change))
+        with pytest.raises(InputError, match=str(address_path(paths, "r"))):
+            kept_address(paths, "r")

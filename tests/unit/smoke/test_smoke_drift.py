@@ -17,13 +17,15 @@ from smoke_subject import checked as checked
 
 from sparkpin.build.demands import demands_of
 from sparkpin.build.pair import pair
+from sparkpin.commands import smoke
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
+from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.pins.manifests import load_chain, load_model, load_stack
 from sparkpin.releases.record import Release, Releases
-from sparkpin.smoke import checks, drafting, drift
-from sparkpin.smoke.evidence import evidence_folder
+from sparkpin.smoke import checks, drafting, drift, run
+from sparkpin.smoke.evidence import evidence_folder, kept
 from sparkpin.smoke.expectations import scripted, shape_only
 
 ROWS = json.loads(RECORDED["drift"][2])["choices"][0]["prompt_logprobs"]
@@ -225,3 +227,40 @@ def test_a_test_that_came_before_that_of_the_stage_below_is_completed_afterwards
     wrong = {**smoke, "passed": False, "checks": [{**unasked, "passed": False, "applicable": True}]}
     records.update(made.tag, lambda known: dataclasses.replace(known, state="failed", smoke=wrong))
     assert records.get(made.tag) == drift.complete(paths, records.get(made.tag), said.append), "a fault stays one"
+
+
+def test_each_draft_length_leaves_its_numbers_and_is_completed(release: tuple[Paths, Release]) -> None:
+    """One of them alone is too far away."""
+    paths, made = release
+    records, said = Releases(paths), list[str]()
+    served = []
+    for mark, level in (("", -1.0), ("@3", -2.0)):
+        evidence = run.ServerEvidence([], mark)
+        evidence.leaves = {drift.FILE: {"text": "t", "tokens": [1, 2], "logprobs": [level, level]}}
+        evidence.add(checks.CheckResult("drift", True, "", 1.0, applicable=False), said.append)
+        served.append((3 if mark else 2, evidence))
+    demands = made.demands.model_copy(update={"parent": "below", "drift": 0.05})
+    made = records.update(made.tag, lambda known: dataclasses.replace(known, demands=demands))
+    early = kept(paths, made, *run.finished(paths, made, served, 1.0, read_fingerprint("28.0")))
+    assert early.smoke_passed and not drift.is_compared(early)
+    below = dataclasses.replace(made, stage="below", tag=made.tag.replace(made.stage, "below"), smoke={"passed": True})
+    records.save(below)
+    leave(paths, below, served[0][1].leaves[drift.FILE])
+    done = drift.complete(paths, early, said.append)
+    assert drift.is_compared(done) and done.state == "failed" and done.smoke
+    assert [(check["name"], check["passed"]) for check in done.smoke["checks"]] == [("drift", True), ("drift@3", False)]
+
+
+def test_a_release_of_another_build_is_not_judged_by_a_newer_stage_below(
+    release: tuple[Paths, Release], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, made = release
+    records, asked = Releases(paths), list[str]()
+    monkeypatch.setattr(drift, "complete", lambda paths, release, say: asked.append(release.tag))
+    unasked = {"name": "drift", "passed": True, "detail": "", "seconds": 1.0, "applicable": False}
+    records.smoked(made.tag, {"passed": True, "checks": [unasked]})
+    below = dataclasses.replace(made, diff_ids=made.diff_ids[:1])
+    smoke.complete_above(paths, [dataclasses.replace(below, diff_ids=("sha256:" + "0" * 64,))])
+    assert not asked
+    smoke.complete_above(paths, [below])
+    assert asked == [made.tag]
