@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparkpin.build.pair import pair
+from sparkpin.commands.command_line import did_you_mean
 from sparkpin.core import terminal
 from sparkpin.core.errors import EngineError, InputError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -44,7 +45,8 @@ def client(tool: str, *, recipe: str | None, url: str, key: str) -> None:
     if not tool:
         return tools()
     if tool not in CLIENTS:
-        raise InputError(f"no tool {tool!r}", next_step=f"choose one of: {', '.join(CLIENTS)}")
+        guess = did_you_mean(tool, CLIENTS)
+        raise InputError(f"no tool {tool!r}", next_step=f"{guess}choose one of: {', '.join(CLIENTS)}")
     if key and not key.isidentifier():
         raise InputError(
             f"--key-env: saw {key!r}, wanted the name of a variable of the environment",
@@ -146,11 +148,15 @@ def told_context(paths: Paths, service: served.Served, release: Release) -> int 
 def written(paths: Paths, recipe: str | None) -> FoundServer:
     """What the recipe, or the default one of this machine's stack, says."""
     name = recipe or machine.default_recipe(paths.project)
-    last = pair(paths.project, name)[-1]
+    last, kept = pair(paths.project, name)[-1], served.kept_address(paths, name)
+    port = flag_value(last.argv, "--port") or Address.port
+    url = f"http://{reached(last.argv)}:{port}/v1"
+    if kept:  # `stop` left it for the next `serve`
+        url = f"http{'s' if kept.cert else ''}://{served.reachable(kept.host)}:{kept.port}/v1"
     return FoundServer(
         argv=last.argv,
         family=family_of(manifests.load_families(paths.project), last.recipe.model),
-        url=f"http://{reached(last.argv)}:{flag_value(last.argv, '--port') or Address.port}/v1",
+        url=url,
         label=name,
         origin=f"recipes/{name}.yaml",
     )

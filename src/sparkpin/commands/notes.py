@@ -75,7 +75,8 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
     if failed:
         raise SmokeError(
             f"{len(failed)} of {len(done)} smoke tests failed; their images are kept, marked failed",
-            next_step=f"read {records.evidence(failed[0])}/smoke/{failed[0].smoke_log}",
+            next_step=f"invoke smoke {failed[0].tag} repeats it; requests, answers and the log lie beside "
+            f"{records.evidence(failed[0])}/smoke/{failed[0].smoke_log}",
         )
     if done:
         newest = done[-1]

@@ -41,6 +41,10 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool)
         wanted = with_image(paths, waiting)
         if not wanted:
             show(nothing_to_smoke(recipe, known=len(known), left_out=len(waiting)))
+            for release in known:
+                if release.smoke_failed:
+                    show(f"{release.tag} failed: {'; '.join(release.smoke_failures)}")
+                    show(f"next: invoke smoke {release.tag}")
             return ()
     done = smoke_releases(paths, tuple(wanted), load=load)
     complete_above(paths, done)

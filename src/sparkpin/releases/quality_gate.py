@@ -85,8 +85,9 @@ def unknown(paths: Paths, release: Release) -> list[str]:
 
 
 def summary(record: QualityRecord, lines: Sequence[Judged]) -> str:
-    kept = sum(line.kept == "within" for line in lines)
-    limits = f"{kept} of {len(lines)} limits kept" if lines else "its stage sets no limits"
+    seen = [line.kept for line in lines]
+    limits = f"{seen.count('within')} of {len(lines)} limits kept" if lines else "its stage sets no limits"
+    limits += f", {number} cannot tell" if (number := seen.count("unclear")) else ""
     return f"quality against {record.reference}: {limits}, measured {record.time}"
 
 

@@ -141,10 +141,11 @@ def chosen(records: Releases, recipe: str, to: str, current: Release, were: Sequ
     if found := lookup.matches(to, were):
         return found[-1]
     other = records.get(to, recipe)
-    what = "is current" if other.tag == current.tag else f"is {other.state_text}"
+    if other.tag == current.tag:
+        raise InputError(f"{other.tag} is current already", next_step="invoke images lists the others")
     tags = list(dict.fromkeys(release.tag for release in reversed(were)))
     raise InputError(
-        f"{other.tag} {what}, and was not current before {current.tag}"
+        f"{other.tag} is {other.state_text}, and was not current before {current.tag}"
         + (f"; these were, the last first: {', '.join(tags[: lookup.FEW])}" if tags else ""),
         next_step=f"invoke promote {other.tag}, which goes anywhere",
     )

@@ -81,6 +81,9 @@ def show_all(paths: Paths, every: Sequence[Served], found: Mapping[str, Containe
         more += [f"limits: {', '.join(f'{n}={v}' for n, v in served.limits.items())}"] if served.limits else []
         if now := load_of(paths, served):
             more.append(now)
+        current = Releases(paths).current_tag(served.recipe) if served.home == str(paths.home) else None
+        if current not in (None, served.release):
+            more.append(f"current is {current}: invoke serve serves that")
         if more:
             terminal.show(f"{served.recipe}: {'; '.join(more)}")
     for served in every:
@@ -271,7 +274,8 @@ def curl_line(paths: Paths, served: Served, cert: str) -> str:
     words = ["curl", *(["--cacert", shlex.quote(cert)] if signs_itself(cert) else [])]
     if served.key:
         words.append(f'-H "Authorization: Bearer $(cat {shlex.quote(str(keys.path_of(paths, served.recipe)))})"')
-    return " ".join([*words, "--json", shlex.quote(body), f"{served.url}/chat/completions"])
+    words += ["-H 'Content-Type: application/json'", "-d", shlex.quote(body)]  # --json: not in curl of Ubuntu 22.04
+    return " ".join([*words, f"{served.url}/chat/completions"])
 
 
 def signs_itself(cert: str) -> bool:

@@ -72,7 +72,7 @@ def test_lines_for_a_shell_are_quoted(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "ho me")
     served = Served(str(paths.home), "r", "sparkpin/r:v2-1", "c", "0.0.0.0", 8000, "a 'b", "running", True, key="x")
     words = shlex.split(status.curl_line(paths, served, ""))
-    assert json.loads(words[words.index("--json") + 1])["model"] == "a 'b"
+    assert json.loads(words[words.index("-d") + 1])["model"] == "a 'b"
     assert f"$(cat '{paths.home}/keys/r')" in status.curl_line(paths, served, "")
     assert "--cacert" in status.curl_line(paths, served, certificate(tmp_path / "own")[0])
 
