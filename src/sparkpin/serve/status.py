@@ -238,15 +238,17 @@ def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     address = options.applied(Address())  # InputError for a value that is none
     keys.is_local(address.host)
     system = os.geteuid() == 0
+    # `invoke` runs the tasks.py of the folder; that of another checkout need not fit this code.
+    program = "invoke" if OWN.is_relative_to(paths.project) else "sparkpin"
     env = {
         "SPARKPIN_HOME": str(paths.home),
         "SPARKPIN_CACHE": str(paths.cache),
     }  # systemd has no XDG_DATA_HOME of a shell
+    env |= {"SPARKPIN_PROJECT": str(paths.project)} if program == "sparkpin" else {}  # named: it may be another user's
     env |= {name: os.environ[name] for name in ("DOCKER_HOST",) if os.environ.get(name)}
     text = unit.unit_text(
         recipe=recipe,
-        # `invoke` runs the tasks.py of the folder; that of another checkout need not fit this code.
-        invoke=Path(sys.executable).parent / ("invoke" if OWN.is_relative_to(paths.project) else "sparkpin"),
+        invoke=Path(sys.executable).parent / program,
         project=paths.project,
         env=env,
         arguments=options.words,

@@ -13,11 +13,11 @@ import pytest
 from certificates import certificate
 from evidence_samples import PROJECT
 
-from sparkpin.core.errors import InputError
+from sparkpin.core.errors import EngineError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Releases
 from sparkpin.serve import keys, load, status
-from sparkpin.serve.address import Address
+from sparkpin.serve.address import Address, AddressOptions
 from sparkpin.serve.rules import Limits
 from sparkpin.serve.served import Served, address_path, keep_address, kept_address
 
@@ -113,3 +113,18 @@ def test_an_address_of_another_version_is_not_kept(tmp_path: Path) -> None:
         address_path(paths, "r").write_text(json.dumps(json.loads(whole.text) | change))
         with pytest.raises(InputError, match=str(address_path(paths, "r"))):
             kept_address(paths, "r")
+
+
+def test_the_unit_of_another_folder_s_project_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No engine is needed for it."""
+
+    def gone() -> None:
+        raise EngineError("no engine")
+
+    monkeypatch.setattr(status.Engine, "connect", gone)
+    for project, named in ((PROJECT, False), (tmp_path / "project", True)):
+        status.show_unit(Paths(project, tmp_path / "cache", tmp_path / "home"), "r", AddressOptions())
+        text = capsys.readouterr().out
+        assert (f'SPARKPIN_PROJECT={project}"' in text) == named == ('/bin/sparkpin" serve' in text)
