@@ -20,7 +20,7 @@ class Told:
 
 def say(line: str) -> None:
     """One line of progress, to standard error so that --json output stays clean."""
-    if not Told.quiet:
+    if not Told.quiet or line.startswith("warning"):
         print(f"[{time.monotonic() - STARTED:6.1f}s] {line}", file=sys.stderr, flush=True)
 
 

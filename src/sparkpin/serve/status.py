@@ -271,13 +271,17 @@ def told(paths: Paths, served: Served, cert: str = "", context: int | None = Non
 
 
 def curl_line(paths: Paths, served: Served, cert: str) -> str:
-    """For a shell of this machine."""
+    """For a shell of this machine. The key comes by a pipe: `ps` shows curl's arguments to every user."""
     body = json.dumps({"model": served.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 60})
-    words = ["curl", *(["--cacert", shlex.quote(cert)] if signs_itself(cert) else [])]
-    if served.key:
-        words.append(f'-H "Authorization: Bearer $(cat {shlex.quote(str(keys.path_of(paths, served.recipe)))})"')
+    words = [
+        "curl",
+        *(["--cacert", shlex.quote(cert)] if signs_itself(cert) else []),
+        *(["-H @-"] if served.key else []),
+    ]
     words += ["-H 'Content-Type: application/json'", "-d", shlex.quote(body)]  # --json: not in curl of Ubuntu 22.04
-    return " ".join([*words, f"{served.url}/chat/completions"])
+    key = shlex.quote(str(keys.path_of(paths, served.recipe)))
+    given = f"""printf 'Authorization: Bearer %s' "$(cat {key})" | """ if served.key else ""
+    return given + " ".join([*words, f"{served.url}/chat/completions"])
 
 
 def signs_itself(cert: str) -> bool:
