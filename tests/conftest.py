@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from unittest import mock
 
 import durations
 import pytest
 import trials
 import wheelhouse
 from places import NO_ENGINE, PROJECT, copied_to
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None]:
+    """Tables as one gets them who searches them; not around pytest's own lines. test_terminal.py has narrow ones."""
+    with mock.patch.dict(os.environ, COLUMNS="1000"):
+        return (yield)
+
+
+pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
 
 @pytest.fixture

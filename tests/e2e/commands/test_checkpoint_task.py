@@ -17,7 +17,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
     root = tmp_path_factory.mktemp("task")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKPIN_CACHE", str(root / "cache"))
-        patch.setenv("COLUMNS", "1000")
         yield Checkout.make(root / "copy")
 
 

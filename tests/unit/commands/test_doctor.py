@@ -292,7 +292,6 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
 ) -> None:
     """This machine, called a Spark: its other facts are its own, so it lacks what a Spark's driver brings."""
     here = dataclasses.replace(machine.read_host(), is_spark=True)
-    monkeypatch.setenv("COLUMNS", "1000")
     monkeypatch.setattr(machine, "read_host", lambda *_: here)
     monkeypatch.setattr(reading, "read_gpus", lambda run: ())
     monkeypatch.setattr(reading, "toolkit_version", lambda run: "")

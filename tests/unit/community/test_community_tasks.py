@@ -168,7 +168,6 @@ def test_the_list_of_recipes_tells_of_those_that_cannot_be_read(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
-    monkeypatch.setenv("COLUMNS", "1000")
     (paths.project / "recipes/broken.yaml").write_text("name: other\n")
     options = {"name": "", "stack": None, "stage": None, "lock": True, "form": "v1", "release": None, "output": ""}
     assert tasks.recipe("list", "", **options)  # type: ignore[arg-type]
