@@ -42,7 +42,8 @@ def home(tmp_path_factory: pytest.TempPathFactory, stages: dict[str, Release]) -
     own = Paths(PROJECT, machine.cache, tmp_path_factory.mktemp("bench") / "home")
     files.write_json(Releases(own).record_path(known), to_json(known))
     shutil.copytree(Releases(machine).checkpoint(known), Releases(own).checkpoint(known))
-    own.inputs.symlink_to(machine.inputs)
+    for kept in ("inputs", "images"):  # what it was made from, and how: a record is held to that
+        (own.home / kept).symlink_to(machine.home / kept)
     return Home(own, known)
 
 
