@@ -63,17 +63,7 @@ def opencode(folder: Path, config: str, *arguments: str, env: dict[str, str] | N
     quiet = ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD", "DEFAULT_PLUGINS")  # it would ask the network for these
     given = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "OPENCODE_CONFIG_CONTENT": json.dumps(own)}
     given |= {f"OPENCODE_DISABLE_{name}": "1" for name in quiet}
-    done = subprocess.run(
-        [OPENCODE, *arguments],
-        cwd=folder,
-        env=given | (env or {}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output(folder, [str(OPENCODE), *arguments], given | (env or {}))
 
 
 def claude(folder: Path, lines: str, question: str) -> list[dict[str, Any]]:
@@ -96,10 +86,16 @@ def llm(folder: Path, config: str, *arguments: str) -> str:
 
 def in_shell(folder: Path, lines: str, command: Sequence[str]) -> str:
     (folder / "home").mkdir(exist_ok=True)
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder / "home")}
+    return output(folder, ["bash", "-c", f"{lines}\n{shlex.join(command)}"], env)
+
+
+def output(folder: Path, command: Sequence[str], env: dict[str, str]) -> str:
+    """Of a command that must succeed."""
     done = subprocess.run(
-        ["bash", "-c", f"{lines}\n{shlex.join(command)}"],
+        command,
         cwd=folder,
-        env={"PATH": os.environ["PATH"], "HOME": str(folder / "home")},
+        env=env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

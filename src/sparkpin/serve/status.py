@@ -100,10 +100,10 @@ def load_of(paths: Paths, served: Served) -> str:
     """As `load.line`; "" for a server that does not tell, or of another home."""
     from sparkpin.smoke.replies import Fault  # slow to import
 
-    path = keys.path_of(paths, served.recipe)
-    key = path.read_text(encoding="utf-8").strip() if served.key and path.is_file() else None
     if not served.ready or served.home != str(paths.home):
         return ""
+    path = keys.path_of(paths, served.recipe)
+    key = path.read_text(encoding="utf-8").strip() if served.key and path.is_file() else None
     with client_of(served, key) as client, contextlib.suppress(Fault):
         read = [(time.monotonic(), client.get("/metrics").body.decode(errors="replace"))]
         time.sleep(LOAD_SECONDS if total(read[0][1], load.RUNNING) else 0.01)
