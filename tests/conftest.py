@@ -6,7 +6,6 @@ import os
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from unittest import mock
 
 import durations
 import pytest
@@ -16,13 +15,22 @@ from places import NO_ENGINE, PROJECT, copied_to
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup() -> Generator[None]:
-    """Tables as one gets them who searches them; not around pytest's own lines. test_terminal.py has narrow ones."""
-    with mock.patch.dict(os.environ, COLUMNS="1000"):
+def pytest_runtest_call() -> Generator[None]:
+    """Tables as one gets them who searches them; not around pytest's own lines. test_terminal.py has narrow ones.
+
+    This variable alone is put back: what fixtures set is theirs to undo, and they do it within the teardown.
+    """
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "1000"
+    try:
         return (yield)
+    finally:
+        os.environ.pop("COLUMNS", None)
+        if before is not None:
+            os.environ["COLUMNS"] = before
 
 
-pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
+pytest_runtest_teardown = pytest_runtest_call
 
 
 @pytest.fixture
@@ -79,6 +87,7 @@ def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+PATH = os.environ.get("PATH")
 MARKED = ("e2e", "engine")  # folders whose tests have the marker of that name; the longest are in the first
 
 
@@ -113,6 +122,7 @@ def kind(item: pytest.Item) -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    assert os.environ.get("PATH") == PATH, "an earlier test left another PATH behind"
     if kind(item) in MARKED:
         assert not os.environ.get("DOCKER_HOST", "").endswith(NO_ENGINE), "what unit tests are given was left behind"
 
