@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.releases.inside import PROMPT
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, fronts, launch, memory_limit, waiting
 from sparkpin.serve.fronts import FrontOrder
-from sparkpin.serve.inside import PROMPT
 from sparkpin.serve.launch import SOCKET_LABEL, LaunchOrder, requests_under_way
 from sparkpin.serve.served import FORMER, NEXT, RELEASE_LABEL, Served, client_of, describe, is_running
 from sparkpin.serve.waiting import Detached
@@ -69,7 +70,7 @@ def ready(paths: Paths, container: Container, wanted: LaunchOrder, say: Say) -> 
     """It answers a request from within, and from now on Docker keeps it up."""
     folder = crash_facts.folder_of(paths, wanted.release.recipe, wanted.release.name)
     seconds = waiting.until_ready(container, wanted.release, wanted.timeout, folder, say, fresh=True)
-    if wanted.gpus:
+    if wanted.gpus and isinstance(wanted.checkpoint, Path):
         memory_limit.forget_files(wanted.checkpoint)
     launch.keep_up(container, wanted)
     say(f"ready after {seconds:.0f} s")
