@@ -65,12 +65,27 @@ def serve(
         "limits of docs/serving.md that are to be others (default: as before; `none`)",
         "requests=64,restarts=3",
     ] = None,
+    nodes: Annotated[
+        str | None, "machines of a release that is for several (default: as before)", "here,ssh://me@spark2"
+    ] = None,
+    link: Annotated[
+        str | None, "interface of this machine, or network, between them (default: as before, else the only one)"
+    ] = None,
+    shared_link: Annotated[bool, "take the link though others are on it"] = False,
     drain: Drain = None,
     unit: Annotated[bool, "print a systemd unit that does this after a reboot, and serve nothing now"] = False,
 ) -> None:
     """Serve a release, in the place of what is served of its recipe."""
     options = AddressOptions(port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, allow=allow, limit=limit)
-    commands.serve.serve(recipe=recipe, release=tag, stack=stack, options=options, drain=drain, unit=unit)
+    commands.serve.serve(
+        recipe=recipe,
+        release=tag,
+        stack=stack,
+        options=options,
+        drain=drain,
+        unit=unit,
+        where=(nodes, link, shared_link),
+    )
 
 
 @task("serve")

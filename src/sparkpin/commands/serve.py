@@ -22,6 +22,7 @@ from sparkpin.serve import service
 from sparkpin.serve import status as serving_tasks
 from sparkpin.serve.address import UNCHANGED, AddressOptions
 from sparkpin.serve.choose_loader import with_loader
+from sparkpin.serve.nodes import NodesOptions
 from sparkpin.serve.served import FRONT, address_of, find, status
 from sparkpin.serve.waiting import Detached
 from sparkpin.smoke.server import clear_leftovers
@@ -35,8 +36,10 @@ def serve(
     stack: str | None = None,
     drain: int | None = None,
     unit: bool = False,
+    where: tuple[str | None, str | None, bool] = (None, None, False),
 ) -> None:
-    """unit: print a systemd unit that does so after a reboot, and serve nothing. drain: as `service.start`."""
+    """unit: print a systemd unit that does so after a reboot, and serve nothing. drain: as `service.start`; where: the
+    fields of `NodesOptions`."""
     paths = Paths.from_env()
     records = Releases(paths)
     if release:
@@ -67,7 +70,17 @@ def serve(
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)
     try:
-        served = service.start(paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, say=say)
+        served = service.start(
+            paths,
+            engine,
+            chosen,
+            checkpoint,
+            options=options,
+            gpus=gpus,
+            drain=drain,
+            say=say,
+            where=NodesOptions(*where),
+        )
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return

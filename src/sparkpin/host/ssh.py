@@ -23,7 +23,8 @@ import docker
 from sparkpin.core.errors import DiskError, EngineError, HostError, InputError, NetworkError
 from sparkpin.host.engine import TIMEOUT, Engine, engine_errors
 
-OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30")
+OPTIONS = ("-T", "-o", "BatchMode=yes")
+SECONDS = 30  # that a host may take to answer
 # All connections go through the first, so that a key that wants to be touched is touched once. What a killed run leaves
 # ends by itself.
 SHARED = ("-o", "ControlMaster=auto", "-o", "ControlPersist=60", "-o")
@@ -33,8 +34,8 @@ AGAIN = "the same command with --to"
 
 
 @contextlib.contextmanager
-def engine_at(url: str) -> Iterator[Engine]:
-    """The engine at a url, for as long as the block runs.
+def engine_at(url: str, seconds: int = SECONDS) -> Iterator[Engine]:
+    """The engine at a url, for as long as the block runs. seconds: that an ssh host may take to answer.
 
     Raises InputError for no such url, NetworkError when ssh does not get there, EngineError when no engine answers.
     """
@@ -44,7 +45,7 @@ def engine_at(url: str) -> Iterator[Engine]:
     if scheme == "tcp" and not (host and port):
         step = f"{AGAIN} tcp://{host or 'host'}:2375, or whatever port that engine listens on"
         raise InputError(f"saw {url!r}, wanted tcp://host:port", next_step=step)
-    with bridge(url) if scheme == "ssh" else contextlib.nullcontext(url) as local:
+    with bridge(url, seconds) if scheme == "ssh" else contextlib.nullcontext(url) as local:
         with errors_of(url):
             engine = connect(local)
         with contextlib.closing(engine.client):
@@ -102,12 +103,12 @@ def host_of(netloc: str) -> str:
 
 
 @contextlib.contextmanager
-def bridge(url: str) -> Iterator[str]:
+def bridge(url: str, seconds: int) -> Iterator[str]:
     """A local socket (its url) behind which the engine of an ssh host answers."""
     with tempfile.TemporaryDirectory(prefix="sparkpin-ssh-") as folder, contextlib.ExitStack() as stack:
-        shared = (*SHARED, f"ControlPath={folder}/ssh")
+        shared = (*SHARED, f"ControlPath={folder}/ssh", "-o", f"ConnectTimeout={seconds}")
         command = ssh_command(url, *shared)
-        require_docker(url, command)
+        require_docker(url, command, seconds)
         stack.callback(subprocess.run, ssh_command(url, *shared, "-O", "exit"), stderr=subprocess.DEVNULL)
         socket = Path(folder) / "docker.sock"
         running: list[subprocess.Popen[bytes]] = []
@@ -136,11 +137,18 @@ def bridge(url: str) -> Iterator[str]:
                     process.terminate()
 
 
-def require_docker(url: str, command: list[str]) -> None:
+def require_docker(url: str, command: list[str], seconds: int) -> None:
     """One try whose failure can be read: whether ssh gets there, and whether docker there reaches an engine."""
     argv = [*command, "docker", "version", "--format", "{{.Server.Version}}"]
     with tempfile.TemporaryFile() as errors:  # no pipe: the shared connection holds on to it
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, timeout=4 * seconds
+            )
+        except subprocess.TimeoutExpired:
+            raise NetworkError(
+                f"{url}: no answer within {4 * seconds} s", next_step=f"ssh {url} docker info: does it answer?"
+            ) from None
         errors.seek(0)
         words = errors.read().decode(errors="replace").split()
     if not done.returncode:
