@@ -250,10 +250,11 @@ def options(release: Release, checkpoint: Path | str, *, memory: int | None, gpu
     return settings
 
 
-def memory_limit(engine: Engine, checkpoint: Path) -> int:
-    """Bytes for a server without a GPU: weights twice (read and repacked), the cache and the libraries."""
+def memory_limit(engine: Engine, checkpoint: Path, containers: int = 1) -> int:
+    """Bytes for a server without a GPU, or for each of its containers: weights twice (read and repacked), the cache and
+    the libraries."""
     total = int(engine.client.info()["MemTotal"])
-    return min(2 * folder_size(checkpoint) + 8 * GIB, int(total * 0.9))
+    return min(2 * folder_size(checkpoint) + 8 * GIB, int(total * 0.9) // containers)
 
 
 def ready_timeout(checkpoint: Path) -> float:
