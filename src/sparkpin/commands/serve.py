@@ -70,16 +70,9 @@ def serve(
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)
     try:
+        asked = NodesOptions(*where)
         served = service.start(
-            paths,
-            engine,
-            chosen,
-            checkpoint,
-            options=options,
-            gpus=gpus,
-            drain=drain,
-            say=say,
-            where=NodesOptions(*where),
+            paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, say=say, where=asked
         )
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")

@@ -209,8 +209,8 @@ def require_own(hosts: Sequence[HostFacts], link: Link, api: str, *, shared: boo
     found = risks(hosts, link, api)
     if found and not shared:
         raise HostError(
-            f"{link.network} is no network of the machines' own: {'; '.join(found)}. torch's ports there ask nobody for "
-            "a key, and who reaches them can run code in the containers",
+            f"{link.network} is no network of the machines' own: {'; '.join(found)}. torch's ports there ask nobody "
+            "for a key, and who reaches them can run code in the containers",
             next_step=f"a cable between the machines with addresses of its own, and --link; {SHARED}",
         )
     return [f"warning: {one}; torch's ports are open to whoever is there (--shared-link)" for one in found]

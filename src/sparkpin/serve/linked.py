@@ -18,10 +18,12 @@ from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at
 from sparkpin.pins.nodes import NodeRank
 from sparkpin.releases.container import HOME_LABEL, Node
+from sparkpin.releases.record import Release
 from sparkpin.releases.volumes import volume_name
-from sparkpin.serve import keys, launch, nodes
+from sparkpin.serve import crash_facts, keys, launch, nodes
 from sparkpin.serve.launch import LaunchOrder
 from sparkpin.serve.nodes import HERE, Checked, Machine, Nodes, each, named, owner
+from sparkpin.serve.postmortem import report
 from sparkpin.serve.served import LABEL, is_running
 
 NODES_LABEL = "sparkpin.nodes"  # of rank 0: its `Nodes`, as JSON
@@ -36,7 +38,7 @@ class Linked(Container):  # type: ignore[misc, unused-ignore]
     """Rank 0's container, with the others. A machine that has gone meanwhile is told of, and stops nothing."""
 
     def __init__(self, first: Container, peers: Sequence[tuple[Machine, Container]], say: Say) -> None:
-        super().__init__(attrs=first.attrs, client=first.client)
+        super().__init__(attrs=first.attrs, client=first.client, collection=first.collection)  # type: ignore[arg-type]
         self.peers, self._say = tuple(peers), say
 
     def _peers(self, act: Callable[[Machine, Container], object]) -> None:
@@ -51,7 +53,7 @@ class Linked(Container):  # type: ignore[misc, unused-ignore]
 
     def _all(self, own: Callable[[], object], act: Callable[[Container], object]) -> None:
         """All at once: one that sees another go ends itself, and Docker would start it again."""
-        each([own, lambda: self._peers(lambda machine, peer: act(peer))], lambda step: step())
+        each([own, lambda: self._peers(lambda machine, peer: act(peer))], lambda step: step())  # type: ignore[no-untyped-call]
 
     def start(self, **options: Any) -> None:
         super().start(**options)
@@ -271,3 +273,63 @@ def whole(container: Container | None) -> bool:
         return container is not None and is_running(container)
     peers = container.peers if isinstance(container, Linked) else ()
     return is_running(container) and len(peers) == len(its.urls) - 1 and all(is_running(peer) for _, peer in peers)
+
+
+def peers_of(container: Container) -> Sequence[tuple[Machine, Container]]:
+    return container.peers if isinstance(container, Linked) else ()
+
+
+def deaths(container: Container, release: Release, folder: Path) -> list[str]:
+    """A report for each other machine; its log is kept beside rank 0's. A machine that has gone is said."""
+    found = []
+    for machine, peer in peers_of(container):
+        try:
+            with named(machine), engine_errors():
+                peer.reload()
+                ended = crash_facts.how_ended(peer) or "still ran"
+                death = replace(
+                    crash_facts.examine(peer, release.recipe, f"{machine.where}: {release.tag}", ended), machine=()
+                )
+        except SparkpinError as error:
+            found += ["", f"{machine.where}: {error.message}"]
+            continue
+        with atomic_file(folder / f"server-{machine.rank}.log", mode=0o600) as file:
+            file.write(death.log[-crash_facts.LOG_BYTES :])
+        found += ["", *report(death)]
+    return found
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """Another machine of a server. state: Docker's word for the container there, "gone" where there is none, "away"
+    where the machine does not answer, and why then."""
+
+    where: str
+    state: str
+    restarts: int = 0
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        again = f", restarts {self.restarts}" if self.restarts else ""
+        return f"{self.where}: {self.state}{again}" + (f" ({self.why})" if self.why else "")
+
+
+def states(container: Container | None) -> list[NodeState]:
+    """Of the other machines of a server, asked now and for a few seconds at most."""
+    its = nodes_of(container)
+    if container is None or its is None:
+        return []
+    with reached(its.urls[1:]) as (machines, away):
+        found = {url: NodeState(url, "away", why=error.message) for url, error in away.items()}
+        found |= {machine.where: NodeState(machine.where, "gone") for machine in machines}
+        for url, one in group_of(container, machines):
+            found[url] = NodeState(url, one.status, int(one.attrs.get("RestartCount", 0)))
+    return [found[url] for url in its.urls[1:]]
+
+
+def group_of(container: Container, machines: Sequence[Machine]) -> list[tuple[str, Container]]:
+    """The containers of a server on those machines, with their URLs."""
+    group, home, recipe = (container.labels.get(label, "") for label in (GROUP_LABEL, HOME_LABEL, LABEL))
+    found = [(machine.where, one) for machine in machines for one in partners(machine, home, recipe)]
+    return [(url, one) for url, one in found if one.labels.get(GROUP_LABEL) == group]

@@ -185,7 +185,8 @@ def connected(engine: Engine, urls: Sequence[str]) -> Iterator[list[Machine]]:
         found = each(urls, lambda url: engine if url == HERE else stack.enter_context(engine_at(url)))
         machines = [Machine(rank, url, one) for rank, (url, one) in enumerate(zip(urls, found, strict=True))]
         with engine_errors():
-            ids = [str(machine.engine.client.info()["ID"]) for machine in machines]
+            told = [machine.engine.client.info() for machine in machines]
+        ids = [tuple(str(info.get(key)) for key in ("ID", "Name", "DockerRootDir")) for info in told]
         for rank, one in enumerate(ids):
             if one in ids[:rank]:
                 raise InputError(

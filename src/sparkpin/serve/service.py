@@ -86,7 +86,6 @@ def start(
         SmokeError: the server did not become ready; with a post-mortem.
         Detached: Ctrl-C while it started; it goes on. (Not beside a former one: that is what goes on then.)
     """
-    running.require_one_node(release)
     running.require_readable(checkpoint)
     running.require_here(engine)
     running.require_image(engine, release)
