@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkpin.core.errors import BusyError, SparkpinError
+from sparkpin.core.errors import BusyError, EngineError, SparkpinError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
@@ -17,6 +17,7 @@ from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at
 from sparkpin.pins.nodes import NodeRank
+from sparkpin.pins.nodes import nodes_of as nodes_in
 from sparkpin.releases.container import HOME_LABEL, Node
 from sparkpin.releases.record import Release
 from sparkpin.releases.volumes import volume_name
@@ -297,6 +298,21 @@ def deaths(container: Container, release: Release, folder: Path) -> list[str]:
             file.write(death.log[-crash_facts.LOG_BYTES :])
         found += ["", *report(death)]
     return found
+
+
+def require_there(paths: Paths, release: Release) -> None:
+    """EngineError that names each of the kept machines that cannot serve the release: it is away, or has not got it."""
+    its = nodes.kept(paths, release.recipe)
+    if its is None or nodes_in(release.argv) == 1:
+        return
+    with reached(its.urls[1:]) as (machines, away):
+        faults = list(away.values())
+        for machine in machines:
+            try:
+                nodes.model_there(machine, release, None)
+            except SparkpinError as error:
+                faults.append(error)
+    nodes.raise_all([EngineError(error.message, next_step=error.next_step) for error in faults])
 
 
 @dataclass(frozen=True)

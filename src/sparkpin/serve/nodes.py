@@ -207,15 +207,18 @@ def copy_line(release: Release, where: str) -> str:
     return f"invoke copy {release.tag} --to {where} --with-checkpoint"
 
 
-def model_there(machine: Machine, release: Release, checkpoint: Path) -> dict[str, dict[str, str]]:
-    """The image is there, and the checkpoint; how to mount that. An error that names the machine where one is not."""
+def model_there(machine: Machine, release: Release, checkpoint: Path | None) -> dict[str, dict[str, str]]:
+    """The image is there, and the checkpoint; how to mount that. An error that names the machine where one is not.
+
+    checkpoint: its folder on this machine; None: the machine is another, and has a volume.
+    """
     step = copy_line(release, machine.where)
     info = machine.engine.image(release.tag)
     seen = info.config_digest if info else "none"
     if seen != release.image:
         kind = IntegrityError if info else EngineError
         raise kind(f"{machine.where}: image {release.tag}: saw {seen}, wanted {release.image}", next_step=step)
-    if machine.where == HERE:
+    if checkpoint is not None:
         running.require_readable(checkpoint)
         return {str(checkpoint.absolute()): {"bind": MODEL_PATH, "mode": "ro"}}
     volume = checkpoint_volume(machine.engine, release)
@@ -261,7 +264,7 @@ def examined(machine: Machine, release: Release, checkpoint: Path, platform: str
                 f"{machine.where} is {seen}, and this machine {platform}",
                 next_step="machines of one kind serve one model",
             )
-        volumes = model_there(machine, release, checkpoint)
+        volumes = model_there(machine, release, checkpoint if machine.where == HERE else None)
     found = HostFacts.read(machine.where, within(machine, release.tag, volumes, "look"))
     if not found.record or found.lacking:
         why = f"{found.lacking[0]} is not there whole" if found.lacking else "its record is not there"

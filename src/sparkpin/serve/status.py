@@ -23,10 +23,11 @@ from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.machine import serve_command
 from sparkpin.releases.container import HOME_LABEL, log_of
 from sparkpin.releases.record import Releases
-from sparkpin.serve import crash_facts, keys, linked, load, unit
+from sparkpin.serve import crash_facts, keys, linked, load, nodes, unit
 from sparkpin.serve.address import Address, AddressOptions
 from sparkpin.serve.client_formats import found_here
 from sparkpin.serve.linked import NodeState
+from sparkpin.serve.nodes import HERE
 from sparkpin.serve.postmortem import last_life, report
 from sparkpin.serve.served import (
     FRONT,
@@ -37,6 +38,7 @@ from sparkpin.serve.served import (
     describe,
     find,
     front_of,
+    is_running,
     kept_address,
     name_of,
     services,
@@ -218,10 +220,11 @@ def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow
 
 def logs_of_all(container: Container, *, lines: int, follow: bool) -> None:
     """Of each machine of a server, its name before each line."""
-    with linked.reached(linked.nodes_of(container).urls[1:]) as (machines, away):
+    its = linked.nodes_of(container)
+    with linked.reached(its.urls[1:] if its else ()) as (machines, away):
         for url, error in away.items():
             terminal.say(f"{url} is away: {error.message}")
-        parts = [(linked.HERE, container), *linked.group_of(container, machines)]
+        parts = [(HERE, container), *linked.group_of(container, machines)]
 
         def tell(part: tuple[str, Container]) -> None:
             name = part[0].encode()
@@ -241,7 +244,7 @@ def logs_of_all(container: Container, *, lines: int, follow: bool) -> None:
         for part in parts:
             threading.Thread(target=tell, args=(part,), daemon=True).start()
         with contextlib.suppress(KeyboardInterrupt):
-            while linked.is_running(container):
+            while is_running(container):
                 time.sleep(1)
                 container.reload()
 
@@ -303,6 +306,10 @@ def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     sys.stdout.write(text)
     for line in unit.how_to_install(recipe, system=system):
         terminal.say(line)
+    for url in its.urls[1:] if (its := nodes.kept(paths, recipe)) else ():
+        terminal.say(
+            f"at {url}: sudo systemctl enable docker  # its container starts with Docker, and waits for this one"
+        )
 
 
 def told(paths: Paths, served: Served, cert: str = "", context: int | None = None, scripted: bool = False) -> list[str]:
