@@ -209,7 +209,7 @@ def reached(
         def enter(place: tuple[int, str]) -> None:
             rank, url = place
             try:
-                engine = stack.enter_context(engine_at(url, seconds))
+                engine = stack.enter_context(engine_at(url, seconds=seconds))
                 engine.client.api.timeout = seconds
                 machines[url] = Machine(rank, url, engine)
             except SparkpinError as error:
