@@ -598,10 +598,17 @@ def doctor(
     recipe: Annotated[str | None, "what this recipe needs, too: its stack, its model, disk, memory, GPU"] = None,
     online: Annotated[bool, "ask the Hub, too: whether it answers, and what time it is"] = False,
     json: Json = False,
+    nodes: Annotated[
+        str, "look at the machines of a release for several instead, and their link", "here,ssh://me@spark2"
+    ] = "",
+    link: Annotated[str | None, "with --nodes: interface of this machine, or network (default: the only one)"] = None,
 ) -> None:
     """Say what this machine is and has, and what it lacks."""
-    from sparkpin.commands.doctor import command
+    from sparkpin.commands.doctor import command, machines
 
+    if nodes:
+        machines.machines(urls=nodes, link=link, recipe=recipe)
+        return
     command.doctor(fix=fix, stack=stack, recipe_name=recipe, online=online, as_json=json)
 
 

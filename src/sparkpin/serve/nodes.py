@@ -34,7 +34,8 @@ from sparkpin.pins.vllm_command import MODEL_PATH
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.releases.volumes import checkpoint_volume
-from sparkpin.serve import inside_link, link, memory_limit
+from sparkpin.serve import inside_link, memory_limit
+from sparkpin.serve import link as links
 from sparkpin.serve.link import HostFacts, Link
 from sparkpin.serve.memory_limit import Room
 
@@ -212,22 +213,29 @@ def model_there(machine: Machine, release: Release, checkpoint: Path | None) -> 
 
     checkpoint: its folder on this machine; None: the machine is another, and has a volume.
     """
+    require_image(machine, release)
     step = copy_line(release, machine.where)
-    info = machine.engine.image(release.tag)
-    seen = info.config_digest if info else "none"
-    if seen != release.image:
-        kind = IntegrityError if info else EngineError
-        raise kind(f"{machine.where}: image {release.tag}: saw {seen}, wanted {release.image}", next_step=step)
     if checkpoint is not None:
         running.require_readable(checkpoint)
         return {str(checkpoint.absolute()): {"bind": MODEL_PATH, "mode": "ro"}}
-    volume = checkpoint_volume(machine.engine, release)
+    with named(machine):
+        volume = checkpoint_volume(machine.engine, release)
     if volume is None:
         raise CheckpointError(
             f"{machine.where}: the checkpoint of {release.tag} ({release.checkpoint_key[:16]}) is not there, or half",
             next_step=step,
         )
     return {volume: {"bind": MODEL_PATH, "mode": "ro"}}
+
+
+def require_image(machine: Machine, release: Release) -> None:
+    step = copy_line(release, machine.where)
+    with named(machine):
+        info = machine.engine.image(release.tag)
+    seen = info.config_digest if info else "none"
+    if seen != release.image:
+        kind = IntegrityError if info else EngineError
+        raise kind(f"{machine.where}: image {release.tag}: saw {seen}, wanted {release.image}", next_step=step)
 
 
 def within(machine: Machine, image: str, volumes: Mapping[str, Any], *words: str) -> dict[str, Any]:
@@ -259,12 +267,12 @@ def within(machine: Machine, image: str, volumes: Mapping[str, Any], *words: str
 def examined(machine: Machine, release: Release, checkpoint: Path, platform: str) -> HostFacts:
     """What the machine has; an error that names it where image or checkpoint are not as they are here."""
     with named(machine):
-        if (seen := machine.engine.platform) != platform:
-            raise HostError(
-                f"{machine.where} is {seen}, and this machine {platform}",
-                next_step="machines of one kind serve one model",
-            )
-        volumes = model_there(machine, release, checkpoint if machine.where == HERE else None)
+        seen = machine.engine.platform
+    if seen != platform:
+        raise HostError(
+            f"{machine.where} is {seen}, and this machine {platform}", next_step="machines of one kind serve one model"
+        )
+    volumes = model_there(machine, release, checkpoint if machine.where == HERE else None)
     found = HostFacts.read(machine.where, within(machine, release.tag, volumes, "look"))
     if not found.record or found.lacking:
         why = f"{found.lacking[0]} is not there whole" if found.lacking else "its record is not there"
@@ -309,18 +317,18 @@ def check(
                 f"{one.where}: the checkpoint's record is another: SHA-256 {one.record}, here {facts[0].record}",
                 next_step=f"remove the volume there, then {copy_line(release, one.where)}",
             )
-    found = link.choose(facts, nodes.link or None)
-    link.require_same(facts, found)
-    for line in link.require_own(facts, found, api, shared=nodes.shared):
+    found = links.choose(facts, nodes.link or None)
+    links.require_same(facts, found)
+    for line in links.require_own(facts, found, api, shared=nodes.shared):
         say(line)
     say(f"link {found.text}")
-    if found.mtu < link.JUMBO:
-        say(f"note: MTU {found.mtu}; {link.JUMBO} on each machine and on the switch between costs less per byte")
+    if found.mtu < links.JUMBO:
+        say(f"note: MTU {found.mtu}; {links.JUMBO} on each machine and on the switch between costs less per byte")
     rooms = tuple(memory_limit.room_for(paths, machine.engine, release, checkpoint) for machine in machines)
     checked = Checked(replace(nodes, link=str(found.network)), tuple(machines), tuple(facts), found, rooms)
     if not busy:
         require_rooms(checked, release)
-        say(f"round trip over the link: {meet(checked, release) * 1e6:.0f} microseconds")
+        say(f"round trip over the link: {meet(found, machines, release) * 1e6:.0f} microseconds")
     return checked
 
 
@@ -335,23 +343,23 @@ def require_rooms(checked: Checked, release: Release) -> None:
     raise_all(errors)
 
 
-def meet(checked: Checked, release: Release) -> float:
+def meet(link: Link, machines: Sequence[Machine], release: Release) -> float:
     """Seconds of a round trip between rank 0 and the farthest other. HostError, or BusyError, where a machine does not
     get through, goes another way, or only small packets arrive."""
-    ends = [face.address for face in checked.link.interfaces]
+    ends = [face.address for face in link.interfaces]
 
     def ask(machine: Machine) -> dict[str, Any]:
         words = (machine.rank, ends[machine.rank], ends[0], MEETING_PORT, len(ends))
         return within(machine, release.tag, {}, "meet", *map(str, words))
 
-    told = each(checked.machines, ask)
+    told = each(machines, ask)
     if told[0].get("error") == PORTS_WORDS:
         raise BusyError(
             f"here: port {MEETING_PORT} of {ends[0]} is taken",
             next_step=f"ss -ltnp 'sport = :{MEETING_PORT}' says by whom",
         )
     errors: list[SparkpinError] = []
-    for face, machine, answer in list(zip(checked.link.interfaces, checked.machines, told, strict=True))[1:]:
+    for face, machine, answer in list(zip(link.interfaces, machines, told, strict=True))[1:]:
         if error := answer.get("error"):
             errors.append(
                 HostError(

@@ -108,11 +108,11 @@ def test_memory_on_each_machine() -> None:
 def test_the_link_is_tried(monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any]], said: str) -> None:
     """The answers are made up: a switch that drops large packets cannot be had here."""
     faces = [SimpleNamespace(address=f"10.0.0.{n}", name=f"{name}0", mtu=9000) for n, name in ((1, "a"), (2, "b"))]
-    machines = [SimpleNamespace(rank=rank, where=where) for rank, where in enumerate(("here", "ssh://b"))]
-    found: Any = SimpleNamespace(link=SimpleNamespace(interfaces=faces), machines=machines)
+    machines: Any = [SimpleNamespace(rank=rank, where=where) for rank, where in enumerate(("here", "ssh://b"))]
+    link: Any = SimpleNamespace(interfaces=faces)
     monkeypatch.setattr(nodes, "within", lambda machine, *rest: answers[machine.rank])
     if not said:
-        assert nodes.meet(found, PAIR) == 0.5
+        assert nodes.meet(link, machines, PAIR) == 0.5
         return
     with pytest.raises(SparkpinError, match=said):
-        nodes.meet(found, PAIR)
+        nodes.meet(link, machines, PAIR)
