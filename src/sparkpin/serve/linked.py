@@ -13,7 +13,7 @@ from sparkpin.core.errors import BusyError, EngineError, SparkpinError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.host.containers import Container
+from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at
 from sparkpin.pins.nodes import NodeRank
@@ -349,3 +349,34 @@ def group_of(container: Container, machines: Sequence[Machine]) -> list[tuple[st
     group, home, recipe = (container.labels.get(label, "") for label in (GROUP_LABEL, HOME_LABEL, LABEL))
     found = [(machine.where, one) for machine in machines for one in partners(machine, home, recipe)]
     return [(url, one) for url, one in found if one.labels.get(GROUP_LABEL) == group]
+
+
+def drop_checkpoints(paths: Paths, removed: Sequence[Release], remaining: Sequence[Release], say: Say) -> None:
+    """Remove the checkpoints of releases that go from the machines that their recipes are served on; their images stay.
+
+    What a container has stays, and what other releases need. A machine that is away is told of, with the command.
+    """
+    going = [release for release in removed if nodes_in(release.argv) > 1]
+    needed = {release.checkpoint_key for release in remaining}
+    for recipe in sorted({release.recipe for release in going}):
+        its = nodes.kept(paths, recipe)
+        names = sorted(
+            {
+                volume_name(one.checkpoint_key)
+                for one in going
+                if one.recipe == recipe and one.checkpoint_key not in needed
+            }
+        )
+        if its is None or not names:
+            continue
+        with reached(its.urls[1:]) as (machines, away):
+            for url in away:
+                say(f"{url} is away, and keeps: {', '.join(names)}; docker -H {url} volume rm removes them")
+            for machine in machines:
+                for name in names:
+                    try:
+                        with named(machine), engine_errors(), contextlib.suppress(NotFound):
+                            machine.engine.client.volumes.get(name).remove()
+                            say(f"removed {name} at {machine.where}")
+                    except EngineError as error:
+                        say(f"kept {name}: {error.message}")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sparkpin.core.errors import CheckpointError, HostError, InputError, NetworkError, SparkpinError
+from sparkpin.core.errors import CheckpointError, EngineError, HostError, InputError, NetworkError, SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.host.containers import NotFound
 from sparkpin.serve import linked, nodes
 from sparkpin.serve.nodes import Nodes, NodesOptions
 
@@ -116,3 +119,41 @@ def test_the_link_is_tried(monkeypatch: pytest.MonkeyPatch, answers: list[dict[s
         return
     with pytest.raises(SparkpinError, match=said):
         nodes.meet(link, machines, PAIR)
+
+
+class Volumes:
+    """Of an engine that is not there: what is removed, and one that a container has."""
+
+    def __init__(self) -> None:
+        self.left = {"sparkpin-checkpoint-" + letter * 16 for letter in "abcd"}
+
+    def get(self, name: str) -> Any:
+        def remove() -> None:
+            if "c" * 16 in name:
+                raise EngineError("volume is in use")
+            self.left.remove(name)
+
+        if name not in self.left:
+            raise NotFound(name)
+        return SimpleNamespace(remove=remove)
+
+
+def test_checkpoints_go_from_other_machines_with_their_releases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
+    nodes.keep(paths, "p", Nodes(("here", "ssh://b", "ssh://away")))
+    volumes, said = Volumes(), list[str]()
+    machine = nodes.Machine(1, "ssh://b", SimpleNamespace(client=SimpleNamespace(volumes=volumes)))  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def reached(urls: tuple[str, ...]) -> Iterator[Any]:
+        assert urls == ("ssh://b", "ssh://away")
+        yield [machine], {"ssh://away": NetworkError("no way")}
+
+    monkeypatch.setattr(linked, "reached", reached)
+    a, b, c, gone = (SimpleNamespace(**vars(PAIR), checkpoint_key=letter * 64) for letter in "abce")
+    alone = SimpleNamespace(**vars(ALONE), checkpoint_key="d" * 64)
+    linked.drop_checkpoints(paths, [a, b, c, gone, alone], [b], said.append)  # type: ignore[list-item]
+    assert {name[-1] for name in volumes.left} == {"b", "c", "d"}
+    assert any("in use" in line for line in said) and any("ssh://away is away" in line for line in said)
