@@ -110,7 +110,7 @@ def test_what_is_missing_stops_it_before_anything_starts(copy: Checkout, host: O
     part = next(volume.glob("*.safetensors"))
     whole = part.read_bytes()
     part.write_bytes(whole[:100])
-    refused(copy, CheckpointError, "half there", *pair)
+    refused(copy, CheckpointError, f"--to {host.url} --with-checkpoint", *pair)
     part.write_bytes(whole)
     host.there("link", "set", host.other, "mtu", "1400")
     refused(copy, HostError, f"1400 ({host.other})", *pair)
