@@ -53,6 +53,11 @@ def serve(
         name = choose_recipe(paths, recipe, stack)
         require_recipe(paths, records, name)
         chosen = retention.require_current(records, name)
+    if unit and where != (None, None, False):
+        raise InputError(
+            "--unit goes without --nodes, --link and --shared-link: the unit serves on the machines that it knows",
+            next_step=f"invoke serve --recipe {chosen.recipe} --nodes ... once, which keeps them; then --unit",
+        )
     if unit:
         serving_tasks.show_unit(paths, chosen.recipe, options)
         return

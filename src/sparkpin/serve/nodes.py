@@ -81,10 +81,10 @@ class NodesOptions:
         number is another than the release's."""
         count = nodes_of(release.argv)
         if count == 1:
-            if self.nodes is not None:
+            if self != NodesOptions():
                 raise InputError(
-                    f"--nodes: {release.tag} is for one machine, and --nodes names several",
-                    next_step="leave --nodes out, or a recipe with `nodes: 2` (docs/nodes.md)",
+                    f"{release.tag} is for one machine; --nodes, --link and --shared-link are for several",
+                    next_step="leave them out, or a recipe with `nodes: 2` (docs/nodes.md)",
                 )
             return None
         urls = urls_of(self.nodes) if self.nodes is not None else known.urls if known else ()

@@ -146,6 +146,8 @@ def start(
             limits=address.limits,
         )
         spread = Spread(checked, linked.key_of(paths, release.recipe, new=not same)) if checked else None
+        if checked:
+            nodes.keep(paths, release.recipe, checked.nodes)  # now, for a start that nobody waits for goes on
         if old is not None and space is None:
             served = resumed(paths, engine, order, old, wanted, say, spread)
         else:
@@ -179,8 +181,6 @@ def start(
                         served = launched(paths, engine, order, old, wanted, say, spread)
         # The front has it now. Should that go without `stop`, an older address must not open the server again.
         address_path(paths, release.recipe).unlink(missing_ok=True)
-        if checked:
-            nodes.keep(paths, release.recipe, checked.nodes)
         return served
 
 

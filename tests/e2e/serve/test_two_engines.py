@@ -118,6 +118,7 @@ def test_what_is_missing_stops_it_before_anything_starts(copy: Checkout, host: O
     host.there("route", "add", "default", "dev", host.other)
     refused(copy, HostError, "--shared-link", *pair)
     host.there("route", "del", "default")
+    assert host.network in copy.done("doctor", "--nodes", f"here,{host.url}", "--link", host.network)
     assert nothing_runs(copy, host)
 
 

@@ -43,6 +43,7 @@ def test_options_change_what_was_kept() -> None:
         (NodesOptions("ssh://b,ssh://b"), None, PAIR, "ssh://b is named twice"),
         (NodesOptions("spark2"), None, PAIR, "saw 'spark2'"),
         (NodesOptions("ssh://b"), None, ALONE, "is for one machine"),
+        (NodesOptions(link="eth1"), None, ALONE, "is for one machine"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: NodesOptions, known: Nodes | None, release: Any, said: str) -> None:
