@@ -359,9 +359,19 @@ class Maker:
         with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=self.work) as folder:
             context = Path(folder, "context")
             shutil.copytree(self.context, context, copy_function=os.link)
-            layer = read_layer_of(tar, lambda: self.build(target=f"{name}-tree", output=tar, context=context))
+            stage, layer_folder = self.tree_stage(name)
+            layer = read_layer_of(
+                tar, lambda: self.build(target=stage, output=tar, context=context), folder=layer_folder
+            )
         opened.callback(layer.source.close)
         return layer
+
+    def tree_stage(self, name: str) -> tuple[str, bytes]:
+        """The stage that gives a tree, and the tree's folder there. On our own root file system that is the stage that
+        installs it: taking 100 MB more from the engine is quicker than its copying of gigabytes, file by file."""
+        if self.rendered.rootfs and f"\nFROM venv AS {name}\n" in self.rendered.dockerfile:
+            return name, b"layer"
+        return f"{name}-tree", b""
 
     def whole(self) -> Made:
         self.build(self.unsealed)
