@@ -93,7 +93,7 @@ if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
   [[ ! -L .venv ]] || { echo 'error: .venv is a link; remove it, then run ./install.sh again' >&2; exit 3; }
   "$python" -m venv --clear .venv
   # uv alone by pip, the others by uv: in 2 seconds instead of 20.
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
     -r <(awk '/^uv==/ { found = 1 } found { print } found && !/\\$/ { exit }' requirements.lock)
   uv_pip_install --require-hashes --only-binary :all: -r requirements.lock
   uv_pip_install --no-deps --no-build-isolation --editable .
