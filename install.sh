@@ -17,7 +17,7 @@ Run it again at any time: it does only what is missing.
   --recipe R   recipe of recipes/ (default: the stack's)
   --stage G    last stage to build (default: the recipe's)
   --no-smoke   build, but start no server
-  --serve      serve the current release as soon as it is one
+  --serve      serve the last stage as soon as its smoke test has passed
   --yes        fetch a large model without a question
   --dry-run    say what would be done, and change nothing
   --help       this text

@@ -36,7 +36,9 @@ def up(
     recipe: Recipe = None,
     stack: Stack = None,
     no_smoke: Annotated[bool, "build only"] = False,
-    serve: Annotated[bool, "serve the current release as soon as it is one; the others are smoked after that"] = False,
+    serve: Annotated[
+        bool, "serve the last stage as soon as its smoke test has passed; the others are smoked after that"
+    ] = False,
     yes: Annotated[bool, "fetch the model's files without a question"] = False,
     dry_run: Annotated[bool, "say it only"] = False,
 ) -> None:

@@ -70,7 +70,8 @@ def up(
 ) -> None:
     """The main job: what is missing of locks and programs, fetch, build, checkpoint and smoke, then the table.
 
-    yes: a large download is not asked for; serve: what is current is served as soon as it is.
+    yes: a large download is not asked for; serve: the last stage is served as soon as its smoke test has passed, unless
+    another release is current: then that one, at the end.
     """
     paths = Paths.from_env()
     pin = unlocked_model(paths, recipe, stack)
