@@ -36,9 +36,7 @@ def up(
     recipe: Recipe = None,
     stack: Stack = None,
     no_smoke: Annotated[bool, "build only"] = False,
-    serve: Annotated[
-        bool, "serve the last stage as soon as its smoke test has passed; the others are smoked after that"
-    ] = False,
+    serve: Annotated[bool, "serve the last stage as soon as its smoke test passed; the others come after it"] = False,
     yes: Annotated[bool, "fetch the model's files without a question"] = False,
     dry_run: Annotated[bool, "say it only"] = False,
 ) -> None:
