@@ -247,7 +247,8 @@ def copy(tmp_path: Path) -> CheckoutHere:
 
 
 def test_the_published_chain_as_a_person_sees_it(copy: CheckoutHere) -> None:
-    lines = copy.done("roofline", "--published").splitlines()
+    lines = copy.done("roofline", "--published", COLUMNS="80").splitlines()
+    assert max(map(len, lines[1:-1])) <= 80, "the table"
     found = {line.split()[0]: line.split()[-6:] for line in lines if line.startswith(("base", "hybrid", "mtp", "v2"))}
     assert found["base"] == ["6.84", "39.9", "39.9", "28.3", "71%", "194"]
     assert found["hybrid"] == ["6.39", "42.7", "42.7", "30.8", "72%", "197"]

@@ -44,7 +44,7 @@ class Published:
 CHAIN = (
     Published("base", "AutoRound INT4", 28.3, False, (), False),
     Published("hybrid", "+ FP8 shared experts", 30.8, True, (), False),
-    Published("mtp", "+ MTP, 2 drafted tokens", 38.4, True, MTP2, False),
+    Published("mtp", "+ MTP, 2 drafts", 38.4, True, MTP2, False),
     Published("v2", "+ INT8 LM head", 51.0, True, MTP2, True),
     Published("v2-tq", "+ 4-bit K and V", 39.0, True, (*MTP2, "--kv-cache-dtype", "turboquant_4bit_nc"), True),
 )
