@@ -168,7 +168,7 @@ def test_headers_of_the_published_shapes_give_the_same(figure: Published, monkey
     MTP layer is in FP8 by the rule of docs/checkpoints.md.
     """
     sizes = dataclasses.replace(qwen_samples.G122B, experts=2)
-    monkeypatch.setattr(published, "EXPERTS", 2)
+    monkeypatch.setattr(published, "SHAPES", sizes)
     listings = {"int4": qwen_samples.int4_listing(sizes), "fp8": qwen_samples.fp8_listing(sizes)}
     pin = manifests.load_model(PROJECT, MODEL)
     assert pin.hybrid and not any("mtp" in module for rule in pin.hybrid.rules for module in rule.modules)  # by default
