@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -208,13 +208,10 @@ def smoke_together(paths: Paths, wanted: Sequence[Release]) -> None:
     say(f"{len(wanted)} smoke tests at the same time: {', '.join(release.tag for release in wanted)}")
     # The lock is held until the last thread has ended, which an interruption need not find at its server.
     with alone(paths, engine, say), ThreadPoolExecutor(len(wanted)) as pool:
-        tests = [pool.submit(test, release) for release in wanted]
         try:
-            results = [one.result() for one in tests]
+            results = list(pool.map(test, wanted))
         except BaseException:
             remove_leftovers(paths, engine, say)  # without their servers the others end
-            while wait(tests, timeout=1).not_done:  # one may have started its server only now, or its next one
-                remove_leftovers(paths, engine, say)
             raise
     for release, result in zip(wanted, results, strict=True):
         kept(paths, release, *result)
