@@ -54,7 +54,8 @@ def doctor(
         host.install(host.missing(paths, machine, stack=chosen), machine, terminal.say)
         terminal.say(f"engine: {daemon.start_engine(paths, terminal.say)}")
     recipe = manifests.load_recipe(paths.project, recipe_name or chosen.default_recipe)
-    recipe = recipe.model_copy(update={"stage": stage}) if stage else recipe
+    if stage:
+        recipe = recipe.model_copy(update={"stage": manifests.load_stage(paths.project, stage).name})
     facts = read_facts(machine, port_of(recipe), online=online)
     needed = host.requirements(paths, machine, stack=chosen)
     found = [
