@@ -1,0 +1,79 @@
+"""One model over several machines: the words and variables that vLLM's own multi-node executor wants.
+
+A release knows how many nodes it is for (`--nnodes`, in its command and so in its key), and no address. What differs
+from node to node is added where a container is made: `words_at` and `env_at`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparkpin.pins.vllm_command import drop_flags, flag_value, set_flag
+
+NODES, EXECUTOR = "--nnodes", "--distributed-executor-backend"
+TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
+STORE_PORT = 29501  # of torch's store, on rank 0
+MEETING_PORT = 29502  # where process 1 of each container meets the others, on rank 0
+IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # 0 fits one process alone
+
+
+@dataclass(frozen=True)
+class NodeRank:
+    """A container's place among those that serve one model.
+
+    rank: 0 has the API and torch's store; own, head: IP addresses of this node and of rank 0 on the link between them;
+    interface: of `own`.
+    """
+
+    rank: int
+    own: str
+    head: str
+    interface: str
+
+    @property
+    def on_one_host(self) -> bool:
+        """Containers that share one network namespace without a network: in tests, and for two GPUs of one machine."""
+        return self.interface == "lo"
+
+
+def on_loopback(rank: int) -> NodeRank:
+    return NodeRank(rank, "127.0.0.1", "127.0.0.1", "lo")
+
+
+def nodes_of(argv: Sequence[str]) -> int:
+    """How many machines a command is for."""
+    return int(flag_value(argv, NODES) or 1)
+
+
+def spread(argv: Sequence[str], env: Mapping[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:
+    """A command and its environment for several machines with one process each. The same for one.
+
+    The tensor-parallel size is the recipe's own, else the number of nodes.
+    """
+    if nodes == 1:
+        return list(argv), dict(env)
+    words = set_flag(set_flag(argv, EXECUTOR, "mp"), NODES, nodes)
+    if flag_value(words, TENSOR) is None and flag_value(words, PIPELINE) is None:
+        words = set_flag(words, TENSOR, nodes)
+    variables = {name: value for name, value in env.items() if name != IN_PROCESS}
+    if not gpu:
+        variables.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else nodes on one host take the same cores
+    return words, variables
+
+
+def words_at(argv: Sequence[str], place: NodeRank) -> list[str]:
+    """The command of one node. Ranks above 0 have no API: neither address nor socket."""
+    words = set_flag(argv, "--node-rank", place.rank)
+    words = set_flag(set_flag(words, "--master-addr", place.head), "--master-port", STORE_PORT)
+    if place.on_one_host:  # vLLM 0.33 takes the GPUs of all nodes for its own host's and ends with an IndexError
+        words = set_flag(words, "--disable-custom-all-reduce", None)
+    if place.rank:
+        words = set_flag(drop_flags(words, "--host", "--port", "--uds"), "--headless", None)
+    return words
+
+
+def env_at(place: NodeRank) -> dict[str, str]:
+    """Without VLLM_HOST_IP vLLM asks for the default route, which a link of its own has not."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    return {"VLLM_HOST_IP": place.own} | dict.fromkeys(names, place.interface)
