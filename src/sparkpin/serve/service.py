@@ -103,8 +103,7 @@ def start(
         machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else []
         old = linked.rejoined(connections, old, machines, release.recipe, str(paths.home), say)
         known, kept = address_of(front), kept_address(paths, release.recipe)
-        own = Address(port=int(flag_value(release.argv, "--port") or Address.port))
-        address = options.applied(known or kept or own)
+        address = options.applied(known or kept or Address.of_command(release.argv))
         if kept and not known:
             say(f"the address is as it was before `invoke stop`: {' '.join(kept.options.words)}")
         for path in set(address.allow) & RISKS.keys():
