@@ -64,10 +64,10 @@ def spread(argv: Sequence[str], env: Mapping[str, str], nodes: int, *, gpu: bool
     return words, variables
 
 
-def word_faults(argv: Sequence[str], nodes: int, file: object) -> Iterator[ManifestError]:
+def word_faults(argv: Sequence[str], nodes: int, file: object, *, gpu: bool) -> Iterator[ManifestError]:
     """What is wrong with a command for `nodes` machines, whatever the model; file: the recipe's."""
-    flags = parse_flags(argv)[1]
-    for name in sorted({flag.key for flag in flags} & set(PER_NODE)):
+    names = {flag.key for flag in parse_flags(argv)[1] if not flag.words[0].startswith("--no-")}
+    for name in sorted(names & set(PER_NODE)):
         wanted = "a command without it: `invoke serve --nodes` says which machines, and each gets its own"
         yield ManifestError(file, "command", name, wanted)
     if (said := flag_value(argv, NODES)) not in (None, str(nodes)):
@@ -78,6 +78,15 @@ def word_faults(argv: Sequence[str], nodes: int, file: object) -> Iterator[Manif
     if not (tensor.isdecimal() and pipeline.isdecimal() and int(tensor) * int(pipeline) == nodes):
         seen = f"{TENSOR} {tensor}, {PIPELINE} {pipeline} for {nodes} nodes"
         yield ManifestError(file, "command", seen, f"two numbers whose product is {nodes}: a node has one process")
+    if pipeline != "1" and any(name.startswith("--speculative-config") for name in names):
+        wanted = f"{PIPELINE} 1, or a stage without MTP: together vLLM 0.32 does not start, and 0.33 ends in an assert"
+        yield ManifestError(file, "command", f"{PIPELINE} {pipeline} with --speculative-config", wanted)
+    if copies := sorted(name for name in names if name.startswith("--data-parallel-")):
+        wanted = "no data parallelism: serve two releases, one on each machine, which answer twice as many users"
+        yield ManifestError(file, "command", " ".join(copies), wanted)
+    if "--enable-expert-parallel" in names and not gpu:
+        wanted = "a command without it: on a CPU a worker of vLLM 0.32 crashes at the first request"
+        yield ManifestError(file, "command", "--enable-expert-parallel", wanted)
 
 
 def words_at(argv: Sequence[str], place: NodeRank) -> list[str]:
