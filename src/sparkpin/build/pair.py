@@ -21,7 +21,7 @@ from sparkpin.core.tags import tag_of
 from sparkpin.fetch.model_files import config_here
 from sparkpin.pins import community_mods, families, manifests, schema, vllm_command
 from sparkpin.pins.mods import Mod
-from sparkpin.pins.nodes import nodes_of
+from sparkpin.pins.nodes import nodes_of, spread
 from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
 from sparkpin.serve.memory.node_shares import share_faults
@@ -98,7 +98,7 @@ def pair(
         said, env = vllm_command.serve_argv(recipe, stack, chain[:end])
         unchecked = require_whole_shares(recipe, said, model, model_lock, steps)
         chosen = families.choices(family, families.vllm_version(stack), said)
-        argv = families.completed(said, chosen)
+        argv, env = spread(families.completed(said, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
         require_drafter(chain[end - 1], recipe.name, argv)
         run_mods = (*community, *run_mods_of(project, chain[:end], stack_lock))
         if run_mods:

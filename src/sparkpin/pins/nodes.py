@@ -16,6 +16,7 @@ NODES, EXECUTOR = "--nnodes", "--distributed-executor-backend"
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
 STORE_PORT = 29501  # of torch's store, on rank 0
 MEETING_PORT = 29502  # where process 1 of each container meets the others, on rank 0
+MOST_NODES = 8
 PER_NODE = ("--node-rank", "--master-addr", "--master-port", "--headless")
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # 0 fits one process alone
 
@@ -51,13 +52,15 @@ def nodes_of(argv: Sequence[str]) -> int:
 def spread(argv: Sequence[str], env: Mapping[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:
     """A command and its environment for several machines with one process each. The same for one.
 
-    The tensor-parallel size is the recipe's own, else the number of nodes.
+    The tensor-parallel size is the recipe's own, else the number of nodes. What is set comes last, so that a command
+    without it, as other tools want it, comes to the same words again.
     """
     if nodes == 1:
         return list(argv), dict(env)
-    words = set_flag(set_flag(argv, EXECUTOR, "mp"), NODES, nodes)
+    words = drop_flags(argv, EXECUTOR, NODES)
     if flag_value(words, TENSOR) is None and flag_value(words, PIPELINE) is None:
         words = set_flag(words, TENSOR, nodes)
+    words += [EXECUTOR, "mp", NODES, str(nodes)]
     variables = {name: value for name, value in env.items() if name != IN_PROCESS}
     if not gpu:
         variables.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else nodes on one host take the same cores

@@ -548,7 +548,7 @@ class Recipe(StrictModel):
     container: str
     stack: Name
     stage: Name
-    nodes: Annotated[int, Field(ge=1, le=8)] = 1
+    nodes: Annotated[int, Field(ge=1, le=8)] = 1  # nodes.MOST_NODES
     mods: list[CommunityName] = []
     defaults: dict[str, Scalar] = {}
     env: dict[str, Scalar] = {}
