@@ -17,6 +17,7 @@ TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
 STORE_PORT = 29501  # of torch's store, on rank 0
 MEETING_PORT = 29502  # where process 1 of each container meets the others, on rank 0
 MOST_NODES = 8
+SPECULATION = ("--speculative-config", "-sc")  # -sc.method sets a part of it
 PER_NODE = ("--node-rank", "--master-addr", "--master-port", "--headless")
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # 0 fits one process alone
 
@@ -81,7 +82,7 @@ def word_faults(argv: Sequence[str], nodes: int, file: object, *, gpu: bool) -> 
     if not (tensor.isdecimal() and pipeline.isdecimal() and int(tensor) * int(pipeline) == nodes):
         seen = f"{TENSOR} {tensor}, {PIPELINE} {pipeline} for {nodes} nodes"
         yield ManifestError(file, "command", seen, f"two numbers whose product is {nodes}: a node has one process")
-    if pipeline != "1" and any(name.startswith("--speculative-config") for name in names):
+    if pipeline != "1" and any(name.partition(".")[0] in SPECULATION for name in names):
         wanted = f"{PIPELINE} 1, or a stage without MTP: together vLLM 0.32 does not start, and 0.33 ends in an assert"
         yield ManifestError(file, "command", f"{PIPELINE} {pipeline} with --speculative-config", wanted)
     if copies := sorted(name for name in names if name.startswith("--data-parallel-")):
