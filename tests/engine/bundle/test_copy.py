@@ -26,6 +26,8 @@ import pytest
 from carried_release import Source, carried_release, engine_with_url
 from fake_image import image_tar
 from fake_release import REF, made_release
+from newer_engine import NEWER, newer_engine
+from newer_engine import newer_root as newer_root
 from private_engine import file_layer, load_image, quiet
 from ssh_host import LINK, ssh_host
 
@@ -364,6 +366,20 @@ def test_a_receiver_that_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_container_that_a_killed_run_did_not_start(node: Node) -> None:
     node.engine.containers.create(REF, "true", name=volume_name(KEY))
     assert node.carry() == (len(SIZES), TOTAL, 0)
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_newer_engines(name: str, newer_root: Path, tmp_path: Path) -> None:
+    with newer_engine(newer_root, NEWER[name]) as engine:
+        with_image(engine, tmp_path)
+        url = str(engine.host["DOCKER_HOST"])
+        release = dataclasses.replace(made_release(engine), checkpoint_key=KEY)
+        node = Node(engine, url, release, made_folder(tmp_path / "checkpoint"))
+        node.killed(url, 20 << 20)
+        assert node.whole is None
+        files, count, _ = node.carry()
+        assert files <= 2 and count < TOTAL
+        assert node.carry(deep=True) == (0, 0, len(SIZES))
 
 
 def test_volumes_that_are_not_ours(node: Node) -> None:
