@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.build.consistent import require_consistent
-from sparkpin.build.origin import ready_checkpoint
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.bundle import export
 from sparkpin.checkpoint.content import RECORD
@@ -34,7 +33,7 @@ from sparkpin.image.layer_tar import Slice
 from sparkpin.image.listing_diff import common
 from sparkpin.releases import volumes
 from sparkpin.releases.container import UID
-from sparkpin.releases.record import Release
+from sparkpin.releases.record import Release, Releases
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,13 @@ def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.OciI
 
 def copy(paths: Paths, engine: Engine, release: Release, url: str, say: Say, *, way: str = "") -> Sent:
     """Send the image of a release to the engine at a url. way: the address on a link that ssh takes."""
+    with engine_at(url, way) as other:
+        return copy_image(paths, engine, release, other, url, say)
+
+
+def copy_image(paths: Paths, engine: Engine, release: Release, other: Engine, url: str, say: Say) -> Sent:
     images = images_of(release, records_of(paths, release))
-    with engine_at(url, way) as other, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         with errors_of(url):
             require_free(other, images, url)
             if is_there(other, images):
@@ -91,19 +95,20 @@ def copy_with_checkpoint(
     anything is sent.
     """
     require_consistent(paths, release, finished=True)
-    folder = ready_checkpoint(paths, release)
-    assert folder
+    folder = Releases(paths).checkpoint(release)
     config = json.loads(records_of(paths, release)[-1].config)
     wanted = f"{config['os']}/{config['architecture']}"
-    with engine_at(url, way) as other, errors_of(url):
-        if (seen := other.platform) != wanted:
+    with engine_at(url, way) as other:
+        with errors_of(url):
+            seen = other.platform
+        if seen != wanted:
             raise HostError(
                 f"{url} is {seen}, the image of {release.tag} is for {wanted}",
                 next_step="choose a release of a stack for that machine; without --with-checkpoint the image is sent",
             )
-    sent = copy(paths, engine, release, url, say, way=way)
-    with engine_at(url, way) as other, errors_of(url):
-        return sent, carry(other, release, folder, say, deep=deep)
+        sent = copy_image(paths, engine, release, other, url, say)
+        with errors_of(url):
+            return sent, carry(other, release, folder, say, deep=deep)
 
 
 def carry(engine: Engine, release: Release, folder: Path, say: Say, *, deep: bool = False) -> Carried:

@@ -25,6 +25,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import docker
+from docker.transport import UnixHTTPAdapter
 
 from sparkpin.core.errors import DiskError, EngineError, HostError, InputError, NetworkError
 from sparkpin.host.engine import TIMEOUT, Engine, engine_errors
@@ -35,6 +36,7 @@ SECONDS = 30  # that a host may take to answer
 # ends by itself.
 SHARED = ("-o", "ControlMaster=auto", "-o", "ControlPersist=60", "-o")
 DIAL = ("docker", "system", "dial-stdio")
+POOLS = 5  # the SDK keeps a connection for each path that it asked; beyond 10 (MaxSessions) each is a login of its own
 SHAPES = "ssh://user@host[:port], unix:///path/of/docker.sock or tcp://host:port"
 AGAIN = "the same command with --to"
 ADDRESS_OF, MASK_OF = 0x8915, 0x891B  # SIOCGIFADDR, SIOCGIFNETMASK
@@ -76,6 +78,9 @@ def connect(url: str) -> Engine:
     environment = {**os.environ, "DOCKER_HOST": url}
     with engine_errors():
         client = docker.DockerClient.from_env(timeout=TIMEOUT, environment=environment)
+        if url.startswith("unix://"):
+            place = url.replace("unix://", "http+unix://")
+            client.api.mount("http+docker://", UnixHTTPAdapter(place, TIMEOUT, pool_connections=POOLS))
         client.ping()
     return Engine(client)
 

@@ -86,7 +86,7 @@ def make_way(engine: Engine, name: str, say: Say) -> None:
         other = engine.containers.get(name)
         if other.status == "running":
             say(f"waiting for another run that fills volume {name}")
-            other.wait()
+            other.wait(condition="removed")
         else:
             remove(other)
 
@@ -138,12 +138,14 @@ def started(container: Container) -> Iterator[Attached]:
 
 
 def remove(container: Container) -> None:
-    """With the volume of its own. It may have gone by itself, or be about to."""
-    try:
-        container.remove(force=True, v=True)
-    except APIError as error:
-        if error.status_code not in (404, CONFLICT):
-            raise
+    """With the volume of its own. It may have gone by itself, or be about to: then wait, for it holds its volume."""
+    with contextlib.suppress(NotFound):
+        try:
+            container.remove(force=True, v=True)
+        except APIError as error:
+            if error.status_code != CONFLICT:
+                raise
+            container.wait(condition="removed")
 
 
 def program_tar() -> bytes:
