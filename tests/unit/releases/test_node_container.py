@@ -45,8 +45,12 @@ def test_rdma_adds_its_devices_and_memory_that_stays() -> None:
 
 
 def test_nodes_of_one_machine_have_a_gpu_each() -> None:
-    (request,) = at_node(settings(gpus=True), Node(on_loopback(1), KEY, "none", gpu=1), gpus=True)["device_requests"]
+    node = at_node(settings(gpus=True), Node(on_loopback(1), KEY, "none", gpu=1), gpus=True)
+    (request,) = node["device_requests"]
     assert request["DeviceIDs"] == ["1"] and request["Count"] in (0, None)
+    assert node["environment"]["NCCL_SHM_DISABLE"] == "1", "they do not share /dev/shm"
+    over_a_link = at_node(settings(gpus=True), Node(LINK, KEY), gpus=True)
+    assert "NCCL_SHM_DISABLE" not in over_a_link["environment"]
 
 
 @pytest.mark.parametrize("own", [{}, {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "120"}])
