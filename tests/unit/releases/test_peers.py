@@ -235,8 +235,10 @@ def test_five_hundred_that_say_nothing_and_more_that_keep_coming(site: Site, mon
                 held.pop(0).close()
 
     with contextlib.ExitStack() as stack:
+        own = stack.enter_context(site.connection())
         held = [site.connection("127.0.0.2") for _ in range(500)]
-        until(lambda: sum(map(is_closed, held)) == 500 - peers.STRANGERS, 60)
+        until(lambda: sum(map(is_closed, held)) == 501 - peers.STRANGERS, 60)
+        assert not is_closed(own), "though it is the oldest of all"
         stack.callback(lambda: [one.close() for one in held])
         coming = threading.Thread(target=keep_coming)
         coming.start()
