@@ -165,7 +165,10 @@ def at_node(settings: dict[str, Any], node: Node, *, gpus: bool) -> dict[str, An
     found = settings | {"environment": env, "network_mode": node.network}
     if not gpus:
         found["shm_size"] = GIB
-    elif node.gpu is not None:
+    elif node.place.on_one_host:  # containers share neither /dev/shm nor processes: NCCL is to speak as over a link
+        env |= dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"), "1")
+        env["NCCL_HOSTID"] = f"node{node.place.rank}"
+    if gpus and node.gpu is not None:
         found["device_requests"] = [DeviceRequest(device_ids=[str(node.gpu)], capabilities=[["gpu"]])]
     if node.rdma:  # it registers memory, which has to stay where it is
         found |= {"devices": [f"{RDMA}:{RDMA}:rwm"], "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)]}

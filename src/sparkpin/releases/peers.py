@@ -10,9 +10,9 @@ its own address, the others call. Each line is of words:
     rank 0:  go                once all of them are there
 
 A proof is an HMAC-SHA256, by the key of these nodes, over who says it, both nonces, the rank and the release. Who has
-not the key sees a nonce and nothing else, and keeps nobody out: of the connections that have proved nothing the oldest
-goes when there are too many. From its proof on each sends an empty line a second, the beat, and does so while it
-serves. Nothing listens any more then.
+not the key sees a nonce and nothing else, and keeps nobody out: when too many connections have proved nothing, the
+oldest goes of the address that has most. From its proof on each sends an empty line a second, the beat, and does so
+while it serves. Nothing listens any more then.
 
 What is said afterwards is neither secret nor proved, as is all that vLLM's own nodes say to each other: the link has to
 be a network of its own (docs/nodes.md).
@@ -27,6 +27,7 @@ import json
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -160,14 +161,16 @@ class Peers(threading.Thread):
     async def gathered(self) -> list[Peer]:
         """All others, as rank 0. One that goes before all are there is waited for again."""
         peers: dict[int, Peer] = {}
-        strangers: dict[asyncio.StreamWriter, None] = {}
+        strangers: dict[asyncio.StreamWriter, str] = {}
         complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if len(strangers) >= STRANGERS:
-                strangers.pop(oldest := next(iter(strangers)))
+                most = Counter(strangers.values()).most_common(1)[0][0]
+                oldest = next(one for one, address in strangers.items() if address == most)
+                del strangers[oldest]
                 oldest.transport.abort()
-            strangers[writer] = None
+            strangers[writer] = address_of(writer)
             try:
                 async with asyncio.timeout(HANDSHAKE_SECONDS):
                     rank = await self.greeted(reader, writer)
@@ -310,10 +313,13 @@ class Peers(threading.Thread):
         now = time.monotonic()
         if now - self.told.get("", -TELL_SECONDS) >= TELL_SECONDS:
             self.told[""] = now
-            address = (writer.get_extra_info("peername") or ("?",))[0]
             why = str(error) or type(error).__name__
-            self.say(f"dropped {self.strangers} connection(s), the last from {address}: {why}")
+            self.say(f"dropped {self.strangers} connection(s), the last from {address_of(writer)}: {why}")
             self.strangers = 0
+
+
+def address_of(writer: asyncio.StreamWriter) -> str:
+    return str((writer.get_extra_info("peername") or ("?",))[0])
 
 
 async def words(reader: asyncio.StreamReader, count: int) -> list[str]:
