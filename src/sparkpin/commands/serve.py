@@ -62,7 +62,7 @@ def serve(
         serving_tasks.show_unit(paths, chosen.recipe, options)
         return
     engine = engine_of(paths)
-    if why := obstacle(paths, engine, chosen):
+    if why := obstacle(paths, engine, chosen, nodes=1):
         raise InputError(
             f"{chosen.tag} cannot be served here: {why}",
             next_step=f"where it can run: {how_to_carry(records, chosen)}",

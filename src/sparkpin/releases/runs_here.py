@@ -31,13 +31,16 @@ def uses_gpu(paths: Paths, release: Release) -> bool:
     return stack is not None and stack.gpu is not None
 
 
-def obstacle(paths: Paths, engine: Engine, release: Release) -> str:
-    """Why no server of the release can run on this machine; "" when one can, or when its stack is nowhere any more."""
+def obstacle(paths: Paths, engine: Engine, release: Release, *, nodes: int | None = None) -> str:
+    """Why no server of the release can run on this machine; "" when one can, or when its stack is nowhere any more.
+
+    nodes: how many of the release's are to be on this machine; None: all.
+    """
     stack = stack_of(paths, release)
     if stack is None:
         return ""
     gpus = read_gpus(machine.output) if stack.gpu and not engine.elsewhere else ()
-    return obstacle_of(stack, engine.platform, gpus, engine.elsewhere, nodes=nodes_of(release.argv))
+    return obstacle_of(stack, engine.platform, gpus, engine.elsewhere, nodes=nodes or nodes_of(release.argv))
 
 
 def obstacle_here(paths: Paths, release: Release) -> str:

@@ -34,7 +34,7 @@ CAUSES = (
     Cause(
         r"sparkpin: REFUSED: ",
         "its nodes do not serve the same release, or one has no whole checkpoint; the log names both sides",
-        "invoke serve --nodes carries release and checkpoint to each of them",
+        "invoke copy {tag} --to URL --with-checkpoint brings a machine both",
     ),
     Cause(
         r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|NVRM: .*out of memory|NV_ERR_NO_MEMORY",
