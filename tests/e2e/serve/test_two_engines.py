@@ -28,16 +28,26 @@ from sparkpin.releases.volumes import volume_name
 RECIPE = "two-engines"
 
 
+@dataclasses.dataclass(frozen=True)
+class Head(Checkout):
+    """path: a PATH on which `ssh` knows the other machine."""
+
+    path: str = ""
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**super().env, "PATH": self.path}
+
+
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherHost]:
-    with other_host(tmp_path_factory.mktemp("other")) as host, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", host.ssh.path)
+    with other_host(tmp_path_factory.mktemp("other")) as host:
         yield host
 
 
 @pytest.fixture(scope="module")
 def copy(host: OtherHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
-    made = Checkout.make(tmp_path_factory.mktemp("head") / "copy")
+    made = dataclasses.replace(Head.make(tmp_path_factory.mktemp("head") / "copy"), path=host.ssh.path)
     (made.folder / f"recipes/{RECIPE}.yaml").write_text(
         (made.folder / "recipes/scripted-pair.yaml")
         .read_text()
