@@ -38,7 +38,7 @@ class RooflineOptions:
     bandwidth: float  # bytes a second
     context: int  # tokens
     accepted: float | None  # share of the drafted tokens, None where nobody said one
-    link: Link = Link(float(LATENCY) / 1e6, float(LINK) * GB)
+    link: Link
 
     def both(self, model: DecodeModel, accepted: Acceptance) -> tuple[Roofline, Roofline]:
         """With uniform routing, and as if all tokens of a step reached the same experts."""
