@@ -244,7 +244,7 @@ def notes(
     capacities: Sequence[Capacity],
     max_len: int,
 ) -> list[str]:
-    found = []
+    found = [f"all of it is of each of {settings.nodes} nodes"] if settings.nodes > 1 else []
     users = next(c.users.get(max_len, 0) for c in capacities if c.chosen)
     if settings.max_num_seqs < users:
         found.append(
