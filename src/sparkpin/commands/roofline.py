@@ -24,7 +24,7 @@ GB = 1e9
 SPARK = 273 * GB  # bytes a second, nominally; the default of --bandwidth
 COLUMNS = ("read in a step", "MB", "times", "MB a step", "share", "")
 CHAIN_COLUMNS = ("stage", "what", "GB a step", "ceiling", "same experts", "published", "of the ceiling", "GB/s then")
-NODE_COLUMNS = ("nodes", "how", "GB a step, each", "ms on the link", "ms a step", "ceiling", "of one")
+NODE_COLUMNS = ("nodes", "how", "GB a step", "ms on the link", "ms a step", "ceiling", "of one")
 LATENCY = "55"
 """Microseconds of a small all-reduce by NCCL over RoCE, the default of --link-latency: 54 to 64 on four Sparks
 (local-inference-lab/b12x#295), 41 of 8 KB on two (MiaAI-Lab/Qwen3.8-Flash-Next-Dual-DGX-Sparks#22)."""
