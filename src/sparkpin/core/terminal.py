@@ -96,9 +96,9 @@ STRICT = {"tensors", "to mend it", "what it is"}
 RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
 RIGHT |= {"runs", "PTX", "neither"}
 RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "states a request", "tokens", "concurrency"}
-RIGHT |= {"ms on the link", "ms a step", "of one"}
 RIGHT |= {"MB", "times", "MB a step", "share", "GB a step", "ceiling", "same experts"}
 RIGHT |= {"published", "of the ceiling", "GB/s then"}
+RIGHT |= {"ms on the link", "ms a step", "of one"}
 
 
 COLOURED = {"", "state", "smoke", "verdict"}
