@@ -360,13 +360,8 @@ def drop_checkpoints(paths: Paths, removed: Sequence[Release], remaining: Sequen
     needed = {release.checkpoint_key for release in remaining}
     for recipe in sorted({release.recipe for release in going}):
         its = nodes.kept(paths, recipe)
-        names = sorted(
-            {
-                volume_name(one.checkpoint_key)
-                for one in going
-                if one.recipe == recipe and one.checkpoint_key not in needed
-            }
-        )
+        keys_there = {one.checkpoint_key for one in going if one.recipe == recipe} - needed
+        names = sorted(map(volume_name, keys_there))
         if its is None or not names:
             continue
         with reached(its.urls[1:]) as (machines, away):
