@@ -49,6 +49,7 @@ from sparkpin.smoke.metrics import total
 
 WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:[\d.]+:\d+ )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK')
 """What the server writes of the health check, who asks from within and has no address, and of `invoke status`."""
+NONE_ELSEWHERE: Mapping[str, Sequence[NodeState]] = {}
 LOAD_SECONDS = 1.0  # between two readings of a server that has work
 ANSWERS, STARTS = "answers", "starts"
 NEXT = ("invoke status", "invoke logs", "invoke stop")
@@ -87,11 +88,11 @@ def show_all(
     paths: Paths,
     every: Sequence[Served],
     found: Mapping[str, Container | None],
-    others: Mapping[str, Sequence[NodeState]],
+    others: Mapping[str, Sequence[NodeState]] = NONE_ELSEWHERE,
 ) -> None:
     terminal.table(COLUMNS, [row(paths, served, found[served.container]) for served in every], spare="container")
     for served in every:
-        more = [f"rank {rank} at {one.text}" for rank, one in enumerate(others[served.container], 1)]
+        more = [f"rank {rank} at {one.text}" for rank, one in enumerate(others.get(served.container, ()), 1)]
         more += [f"started again {terminal.count(served.restarts, 'time')}"] if served.restarts else []
         more += [f"open besides: {', '.join(served.allow)}"] if served.allow else []
         more += [f"limits: {', '.join(f'{n}={v}' for n, v in served.limits.items())}"] if served.limits else []
