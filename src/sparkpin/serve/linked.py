@@ -20,7 +20,6 @@ from sparkpin.pins.nodes import NodeRank
 from sparkpin.pins.nodes import nodes_of as nodes_in
 from sparkpin.releases.container import HOME_LABEL, Node
 from sparkpin.releases.record import Release
-from sparkpin.releases.volumes import volume_name
 from sparkpin.serve import crash_facts, keys, launch, nodes
 from sparkpin.serve.launch import LaunchOrder
 from sparkpin.serve.nodes import HERE, Checked, Machine, Nodes, each, named, owner
@@ -128,6 +127,8 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, spread: Spread | None
 
 def order_of(wanted: LaunchOrder, spread: Spread, machine: Machine, group: str) -> LaunchOrder:
     """The order of one machine: its addresses, its checkpoint, its memory."""
+    from sparkpin.releases.volumes import volume_name  # slow to import
+
     checked = spread.checked
     link, rank, release = checked.link, machine.rank, wanted.release
     face, devices = link.interfaces[rank], link.rdma[rank]
@@ -356,6 +357,8 @@ def drop_checkpoints(paths: Paths, removed: Sequence[Release], remaining: Sequen
 
     What a container has stays, and what other releases need. A machine that is away is told of, with the command.
     """
+    from sparkpin.releases.volumes import volume_name  # slow to import
+
     going = [release for release in removed if nodes_in(release.argv) > 1]
     needed = {release.checkpoint_key for release in remaining}
     for recipe in sorted({release.recipe for release in going}):

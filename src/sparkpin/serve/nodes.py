@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkpin.core.errors import (
     BusyError,
@@ -33,11 +33,12 @@ from sparkpin.pins.nodes import MEETING_PORT, nodes_of
 from sparkpin.pins.vllm_command import MODEL_PATH
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
-from sparkpin.releases.volumes import checkpoint_volume
-from sparkpin.serve import inside_link, memory_limit
+from sparkpin.serve import inside_link
 from sparkpin.serve import link as links
 from sparkpin.serve.link import HostFacts, Link
-from sparkpin.serve.memory_limit import Room
+
+if TYPE_CHECKING:
+    from sparkpin.serve.memory_limit import Room  # slow to import, and `status` plans nothing
 
 HERE = "here"
 NAMES_OF_HERE = (HERE, "local")
@@ -218,6 +219,8 @@ def model_there(machine: Machine, release: Release, checkpoint: Path | None) -> 
     if checkpoint is not None:
         running.require_readable(checkpoint)
         return {str(checkpoint.absolute()): {"bind": MODEL_PATH, "mode": "ro"}}
+    from sparkpin.releases.volumes import checkpoint_volume  # slow to import
+
     with named(machine):
         volume = checkpoint_volume(machine.engine, release)
     if volume is None:
@@ -309,6 +312,8 @@ def check(
 
     api: the address that the front listens on; busy: a server of the recipe has their memory and their ports.
     """
+    from sparkpin.serve import memory_limit  # slow to import
+
     platform = machines[0].engine.platform
     facts = each(machines, lambda machine: examined(machine, release, checkpoint, platform))
     for one in facts:
@@ -334,6 +339,8 @@ def check(
 
 def require_rooms(checked: Checked, release: Release) -> None:
     """HostError that names each machine without enough memory."""
+    from sparkpin.serve import memory_limit  # slow to import
+
     errors = []
     for facts, room in zip(checked.facts, checked.rooms, strict=True):
         try:
