@@ -29,7 +29,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
-from sparkpin.pins.nodes import MEETING_PORT, nodes_of
+from sparkpin.pins.nodes import MEETING_PORT, example, nodes_of
 from sparkpin.pins.vllm_command import MODEL_PATH
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
@@ -77,9 +77,9 @@ class NodesOptions:
     link: str | None = None
     shared: bool = False
 
-    def applied(self, known: Nodes | None, release: Release) -> Nodes | None:
+    def applied(self, known: Nodes | None, release: Release, command: str = "") -> Nodes | None:
         """The machines to serve a release on; None for one that is for this machine alone. InputError where their
-        number is another than the release's."""
+        number is another than the release's. command: to type again, with --nodes."""
         count = nodes_of(release.argv)
         if count == 1:
             if self != NodesOptions():
@@ -93,8 +93,7 @@ class NodesOptions:
             said = f"--nodes names {len(urls)}" if urls else "none are named"
             raise InputError(
                 f"{release.tag} is for {count} machines, and {said} (this one counts)",
-                next_step=f"invoke serve --recipe {release.recipe} --nodes "
-                + ",".join([HERE, *(f"ssh://user@host{rank}" for rank in range(1, count))]),
+                next_step=f"{command or f'invoke serve --recipe {release.recipe}'} --nodes {example(count)}",
             )
         new = self.nodes is not None and (known is None or known.urls != urls)
         before = Nodes(urls) if new or known is None else known
