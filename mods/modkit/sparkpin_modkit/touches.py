@@ -19,5 +19,5 @@ _EVERYWHERE: Touches = {
     "vllm.config:VllmConfig.model_config": None,
     "vllm.config:ModelConfig.model": None,
 }
-TOUCHES: dict[str, Touches] = {release: _EVERYWHERE for release in ("0.19.1", "0.20.2", "0.32.0", "0.33.0")}
+TOUCHES: dict[str, Touches] = dict.fromkeys(("0.19.1", "0.20.2", "0.32.0", "0.33.0"), _EVERYWHERE)
 REFUSED: dict[str, str] = {}
