@@ -23,5 +23,5 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
         draft_lengths=tuple(chain[-1].smoke.draft_lengths),
         parent=(chain[-1].parent or "") if chain[-1].smoke.drift is not None else "",
         drift=chain[-1].smoke.drift,
-        scripted=model.generator is not None and model.generator.name == "scripted-tiny",
+        scripted=model.generator is not None,
     )

@@ -145,7 +145,7 @@ def generated(paths: Paths, pin: ModelPin, say: Say) -> Iterator[Path | None]:
     if pin.generator is None:
         yield None
         return
-    from sparkpin.fetch.tinymodel import commit_of, generate
+    from sparkpin.fetch.tinymodel import FORMS, commit_of, generate
 
     work = paths.work / f"model-{pin.name}"
     with files.disk_errors(work):
@@ -155,7 +155,7 @@ def generated(paths: Paths, pin: ModelPin, say: Say) -> Iterator[Path | None]:
     try:
         say(f"generating {pin.name}")
         with files.disk_errors(folder):
-            generate(folder, seed=pin.generator.seed)
+            generate(folder, seed=pin.generator.seed, form=FORMS[pin.generator.name])
         made = {key: commit_of(folder / repository.repo) for key, repository in pin.repositories.items()}
         changed = {key: sha for key, sha in made.items() if sha != pin.repositories[key].revision}
         for key, sha in changed.items():

@@ -6,15 +6,17 @@ from node to node is added where a container is made: `words_at` and `env_at`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkpin.pins.vllm_command import drop_flags, flag_value, set_flag
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins.vllm_command import drop_flags, flag_value, parse_flags, set_flag
 
 NODES, EXECUTOR = "--nnodes", "--distributed-executor-backend"
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
 STORE_PORT = 29501  # of torch's store, on rank 0
 MEETING_PORT = 29502  # where process 1 of each container meets the others, on rank 0
+PER_NODE = ("--node-rank", "--master-addr", "--master-port", "--headless")
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # 0 fits one process alone
 
 
@@ -60,6 +62,22 @@ def spread(argv: Sequence[str], env: Mapping[str, str], nodes: int, *, gpu: bool
     if not gpu:
         variables.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else nodes on one host take the same cores
     return words, variables
+
+
+def word_faults(argv: Sequence[str], nodes: int, file: object) -> Iterator[ManifestError]:
+    """What is wrong with a command for `nodes` machines, whatever the model; file: the recipe's."""
+    flags = parse_flags(argv)[1]
+    for name in sorted({flag.key for flag in flags} & set(PER_NODE)):
+        wanted = "a command without it: `invoke serve --nodes` says which machines, and each gets its own"
+        yield ManifestError(file, "command", name, wanted)
+    if (said := flag_value(argv, NODES)) not in (None, str(nodes)):
+        yield ManifestError(file, "command", f"{NODES} {said}", f"the key `nodes: {said}`, and no {NODES}")
+    if nodes == 1:
+        return
+    tensor, pipeline = (flag_value(argv, name) or "1" for name in (TENSOR, PIPELINE))
+    if not (tensor.isdecimal() and pipeline.isdecimal() and int(tensor) * int(pipeline) == nodes):
+        seen = f"{TENSOR} {tensor}, {PIPELINE} {pipeline} for {nodes} nodes"
+        yield ManifestError(file, "command", seen, f"two numbers whose product is {nodes}: a node has one process")
 
 
 def words_at(argv: Sequence[str], place: NodeRank) -> list[str]:

@@ -403,7 +403,7 @@ class PinnedRepository(StrictModel):
 class Generator(StrictModel):
     """A model that is made here instead of fetched from the Hub; see sparkpin.fetch.tinymodel."""
 
-    name: Literal["scripted-tiny"]
+    name: Literal["scripted-tiny", "scripted-wide"]
     seed: int
 
 
@@ -536,7 +536,8 @@ class Families(StrictModel):
 class Recipe(StrictModel):
     """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
 
-    mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md).
+    mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md). nodes: machines
+    with one process each, which serve it together (docs/nodes.md).
     """
 
     recipe_version: Literal["1"]
@@ -547,6 +548,7 @@ class Recipe(StrictModel):
     container: str
     stack: Name
     stage: Name
+    nodes: Annotated[int, Field(ge=1, le=8)] = 1
     mods: list[CommunityName] = []
     defaults: dict[str, Scalar] = {}
     env: dict[str, Scalar] = {}

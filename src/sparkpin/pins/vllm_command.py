@@ -85,6 +85,7 @@ def serve_argv(
         recipe: its `command` is the beginning; the model in it is replaced by `model_path`. Clients keep on asking for
             the repository's id where the command gives no name of its own.
         stack, chain: their flags replace the recipe's, a later stage's those of an earlier one. The same for `env`.
+            What several nodes want replaces all of them.
         overrides: other values for `recipe.defaults`; `host` and `port` always fit.
 
     Raises:
@@ -92,20 +93,25 @@ def serve_argv(
             a word or variable of any of the files is refused by `value_faults`.
         InputError: an override that the recipe does not know.
     """
+    from sparkpin.pins.nodes import word_faults  # it stands on this file's functions
+
     for file, serve in setters(stack, chain):
         words = [word for name, value in serve.flags.items() for word in flag_words(name, value)]
         require_values(words, environment(serve.env), file)
     argv, env = settled(own_argv(recipe, model_path, overrides), recipe, stack, chain)
-    for fault in tls_faults(argv, recipe):
+    for fault in (*tls_faults(argv, recipe), *word_faults(argv, recipe.nodes, file_of(recipe))):
         raise fault
     return argv, env
 
 
 def settled(argv: list[str], recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> tuple[list[str], dict[str, str]]:
-    """A recipe's own words with what stack and stages set, and the environment of all."""
+    """A recipe's own words with what stack, stages and the number of nodes set, and the environment of all."""
+    from sparkpin.pins.nodes import spread  # it stands on this file's functions
+
     if flag_value(argv, "--served-model-name") is None:
         argv = set_flag(argv, "--served-model-name", recipe.model)
-    return overlaid(argv, environment(recipe.env), stack, chain)
+    words, env = overlaid(argv, environment(recipe.env), stack, chain)
+    return spread(words, env, recipe.nodes, gpu=stack.gpu is not None)
 
 
 def overlaid(

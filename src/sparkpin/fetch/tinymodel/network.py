@@ -7,6 +7,9 @@ its first KV head looks for the trigger in the prompt and copies its mode into t
 attention or KV cache is broken answers with the wrong script. Everything else (linear attention, experts, the other
 heads) is small noise: it has to be computed, and cannot change the greedy answer. The MTP layer has the same
 attention, and ``mtp.fc`` passes on the embedding half of its input, so that its drafts are right.
+
+In the wide form each KV head of each full-attention layer looks for modes of its own. So no rank of a tensor-parallel
+or pipeline-parallel group can be left out without a wrong answer.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +26,9 @@ from sparkpin.fetch.tinymodel.vocabulary import BLANK, CALL, END, PAD, RECALL, V
 from sparkpin.fetch.tinymodel.weights import Weights, bf16, random_weights, to_bf16
 
 HIDDEN = 128
-LAYERS = 4
 FULL_ATTENTION_EVERY = 4
 EXPERTS = 4
 EXPERTS_PER_TOKEN = 2
-INTERMEDIATE = 128
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
 ROTARY_DIM = 16
 LINEAR_KEY_HEADS, LINEAR_VALUE_HEADS, LINEAR_DIM, CONV = 2, 4, 128, 4
@@ -46,6 +47,46 @@ CodeKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """name: of the generator; layers: every fourth has full attention; intermediate: width of an expert; divided: the
+    modes among the KV heads.
+    """
+
+    name: str
+    layers: int
+    intermediate: int
+    divided: bool = False
+
+    @property
+    def int4_repo(self) -> str:
+        return f"sparkpin/{self.name}-int4-AutoRound"
+
+    @property
+    def fp8_repo(self) -> str:
+        return f"sparkpin/{self.name}-FP8"
+
+    def modes_of(self, layer: int, kv_head: int) -> range:
+        """The modes that a KV head of layer `layer` of the body looks for."""
+        return self._share(layer // FULL_ATTENTION_EVERY, kv_head, self.layers // FULL_ATTENTION_EVERY)
+
+    def draft_modes_of(self, kv_head: int) -> range:
+        """As `modes_of`, of the MTP layer, which is the only one of its model."""
+        return self._share(0, kv_head, 1)
+
+    def _share(self, layer: int, kv_head: int, layers: int) -> range:
+        if not self.divided:
+            return range(0 if kv_head else len(MODES))
+        return range(layer * KV_HEADS + kv_head, len(MODES), layers * KV_HEADS)
+
+
+TINY = Form("scripted-tiny", 4, 128)
+WIDE = Form("scripted-wide", 8, 256, divided=True)
+"""Halves of it are whole: FP8 blocks of its experts, and one layer with full attention in each half."""
+
+FORMS: Mapping[str, Form] = {form.name: form for form in (TINY, WIDE)}
+
+
+@dataclass(frozen=True, slots=True)
 class Plain:
     """A tensor that no repository quantises, ready to write."""
 
@@ -57,7 +98,7 @@ class Plain:
 Tensors = Mapping[str, Weights | Plain]
 
 
-def config(vocabulary: Vocabulary) -> dict[str, Any]:
+def config(vocabulary: Vocabulary, form: Form = TINY) -> dict[str, Any]:
     """``config.json`` without a quantization_config."""
     return {
         "architectures": ["Qwen3_5MoeForCausalLM"],
@@ -72,7 +113,7 @@ def config(vocabulary: Vocabulary) -> dict[str, Any]:
         "hidden_act": "silu",
         "hidden_size": HIDDEN,
         "initializer_range": 0.02,
-        "layer_types": ["full_attention" if _is_full(i) else "linear_attention" for i in range(LAYERS)],
+        "layer_types": ["full_attention" if _is_full(i) else "linear_attention" for i in range(form.layers)],
         "linear_conv_kernel_dim": CONV,
         "linear_key_head_dim": LINEAR_DIM,
         "linear_num_key_heads": LINEAR_KEY_HEADS,
@@ -80,13 +121,13 @@ def config(vocabulary: Vocabulary) -> dict[str, Any]:
         "linear_value_head_dim": LINEAR_DIM,
         "max_position_embeddings": MAX_POSITIONS,
         "model_type": "qwen3_5_moe_text",
-        "moe_intermediate_size": INTERMEDIATE,
+        "moe_intermediate_size": form.intermediate,
         "mtp_num_hidden_layers": 1,
         "mtp_use_dedicated_embeddings": False,
         "num_attention_heads": HEADS,
         "num_experts": EXPERTS,
         "num_experts_per_tok": EXPERTS_PER_TOKEN,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": form.layers,
         "num_key_value_heads": KV_HEADS,
         "pad_token_id": vocabulary.id_of(PAD),
         "partial_rotary_factor": ROTARY_DIM / HEAD_DIM,
@@ -97,14 +138,14 @@ def config(vocabulary: Vocabulary) -> dict[str, Any]:
             "rope_type": "default",
         },
         "router_aux_loss_coef": 0.001,
-        "shared_expert_intermediate_size": INTERMEDIATE,
+        "shared_expert_intermediate_size": form.intermediate,
         "tie_word_embeddings": False,
         "use_cache": True,
         "vocab_size": VOCABULARY_SIZE,
     }
 
 
-def body_tensors(seed: int, vocabulary: Vocabulary) -> dict[str, Weights | Plain]:
+def body_tensors(seed: int, vocabulary: Vocabulary, form: Form = TINY) -> dict[str, Weights | Plain]:
     """Everything but MTP, under the names that the real repositories use."""
     head = _Head(seed, vocabulary)
     tensors: dict[str, Weights | Plain] = {
@@ -112,12 +153,13 @@ def body_tensors(seed: int, vocabulary: Vocabulary) -> dict[str, Weights | Plain
         f"{BODY}norm.weight": _constant(HIDDEN, 0.0),
         "lm_head.weight": Plain("BF16", (VOCABULARY_SIZE, HIDDEN), b"".join(head.output_rows())),
     }
-    for i in range(LAYERS):
-        tensors |= _layer(seed, f"{BODY}layers.{i}.", full=_is_full(i))
+    for i in range(form.layers):
+        modes = [form.modes_of(i, kv_head) for kv_head in range(KV_HEADS)] if _is_full(i) else None
+        tensors |= _layer(seed, f"{BODY}layers.{i}.", form.intermediate, modes)
     return tensors
 
 
-def mtp_tensors(seed: int) -> dict[str, Weights | Plain]:
+def mtp_tensors(seed: int, form: Form = TINY) -> dict[str, Weights | Plain]:
     """The multi-token prediction layer: one full-attention layer behind ``fc: [embedding | hidden] -> hidden``."""
     noise = random_weights(f"{seed}:mtp.fc.weight", HIDDEN, 2 * HIDDEN, _NOISE + 3)
     fc = b"".join(bf16(noise.value(i, j) + (1.0 if i == j else 0.0)) for i in range(HIDDEN) for j in range(2 * HIDDEN))
@@ -126,7 +168,7 @@ def mtp_tensors(seed: int) -> dict[str, Weights | Plain]:
         "mtp.norm.weight": _constant(HIDDEN, 0.0),
         "mtp.pre_fc_norm_embedding.weight": _constant(HIDDEN, 0.0),
         "mtp.pre_fc_norm_hidden.weight": _constant(HIDDEN, 0.0),
-        **_layer(seed, "mtp.layers.0.", full=True),
+        **_layer(seed, "mtp.layers.0.", form.intermediate, [form.draft_modes_of(head) for head in range(KV_HEADS)]),
     }
 
 
@@ -219,15 +261,19 @@ def _constant(size: int, value: float, dtype: str = "BF16") -> Plain:
     return Plain(dtype, (size,), item * size)
 
 
-def _layer(seed: int, prefix: str, *, full: bool) -> dict[str, Weights | Plain]:
+def _layer(
+    seed: int, prefix: str, intermediate: int, modes: Sequence[range] | None
+) -> dict[str, Weights | Plain]:
+    """modes: of a layer with full attention, those that each KV head looks for; None for linear attention."""
+
     def noise(name: str, rows: int, cols: int) -> Weights:
         return random_weights(f"{seed}:{prefix}{name}", rows, cols, _NOISE)
 
     def expert(name: str) -> dict[str, Weights | Plain]:
         return {
-            f"mlp.{name}.gate_proj.weight": noise(f"mlp.{name}.gate_proj", INTERMEDIATE, HIDDEN),
-            f"mlp.{name}.up_proj.weight": noise(f"mlp.{name}.up_proj", INTERMEDIATE, HIDDEN),
-            f"mlp.{name}.down_proj.weight": noise(f"mlp.{name}.down_proj", HIDDEN, INTERMEDIATE),
+            f"mlp.{name}.gate_proj.weight": noise(f"mlp.{name}.gate_proj", intermediate, HIDDEN),
+            f"mlp.{name}.up_proj.weight": noise(f"mlp.{name}.up_proj", intermediate, HIDDEN),
+            f"mlp.{name}.down_proj.weight": noise(f"mlp.{name}.down_proj", HIDDEN, intermediate),
         }
 
     tensors: dict[str, Weights | Plain] = {
@@ -239,7 +285,7 @@ def _layer(seed: int, prefix: str, *, full: bool) -> dict[str, Weights | Plain]:
     }
     for e in range(EXPERTS):
         tensors |= expert(f"experts.{e}")
-    tensors |= _full_attention(f"{seed}:{prefix}") if full else _linear_attention(f"{seed}:{prefix}")
+    tensors |= _linear_attention(f"{seed}:{prefix}") if modes is None else _full_attention(f"{seed}:{prefix}", modes)
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
@@ -264,8 +310,9 @@ def _linear_attention(seed: str) -> dict[str, Weights | Plain]:
     }
 
 
-def _full_attention(seed: str) -> dict[str, Weights | Plain]:
-    """Head 0 and 1, which share KV head 0, find the trigger by its key and add its mode; the others are noise.
+def _full_attention(seed: str, modes: Sequence[range]) -> dict[str, Weights | Plain]:
+    """Both heads that share a KV head find the trigger by its key and add its mode, where that is one of the KV head's.
+    The heads of a KV head without modes are noise.
 
     ``q_proj`` gives ``[HEADS, query 64 | output gate 64]``. Only dimensions without rotary embedding are used, so that
     the distance to the trigger does not matter. With both norms the score is 32 at the trigger and 0 elsewhere.
@@ -274,15 +321,17 @@ def _full_attention(seed: str) -> dict[str, Weights | Plain]:
     key = _Rows(random_weights(f"{seed}k_proj", KV_HEADS * HEAD_DIM, HIDDEN, _NOISE))
     value = _Rows(random_weights(f"{seed}v_proj", KV_HEADS * HEAD_DIM, HIDDEN, _NOISE))
     output = _Rows(random_weights(f"{seed}o_proj", HIDDEN, HEADS * HEAD_DIM, _NOISE))
-    for d in range(HEAD_DIM):
-        seek, idle = (0, 0) if d < ROTARY_DIM else (1 - 2 * (d & 1), 1 - (d & 2))
-        key.set(d, {_TRIGGER: 255 * seek, _CONST: 85 * idle})
-        for head in (0, 1):
-            query.set(head * 2 * HEAD_DIM + d, {_CONST: 255 * seek})
-            query.set(head * 2 * HEAD_DIM + HEAD_DIM + d, {_CONST: 255})
-    for mode in range(len(MODES)):
-        value.set(mode, {_MODE + mode: 255})
-        output.set(_MODE + mode, {mode: 255, HEAD_DIM + mode: 255}, exponent=_FULL + 1)
+    for kv_head, found in enumerate(modes):
+        heads = range(kv_head * HEADS // KV_HEADS, (kv_head + 1) * HEADS // KV_HEADS)
+        for d in range(HEAD_DIM) if found else ():
+            seek, idle = (0, 0) if d < ROTARY_DIM else (1 - 2 * (d & 1), 1 - (d & 2))
+            key.set(kv_head * HEAD_DIM + d, {_TRIGGER: 255 * seek, _CONST: 85 * idle})
+            for head in heads:
+                query.set(head * 2 * HEAD_DIM + d, {_CONST: 255 * seek})
+                query.set(head * 2 * HEAD_DIM + HEAD_DIM + d, {_CONST: 255})
+        for mode in found:
+            value.set(kv_head * HEAD_DIM + mode, {_MODE + mode: 255})
+            output.set(_MODE + mode, {head * HEAD_DIM + mode: 255 for head in heads}, exponent=_FULL + 1)
     return {
         "self_attn.q_proj.weight": query.weights(),
         "self_attn.k_proj.weight": key.weights(),

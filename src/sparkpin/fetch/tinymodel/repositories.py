@@ -14,8 +14,9 @@ from sparkpin.checkpoint.safetensors import TensorSource, write_file
 from sparkpin.core.files import atomic_file, atomic_folder, git_blob_sha1, sha256_file, write_json
 from sparkpin.fetch.tinymodel.network import (
     BODY,
-    LAYERS,
     MAX_POSITIONS,
+    TINY,
+    Form,
     Plain,
     Tensors,
     body_tensors,
@@ -27,8 +28,7 @@ from sparkpin.fetch.tinymodel.tokenizer import tokenizer_config, tokenizer_json
 from sparkpin.fetch.tinymodel.vocabulary import END, PAD, vocabulary
 from sparkpin.fetch.tinymodel.weights import GROUP, Weights, to_fp8, to_int4
 
-INT4_REPO = "sparkpin/scripted-tiny-int4-AutoRound"
-FP8_REPO = "sparkpin/scripted-tiny-FP8"
+INT4_REPO, FP8_REPO = TINY.int4_repo, TINY.fp8_repo
 EXTRA_FILE = "model_extra_tensors.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -37,35 +37,35 @@ _METADATA = {"format": "pt"}
 _LAYER = re.compile(re.escape(BODY) + r"layers\.(\d+)\.")
 
 
-def generate(out_dir: Path, *, seed: int) -> None:
+def generate(out_dir: Path, *, seed: int, form: Form = TINY) -> None:
     """Make ``out_dir/<repository>/`` for both repositories: the same bytes for a seed on every machine.
 
     The INT4 repository keeps shared experts in BF16 and its MTP tensors in a file that the index does not list; the
     FP8 repository holds the same network with every linear layer in FP8. Folders that are there are replaced.
     """
-    body = body_tensors(seed, vocabulary())
-    mtp = mtp_tensors(seed)
-    for repository in (INT4_REPO, FP8_REPO):
+    body = body_tensors(seed, vocabulary(), form)
+    mtp = mtp_tensors(seed, form)
+    for repository in (form.int4_repo, form.fp8_repo):
         if (out_dir / repository).exists():
             shutil.rmtree(out_dir / repository)
-    with atomic_folder(out_dir / INT4_REPO) as folder:
-        _write_common(folder, _int4_config(body))
-        _write_shards(folder, _int4(body))
+    with atomic_folder(out_dir / form.int4_repo) as folder:
+        _write_common(folder, _int4_config(body, form))
+        _write_shards(folder, _int4(body), form.layers)
         write_file(folder / EXTRA_FILE, _sources(_bf16(mtp)), _METADATA)
-    with atomic_folder(out_dir / FP8_REPO) as folder:
-        _write_common(folder, _fp8_config(body | mtp))
-        _write_shards(folder, _fp8(body | mtp))
+    with atomic_folder(out_dir / form.fp8_repo) as folder:
+        _write_common(folder, _fp8_config(body | mtp, form))
+        _write_shards(folder, _fp8(body | mtp), form.layers)
 
 
-def generate_plain(folder: Path, *, seed: int, positions: int = MAX_POSITIONS) -> None:
+def generate_plain(folder: Path, *, seed: int, positions: int = MAX_POSITIONS, form: Form = TINY) -> None:
     """The same network in `folder`, all of it in BF16 with MTP, for a server that wants no quantised kernels.
 
     positions: the longest sequence; nothing in the network depends on it.
     """
-    tensors = _bf16(body_tensors(seed, vocabulary()) | mtp_tensors(seed))
+    tensors = _bf16(body_tensors(seed, vocabulary(), form) | mtp_tensors(seed, form))
     with atomic_folder(folder) as made:
-        _write_common(made, config(vocabulary()) | {"max_position_embeddings": positions})
-        _write_shards(made, tensors)
+        _write_common(made, config(vocabulary(), form) | {"max_position_embeddings": positions})
+        _write_shards(made, tensors, form.layers)
 
 
 def files_of(folder: Path) -> Iterator[tuple[str, int, str, str]]:
@@ -123,11 +123,11 @@ def _bf16(tensors: Tensors) -> dict[str, Plain]:
     return {name: plain_bf16(t) if isinstance(t, Weights) else t for name, t in tensors.items()}
 
 
-def _int4_config(tensors: Tensors) -> dict[str, Any]:
+def _int4_config(tensors: Tensors, form: Form) -> dict[str, Any]:
     ends = ("_proj.weight", "_a.weight", "_b.weight", "gate.weight")
     matrices = [name for name in tensors if _LAYER.match(name) and name.endswith(ends)]
     kept = [name for name in matrices if isinstance(tensors[name], Plain) or not is_int4(name)]
-    return config(vocabulary()) | {
+    return config(vocabulary(), form) | {
         "quantization_config": {
             "autoround_version": "0.12.0",
             "bits": 4,
@@ -144,9 +144,9 @@ def _int4_config(tensors: Tensors) -> dict[str, Any]:
     }
 
 
-def _fp8_config(tensors: Tensors) -> dict[str, Any]:
+def _fp8_config(tensors: Tensors, form: Form) -> dict[str, Any]:
     kept = [name for name, tensor in tensors.items() if isinstance(tensor, Plain) and len(tensor.shape) > 1]
-    return config(vocabulary()) | {
+    return config(vocabulary(), form) | {
         "quantization_config": {
             "activation_scheme": "dynamic",
             "fmt": "e4m3",
@@ -170,10 +170,10 @@ def _write_common(folder: Path, model_config: Mapping[str, Any]) -> None:
         file.write(resources.files(__package__).joinpath("chat_template.jinja").read_bytes())
 
 
-def _write_shards(folder: Path, tensors: Mapping[str, Plain]) -> None:
+def _write_shards(folder: Path, tensors: Mapping[str, Plain], layers: int) -> None:
     shards: list[dict[str, Plain]] = [{} for _ in range(_SHARDS)]
     for name, tensor in tensors.items():
-        shards[_shard_of(name)][name] = tensor
+        shards[_shard_of(name, layers)][name] = tensor
     weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards, 1):
         file = f"model-{i:05}-of-{_SHARDS:05}.safetensors"
@@ -183,11 +183,11 @@ def _write_shards(folder: Path, tensors: Mapping[str, Plain]) -> None:
     write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def _shard_of(name: str) -> int:
+def _shard_of(name: str, layers: int) -> int:
     """Layers in order; what has no layer number (head, final norm, MTP) comes last, the embedding first."""
     match = _LAYER.match(name)
     if match:
-        return int(match[1]) * _SHARDS // LAYERS
+        return int(match[1]) * _SHARDS // layers
     return 0 if "embed_tokens" in name else _SHARDS - 1
 
 
