@@ -8,7 +8,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,7 +83,10 @@ def on_ranks(function: Callable[..., Any], *arguments: Any, size: int = 2, secon
         pool = ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
         try:
             jobs = [pool.submit(function, rank, size, f"{folder}/world", *arguments) for rank in range(size)]
-            return [job.result(seconds) for job in jobs]
+            done, _ = wait(jobs, seconds, FIRST_EXCEPTION)
+            for job in done:
+                job.result()  # a rank that failed, before those that wait for it
+            return [job.result(0) for job in jobs]
         finally:
             for process in list(pool._processes.values()):
                 process.terminate()  # one may wait for another that has failed

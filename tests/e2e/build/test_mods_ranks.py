@@ -28,9 +28,9 @@ MTP = {"method": "mtp", "num_speculative_tokens": 2}
 CACHE = {"kv_cache_dtype": "turboquant_4bit_nc", "speculative_config": MTP}
 LISTED = {
     "speculative_config": MTP | {"use_local_argmax_reduction": True},
-    "additional_config": {"draft_vocabulary": {"first": 600}},
+    "additional_config": {"draft_vocabulary": {"first": 450}},
 }
-"""600 of 1024 tokens and the added ones, which come last: some in each half, and not all that is said among them."""
+"""450 of 1024 tokens and the added ones, which come last: some in each half, and not all that is said among them."""
 VOCABULARY = "draft-vocabulary"
 
 
@@ -116,5 +116,5 @@ def test_two_ranks_draft_from_a_list_what_one_drafts(stages: dict[str, Release],
     assert pair == alone and 0 < pair["accepted"] < pair["drafted"]
     [whole], shards = of(single, VOCABULARY), of(reports, VOCABULARY)
     assert "own" not in whole and len(shards) == 2 and all(one["shards"] == 2 for one in shards)
-    assert sorted(one["own"] for one in shards) == sorted([512, whole["tokens"] - 512])
+    assert sorted(one["own"] for one in shards) == sorted([450, whole["tokens"] - 450])
     assert not of(single, "modkit", "agreed")
