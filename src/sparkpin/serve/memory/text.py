@@ -10,15 +10,16 @@ from typing import Any
 from sparkpin.serve.memory.plan import Capacity, MemoryPlan, gib
 
 Row = tuple[str, ...]
-MEMORY = ("what", "size", "known from", "")
-WEIGHTS = ("weights", "count", "in the checkpoint", "in memory", "")
-CACHES = ("cache", "block", "bytes a token", "states a request", "tokens", "concurrency")
+MEMORY = ("what", "size", "known from", "note")
+WEIGHTS = ("weights", "count", "in the checkpoint", "in memory", "note")
+CACHES = ("cache", "block", "bytes a token", "tokens", "concurrency")
 
 
 def title(plan: MemoryPlan, recipe: str, stage: str) -> Iterator[str]:
     machine = plan.machine
     verdict = "fits" if plan.fits else "DOES NOT FIT, see the end"
-    yield f"Memory plan of recipe {recipe}, stage {stage}, on {machine.source} ({machine.how}): {verdict}"
+    each = f"each of {plan.settings.nodes} nodes, " if plan.settings.nodes > 1 else ""
+    yield f"Memory plan of recipe {recipe}, stage {stage}, on {each}{machine.source} ({machine.how}): {verdict}"
     free = f"{gib(machine.free)} free" + (f" ({machine.free_how})" if machine.free_how else "")
     yield f"  {gib(machine.total)} in all, {free}"
 
@@ -29,6 +30,8 @@ def memory_rows(plan: MemoryPlan) -> list[Row]:
     if plan.budget is not None:
         share = f"{plan.settings.utilization:g} of all memory"
         rows.append(("budget", gib(plan.budget), "flag", f"--gpu-memory-utilization: {share}"))
+    if plan.settings.nodes > 1 and plan.left > 0:
+        rows.append(("left", gib(plan.left), "", "of what is free, on each node"))
     return rows
 
 
@@ -54,11 +57,16 @@ def cache_row(capacity: Capacity) -> Row:
         f"{cache.cache_dtype}{' (chosen)' if capacity.chosen else ''}",
         f"{cache.block_size:,}",
         f"{cache.token_bytes:,}",
-        f"{cache.states_bytes:,}" if cache.state_groups else "-",
         f"{capacity.tokens:,}",
         f"{capacity.concurrency:.2f}x",
         *(str(users) for users in capacity.users.values()),
     )
+
+
+def states_lines(plan: MemoryPlan) -> list[str]:
+    """Beside the table: they are the same for every type of cache."""
+    cache = plan.chosen.cache
+    return [f"states a request: {gib(cache.states_bytes)}, with any of them"] if cache.state_groups else []
 
 
 def log_line(plan: MemoryPlan) -> str:
