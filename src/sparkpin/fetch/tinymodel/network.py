@@ -261,9 +261,7 @@ def _constant(size: int, value: float, dtype: str = "BF16") -> Plain:
     return Plain(dtype, (size,), item * size)
 
 
-def _layer(
-    seed: int, prefix: str, intermediate: int, modes: Sequence[range] | None
-) -> dict[str, Weights | Plain]:
+def _layer(seed: int, prefix: str, intermediate: int, modes: Sequence[range] | None) -> dict[str, Weights | Plain]:
     """modes: of a layer with full attention, those that each KV head looks for; None for linear attention."""
 
     def noise(name: str, rows: int, cols: int) -> Weights:
