@@ -71,7 +71,7 @@ def served(release: Release, folder: Path, ranks: int, options: dict[str, Any], 
             str(folder): {"bind": "/model", "mode": "ro"},
             **volumes,
         },
-        tmpfs={"/tmp": "exec", container.HOME: "mode=1777"},
+        tmpfs={"/tmp": "exec"},
         shm_size="1g",
     )
     assert code == 0, out[-6000:] + err[-4000:]
