@@ -17,7 +17,7 @@ Run it again at any time: it does only what is missing.
   --recipe R   recipe of recipes/ (default: the stack's)
   --stage G    last stage to build (default: the recipe's)
   --no-smoke   build, but start no server
-  --serve      serve the current release as soon as it is one
+  --serve      serve the last stage as soon as its smoke test has passed
   --yes        fetch a large model without a question
   --dry-run    say what would be done, and change nothing
   --help       this text
@@ -55,17 +55,10 @@ find_python() {
   done
 }
 
-# What pip says, in fewer lines. What is neither a step nor a warning is an error, and passes.
-steps_of_pip() {
-  local line count=0
-  while IFS= read -r line; do
-    case $line in
-      Collecting\ * | Processing\ *) ((++count % 20)) || echo "  $count packages looked up" ;;
-      'Installing collected packages:'*) echo "  all $count are here; installing them" ;;
-      WARNING:* | Looking\ * | Ignoring\ * | *Downloading\ * | *Using\ cached* | *already\ * | Successfully\ * | '') ;;
-      *) echo "$line" >&2 ;;
-    esac
-  done
+# With the indexes of the user's pip, which uv alone would not ask.
+uv_pip_install() {
+  PYTHONPATH=src .venv/bin/python -m sparkpin.fetch.pip_settings .venv/bin/uv pip install --quiet --no-cache \
+    --python .venv/bin/python "$@"
 }
 
 python=$(find_python)
@@ -99,9 +92,11 @@ if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
   # A .venv that was cut off half-way has no stamp and is made anew. A link would have its target emptied.
   [[ ! -L .venv ]] || { echo 'error: .venv is a link; remove it, then run ./install.sh again' >&2; exit 3; }
   "$python" -m venv --clear .venv
-  .venv/bin/python -m pip install --disable-pip-version-check --require-hashes --only-binary :all: \
-    --progress-bar off -r requirements.lock 2>&1 | steps_of_pip
-  .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
+  # uv alone by pip, the others by uv: in 2 seconds instead of 20.
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+    -r <(awk '/^uv==/ { found = 1 } found { print } found && !/\\$/ { exit }' requirements.lock)
+  uv_pip_install --require-hashes --only-binary :all: -r requirements.lock
+  uv_pip_install --no-deps --no-build-isolation --editable .
   .venv/bin/python -m compileall -q tasks.py src # invoke keeps nothing of what it compiles before tasks.py is read
   echo "$wanted" >"$stamp"
 fi

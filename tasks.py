@@ -36,7 +36,7 @@ def up(
     recipe: Recipe = None,
     stack: Stack = None,
     no_smoke: Annotated[bool, "build only"] = False,
-    serve: Annotated[bool, "serve the current release as soon as it is one; the others are smoked after that"] = False,
+    serve: Annotated[bool, "serve the last stage as soon as its smoke test passed; the others come after it"] = False,
     yes: Annotated[bool, "fetch the model's files without a question"] = False,
     dry_run: Annotated[bool, "say it only"] = False,
 ) -> None:
@@ -578,13 +578,14 @@ def doctor(
     fix: Annotated[bool, "install what is missing and start an engine"] = False,
     stack: Stack = None,
     recipe: Annotated[str | None, "what this recipe needs, too: its stack, its model, disk, memory, GPU"] = None,
+    stage: Stage = None,
     online: Annotated[bool, "ask the Hub, too: whether it answers, and what time it is"] = False,
     json: Json = False,
 ) -> None:
     """Say what this machine is and has, and what it lacks."""
     from sparkpin.commands.doctor import command
 
-    command.doctor(fix=fix, stack=stack, recipe_name=recipe, online=online, as_json=json)
+    command.doctor(fix=fix, stack=stack, recipe_name=recipe, stage=stage, online=online, as_json=json)
 
 
 @task("for developers")

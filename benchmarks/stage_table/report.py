@@ -11,7 +11,8 @@ from typing import Any
 from buckets import PARTS
 from join import TABLE, latest
 
-from sparkpin.measure.roofline.published import CHAIN, GEOMETRY, GROUP, Published, model_published
+from sparkpin.checkpoint.published import GROUP
+from sparkpin.measure.roofline.published import CHAIN, GEOMETRY, Published, model_published
 from sparkpin.measure.roofline.reads import Roofline, roofline
 from stages import BATCHES, CONTEXTS, STAGES
 

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from sparkpin.checkpoint.published import BLOCK, G122B, GROUP
 from sparkpin.checkpoint.quantization import PLAIN_ENTRY, fp8_entry
-from sparkpin.measure.roofline.published import BLOCK, EXPERTS, GEOMETRY, GROUP
+from sparkpin.measure.roofline.published import GEOMETRY
 from sparkpin.serve.memory.geometry import Geometry
 
 BODY = "model.language_model.layers"
@@ -21,7 +22,7 @@ TINY = dataclasses.replace(
 
 
 def config(
-    *, fp8: bool, fp8_draft: bool = False, geometry: Geometry = GEOMETRY, experts: int = EXPERTS
+    *, fp8: bool, fp8_draft: bool = False, geometry: Geometry = GEOMETRY, experts: int = G122B.experts
 ) -> dict[str, Any]:
     """fp8: shared experts; fp8_draft: every projection of the MTP layer."""
     g = geometry

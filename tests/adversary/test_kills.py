@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from checkout import INVOKE, PROJECT
+from checkout import PROJECT
 from checkpoint_samples import BODY, PIN, base_config, fp8_config, write_repository
+from kills import SPARKPIN, Victim
 
 from sparkpin.checkpoint.content import JOURNAL, RECORD
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
@@ -24,8 +23,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Releases
 
 RECIPE = "scripted-tiny"
-SPARKPIN = [str(Path(INVOKE[0]).with_name("sparkpin"))]
-"""The program that asks SPARKPIN_PROJECT."""
 KILLS = 10
 
 
@@ -40,36 +37,6 @@ def paths(main_job: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return paths
 
 
-def run(line: list[str], program: list[str] = INVOKE) -> float:
-    """Seconds that it took."""
-    begin = time.monotonic()
-    subprocess.run([*program, *line], cwd=PROJECT, check=True, capture_output=True)
-    return time.monotonic() - begin
-
-
-def kills(seconds: float, line: Callable[[int], list[str]]) -> Iterator[list[str]]:
-    """Each command that was killed while it ran, KILLS in all, from the first third of its time to its end."""
-    done, number = 0, 0
-    while done < KILLS:
-        number += 1
-        argv = line(number)
-        process = subprocess.Popen(
-            [*INVOKE, *argv],
-            cwd=PROJECT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        time.sleep(seconds * (0.3 + 0.6 * done / KILLS))
-        if process.poll() is None:
-            done += 1
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            seconds *= 0.9  # the machine is less busy than it was
-        process.wait()
-        yield argv
-
-
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -77,30 +44,28 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_promote(paths: Paths, record_property: Callable[[str, object], None]) -> None:
     records = Releases(paths)
     tags = [records.get(stage, RECIPE).tag for stage in ("v2", "v2-tq")]
-    for line in kills(run(["promote", tags[0]]), lambda number: ["promote", tags[number % 2]]):
+    back, there = (Victim(["promote", tag]) for tag in tags)
+    there.done()
+    for _ in there.kills(KILLS, back.done):
         assert records.current_tag(RECIPE) in tags and not records.faults()
-        run(line)
-        assert records.current_tag(RECIPE) == line[1]
+        there.done()
+        assert records.current_tag(RECIPE) == tags[1]
         assert not list((paths.home / "releases" / RECIPE).glob(f"{PARTIAL}*"))
     record_property("trials", KILLS)
 
 
 def test_checkpoint(paths: Paths, record_property: Callable[[str, object], None]) -> None:
-    line = ["checkpoint", "--recipe", RECIPE, "--stage", "v2-tq"]
+    making = Victim(["checkpoint", "--recipe", RECIPE, "--stage", "v2-tq"])
     folder = paths.home / "checkpoints" / RECIPE
-    seconds = []
-    for _ in range(2):  # the second time with warm caches, as all that follow
-        shutil.rmtree(folder)
-        seconds.append(run(line))
-    wanted = tree(folder)
     shutil.rmtree(folder)
-    for _ in kills(seconds[-1], lambda number: line):
+    making.done()
+    wanted = tree(folder)
+    for _ in making.kills(KILLS, lambda: shutil.rmtree(folder)):
         left = tree(folder) if folder.exists() else {}
         named = {name: data for name, data in left.items() if not name.startswith(PARTIAL)}
         assert named in ({}, wanted), "under its name a checkpoint is whole"
-        run(line)
+        making.done()
         assert tree(folder) == wanted
-        shutil.rmtree(folder)
     record_property("trials", KILLS)
 
 
@@ -140,7 +105,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (project / "tasks.py").symlink_to(PROJECT / "tasks.py")
     for name in ("project", "cache", "home"):
         monkeypatch.setenv(f"SPARKPIN_{name.upper()}", str(tmp_path / name))
-    run(["lock", "--model", "large"], SPARKPIN)
+    Victim(["lock", "--model", "large"]).done()
     yield tmp_path / "home/checkpoints/large"
     shutil.rmtree(tmp_path)
 
@@ -148,7 +113,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def killed_while_writing(line: list[str], number: int, later: float) -> None:
     """A command that is killed so many seconds after it said that it writes the shard of that number."""
     with subprocess.Popen(
-        [*SPARKPIN, *line], cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [SPARKPIN, *line], cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr and any(f" ({number} of {SHARDS}, " in said for said in process.stderr)
         time.sleep(later)
@@ -159,9 +124,11 @@ def test_checkpoint_of_a_gigabyte(large: Path, record_property: Callable[[str, o
     """At random moments. What the journal names is whole and is not written again; the rest is; and of a build that is
     killed when half of its shards are begun, most of these are kept."""
     line = ["checkpoint", "--model", "large"]
-    run(line, SPARKPIN)  # links the base; the next one hashes it, and those after that know it
+    Victim(line).done()  # links the base; the next one hashes it, and those after that know it
     shutil.rmtree(large)
-    pace = run(line, SPARKPIN) / SHARDS
+    making = Victim(line)
+    making.done()
+    pace = making.seconds / SHARDS
     [made] = large.iterdir()
     wanted = {name: row["sha256"] for name, row in json.loads((made / RECORD).read_text())["files"].items()}
     record = (made / RECORD).read_bytes()
@@ -182,7 +149,7 @@ def test_checkpoint_of_a_gigabyte(large: Path, record_property: Callable[[str, o
                     file.seek(GATE // 2)
                     file.write(b"lost")
                 del before[lost.name]
-            run(line, SPARKPIN)
+            making.done()
             assert {name: seen_of(made / name) for name in before} == before, "it was written again"
         assert (made / RECORD).read_bytes() == record
         assert {name: sha256_file(made / name)[0] for name in wanted} == wanted

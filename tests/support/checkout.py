@@ -67,9 +67,9 @@ class Checkout:
             text=True, start_new_session=True,
         )  # fmt: skip
 
-    def done(self, *arguments: str) -> str:
+    def done(self, *arguments: str, **env: str) -> str:
         """Output of a task that must succeed."""
-        result = self.invoke(*arguments)
+        result = self.invoke(*arguments, **env)
         assert result.returncode == 0, f"invoke {' '.join(arguments)}:\n{result.stdout}{result.stderr}"
         return result.stdout
 

@@ -359,9 +359,18 @@ class Maker:
         with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=self.work) as folder:
             context = Path(folder, "context")
             shutil.copytree(self.context, context, copy_function=os.link)
-            layer = read_layer_of(tar, lambda: self.build(target=f"{name}-tree", output=tar, context=context))
+            stage, below = self.tree_stage(name)
+            layer = read_layer_of(tar, lambda: self.build(target=stage, output=tar, context=context), folder=below)
         opened.callback(layer.source.close)
         return layer
+
+    def tree_stage(self, name: str) -> tuple[str, bytes]:
+        """The stage that gives a tree, and the tree's folder there. On our own root file system that is the one that
+        installs it: the engine's copy of gigabytes, file by file, takes longer than the 100 MB more that come out."""
+        made = (f"\nFROM venv AS {name}\n", f"\nFROM scratch AS {name}-tree\nCOPY --from={name} /layer/ /\n")
+        if self.rendered.rootfs and all(text in self.rendered.dockerfile for text in made):
+            return name, b"layer"
+        return f"{name}-tree", b""
 
     def whole(self) -> Made:
         self.build(self.unsealed)

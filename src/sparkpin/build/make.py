@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.choose_loader import with_loader
-from sparkpin.smoke.evidence import Write, kept
+from sparkpin.smoke.evidence import kept
 
 
 @contextlib.contextmanager
@@ -182,36 +181,3 @@ def smoke_releases(
             started = with_loader(paths, release, checkpoint, say, gpus=gpus)
             found.append(kept(paths, release, *run_smoke(paths, engine, started, checkpoint, say, gpus=gpus)))
     return tuple(found)
-
-
-def smoke_together(paths: Paths, wanted: Sequence[Release]) -> None:
-    """Smoke tests at the same time, of releases that can run here: most of a test is a start, and most of that keeps
-    one core busy. Their results are kept when all have ended, so that an interruption leaves none that is not its own.
-    """
-    from sparkpin.smoke.run import SmokeResult, alone, run_smoke
-    from sparkpin.smoke.server import remove_leftovers
-
-    engine = engine_of(paths)
-    checkpoints = {}
-    for release in wanted:
-        require_consistent(paths, release)
-        checkpoints[release.tag] = checkpoint_of(paths, release)
-
-    def test(release: Release) -> tuple[SmokeResult, Write]:
-        def told(line: str) -> None:
-            say(f"{release.stage}: {line}")
-
-        gpus, checkpoint = uses_gpu(paths, release), checkpoints[release.tag]
-        started = with_loader(paths, release, checkpoint, told, gpus=gpus)
-        return run_smoke(paths, engine_of(paths), started, checkpoint, told, gpus=gpus, held=True)
-
-    say(f"{len(wanted)} smoke tests at the same time: {', '.join(release.tag for release in wanted)}")
-    # The lock is held until the last thread has ended, which an interruption need not find at its server.
-    with alone(paths, engine, say), ThreadPoolExecutor(len(wanted)) as pool:
-        try:
-            results = list(pool.map(test, wanted))
-        except BaseException:
-            remove_leftovers(paths, engine, say)  # without their servers the others end
-            raise
-    for release, result in zip(wanted, results, strict=True):
-        kept(paths, release, *result)

@@ -17,7 +17,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
-from sparkpin.host import daemon, machine
+from sparkpin.host import machine
 from sparkpin.pins.schema import ModelLock, ModelPin
 
 RATES = {"100 Mbit/s": 12_500_000, "1 Gbit/s": 125_000_000}
@@ -49,8 +49,7 @@ class ModelNeeds:
     def disk(self, paths: Paths, images: machine.Needs | None = None) -> list[DiskRow]:
         """images: what building them takes, too, where they are to be built."""
         wanted = [(paths.models, self.fetch), (paths.checkpoints, self.checkpoints)]
-        if images:
-            wanted += [(paths.store, images.cache), (daemon.Daemon.system(paths).data_root, images.engine)]
+        wanted += machine.folders_of(paths, images).values() if images else ()
         systems: dict[int, list[tuple[Path, int]]] = {}
         for folder, size in wanted:
             systems.setdefault(files.existing_parent(folder).stat().st_dev, []).append((folder, size))

@@ -159,10 +159,13 @@ def as_fp8(name: str, shape: tuple[int, int]) -> Tensors:
     return {f"{name}.weight": ("F8_E4M3", shape), f"{name}.weight_scale_inv": ("BF16", scales)}
 
 
-def layer(g: Geometry, prefix: str, *, full: bool, repository: str, plain_ab: bool = False) -> Tensors:
+def layer(
+    g: Geometry, prefix: str, *, full: bool, repository: str, plain_ab: bool = False, joined: bool = False
+) -> Tensors:
     """repository: int4, fp8, or bf16 for the MTP layer that the INT4 repository holds as it was.
 
-    plain_ab: linear attention's in_proj_a and in_proj_b in 16 bits, as the FP8 repository always has them.
+    plain_ab: linear attention's in_proj_a and in_proj_b in 16 bits, as the FP8 repository always has them. joined: the
+    layer's experts as one tensor, for sums.
     """
     packed = {"int4": as_int4, "fp8": as_fp8, "bf16": as_bf16}[repository]
     found = {prefix + name: spec for name, spec in plain_of_layer(g, full=full).items()}
@@ -172,16 +175,20 @@ def layer(g: Geometry, prefix: str, *, full: bool, repository: str, plain_ab: bo
     for name, shape in expert_matrices(g).items():
         shared = as_fp8 if repository == "fp8" else as_bf16
         found |= shared(f"{prefix}mlp.shared_expert.{name}", shape)
+        if joined:
+            one = packed(f"{prefix}mlp.experts.{name}", shape)
+            found |= {part: (dtype, (g.experts, *own)) for part, (dtype, own) in one.items()}
+            continue
         for expert in range(g.experts):
             found |= packed(f"{prefix}mlp.experts.{expert}.{name}", shape)
     return found
 
 
-def mtp(g: Geometry, repository: str) -> Tensors:
+def mtp(g: Geometry, repository: str, *, joined: bool = False) -> Tensors:
     found: Tensors = {"mtp.fc.weight": ("BF16", (g.hidden, 2 * g.hidden))}
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         found[f"mtp.{name}.weight"] = ("BF16", (g.hidden,))
-    return found | layer(g, "mtp.layers.0.", full=True, repository=repository)
+    return found | layer(g, "mtp.layers.0.", full=True, repository=repository, joined=joined)
 
 
 def int4_files(g: Geometry, *, body: str = MULTIMODAL, plain_ab: bool = False) -> dict[str, Tensors]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparkpin.build.pair import pair
@@ -16,12 +15,11 @@ from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
 from sparkpin.pins.families import family_of
 from sparkpin.pins.schema import Family
-from sparkpin.pins.vllm_command import flag_value
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import keys, served
 from sparkpin.serve import service as serve
-from sparkpin.serve.address import Address
+from sparkpin.serve.address import Address, endpoint, reachable
 from sparkpin.serve.client_facts import ServerFacts, facts_of
 from sparkpin.serve.client_formats import CLIENTS, found_here
 from sparkpin.smoke.replies import Fault
@@ -71,7 +69,7 @@ def tools() -> None:
         (name, "here" if name in here else "", CLIENTS[name].file or "lines for a shell", CLIENTS[name].use)
         for name in sorted(CLIENTS, key=lambda name: name not in here)
     ]
-    terminal.table(("tool", "found", "file", "then"), rows)
+    terminal.table(("tool", "found", "file", "then"), rows, spare="file")
     terminal.say(f"next: invoke client {here[0] if here else 'TOOL'}")
 
 
@@ -148,19 +146,12 @@ def told_context(paths: Paths, service: served.Served, release: Release) -> int 
 def written(paths: Paths, recipe: str | None) -> FoundServer:
     """What the recipe, or the default one of this machine's stack, says."""
     name = recipe or machine.default_recipe(paths.project)
-    last, kept = pair(paths.project, name)[-1], served.kept_address(paths, name)
-    port = flag_value(last.argv, "--port") or Address.port
-    url = f"http://{reached(last.argv)}:{port}/v1"
-    if kept:  # `stop` left it for the next `serve`
-        url = f"http{'s' if kept.cert else ''}://{served.reachable(kept.host)}:{kept.port}/v1"
+    last = pair(paths.project, name)[-1]
+    address = served.kept_address(paths, name) or Address.of_command(last.argv)  # kept by `stop` for the next `serve`
     return FoundServer(
         argv=last.argv,
         family=family_of(manifests.load_families(paths.project), last.recipe.model),
-        url=url,
+        url=endpoint(reachable(address.host), address.port, tls=bool(address.cert)),
         label=name,
         origin=f"recipes/{name}.yaml",
     )
-
-
-def reached(argv: Sequence[str]) -> str:
-    return served.reachable(flag_value(argv, "--host") or "127.0.0.1")

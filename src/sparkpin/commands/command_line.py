@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from invoke import main as invoke_main
 from invoke.collection import Collection
-from invoke.exceptions import Exit
+from invoke.exceptions import Exit, ParseError
 from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext
 from invoke.parser.parser import ParseResult
@@ -221,7 +221,11 @@ class SparkpinProgram(TaskProgram):
             super().parse_core(argv)
 
     def parse_core_args(self) -> None:
-        super().parse_core_args()
+        try:
+            super().parse_core_args()
+        except ParseError as error:  # its only one here; the text names the option's class, too
+            flag = re.sub(r".*<Argument: ([\w-]+).*", r"--\1", str(error), flags=re.DOTALL)
+            raise InputError(f"{flag} wants a value", next_step=f"sparkpin {flag} VALUE TASK") from None
         if shell := self.args["print-completion-script"].value:
             if shell not in completion.SCRIPTS:
                 raise Exit(

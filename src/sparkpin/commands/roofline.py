@@ -22,7 +22,7 @@ from sparkpin.serve.memory import recipe as memory
 
 GB = 1e9
 SPARK = 273 * GB  # bytes a second, nominally; the default of --bandwidth
-COLUMNS = ("read in a step", "MB", "times", "MB a step", "share", "")
+COLUMNS = ("read in a step", "MB", "times", "MB a step", "share", "note")
 CHAIN_COLUMNS = ("stage", "what", "GB a step", "ceiling", "same experts", "published", "of the ceiling", "GB/s then")
 
 

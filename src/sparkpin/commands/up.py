@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from functools import partial
 
 from sparkpin.build.consistent import require_consistent
-from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_releases, smoke_together
+from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_releases
 from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
 from sparkpin.build.pair import Pairing
 from sparkpin.checkpoint import published
@@ -17,7 +16,7 @@ from sparkpin.commands import serve as serving
 from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, pairings_of
 from sparkpin.commands.notes import finish, next_smoke, notes_of
-from sparkpin.commands.smoke import waiting_for_smoke
+from sparkpin.commands.smoke import complete_above, waiting_for_smoke
 from sparkpin.core import terminal
 from sparkpin.core.errors import DiskError, InputError
 from sparkpin.core.paths import Paths
@@ -71,7 +70,8 @@ def up(
 ) -> None:
     """The main job: what is missing of locks and programs, fetch, build, checkpoint and smoke, then the table.
 
-    yes: a large download is not asked for; serve: what is current is served as soon as it is.
+    yes: a large download is not asked for; serve: the last stage is served as soon as its smoke test has passed, unless
+    another release is current: then that one, at the end.
     """
     paths = Paths.from_env()
     pin = unlocked_model(paths, recipe, stack)
@@ -210,59 +210,59 @@ def attest(paths: Paths, release: Release) -> Release:
 
 
 def smoke_chain(plan: BuildPlan, made: tuple[Release, ...], *, serve: bool) -> tuple[Release, ...]:
-    """The smoke tests of what waits for one, the end of the chain as soon as can be: it is what will be served.
+    """The smoke tests of what waits for one: the end of the chain, which will be served, then the stage below it.
 
-    Its check `drift` compares with the stage below, which is tested before it, or beside it where there is room; that
-    one's own `drift` is completed when the stage below it has passed, from what both have left.
+    Until that one has passed the end is not compared (`drift`) and not current: it can be served by its tag.
     """
-    paths, records = plan.paths, Releases(plan.paths)
+    paths, records, end = plan.paths, Releases(plan.paths), made[-1]
     waiting = waiting_for_smoke(paths, made)
-    end = made[-1]
-    sooner = tuple(release for release in waiting if release in made[-2:])
-    if end not in sooner or sooner == waiting or obstacle(paths, engine_of(paths), end):
-        sooner = ()  # nothing would follow, or nothing will be served
-    if sooner:
-        first = " and ".join(release.stage for release in sooner)
-        say(f"smoke tests of {first} first: {end.stage} can then be served while the others follow")
-        if len(sooner) > 1 and has_room(plan, len(sooner)):
-            smoke_together(paths, sooner)
-            drift.complete(paths, records.get(end.tag), say)
-        else:
-            smoke_releases(paths, sooner, total=len(waiting))
+    soonest = [release for release in reversed(made[-2:]) if release in waiting]
+    if soonest and obstacle(paths, engine_of(paths), end):
+        soonest = []  # nothing will be served
+    told = False
+    for number, release in enumerate([*soonest, *(one for one in waiting if one not in soonest)]):
+        if not told and is_servable(plan, end, serve=serve):
+            told = True
+            if not tell_or_serve(plan, end, serve=serve):
+                break
+        smoke_releases(paths, (release,), done=number, total=len(waiting))
+        complete_above(paths, (release,))
         end = records.get(end.tag)
-        if end.smoke_passed and drift.is_compared(end):
+        if release in soonest and drift.is_compared(end):
             first_is_current(paths, end)
-    later = tuple(release for release in waiting if release not in sooner)
-    if tell_or_serve(plan, records, end, later, serve=serve):
-        smoke_releases(paths, later, done=len(sooner), total=len(waiting))
-        for release in sooner[:-1]:
-            drift.complete(paths, records.get(release.tag), say)
+    if told and records.current_tag(end.recipe) != end.tag:
+        why = "failed afterwards" if end.smoke_failed else f"was not compared: {end.demands.parent} has not passed"
+        show(f"warning: {end.tag} is not current, it {why}" + ("; it is served: invoke stop" if serve else ""))
     return tuple(records.get(release.tag) for release in made)
 
 
-def tell_or_serve(plan: BuildPlan, records: Releases, end: Release, later: tuple[Release, ...], *, serve: bool) -> bool:
-    """Where the end of the chain is current: that it can be served, or serve it. Whether `later` can be smoked then."""
-    if not later or records.current_tag(end.recipe) != end.tag:
-        return bool(later)
+def is_servable(plan: BuildPlan, end: Release, *, serve: bool) -> bool:
+    """Before all of its chain was tested: beside the tests where there is room, else instead of them once current."""
+    now_current = Releases(plan.paths).current_tag(end.recipe)
+    if not end.smoke_passed or now_current not in (None, end.tag) or quality_gate.is_refused(plan.paths, end):
+        return False
+    return has_room(plan) or (serve and now_current is not None)
+
+
+def tell_or_serve(plan: BuildPlan, end: Release, *, serve: bool) -> bool:
+    """That the end of the chain can be served, or serve it. Whether the others can be smoked then."""
+    if drift.is_compared(end):
+        say(f"{end.tag} has passed; the stages below it are tested next")
+    else:
+        say(f"{end.tag} has passed its own checks; the comparison with {end.demands.parent} comes next")
     if not serve:
-        show(f"it can be served now, from another shell: {host.serve_command(plan.paths.project, end.recipe)}")
+        show(f"it can be served now, from another shell: invoke serve {end.tag}")
         return True
-    serving.serve(recipe=end.recipe, release=None)
-    if has_room(plan, 1):
+    serving.serve(recipe=None, release=end.tag)
+    if has_room(plan):
         return True
     show("the others are not smoked beside the server, for which the memory is: invoke stop, then invoke smoke")
     return False
 
 
-def has_room(plan: BuildPlan, servers: int) -> bool:
-    """For so many beside what runs; a GPU's memory is for one, and a server that waits for a core long enough sends
-    several tokens in one part, of which vLLM's tool parsers leave markup in the content (seen: 2 servers, 2 cores)."""
-    cores = len(os.sched_getaffinity(0))
-    return (
-        (servers == 1 or cores >= 2 * servers)
-        and plan.pairings[-1].stack.gpu is None
-        and host.read_host().memory_available > servers * host.Needs.memory
-    )
+def has_room(plan: BuildPlan) -> bool:
+    """For a smoke test beside a server that nobody asks yet; a GPU's memory is for one."""
+    return plan.pairings[-1].stack.gpu is None and host.read_host().memory_available > host.Needs.memory
 
 
 def first_is_current(paths: Paths, newest: Release) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence, Set
+from typing import Literal
 
 STARTED = time.monotonic()
 Say = Callable[[str], None]
@@ -36,10 +37,10 @@ def show(text: str = "") -> None:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: str | None = None) -> None:
     """A table on standard output. It is never cut: a tag that cannot be copied is of no use. Where it is wider than the
-    terminal, or than COLUMNS, or in a pipe than 80, the columns of WRAPPED take several lines; the others keep their
-    width, so lines may be longer. A table with a column of STRICT never is: there those of FOLDED take several lines,
-    too, and long words. spare: the column that is left out before that, and told as such. States have colours on a
-    terminal, unless there is NO_COLOR.
+    terminal, or than COLUMNS, or in a pipe than 80, the columns of WRAPPED take several lines, and then titles do; the
+    others keep their width, so lines may be longer. A table with a column of STRICT never is: there those of FOLDED
+    take several lines, too, and long words. spare: the column that is left out before that, and told as such. States
+    have colours on a terminal, unless there is NO_COLOR.
     """
     from rich import box
     from rich.cells import cell_len
@@ -47,7 +48,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: st
     from rich.table import Table
     from rich.text import Text
 
-    here = Console()
     # A str would be read as markup.
     cells = [
         [
@@ -57,45 +57,51 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: st
         for row in rows
     ]
 
-    def grid(wrapped: Set[str]) -> Table:
-        made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        for place, title in enumerate(columns):
-            keeps = title not in wrapped
-            made.add_column(
-                title,
-                no_wrap=keeps,
-                overflow="fold",
-                # rich shrinks columns that do not wrap, too, and cuts them, unless it is told their width
-                min_width=max(cell_len(text) for text in (title, *(row[place].plain for row in cells))) if keeps else 0,
-                justify="right" if title in RIGHT or title.startswith("users at ") else "left",
-            )
-        for row in cells:
-            made.add_row(*row)
-        return made
+    gaps = 2 * (len(columns) - 1)
+    room = max(Console().width, 80) - gaps
 
-    chosen = grid(WRAPPED)
-    needed = Console(width=1000).measure(chosen)
-    wanted = max(needed.minimum, min(needed.maximum, here.width))
-    if wanted > here.width >= 80 and spare is not None:
+    def fitted(wrapped: Set[str], *, titles: bool = False, words: bool = False) -> list[int]:
+        """Widths of the columns, narrower as far as `room` asks for it. titles, words: these may be broken, too."""
+        wide, least = [], []
+        for place, title in enumerate(columns):
+            own = [row[place].plain for row in cells]
+            parts = own if title not in wrapped else [] if words else [word for text in own for word in text.split()]
+            wide.append(max(map(cell_len, (title, *own))))
+            least.append(max(map(cell_len, (*(title.split() if titles else [title]), *parts)), default=0))
+        while sum(wide) > room and wide != least:
+            wide[max((p for p in range(len(wide)) if wide[p] > least[p]), key=wide.__getitem__)] -= 1
+        return wide
+
+    chosen = fitted(WRAPPED)
+    if sum(chosen) > room:
+        chosen = fitted(WRAPPED, titles=True)
+    if sum(chosen) > room and spare is not None:
         at = columns.index(spare)
         table([*columns[:at], *columns[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows])
         show(f"left out: {spare}, for which lines are too short (COLUMNS=200 shows it)")
         return
-    if wanted > here.width >= 80 and STRICT & set(columns):
-        chosen, wanted = grid(WRAPPED | FOLDED), here.width
-    console = Console(width=max(wanted, 80))
+    if sum(chosen) > room and STRICT & set(columns):
+        chosen = fitted(WRAPPED | FOLDED, titles=True, words=True)
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for title, width in zip(columns, chosen, strict=True):
+        side: Literal["left", "right"] = "right" if title in RIGHT or title.startswith("users at ") else "left"
+        made.add_column(title, width=width, overflow="fold", justify=side)
+    for row in cells:
+        made.add_row(*row)
+    console = Console(width=sum(chosen) + gaps)
     with console.capture() as drawn:
-        console.print(chosen)
+        console.print(made)
     for line in drawn.get().splitlines():
         print(line.rstrip(), flush=True)
 
 
-WRAPPED = {"why", "holds", "found", "to mend it", "what it is"}
+WRAPPED = {"why", "holds", "found", "to mend it", "what it is", "note", "then", "state", "cache"}
+WRAPPED |= {"recipe", "address", "figure", "reference", "release", "95 % interval"}
 FOLDED = {"tensors", "type"}
 STRICT = {"tensors", "to mend it", "what it is"}
 RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
 RIGHT |= {"runs", "PTX", "neither"}
-RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "states a request", "tokens", "concurrency"}
+RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "tokens", "concurrency"}
 RIGHT |= {"MB", "times", "MB a step", "share", "GB a step", "ceiling", "same experts"}
 RIGHT |= {"published", "of the ceiling", "GB/s then"}
 

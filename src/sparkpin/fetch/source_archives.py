@@ -16,8 +16,9 @@ from sparkpin.core.files import sha256_file
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import git, transfer
 from sparkpin.fetch.pieces import FilePiece
+from sparkpin.fetch.pip_settings import indexes
 from sparkpin.fetch.store import Store
-from sparkpin.fetch.uv_resolver import file_of, index_closure, indexes, packages, resolve
+from sparkpin.fetch.uv_resolver import file_of, index_closure, packages, resolve
 from sparkpin.fetch.wheels import CONFIG, WheelTarget, http_client, length, origin_of
 from sparkpin.pins.schema import GitTree, LockedFile, SourceBuild, SourceLock, Stack
 

@@ -17,9 +17,10 @@ from sparkpin.fetch import transfer
 from sparkpin.fetch.debs import HowToGet, open_apt
 from sparkpin.fetch.lock_stack import check_unique, scratch_folder
 from sparkpin.fetch.pieces import FilePiece
+from sparkpin.fetch.pip_settings import indexes
 from sparkpin.fetch.source_archives import fetch_archives
 from sparkpin.fetch.store import Store, missing
-from sparkpin.fetch.uv_resolver import indexes, offered
+from sparkpin.fetch.uv_resolver import offered
 from sparkpin.fetch.wheels import WheelTarget, http_client, origin_of, target_of
 from sparkpin.pins.schema import LockedFile, Stack, StackLock
 

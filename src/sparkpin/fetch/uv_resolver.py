@@ -5,11 +5,8 @@ Nothing is downloaded here, but for files whose index tells no hash: uv's pylock
 
 from __future__ import annotations
 
-import ast
-import os
 import re
 import subprocess
-import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +24,8 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError, SparkpinError
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import HowToGet, tail
-from sparkpin.fetch.wheels import CONFIG, WheelTarget, http_client, length, lost, with_scheme
+from sparkpin.fetch.pip_settings import indexes
+from sparkpin.fetch.wheels import CONFIG, WheelTarget, http_client, length, lost
 from sparkpin.pins.schema import LockedFile, Stack
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ UNSATISFIABLE = 1
 """uv's exit status where the indexes answered, but nothing fits; it is 2 where they do not answer."""
 REFUSED = re.compile(r"\b401 Unauthorized|\b403 Forbidden|could not be queried|Failed to fetch")
 UNREACHABLE = 2
-TRUE = ("y", "yes", "t", "true", "on", "1")  # as pip reads its settings
 
 
 def index_closure(
@@ -116,40 +113,6 @@ def resolve(
     if done.returncode == UNSATISFIABLE and REFUSED.search(done.stderr):
         done.returncode = UNREACHABLE  # an index that refuses to answer looks to uv like one that has nothing
     return done
-
-
-def indexes() -> dict[str, str]:
-    """The environment for uv, with the indexes that the user's pip is configured for, unless uv has been told of one.
-
-    uv does not read pip's configuration, and a mirror or a folder of wheels that pip uses is meant for this, too.
-    """
-    if "UV_DEFAULT_INDEX" in os.environ:
-        return dict(os.environ)
-    shown = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
-    ).stdout
-    found: dict[str, str] = {}
-    for line in shown.splitlines():  # `:env:` comes first, and `global` last, as their words weigh
-        key, _, value = line.partition("=")
-        section, _, name = key.rpartition(".")
-        if section in (":env:", "download", "global"):
-            found.setdefault(name, str(ast.literal_eval(value)))
-    words = {
-        "UV_SYSTEM_CERTS": "1",  # as pip does
-        "UV_INDEX_STRATEGY": "unsafe-best-match",  # pip prefers no index; hashes of the lock decide later
-        "SSL_CERT_FILE": found.get("cert", ""),
-        "UV_DEFAULT_INDEX": found.get("index-url", ""),
-        "UV_INDEX": " ".join(found.get("extra-index-url", "").split()),
-        "UV_NO_INDEX": "1" if found.get("no-index", "").lower() in TRUE else "",  # our own: uv has an option alone
-        "UV_INSECURE_HOST": " ".join(found.get("trusted-host", "").split()),
-        "ALL_PROXY": "" if "all_proxy" in os.environ else with_scheme(found.get("proxy", "")),  # the others weigh more
-        "UV_FIND_LINKS": ",".join(absolute(place) for place in found.get("find-links", "").split()),
-    }
-    return {key: value for key, value in words.items() if value} | os.environ
-
-
-def absolute(place: str) -> str:
-    return place if "://" in place else os.path.abspath(Path(place).expanduser())
 
 
 def packages(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

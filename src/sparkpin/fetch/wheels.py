@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
 from sparkpin.fetch.origins import SILENCE, FileOrigin, FolderOrigin, Temporary, check_range, wanted_pause
+from sparkpin.fetch.pip_settings import with_scheme
 from sparkpin.pins.schema import MACHINES, LockedFile, Stack
 
 if TYPE_CHECKING:
@@ -118,10 +119,6 @@ def http_client(env: Mapping[str, str]) -> httpx.Client:
         follow_redirects=True,
         timeout=SILENCE,
     )
-
-
-def with_scheme(proxy: str) -> str:
-    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 @dataclass(frozen=True, eq=False)

@@ -327,11 +327,17 @@ def gpu_runtime() -> Requirement:
     )
 
 
-def disk(paths: Paths, needs: Needs) -> list[Requirement]:
-    """One requirement per file system, with the sum of what is needed on it."""
+def folders_of(paths: Paths, needs: Needs) -> dict[str, tuple[Path, int]]:
+    """Where a build takes disk, and the bytes; not on the machine of another engine."""
     wanted = {"cache": (paths.cache, needs.cache), "home": (paths.home, needs.home)}
     if not (endpoint.named_engine() or "").startswith(("tcp:", "ssh:", "http")):
         wanted["engine"] = (daemon.Daemon.system(paths).data_root, needs.engine)
+    return wanted
+
+
+def disk(paths: Paths, needs: Needs) -> list[Requirement]:
+    """One requirement per file system, with the sum of what is needed on it."""
+    wanted = folders_of(paths, needs)
     systems: dict[int, list[str]] = {}
     for use, (path, _) in wanted.items():
         systems.setdefault(existing_parent(path).stat().st_dev, []).append(use)

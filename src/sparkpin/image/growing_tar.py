@@ -61,8 +61,9 @@ class Followed(io.RawIOBase):
         return data
 
 
-def read_layer_of(path: Path, write: Callable[[], object]) -> CanonicalLayer:
-    """Call `write`, which lets another process write a tar to `path`; the tar's canonical form, its file open.
+def read_layer_of(path: Path, write: Callable[[], object], *, folder: bytes = b"") -> CanonicalLayer:
+    """Call `write`, which lets another process write a tar to `path`; the canonical form of the tar, or of a folder of
+    it, its file open.
 
     Raises what `write` raises, and what `read_layer` does.
     """
@@ -71,7 +72,7 @@ def read_layer_of(path: Path, write: Callable[[], object]) -> CanonicalLayer:
     path.unlink(missing_ok=True)  # an older one would be read instead
     try:
         with ThreadPoolExecutor(1, "headers") as pool:
-            reading = pool.submit(read_layer, cast(BinaryIO, followed))
+            reading = pool.submit(read_layer, cast(BinaryIO, followed), folder=folder)
             try:
                 write()
                 written.set()

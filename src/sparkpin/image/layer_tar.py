@@ -195,13 +195,29 @@ class CanonicalLayer:
         return bytes(span.read(self.source))
 
 
-def read_layer(source: BinaryIO, *, everything: bool = False) -> CanonicalLayer:
+def read_layer(source: BinaryIO, *, everything: bool = False, folder: bytes = b"") -> CanonicalLayer:
     """The canonical form of a layer's tar (seekable, uncompressed), read from its headers only.
 
-    everything: keep what is ephemeral, too, as a root file system does.
+    everything: keep what is ephemeral, too, as a root file system does. folder: of the tar, that is the layer's root.
     """
-    found = link_first(read_members(source), everything=everything)
+    members = read_members(source)
+    found = link_first(members_below(folder, members) if folder else members, everything=everything)
     return canonical_layer(source, (found if everything else keep_lasting(found)).values())
+
+
+def members_below(folder: bytes, found: dict[bytes, Member]) -> dict[bytes, Member]:
+    """By their paths in the folder. BuildError where one of them is a hard link to a file beside it."""
+    root = folder + b"/"
+    inside = {}
+    for path, member in found.items():
+        if not path.startswith(root):
+            continue
+        if member.kind == HARDLINK:
+            if not member.link.startswith(root):
+                raise BuildError(f"{path!r} is a hard link to {member.link!r}, outside of the layer", next_step=AGAIN)
+            member = member._replace(link=member.link[len(root) :])
+        inside[path[len(root) :]] = member._replace(path=path[len(root) :])
+    return inside
 
 
 def canonical_layer(source: BinaryIO, members: Iterable[Member]) -> CanonicalLayer:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from sparkpin.core.errors import InputError
+from sparkpin.pins.vllm_command import flag_value
 from sparkpin.serve.rules import Limits
 
 NONE = "none"  # instead of a value: no longer
@@ -26,6 +28,14 @@ class Address:
     tls_key: str = ""
     allow: tuple[str, ...] = ()
     limits: Limits = DEFAULT
+
+    @classmethod
+    def of_command(cls, argv: Sequence[str]) -> Address:
+        """Where a server is at first: the port is the recipe's own. InputError for none."""
+        port = flag_value(argv, "--port") or str(cls.port)
+        if not port.isdecimal():
+            raise InputError(f"--port: saw {port!r}, wanted 1 to 65535", next_step="correct port in the recipe")
+        return cls(port=int(port))
 
     @property
     def text(self) -> str:
@@ -58,6 +68,16 @@ class Address:
     def other_limits(self) -> dict[str, int]:
         """Those that are not as they come."""
         return {name: value for name, value in asdict(self.limits).items() if value != getattr(DEFAULT, name)}
+
+
+def endpoint(host: str, port: int, *, tls: bool) -> str:
+    """The OpenAI endpoint's base."""
+    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def reachable(host: str) -> str:
+    """The address to ask on this machine, for one to listen on."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 @dataclass(frozen=True)

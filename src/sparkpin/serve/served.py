@@ -13,7 +13,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.container import HOME_LABEL
-from sparkpin.serve.address import Address
+from sparkpin.serve.address import Address, endpoint, reachable
 
 if TYPE_CHECKING:
     from sparkpin.smoke.client import Client
@@ -62,13 +62,7 @@ class Served:
 
     @property
     def url(self) -> str:
-        return f"http{'s' if self.tls else ''}://{reachable(self.host)}:{self.port}/v1"
-
-
-def reachable(host: str) -> str:
-    """The address to ask on this machine, for one to listen on."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]" if ":" in host else host
+        return endpoint(reachable(self.host), self.port, tls=self.tls)
 
 
 def name_of(paths: Paths, recipe: str) -> str:
@@ -185,4 +179,4 @@ def kept_address(paths: Paths, recipe: str) -> Address | None:
 def client_of(served: Served, key: str | None = None, timeout: float = STATUS_SECONDS) -> Client:
     from sparkpin.smoke.client import Client  # slow to import, and most tasks ask no server
 
-    return Client.tcp(reachable(served.host).strip("[]"), served.port, timeout=timeout, key=key, tls=served.tls)
+    return Client.tcp(reachable(served.host), served.port, timeout=timeout, key=key, tls=served.tls)

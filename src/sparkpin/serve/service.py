@@ -93,8 +93,7 @@ def start(
         old, front = tidy(engine, name)
         fronts.drop_former_network(engine)
         known, kept = address_of(front), kept_address(paths, release.recipe)
-        own = Address(port=int(flag_value(release.argv, "--port") or Address.port))
-        address = options.applied(known or kept or own)
+        address = options.applied(known or kept or Address.of_command(release.argv))
         if kept and not known:
             say(f"the address is as it was before `invoke stop`: {' '.join(kept.options.words)}")
         for path in set(address.allow) & RISKS.keys():

@@ -23,7 +23,7 @@ from sparkpin.host.machine import serve_command
 from sparkpin.releases.container import HOME_LABEL, log_of
 from sparkpin.releases.record import Releases
 from sparkpin.serve import crash_facts, keys, load, unit
-from sparkpin.serve.address import Address, AddressOptions
+from sparkpin.serve.address import Address, AddressOptions, endpoint
 from sparkpin.serve.client_formats import found_here
 from sparkpin.serve.postmortem import last_life, report
 from sparkpin.serve.served import (
@@ -48,7 +48,7 @@ WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:[\d.]+:\d+ )?- "GET /
 LOAD_SECONDS = 1.0  # between two readings of a server that has work
 ANSWERS, STARTS = "answers", "starts"
 NEXT = ("invoke status", "invoke logs", "invoke stop")
-COLUMNS = ("recipe", "release", "address", "state", "restarts", "container")
+COLUMNS = ("recipe", "release", "address", "state", "container")
 
 
 def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
@@ -75,9 +75,10 @@ def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
 
 
 def show_all(paths: Paths, every: Sequence[Served], found: Mapping[str, Container | None]) -> None:
-    terminal.table(COLUMNS, [row(paths, served, found[served.container]) for served in every])
+    terminal.table(COLUMNS, [row(paths, served, found[served.container]) for served in every], spare="container")
     for served in every:
-        more = [f"open besides: {', '.join(served.allow)}"] if served.allow else []
+        more = [f"started again {terminal.count(served.restarts, 'time')}"] if served.restarts else []
+        more += [f"open besides: {', '.join(served.allow)}"] if served.allow else []
         more += [f"limits: {', '.join(f'{n}={v}' for n, v in served.limits.items())}"] if served.limits else []
         if now := load_of(paths, served):
             more.append(now)
@@ -135,15 +136,13 @@ def row(paths: Paths, served: Served, container: Container | None) -> tuple[str,
         served.release.partition(":")[2],
         reached_at(served),
         words(served, container),
-        str(served.restarts),
         served.container,
     )
 
 
 def reached_at(served: Served) -> str:
     """Where it listens, as it is: on which address, with a key or none."""
-    host = f"[{served.host}]" if ":" in served.host else served.host
-    return f"http{'s' if served.tls else ''}://{host}:{served.port}/v1" + (" (key)" if served.key else "")
+    return endpoint(served.host, served.port, tls=served.tls) + (" (key)" if served.key else "")
 
 
 def words(served: Served, container: Container | None) -> str:
@@ -231,10 +230,11 @@ OWN = Path(__file__).resolve()
 
 def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     """The unit to standard output, what to do with it to standard error."""
+    front = None
     with contextlib.suppress(EngineError):  # the unit is to serve as it is served now
         front = find(Engine.connect(), name_of(paths, recipe) + FRONT)
-        if known := address_of(front) or kept_address(paths, recipe):
-            options = options.applied(known).options
+    if known := address_of(front) or kept_address(paths, recipe):
+        options = options.applied(known).options
     address = options.applied(Address())  # InputError for a value that is none
     keys.is_local(address.host)
     system = os.geteuid() == 0

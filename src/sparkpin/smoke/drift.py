@@ -93,7 +93,14 @@ def complete(paths: Paths, release: Release, say: Say) -> Release:
     """The check of a release that was tested before the stage below it: from what both tests have left, no server.
 
     Its record and its result.json say when it was compared. A test that found its own numbers wrong stays as it is.
+    All is read under the lock that it is written under: another run may have tested the release meanwhile.
     """
+    records = Releases(paths)
+    with records.locked(release.recipe):
+        return completed(paths, records, records.get(release.tag), say)
+
+
+def completed(paths: Paths, records: Releases, release: Release, say: Say) -> Release:
     folder = evidence_folder(paths, release)
     checks = [dict(check) for check in (release.smoke or {}).get("checks", ())]
     mine = [check for check in checks if is_drift(check) and check["passed"]]
@@ -120,8 +127,8 @@ def complete(paths: Paths, release: Release, say: Say) -> Release:
         verdict = "ok" if check["passed"] else "FAILED"
         say(f"{release.tag}: {check['name']}: {verdict}, {check['detail']} (compared afterwards)")
     changed = {"checks": checks, "passed": all(one["passed"] for one in checks)}
-    return Releases(paths).smoked(
-        release.tag, {**(release.smoke or {}), **changed}, lambda: write_json(folder / "result.json", result | changed)
+    return records.keep_smoke(
+        release, {**(release.smoke or {}), **changed}, lambda: write_json(folder / "result.json", result | changed)
     )
 
 

@@ -18,6 +18,7 @@ from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle
 
+FAILED = "smoke-failed"  # what the last test left that failed and was repeated, to report it
 Write = Callable[[Path], None]
 """Fills an empty folder with what a smoke test leaves."""
 
@@ -39,27 +40,31 @@ def record_of(result: Any, release: Release, host: Fingerprint) -> dict[str, Any
 
 def kept(paths: Paths, release: Release, result: Any, write: Write) -> Release:
     """The release with the result in its record and the evidence in its folder. Where the record keeps what another
-    run found meanwhile, that run's evidence stays, too.
+    run found meanwhile, that run's evidence stays, too. That of a test that failed stays beside it, as FAILED.
     """
 
     def place() -> None:
         for left in evidence_folder(paths, release).parent.glob(PARTIAL + "*/"):  # folders are a killed smoke test's
             shutil.rmtree(left, ignore_errors=True)
-        with replaced(evidence_folder(paths, release)) as partial:
+        folder = evidence_folder(paths, release)
+        failed = folder.with_name(FAILED) if Releases(paths).get(release.tag).smoke_failed else None
+        with replaced(folder, failed) as partial:
             write(partial)
 
     return Releases(paths).smoked(release.tag, result, place)
 
 
 @contextlib.contextmanager
-def replaced(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which then takes the place of the former one, whole."""
+def replaced(folder: Path, aside: Path | None = None) -> Iterator[Path]:
+    """A folder to fill, which then takes the place of the former one, whole. aside: where that one stays."""
     former = None
     with atomic_folder(folder) as partial:
         yield partial
         if folder.exists():
             former = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder.parent))
-            folder.rename(former / folder.name)
+            if aside and aside.exists():
+                aside.rename(former / aside.name)
+            folder.rename(aside or former / folder.name)
     if former:
         shutil.rmtree(former)
 

@@ -88,12 +88,11 @@ def run_smoke(
     say: Say,
     *,
     gpus: bool = False,
-    held: bool = False,
 ) -> tuple[SmokeResult, Write]:
     """Serve the release in a container without a network and run its stage's checks.
 
     The result and its evidence, for `smoke.evidence.kept`. Whatever the server does wrong is in them. One test of a
-    home runs at a time, unless the caller holds `alone` for several.
+    home runs at a time.
 
     Raises:
         ManifestError: the record names a check that does not exist.
@@ -105,7 +104,7 @@ def run_smoke(
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     begin = time.monotonic()
-    with contextlib.nullcontext() if held else alone(paths, engine, say):
+    with alone(paths, engine, say):
         served: list[tuple[int, ServerEvidence]] = []
         reference = drift.reference(paths, release)
         for length, variant in drafting.variants(release):

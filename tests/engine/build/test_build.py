@@ -18,7 +18,7 @@ from build_site import Site
 from build_site import site as site
 from private_engine import tags_in
 
-from sparkpin.build import begun, render
+from sparkpin.build import begun, render, rootfs
 from sparkpin.build import image as build
 from sparkpin.build.image import build_image, find_built, is_built
 from sparkpin.build.record import read_record, record_file
@@ -162,6 +162,38 @@ def test_a_template_without_trees_is_built_whole(site: Site) -> None:
     first = [site.build(base), site.build(one)]
     assert first[1].diff_ids[:-1] == first[0].diff_ids
     assert site.elsewhere(site.paths.home).build(one, fresh=True).config_digest == first[1].config_digest
+
+
+def test_a_tree_is_the_same_from_the_stage_that_installs_it(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from the engine's copy of it; what lies beside the tree stays there."""
+    tar = tiny_images.make_rootfs(tmp_path / "more.tar", ["mkdir", "ln"])
+    monkeypatch.setattr(rootfs, "build_rootfs", lambda *args: tar)
+    tiny_images.make_mod(site.paths.project, "below")
+    site = replace(site, stack=site.stack.model_copy(update={"mods": ["below"]}))
+    template = site.paths.project / "dockerfiles/base.j2"
+    script = "mkdir -p /layer/opt /layer/tmp; echo a >/layer/opt/b; ln /layer/opt/b /layer/opt/a; echo no >/opt/beside"
+    more = (
+        f'FROM venv AS stack-mods\nRUN ["/bin/sh", "-c", "{script}"]\n'
+        "FROM scratch AS stack-mods-tree\nCOPY --from=stack-mods /layer/ /\nFROM {{ parent_ref }} AS config"
+    )
+    template.write_text(template.read_text().replace("FROM {{ parent_ref }} AS config", more))
+    base, *_ = site.chain()
+    targets, run = list[str | None](), buildkit.build
+
+    def noted(*args: Any, target: str | None = None, **options: Any) -> None:
+        targets.append(target)
+        run(*args, target=target, **options)
+
+    monkeypatch.setattr(buildkit, "build", noted)
+    first = site.build(base, fresh=True)
+    assert "stack-mods" in targets and "stack-mods-tree" not in targets
+    monkeypatch.setattr(build.Maker, "tree_stage", lambda maker, name: (f"{name}-tree", b""))
+    again = site.elsewhere(tmp_path).build(base, fresh=True)
+    assert "stack-mods-tree" in targets and again.config_digest == first.config_digest
+    contents = listing.read_contents(build.layer_file(site.paths, first.diff_ids[-1]))
+    assert [entry.path for entry in contents] == ["opt", "opt/a", "opt/b"]
 
 
 def run_build(site: Site, image: render.RenderedImage, log: Path) -> None:

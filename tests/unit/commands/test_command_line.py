@@ -74,6 +74,8 @@ def listed(text: str) -> dict[str, list[str]]:
         ("checkpoint --model=", "sparkpin checkpoint: --model wants a value", "sparkpin checkpoint --model MODEL"),
         ("checkpoint --model ''", "sparkpin checkpoint: --model wants a value", "sparkpin checkpoint --model MODEL"),
         ("serve ''", "sparkpin serve: TAG wants a value", "sparkpin serve TAG"),
+        ("--project", "--project wants a value", "sparkpin --project VALUE TASK"),
+        ("--project --list", "--project wants a value", "sparkpin --project VALUE TASK"),
         ("build --stage", "sparkpin build: --stage wants a value", "sparkpin build --stage STAGE"),
         ("build --stage --offline", "sparkpin build: --stage wants a value", "sparkpin build --stage STAGE"),
         ("serve --port 22x", "--port: saw '22x', wanted a whole number, 0 or more", "for example --port 8001"),

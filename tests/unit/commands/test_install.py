@@ -59,18 +59,3 @@ def test_a_dry_run_without_a_venv_ends_with_what_it_would_do(copy: Checkout) -> 
         wanted = " ".join(["would make .venv from requirements.lock, then run: invoke up", *options])
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, wanted), done.stderr
     assert not (copy.folder / ".venv").exists()
-
-
-def test_the_long_silence_of_pip_is_broken() -> None:
-    """With lines as pip writes them."""
-    text = (PROJECT / "install.sh").read_text()
-    function = text[text.index("steps_of_pip() {") :].partition("\n}\n")[0] + "\n}\n"
-    said = [
-        f"Collecting x{number}==1 (from -r requirements.lock (line 1))\n  Downloading x.whl" for number in range(45)
-    ]
-    said += ["WARNING: Location 'x' is ignored", "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES"]
-    lines = "\n".join([*said, "Installing collected packages: x0, x1", "Successfully installed x0-1", ""])
-    done = subprocess.run(["bash", "-euc", f"{function}steps_of_pip"], input=lines, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES\n")
-    steps = ["20 packages looked up", "40 packages looked up", "all 45 are here; installing them"]
-    assert [line.strip() for line in done.stdout.splitlines()] == steps

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from checkout_here import CheckoutHere
 
+from sparkpin.build.model_needs import ModelNeeds
+from sparkpin.build.pair import pair
 from sparkpin.checkpoint import published
+from sparkpin.commands import up
+from sparkpin.commands.doctor import command
+from sparkpin.core.paths import Paths
+from sparkpin.host import machine
+from sparkpin.pins import manifests
 
 LARGE = ("--recipe", "qwen3.5-122b")
 MODEL = "qwen3.5-122b-a10b"
@@ -76,9 +83,22 @@ def test_a_dry_run_of_up_says_what_will_be_asked(copy: CheckoutHere) -> None:
     assert not (copy.folder / f"pins/models/{MODEL}.lock").exists()
 
 
+def test_doctor_and_up_give_one_figure(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose sizes are made up here: the sums of the 122B take seconds."""
+    paths, needs = Paths(project, tmp_path / "cache", tmp_path / "home"), ModelNeeds(("a/b",), 72 * 10**9, 67 * 10**9)
+    recipe = manifests.load_recipe(project, LARGE[1])
+    plan = up.BuildPlan(paths, pair(project, recipe.name, published=True), (), locked=False)
+    images = machine.needs_for(machine.read_host(), plan.pairings[-1].stack)
+    monkeypatch.setattr(command, "needs_of", lambda *_: needs)
+    told = [row.detail for row in command.model_of(paths, recipe, images, served=True) if row.name == "disk in all"]
+    rows = up.disk_of(plan, needs)
+    assert [detail.split(",")[0] for detail in told] == [row.text.split(",")[0] for row in rows]
+    assert sum(row.needed for row in rows) == 139 * 10**9 + images.cache + images.home + images.engine
+
+
 def test_doctor_lists_what_a_recipe_needs(copy: CheckoutHere) -> None:
     found = {row["name"]: row for row in json.loads(copy.invoke("doctor", *LARGE, "--json").stdout)["findings"]}
     assert "not locked" in found["model"]["detail"] and "invoke up --recipe qwen3.5-122b" in found["model"]["fix"]
-    assert {"disk space", "disk for the model", "memory plan", "server", "GPU"} <= set(found)
+    assert {"disk space", "disk in all", "memory plan", "server", "GPU"} <= set(found)
     assert "needs" in found["memory plan"]["detail"]
     assert copy.invoke("doctor", *LARGE, "--stack", "cpu").returncode == 2

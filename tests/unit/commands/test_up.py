@@ -7,7 +7,6 @@ them drifts when it is told to. tests/e2e runs the real ones.
 from __future__ import annotations
 
 import dataclasses
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,21 @@ from typing import Any
 import made_releases
 import pytest
 
-from sparkpin.build import make
 from sparkpin.build.pair import pair
 from sparkpin.commands import smoke as commands_smoke
 from sparkpin.commands import up
-from sparkpin.core.errors import BusyError, EngineError
-from sparkpin.core.files import lock, write_json
+from sparkpin.core.errors import SmokeError
+from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Demands, Release, Releases
-from sparkpin.smoke import drift, run, server
+from sparkpin.smoke import drift
 from sparkpin.smoke.answers import NotApplicable, Wrong
 from sparkpin.smoke.evidence import evidence_folder
 
 STAGES = ("base", "hybrid", "mtp", "v2", "v2-tq")
-SOONEST = ["v2", "v2-tq"]
-FIRST_IS_CURRENT = up.first_is_current
+LAYERS = tuple(f"sha256:{number:064}" for number in range(len(STAGES)))
+REST = ["base", "hybrid", "mtp"]
+FIRST_IS_CURRENT, HAS_ROOM = up.first_is_current, up.has_room
 
 
 @dataclass
@@ -41,22 +40,16 @@ class Chain:
     happened: list[str] = field(default_factory=list)
     levels: dict[str, float] = field(default_factory=dict)
     broken: tuple[str, ...] = ()
-    room: int = 1  # servers beside each other
+    room: bool = True  # for a test beside a server
 
     @property
     def records(self) -> Releases:
         return Releases(self.plan.paths)
 
-    def smoke_together(self, paths: Paths, wanted: tuple[Release, ...]) -> None:
-        """Neither finds what the other leaves."""
-        self.happened.append("together")
-        below = {release.tag: drift.reference(paths, release) for release in wanted}
-        self.smoke_releases(paths, wanted, below=below)
-
-    def smoke_releases(self, paths: Paths, wanted: tuple[Release, ...], **known: Any) -> None:
+    def smoke_releases(self, paths: Paths, wanted: tuple[Release, ...], **numbers: int) -> None:
         for release in wanted:
             self.happened.append(release.stage)
-            below = known["below"][release.tag] if "below" in known else drift.reference(paths, release)
+            below = drift.reference(paths, release)
             level = self.levels.get(release.stage, -1.0)
             own = drift.Reference(release.tag, "t", (1, 2), (level, level))
             check: dict[str, Any] = {"name": "drift", "passed": True, "applicable": True}
@@ -67,7 +60,7 @@ class Chain:
                 check["applicable"] = False
             except Wrong:
                 check["passed"] = False
-            chat = {"name": "chat", "passed": release.stage not in self.broken, "applicable": True}
+            chat = {"name": "chat", "passed": release.stage not in self.broken, "applicable": True, "detail": ""}
             result = {"passed": check["passed"] and chat["passed"], "checks": [check, chat]}
             folder = evidence_folder(paths, release)
             folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +69,9 @@ class Chain:
             self.records.smoked(release.tag, result)
 
     def first_is_current(self, paths: Paths, release: Release) -> None:
-        assert release.smoke_passed and drift.is_compared(release)
+        assert drift.is_compared(release)
+        if not release.smoke_passed or self.records.current(release.recipe):
+            return
         self.happened.append(f"promote {release.stage}")
         self.records.point(release)
 
@@ -95,36 +90,69 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
             checks=("drift", "mods"), mods=(), acceptance_floor=None, scripted=True, parent=parent,
             drift=0.1 if parent else None,
         )  # fmt: skip
-        made.append(made_releases.release(number, stage=stage, recipe="scripted-tiny", demands=demands))
+        known = {"demands": demands, "diff_ids": LAYERS[:number]}
+        made.append(made_releases.release(number, stage=stage, recipe="scripted-tiny", **known))
         Releases(paths).save(made[-1])
     found = Chain(up.BuildPlan(paths, pair(project, "scripted-tiny"), ()), tuple(made))
     for module in (up, commands_smoke):
         monkeypatch.setattr(module, "engine_of", lambda paths: None)
     monkeypatch.setattr(up, "obstacle", lambda paths, engine, release: "")
-    monkeypatch.setattr(up, "has_room", lambda plan, count: not plan.pairings[-1].stack.gpu and count <= found.room)
-    for name in ("smoke_releases", "smoke_together", "first_is_current"):
+    monkeypatch.setattr(up, "has_room", lambda plan: found.room)
+    for name in ("smoke_releases", "first_is_current"):
         monkeypatch.setattr(up, name, getattr(found, name))
-    monkeypatch.setattr(up.serving, "serve", lambda *, recipe, release: found.happened.append(f"serve {recipe}"))
+    monkeypatch.setattr(up.serving, "serve", lambda *, recipe, release: found.happened.append(f"serve {release}"))
     return found
 
 
-def test_the_end_is_promoted_before_the_others_are_tested_and_no_check_is_lost(
+def test_the_end_is_tested_first_and_current_once_it_is_compared_and_no_check_is_lost(
     chain: Chain, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = chain.run()
-    assert chain.happened == [*SOONEST, "promote v2-tq", "base", "hybrid", "mtp"]
+    assert chain.happened == ["v2-tq", "v2", "promote v2-tq", *REST]
     assert all(release.smoke_passed and drift.is_compared(release) for release in done.values())
-    (check, _) = (done["v2"].smoke or {})["checks"]
-    assert done["mtp"].tag in check["detail"] and check["compared"]
-    assert "invoke serve" in capsys.readouterr().out
+    for stage, below in (("v2-tq", "v2"), ("v2", "mtp")):
+        (check, _) = (done[stage].smoke or {})["checks"]
+        assert done[below].tag in check["detail"] and check["compared"]
+    told = capsys.readouterr()
+    assert f"invoke serve {done['v2-tq'].tag}" in told.out and "the comparison with v2 comes next" in told.err
+    assert "not current" not in told.out
 
 
-@pytest.mark.parametrize("broken", ["v2-tq", "v2"])
-def test_what_fails_or_was_not_compared_is_not_promoted_early(chain: Chain, broken: str) -> None:
-    chain.broken = (broken,)
-    done = chain.run()
-    assert chain.happened == [*SOONEST, "base", "hybrid", "mtp"]
-    assert done[broken].state == "failed" and chain.records.current_tag("scripted-tiny") is None
+@pytest.mark.parametrize("serve", [False, True])
+def test_when_the_stage_below_fails_afterwards_the_served_end_is_not_current_and_it_is_said(
+    chain: Chain, capsys: pytest.CaptureFixture[str], serve: bool
+) -> None:
+    chain.broken = ("v2",)
+    done = chain.run(serve=serve)
+    end = done["v2-tq"]
+    assert chain.happened == ["v2-tq", *([f"serve {end.tag}"] if serve else []), "v2", *REST]
+    assert done["v2"].state == "failed" and chain.records.current_tag("scripted-tiny") is None
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"warning: {end.tag}")]
+    assert "not current" in line and ("invoke stop" in line) == serve
+    with pytest.raises(SmokeError):  # the exit code of `up`
+        up.report(chain.plan.paths, tuple(done.values()), smoked=True)
+
+
+@pytest.mark.parametrize("serve", [False, True])
+def test_drift_of_the_end_that_shows_afterwards_fails_it(
+    chain: Chain, capsys: pytest.CaptureFixture[str], serve: bool
+) -> None:
+    chain.levels = {"v2-tq": -2.0}
+    done = chain.run(serve=serve)
+    end = done["v2-tq"]
+    assert end.state == "failed" and any("drift" in failure for failure in end.smoke_failures)
+    assert chain.happened == ["v2-tq", *([f"serve {end.tag}"] if serve else []), "v2", *REST]
+    assert f"warning: {end.tag} is not current, it failed" in capsys.readouterr().out
+    with pytest.raises(SmokeError):
+        up.report(chain.plan.paths, tuple(done.values()), smoked=True)
+
+
+def test_an_end_that_fails_its_own_checks_is_neither_served_nor_offered(
+    chain: Chain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain.broken = ("v2-tq",)
+    assert chain.run(serve=True)["v2-tq"].state == "failed"
+    assert chain.happened == ["v2-tq", "v2", *REST] and "serve" not in capsys.readouterr().out
 
 
 def test_at_the_end_of_up_too_only_what_was_compared_is_promoted(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,31 +168,40 @@ def test_at_the_end_of_up_too_only_what_was_compared_is_promoted(chain: Chain, m
     assert promoted == [end.tag]
 
 
-def test_drift_that_only_shows_afterwards_fails_the_stage(chain: Chain) -> None:
+def test_drift_that_only_shows_afterwards_fails_the_stage_below(chain: Chain) -> None:
     chain.levels = {"v2": -2.0, "v2-tq": -2.05}
     done = chain.run()
     assert done["v2"].state == "failed" and any("drift" in failure for failure in done["v2"].smoke_failures)
     assert done["v2-tq"].state == "current"
 
 
-def test_drift_of_the_end_keeps_it_from_being_promoted(chain: Chain) -> None:
-    chain.levels = {"v2-tq": -2.0}
-    assert chain.run()["v2-tq"].state == "failed" and chain.happened == [*SOONEST, "base", "hybrid", "mtp"]
+def test_it_is_served_as_soon_as_it_has_passed_where_there_is_room(chain: Chain) -> None:
+    end = chain.run(serve=True)["v2-tq"]
+    assert chain.happened == ["v2-tq", f"serve {end.tag}", "v2", "promote v2-tq", *REST]
 
 
-def test_it_is_served_before_the_others_where_there_is_room(chain: Chain) -> None:
-    chain.run(serve=True)
-    assert chain.happened == [*SOONEST, "promote v2-tq", "serve scripted-tiny", "base", "hybrid", "mtp"]
+def test_without_room_beside_a_server_it_is_served_when_it_is_current_and_the_others_wait(
+    chain: Chain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain.room = False
+    done = chain.run(serve=True)
+    assert chain.happened == ["v2-tq", "v2", "promote v2-tq", f"serve {done['v2-tq'].tag}"]
+    assert done["mtp"].state == "built" and "invoke smoke" in capsys.readouterr().out
 
 
-def test_a_gpu_s_memory_is_the_server_s(chain: Chain, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_s_memory_is_the_server_s(chain: Chain) -> None:
     last = chain.plan.pairings[-1]
     gpu = pair(chain.plan.paths.project, "scripted-tiny-spark")[-1].stack.gpu
     stack = last.stack.model_copy(update={"gpu": gpu})
-    chain.plan = dataclasses.replace(chain.plan, pairings=(dataclasses.replace(last, stack=stack),))
-    done = chain.run(serve=True)
-    assert chain.happened == [*SOONEST, "promote v2-tq", "serve scripted-tiny"]
-    assert done["mtp"].state == "built" and "invoke smoke" in capsys.readouterr().out
+    assert not HAS_ROOM(dataclasses.replace(chain.plan, pairings=(dataclasses.replace(last, stack=stack),)))
+
+
+def test_another_release_that_is_current_is_not_replaced(chain: Chain) -> None:
+    other = made_releases.release(9, stage="v2-tq", recipe="scripted-tiny", smoke={"passed": True, "checks": []})
+    chain.records.save(other)
+    chain.records.point(other)
+    chain.run(serve=True)
+    assert not [line for line in chain.happened if line.startswith("serve")]
 
 
 def test_what_was_smoked_is_not_smoked_again(chain: Chain) -> None:
@@ -179,42 +216,9 @@ def test_what_was_smoked_is_not_smoked_again(chain: Chain) -> None:
     assert chain.happened == ["v2-tq"], "the stage below it has left its numbers"
 
 
-@pytest.mark.parametrize(("level", "current"), [(-1.05, True), (-2.0, False)])
-def test_where_there_is_room_for_two_servers_the_end_is_compared_when_both_have_ended(
-    chain: Chain, level: float, current: bool
-) -> None:
-    chain.room, chain.levels = 2, {"v2-tq": level}
-    done = chain.run()
-    promoted = ["promote v2-tq"] if current else []
-    assert chain.happened == ["together", *SOONEST, *promoted, "base", "hybrid", "mtp"]
-    assert done["v2-tq"].state == ("current" if current else "failed")
-    assert all(drift.is_compared(release) for release in done.values())
-
-
-def test_when_one_of_two_tests_breaks_off_the_other_ends_before_the_lock_goes(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths, begun, removed, held = chain.plan.paths, threading.Event(), threading.Event(), list[bool]()
-
-    def test(paths: Paths, engine: object, release: Release, *_: object, **known: object) -> None:
-        if release.stage == SOONEST[0]:
-            assert begun.wait(20)
-            raise EngineError("gone")
-        begun.set()
-        assert removed.wait(20), "its server is taken away"
-        try:
-            with lock(server.smoke_lock(paths), wait=False):
-                held.append(False)
-        except BusyError:
-            held.append(True)
-        raise EngineError("its server is gone")
-
-    for name in ("engine_of", "require_consistent", "checkpoint_of"):
-        monkeypatch.setattr(make, name, lambda *_: None)
-    monkeypatch.setattr(make, "uses_gpu", lambda *_: False)
-    monkeypatch.setattr(run, "run_smoke", test)
-    monkeypatch.setattr(run, "remove_leftovers", lambda *_: None)
-    monkeypatch.setattr(server, "remove_leftovers", lambda *_: removed.set())
-    with pytest.raises(EngineError, match="gone"):
-        make.smoke_together(paths, chain.made[-2:])
-    assert held == [True] and all(release.smoke is None for release in chain.records.all())
+def test_an_up_that_was_cut_off_after_the_end_goes_on_with_the_others(chain: Chain) -> None:
+    chain.smoke_releases(chain.plan.paths, chain.made[-1:])
+    chain.happened.clear()
+    chain.made = tuple(chain.records.get(release.tag) for release in chain.made)
+    end = chain.run(serve=True)["v2-tq"]
+    assert chain.happened == [f"serve {end.tag}", "v2", "promote v2-tq", *REST] and drift.is_compared(end)

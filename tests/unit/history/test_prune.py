@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -410,10 +411,16 @@ def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path) -> None:
     left = {*work, paths.releases / "tiny/.partial-abc"}
     for folder in left:
         folder.mkdir(parents=True)
+    if (pid := os.fork()) == 0:  # an `import` that is killed while it keeps an input
+        with atomic_file(place_of(paths, b"half")) as file:
+            file.write(b"ha")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    left |= set(paths.inputs.glob("??/*"))
     search = GarbageSearch(paths, [], [], [], None, time.time())
     assert going(search) == {}
     search = dataclasses.replace(search, now=time.time() + LATER)
-    assert (going(search), len(search.files()["left by killed runs"])) == ({"left by killed runs": left}, 3)
+    assert (going(search), len(search.files()["left by killed runs"])) == ({"left by killed runs": left}, 4)
 
 
 @pytest.mark.parametrize(

@@ -582,6 +582,23 @@ def test_hard_links_carry_only_their_files_name() -> None:
     ]
 
 
+def test_a_folder_of_a_tar_is_a_layer_of_its_own() -> None:
+    inside = [folder_member("opt"), member("opt/b", b"data"), hardlink("opt/a", "opt/b"), symlink("opt/c", "/etc/x")]
+
+    def moved(info: tarfile.TarInfo, data: bytes | None) -> tuple[tarfile.TarInfo, bytes | None]:
+        info.name = f"./layer/{info.name}"
+        info.linkname = f"layer/{info.linkname}" if info.islnk() else info.linkname
+        return info, data
+
+    plain = canonical_bytes(layer(inside))
+    beside = [member("etc/passwd", b"root"), folder_member("layer"), member("layer-2/x", b"no")]
+    whole = layer([*beside, *(moved(*each) for each in inside)])
+    assert b"".join(map(bytes, layer_tar.read_layer(io.BytesIO(whole), folder=b"layer").chunks())) == plain
+    outside = layer([member("etc/passwd", b"root"), hardlink("layer/opt/a", "etc/passwd")])
+    with pytest.raises(BuildError, match="outside of the layer"):
+        layer_tar.read_layer(io.BytesIO(outside), folder=b"layer")
+
+
 class Sips(io.BytesIO):
     """A source that gives less than was asked for, as a raw file may."""
 

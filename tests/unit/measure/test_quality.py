@@ -292,6 +292,29 @@ def test_a_verdict_ends_the_report(allowed: dict[str, float], wanted: str, capsy
     assert ("at least 98.75%" in row) == ("top1" in allowed)
 
 
+def test_the_tables_fit_into_a_pipe(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kl = Figure(value=0.00123, low=0.00099, high=0.00234)
+    seen = dataclasses.replace(figures(kl), perplexity_reference=123.4)
+    allowed = Quality(kl=0.0035, top1=0.98, perplexity=1.02, continued_kl=0.0045, tool_calls=0.05)
+    task = quality_record.Standard(
+        task="gsm8k_cot_zeroshot", metric="exact_match,flexible-extract", samples=1319,
+        reference=0.8123, release=0.7912, reference_stderr=0.01, release_stderr=0.0112,
+    )  # fmt: skip
+    made = made_record(
+        release(2), release(1, stage="mtp"), judged=quality_allowance.judge(seen, [skill(200)], allowed),
+        texts=(seen, *(dataclasses.replace(seen, kind=kind) for kind in ("conversation", "code"))),
+        skills=(skill(200),), standard=(task,),
+    )  # fmt: skip
+    quality_record.save(paths, release(2), release(1, stage="mtp"), made)
+    Releases(paths).save(release(2))
+    monkeypatch.setenv("COLUMNS", "80")
+    quality_report.report(made)
+    limits.show(paths, release(2).recipe)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 def test_what_could_not_be_measured_is_no_limit_kept() -> None:
     allowed = Quality(kl=0.03, continued_kl=0.03, needles=0.1)
     lines = quality_allowance.judge(dataclasses.replace(figures(), continued=0), (), allowed)

@@ -168,7 +168,7 @@ def test_headers_of_the_published_shapes_give_the_same(figure: Published, monkey
     MTP layer is in FP8 by the rule of docs/checkpoints.md.
     """
     sizes = dataclasses.replace(qwen_samples.G122B, experts=2)
-    monkeypatch.setattr(published, "EXPERTS", 2)
+    monkeypatch.setattr(published, "SHAPES", sizes)
     listings = {"int4": qwen_samples.int4_listing(sizes), "fp8": qwen_samples.fp8_listing(sizes)}
     pin = manifests.load_model(PROJECT, MODEL)
     assert pin.hybrid and not any("mtp" in module for rule in pin.hybrid.rules for module in rule.modules)  # by default
@@ -247,7 +247,8 @@ def copy(tmp_path: Path) -> CheckoutHere:
 
 
 def test_the_published_chain_as_a_person_sees_it(copy: CheckoutHere) -> None:
-    lines = copy.done("roofline", "--published").splitlines()
+    lines = copy.done("roofline", "--published", COLUMNS="80").splitlines()
+    assert max(map(len, lines[1:-1])) <= 80, "the table"
     found = {line.split()[0]: line.split()[-6:] for line in lines if line.startswith(("base", "hybrid", "mtp", "v2"))}
     assert found["base"] == ["6.84", "39.9", "39.9", "28.3", "71%", "194"]
     assert found["hybrid"] == ["6.39", "42.7", "42.7", "30.8", "72%", "197"]

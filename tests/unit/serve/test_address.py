@@ -17,6 +17,13 @@ from sparkpin.serve.address import Address, AddressOptions
 from sparkpin.serve.rules import Limits
 
 
+def test_at_first_a_server_has_its_recipe_s_port_on_this_machine_alone() -> None:
+    argv = ["vllm", "serve", "/model", "--host", "0.0.0.0", "--port", "8100"]
+    assert Address.of_command(argv) == Address(port=8100) and Address.of_command(argv[:3]) == Address()
+    with pytest.raises(InputError, match="'many'"):
+        Address.of_command([*argv[:-1], "many"])
+
+
 def test_what_is_not_said_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = AddressOptions(8001, "0.0.0.0", "c.pem", "k.pem", "/score,/v2/embed", "requests=7,restarts=1")

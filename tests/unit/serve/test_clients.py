@@ -189,6 +189,9 @@ def test_tools_of_this_machine(
     client.client("", recipe=None, url="", key="")
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
     assert names[:2] == ["llm", "opencode"] and sorted(names) == sorted(CLIENTS)
+    monkeypatch.setenv("COLUMNS", "80")
+    client.client("", recipe=None, url="", key="")
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_the_task_names_them_all() -> None:

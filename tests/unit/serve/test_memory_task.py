@@ -21,7 +21,8 @@ def copy(tmp_path: Path) -> CheckoutHere:
 
 
 def test_plans_of_two_stages(copy: CheckoutHere) -> None:
-    text = copy.done("plan", "--memory", "32GB")
+    text = copy.done("plan", "--memory", "32GB", COLUMNS="80")
+    assert max(map(len, text.partition("states a request")[0].splitlines()[1:])) <= 80, "the tables"
     assert "Memory plan of recipe scripted-tiny, stage v2-tq, on a machine with 32GB (flag):" in text
     tokens = "547,693" if has_wide_state() else "958,464"  # as vLLM logged on CPUs with AVX512-BF16 and without
     wanted = f"CPU KV cache size: {tokens} tokens, Maximum concurrency for 2,048 tokens per request"

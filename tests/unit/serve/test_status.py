@@ -59,6 +59,8 @@ def test_a_server_of_another_home_is_marked(tmp_path: Path) -> None:
 def test_a_row_tells_where_it_listens_and_the_load_is_a_line() -> None:
     served = Served("h", "r", "sparkpin/r:v2-1", "c", "0.0.0.0", 8000, "m", "running", True, key="x", tls=True)
     assert status.reached_at(served) == "https://0.0.0.0:8000/v1 (key)"
+    assert served.url == "https://127.0.0.1:8000/v1"
+    assert dataclasses.replace(served, host="::", tls=False).url == "http://[::1]:8000/v1"
     assert status.words(dataclasses.replace(served, ready=False, state="restarting", restarts=2), None).startswith(
         "starts"
     )
@@ -66,6 +68,22 @@ def test_a_row_tells_where_it_listens_and_the_load_is_a_line() -> None:
     second = first.replace("10.0", "40.0") + "vllm:prefix_cache_queries_total 8.0\nvllm:prefix_cache_hits_total 2.0\n"
     assert load.line(first, second, 2.0) == "15 tokens/s, 1 running, KV cache 50.0%, prefix cache hits 25%"
     assert load.line("", "", 1.0) == ""
+
+
+def test_the_table_fits_into_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With long names, and all that a column may say; its release and its address stay whole."""
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    tag, name = "sparkpin/qwen3.5-122b-262k:v2-stored-0123456789ab", "sparkpin-qwen3.5-122b-262k-01234567"
+    served = Served("h", "qwen3.5-122b-262k", tag, name, "0.0.0.0", 8000, "m", "exited", False, key="x", restarts=2)
+    monkeypatch.setenv("COLUMNS", "80")
+    status.show_all(paths, (dataclasses.replace(served, tls=True),), {name: None})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(any(whole in line for line in lines) for whole in ("v2-stored-0123456789ab", "https://0.0.0.0:8000/v1"))
+    (more,) = (line for line in lines if line.startswith("qwen3.5-122b-262k: "))
+    assert "2" in more.partition(": ")[2], "how often it was started again"
 
 
 def test_lines_for_a_shell_are_quoted(tmp_path: Path) -> None:
@@ -125,6 +143,9 @@ def test_the_unit_of_another_folder_s_project_names_it(
 
     monkeypatch.setattr(status.Engine, "connect", gone)
     for project, named in ((PROJECT, False), (tmp_path / "project", True)):
-        status.show_unit(Paths(project, tmp_path / "cache", tmp_path / "home"), "r", AddressOptions())
+        paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+        keep_address(paths, "r", Address(port=8123).text)
+        status.show_unit(paths, "r", AddressOptions())
         text = capsys.readouterr().out
+        assert '"--port" "8123"' in text, "as `stop` left it"
         assert (f'SPARKPIN_PROJECT={project}"' in text) == named == ('/bin/sparkpin" serve' in text)

@@ -260,6 +260,10 @@ def test_record_and_evidence_are_of_one_test(records: Releases) -> None:
         assert keep(result, text).state == records.get(release(1).tag).state == state
         assert [(file.name, file.read_text()) for file in folder.iterdir()] == [("result.json", stays)]
     assert [file.name for file in folder.parent.iterdir()] == ["smoke"]
+    for result, text in ((SERVER_FAILED, "failed again"), (PASSED, "passed"), (PASSED, "passed again")):
+        keep(result, text)
+    left = {path.parent.name: path.read_text() for path in folder.parent.glob("*/result.json")}
+    assert left == {"smoke": "passed again", evidence.FAILED: "failed again"}, "of those that failed the last one"
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict
 
 from sparkpin.build.model_needs import needs_of
+from sparkpin.build.pair import pair
 from sparkpin.checkpoint import published
 from sparkpin.checkpoint.plan import checkpoint_steps
 from sparkpin.commands.doctor import rules
@@ -20,17 +22,29 @@ from sparkpin.host import daemon
 from sparkpin.host import machine as host
 from sparkpin.host.fingerprint import fingerprint_of
 from sparkpin.pins import manifests, schema
+from sparkpin.releases.record import Releases
 from sparkpin.releases.runs_here import obstacle_of
 from sparkpin.serve.address import Address
 from sparkpin.serve.memory import recipe as planning
 
 
-def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool, recipe_name: str | None = None) -> None:
-    """HostError, after all is told, where something is MISSING. recipe_name: what this one needs, and its stack."""
+def doctor(
+    *,
+    fix: bool,
+    stack: str | None,
+    online: bool,
+    as_json: bool,
+    recipe_name: str | None = None,
+    stage: str | None = None,
+) -> None:
+    """HostError, after all is told, where something is MISSING. recipe_name: what this one needs, and its stack; stage:
+    up to this one of its chain."""
     paths = Paths.from_env()
     machine = host.read_host()
     if recipe_name and stack:
         raise InputError(f"--recipe {recipe_name} names its stack itself", next_step="leave --stack out")
+    if stage and not recipe_name:
+        raise InputError("--stage is of a recipe", next_step=f"invoke doctor --recipe RECIPE --stage {stage}")
     if recipe_name:
         stack = manifests.load_recipe(paths.project, recipe_name).stack
     chosen = manifests.load_stack(paths.project, stack or host.default_stack(paths.project, machine))
@@ -40,6 +54,8 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool, recipe_
         host.install(host.missing(paths, machine, stack=chosen), machine, terminal.say)
         terminal.say(f"engine: {daemon.start_engine(paths, terminal.say)}")
     recipe = manifests.load_recipe(paths.project, recipe_name or chosen.default_recipe)
+    if stage:
+        recipe = recipe.model_copy(update={"stage": manifests.load_stage(paths.project, stage).name})
     facts = read_facts(machine, port_of(recipe), online=online)
     needed = host.requirements(paths, machine, stack=chosen)
     found = [
@@ -54,7 +70,8 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool, recipe_
     found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda)
     if recipe_name:
         why = obstacle_of(chosen, host.this_platform(), facts.gpus, facts.docker.elsewhere)
-        found += [rules.server(recipe_name, why), *model_of(paths, recipe, served=not why)]
+        images = host.needs_for(machine, chosen)
+        found += [rules.server(recipe_name, why), *model_of(paths, recipe, images, served=not why)]
     if as_json:
         whom = fingerprint_of(machine, facts.gpus, host.ROOT, facts.docker.version).model_dump(mode="json")
         value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": list(map(asdict, found))}
@@ -98,8 +115,9 @@ def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> Neede
     return NeededMemory(f"{name}, stage {recipe.stage},{told}", plan.needed, command=command)
 
 
-def model_of(paths: Paths, recipe: schema.Recipe, *, served: bool) -> list[MachineFinding]:
-    """What a recipe takes of a Hub and of the disk; nothing for a model that is generated. served: by this machine."""
+def model_of(paths: Paths, recipe: schema.Recipe, images: host.Needs, *, served: bool) -> list[MachineFinding]:
+    """What a recipe takes of a Hub and of the disk; nothing for a model that is generated. images: what building them
+    takes; served: by this machine."""
     try:
         pin = manifests.model_of(paths.project, recipe)
         if pin.generator:
@@ -112,7 +130,11 @@ def model_of(paths: Paths, recipe: schema.Recipe, *, served: bool) -> list[Machi
         needs = needs_of(paths, pin, lock, steps, terminal.say) if known else None
     except SparkpinError as error:
         return [MachineFinding("model", "advice", error.message, error.next_step)]
-    rows = needs.disk(paths) if needs else []
+    chain_here = False
+    with contextlib.suppress(SparkpinError):  # a stack without a lock is told above
+        made = pair(paths.project, recipe.name, stage=recipe.stage, published=not locked)
+        chain_here = all(Releases(paths).find(one.tag) for one in made)
+    rows = needs.disk(paths, None if chain_here else images) if needs else []
     return rules.model(pin.name, recipe.name, locked=locked, needs=needs, disk=rows, served=served)
 
 

@@ -87,7 +87,8 @@ def server(recipe: str, why: str) -> MachineFinding:
 def model(
     name: str, recipe: str, *, locked: bool, needs: ModelNeeds | None, disk: Sequence[DiskRow], served: bool
 ) -> list[MachineFinding]:
-    """needs: None where headers, and so sizes, are not known; served: whether a lack of room stops anything here."""
+    """needs: None where headers, and so sizes, are not known; disk: with images to be built; served: whether a lack of
+    room stops anything here."""
     up = f"invoke up --recipe {recipe}"
     if needs is None:
         fix = f"{up} {'fetches' if locked else 'locks'} it"
@@ -105,7 +106,7 @@ def model(
         short = row.free < row.needed
         fix = "free space, or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere" if short else ""
         state: State = "ok" if not short else "MISSING" if served else "advice"
-        found.append(MachineFinding("disk for the model", state, f"{row.text}; images come on top", fix))
+        found.append(MachineFinding("disk in all", state, f"{row.text}; model, checkpoints, images", fix))
     return found
 
 

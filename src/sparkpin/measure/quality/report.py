@@ -10,7 +10,7 @@ from sparkpin.measure.quality.skills import NEEDLES
 from sparkpin.releases import quality_allowance
 from sparkpin.releases.quality_record import Figure, Judged, QualityRecord, Standard, Texts
 
-WHAT = ("what", "reference", "release", "seen", "95 % interval", "allowed", "verdict")
+WHAT = ("figure", "seen", "95 % interval", "allowed", "verdict")
 KINDS = ("texts", "count", "tokens", "KL", "same first choice", "perplexity ratio", "KL decoding", "same words")
 SCORES = ("lm-eval task", "metric", "samples", "reference", "release")
 FORMS = {"top1": ".2%", "perplexity": ".4f", "tool_calls": ".1%", "needles": ".1%"}  # of the others ".2g"
@@ -36,15 +36,15 @@ def report(record: QualityRecord) -> None:
 def rows(record: QualityRecord, limits: dict[str, Judged]) -> Iterator[tuple[object, ...]]:
     texts = record.overall
     both = (terminal.figure(texts.perplexity_reference, 4), terminal.figure(texts.perplexity, 4))
-    yield "KL, nats a token", "", "", *cells(texts.kl, "kl", limits)
-    yield "same first choice", "", "", *cells(texts.top1, "top1", limits)
-    yield "perplexity, ratio", *both, *cells(texts.ratio, "perplexity", limits)
-    yield "KL while decoding, nats a token", "", "", *cells(texts.continued_kl, "continued_kl", limits)
-    yield "same words while decoding", "", "", *seen(texts.continued_same, ".1%"), "", ""
+    yield "KL, nats a token", *cells(texts.kl, "kl", limits)
+    yield "same first choice", *cells(texts.top1, "top1", limits)
+    yield f"perplexity, ratio ({' -> '.join(both)})", *cells(texts.ratio, "perplexity", limits)
+    yield "KL while decoding, nats a token", *cells(texts.continued_kl, "continued_kl", limits)
+    yield "same words while decoding", *seen(texts.continued_same, ".1%"), "", ""
     keys = {name: key for key, name in quality_allowance.SKILLS.items()}
     for skill in record.skills:
-        right = (f"{skill.reference} of {skill.asked}", f"{skill.release} of {skill.asked}")
-        yield f"{skill.name}, lost", *right, *cells(skill.lost, keys.get(skill.name, "needles"), limits, skill.name)
+        right = f"{skill.reference} -> {skill.release} of {skill.asked} right"
+        yield f"{skill.name}, lost ({right})", *cells(skill.lost, keys.get(skill.name, "needles"), limits, skill.name)
 
 
 def cells(figure: Figure, key: str, limits: dict[str, Judged], name: str = "") -> tuple[str, str, str, str]:

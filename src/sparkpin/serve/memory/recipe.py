@@ -63,7 +63,8 @@ def plan(
     terminal.table(words.MEMORY, words.memory_rows(made))
     terminal.table(words.WEIGHTS, words.weight_rows(made))
     terminal.table(words.cache_columns(made), words.cache_rows(made))
-    terminal.show(words.log_line(made))
+    for line in (*words.states_lines(made), words.log_line(made)):
+        terminal.show(line)
     for note in [*overruled, *made.notes]:
         terminal.show(f"note: {note}")
     for problem in made.problems:

@@ -10,9 +10,9 @@ from typing import Any
 from sparkpin.serve.memory.plan import Capacity, MemoryPlan, gib
 
 Row = tuple[str, ...]
-MEMORY = ("what", "size", "known from", "")
-WEIGHTS = ("weights", "count", "in the checkpoint", "in memory", "")
-CACHES = ("cache", "block", "bytes a token", "states a request", "tokens", "concurrency")
+MEMORY = ("what", "size", "known from", "note")
+WEIGHTS = ("weights", "count", "in the checkpoint", "in memory", "note")
+CACHES = ("cache", "block", "bytes a token", "tokens", "concurrency")
 
 
 def title(plan: MemoryPlan, recipe: str, stage: str) -> Iterator[str]:
@@ -54,11 +54,16 @@ def cache_row(capacity: Capacity) -> Row:
         f"{cache.cache_dtype}{' (chosen)' if capacity.chosen else ''}",
         f"{cache.block_size:,}",
         f"{cache.token_bytes:,}",
-        f"{cache.states_bytes:,}" if cache.state_groups else "-",
         f"{capacity.tokens:,}",
         f"{capacity.concurrency:.2f}x",
         *(str(users) for users in capacity.users.values()),
     )
+
+
+def states_lines(plan: MemoryPlan) -> list[str]:
+    """Beside the table: they are the same for every type of cache."""
+    cache = plan.chosen.cache
+    return [f"states a request: {gib(cache.states_bytes)}, with any of them"] if cache.state_groups else []
 
 
 def log_line(plan: MemoryPlan) -> str:

@@ -1,0 +1,58 @@
+"""The indexes that the user's pip is configured for, for uv, which does not read pip's configuration.
+
+As a program it runs a command with them: ./install.sh does so before .venv has any package, so this file and all that
+it imports use the standard library alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TRUE = ("y", "yes", "t", "true", "on", "1")  # as pip reads its settings
+
+
+def indexes(command: str = "download") -> dict[str, str]:
+    """The environment for uv, with the indexes that the user's pip is configured for, unless uv has been told of one.
+
+    A mirror or a folder of wheels that pip uses is meant for this, too. command: pip's, which has settings of its own.
+    """
+    if "UV_DEFAULT_INDEX" in os.environ:
+        return dict(os.environ)
+    shown = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    ).stdout
+    found: dict[str, str] = {}
+    for line in shown.splitlines():  # `:env:` comes first, and `global` last, as their words weigh
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if section in (":env:", command, "global"):
+            found.setdefault(name, str(ast.literal_eval(value)))
+    words = {
+        "UV_SYSTEM_CERTS": "1",  # as pip does
+        "UV_INDEX_STRATEGY": "unsafe-best-match",  # pip prefers no index; hashes of the lock decide later
+        "SSL_CERT_FILE": found.get("cert", ""),
+        "UV_DEFAULT_INDEX": found.get("index-url", ""),
+        "UV_INDEX": " ".join(found.get("extra-index-url", "").split()),
+        "UV_NO_INDEX": "1" if found.get("no-index", "").lower() in TRUE else "",  # our own: uv has an option alone
+        "UV_INSECURE_HOST": " ".join(found.get("trusted-host", "").split()),
+        "ALL_PROXY": "" if "all_proxy" in os.environ else with_scheme(found.get("proxy", "")),  # the others weigh more
+        "UV_FIND_LINKS": ",".join(absolute(place) for place in found.get("find-links", "").split()),
+    }
+    return {key: value for key, value in words.items() if value} | os.environ
+
+
+def absolute(place: str) -> str:
+    return place if "://" in place else os.path.abspath(Path(place).expanduser())
+
+
+def with_scheme(proxy: str) -> str:
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
+
+
+if __name__ == "__main__":
+    environment = indexes("install")
+    os.execvpe(sys.argv[1], [*sys.argv[1:], *(["--no-index"] if environment.get("UV_NO_INDEX") else [])], environment)
