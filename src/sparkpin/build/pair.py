@@ -15,12 +15,16 @@ from sparkpin.build.demands import demands_of
 from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps, require
 from sparkpin.checkpoint.published import model_lock as locked
 from sparkpin.checkpoint.published import placeholder
-from sparkpin.core.errors import InputError
+from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
+from sparkpin.fetch.model_files import config_here
 from sparkpin.pins import community_mods, families, manifests, schema, vllm_command
 from sparkpin.pins.mods import Mod
+from sparkpin.pins.nodes import nodes_of, spread
 from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
+from sparkpin.serve.memory.node_shares import share_faults
 from sparkpin.smoke.drafting import require_drafter
 
 PLACEHOLDER = "0" * 64
@@ -32,6 +36,7 @@ class Pairing:
     """One stage of a recipe's chain, with everything that decides its release.
 
     chosen: the flags of `argv` that neither recipe nor stack nor stage says. patched: the community mods, in order.
+    unchecked: what could not be held against the model.
     """
 
     recipe: schema.Recipe
@@ -52,6 +57,7 @@ class Pairing:
     executable: tuple[str, ...]
     chosen: tuple[families.Chosen, ...] = ()
     patched: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
     @property
     def tag(self) -> str:
@@ -90,8 +96,9 @@ def pair(
         require(model, steps)
         checkpoint = PLACEHOLDER if published else checkpoint_key(model, model_lock, steps)
         said, env = vllm_command.serve_argv(recipe, stack, chain[:end])
+        unchecked = require_whole_shares(recipe, said, model, model_lock, steps)
         chosen = families.choices(family, families.vllm_version(stack), said)
-        argv = families.completed(said, chosen)
+        argv, env = spread(families.completed(said, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
         require_drafter(chain[end - 1], recipe.name, argv)
         run_mods = (*community, *run_mods_of(project, chain[:end], stack_lock))
         if run_mods:
@@ -120,9 +127,30 @@ def pair(
                 ),
                 chosen=chosen,
                 patched=tuple(mod.name for mod in run_mods),
+                unchecked=unchecked,
             )
         )
     return tuple(pairings)
+
+
+def require_whole_shares(
+    recipe: schema.Recipe, argv: Sequence[str], model: schema.ModelPin, lock: schema.ModelLock, steps: Sequence[str]
+) -> tuple[str, ...]:
+    """ManifestError where a node's share of the model is not whole; else what could not be checked, and why."""
+    if nodes_of(argv) == 1:
+        return ()
+    name, config = vllm_command.file_of(recipe), config_here(Paths.from_env(), model, lock)
+    if config is None:
+        return (f"{name}: whether {model.name} divides by its nodes is not checked: its config.json is not here yet",)
+    try:
+        faults = share_faults(config, argv, model.hybrid.rules if model.hybrid and "hybrid" in steps else (), name)
+        for fault in faults:
+            raise fault
+    except ManifestError as fault:
+        if fault.file == name:
+            raise
+        return (f"{name}: whether {model.name} divides by its nodes is not checked: {fault.message}",)
+    return ()
 
 
 def require_no_secrets(files: Mapping[str, bytes]) -> None:

@@ -312,6 +312,15 @@ SHAPES: Mapping[str, tuple[Geometry, str]] = {
 """Repository -> what it holds."""
 
 
+def config_ahead(repo: str) -> dict[str, Any] | None:
+    """What shapes decide of a repository's config.json; None where they are not published."""
+    geometry, kind = SHAPES.get(repo, (None, ""))
+    if geometry is None:
+        return None
+    quantised = {"group_size": GROUP} if kind == "int4" else {"weight_block_size": [BLOCK, BLOCK]}
+    return config_of(geometry, MULTIMODAL, quantised)
+
+
 def is_known(pin: ModelPin) -> bool:
     return all(repository.repo in SHAPES for repository in pin.repositories.values())
 

@@ -29,6 +29,7 @@ def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
         *overruled_notes(pairing.recipe, pairing.stack, pairing.chain),
         *(f"warning: {recipe}: {mistake}" for mistake in mistakes),
         *(choice.line for choice in pairing.chosen),
+        *(f"note: {line}" for line in pairing.unchecked),
         *([f"note: community mods edit what is installed, in layers of their own: {mods}"] if mods else []),
     )
 

@@ -12,16 +12,17 @@ from typing import Any
 from sparkpin.community import mapping, template
 from sparkpin.community.flag_lint import read_json
 from sparkpin.community.recipe import CommunityRecipe
-from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, render, vllm_serve
+from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, machines_of, render, vllm_serve
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import vllm_command
+from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE, PIPELINE, TENSOR
 from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.pins.values import require_values
-from sparkpin.pins.vllm_command import ALIASES, drop_flags, flag_value, set_flag, tls_flags
+from sparkpin.pins.vllm_command import ALIASES, drop_flags, flag_value, parse_flags, set_flag, tls_flags
 
 REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HERE = "127.0.0.1"
-BACKEND, TEMPLATE, SPECULATION = "--distributed-executor-backend", "--chat-template", "--speculative-config"
+TEMPLATE, SPECULATION = "--chat-template", "--speculative-config"
 REVISION = "--revision"
 
 
@@ -63,8 +64,8 @@ def as_served(recipe: CommunityRecipe) -> tuple[CommunityRecipe, RenderedRecipe]
 
 
 def machines(recipe: CommunityRecipe) -> int | None:
-    """For `render`: what of a cluster's recipe goes on one machine is what a recipe of ours is meant to say."""
-    return None if recipe.origin else 1
+    """For `render`: a recipe that runs on one machine, too, is taken over as it runs there."""
+    return None if recipe.origin or machines_of(recipe) > 1 else 1
 
 
 def adopt(
@@ -72,7 +73,7 @@ def adopt(
 ) -> Adopted:
     """recipe, rendered: of `as_served`; version: of the stack's vLLM. The commit of the model is left open.
 
-    Raises ManifestError for what needs more than one GPU.
+    Raises ManifestError for what needs more than one GPU a machine.
     """
     told, unmapped = list(found.told), list(found.unmapped)
     kept, mod_lines, mods_missing = mapping.of_mods(recipe, project, version)
@@ -82,11 +83,14 @@ def adopt(
     unmapped += [f"line after the server's command: {line}" for line in rendered.lost]
     unmapped += [f"pipe or redirection: {rendered.plumbing}"] if rendered.plumbing else []
     unmapped += [f"env {key}: {recipe.env[key]}: {value}" for key, value in eaten(recipe).items() if value == ONLY_BASH]
-    require_one_gpu(recipe.path, rendered.argv)
+    nodes = machines_of(recipe)
+    require_one_gpu(recipe.path, rendered.argv, nodes)
     dropped, lacking = left_out(project, rendered.argv, kept)
-    if recipe.origin:  # its backend is for one machine
-        dropped = tuple(flag for flag in dropped if flag != BACKEND)
-    told += [f"{flag} -> left out: one machine" for flag in dropped if flag == BACKEND]
+    if recipe.origin and nodes == 1:  # its backend is for one machine
+        dropped = tuple(flag for flag in dropped if flag != EXECUTOR)
+    joined = "one machine" if nodes == 1 else "vLLM itself joins the machines, without Ray"
+    told += [f"{flag} -> left out: {joined}" for flag in dropped if flag == EXECUTOR]
+    told += [f"for a cluster -> nodes: {nodes}"] if nodes > 1 and not recipe.origin else []
     told += [f"{flag} -> the key model_revision" for flag in dropped if flag == REVISION]
     unmapped += lacking
     host = flag_value(rendered.argv, "--host")
@@ -104,6 +108,7 @@ def adopt(
         "container": f"sparkpin/{name}",
         "stack": found.stack,
         "stage": found.stage,
+        **({"nodes": nodes} if nodes > 1 else {}),
         "mods": kept,
         "defaults": defaults,
         "env": {variable: text for variable, text in rendered.env.items() if not mapping.useless(variable)},
@@ -112,16 +117,18 @@ def adopt(
     return Adopted({key: part for key, part in value.items() if part not in ([], {})}, tuple(told), tuple(unmapped))
 
 
-def require_one_gpu(file: Path, argv: Sequence[str]) -> None:
+def require_one_gpu(file: Path, argv: Sequence[str], nodes: int) -> None:
     for short, flag in ALIASES.items():
         count = flag_value(argv, flag) or "1"
-        if flag.endswith("-parallel-size") and count != "1":
+        shared = nodes > 1 and flag in (TENSOR, PIPELINE)
+        if flag.endswith("-parallel-size") and count != "1" and not shared:
             raise ManifestError(file, f"command, {short} or {flag}", count, "1: a recipe for one GPU")
 
 
 def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Flags that cannot be served here, and what is told of those that will be missed."""
-    dropped = [flag for flag in (BACKEND, REVISION) if flag_value(argv, flag) is not None]
+    said = {flag.key for flag in parse_flags(argv)[1]}
+    dropped = [flag for flag in (EXECUTOR, REVISION, NODES, *PER_NODE) if flag in said]
     lacking: list[str] = []
     for flag in tls_flags(argv):
         dropped.append(flag)
@@ -155,7 +162,7 @@ def with_settings(recipe: CommunityRecipe, argv: Sequence[str], dropped: Sequenc
         marks = {mark for word in words for mark in template.MARK.findall(word)}
         values = {name: recipe.defaults[name] for name in names if name in marks}
         for name, value in (("host", HERE), ("tensor_parallel", 1)):  # what one machine of ours has
-            if name in values:
+            if name in values and not (name == "tensor_parallel" and machines_of(recipe) > 1):
                 values[name] = value
         command = template.command_of(words, values, doubled=True)
         if vllm_command.split(vllm_command.fill(command, values, recipe.path), recipe.path) == wanted:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sparkpin.build.pair import Pairing
-from sparkpin.checkpoint.published import model_lock
+from sparkpin.checkpoint.plan import checkpoint_steps
+from sparkpin.checkpoint.published import config_ahead, model_lock, placeholder
 from sparkpin.community import flag_lint, keys, known_issues
 from sparkpin.community import recipe as foreign
-from sparkpin.community.finding import RecipeFinding, ordered
+from sparkpin.community.finding import RecipeFinding, note, ordered
 from sparkpin.community.finding import error as mistake
 from sparkpin.community.flag_lint import PlannedServer
 from sparkpin.community.mapping import stage_of, templates_of, useless
 from sparkpin.community.release import nearest, release
-from sparkpin.community.render import render, vllm_serve
+from sparkpin.community.render import machines_of, render, vllm_serve
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError, short
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.model_files import config_here
 from sparkpin.pins import manifests, schema, vllm_command
 from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
 from sparkpin.pins.cache_types import refuse_patched
 from sparkpin.pins.community_mods import read_run_mods
 from sparkpin.pins.families import vllm_version
+from sparkpin.pins.nodes import EXECUTOR, PER_NODE, PIPELINE, nodes_of, spread, word_faults
 from sparkpin.pins.values import value_faults
-from sparkpin.pins.vllm_command import MODEL_PATH, flag_value, parse_flags
+from sparkpin.pins.vllm_command import MODEL_PATH, drop_flags, flag_value, parse_flags
+from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE, share_faults
 
 T = TypeVar("T")
 LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
@@ -42,15 +48,14 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         unfilled |= {"model": recipe.model} if "model" in unfilled else {}
         recipe = replace(recipe, defaults={**unfilled, **recipe.defaults})
     try:
-        rendered = render(recipe, nodes=1 if recipe.nodes == 1 else None)
+        nodes = machines_of(recipe)
+        rendered = render(recipe, nodes=1 if nodes == 1 else None)
     except (InputError, ManifestError) as error:
         if not any(finding.severity == "error" for finding in found):  # else it is one of those
             found.append(of_error(error))
         return ordered(found)
     rendered = replace(rendered, argv=vllm_serve(rendered.argv))
     found += keys.of_rendered(recipe, rendered)
-    if recipe.nodes > 1:
-        found.append(RecipeFinding("error", "nodes", f"it is for {recipe.nodes} machines or more; here is one"))
     if rendered.argv[:2] != ("vllm", "serve"):
         return ordered([*found, mistake(f"{' '.join(rendered.argv[:2])}: the images here serve with vLLM")])
     lock = former_lock(project, stack)
@@ -65,6 +70,11 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         argv = without(argv, {str(error.seen)})
     if recipe.origin:
         argv, env = vllm_command.overlaid(argv, env, stack, chain or ())
+    elif nodes > 1 and (backend := flag_value(argv, EXECUTOR)) not in (None, "mp"):
+        found.append(note(f"{EXECUTOR} {backend}: `recipe import` writes vLLM's own executor for {nodes} machines"))
+    if nodes > 1:
+        argv, env = spread(drop_flags(argv, *PER_NODE), env, nodes, gpu=stack.gpu is not None)
+    found += of_nodes(recipe.model, argv, stack, config_ahead(recipe.model), (), str(recipe.path))
     return ordered([*found, *of_server(project, recipe.model, argv, env, stack, recipe.applied, lock, chain)])
 
 
@@ -105,9 +115,44 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
         *vllm_command.own_faults([word for word in words if word not in unfilled.values()], recipe),
         *vllm_command.tls_faults(argv, recipe),
     ]
+    rules = pin.hybrid.rules if pin and pin.hybrid and chain and "hybrid" in checkpoint_steps(chain) else ()
+    found += of_nodes(recipe.model, argv, stack, config_of(project, pin), rules, own)
     found += [of_error(fault) for fault in wrong]
     argv = without(argv, {str(fault.seen) for fault in wrong})
     return ordered([*found, *of_server(project, recipe.model, argv, env, stack, recipe.mods, lock, chain)])
+
+
+def of_nodes(
+    model: str,
+    argv: Sequence[str],
+    stack: schema.Stack,
+    config: Mapping[str, Any] | None,
+    rules: Sequence[schema.FormatRule],
+    file: str,
+) -> list[RecipeFinding]:
+    """Of a server for several machines: what `pair` would refuse, as far as the model is known. config: None for one
+    that is not."""
+    if (count := nodes_of(argv)) == 1:
+        return []
+    faults = list(word_faults(argv, count, file, gpu=stack.gpu is not None))
+    found = [of_error(fault, own=file) for fault in faults]
+    if faults:  # the numbers may be none
+        return found
+    if config is None and known_issues.HYBRID.search(model) and flag_value(argv, PIPELINE) not in (None, "1"):
+        return [mistake(f"{PIPELINE}: {HYBRID_PIPELINE}", f"{PIPELINE} 1")]
+    try:
+        return [of_error(fault, own=file) for fault in share_faults(config, argv, rules, file)] if config else found
+    except ManifestError:  # a model that no plan here knows
+        return found
+
+
+def config_of(project: Path, pin: schema.ModelPin | None) -> dict[str, Any] | None:
+    """What is known of a model's config.json, whether or not it is locked."""
+    if pin is None:
+        return None
+    with contextlib.suppress(ManifestError):
+        return config_here(Paths.from_env(), pin, manifests.load_model_lock(project, pin))
+    return config_here(Paths.from_env(), pin, placeholder(pin))
 
 
 def loaded(found: list[RecipeFinding], own: str, key: str, load: Callable[[], T]) -> T | None:

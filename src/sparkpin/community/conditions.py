@@ -1,4 +1,5 @@
-"""`overrides:` of version 2: settings for some machines only. Here they are read for one DGX Spark.
+"""`overrides:` of version 2: settings for some machines only. Here they are read for DGX Sparks, as many as
+the model is divided over.
 
 Keys of one `when` must all hold; a value is one, a list of some, or a mapping of comparisons. What is not known here
 does not hold, as in sparkrun. `config` is compared with what stands before any of them applies.
@@ -6,6 +7,7 @@ does not hold, as in sparkrun. `config` is compared with what stands before any 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +16,6 @@ from typing import Any
 from sparkpin.core.errors import ManifestError
 
 SPARK: dict[str, Any] = {
-    "nodes": 1,
     "gpus_per_node": 1,
     "platform": "dgx-spark",
     "vendor": "nvidia",
@@ -27,7 +28,7 @@ ORDER = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operat
 
 
 def holding(entries: Any, config: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
-    """The entries that hold on one Spark, in their order: a later one wins."""
+    """The entries that hold on Sparks, in their order: a later one wins."""
     if entries is None:
         return []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -47,6 +48,8 @@ def holding(entries: Any, config: Mapping[str, Any], path: Path) -> list[dict[st
 
 def holds(when: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     facts = SPARK | {short: config.get(long, 1) for short, long in SHAPE.items()}
+    sizes = [str(facts[name]) for name in ("tp", "pp")]
+    facts["nodes"] = math.prod(map(int, sizes)) if all(map(str.isdecimal, sizes)) else None
     facts |= {"runtime": config.get("runtime"), "runtime_family": config.get("runtime")}
     for name, wanted in when.items():
         if name == "config":

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from sparkpin.community import template, yamlfile
 from sparkpin.community.render import escaped
-from sparkpin.pins.vllm_command import MODEL_PATH, parse_flags
+from sparkpin.pins.nodes import EXECUTOR, NODES, PIPELINE, TENSOR, nodes_of
+from sparkpin.pins.vllm_command import MODEL_PATH, drop_flags, parse_flags
 
 Format = Literal["v1", "v2"]
 TOOLS: dict[Format, str] = {"v1": "spark-vllm-docker", "v2": "sparkrun"}
@@ -27,7 +28,8 @@ SETTINGS = {
     "--max-num-seqs": "max_num_seqs",
     "--max-num-batched-tokens": "max_num_batched_tokens",
     "--gpu-memory-utilization": "gpu_memory_utilization",
-    "--tensor-parallel-size": "tensor_parallel",
+    TENSOR: "tensor_parallel",
+    PIPELINE: "pipeline_parallel",
 }
 
 
@@ -58,7 +60,9 @@ def text_of(subject: ExportedRecipe, form: Format) -> str:
 
 
 def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
-    words, settings = with_settings(subject.argv)
+    nodes = nodes_of(subject.argv)
+    own = drop_flags(subject.argv, EXECUTOR, NODES) if nodes > 1 else subject.argv  # their runners add them
+    words, settings = with_settings(own)
     if form == "v1":
         words[2] = subject.repo if subject.published else MODEL_PATH
         if subject.published:
@@ -70,7 +74,7 @@ def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
             "description": subject.description,
             **({"model": subject.repo} if subject.published else {}),
             "container": subject.image,
-            "solo_only": True,
+            "solo_only" if nodes == 1 else "cluster_only": True,
             **({"metadata": subject.origin} if subject.origin else {}),
             "defaults": settings,
             "env": {name: escaped(value) for name, value in env.items()},
@@ -84,10 +88,10 @@ def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
         "recipe_version": "2",
         "model": subject.repo if subject.published else str(subject.checkpoint),
         **({"model_revision": subject.revision} if subject.published else {}),
-        "runtime": "vllm",
+        "runtime": "vllm" if nodes == 1 else "vllm-distributed",
         "container": subject.image,
-        "min_nodes": 1,
-        "max_nodes": 1,
+        "min_nodes": nodes,
+        "max_nodes": nodes,
         "metadata": {"description": subject.description, **subject.origin},
         "defaults": settings,
         "env": dict(subject.env),
@@ -128,10 +132,13 @@ def comments(subject: ExportedRecipe, form: Format) -> list[str]:
         f"{subject.image}, for {TOOLS[form]}. Written by `invoke recipe export`.",
         "The image has to be in the engine that runs it: invoke copy, or invoke export and docker load.",
     ]
+    if (nodes := nodes_of(subject.argv)) > 1:
+        lines.append(f"For {nodes} machines, each of which needs the image and the model's files.")
     model = f"Model: {subject.repo} at {subject.revision}, as published."
     made_here = f"Checkpoint: {subject.checkpoint}, which `invoke checkpoint` makes."
     lines.append(model if subject.published else made_here)
     if form == "v1":
         mount = "" if subject.published else f" -v {subject.checkpoint}:{MODEL_PATH}"
-        lines.append(f"Start it with: {AS_ROOT} ./run-recipe.sh FILE --solo{mount}")
+        solo = " --solo" if nodes_of(subject.argv) == 1 else ""
+        lines.append(f"Start it with: {AS_ROOT} ./run-recipe.sh FILE{solo}{mount}")
     return lines

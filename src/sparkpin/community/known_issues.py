@@ -10,13 +10,14 @@ from packaging.version import InvalidVersion, Version
 from sparkpin.community.finding import RecipeFinding, error, note, warning
 from sparkpin.community.flag_lint import PlannedServer
 from sparkpin.pins import cache_types
+from sparkpin.pins.nodes import PIPELINE, TENSOR, nodes_of
 from sparkpin.pins.vllm_command import tls_flags
 
 HYBRID = re.compile(r"qwen3\.[5-9]|qwen3-(coder-)?next|nemotron-(3|h)|granite-4|jamba|falcon-h1|mamba", re.IGNORECASE)
 """Models with linear attention or state-space layers beside full attention."""
 LOADERS = {"fastsafetensors": "fastsafetensors", "instanttensor": "instanttensor",
            "runai_streamer": "runai-model-streamer", "tensorizer": "tensorizer"}  # fmt: skip
-PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
+PARALLEL = (TENSOR, PIPELINE, "--data-parallel-size")
 PARSER = "0.24"  # about here tool calls got one streaming parser
 MUCH = 0.85  # of memory that the host needs a part of
 MANY_TOKENS = 32768
@@ -72,9 +73,9 @@ def memory(served: PlannedServer) -> Iterator[RecipeFinding]:
 
 
 def machine(served: PlannedServer) -> Iterator[RecipeFinding]:
-    for flag in PARALLEL:
+    for flag in PARALLEL if nodes_of(served.argv) == 1 else ():
         if (count := served.number(flag)) is not None and count > 1:
-            yield error(f"{flag} {count:.0f}: one machine has one GPU here", f"{flag} 1")
+            yield error(f"{flag} {count:.0f}: one machine has one GPU here", f"{flag} 1, or the key `nodes`")
     loader = served.value("--load-format") or ""
     wanted = [(LOADERS[loader], f"--load-format {loader}")] if loader in LOADERS else []
     if served.value("--distributed-executor-backend") == "ray":

@@ -29,7 +29,8 @@ ELSEWHERE = {"benchmark", "capabilities", "description", "distribution_config", 
 """Keys that say nothing about what is served."""
 
 OURS = ("stack", "stage", "model_revision")
-"""What a recipe of ours has beside version 1's keys."""
+"""What every recipe of ours has beside version 1's keys."""
+NODES = "nodes"  # and those for several machines
 DEEPEST = 8  # files that include each other
 PLAIN = re.compile(r"[A-Za-z0-9_][\w.+-]*", re.ASCII)
 ATOMIC = ("defaults", "env")
@@ -62,6 +63,7 @@ class CommunityRecipe:
     defaults: Mapping[str, Any]  # as written, with values of any type
     env: Mapping[str, str]  # as text, as both runners make it
     nodes: int  # least number of machines
+    most_nodes: int | None  # None: as many as its command divides the model over
     others: tuple[str, ...]  # keys that its runner does not know
     repeated: tuple[str, ...]  # keys that stand twice
     raw: Mapping[str, Any]  # all of it, with what it includes
@@ -143,7 +145,7 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
     if command is not None and not isinstance(command, str):
         raise ManifestError(path, "command", command, "text")
     origin = origin_of(value, path, version)
-    known = V1_KEYS | set(OURS) if version == "1" and origin else V1_KEYS if version == "1" else V2_KEYS
+    known = V1_KEYS | {*OURS, NODES} if version == "1" and origin else V1_KEYS if version == "1" else V2_KEYS
     return CommunityRecipe(
         path=path,
         version=version,
@@ -158,7 +160,8 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
         mods=texts(value, "mods", path),
         defaults=mapping(value, "defaults", path),
         env={name: str(item) for name, item in mapping(value, "env", path).items()},
-        nodes=nodes_of(value, path),
+        nodes=least_nodes(value, path),
+        most_nodes=most_nodes(value, path),
         others=tuple(str(key) for key in value if key not in known and key not in ELSEWHERE),
         repeated=repeated,
         raw=value,
@@ -183,11 +186,28 @@ def origin_of(value: Mapping[str, Any], path: Path, version: str) -> RecipeOrigi
     return RecipeOrigin(named["model"], named["model_revision"], named["stack"], named["stage"], mods)
 
 
-def nodes_of(value: Mapping[str, Any], path: Path) -> int:
-    least = value.get("min_nodes") or 1
-    if not isinstance(least, int | str) or not str(least).isdecimal():
-        raise ManifestError(path, "min_nodes", least, "a number of machines")
-    return max(int(least), 2 if value.get("cluster_only") or value.get("mode") == "cluster" else 1)
+def least_nodes(value: Mapping[str, Any], path: Path) -> int:
+    cluster = value.get("cluster_only") or value.get("mode") == "cluster"
+    if cluster and (value.get("solo_only") or value.get("mode") == "solo"):
+        raise ManifestError(path, "cluster_only, solo_only, mode", "one and several machines", "one of both")
+    said = [number(value, "min_nodes", path), number(value, NODES, path) if "stack" in value else None]
+    return max(2 if cluster else 1, *(count or 1 for count in said))
+
+
+def most_nodes(value: Mapping[str, Any], path: Path) -> int | None:
+    if value.get("solo_only") or value.get("mode") == "solo":
+        return 1
+    most, least = number(value, "max_nodes", path), least_nodes(value, path)
+    if most is not None and most < least:
+        raise ManifestError(path, "max_nodes", most, f"{least} or more, the least number of machines")
+    return most
+
+
+def number(value: Mapping[str, Any], key: str, path: Path) -> int | None:
+    found = value.get(key)
+    if found is not None and (isinstance(found, bool) or not str(found).isdecimal() or int(found) < 1):
+        raise ManifestError(path, key, found, "a number of machines")
+    return None if found is None else int(found)
 
 
 def text(value: Mapping[str, Any], key: str, path: Path) -> str:

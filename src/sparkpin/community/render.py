@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from sparkpin.community import conditions, placeholders, structured
 from sparkpin.community.recipe import CommunityRecipe
 from sparkpin.community.shell import ShellCommand, commands
 from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.pins.nodes import MOST_NODES, PIPELINE, TENSOR
 from sparkpin.pins.vllm_command import drop_flags, flag_value
 
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
@@ -149,6 +151,29 @@ def unwrapped(command: ShellCommand) -> tuple[tuple[str, ...], dict[str, str]]:
                 given[pair[0]] = pair[2]
                 del words[0]
     return tuple(words), given
+
+
+def machines_of(recipe: CommunityRecipe) -> int:
+    """Over how many machines with one GPU each its runner divides the model.
+
+    Version 1 serves on one whatever its command says, unless the recipe forbids that. ManifestError where the command
+    divides it over fewer or more than the recipe is for.
+    """
+    if recipe.nodes == 1 and (recipe.version == "1" or recipe.most_nodes == 1):
+        return 1
+    argv = vllm_serve(render(recipe).argv)
+    counts = {name: flag_value(argv, name) for name in (TENSOR, PIPELINE)}
+    if argv[:2] != ("vllm", "serve") or not any(counts.values()):
+        return recipe.nodes
+    if not all((count or "1").isdecimal() for count in counts.values()):
+        raise ManifestError(recipe.path, "command", counts, "numbers of machines")
+    found = math.prod(int(count or 1) for count in counts.values())
+    most = min(recipe.most_nodes or MOST_NODES, MOST_NODES)
+    if not recipe.nodes <= found <= most:
+        seen = f"a command for {found}: " + ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        wanted = f"{recipe.nodes}" if recipe.nodes == most else f"{recipe.nodes} to {most}"
+        raise ManifestError(recipe.path, "nodes", seen, f"{wanted} machines")
+    return found
 
 
 def vllm_serve(argv: Sequence[str]) -> tuple[str, ...]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from sparkpin.checkpoint import published
 from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places
 from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.core.errors import CheckpointError
+from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
-from sparkpin.pins.schema import LockedFile, ModelPin, PinnedRepository, RepositoryLock
+from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 
 TEXTS = (INDEX, CONFIG)
 
@@ -102,6 +106,19 @@ def listing_of(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) ->
     own = source_folder(paths, pin, name)
     origin, mend = (str(own), mend_folder(own, pin)) if own else (f"{entry.repo} at {entry.revision[:12]}", "")
     return Listing(name, origin, sizes, FileBytes(headers, read_header_bytes), FileBytes(texts), mend)
+
+
+def config_here(paths: Paths, pin: ModelPin, lock: ModelLock) -> dict[str, Any] | None:
+    """config.json of a model's base: as locked where it was fetched, else what is known without it, else None."""
+    if entry := lock.repositories.get(pin.base):
+        path, hashes = repository_folder(paths, entry) / CONFIG, {file.file: file.sha256 for file in entry.files}
+        if path.is_file() and sha256_file(path)[0] == hashes.get(CONFIG):
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+    if pin.generator:
+        from sparkpin.fetch.tinymodel import FORMS, config_ahead
+
+        return config_ahead(FORMS[pin.generator.name])
+    return published.config_ahead(pin.repositories[pin.base].repo)
 
 
 def places_of(paths: Paths, entries: Mapping[str, RepositoryLock], base: str) -> Places:

@@ -16,6 +16,8 @@ NODES, EXECUTOR = "--nnodes", "--distributed-executor-backend"
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
 STORE_PORT = 29501  # of torch's store, on rank 0
 MEETING_PORT = 29502  # where process 1 of each container meets the others, on rank 0
+MOST_NODES = 8
+SPECULATION = ("--speculative-config", "-sc")  # -sc.method sets a part of it
 PER_NODE = ("--node-rank", "--master-addr", "--master-port", "--headless")
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # 0 fits one process alone
 
@@ -51,23 +53,25 @@ def nodes_of(argv: Sequence[str]) -> int:
 def spread(argv: Sequence[str], env: Mapping[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:
     """A command and its environment for several machines with one process each. The same for one.
 
-    The tensor-parallel size is the recipe's own, else the number of nodes.
+    The tensor-parallel size is the recipe's own, else the number of nodes. What is set comes last, so that a command
+    without it, as other tools want it, comes to the same words again.
     """
     if nodes == 1:
         return list(argv), dict(env)
-    words = set_flag(set_flag(argv, EXECUTOR, "mp"), NODES, nodes)
+    words = drop_flags(argv, EXECUTOR, NODES)
     if flag_value(words, TENSOR) is None and flag_value(words, PIPELINE) is None:
         words = set_flag(words, TENSOR, nodes)
+    words += [EXECUTOR, "mp", NODES, str(nodes)]
     variables = {name: value for name, value in env.items() if name != IN_PROCESS}
     if not gpu:
         variables.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else nodes on one host take the same cores
     return words, variables
 
 
-def word_faults(argv: Sequence[str], nodes: int, file: object) -> Iterator[ManifestError]:
+def word_faults(argv: Sequence[str], nodes: int, file: object, *, gpu: bool) -> Iterator[ManifestError]:
     """What is wrong with a command for `nodes` machines, whatever the model; file: the recipe's."""
-    flags = parse_flags(argv)[1]
-    for name in sorted({flag.key for flag in flags} & set(PER_NODE)):
+    names = {flag.key for flag in parse_flags(argv)[1] if not flag.words[0].startswith("--no-")}
+    for name in sorted(names & set(PER_NODE)):
         wanted = "a command without it: `invoke serve --nodes` says which machines, and each gets its own"
         yield ManifestError(file, "command", name, wanted)
     if (said := flag_value(argv, NODES)) not in (None, str(nodes)):
@@ -78,6 +82,15 @@ def word_faults(argv: Sequence[str], nodes: int, file: object) -> Iterator[Manif
     if not (tensor.isdecimal() and pipeline.isdecimal() and int(tensor) * int(pipeline) == nodes):
         seen = f"{TENSOR} {tensor}, {PIPELINE} {pipeline} for {nodes} nodes"
         yield ManifestError(file, "command", seen, f"two numbers whose product is {nodes}: a node has one process")
+    if pipeline != "1" and any(name.partition(".")[0] in SPECULATION for name in names):
+        wanted = f"{PIPELINE} 1, or a stage without MTP: together vLLM 0.32 does not start, and 0.33 ends in an assert"
+        yield ManifestError(file, "command", f"{PIPELINE} {pipeline} with --speculative-config", wanted)
+    if copies := sorted(name for name in names if name.startswith("--data-parallel-")):
+        wanted = "no data parallelism: serve two releases, one on each machine, which answer twice as many users"
+        yield ManifestError(file, "command", " ".join(copies), wanted)
+    if "--enable-expert-parallel" in names and not gpu:
+        wanted = "a command without it: on a CPU a worker of vLLM 0.32 crashes at the first request"
+        yield ManifestError(file, "command", "--enable-expert-parallel", wanted)
 
 
 def words_at(argv: Sequence[str], place: NodeRank) -> list[str]:

@@ -31,7 +31,9 @@ def overruled(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> list[str]
         if kept is not None and where[kept.key] != own and not flag.same(kept):
             found.append(f"{own}: {' '.join(flag.words)} has no effect: {where[kept.key]} sets {' '.join(kept.words)}")
     for name, value in vllm_command.environment(recipe.env).items():
-        if env[name] != value:
+        if name not in env:
+            found.append(f"{own}: {name}={value} has no effect: several nodes have one process each")
+        elif env[name] != value:
             found.append(f"{own}: {name}={value} has no effect: {where[name]} sets {name}={env[name]}")
     # vllm/platforms/cpu.py puts the variable in the place of the flag.
     if stack.platform == "linux/amd64" and where.get(KV_BYTES) == own and env.get(CPU_SPACE):

@@ -536,8 +536,8 @@ class Families(StrictModel):
 class Recipe(StrictModel):
     """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
 
-    mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md). nodes: machines
-    with one process each, which serve it together (docs/nodes.md).
+    mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md).
+    nodes: machines that serve it together, each with one process (docs/nodes.md).
     """
 
     recipe_version: Literal["1"]
@@ -548,7 +548,7 @@ class Recipe(StrictModel):
     container: str
     stack: Name
     stage: Name
-    nodes: Annotated[int, Field(ge=1, le=8)] = 1
+    nodes: Annotated[int, Field(ge=1, le=8)] = 1  # nodes.MOST_NODES
     mods: list[CommunityName] = []
     defaults: dict[str, Scalar] = {}
     env: dict[str, Scalar] = {}

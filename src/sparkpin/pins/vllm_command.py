@@ -99,7 +99,10 @@ def serve_argv(
         words = [word for name, value in serve.flags.items() for word in flag_words(name, value)]
         require_values(words, environment(serve.env), file)
     argv, env = settled(own_argv(recipe, model_path, overrides), recipe, stack, chain)
-    for fault in (*tls_faults(argv, recipe), *word_faults(argv, recipe.nodes, file_of(recipe))):
+    for fault in (
+        *tls_faults(argv, recipe),
+        *word_faults(argv, recipe.nodes, file_of(recipe), gpu=stack.gpu is not None),
+    ):
         raise fault
     return argv, env
 
@@ -150,6 +153,10 @@ def own_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
     file = file_of(recipe)
     if words[2] not in (recipe.model, MODEL_PATH):
         yield ManifestError(file, "command", words[2], f"{recipe.model!r} (the recipe's model) or {MODEL_PATH!r}")
+    backend = flag_value(words, "--distributed-executor-backend")
+    if recipe.nodes > 1 and backend not in (None, "mp"):
+        wanted = "mp, vLLM's own executor, or a command without the flag"
+        yield ManifestError(file, "command", f"--distributed-executor-backend {backend}", wanted)
     yield from json_faults(words, file)
     yield from value_faults(words, environment(recipe.env), file)
     try:

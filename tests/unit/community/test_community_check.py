@@ -13,7 +13,7 @@ from places import PROJECT
 from sparkpin.build.pair import pair
 from sparkpin.commands import notes as commands_notes
 from sparkpin.commands import recipe as tasks
-from sparkpin.community import check, recipe, wheelflags
+from sparkpin.community import check, recipe, render, wheelflags
 from sparkpin.community.release import known_versions, nearest, release
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
@@ -236,7 +236,24 @@ def test_environment(tmp_path: Path) -> None:
     ("value", "wanted"),
     [
         (V2 | {"command": "sglang serve --model-path {model}"}, "the images here serve with vLLM"),
-        (V2 | {"command": "vllm serve {model}", "min_nodes": 3}, "it is for 3 machines or more"),
+        (V2 | {"command": "vllm serve {model} -tp 1", "min_nodes": 3}, "a command for 1: --tensor-parallel-size 1"),
+        (V2 | {"command": "vllm serve {model} -tp 4", "max_nodes": 3}, "wanted 1 to 3 machines"),
+        (V2 | {"command": "vllm serve {model} -tp 16"}, "wanted 1 to 8 machines"),
+        (V2 | {"command": "vllm serve {model} -tp 2", "mode": "solo"}, "2: one machine has one GPU here"),
+        (
+            V1 | {"command": "vllm serve a/b --distributed-executor-backend ray", "cluster_only": True},
+            "note: command: --distributed-executor-backend ray: `recipe import` writes vLLM's own executor for 2",
+        ),
+        (V2 | {"command": "vllm serve {model} -tp 2 -dp 2"}, "wanted no data parallelism"),
+        (
+            V2 | {"command": "vllm serve {model} -pp 2 -sc.method mtp"},
+            "--pipeline-parallel-size 2 with --speculative-config",
+        ),
+        (V2 | {"command": "vllm serve {model} -tp 1 -pp 2", "model": "Qwen/Qwen3.6-1B"}, "garbled text when vLLM 0.33"),
+        (
+            V2 | {"command": "vllm serve {model} -tp 3", "model": "Intel/Qwen3.5-35B-A3B-int4-AutoRound"},
+            "num_attention_heads 16 over 3",
+        ),
         (V1 | {"command": "vllm serve c/d"}, "the command serves c/d, and `model` is a/b"),
         (V1 | {"command": "vllm serve a/b $(hostname)"}, "only a shell could tell"),
         (V2 | {"command": "vllm serve {model} '{{}}'"}, "doubled braces are version 1's"),
@@ -248,6 +265,30 @@ def test_environment(tmp_path: Path) -> None:
 )
 def test_of_the_whole(tmp_path: Path, value: dict[str, Any], wanted: str) -> None:
     assert any(wanted in line for line in found(tmp_path, value, None))
+
+
+def test_a_recipe_for_a_cluster_that_fits_is_no_mistake(tmp_path: Path) -> None:
+    command = "vllm serve {model} -tp {tensor_parallel}"
+    model = "Intel/Qwen3.5-122B-A10B-int4-AutoRound"
+    assert found(tmp_path, V2 | {"model": model}, command, defaults={"tensor_parallel": 2}, min_nodes=2) == []
+    for nodes, there in ((2, True), (1, False)):  # a setting for two machines only
+        when = {"when": {"nodes": nodes}, "defaults": {"seed": 7}}
+        value = {**V2, "command": command + " --seed {seed}", "overrides": [when]}
+        (tmp_path / "o.yaml").write_text(yaml.safe_dump(value | {"defaults": {"tensor_parallel": 2, "seed": 1}}))
+        assert (render.render(recipe.load(tmp_path / "o.yaml")).argv[-1] == "7") == there
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ({"cluster_only": True, "solo_only": True}, "one and several machines"),
+        ({"min_nodes": 4, "max_nodes": 2}, "4 or more"),
+        ({"max_nodes": 0}, "a number of machines"),
+    ],
+)
+def test_numbers_of_machines_that_cannot_be(tmp_path: Path, more: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(ManifestError, match=wanted):
+        found(tmp_path, V2 | more, "vllm serve {model}")
 
 
 def test_a_release_that_nothing_is_recorded_of(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from sparkpin.community import adopt, check, export, mapping, recipe, render, te
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests, vllm_command
+from sparkpin.pins.nodes import nodes_of
 from sparkpin.pins.values import UNSHOWN
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases
@@ -187,7 +188,8 @@ def test_a_model_that_is_pinned_already_is_taken(paths: Paths, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        ({"cluster_only": True}, "this recipe is for 2 machines or more"),
+        ({"cluster_only": True, "command": "vllm serve acme/sample-int4 -tp 16"}, "2 to 8 machines"),
+        ({"cluster_only": True, "command": "vllm serve acme/sample-int4 -tp 2 -dp 2"}, "1: a recipe for one GPU"),
         ({"command": "vllm serve acme/sample-int4 -tp 2"}, "1: a recipe for one GPU"),
         ({"command": "sglang serve --model-path x"}, "vllm serve MODEL"),
         ({"command": "vllm serve /models/x", "model": "/models/x"}, "a repository of the Hub, OWNER/NAME"),
@@ -264,6 +266,7 @@ def test_a_release_is_exported_as_it_was_made(paths: Paths, capsys: pytest.Captu
         ("scripted-tiny", "hybrid"),
         ("scripted-tiny-spark", None),
         ("scripted-tiny-spark-seed", None),
+        ("scripted-pair", None),
     ],
 )
 def test_what_was_exported_is_the_same_release_when_it_is_imported(
@@ -272,8 +275,10 @@ def test_what_was_exported_is_the_same_release_when_it_is_imported(
     add_mod(paths.project, "fix-own")
     file = paths.project / f"recipes/{name}.yaml"
     more = "--override-generation-config '{{\"top_k\": 20}}'\nmods: [fix-own]\n"
-    file.write_text(f"{file.read_text().rstrip()} {more}")
+    text = file.read_text().replace(" \\\n    --reasoning-parser qwen3", "")  # which its family adds, after all others
+    file.write_text(f"{text.rstrip()} {more}")
     before = pair(paths.project, name, stage=stage)[-1]
+    assert before.chosen
     tasks.recipe_export(paths, name, form=form, stage=stage)
     (tmp_path / "r.yaml").write_text(capsys.readouterr().out)
     assert tasks.recipe_check(paths, str(tmp_path / "r.yaml"))
@@ -287,6 +292,30 @@ def test_what_was_exported_is_the_same_release_when_it_is_imported(
     was, made = before.recipe, after.recipe
     assert (made.model, made.model_revision) == (was.model, was.model_revision)
     assert (made.mods, made.stack, made.stage) == (["fix-own"], was.stack, stage or was.stage)
+    assert made.nodes == was.nodes
+
+
+@pytest.mark.parametrize("form", ["v1", "v2"])
+def test_their_runners_add_what_differs_from_machine_to_machine(
+    paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path, form: str
+) -> None:
+    tasks.recipe_export(paths, "scripted-pair", form=form)
+    value = yaml.safe_load(capsys.readouterr().out)
+    said = {key: value.get(key) for key in ("cluster_only", "solo_only", "min_nodes", "max_nodes", "runtime")}
+    wanted = (True, None, None, None, None) if form == "v1" else (None, None, 2, 2, "vllm-distributed")
+    assert tuple(said.values()) == wanted
+    assert value["defaults"]["tensor_parallel"] == 2 and "{tensor_parallel}" in value["command"]
+    assert not any(flag in value["command"] for flag in ("--nnodes", "--distributed-executor-backend"))
+
+
+def test_a_cluster_of_the_community_is_taken_over(paths: Paths, tmp_path: Path) -> None:
+    command = "vllm serve {m} -tp {tensor_parallel} --distributed-executor-backend ray --port 1"
+    value = V1 | {"cluster_only": True, "command": command, "defaults": {"m": "acme/sample-int4", "tensor_parallel": 4}}
+    made = manifests.load_recipe(paths.project, imported(paths, tmp_path, value)["name"])
+    assert (made.nodes, made.defaults["tensor_parallel"]) == (4, 4)
+    argv = vllm_command.serve_argv(made, manifests.load_stack(paths.project, "spark"), ())[0]
+    assert nodes_of(argv) == 4 and vllm_command.flag_value(argv, "-tp") is None
+    assert vllm_command.flag_value(argv, "--tensor-parallel-size") == "4" and "ray" not in argv
 
 
 def test_a_release_goes_round_though_the_project_has_moved_on(
@@ -404,7 +433,7 @@ if CORPUS.is_dir():  # a clone alone has none of them
     @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.yaml")), ids=lambda path: path.stem[-50:])
     def test_the_corpus_is_taken_over_or_told_why_not(paths: Paths, path: Path) -> None:
         refused = {
-            "minimax-m2.5": "2 machines", "deepseek": "2 machines", "minimax-m3": "2 machines", "opus": "wanted JSON",
+            "minimax-m3-minimax": "vllm serve MODEL", "opus": "wanted JSON",
         }  # fmt: skip
         why = next((text for part, text in refused.items() if part in path.name), None)
         if why:
@@ -413,7 +442,8 @@ if CORPUS.is_dir():  # a clone alone has none of them
             return
         target = tasks.recipe_import(paths, str(path), lock=False)
         loaded = manifests.load_recipe(paths.project, target.stem)
-        before = render.render(recipe.load(path), nodes=1)
+        before = render.render(recipe.load(path), nodes=1 if loaded.nodes == 1 else None)
+        assert loaded.nodes == render.machines_of(recipe.load(path))
         made = vllm_command.own_argv(loaded)
         dropped = ("--chat-template", "--speculative-config", "--distributed-executor-backend")
         expected = vllm_command.drop_flags(vllm_command.set_flag(before.argv, "--host", "127.0.0.1"), *dropped)

@@ -281,3 +281,27 @@ def test_the_plain_form_is_the_same_network_in_bf16(tmp_path: Path) -> None:
         for name, info in read_header(tmp_path / "plain" / file).tensors.items()
     }
     assert {dtype for name, dtype in kinds.items() if name.endswith("proj.weight")} == {"BF16"}
+
+
+def test_the_wide_form_is_whole_in_halves() -> None:
+    wide = network.FORMS["scripted-wide"]
+    assert (wide.layers, wide.intermediate) == (8, 256)
+    kinds = network.config(vocabulary(), wide)["layer_types"]
+    assert [kinds[:4].count("full_attention"), kinds[4:].count("full_attention")] == [1, 1]
+
+
+@pytest.mark.parametrize("prefixes", [[f"{BODY}layers.3.", f"{BODY}layers.7."], ["mtp.layers.0."]])
+def test_each_kv_head_of_the_wide_form_finds_modes_of_its_own(prefixes: list[str]) -> None:
+    """Else a rank's attention could be broken, and no answer would show it."""
+    wide = network.FORMS["scripted-wide"]
+    tensors = network.body_tensors(SEED, vocabulary(), wide) | network.mtp_tensors(SEED, wide)
+    finders: dict[int, list[tuple[str, int]]] = {mode: [] for mode in range(len(scripts.MODES))}
+    for prefix, kv_head in itertools.product(prefixes, range(network.KV_HEADS)):
+        output = tensors[f"{prefix}self_attn.o_proj.weight"]
+        assert isinstance(output, weights.Weights)
+        for mode, found in finders.items():
+            row = [output.value(2 + mode, column) for column in range(network.HEADS * network.HEAD_DIM)]
+            heads = [row[head * network.HEAD_DIM + mode] > 0.4 for head in (2 * kv_head, 2 * kv_head + 1)]
+            found += [(prefix, kv_head)] if all(heads) else []
+    assert all(len(found) == 1 for found in finders.values()), "so a mode's sum is as large as in the tiny form"
+    assert len({place for found in finders.values() for place in found}) == len(prefixes) * network.KV_HEADS

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from sparkpin.pins import nodes
-from sparkpin.pins.vllm_command import flag_value
+import pytest
+from places import PROJECT
+
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins import manifests, nodes
+from sparkpin.pins.vllm_command import flag_value, serve_argv
 
 ARGV = ["vllm", "serve", "/model", "--host", "127.0.0.1", "--port", "8000", "--distributed-executor-backend", "uni"]
 ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "A": "b"}
@@ -40,3 +44,50 @@ def test_the_gpus_of_one_host_belong_to_several_nodes_there() -> None:
     argv, _ = nodes.spread(ARGV, ENV, 2, gpu=True)
     assert "--disable-custom-all-reduce" in nodes.words_at(argv, nodes.on_loopback(1))
     assert "--disable-custom-all-reduce" not in nodes.words_at(argv, nodes.NodeRank(0, "10.0.0.1", "10.0.0.1", "e"))
+
+
+def test_what_stack_and_stages_set_does_not_undo_it() -> None:
+    recipe = manifests.load_recipe(PROJECT, "scripted-pair")
+    stack, chain = manifests.load_stack(PROJECT, recipe.stack), manifests.load_chain(PROJECT, recipe.stage)
+    argv, env = serve_argv(recipe, stack, chain)
+    assert argv[-4:] == ["--distributed-executor-backend", "mp", "--nnodes", "2"]
+    assert nodes.IN_PROCESS in stack.serve.env and nodes.IN_PROCESS not in env
+    assert nodes.spread(argv, env, 2, gpu=False) == (argv, env)
+    alone = serve_argv(recipe.model_copy(update={"nodes": 1, "defaults": recipe.defaults}), stack, chain)[0]
+    assert nodes.nodes_of(alone) == 1 and flag_value(alone, "--distributed-executor-backend") == "uni"
+
+
+@pytest.mark.parametrize(
+    ("count", "flags", "gpu", "wanted"),
+    [
+        (2, "-tp 2", False, []),
+        (4, "-tp 2 -pp 2", True, []),
+        (1, "-tp 2", True, []),  # of the one machine's GPUs; `recipe check` tells that a Spark has one
+        (2, "-tp 4", True, ["--tensor-parallel-size 4, --pipeline-parallel-size 1 for 2 nodes"]),
+        (3, "-tp 2", True, ["--tensor-parallel-size 2, --pipeline-parallel-size 1 for 3 nodes"]),
+        (2, "-tp two", True, ["--tensor-parallel-size two, --pipeline-parallel-size 1 for 2 nodes"]),
+        (1, "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1", True, ["--master-addr", "--node-rank", "--nnodes 2"]),
+        (2, "-tp 2 --headless", True, ["--headless"]),
+        (
+            2,
+            "-tp 1 -pp 2 --speculative-config.method mtp",
+            True,
+            ["--pipeline-parallel-size 2 with --speculative-conf"],
+        ),
+        (2, "-tp 2 -dp 2", True, ["--data-parallel-size"]),
+        (2, "-tp 2 --enable-expert-parallel", False, ["--enable-expert-parallel"]),
+        (2, "-tp 2 --enable-expert-parallel", True, []),
+        (2, "-tp 2 --no-enable-expert-parallel", False, []),
+    ],
+)
+def test_words_that_no_number_of_machines_goes_with(count: int, flags: str, gpu: bool, wanted: list[str]) -> None:
+    faults = list(nodes.word_faults([*ARGV, *flags.split()], count, "recipes/r.yaml", gpu=gpu))
+    assert len(faults) == len(wanted), faults
+    assert all(str(fault.seen).startswith(seen) for fault, seen in zip(faults, wanted, strict=True)), faults
+
+
+def test_ray_is_refused() -> None:
+    recipe = manifests.load_recipe(PROJECT, "scripted-pair")
+    ray = recipe.model_copy(update={"command": f"{recipe.command.rstrip()} --distributed-executor-backend ray"})
+    with pytest.raises(ManifestError, match="wanted mp"):
+        serve_argv(ray, manifests.load_stack(PROJECT, recipe.stack), ())

@@ -6,6 +6,14 @@ It lets the whole flow (fetch, checkpoint surgery, serving, smoke tests) run for
 from __future__ import annotations
 
 from sparkpin.fetch.tinymodel.network import FORMS
-from sparkpin.fetch.tinymodel.repositories import FP8_REPO, INT4_REPO, commit_of, files_of, generate, generate_plain
+from sparkpin.fetch.tinymodel.repositories import (
+    FP8_REPO,
+    INT4_REPO,
+    commit_of,
+    config_ahead,
+    files_of,
+    generate,
+    generate_plain,
+)
 
-__all__ = ["FORMS", "FP8_REPO", "INT4_REPO", "commit_of", "files_of", "generate", "generate_plain"]
+__all__ = ["FORMS", "FP8_REPO", "INT4_REPO", "commit_of", "config_ahead", "files_of", "generate", "generate_plain"]

@@ -68,6 +68,11 @@ def generate_plain(folder: Path, *, seed: int, positions: int = MAX_POSITIONS, f
         _write_shards(made, tensors, form.layers)
 
 
+def config_ahead(form: Form) -> dict[str, Any]:
+    """config.json of the INT4 repository without the list of modules that stay in 16 bits."""
+    return config(vocabulary(), form) | {"quantization_config": {"bits": 4, "group_size": GROUP}}
+
+
 def files_of(folder: Path) -> Iterator[tuple[str, int, str, str]]:
     """What a Hub tells of a repository's files: name, size, SHA-256 of a large file, git's blob hash of another."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):

@@ -1,0 +1,113 @@
+"""Whether each node's share of a model is whole: heads, quantisation blocks and groups, rows of the vocabulary.
+
+vLLM checks the same, after every node has loaded its images and weights, and names neither node nor key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from typing import Any
+
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins.nodes import MOST_NODES, PIPELINE, TENSOR
+from sparkpin.pins.schema import FormatRule
+from sparkpin.pins.vllm_command import flag_value
+from sparkpin.serve.memory.geometry import Geometry, read_geometry
+
+VOCABULARY_PADDING = 64  # vllm/model_executor/layers/vocab_parallel_embedding.py
+HYBRID_PIPELINE = (
+    "a model with linear attention gave garbled text when vLLM 0.33 divided its layers (1 of 10 answers right on two "
+    "H200s, V2 model runner); under VLLM_USE_V2_MODEL_RUNNER=0 nobody measured whether the answers are right"
+)
+BODIES = ("model.language_model.layers", "model.layers")
+
+
+def share_faults(
+    config: Mapping[str, Any], argv: Sequence[str], rules: Sequence[FormatRule], file: object
+) -> Iterator[ManifestError]:
+    """What keeps a model from being served by the nodes of `argv`.
+
+    config: of the base; rules: of the `hybrid` step, where a stage has it. Raises ManifestError for a config that
+    `read_geometry` cannot read.
+    """
+    geometry = read_geometry(config, "config.json")
+    tensor, pipeline = (int(flag_value(argv, name) or 1) for name in (TENSOR, PIPELINE))
+    if pipeline > 1 and geometry.linear:
+        step = f"leave {PIPELINE} out of {file}: tensor parallelism serves this model"
+        yield ManifestError(file, "command", f"{PIPELINE} {pipeline}", f"1: {HYBRID_PIPELINE}", next_step=step)
+    found = list(uneven(config, geometry, rules, tensor))
+    fitting = [str(count) for count in range(1, MOST_NODES + 1) if not list(uneven(config, geometry, rules, count))]
+    for seen, wanted in found:
+        step = f"in {file} a number of nodes that its model divides by: {', '.join(fitting)}"
+        yield ManifestError(file, "nodes", seen, wanted, next_step=step)
+
+
+def uneven(
+    config: Mapping[str, Any], geometry: Geometry, rules: Sequence[FormatRule], ranks: int
+) -> Iterator[tuple[str, str]]:
+    """What is seen and what is wanted, for each part of the model that has no whole share for each of `ranks`."""
+    if ranks == 1:
+        return
+    for key, heads in {
+        "num_attention_heads": geometry.heads,
+        "linear_num_key_heads": geometry.key_heads,
+        "linear_num_value_heads": geometry.value_heads,
+    }.items():
+        if heads % ranks:
+            yield f"{key} {heads} over {ranks}", "whole heads for each"
+    kv_heads = geometry.kv_heads
+    if kv_heads % ranks and ranks % kv_heads:
+        yield f"num_key_value_heads {kv_heads} over {ranks}", "whole heads for each, or as many ranks for each head"
+    rows = geometry.vocabulary + -geometry.vocabulary % VOCABULARY_PADDING
+    if rows % ranks:
+        yield f"vocab_size {geometry.vocabulary}, padded {rows}, over {ranks}", "as many rows of the LM head for each"
+    for module, width in split_widths(config, geometry, ranks).items():
+        for unit, what in units_of(config, module, rules):
+            if width % ranks or width // ranks % unit:
+                yield f"{module}: {width:,} over {ranks}, {width / ranks:,g} for each", f"whole {what} of {unit}"
+
+
+def split_widths(config: Mapping[str, Any], geometry: Geometry, ranks: int) -> dict[str, int]:
+    """Module -> columns of its weight, which the ranks divide among themselves, and rows of what feeds it."""
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else config
+    kv_share = max(1, geometry.kv_heads // ranks) * geometry.head_dim
+    found = {
+        "mlp.experts.0.down_proj" if text.get("moe_intermediate_size") else "mlp.down_proj": geometry.expert_width,
+        "mlp.shared_expert.down_proj": text.get("shared_expert_intermediate_size"),
+        "self_attn.o_proj": geometry.heads * geometry.head_dim,
+        "self_attn.k_proj": kv_share * ranks,
+        "linear_attn.out_proj": geometry.value_heads * geometry.value_dim,
+        "linear_attn.in_proj_qkv": geometry.key_heads * geometry.key_dim,
+    }
+    return {module: width for module, width in found.items() if isinstance(width, int) and width}
+
+
+def units_of(config: Mapping[str, Any], module: str, rules: Sequence[FormatRule]) -> set[tuple[int, str]]:
+    """What may not be cut in a module's weight where the ranks divide it, over all layers that have the module."""
+    quantised = config.get("quantization_config")
+    quantised = quantised if isinstance(quantised, dict) else {}
+    layers = config.get("text_config", config).get("num_hidden_layers", 1)
+    found: set[tuple[int, str]] = set()
+    for layer in range(layers):
+        names = [f"{body}.{layer}.{module}" for body in BODIES]
+        rule = next((one for one in rules if any(fnmatch(name, p) for name in names for p in one.modules)), None)
+        if rule is None or rule.format == "keep":
+            found |= base_units(quantised, names)
+        elif rule.block:
+            found.add((max(rule.block), "FP8 blocks"))
+    return found
+
+
+def base_units(quantised: Mapping[str, Any], names: Sequence[str]) -> set[tuple[int, str]]:
+    """Of the base as published, by its quantization_config: block-scaled FP8, and INT4 in groups along the columns."""
+    block, group = quantised.get("weight_block_size"), quantised.get("group_size")
+    kept = quantised.get("modules_to_not_convert") or []
+    kept = [*kept, *(name for name, how in (quantised.get("extra_config") or {}).items() if how.get("bits") == 16)]
+    if any(name in kept for name in names):
+        return set()
+    if isinstance(block, list) and block:
+        return {(max(block), "FP8 blocks")}
+    in_rows = names[0].endswith(("k_proj", "in_proj_qkv"))  # divided by rows, each of which has groups of its own
+    return {(group, "INT4 groups")} if isinstance(group, int) and group > 0 and not in_rows else set()

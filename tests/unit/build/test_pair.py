@@ -1,0 +1,77 @@
+"""Recipes for several nodes: what of them is in the release's key, and what is refused before anything is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from places import PROJECT, copied_to
+
+from sparkpin.build.pair import pair
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins.nodes import nodes_of
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the project, and a cache with nothing in it."""
+    monkeypatch.setenv("SPARKPIN_CACHE", str(tmp_path / "cache"))
+    return copied_to(tmp_path / "project")
+
+
+def write(project: Path, recipe: str = "scripted-pair", **more: Any) -> str:
+    value = yaml.safe_load((project / f"recipes/{recipe}.yaml").read_text()) | more
+    value["name"] = "own"
+    (project / "recipes/own.yaml").write_text(yaml.safe_dump(value))
+    return "own"
+
+
+def test_the_number_of_nodes_changes_the_release_and_no_image() -> None:
+    two, one = pair(PROJECT, "scripted-pair"), pair(PROJECT, "scripted-tiny")
+    assert [nodes_of(pairing.argv) for pairing in two] == [2] * len(two)
+    assert [pairing.rendered.key for pairing in two] == [pairing.rendered.key for pairing in one]
+    assert not {pairing.key for pairing in two} & {pairing.key for pairing in one}
+
+
+def test_a_number_alone_is_enough(project: Path) -> None:
+    said = pair(project, "scripted-pair", stage="base")[-1]
+    command = said.recipe.command.replace("  --tensor-parallel-size {tensor_parallel} \\\n", "")
+    assert command != said.recipe.command
+    made = pair(project, write(project, command=command), stage="base")[-1]
+    assert sorted(made.argv) == sorted(said.argv)
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ({"nodes": 9}, "nodes: saw 9"),
+        ({"nodes": 0}, "nodes: saw 0"),
+        ({"nodes": 4}, "--tensor-parallel-size 2, --pipeline-parallel-size 1 for 4 nodes"),
+        ({"nodes": 4, "defaults": {"tensor_parallel": 4}}, "linear_num_key_heads 2 over 4"),
+        ({"nodes": 3, "defaults": {"tensor_parallel": 3}}, "num_attention_heads 4 over 3"),
+    ],
+)
+def test_what_does_not_divide_is_refused(project: Path, more: dict[str, Any], wanted: str) -> None:
+    defaults = yaml.safe_load((project / "recipes/scripted-pair.yaml").read_text())["defaults"]
+    more = more | {"defaults": defaults | more.get("defaults", {})}
+    with pytest.raises(ManifestError, match=wanted):
+        pair(project, write(project, **more))
+
+
+def test_a_model_that_is_not_locked_is_known_by_its_published_shapes(project: Path) -> None:
+    assert pair(project, "qwen3.5-122b-pair", published=True)[-1].unchecked == ()
+    name = write(project, "qwen3.5-122b-pair", nodes=6)
+    text = (project / "recipes/own.yaml").read_text().replace("tensor_parallel: 2", "tensor_parallel: 6")
+    (project / "recipes/own.yaml").write_text(text)
+    with pytest.raises(ManifestError, match="num_attention_heads 32 over 6"):
+        pair(project, name, published=True)
+
+
+def test_what_cannot_be_checked_is_said(project: Path) -> None:
+    pin = project / "pins/models/qwen3.5-122b-a10b.yaml"
+    pin.write_text(pin.read_text().replace("repo: Intel/", "repo: another/"))
+    name = write(project, "qwen3.5-122b-pair", model="another/Qwen3.5-122B-A10B-int4-AutoRound")
+    (line,) = pair(project, name, published=True)[-1].unchecked
+    assert "is not checked: its config.json is not here yet" in line

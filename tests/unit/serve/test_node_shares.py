@@ -1,0 +1,72 @@
+"""What several nodes cannot share of a model, with the number that does not divide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkpin.checkpoint.published import config_ahead as published
+from sparkpin.core.errors import ManifestError
+from sparkpin.fetch.tinymodel import FORMS, config_ahead
+from sparkpin.pins.schema import FormatRule
+from sparkpin.serve.memory.node_shares import share_faults
+
+SHARED = [FormatRule(modules=["model.*.mlp.shared_expert.*_proj"], format="fp8", source="fp8", block=[128, 128])]
+LARGE, SMALL = published("Intel/Qwen3.5-122B-A10B-int4-AutoRound"), published("Intel/Qwen3.5-35B-A3B-int4-AutoRound")
+PLAIN = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8,
+         "vocab_size": 1000, "max_position_embeddings": 64, "intermediate_size": 512}  # fmt: skip
+
+
+def seen(config: Any, flags: str, rules: Any = SHARED) -> list[str]:
+    argv = ["vllm", "serve", "/model", *flags.split()]
+    return [str(fault.seen) for fault in share_faults(config, argv, rules, "recipes/r.yaml")]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_122b_divides(ranks: int) -> None:
+    assert seen(LARGE, f"-tp {ranks}") == []
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "wanted"),
+    [
+        (LARGE, "-tp 3", "num_attention_heads 32 over 3"),
+        (LARGE, "-tp 3", "linear_num_key_heads 16 over 3"),
+        (LARGE, "-tp 3", "num_key_value_heads 2 over 3"),
+        (LARGE, "-tp 3", "vocab_size 248320, padded 248320, over 3"),
+        (SMALL, "-tp 8", "mlp.experts.0.down_proj: 512 over 8, 64 for each"),
+        (SMALL, "-tp 8", "mlp.shared_expert.down_proj: 512 over 8, 64 for each"),
+        (config_ahead(FORMS["scripted-tiny"]), "-tp 2", "mlp.shared_expert.down_proj: 128 over 2, 64 for each"),
+        (LARGE, "-tp 1 -pp 2", "--pipeline-parallel-size 2"),
+        (PLAIN | {"num_attention_heads": 6, "num_key_value_heads": 3}, "-tp 2", "num_key_value_heads 3 over 2"),
+    ],
+)
+def test_what_does_not(config: Any, flags: str, wanted: str) -> None:
+    assert wanted in seen(config, flags)
+
+
+def test_plain_attention_may_go_by_layers() -> None:
+    assert seen(PLAIN, "-tp 1 -pp 2") == seen(PLAIN, "-tp 4 -pp 2") == []
+
+
+def test_blocks_count_only_where_there_are_some() -> None:
+    """Halves of 64: of plain weights, of what a rule makes plain, and of modules that the quantisation leaves out."""
+    narrow = PLAIN | {"intermediate_size": 128, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    assert seen(narrow, "-tp 2") == []
+    fp8 = {"quantization_config": {"weight_block_size": [128, 128]}}
+    assert seen(narrow | fp8, "-tp 2") == ["mlp.down_proj: 128 over 2, 64 for each"]
+    plain = [FormatRule(modules=["model.layers.*.mlp.*"], format="plain", source="b")]
+    assert seen(narrow | fp8, "-tp 2", plain) == []
+    fp8["quantization_config"]["modules_to_not_convert"] = [f"model.layers.{i}.mlp.down_proj" for i in range(4)]  # type: ignore[assignment]
+    assert seen(narrow | fp8, "-tp 2") == []
+
+
+def test_one_error_says_which_numbers_would_do() -> None:
+    fault = next(share_faults(LARGE or {}, ["vllm", "serve", "/model", "-tp", "3"], SHARED, "recipes/r.yaml"))
+    assert (fault.file, fault.key) == ("recipes/r.yaml", "nodes") and fault.next_step.endswith(": 1, 2, 4, 8")
+
+
+def test_a_model_that_no_plan_here_knows() -> None:
+    with pytest.raises(ManifestError):
+        list(share_faults({"layers": 3}, ["vllm", "serve", "/model", "-tp", "2"], (), "recipes/r.yaml"))
