@@ -323,12 +323,21 @@ def roofline(
         str, "share of the drafted tokens that the model accepts (default: as measured of a release, else 0.79)"
     ] = "",
     measured: Annotated[str, "tokens a second, to say what fraction of the ceiling they are"] = "",
+    nodes: Annotated[int | None, "as if the recipe were for so many machines, tensor-parallel", 2] = None,
+    link_latency: Annotated[str, "of an all-reduce between machines, in microseconds (default: 55)"] = "55",
+    link_bandwidth: Annotated[str, "between machines in GB/s (default: 12.25, half a Spark's port)"] = "12.25",
     json: Json = False,
 ) -> None:
     """Say how fast one user's decode can be at most."""
-    asked = commands.roofline.asked(bandwidth=bandwidth, context=context, accepted=accepted)
+    asked = commands.roofline.asked(
+        bandwidth=bandwidth,
+        context=context,
+        accepted=accepted,
+        link_latency=link_latency,
+        link_bandwidth=link_bandwidth,
+    )
     run = commands.roofline.published if published else commands.roofline.roofline
-    run(asked, recipe=recipe, stage=stage, measured=measured, as_json=json)
+    run(asked, recipe=recipe, stage=stage, measured=measured, as_json=json, nodes=nodes)
 
 
 @task("measure")
@@ -342,6 +351,7 @@ def plan(
         str, "of the machine to plan for, such as 128GB (default: this one's; a Spark's for a stack for it)"
     ] = "",
     free: Annotated[str, "of which so much is free"] = "",
+    nodes: Annotated[int | None, "as if the recipe were for so many machines, tensor-parallel", 2] = None,
     published: Published = False,
     json: Json = False,
     exit_code: Annotated[bool, "end with 1 when it does not fit"] = False,
@@ -350,7 +360,14 @@ def plan(
     from sparkpin.serve.memory import recipe as tasks
 
     fits = tasks.plan(
-        recipe=recipe, stage=stage, stack=stack, memory=memory, free=free, as_json=json, published=published
+        recipe=recipe,
+        stage=stage,
+        stack=stack,
+        memory=memory,
+        free=free,
+        as_json=json,
+        published=published,
+        nodes=nodes,
     )
     if exit_code and not fits:
         raise Exit(code=1)

@@ -43,7 +43,6 @@ class Measured:
         self.engine = llm.llm_engine
         config = self.engine.vllm_config
         self.ids = (min(IDS[0], 100), min(IDS[1], config.model_config.get_vocab_size() - 1))
-        self.runner = self.engine.model_executor.driver_worker.worker.model_runner
         self.found: dict[str, Any] = {
             "stage": stage.name,
             "what": stage.what,
@@ -57,6 +56,11 @@ class Measured:
             "first_token_s": {},
         }
         self.save()
+
+    @property
+    def runner(self) -> Any:
+        """Of one process; there is none here where the model runs in others."""
+        return self.engine.model_executor.driver_worker.worker.model_runner
 
     def save(self) -> None:
         (self.out / f"{self.label}.json").write_text(json.dumps(self.found, indent=1) + "\n")

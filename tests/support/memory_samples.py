@@ -52,7 +52,14 @@ def plan_122b(
 ) -> MemoryPlan:
     geometry = geometry_122b()
     settings = settings_of(geometry, flags, platform)
-    loading = Loading(settings.draft_layers > 0, not settings.text_only, int8_head, platform == "cpu", settings.ranks)
+    loading = Loading(
+        draft=settings.draft_layers > 0,
+        vision=not settings.text_only,
+        int8_head=int8_head,
+        widened=platform == "cpu",
+        ranks=settings.ranks,
+        kv_heads=geometry.kv_heads,
+    )
     return make_plan(geometry, settings, weights_122b(loading), machine)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host import machine as host
 from sparkpin.measure.bench.acceptance import PUBLISHED, Acceptance, acceptance_of
 from sparkpin.measure.roofline.published import CHAIN, MODEL, SHORT, Published, model_published
-from sparkpin.measure.roofline.reads import DecodeModel, Read, Roofline, model_of
+from sparkpin.measure.roofline.reads import DecodeModel, Link, Read, Roofline, model_of, pipelined
 from sparkpin.measure.roofline.reads import roofline as make
 from sparkpin.pins import manifests, schema
 from sparkpin.serve.memory import recipe as memory
@@ -24,6 +24,13 @@ GB = 1e9
 SPARK = 273 * GB  # bytes a second, nominally; the default of --bandwidth
 COLUMNS = ("read in a step", "MB", "times", "MB a step", "share", "note")
 CHAIN_COLUMNS = ("stage", "what", "GB a step", "ceiling", "same experts", "published", "of the ceiling", "GB/s then")
+NODE_COLUMNS = ("nodes", "how", "GB a step", "ms on the link", "ms a step", "ceiling", "of one")
+LATENCY = "55"
+"""Microseconds of a small all-reduce by NCCL over RoCE, the default of --link-latency: 54 to 64 on four Sparks
+(local-inference-lab/b12x#295), 41 of 8 KB on two (MiaAI-Lab/Qwen3.8-Flash-Next-Dual-DGX-Sparks#22)."""
+LINK = "12.25"
+"""GB/s, the default of --link-bandwidth: 98 Gb/s, reported for one half of a port; both halves have 161."""
+NODES = (2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +38,25 @@ class RooflineOptions:
     bandwidth: float  # bytes a second
     context: int  # tokens
     accepted: float | None  # share of the drafted tokens, None where nobody said one
+    link: Link
 
     def both(self, model: DecodeModel, accepted: Acceptance) -> tuple[Roofline, Roofline]:
         """With uniform routing, and as if all tokens of a step reached the same experts."""
-        made = partial(make, model, context=self.context, bandwidth=self.bandwidth, accepted=accepted.share)
+        made = partial(
+            make, model, context=self.context, bandwidth=self.bandwidth, accepted=accepted.share, link=self.link
+        )
         return made(), made(same_experts=True)
 
 
-def asked(*, bandwidth: str, context: int, accepted: str) -> RooflineOptions:
+def asked(
+    *, bandwidth: str, context: int, accepted: str, link_latency: str = LATENCY, link_bandwidth: str = LINK
+) -> RooflineOptions:
     share = number("accepted", accepted, "0.79", least=0) if accepted else None
     if share is not None and share > 1:
         raise InputError(f"--accepted: saw {accepted!r}, wanted a share from 0 to 1", next_step="--accepted 0.79")
-    return RooflineOptions(number("bandwidth", bandwidth, "273") * GB, context, share)
+    latency = number("link-latency", link_latency, LATENCY, least=0) / 1e6
+    link = Link(latency, number("link-bandwidth", link_bandwidth, LINK) * GB)
+    return RooflineOptions(number("bandwidth", bandwidth, "273") * GB, context, share, link)
 
 
 def number(option: str, text: str, example: str, least: float = math.ulp(0)) -> float:
@@ -64,15 +78,16 @@ def roofline(
     measured: str,
     as_json: bool,
     from_published: bool = False,
+    nodes: int | None = None,
 ) -> None:
     """Of one stage of a recipe; of the 122B the published chain, too. from_published: from published shapes, not from
-    the headers that a lock names."""
+    the headers that a lock names. nodes: as if the recipe were for so many machines."""
     paths = Paths.from_env()
     speed = number("measured", measured, "38.4") if measured else None
     chosen = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project))
     chain = manifests.load_chain(paths.project, stage or chosen.stage)
     stack = manifests.load_stack(paths.project, chosen.stack)
-    known = memory.known_of(paths, chosen, stack, chain, published=from_published)
+    known = memory.known_of(paths, chosen, stack, chain, published=from_published, nodes=nodes)
     model = model_of(known.tensors, known.geometry, known.settings, known.loading, symmetric=known.symmetric)
     share = (
         acceptance_of(paths, chosen.name, chain[-1].name, model.drafted)
@@ -80,11 +95,17 @@ def roofline(
         else said(asked)
     )
     made, same = asked.both(model, share)
+    several = list(over_nodes(asked, known, share))
     is_published = manifests.model_of(paths.project, chosen).name == MODEL
     if as_json:
         value: dict[str, Any] = {"recipe": chosen.name, "stage": chain[-1].name, **to_json(made, same, speed)}
         value["accepted_from"] = share.origin if made.drafted else None
         value["published"] = from_published
+        value["nodes"] = [
+            {"nodes": count, "how": how, "step_seconds": one.step_seconds, "ceiling": one.ceiling}
+            | {"link_seconds": one.link_seconds, "step_bytes": one.step_bytes}
+            for count, how, one in several
+        ]
         terminal.show(json.dumps(value, indent=2, sort_keys=True))
         return
     terminal.show(
@@ -92,9 +113,11 @@ def roofline(
     )
     terminal.table(COLUMNS, [row(read, made) for read in made.reads])
     whose = " (a DGX Spark's memory, nominally)" if asked.bandwidth == SPARK else ""
+    each = f" on each of {model.ranks}" if model.ranks > 1 else ""
+    linked = f", {terminal.figure(1e3 * made.link_seconds)} of them on the link" if made.link_seconds else ""
     terminal.show(
-        f"{made.step_bytes / 1e6:,.3f} MB a step at {asked.bandwidth / GB:g} GB/s{whose}: "
-        f"{terminal.figure(1e3 * made.step_seconds)} ms"
+        f"{made.step_bytes / 1e6:,.3f} MB a step{each} at {asked.bandwidth / GB:g} GB/s{whose}: "
+        f"{terminal.figure(1e3 * made.step_seconds)} ms{linked}"
     )
     if made.drafted:
         terminal.show(
@@ -114,8 +137,48 @@ def roofline(
         )
     for note in known.notes:
         terminal.show(f"note: {note}")
+    if known.settings.platform == "cuda" or nodes:
+        show_nodes(asked, several)
     if is_published:
         show_chain(asked)
+
+
+def over_nodes(
+    asked: RooflineOptions, known: memory.Known, accepted: Acceptance
+) -> Iterator[tuple[int, str, Roofline]]:
+    """The step of one user on one machine, then tensor-parallel on several, then with the layers in parts."""
+
+    def model(ranks: int) -> DecodeModel:
+        settings, loading = replace(known.settings, ranks=ranks), replace(known.loading, ranks=ranks)
+        return model_of(known.tensors, known.geometry, settings, loading, symmetric=known.symmetric)
+
+    alone = model(1)
+    one, _ = asked.both(alone, accepted)
+    yield 1, "", one
+    for count in NODES:
+        if not known.geometry.undivided(count):
+            yield count, "tensor-parallel", asked.both(model(count), accepted)[0]
+    for count in NODES:
+        yield count, "layers in parts", pipelined(one, alone, count, asked.link)
+
+
+def show_nodes(asked: RooflineOptions, several: list[tuple[int, str, Roofline]]) -> None:
+    alone = several[0][2]
+    latency, bandwidth = terminal.figure(1e6 * asked.link.latency), terminal.figure(asked.link.bandwidth / GB)
+    terminal.show(f"On several, one user, {latency} microseconds an all-reduce, {bandwidth} GB/s on the link:")
+    rows = [
+        (
+            str(count),
+            how,
+            f"{one.step_bytes / GB:.2f}",
+            f"{1e3 * one.link_seconds:.1f}",
+            f"{1e3 * one.step_seconds:.1f}",
+            f"{one.ceiling:.1f}",
+            f"{one.ceiling / alone.ceiling:.2f}x",
+        )
+        for count, how, one in several
+    ]
+    terminal.table(NODE_COLUMNS, rows)
 
 
 def is_served_here(machine: host.Host, stack: schema.Stack) -> bool:
@@ -124,17 +187,25 @@ def is_served_here(machine: host.Host, stack: schema.Stack) -> bool:
 
 
 def published(
-    asked: RooflineOptions, *, as_json: bool, recipe: str | None = None, stage: str | None = None, measured: str = ""
+    asked: RooflineOptions,
+    *,
+    as_json: bool,
+    recipe: str | None = None,
+    stage: str | None = None,
+    measured: str = "",
+    nodes: int | None = None,
 ) -> None:
     """The published figures beside the ceilings of their stages; of a longer context than theirs the ceilings. With a
     recipe that recipe's decode, from the published shapes.
 
-    Raises InputError for what is of one stage of a recipe, without one: stage, measured.
+    Raises InputError for what is of one stage of a recipe, without one: stage, measured, nodes.
     """
     if recipe:
-        roofline(asked, recipe=recipe, stage=stage, measured=measured, as_json=as_json, from_published=True)
+        roofline(
+            asked, recipe=recipe, stage=stage, measured=measured, as_json=as_json, from_published=True, nodes=nodes
+        )
         return
-    given = {"--stage": stage, "--measured": measured}
+    given = {"--stage": stage, "--measured": measured, "--nodes": nodes}
     if others := [option for option, value in given.items() if value]:
         raise InputError(
             f"--published shows every stage of the published chain: saw {' and '.join(others)} beside it",

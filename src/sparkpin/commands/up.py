@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -89,7 +90,8 @@ def up(
         show("Dry run: nothing was changed.")
         return
     if download:
-        agree(plan, download, yes=yes)
+        typed = [f"--stack {stack}"] * bool(stack) + ["--serve"] * serve
+        agree(plan, download, yes=yes, typed=typed)
     host.install(lacking, machine, say)
     if download:
         fetch_download(plan)
@@ -165,15 +167,16 @@ def disk_of(plan: BuildPlan, needs: ModelNeeds) -> list[DiskRow]:
     return needs.disk(plan.paths, images)
 
 
-def agree(plan: BuildPlan, needs: ModelNeeds, *, yes: bool) -> None:
-    """One question for the whole download. DiskError where there is no room, InputError where nobody says yes."""
+def agree(plan: BuildPlan, needs: ModelNeeds, *, yes: bool, typed: Sequence[str] = ()) -> None:
+    """One question for the whole download. DiskError where there is no room, InputError where nobody says yes. typed:
+    further options, for the line to type then."""
     for row in disk_of(plan, needs):
         if row.free < row.needed:
             raise DiskError(row.text, next_step="free space there, or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere")
     if yes:
         return
     last = plan.pairings[-1]
-    line = f"invoke up --recipe {last.recipe.name} --stage {last.stage.name} --yes"
+    line = " ".join(("invoke up --recipe", last.recipe.name, "--stage", last.stage.name, *typed, "--yes"))
     size = terminal.size(needs.fetch)
     if not sys.stdin.isatty():
         raise InputError(f"{size} are to be fetched, and there is no terminal to ask on; nothing was", next_step=line)

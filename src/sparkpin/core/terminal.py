@@ -104,6 +104,7 @@ RIGHT |= {"runs", "PTX", "neither"}
 RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "tokens", "concurrency"}
 RIGHT |= {"MB", "times", "MB a step", "share", "GB a step", "ceiling", "same experts"}
 RIGHT |= {"published", "of the ceiling", "GB/s then"}
+RIGHT |= {"ms on the link", "ms a step", "of one"}
 
 
 COLOURED = {"", "state", "smoke", "verdict"}

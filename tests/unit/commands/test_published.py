@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from sparkpin.build.pair import pair
 from sparkpin.checkpoint import published
 from sparkpin.commands import up
 from sparkpin.commands.doctor import command
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.pins import manifests
@@ -94,6 +96,19 @@ def test_doctor_and_up_give_one_figure(project: Path, tmp_path: Path, monkeypatc
     rows = up.disk_of(plan, needs)
     assert [detail.split(",")[0] for detail in told] == [row.text.split(",")[0] for row in rows]
     assert sum(row.needed for row in rows) == 139 * 10**9 + images.cache + images.home + images.engine
+
+
+def test_the_line_that_says_yes_has_all_that_was_typed(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a download of a byte, which is never begun; nobody is there to ask."""
+    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+    plan = up.BuildPlan(paths, pair(project, LARGE[1], published=True), (), locked=False)
+    monkeypatch.setattr(up, "disk_of", lambda *_: [])
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(InputError) as caught:
+        up.agree(plan, ModelNeeds((), 1, 0), yes=False, typed=["--stack spark", "--serve"])
+    assert caught.value.next_step == f"invoke up {' '.join(LARGE)} --stage hybrid --stack spark --serve --yes"
 
 
 def test_doctor_lists_what_a_recipe_needs(copy: CheckoutHere) -> None:

@@ -252,7 +252,7 @@ def test_environment(tmp_path: Path) -> None:
         (V2 | {"command": "vllm serve {model} -tp 1 -pp 2", "model": "Qwen/Qwen3.6-1B"}, "garbled text when vLLM 0.33"),
         (
             V2 | {"command": "vllm serve {model} -tp 3", "model": "Intel/Qwen3.5-35B-A3B-int4-AutoRound"},
-            "num_attention_heads 16 over 3",
+            "KV heads (2) over 3",
         ),
         (V1 | {"command": "vllm serve c/d"}, "the command serves c/d, and `model` is a/b"),
         (V1 | {"command": "vllm serve a/b $(hostname)"}, "only a shell could tell"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -23,16 +24,18 @@ from memory_samples import (
 )
 
 from sparkpin.checkpoint.safetensors import TensorInfo
-from sparkpin.core.errors import ManifestError
+from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.fetch.tinymodel import network
 from sparkpin.fetch.tinymodel.vocabulary import vocabulary
 from sparkpin.pins.vllm_flags import AUTO
+from sparkpin.serve.memory import estimates
 from sparkpin.serve.memory.cache import FORMATS, group_counts, lay_out, slot_bytes, split
 from sparkpin.serve.memory.estimates import activations, graphs
 from sparkpin.serve.memory.geometry import read_geometry
 from sparkpin.serve.memory.plan import Machine, gib, make_plan
+from sparkpin.serve.memory.recipe import as_if
 from sparkpin.serve.memory.settings import GIB, read_settings
-from sparkpin.serve.memory.text import log_line, memory_rows, to_json
+from sparkpin.serve.memory.text import log_line, memory_rows, title, to_json
 from sparkpin.serve.memory.weights import Loading, kind_of
 
 SMALL = "--max-num-seqs 16 --max-model-len 32768"
@@ -389,8 +392,63 @@ def test_weights_with_drafter_and_int8_head_and_on_a_cpu() -> None:
     assert held["vision tower"] == (0, "not loaded: --language-model-only")
     assert held["LM head"] == (248_320 * 3072 + 2 * (248_320 + 3072), "INT8 by the mod int8-lm-head")
     assert held["INT4 experts"] == (48 * 256 * 3 * 1024 * 3072 * 2, "16 bits a weight on a CPU")
-    halves = {row.kind: row.held for row in weights_122b(replace(loading, ranks=2))}
-    assert halves["MTP layer"] == 2_523_679_232
+
+
+def test_what_two_nodes_hold_of_the_weights() -> None:
+    """Halves, but routers, norms, the shared expert's gate and, on CUDA, in_proj_a and in_proj_b, which are whole."""
+    loading = Loading(draft=True, vision=False, int8_head=False, widened=False, kv_heads=2)
+    one = {row.kind: row for row in weights_122b(loading)}
+    two = {row.kind: row for row in weights_122b(replace(loading, ranks=2))}
+    assert {row.whole for row in one.values()} == {0}
+    for kind in ("INT4 experts", "embeddings", "LM head"):
+        assert (two[kind].held, two[kind].whole) == (one[kind].held / 2, 0)
+    router, norms = 256 * 3072 * 2, 2 * 3072 * 2
+    mtp = router + norms + 3072 * 2 + 3 * 3072 * 2 + 2 * 256 * 2  # the gate, three norms of MTP's own, those of q and k
+    assert two["MTP layer"].whole == mtp
+    assert two["MTP layer"].held == (one["MTP layer"].held - mtp) / 2 + mtp
+    layers = {row.kind: row for row in weights_122b(replace(loading, ranks=2, widened=True))}
+    gates = 36 * 2 * (64 * 3072 // 2 + 64 * 24 * 2 + 64 * 24 // 2)  # codes, scales, zeros of in_proj_a and in_proj_b
+    assert two["INT4 layers"].whole == gates and layers["INT4 layers"].whole == 0
+
+
+def test_keys_and_values_of_two_heads_are_twice_on_four_nodes() -> None:
+    loading = Loading(draft=False, vision=False, int8_head=False, widened=True)
+    divided = {row.kind: row.held for row in weights_122b(replace(loading, ranks=4))}
+    copied = {row.kind: row.held for row in weights_122b(replace(loading, ranks=4, kv_heads=2))}
+    more = {kind: size - divided[kind] for kind, size in copied.items() if size != divided[kind]}
+    codes_scales_zeros = 512 * 3072 // 2 + 512 * 24 * 2 + 512 * 24 // 2
+    assert more == {"INT4 layers": 12 * 2 * codes_scales_zeros / 4}
+
+
+def test_a_plan_for_two_nodes_is_that_of_each() -> None:
+    one, two = plan_122b(SHARE), plan_122b(SHARE + " --nnodes 2 --tensor-parallel-size 2")
+    lines = {line.what: line.bytes for line in two.lines}
+    assert lines["NCCL's buffers"] == estimates.NCCL and "NCCL's buffers" not in {line.what for line in one.lines}
+    assert two.needed == one.needed + estimates.NCCL  # the budget is a share of all memory
+    assert two.left == SPARK.free - two.needed
+    assert two.pool > one.pool + sum(row.held for row in two.weights)
+    assert "each of 2 nodes" in next(title(two, "r", "v2"))
+    assert [row for row in memory_rows(two) if row[0] == "left"] and not [r for r in memory_rows(one) if r[0] == "left"]
+    assert json.loads(to_json(two, "r", "v2"))["settings"]["nodes"] == 2
+
+
+@pytest.mark.parametrize(("ranks", "said"), [(3, "KV heads (2)"), (6, "attention heads (32)"), (64, "attention heads")])
+def test_ranks_that_do_not_divide_the_model_are_refused(ranks: int, said: str) -> None:
+    with pytest.raises(ManifestError, match=re.escape(said)):
+        settings_of(geometry_122b(), f"-tp {ranks}")
+
+
+def test_as_if_a_command_were_for_so_many_nodes() -> None:
+    argv = ["vllm", "serve", "/model", "--distributed-executor-backend", "uni"]
+    for nodes in (2, 4):
+        words, env = as_if(argv, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, nodes, gpu=True)
+        settings = settings_of(geometry_122b(), " ".join(words[3:]))
+        assert (settings.ranks, settings.nodes, env) == (nodes, nodes, {})
+        argv = words
+    alone = settings_of(geometry_122b(), " ".join(as_if(argv, {}, 1, gpu=True)[0][3:]))
+    assert (alone.ranks, alone.nodes) == (1, 1)
+    with pytest.raises(InputError):
+        as_if(argv, {}, 0, gpu=True)
 
 
 def test_weights_with_rows_of_the_head_that_a_drafter_has_of_its_own() -> None:

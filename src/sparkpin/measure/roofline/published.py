@@ -52,6 +52,8 @@ def model_published(figure: Published) -> DecodeModel:
         int8_head=figure.int8,
         widened=False,
         draft_rows=settings.draft_rows,
+        ranks=settings.ranks,
+        kv_heads=GEOMETRY.kv_heads,
     )
     return model_of(tensors(fp8=figure.fp8, fp8_draft=figure.fp8_draft), GEOMETRY, settings, loading, symmetric=True)
 

@@ -5,15 +5,16 @@ A step checks `1 + drafted` tokens at once and then drafts as many anew. docs/ro
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.serve.memory.cache import Cache, lay_out
 from sparkpin.serve.memory.geometry import Geometry
 from sparkpin.serve.memory.settings import Settings
-from sparkpin.serve.memory.weights import HEAD, KINDS, MTP, VISION, Loading, held_bytes, kind_of
+from sparkpin.serve.memory.weights import HEAD, KINDS, MTP, VISION, Loading, held_bytes, kind_of, parts_of
 
 NUMBER = re.compile(r"\.experts\.(\d+)\.")
 EMBEDDINGS = "embeddings"
@@ -41,6 +42,17 @@ class DecodeModel:
     drafted: int
     draft_layers: int
     draft_share: float = 1.0  # of the LM head's rows, what a draft reads
+    ranks: int = 1  # tensor-parallel; all bytes are those of one
+    hidden: int = 0
+    vocabulary: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between nodes. latency: seconds of one collective, whatever its size; bandwidth: bytes a second."""
+
+    latency: float
+    bandwidth: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,7 @@ class Roofline:
     context: int
     bandwidth: float  # bytes a second
     accepted: float  # share of the drafted tokens that the model accepts
+    link_seconds: float = 0.0  # of a step, between nodes
 
     @property
     def step_bytes(self) -> float:
@@ -71,7 +84,7 @@ class Roofline:
 
     @property
     def step_seconds(self) -> float:
-        return self.step_bytes / self.bandwidth
+        return self.step_bytes / self.bandwidth + self.link_seconds
 
     @property
     def step_tokens(self) -> float:
@@ -88,7 +101,8 @@ class Roofline:
 
     def implied(self, measured: float) -> float:
         """The bandwidth, in bytes a second, at which `measured` tokens a second would be the ceiling."""
-        return measured / self.step_tokens * self.step_bytes
+        left = self.step_tokens / measured - self.link_seconds
+        return self.step_bytes / left if left > 0 else math.inf
 
 
 def distinct(experts: int, active: int, tokens: int) -> float:
@@ -110,7 +124,7 @@ def model_of(
         kind = kind_of(info)
         if symmetric and info.name.endswith((".qzeros", ".g_idx")):
             continue
-        size = held_bytes(info, kind, loading)
+        size = -(-held_bytes(info, kind, loading) // parts_of(info, loading))
         if ".experts." not in info.name:
             dense[kind] += size
             continue
@@ -121,32 +135,65 @@ def model_of(
         dense[HEAD] = dense[EMBEDDINGS]  # tied: the head is the embedding matrix
     dense[EMBEDDINGS] = 0  # a row for each token
     dense[VISION] = routed[VISION] = 0  # read with an image, not by decode
-    own = geometry.shard(settings.ranks)
     return DecodeModel(
-        weights=tuple(
-            WeightReads(kind, -(-dense[kind] // settings.ranks), -(-routed[kind] // settings.ranks))
-            for kind in KINDS
-            if dense[kind] or routed[kind]
-        ),
+        weights=tuple(WeightReads(kind, dense[kind], routed[kind]) for kind in KINDS if dense[kind] or routed[kind]),
         experts=experts,
-        active=min(own.experts_per_token, experts),
+        active=min(geometry.experts_per_token, experts),
         cache=lay_out(geometry, settings),
         attention=geometry.attention,
         linear=geometry.linear,
         drafted=settings.draft_tokens,
         draft_layers=settings.draft_layers,
         draft_share=min(1.0, (loading.draft_rows or geometry.vocabulary) / geometry.vocabulary),
+        ranks=settings.ranks,
+        hidden=geometry.hidden,
+        vocabulary=geometry.vocabulary,
     )
 
 
+def collectives(model: DecodeModel) -> list[tuple[int, float]]:
+    """(times, bytes over a node's link) of what tensor-parallel ranks exchange in a step, in 16 bits.
+
+    vLLM 0.33: each layer sums its attention's and its experts' outputs, the embedding its rows; the LM head's parts of
+    the logits are gathered. A draft does so, too, and gathers the output of `mtp.fc`. A ring's all-reduce sends
+    2 (n - 1) / n of what it sums, gathering half as much.
+    """
+    if model.ranks == 1:
+        return []
+    checked, share = 1 + model.drafted, (model.ranks - 1) / model.ranks
+    sums, logits = 2 * share * 2 * model.hidden, share * 2 * model.vocabulary
+    passes = [(2 * (model.attention + model.linear) + 1, checked * sums), (1, checked * logits)]
+    if model.draft_layers:
+        passes += [(model.drafted * (2 * model.draft_layers + 1), sums), (model.drafted, sums / 2)]
+        passes.append((model.drafted, logits * model.draft_share))
+    return passes
+
+
+def link_seconds(model: DecodeModel, link: Link) -> float:
+    return sum(times * (link.latency + size / link.bandwidth) for times, size in collectives(model))
+
+
+def pipelined(one: Roofline, model: DecodeModel, nodes: int, link: Link) -> Roofline:
+    """One user's step over parts of the layers, one after another: all bytes of one machine, and what is handed on."""
+    size = (1 + model.drafted) * 2 * model.hidden
+    return replace(one, link_seconds=(nodes - 1) * (link.latency + size / link.bandwidth))
+
+
 def roofline(
-    model: DecodeModel, *, context: int, bandwidth: float, accepted: float, same_experts: bool = False
+    model: DecodeModel,
+    *,
+    context: int,
+    bandwidth: float,
+    accepted: float,
+    same_experts: bool = False,
+    link: Link | None = None,
 ) -> Roofline:
     """context: tokens in the cache. same_experts: all tokens of a step reach the experts that one token reaches, the
     other end of what routing can do; otherwise they are uniform and independent.
     """
     reads = tuple(reads_of(model, context, 1 if same_experts else 1 + model.drafted))
-    return Roofline(reads, model.drafted, context, bandwidth, accepted)
+    seconds = link_seconds(model, link) if link else 0.0
+    return Roofline(reads, model.drafted, context, bandwidth, accepted, seconds)
 
 
 def reads_of(model: DecodeModel, context: int, routed_tokens: int) -> Iterable[Read]:

@@ -17,6 +17,11 @@ SPARK_HOST = 5 * GIB
 CUDA_CONTEXT = GIB // 2
 """Context and kernels within the budget: the usual size on other GPUs, not measured on a GB10."""
 
+NCCL = 2 * GIB
+"""NCCL's buffers, pinned in the host's memory before vLLM looks at what is free. Four Sparks with TP 4 and DCP 2 had
+8.1 GiB each (tonyd2wild/DeepSeek-V4.1-Flash-vLLM-DGX-Spark#8). With one peer for three that is 2.7, and less without
+DCP."""
+
 GRAPHS_PER_LAYER = int(1.29 * GIB) // 48
 """Published for the 122B model, 48 layers, vLLM 0.17, default capture sizes."""
 

@@ -56,6 +56,18 @@ class Geometry:
         """Channels of the short convolution: queries and keys, then values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
+    def undivided(self, ranks: int) -> str:
+        """The first size that `ranks` does not divide, though vLLM must divide it; nothing where all are whole."""
+        sizes = {
+            "attention heads": self.heads,
+            "linear key heads": self.key_heads,
+            "linear value heads": self.value_heads,
+            "expert width": self.expert_width,
+        }
+        if self.kv_heads % ranks and ranks % self.kv_heads:
+            return f"KV heads ({self.kv_heads})"
+        return next((f"{name} ({size})" for name, size in sizes.items() if size % ranks), "")
+
     def shard(self, ranks: int) -> Geometry:
         """What one of `ranks` tensor-parallel GPUs holds of each layer; KV heads are copied where there are fewer."""
         return replace(

@@ -49,16 +49,8 @@ def uneven(
     """What is seen and what is wanted, for each part of the model that has no whole share for each of `ranks`."""
     if ranks == 1:
         return
-    for key, heads in {
-        "num_attention_heads": geometry.heads,
-        "linear_num_key_heads": geometry.key_heads,
-        "linear_num_value_heads": geometry.value_heads,
-    }.items():
-        if heads % ranks:
-            yield f"{key} {heads} over {ranks}", "whole heads for each"
-    kv_heads = geometry.kv_heads
-    if kv_heads % ranks and ranks % kv_heads:
-        yield f"num_key_value_heads {kv_heads} over {ranks}", "whole heads for each, or as many ranks for each head"
+    if part := geometry.undivided(ranks):
+        yield f"{part} over {ranks}", "a whole share for each"
     rows = geometry.vocabulary + -geometry.vocabulary % VOCABULARY_PADDING
     if rows % ranks:
         yield f"vocab_size {geometry.vocabulary}, padded {rows}, over {ranks}", "as many rows of the LM head for each"

@@ -57,7 +57,9 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """budget: what vLLM wants to be free at its start; None where nothing is asked. pool: bytes for the KV cache.
+    """Of one machine: of a release for several nodes, of each of them.
+
+    budget: what vLLM wants to be free at its start; None where nothing is asked. pool: bytes for the KV cache.
 
     needed: of the machine's free memory. problems: why it does not fit; hints: what would; notes: what else to know.
     """
@@ -80,6 +82,11 @@ class MemoryPlan:
         return next(capacity for capacity in self.capacities if capacity.chosen)
 
     @property
+    def left(self) -> int:
+        """Bytes of the free memory that nothing of the plan takes; below 0 where it does not fit."""
+        return self.machine.free - self.needed
+
+    @property
     def fits(self) -> bool:
         return not self.problems
 
@@ -88,7 +95,8 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[WeightKi
     cuda = settings.platform == "cuda"
     lines = fixed_lines(geometry, settings, weights)
     fixed = sum(line.bytes for line in lines)
-    outside = estimates.SPARK_HOST if cuda else 0
+    around = around_lines(settings)
+    outside = sum(line.bytes for line in around)
     # gpu_worker.py, cpu_worker.py: a share of all memory must be free at the start, on a GPU even if the pool is given.
     share = math.ceil(machine.total * settings.utilization)
     budget = share if settings.kv_bytes is None or cuda else None
@@ -105,10 +113,7 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[WeightKi
         capacity(lay_out(geometry, settings, name), pool, max_len, chosen=name == settings.cache_dtype)
         for name in formats
     )
-    if outside:
-        lines.append(
-            MemoryLine("server outside the budget", outside, "estimate", "unified memory: users report about 5.6 GiB")
-        )
+    lines += around
     lines.append(
         MemoryLine(
             "KV pool",
@@ -136,10 +141,20 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[WeightKi
     )
 
 
+def around_lines(settings: Settings) -> list[MemoryLine]:
+    """What vLLM's budget does not count."""
+    if settings.platform != "cuda":
+        return []
+    note = "unified memory: users report about 5.6 GiB"
+    lines = [MemoryLine("server outside the budget", estimates.SPARK_HOST, "estimate", note)]
+    if settings.ranks > 1:
+        lines.append(MemoryLine("NCCL's buffers", estimates.NCCL, "estimate", "from a report of four Sparks"))
+    return lines
+
+
 def fixed_lines(geometry: Geometry, settings: Settings, weights: Sequence[WeightKind]) -> list[MemoryLine]:
     """What is there before the KV pool."""
-    how: How = "header" if settings.ranks == 1 else "estimate"
-    lines = [MemoryLine("weights", sum(row.held for row in weights), how, SEE_BELOW)]
+    lines = [MemoryLine("weights", sum(row.held for row in weights), "header", SEE_BELOW)]
     if settings.platform == "cuda":
         graphs, context = estimates.graphs(geometry, settings), estimates.CUDA_CONTEXT
         note = "--enforce-eager: none" if settings.eager else "1.29 GiB published for 48 layers"
@@ -229,7 +244,7 @@ def notes(
     capacities: Sequence[Capacity],
     max_len: int,
 ) -> list[str]:
-    found = []
+    found = [f"all of it is of each of {settings.nodes} nodes"] if settings.nodes > 1 else []
     users = next(c.users.get(max_len, 0) for c in capacities if c.chosen)
     if settings.max_num_seqs < users:
         found.append(
@@ -244,6 +259,13 @@ def notes(
         found.append(
             f"the layers do not fill the cache's groups {list(groups)}: {cache.padding} of "
             f"{len(groups) * cache.group_size} places stay empty"
+        )
+    if whole := sum(row.whole for row in weights):
+        found.append(f"{gib(whole)} of the weights are not divided: routers, norms and others are on every node")
+    if settings.ranks > geometry.kv_heads:
+        found.append(
+            f"{geometry.kv_heads} KV heads for {settings.ranks}: each lies on {settings.ranks // geometry.kv_heads} of "
+            f"them, and a token's keys and values take as much of each as with {geometry.kv_heads}"
         )
     saved = sum(row.stored - row.held for row in weights if row.kind == HEAD)
     if saved > 0 and settings.ranks == 1:

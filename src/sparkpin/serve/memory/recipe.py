@@ -16,6 +16,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.fetch import model
 from sparkpin.host import machine as host
 from sparkpin.pins import cache_types, manifests, schema, vllm_command
+from sparkpin.pins import nodes as placement
 from sparkpin.pins import precedence as overruling
 from sparkpin.pins.weight_loaders import WeightBytes, choose
 from sparkpin.pins.wheel_layers import normal
@@ -42,13 +43,18 @@ def plan(
     as_json: bool,
     stack: str | None = None,
     published: bool = False,
+    nodes: int | None = None,
 ) -> bool:
-    """Print the plan; whether it fits. published: from published shapes, not from the headers that a lock names."""
+    """Print the plan; whether it fits. published: from published shapes, not from the headers that a lock names.
+
+    nodes: as if the recipe were for so many machines."""
     paths = Paths.from_env()
     chosen = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project, stack))
     chain = manifests.load_chain(paths.project, stage or chosen.stage)
     pinned = manifests.load_stack(paths.project, chosen.stack)
-    made = plan_recipe(paths, chosen, pinned, chain, machine_for(pinned, memory, free), published=published)
+    made = plan_recipe(
+        paths, chosen, pinned, chain, machine_for(pinned, memory, free), published=published, nodes=nodes
+    )
     name = chain[-1].name
     overruled = overruling.overruled(chosen, pinned, chain)
     if text := cache_types.without_mod(made.settings.cache_dtype, chain):
@@ -101,8 +107,13 @@ def plan_recipe(
     machine: Machine,
     *,
     published: bool = False,
+    nodes: int | None = None,
 ) -> MemoryPlan:
-    known = known_of(paths, recipe, stack, chain, published=published)
+    """Of a recipe for several nodes the plan of each of them: `needed` and `left` are bytes of one machine.
+
+    machine: that of the node (nodes with different memory have a plan each).
+    """
+    known = known_of(paths, recipe, stack, chain, published=published, nodes=nodes)
     made = make_plan(known.geometry, known.settings, weigh(known.tensors, known.loading), machine)
     notes = [*made.notes, *known.notes]
     if stack.platform == SPARK:  # without a GPU there is no loader to choose
@@ -140,10 +151,11 @@ def known_of(
     chain: tuple[schema.Stage, ...],
     *,
     published: bool = False,
+    nodes: int | None = None,
 ) -> Known:
     """The headers come from the model's lock, as for a checkpoint; nothing else is fetched, and no image is needed.
 
-    published: from published shapes instead; nothing is locked or fetched.
+    published: from published shapes instead; nothing is locked or fetched. nodes: see `plan`.
     """
     pin = manifests.model_of(paths.project, recipe)
     steps = checkpoints.checkpoint_steps(chain)
@@ -157,6 +169,8 @@ def known_of(
     geometry = read_geometry(planned.config, origin)
     argv, env = vllm_command.serve_argv(recipe, stack, chain)
     platform: Platform = "cuda" if stack.platform == SPARK else "cpu"
+    if nodes is not None:
+        argv, env = as_if(argv, env, nodes, gpu=platform == "cuda")
     settings = read_settings(
         argv,
         env,
@@ -175,6 +189,7 @@ def known_of(
         widened=platform == "cpu",
         ranks=settings.ranks,
         draft_rows=settings.draft_rows if "draft-vocabulary" in mods else 0,
+        kv_heads=geometry.kv_heads,
     )
     tensors = tuple(placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)
     quantised = planned.config.get("quantization_config")
@@ -183,6 +198,14 @@ def known_of(
     return Known(
         geometry, settings, loading, tensors, symmetric, largest, tuple(shapes.notes(pin)) if published else ()
     )
+
+
+def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:
+    """A command as it would be for tensor parallelism over so many machines."""
+    if nodes < 1:
+        raise InputError(f"--nodes: saw {nodes}, wanted 1 or more", next_step="--nodes 2")
+    words = vllm_command.drop_flags(argv, placement.TENSOR, placement.PIPELINE, placement.NODES)
+    return placement.spread(words, env, nodes, gpu=gpu)
 
 
 def vllm_version(stack: schema.Stack) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from sparkpin.core.errors import ManifestError
+from sparkpin.pins.nodes import NODES, TENSOR
 from sparkpin.pins.precedence import CPU_SPACE, KV_BYTES
 from sparkpin.pins.vllm_flags import NEXT, WANTED, Flags
 from sparkpin.serve.memory.geometry import DTYPE_BYTES, ONE_BYTE, TURBOQUANT, Geometry
@@ -34,6 +35,7 @@ class Settings:
     nobody asks for one. kv_bytes: an explicit size of the KV pool, instead of what `utilization` leaves.
     kv_from: the setting that gives kv_bytes, and its file. checkpoints: see `takes_checkpoints`. longer: whether
     max_model_len may be more than the model's positions. unread: flags whose share of the memory is not known.
+    ranks: tensor-parallel, over `nodes` machines; all sizes are of one of them.
     """
 
     platform: Platform
@@ -59,6 +61,7 @@ class Settings:
     kv_from: str
     longer: bool
     unread: tuple[str, ...]
+    nodes: int = 1
 
 
 def read_settings(
@@ -114,6 +117,11 @@ def read_settings(
     batched = flags.number("--max-num-batched-tokens")
     if batched is None:
         batched = min(2048 if platform == "cpu" else 8192, seqs * (max_len if max_len > 0 else geometry.max_positions))
+    ranks = flags.number(TENSOR) or 1
+    if undivided := geometry.undivided(ranks):
+        raise ManifestError(
+            flags.origin(TENSOR), TENSOR, ranks, f"a divisor of the model's {undivided}", next_step=NEXT
+        )
     text_only = flags.on("--language-model-only") or not geometry.vision
     eager = flags.on("--enforce-eager") or platform == "cpu"
     # --hf-overrides may change the positions, so that what the config says does not decide.
@@ -136,12 +144,13 @@ def read_settings(
         eager=eager,
         kv_bytes=kv_bytes,
         blocks=flags.number("--num-gpu-blocks-override"),
-        ranks=flags.number("--tensor-parallel-size") or 1,
+        ranks=ranks,
         text_only=text_only,
         checkpoints=caching and platform == "cuda" and vllm >= (0, 33) and takes_checkpoints(flags, geometry),
         kv_from=kv_from,
         longer=longer,
         unread=(*flags.unread(), *unread),
+        nodes=flags.number(NODES) or 1,
     )
 
 

@@ -18,7 +18,8 @@ CACHES = ("cache", "block", "bytes a token", "tokens", "concurrency")
 def title(plan: MemoryPlan, recipe: str, stage: str) -> Iterator[str]:
     machine = plan.machine
     verdict = "fits" if plan.fits else "DOES NOT FIT, see the end"
-    yield f"Memory plan of recipe {recipe}, stage {stage}, on {machine.source} ({machine.how}): {verdict}"
+    each = f"each of {plan.settings.nodes} nodes, " if plan.settings.nodes > 1 else ""
+    yield f"Memory plan of recipe {recipe}, stage {stage}, on {each}{machine.source} ({machine.how}): {verdict}"
     free = f"{gib(machine.free)} free" + (f" ({machine.free_how})" if machine.free_how else "")
     yield f"  {gib(machine.total)} in all, {free}"
 
@@ -29,6 +30,8 @@ def memory_rows(plan: MemoryPlan) -> list[Row]:
     if plan.budget is not None:
         share = f"{plan.settings.utilization:g} of all memory"
         rows.append(("budget", gib(plan.budget), "flag", f"--gpu-memory-utilization: {share}"))
+    if plan.settings.nodes > 1 and plan.left > 0:
+        rows.append(("left", gib(plan.left), "", "of what is free, on each node"))
     return rows
 
 

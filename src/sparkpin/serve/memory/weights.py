@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,14 +18,22 @@ KINDS = (
 """In the order of a table."""
 
 
+# vLLM 0.33, model_executor: models/qwen3_next.py, qwen3_5_mtp.py, qwen3_vl.py. in_proj_a and in_proj_b of AutoRound,
+# GPTQ and AWQ on CUDA, whose kernel takes no narrow parts: layers/mamba/gdn/qwen_gdn_linear_attn.py, maybe_disable_tp.
+WHOLE = re.compile(r"norm|\.mlp\.gate\.|\.shared_expert_gate\.|\.patch_embed\.|\.pos_embed\.")
+WHOLE_ON_CUDA = re.compile(r"\.in_proj_[ab]\.")
+KEYS = re.compile(r"\.self_attn\.[kv]_proj\.")
+
+
 @dataclass(frozen=True, slots=True)
 class Loading:
     """How a server loads a checkpoint.
 
     draft: with the MTP drafter, which shares embeddings and LM head with the model (vLLM 0.32, v1/spec_decode/
     llm_base_proposer.py). vision: with the vision tower. int8_head: the mod int8-lm-head quantises the LM head.
-    widened: INT4 experts and FP8 layers are expanded to 16 bits, as the mods do on a CPU. ranks: tensor-parallel GPUs;
-    each is taken to hold an equal part. draft_rows: rows of the LM head that the mod draft-vocabulary copies, 0: none.
+    widened: INT4 experts and FP8 layers are expanded to 16 bits, as the mods do on a CPU. ranks: tensor-parallel nodes
+    or GPUs. draft_rows: rows of the LM head that the mod draft-vocabulary copies, 0: none. kv_heads: of a layer, where
+    that may be fewer than ranks.
     """
 
     draft: bool
@@ -33,17 +42,22 @@ class Loading:
     widened: bool
     ranks: int = 1
     draft_rows: int = 0
+    kv_heads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WeightKind:
-    """One kind. stored: bytes in the checkpoint; held: bytes in the server's memory; note: why these differ."""
+    """One kind. stored: bytes in the checkpoint; held: bytes in the memory of one node; note: why these differ.
+
+    whole: of `held`, what every node has alike, as it is not divided.
+    """
 
     kind: str
     tensors: int
     stored: int
     held: int
     note: str
+    whole: int = 0
 
 
 def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[WeightKind]:
@@ -51,10 +65,12 @@ def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[WeightKind]:
     counts: dict[str, list[int]] = {}
     for info in tensors:
         kind = kind_of(info)
-        row = counts.setdefault(kind, [0, 0, 0])
+        row = counts.setdefault(kind, [0, 0, 0, 0])
+        held, parts = held_bytes(info, kind, loading) + copied_bytes(info, kind, loading), parts_of(info, loading)
         row[0] += 1
         row[1] += info.nbytes
-        row[2] += held_bytes(info, kind, loading) + copied_bytes(info, kind, loading)
+        row[2] += -(-held // parts)
+        row[3] += held if parts == 1 < loading.ranks else 0
     head = ["INT8 by the mod int8-lm-head"] if loading.int8_head else []
     head += [f"{loading.draft_rows:,} rows twice, by the mod draft-vocabulary"] if loading.draft_rows else []
     notes = {
@@ -65,10 +81,25 @@ def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[WeightKind]:
     if loading.widened:
         notes |= dict.fromkeys(("INT4 experts", "FP8 layers"), "16 bits a weight on a CPU")
     return [
-        WeightKind(kind, counts[kind][0], counts[kind][1], -(-counts[kind][2] // loading.ranks), notes.get(kind, ""))
+        WeightKind(kind, counts[kind][0], counts[kind][1], counts[kind][2], notes.get(kind, ""), counts[kind][3])
         for kind in KINDS
         if kind in counts
     ]
+
+
+def parts_of(info: TensorInfo, loading: Loading) -> int:
+    """How many different parts of a tensor the ranks hold: one each, or fewer where some hold the same.
+
+    Embeddings and LM head are divided by rows (model_executor/layers/vocab_parallel_embedding.py), projections and
+    experts by their heads or width with the scales that belong to them, keys and values by KV heads
+    (model_executor/layers/linear.py, QKVParallelLinear).
+    """
+    name = f".{info.name}"
+    if WHOLE.search(name) or (WHOLE_ON_CUDA.search(name) and not loading.widened):
+        return 1
+    if loading.kv_heads and KEYS.search(name):
+        return min(loading.ranks, loading.kv_heads)
+    return loading.ranks
 
 
 def kind_of(info: TensorInfo) -> str:
