@@ -583,9 +583,12 @@ def copy(
     tag: Annotated[str, "release to send"],
     *,
     to: Annotated[str, "ssh://user@host[:port], unix://... or tcp://..."],
+    with_checkpoint: Annotated[bool, "and its checkpoint, into a Docker volume there"] = False,
+    link: Annotated[str, "the fast way: that host's address on a link, or this machine's interface on it"] = "",
+    deep: Annotated[bool, "hash all of a checkpoint that is there, as `promote --deep` does here"] = False,
 ) -> None:
-    """Send a release's image to another engine."""
-    commands.bundle.copy(tag, to)
+    """Send a release's image, and its checkpoint, to another engine."""
+    commands.bundle.copy(tag, to, checkpoint=with_checkpoint, link=link, deep=deep)
 
 
 @task("machine")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import shutil
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import tiny_images
+from fake_image import image_tar
 from places import PROJECT
 from private_engine import daemon_folder, quiet
 
@@ -63,12 +66,17 @@ def engine_with_url() -> Iterator[tuple[Engine, str]]:
 
 
 @contextlib.contextmanager
-def carried_release(folder: Path) -> Iterator[Source]:
-    """Stages base -> one -> two of the scripted model: everything is real but the root file system's packages."""
+def carried_release(folder: Path, *, python: bool = False) -> Iterator[Source]:
+    """Stages base -> one -> two of the scripted model: everything is real but the root file system's packages.
+
+    python: this Python is in it, too, and the user's home.
+    """
     paths = tiny_images.whole(folder, NAME, b"no package")
     project = paths.project
     use_scripted_model(project)
     tar = tiny_images.make_rootfs(folder / "rootfs.tar")
+    if python:
+        append(tar, image_tar())
     with pytest.MonkeyPatch.context() as patch, engine_with_url() as (engine, _):
         patch.setattr(rootfs, "build_rootfs", lambda *args: tar)
         pairing = (pairings := pair(project, NAME))[-1]
@@ -78,6 +86,12 @@ def carried_release(folder: Path) -> Iterator[Source]:
             made.append(release)
         hub.fetch_model(paths, pairing.model, pairing.model_lock, quiet, only=["int4"])
         yield Source(paths, engine, tuple(made))
+
+
+def append(tar: Path, more: bytes) -> None:
+    with tarfile.open(fileobj=io.BytesIO(more)) as added, tarfile.open(tar, "a") as whole:
+        for member in added:
+            whole.addfile(member, added.extractfile(member) if member.isfile() else None)
 
 
 def use_scripted_model(project: Path) -> None:

@@ -18,6 +18,8 @@ SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin:/bin")
 SERVER = """\
 Port {port}
 ListenAddress 127.0.0.1
+ListenAddress {link}
+LogLevel VERBOSE
 HostKey {folder}/host
 AuthorizedKeysFile {folder}/allowed
 PidFile none
@@ -28,6 +30,7 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 SetEnv {environment}
 """
+LINK = "127.0.0.2"  # another address of it, which no line of known_hosts has
 CLIENT = """\
 IdentityFile {folder}/key
 IdentitiesOnly yes
@@ -69,7 +72,7 @@ def ssh_host(folder: Path, **environment: str) -> Iterator[SshHost]:
     (folder / "allowed").write_text((folder / "key.pub").read_text())
     (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
     variables = " ".join(f"{name}={value}" for name, value in environment.items())
-    (folder / "sshd_config").write_text(SERVER.format(port=port, folder=folder, environment=variables))
+    (folder / "sshd_config").write_text(SERVER.format(port=port, folder=folder, link=LINK, environment=variables))
     (folder / "ssh_config").write_text(CLIENT.format(folder=folder))
     wrapper = folder / "bin/ssh"
     wrapper.parent.mkdir()

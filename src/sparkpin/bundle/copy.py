@@ -1,24 +1,39 @@
-"""Images into an engine, from a bundle or from another engine: only the layers that it lacks are sent."""
+"""Images into an engine, from a bundle or from another engine: only the layers that it lacks are sent. And checkpoints
+into volumes of it: only the bytes that they lack.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from sparkpin.build.consistent import require_consistent
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.bundle import export
-from sparkpin.core.errors import EngineError, IntegrityError
+from sparkpin.checkpoint.content import RECORD
+from sparkpin.checkpoint.receive import ROWS
+from sparkpin.checkpoint.write import SPARE
+from sparkpin.core import files
+from sparkpin.core.errors import CheckpointError, DiskError, EngineError, HostError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.core.terminal import Say
+from sparkpin.host.attached import Attached
 from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.image import oci
 from sparkpin.image.layer_tar import Slice
 from sparkpin.image.listing_diff import common
-from sparkpin.releases.record import Release
+from sparkpin.releases import volumes
+from sparkpin.releases.container import UID
+from sparkpin.releases.record import Release, Releases
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,17 @@ class Sent:
     layers: int  # that went over
     skipped: int  # layers that the engine had
     bytes: int  # of the archive as it was sent
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A checkpoint in a volume. bytes, seconds: of the sending alone."""
+
+    volume: str
+    files: int  # that went over, or what they lacked
+    whole: int  # files that were there
+    bytes: int
+    seconds: float
 
 
 def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.OciImage]:
@@ -40,10 +66,15 @@ def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.OciI
     ]
 
 
-def copy(paths: Paths, engine: Engine, release: Release, url: str, say: Say) -> Sent:
-    """Send the image of a release to the engine at a url."""
+def copy(paths: Paths, engine: Engine, release: Release, url: str, say: Say, *, way: str = "") -> Sent:
+    """Send the image of a release to the engine at a url. way: the address on a link that ssh takes."""
+    with engine_at(url, way) as other:
+        return copy_image(paths, engine, release, other, url, say)
+
+
+def copy_image(paths: Paths, engine: Engine, release: Release, other: Engine, url: str, say: Say) -> Sent:
     images = images_of(release, records_of(paths, release))
-    with engine_at(url) as other, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         with errors_of(url):
             require_free(other, images, url)
             if is_there(other, images):
@@ -53,6 +84,119 @@ def copy(paths: Paths, engine: Engine, release: Release, url: str, say: Say) -> 
         layers = {} if lacks_none else export.saved_layers(paths, engine, release, stack, say)
         with errors_of(url):
             return send(other, images, layers, below, say)
+
+
+def copy_with_checkpoint(
+    paths: Paths, engine: Engine, release: Release, url: str, say: Say, *, way: str = "", deep: bool = False
+) -> tuple[Sent, Carried]:
+    """As `copy`, and the release's checkpoint into a volume there. deep: all of what is there is hashed again.
+
+    CheckpointError for a checkpoint that is not whole here, HostError for an engine of another platform: both before
+    anything is sent.
+    """
+    require_consistent(paths, release, finished=True)
+    folder = Releases(paths).checkpoint(release)
+    config = json.loads(records_of(paths, release)[-1].config)
+    wanted = f"{config['os']}/{config['architecture']}"
+    with engine_at(url, way) as other:
+        with errors_of(url):
+            seen = other.platform
+        if seen != wanted:
+            raise HostError(
+                f"{url} is {seen}, the image of {release.tag} is for {wanted}",
+                next_step="choose a release of a stack for that machine; without --with-checkpoint the image is sent",
+            )
+        sent = copy_image(paths, engine, release, other, url, say)
+        with errors_of(url):
+            return sent, carry(other, release, folder, say, deep=deep)
+
+
+def carry(engine: Engine, release: Release, folder: Path, say: Say, *, deep: bool = False) -> Carried:
+    """A checkpoint into the release's volume of an engine that has its image. What is there whole stays, a file that is
+    there in part is gone on with. Every byte is hashed there, and the record comes last.
+
+    CheckpointError for a file that is not, or is no longer, the recorded one; DiskError, before the first byte, where
+    there is no room; HostError for a volume that the container's user may not write to.
+    """
+    record = (folder / RECORD).read_text(encoding="utf-8")
+    rows, volume = json.loads(record)[ROWS], volumes.volume_name(release.checkpoint_key)
+    with volumes.receiving(engine, release, say) as there:
+        there.send(line({"key": release.checkpoint_key, "record": record, "deep": deep}))
+        told = answer_of(there, say)
+        if "owner" in told:
+            uid, gid, mode = told["owner"]
+            raise HostError(
+                f"volume {volume} belongs to {uid}:{gid}, mode {mode}; the image's user {UID} has to write to it",
+                next_step=f"there: docker volume rm {volume} (the next run makes it anew)",
+            )
+        if not (wants := told.get("wants", [])) and told.get("whole"):
+            return Carried(volume, 0, len(rows), 0, 0)
+        lacking = sum(rows[want["file"]]["size"] - want["offset"] for want in wants)
+        if lacking + SPARE > told["free"]:
+            raise DiskError(
+                f"the checkpoint needs {lacking + SPARE:,} bytes in volume {volume}, {told['free']:,} are free"
+            )
+        begun = sum(want["offset"] for want in wants)
+        rest = f"; {begun / 1e6:.1f} MB of them are there" if begun else ""
+        say(f"sending {len(wants)} of {len(rows)} files of the checkpoint, {lacking / 1e6:.1f} MB{rest}")
+        began, written = time.monotonic(), 0
+        with progress(say, lacking) as sent:
+            for want in wants:
+                written += send_file(there, folder / want["file"], rows[want["file"]], want, say, sent)
+        seconds = time.monotonic() - began
+        answer_of(there, say)  # the record is there
+    return Carried(volume, len(wants), len(rows) - len(wants), written, seconds)
+
+
+def line(value: Any) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def answer_of(there: Attached, say: Say) -> dict[str, Any]:
+    """The next line that is not for people. DiskError or EngineError where it tells of a failure."""
+    while "said" in (told := there.answer()):
+        say(f"  {told['said']}")
+    if "failed" in told:
+        raise (DiskError if told["full"] else EngineError)(f"the checkpoint's volume: {told['failed']}")
+    return told
+
+
+def send_file(
+    there: Attached, path: Path, row: dict[str, Any], want: dict[str, Any], say: Say, sent: Callable[[int], None]
+) -> int:
+    """What a file lacks there, as bytes that were sent: all of it if what is there is not how it begins."""
+    why = "it was changed while it was sent, or what arrived was not what was sent"
+    try:
+        with path.open("rb") as file:
+            offset = want["offset"] if begins(file, want["offset"]) == want["sha256"] else 0
+            file.seek(offset)
+            there.send(line({"offset": offset}))
+            left = row["size"] - offset
+            while left and there.answers.empty():  # else it has failed
+                if not (chunk := file.read(min(left, files.CHUNK))):
+                    raise EOFError
+                there.send(chunk)
+                sent(len(chunk))
+                left -= len(chunk)
+    except (OSError, EOFError) as error:
+        raise altered(path, str(error) or "it is shorter than it was a moment ago") from None
+    if (seen := answer_of(there, say)["sha256"]) != row["sha256"]:
+        raise altered(path, f"{why}: SHA-256 there {seen}, wanted {row['sha256']}")
+    return int(row["size"]) - offset
+
+
+def begins(file: Any, count: int) -> str:
+    """SHA-256 (hex) of the first bytes of a file."""
+    digest = hashlib.sha256()
+    while count and (chunk := file.read(min(count, files.CHUNK))):
+        digest.update(chunk)
+        count -= len(chunk)
+    return digest.hexdigest()
+
+
+def altered(path: Path, cause: str) -> CheckpointError:
+    step = "the same command again; if it says the same, this machine's file is damaged (invoke promote TAG --deep)"
+    return CheckpointError(f"{path}: {cause}", next_step=step)
 
 
 def is_there(engine: Engine, images: Sequence[oci.OciImage]) -> bool:

@@ -8,10 +8,12 @@ from sparkpin.bundle import copy as transfer
 from sparkpin.bundle import export as exporting
 from sparkpin.bundle import take_in
 from sparkpin.core import terminal
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host import machine
 from sparkpin.host.engine import engine_of
+from sparkpin.host.ssh import way_to
 from sparkpin.releases.record import Releases
 
 
@@ -43,13 +45,28 @@ def import_bundle(file: str, *, signed: bool) -> None:
         show(f"next: invoke smoke {done.release.tag}, then invoke serve {done.release.tag}")
 
 
-def copy(tag: str, to: str) -> None:
+def copy(tag: str, to: str, *, checkpoint: bool = False, link: str = "", deep: bool = False) -> None:
     paths = Paths.from_env()
     release = Releases(paths).get(tag)
-    sent = transfer.copy(paths, engine_of(paths), release, to, say)
+    if deep and not checkpoint:
+        raise InputError("--deep: goes with --with-checkpoint", next_step=f"invoke copy {tag} --to {to}")
+    way = way_to(to, link) if link else ""
+    if way:
+        say(f"the link: {to} at {way}")
+    engine = engine_of(paths)
+    if checkpoint:
+        sent, carried = transfer.copy_with_checkpoint(paths, engine, release, to, say, way=way, deep=deep)
+    else:
+        sent = transfer.copy(paths, engine, release, to, say, way=way)
     show(
         f"{release.tag} is at {to}: sent {terminal.count(sent.layers, 'layer')}, {terminal.size(sent.bytes)}; "
         f"{terminal.count(sent.skipped, 'layer')} were there"
     )
+    if checkpoint:
+        speed = f", {carried.bytes / 1e6 / carried.seconds:.0f} MB/s over {way or to}" if carried.bytes else ""
+        show(
+            f"its checkpoint is in volume {carried.volume} there: sent {terminal.count(carried.files, 'file')}, "
+            f"{terminal.size(carried.bytes)}{speed}; {terminal.count(carried.whole, 'file')} were there"
+        )
     record = f"{release.name}.tar"
     show(f"next, for its record: invoke export {release.tag} --no-image -o {record}, and there: invoke import {record}")

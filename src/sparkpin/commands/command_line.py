@@ -47,6 +47,7 @@ METAVARS = {
     "rounds": "COUNT",
     "subject": "TAG|FILE|.venv",
     "copy to": "ENGINE",
+    "copy link": "ADDRESS",
     "rollback to": "TAG",
     "tool": "TOOL",
     "watch": "SECONDS",

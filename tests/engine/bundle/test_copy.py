@@ -1,32 +1,58 @@
-"""Images from engine to engine, over a real ssh server too: what the other has is not sent."""
+"""Images from engine to engine, over a real ssh server too: what the other has is not sent. And checkpoints into
+volumes of another engine, by real containers.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pickle
+import random
+import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from carried_release import Source, carried_release, engine_with_url
+from fake_image import image_tar
+from fake_release import REF, made_release
+from newer_engine import NEWER, newer_engine
+from newer_engine import newer_root as newer_root
 from private_engine import file_layer, load_image, quiet
-from ssh_host import ssh_host
+from ssh_host import LINK, ssh_host
 
+from sparkpin.build.make import checkpoint_of
 from sparkpin.bundle import copy as transfer
-from sparkpin.bundle.copy import Sent, copy
-from sparkpin.core.errors import DiskError, EngineError, IntegrityError, NetworkError
+from sparkpin.bundle.copy import Sent, carry, copy, copy_with_checkpoint
+from sparkpin.checkpoint.content import NOTED, RECORD, SMALL
+from sparkpin.core import files
+from sparkpin.core.errors import CheckpointError, DiskError, EngineError, HostError, IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
+from sparkpin.host.attached import Attached
 from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
-from sparkpin.host.ssh import engine_at
+from sparkpin.host.ssh import engine_at, way_to
+from sparkpin.releases.container import UID
 from sparkpin.releases.record import Release
+from sparkpin.releases.volumes import LABEL, checkpoint_volume, volume_name
 
 HEADERS = 64 << 10  # bytes: configurations and headers of an archive, whatever its layers
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
-    with carried_release(tmp_path_factory.mktemp("source")) as source:
+    with carried_release(tmp_path_factory.mktemp("source"), python=True) as source:
         yield source
 
 
@@ -126,3 +152,308 @@ def test_a_full_disk_over_there(source: Source, tmpfs: Callable[[str], Path]) ->
     finally:
         stop_engine(daemon, quiet)
         shutil.rmtree(folder)
+
+
+KEY = hashlib.sha256(b"a checkpoint of the tests").hexdigest()
+LARGE = "model-00002.safetensors"  # is not hashed at every look
+SIZES = {"config.json": 700, "model-00001.safetensors": 5 << 20, LARGE: SMALL + 12345, "sub/tokenizer.json": 0}
+TOTAL = sum(SIZES.values())
+KILLED_AFTER = """
+import json, os, pickle, sys
+from pathlib import Path
+from sparkpin.bundle.copy import carry
+from sparkpin.host.attached import Attached
+from sparkpin.host.ssh import engine_at
+release, folder, url, limit = pickle.loads(bytes.fromhex(sys.argv[1]))
+send, count = Attached.send, 0
+def counted(self, data):
+    global count
+    count += len(data)
+    if count > limit:
+        os.killpg(0, 9)
+    send(self, data)
+Attached.send = counted
+with engine_at(url) as engine:
+    carry(engine, release, Path(folder), print)
+"""
+
+
+@dataclass(frozen=True)
+class Node:
+    """An engine that has the image of a release, with a volume for a checkpoint that lies here in a folder."""
+
+    engine: Engine
+    url: str
+    release: Release
+    folder: Path
+
+    @property
+    def volume(self) -> Path:
+        """Where its files lie: the engine is on this machine."""
+        return Path(self.engine.client.volumes.get(volume_name(KEY)).attrs["Mountpoint"])
+
+    def carry(self, say: Say = quiet, *, deep: bool = False) -> tuple[int, int, int]:
+        """Files and bytes that were sent, and files that were there."""
+        done = carry(self.engine, self.release, self.folder, say, deep=deep)
+        assert done.volume == self.whole
+        assert not list(self.volume.rglob(".partial-*")) and not self.busy
+        return done.files, done.bytes, done.whole
+
+    @property
+    def whole(self) -> str | None:
+        return checkpoint_volume(self.engine, self.release)
+
+    @property
+    def busy(self) -> list[Any]:
+        return list(self.engine.containers.list(all=True))
+
+    def killed(self, url: str, limit: int) -> str:
+        """What a run said that was killed when it had sent so many bytes."""
+        order = pickle.dumps((self.release, str(self.folder), url, limit)).hex()
+        line = [sys.executable, "-c", KILLED_AFTER, order]
+        done = subprocess.run(line, capture_output=True, text=True, start_new_session=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, str]]:
+    with engine_with_url() as (engine, url):
+        with_image(engine, tmp_path_factory.mktemp("image"))
+        yield engine, url
+
+
+def with_image(engine: Engine, folder: Path) -> None:
+    (folder / "rootfs.tar").write_bytes(image_tar())
+    architecture = engine.platform.rpartition("/")[2]
+    engine.import_rootfs(folder / "rootfs.tar", REF, architecture=architecture, labels={})
+
+
+def made_folder(folder: Path) -> Path:
+    rows = {}
+    for number, (name, size) in enumerate(SIZES.items()):
+        path, data = folder / name, random.Random(number).randbytes(size)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        rows[name] = {"size": size, "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / RECORD).write_text(json.dumps({"key": KEY, "files": rows}))
+    return folder
+
+
+@pytest.fixture
+def node(python_engine: tuple[Engine, str], tmp_path: Path) -> Iterator[Node]:
+    engine, url = python_engine
+    release = dataclasses.replace(made_release(engine), checkpoint_key=KEY)
+    yield Node(engine, url, release, made_folder(tmp_path / "checkpoint"))
+    for volume in engine.client.volumes.list():
+        volume.remove()
+
+
+def test_a_checkpoint_is_sent_once_and_looked_at_again(node: Node) -> None:
+    assert node.whole is None
+    assert node.carry() == (len(SIZES), TOTAL, 0)
+    assert {path.name for path in node.volume.iterdir()} == {*(name.split("/")[0] for name in SIZES), RECORD, NOTED}
+    for name in (*SIZES, RECORD):
+        path = node.volume / name
+        assert path.read_bytes() == (node.folder / name).read_bytes()
+        assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (UID, 0o444)
+    said: list[str] = []
+    assert node.carry(said.append) == (0, 0, len(SIZES)) and not said, "nothing large is hashed"
+    assert node.carry(said.append, deep=True) == (0, 0, len(SIZES)) and LARGE in "".join(said)
+
+
+@pytest.mark.parametrize("name", ["config.json", LARGE])
+def test_changed_bytes_there_are_found_and_sent_again(node: Node, name: str) -> None:
+    node.carry()
+    path = node.volume / name
+    spoil(path, 0)
+    with pytest.raises(CheckpointError, match=name):
+        print(node.whole)
+    said: list[str] = []
+    assert node.carry(said.append) == (1, SIZES[name], len(SIZES) - 1)
+    assert any(line.strip().startswith("warning") and name in line for line in said)
+    assert path.read_bytes() == (node.folder / name).read_bytes()
+
+
+def test_deep_finds_what_a_look_does_not(node: Node) -> None:
+    node.carry()
+    path = node.volume / LARGE
+    before = path.stat()
+    spoil(path, 200_000)  # between two samples
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert node.carry() == (0, 0, len(SIZES))
+    assert node.carry(deep=True) == (1, SIZES[LARGE], len(SIZES) - 1)
+    assert path.read_bytes() == (node.folder / LARGE).read_bytes()
+
+
+def spoil(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_killed_runs_are_gone_on_from(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over ssh. What they leave is no checkpoint, and costs only what it lacks."""
+    with ssh_host(tmp_path / "ssh", DOCKER_HOST=node.url) as host:
+        monkeypatch.setenv("PATH", host.path)
+        for limit in (10, 3 << 20, 20 << 20, 8 << 20):  # each goes on from the last
+            node.killed(host.url, limit)
+            assert node.whole is None
+        assert not (node.volume / RECORD).exists()
+        with engine_at(host.url) as engine:
+            done = carry(engine, node.release, node.folder, quiet)
+    assert done.bytes < TOTAL / 2 and done.whole >= 2, "the rest was there"
+    assert node.carry() == (0, 0, len(SIZES))
+    for name in SIZES:
+        assert (node.volume / name).read_bytes() == (node.folder / name).read_bytes()
+
+
+def test_a_partial_file_of_other_bytes_is_sent_whole(node: Node) -> None:
+    node.killed(node.url, 20 << 20)
+    (partial,) = node.volume.glob(".partial-*")
+    assert partial.name.endswith(LARGE) and partial.stat().st_size > 1 << 20
+    spoil(partial, 1000)
+    assert node.carry()[1] >= SIZES[LARGE]
+
+
+def test_what_the_record_does_not_name_goes(node: Node) -> None:
+    """A file of the right name and size is not trusted without its hash."""
+    node.carry()
+    (node.volume / RECORD).unlink()
+    for name in ("pickle.bin", ".partial-old"):
+        (node.volume / name).write_bytes(b"x")
+    spoil(node.volume / "model-00001.safetensors", 0)
+    assert node.carry() == (1, SIZES["model-00001.safetensors"], len(SIZES) - 1)
+    assert not (node.volume / "pickle.bin").exists()
+
+
+@pytest.mark.parametrize("change", ["byte", "shorter", "gone"])
+def test_a_file_that_changes_here_while_it_is_sent(node: Node, change: str) -> None:
+    path, whole = node.folder / LARGE, (node.folder / LARGE).read_bytes()
+    if change == "byte":
+        spoil(path, SIZES[LARGE] - 1)
+    elif change == "shorter":
+        os.truncate(path, SIZES[LARGE] - 1)
+    else:
+        path.unlink()
+    with pytest.raises(CheckpointError, match=str(path)):
+        node.carry()
+    assert node.whole is None and not (node.volume / LARGE).exists() and not node.busy
+    path.write_bytes(whole)
+    assert node.carry()[0] == 2, "the file, and the one after it"
+
+
+def test_a_receiver_that_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    send, count = Attached.send, 0
+
+    def counted(self: Attached, data: bytes) -> None:
+        nonlocal count
+        count += len(data)
+        if count > 20 << 20:
+            count = -TOTAL
+            self.container.kill()
+        send(self, data)
+
+    monkeypatch.setattr(Attached, "send", counted)
+    with pytest.raises(EngineError, match=f"{volume_name(KEY)} ended"):
+        node.carry()
+    assert node.whole is None and not node.busy
+    assert node.carry()[1] < TOTAL - (10 << 20)
+
+
+def test_a_container_that_a_killed_run_did_not_start(node: Node) -> None:
+    node.engine.containers.create(REF, "true", name=volume_name(KEY))
+    assert node.carry() == (len(SIZES), TOTAL, 0)
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_newer_engines(name: str, newer_root: Path, tmp_path: Path) -> None:
+    with newer_engine(newer_root, NEWER[name]) as engine:
+        with_image(engine, tmp_path)
+        url = str(engine.host["DOCKER_HOST"])
+        release = dataclasses.replace(made_release(engine), checkpoint_key=KEY)
+        node = Node(engine, url, release, made_folder(tmp_path / "checkpoint"))
+        node.killed(url, 20 << 20)
+        assert node.whole is None
+        files, count, _ = node.carry()
+        assert files <= 2 and count < TOTAL
+        assert node.carry(deep=True) == (0, 0, len(SIZES))
+
+
+def test_volumes_that_are_not_ours(node: Node) -> None:
+    name = volume_name(KEY)
+    volume = node.engine.client.volumes.create(name, labels={LABEL: "other"})
+    for look in (lambda: node.carry(), lambda: node.whole):
+        with pytest.raises(IntegrityError, match="saw other, wanted") as caught:
+            look()
+        assert f"docker volume rm {name}" in caught.value.next_step
+    volume.remove()
+    node.engine.client.volumes.create(name, labels={LABEL: KEY})
+    (node.volume / "config.json").mkdir()  # one that is not empty keeps its owner
+    with pytest.raises(HostError, match=r"belongs to 0:0, mode 755; .* 10001"):
+        node.carry()
+
+
+def test_no_room_there(tmpfs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="sp-", dir="/tmp"))
+    daemon = Daemon.private(folder, tmpfs("140m") / "data")
+    try:
+        start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, daemon)
+        url = f"unix://{daemon.socket}"
+        engine = Engine.at(url)
+        with contextlib.closing(engine.client):
+            with_image(engine, tmp_path)
+            release = dataclasses.replace(made_release(engine), checkpoint_key=KEY)
+            node = Node(engine, url, release, made_folder(tmp_path / "checkpoint"))
+            (node.engine.client.volumes.create(volume_name(KEY), labels={LABEL: KEY}))
+            free = shutil.disk_usage(node.volume).free
+            filler = node.volume.parent / "filler"
+            filler.write_bytes(bytes(free - (20 << 20)))
+            with pytest.raises(DiskError, match=rf"needs .* bytes in volume {volume_name(KEY)}"):
+                node.carry()
+            assert not list(node.volume.iterdir()) and not node.busy
+            monkeypatch.setattr(transfer, "SPARE", -TOTAL)  # somebody else fills it meanwhile
+            with pytest.raises(DiskError, match="No space left"):
+                node.carry()
+            assert node.whole is None
+            filler.unlink()
+            assert node.carry()[1] < TOTAL
+    finally:
+        stop_engine(daemon, quiet)
+        shutil.rmtree(folder)
+
+
+def test_a_release_with_its_checkpoint_over_a_link(
+    source: Source, other: tuple[Engine, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, url = other
+    checkpoint = checkpoint_of(source.paths, source.release)
+    names = json.loads((checkpoint / RECORD).read_text())["files"]
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "hostname").write_text(f"#!/bin/sh\necho 10.255.255.1 fe80::1 {LINK}\n")
+    (tools / "hostname").chmod(0o755)
+    with ssh_host(tmp_path / "ssh", DOCKER_HOST=url, PATH=f"{tools}:{os.environ['PATH']}") as host:
+        monkeypatch.setenv("PATH", host.path)
+        assert way_to(host.url, LINK) == way_to(host.url, "lo") == LINK
+        args = (source.paths, source.engine, source.release, host.url, quiet)
+        came = re.compile(r"Connection from .* on (\S+) port")
+        before = len(came.findall((host.folder / "log").read_text()))
+        sent, carried = copy_with_checkpoint(*args, way=LINK)
+        assert (sent.layers, carried.files, carried.whole) == (3, len(names), 0)
+        assert came.findall((host.folder / "log").read_text())[before:] == [LINK], "one login, and there"
+        sent, carried = copy_with_checkpoint(*args)
+        assert (sent.layers, carried.files, carried.whole) == (0, 0, len(names))
+        assert checkpoint_volume(engine, source.release) == carried.volume
+        with pytest.raises(NetworkError, match=r"at 127\.0\.0\.3, its address on the link"):
+            copy_with_checkpoint(*args, way="127.0.0.3")
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "platform", "linux/arm64")  # no such machine at hand
+        with pytest.raises(HostError, match="is linux/arm64, the image of"):
+            copy_with_checkpoint(source.paths, source.engine, source.release, url, quiet)
+    monkeypatch.undo()
+    files.remove_tree(checkpoint, lambda count: None)
+    with pytest.raises(CheckpointError, match="gone or not whole"):
+        copy_with_checkpoint(source.paths, source.engine, source.release, url, quiet)

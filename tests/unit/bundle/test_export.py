@@ -130,7 +130,7 @@ def test_next_steps_name_what_is_known(
     commands_bundle.export(tag, str(tmp_path / "out.tar"), store=False, checkpoint=False, image=False)
     assert "next, on the other machine: invoke import out.tar" in capsys.readouterr().out
     # what it says afterwards needs no second engine
-    monkeypatch.setattr(commands_bundle.transfer, "copy", lambda *args: Sent(1, 0, 1))
+    monkeypatch.setattr(commands_bundle.transfer, "copy", lambda *args, way: Sent(1, 0, 1))
     monkeypatch.setattr(commands_bundle, "engine_of", lambda paths: NO_ENGINE)
     commands_bundle.copy(tag, "ssh://host")
     said = capsys.readouterr().out
