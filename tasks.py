@@ -65,12 +65,27 @@ def serve(
         "limits of docs/serving.md that are to be others (default: as before; `none`)",
         "requests=64,restarts=3",
     ] = None,
+    nodes: Annotated[
+        str | None, "machines of a release that is for several (default: as before)", "here,ssh://me@spark2"
+    ] = None,
+    link: Annotated[
+        str | None, "interface of this machine, or network, between them (default: as before, else the only one)"
+    ] = None,
+    shared_link: Annotated[bool, "take the link though others are on it"] = False,
     drain: Drain = None,
     unit: Annotated[bool, "print a systemd unit that does this after a reboot, and serve nothing now"] = False,
 ) -> None:
     """Serve a release, in the place of what is served of its recipe."""
     options = AddressOptions(port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, allow=allow, limit=limit)
-    commands.serve.serve(recipe=recipe, release=tag, stack=stack, options=options, drain=drain, unit=unit)
+    commands.serve.serve(
+        recipe=recipe,
+        release=tag,
+        stack=stack,
+        options=options,
+        drain=drain,
+        unit=unit,
+        where=(nodes, link, shared_link),
+    )
 
 
 @task("serve")
@@ -601,10 +616,17 @@ def doctor(
     stage: Stage = None,
     online: Annotated[bool, "ask the Hub, too: whether it answers, and what time it is"] = False,
     json: Json = False,
+    nodes: Annotated[
+        str, "look at the machines of a release for several instead, and their link", "here,ssh://me@spark2"
+    ] = "",
+    link: Annotated[str | None, "with --nodes: interface of this machine, or network (default: the only one)"] = None,
 ) -> None:
     """Say what this machine is and has, and what it lacks."""
-    from sparkpin.commands.doctor import command
+    from sparkpin.commands.doctor import command, machines
 
+    if nodes:
+        machines.machines(urls=nodes, link=link, recipe=recipe)
+        return
     command.doctor(fix=fix, stack=stack, recipe_name=recipe, stage=stage, online=online, as_json=json)
 
 

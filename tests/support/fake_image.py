@@ -25,8 +25,9 @@ IMPORTED = f"""
 import json, os, sys
 sys.path[:0] = [{str(HERE)!r}, {str(SOURCES)!r}, {str(PACKAGES)!r}]
 import sparkpin.checkpoint.receive, runpy
-import fake_vllm, sparkpin.serve.front, sparkpin.serve.inside, encodings.utf_8, encodings.idna, encodings.ascii
-import encodings.latin_1, site, sysconfig, concurrent.futures.process, multiprocessing.synchronize
+import fake_vllm, sparkpin.serve.front, sparkpin.releases.inside, sparkpin.releases.peers
+import encodings.utf_8, encodings.idna, encodings.ascii, encodings.latin_1, site, sysconfig
+import concurrent.futures.process, multiprocessing.synchronize
 import multiprocessing.popen_spawn_posix, multiprocessing.resource_tracker
 files = [os.__file__] + [m.__file__ for m in sys.modules.values() if getattr(m, "__file__", None)]
 print(json.dumps([site.getsitepackages()[0], files]))

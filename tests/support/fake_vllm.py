@@ -161,7 +161,13 @@ def serving(server: UnixServer | TcpServer, fault: Fault = whole) -> Iterator[No
 
 
 def main(argv: list[str], fault: str) -> None:
-    """`vllm serve MODEL --uds PATH` or `--host HOST --port PORT`, told by FAKE_VLLM what to do wrong."""
+    """`vllm serve MODEL --uds PATH`, `--host HOST --port PORT` or `--headless`, told by FAKE_VLLM what to do wrong.
+
+    worker-NAME: what `--headless` does wrong. Where that ends at once, the others wait for it, as vLLM's do.
+    """
+    headless = "--headless" in argv
+    if fault.startswith("worker-"):
+        fault = fault.removeprefix("worker-") if headless else {"worker-exit": "silent"}.get(fault, "")
     print(f"version 0.32.0\nargv {json.dumps(argv)}\nuid {os.getuid()}", flush=True)
     print("facts", json.dumps(facts(argv[0])), flush=True)
     if fault == "exit":
@@ -173,9 +179,13 @@ def main(argv: list[str], fault: str) -> None:
             hoard.append(b"x" * (64 << 20))
     if fault == "silent":
         time.sleep(3600)
-    print('INFO SPARKPIN_MOD {"mod":"vllm-cpu","event":"active","version":"0"}', flush=True)
+    if fault != "without-mods":
+        print('INFO SPARKPIN_MOD {"mod":"vllm-cpu","event":"active","version":"0"}', flush=True)
     print("INFO Loading weights took 0.25 seconds", flush=True)
     print("Application startup complete.", flush=True)
+    if headless:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+        signal.pause()
     value = dict(itertools.pairwise(argv))
     server = (
         UnixServer(value["--uds"], Handler)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from functools import partial
 from pathlib import Path
 
 from sparkpin import commands
@@ -22,6 +21,7 @@ from sparkpin.releases import current, quality_gate
 from sparkpin.releases import keep as pinned
 from sparkpin.releases import rollback as rolling
 from sparkpin.releases.record import Release, Releases
+from sparkpin.serve import linked
 from sparkpin.serve.served import running_release
 
 FIRST = 12  # lines of `diff` in a dry run
@@ -57,6 +57,7 @@ def promote(tag: str, *, accept_loss: str = "", deep: bool = False) -> None:
     hashed: list[Path] = []
 
     def look(wanted: Release) -> None:
+        linked.require_there(paths, wanted)
         hashed.extend(
             require_consistent(paths, wanted, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
         )
@@ -101,7 +102,9 @@ def rollback(
     running = running_release(paths, engine, name)
     from sparkpin.build.consistent import require_consistent  # slow to import
 
-    look = partial(require_consistent, paths, finished=True)
+    def look(wanted: Release) -> None:
+        linked.require_there(paths, wanted)
+        require_consistent(paths, wanted, finished=True)
 
     def then(former: Release, release: Release) -> None:
         for line in went_back(former, release, running):

@@ -22,6 +22,7 @@ from sparkpin.serve import service
 from sparkpin.serve import status as serving_tasks
 from sparkpin.serve.address import UNCHANGED, AddressOptions
 from sparkpin.serve.choose_loader import with_loader
+from sparkpin.serve.nodes import NodesOptions
 from sparkpin.serve.served import FRONT, address_of, find, status
 from sparkpin.serve.waiting import Detached
 from sparkpin.smoke.server import clear_leftovers
@@ -35,8 +36,10 @@ def serve(
     stack: str | None = None,
     drain: int | None = None,
     unit: bool = False,
+    where: tuple[str | None, str | None, bool] = (None, None, False),
 ) -> None:
-    """unit: print a systemd unit that does so after a reboot, and serve nothing. drain: as `service.start`."""
+    """unit: print a systemd unit that does so after a reboot, and serve nothing. drain: as `service.start`; where: the
+    fields of `NodesOptions`."""
     paths = Paths.from_env()
     records = Releases(paths)
     if release:
@@ -50,11 +53,16 @@ def serve(
         name = choose_recipe(paths, recipe, stack)
         require_recipe(paths, records, name)
         chosen = retention.require_current(records, name)
+    if unit and where != (None, None, False):
+        raise InputError(
+            "--unit goes without --nodes, --link and --shared-link: the unit serves on the machines that it knows",
+            next_step=f"invoke serve --recipe {chosen.recipe} --nodes ... once, which keeps them; then --unit",
+        )
     if unit:
         serving_tasks.show_unit(paths, chosen.recipe, options)
         return
     engine = engine_of(paths)
-    if why := obstacle(paths, engine, chosen):
+    if why := obstacle(paths, engine, chosen, nodes=1):
         raise InputError(
             f"{chosen.tag} cannot be served here: {why}",
             next_step=f"where it can run: {how_to_carry(records, chosen)}",
@@ -67,7 +75,10 @@ def serve(
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)
     try:
-        served = service.start(paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, say=say)
+        asked = NodesOptions(*where)
+        served = service.start(
+            paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, say=say, where=asked
+        )
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return

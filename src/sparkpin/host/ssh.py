@@ -30,7 +30,8 @@ from docker.transport import UnixHTTPAdapter
 from sparkpin.core.errors import DiskError, EngineError, HostError, InputError, NetworkError
 from sparkpin.host.engine import TIMEOUT, Engine, engine_errors
 
-OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=15")
+OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
+SECONDS = 30  # that a host may take to answer
 # All connections go through the first, so that a key that wants to be touched is touched once. What a killed run leaves
 # ends by itself.
 SHARED = ("-o", "ControlMaster=auto", "-o", "ControlPersist=60", "-o")
@@ -42,8 +43,9 @@ ADDRESS_OF, MASK_OF = 0x8915, 0x891B  # SIOCGIFADDR, SIOCGIFNETMASK
 
 
 @contextlib.contextmanager
-def engine_at(url: str, way: str = "") -> Iterator[Engine]:
-    """The engine at a url, for as long as the block runs. way: the address that ssh goes to instead of the host's own.
+def engine_at(url: str, way: str = "", seconds: int = SECONDS) -> Iterator[Engine]:
+    """The engine at a url, for as long as the block runs. way: the address that ssh goes to instead of the host's own;
+    seconds: that an ssh host may take to answer.
 
     Raises InputError for no such url, NetworkError when ssh does not get there, EngineError when no engine answers.
     """
@@ -53,7 +55,7 @@ def engine_at(url: str, way: str = "") -> Iterator[Engine]:
     if scheme == "tcp" and not (host and port):
         step = f"{AGAIN} tcp://{host or 'host'}:2375, or whatever port that engine listens on"
         raise InputError(f"saw {url!r}, wanted tcp://host:port", next_step=step)
-    with bridge(url, way) if scheme == "ssh" else contextlib.nullcontext(url) as local:
+    with bridge(url, way, seconds) if scheme == "ssh" else contextlib.nullcontext(url) as local:
         with errors_of(url):
             engine = connect(local)
         with contextlib.closing(engine.client):
@@ -180,12 +182,13 @@ def options_of(url: str, way: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def bridge(url: str, way: str = "") -> Iterator[str]:
+def bridge(url: str, way: str = "", seconds: int = SECONDS) -> Iterator[str]:
     """A local socket (its url) behind which the engine of an ssh host answers."""
     with tempfile.TemporaryDirectory(prefix="sparkpin-ssh-") as folder, contextlib.ExitStack() as stack:
-        shared = (*SHARED, f"ControlPath={folder}/ssh", *options_of(url, way))
+        limit = ("-o", f"ConnectTimeout={seconds}")
+        shared = (*SHARED, f"ControlPath={folder}/ssh", *limit, *options_of(url, way))
         command = ssh_command(url, *shared)
-        require_docker(url, command, way)
+        require_docker(url, command, way, seconds)
         stack.callback(subprocess.run, ssh_command(url, *shared, "-O", "exit"), stderr=subprocess.DEVNULL)
         local = Path(folder) / "docker.sock"
         running: list[subprocess.Popen[bytes]] = []
@@ -214,11 +217,18 @@ def bridge(url: str, way: str = "") -> Iterator[str]:
                     process.terminate()
 
 
-def require_docker(url: str, command: list[str], way: str = "") -> None:
+def require_docker(url: str, command: list[str], way: str = "", seconds: int = SECONDS) -> None:
     """One try whose failure can be read: whether ssh gets there, and whether docker there reaches an engine."""
     argv = [*command, "docker", "version", "--format", "{{.Server.Version}}"]
     with tempfile.TemporaryFile() as errors:  # no pipe: the shared connection holds on to it
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, timeout=4 * seconds
+            )
+        except subprocess.TimeoutExpired:
+            raise NetworkError(
+                f"{url}: no answer within {4 * seconds} s", next_step=f"ssh {url} docker info: does it answer?"
+            ) from None
         errors.seek(0)
         words = errors.read().decode(errors="replace").split()
     if not done.returncode:

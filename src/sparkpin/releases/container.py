@@ -5,18 +5,23 @@ Both run an image as user 10001 without capabilities, on a read-only root, with 
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import stat
-from collections.abc import Mapping
+import tarfile
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sparkpin.core.errors import CheckpointError, EngineError, HostError, IntegrityError
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import APIError, Container, DeviceRequest, LogConfig, Ulimit
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.pins.nodes import MEETING_PORT, NodeRank, env_at, nodes_of, words_at
 from sparkpin.pins.vllm_command import MODEL_PATH
-from sparkpin.releases import compile_caches
+from sparkpin.releases import compile_caches, inside, peers
 from sparkpin.releases.record import Release
 
 UID = 10001
@@ -29,6 +34,11 @@ ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "
 GIB = 1 << 30
 TMPFS_BYTES = 2 * GIB
 LAST_LINES = 12
+PYTHON = ("python", "-IS")  # nothing of the image's packages: quick to start, and not theirs to change
+EXECUTE_SECONDS = 40
+"""The longest step of several machines. NCCL does not say that a node is gone: the limit does, and its own 300 s are
+more than the health check waits for an answer (`serve.launch.Health`)."""
+RDMA = "/dev/infiniband"
 
 # What vLLM's log says as it starts, in the order in which it says it; the first group goes into the text.
 STARTUP = (
@@ -131,16 +141,105 @@ def kept_log(size: str) -> LogConfig:
     return LogConfig(type=LogConfig.types.JSON, config={"max-size": size, "max-file": "3"})
 
 
-def options(release: Release, checkpoint: Path, *, memory: int | None, gpus: bool, cache: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Node:
+    """The container of one machine, of a release for several.
+
+    place: which of them it is, and its addresses.
+    key: of these nodes alone, made anew for each set of them. It proves one to the other (`peers`).
+    network: "host"; or for nodes on one machine "none", and "container:ID" for those that share the network of another.
+    gpu: the one that it gets, as nvidia-smi counts; None: all.
+    rdma: it gets the devices of the machine's InfiniBand or RoCE adapters.
+    """
+
+    place: NodeRank
+    key: str
+    network: str = "host"
+    gpu: int | None = None
+    rdma: bool = False
+
+
+def at_node(settings: dict[str, Any], node: Node, *, gpus: bool) -> dict[str, Any]:
+    """What `options` gave, for one of several machines: its network, its variables and its devices are its own."""
+    env = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(EXECUTE_SECONDS)} | settings["environment"] | env_at(node.place)
+    found = settings | {"environment": env, "network_mode": node.network}
+    if not gpus:
+        found["shm_size"] = GIB
+    elif node.place.on_one_host:  # containers share neither /dev/shm nor processes: NCCL is to speak as over a link
+        env |= dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"), "1")
+        env["NCCL_HOSTID"] = f"node{node.place.rank}"
+    if gpus and node.gpu is not None:
+        found["device_requests"] = [DeviceRequest(device_ids=[str(node.gpu)], capabilities=[["gpu"]])]
+    if node.rdma:  # it registers memory, which has to stay where it is
+        found |= {"devices": [f"{RDMA}:{RDMA}:rwm"], "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)]}
+    return found
+
+
+def node_argv(argv: Sequence[str], node: Node | None) -> list[str]:
+    return words_at(argv, node.place) if node else list(argv)
+
+
+def process_one(release: Release, node: Node | None, settings: Mapping[str, Any]) -> dict[str, bytes]:
+    """Files of `inside` and, for one of several machines, of `peers`. settings: as `inside` reads them."""
+    found = {"inside.py": Path(inside.__file__).read_bytes()}
+    if node:
+        place = node.place
+        section = {"rank": place.rank, "nodes": nodes_of(release.argv), "own": place.own, "head": place.head}
+        section |= {"port": MEETING_PORT, "release": release.key, "silent": peers.SILENT}
+        settings = dict(settings) | {"peers": section}
+        found |= {"sparkpin/releases/peers.py": Path(peers.__file__).read_bytes(), peers.KEY: node.key.encode()}
+    return found | {inside.SETTINGS: json.dumps(settings).encode()}
+
+
+def require_one_node(release: Release) -> None:
+    """HostError for a release that one container cannot serve."""
+    if (nodes := nodes_of(release.argv)) > 1:
+        raise HostError(
+            f"{release.tag} is for {nodes} machines, and this command starts a server on one",
+            next_step="invoke serve --nodes names them (docs/nodes.md)",
+        )
+
+
+def put(
+    container: Container,
+    folder: str,
+    files: Mapping[str, bytes],
+    *,
+    secret: Set[str] = frozenset({peers.KEY}),
+    owned: tuple[str, ...] = (),
+) -> None:
+    """Files for a folder that is a volume, whether the container runs or not.
+
+    Everybody can read them, the secret ones the container's user alone. owned: folders that are that user's.
+    """
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name in owned:
+            member = tarfile.TarInfo(name)
+            member.type, member.mode, member.uid, member.gid = tarfile.DIRTYPE, 0o700, UID, UID
+            tar.addfile(member)
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o400 if name in secret else 0o444
+            member.uid = member.gid = UID if name in secret else 0
+            tar.addfile(member, io.BytesIO(data))
+    with engine_errors():
+        if not container.put_archive(folder, buffer.getvalue()):
+            raise EngineError(f"the engine did not take the files of {container.name}", next_step="invoke doctor")
+
+
+def options(release: Release, checkpoint: Path | str, *, memory: int | None, gpus: bool, cache: str) -> dict[str, Any]:
     """Keyword arguments of the SDK's `containers.create` that do not depend on who runs it.
 
     Args:
+        checkpoint: its folder on this machine, or the name of a volume of the engine's.
         memory: limit in bytes, swap included; None on machines whose GPU shares the memory.
         cache: name of a volume for the user's home; a new one takes its owner from the image's own folder.
     """
+    source = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())
     settings = sandbox(release.env, memory=memory) | {
         "volumes": {
-            str(checkpoint.absolute()): {"bind": MODEL_PATH, "mode": "ro"},
+            source: {"bind": MODEL_PATH, "mode": "ro"},
             cache: {"bind": HOME, "mode": "rw"},
         },
         "stop_signal": "SIGINT",
@@ -154,10 +253,11 @@ def options(release: Release, checkpoint: Path, *, memory: int | None, gpus: boo
     return settings
 
 
-def memory_limit(engine: Engine, checkpoint: Path) -> int:
-    """Bytes for a server without a GPU: weights twice (read and repacked), the cache and the libraries."""
+def memory_limit(engine: Engine, checkpoint: Path, containers: int = 1) -> int:
+    """Bytes for a server without a GPU, or for each of its containers: weights twice (read and repacked), the cache and
+    the libraries."""
     total = int(engine.client.info()["MemTotal"])
-    return min(2 * folder_size(checkpoint) + 8 * GIB, int(total * 0.9))
+    return min(2 * folder_size(checkpoint) + 8 * GIB, int(total * 0.9) // containers)
 
 
 def ready_timeout(checkpoint: Path) -> float:

@@ -11,6 +11,7 @@ from sparkpin.host import machine
 from sparkpin.host.engine import Engine
 from sparkpin.host.gpus import Gpu, read_gpus
 from sparkpin.pins import manifests
+from sparkpin.pins.nodes import nodes_of
 from sparkpin.pins.schema import Stack
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
@@ -30,13 +31,16 @@ def uses_gpu(paths: Paths, release: Release) -> bool:
     return stack is not None and stack.gpu is not None
 
 
-def obstacle(paths: Paths, engine: Engine, release: Release) -> str:
-    """Why no server of the release can run on this machine; "" when one can, or when its stack is nowhere any more."""
+def obstacle(paths: Paths, engine: Engine, release: Release, *, nodes: int | None = None) -> str:
+    """Why no server of the release can run on this machine; "" when one can, or when its stack is nowhere any more.
+
+    nodes: how many of the release's are to be on this machine; None: all.
+    """
     stack = stack_of(paths, release)
     if stack is None:
         return ""
     gpus = read_gpus(machine.output) if stack.gpu and not engine.elsewhere else ()
-    return obstacle_of(stack, engine.platform, gpus, engine.elsewhere)
+    return obstacle_of(stack, engine.platform, gpus, engine.elsewhere, nodes=nodes or nodes_of(release.argv))
 
 
 def obstacle_here(paths: Paths, release: Release) -> str:
@@ -44,16 +48,23 @@ def obstacle_here(paths: Paths, release: Release) -> str:
     stack = stack_of(paths, release)
     if stack is None:
         return ""
-    return obstacle_of(stack, machine.this_platform(), read_gpus(machine.output) if stack.gpu else ())
+    gpus = read_gpus(machine.output) if stack.gpu else ()
+    return obstacle_of(stack, machine.this_platform(), gpus, nodes=nodes_of(release.argv))
 
 
-def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu], elsewhere: str = "") -> str:
-    """platform: the engine's. gpus: of this machine. elsewhere: the engine's machine where that is another."""
+def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu], elsewhere: str = "", *, nodes: int = 1) -> str:
+    """platform: the engine's. gpus: of this machine. elsewhere: the engine's machine where that is another. nodes: of
+    the release; all of them on this machine, each with a GPU of its own."""
     if stack.platform != platform:
         return f"stack {stack.name} is for {stack.platform}, and this engine's machine is {platform}"
     if elsewhere:
         return f"the engine runs on {elsewhere}, and a server is given folders of this machine"
-    if stack.gpu and not any(gpu.compute_capability == stack.gpu.sm for gpu in gpus):
+    fitting = sum(gpu.compute_capability == stack.gpu.sm for gpu in gpus) if stack.gpu else nodes
+    if not fitting and stack.gpu:
         there = ", ".join(f"{gpu.name}, {gpu.compute_capability}" for gpu in gpus) or "none"
         return f"stack {stack.name} is for a GPU of compute capability {stack.gpu.sm}; here: {there}"
+    if fitting < nodes:
+        return (
+            f"it is for {nodes} machines with a GPU each, and this one has {fitting}: invoke serve --nodes names them"
+        )
     return ""

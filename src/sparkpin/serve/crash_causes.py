@@ -32,6 +32,11 @@ CAUSES = (
         "when it comes back: invoke logs --recipe {recipe}, and dmesg for an error of the GPU (Xid)",
     ),
     Cause(
+        r"sparkpin: REFUSED: ",
+        "its nodes do not serve the same release, or one has no whole checkpoint; the log names both sides",
+        "invoke copy {tag} --to URL --with-checkpoint brings a machine both",
+    ),
+    Cause(
         r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|NVRM: .*out of memory|NV_ERR_NO_MEMORY",
         "the GPU's memory, which on a Spark is the machine's, did not suffice",
         "invoke plan --recipe {recipe}; lower --gpu-memory-utilization or --max-num-batched-tokens, and end what else "
@@ -129,6 +134,12 @@ CAUSES = (
         r"NVRM: Xid|CUDA error: (?:an illegal memory|unspecified launch|device-side assert)|Cutlass error",
         "a kernel failed on the GPU",
         "invoke rollback --serve goes back to the last good release; dmesg has more where it says Xid",
+    ),
+    Cause(
+        r"sparkpin: rank \d+ (?:closed the connection|was silent)",
+        "another node of it ended or went silent, and this one ended with it",
+        "the log of that node says why; Docker starts both again, and they wait for each other",
+        is_last=True,
     ),
     Cause(
         r"EngineDeadError|EngineCore .*died|Engine core .*died|sparkpin: ended by signal 9|EngineCore.*exit",

@@ -137,7 +137,7 @@ def create(engine: Engine, order: FrontOrder) -> Container:
     running.network(engine)
     container = engine.client.containers.create(order.image, name=order.name + FRONT, labels=labels, **order.settings)
     try:
-        launch.put(container, FOLDER, order.files, secret={KEY, TLS_KEY})
+        running.put(container, FOLDER, order.files, secret={KEY, TLS_KEY})
     except BaseException:
         launch.remove(container)
         raise
@@ -146,7 +146,7 @@ def create(engine: Engine, order: FrontOrder) -> Container:
 
 def use(front: Container, folder: str) -> None:
     """From now on requests go to the server whose socket is there."""
-    launch.put(front, FOLDER, {UPSTREAM: folder.encode()})
+    running.put(front, FOLDER, {UPSTREAM: folder.encode()})
 
 
 def drop_former_network(engine: Engine) -> None:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import io
-import json
-import tarfile
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkpin.core.errors import EngineError
 from sparkpin.host.containers import APIError, Container, Healthcheck, Mount
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_command import drop_flags, served_name
 from sparkpin.releases import container as running
+from sparkpin.releases import inside
+from sparkpin.releases.container import PYTHON, Node, put
 from sparkpin.releases.record import Release
-from sparkpin.serve import inside
 from sparkpin.serve.closed_in import SOCKETS
 from sparkpin.serve.rules import SOCKET, Limits
 from sparkpin.smoke.server import socket_argv
 
 FOLDER = "/run/sparkpin"
 PROGRAM = f"{FOLDER}/inside.py"
-PYTHON = ("python", "-IS")  # nothing of the image's packages: quick to start, and not theirs to change
 SOCKET_LABEL = "sparkpin.serve.socket"  # its value is the folder below SOCKETS where the server's socket lies
 SECOND = 10**9  # Docker counts in nanoseconds
 
@@ -41,25 +37,32 @@ class Health:
 
 @dataclass(frozen=True)
 class LaunchOrder:
-    """What is to be served, and how. memory: limit in bytes, swap included; labels: whose it is; timeout: seconds that
-    its start may take."""
+    """What is to be served, and how. checkpoint: a folder, or the name of a volume; memory: limit in bytes, swap
+    included; labels: whose it is; timeout: seconds that its start may take; node: which one of several machines, None
+    where it is one."""
 
     release: Release
-    checkpoint: Path
+    checkpoint: Path | str
     memory: int | None
     gpus: bool
     labels: Mapping[str, str]
     timeout: float
     health: Health = Health()
     limits: Limits = field(default_factory=Limits)
+    node: Node | None = None
 
 
 def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None, folder: str = "a") -> Container:
     """A container that has not been started. It listens in a folder of a volume; None: of one that goes with it.
 
-    It gets no key: who may ask is decided before it (`front`), and it has no network that others could come by.
+    It gets no key: who may ask is decided before it (`front`), and it has no network that others could come by. A node
+    has one, for its peers, and has its API on the same socket.
+
+    HostError for a release for several machines without a node.
     """
-    release = wanted.release
+    release, node = wanted.release, wanted.node
+    if node is None:
+        running.require_one_node(release)
     settings = running.options(
         release,
         wanted.checkpoint,
@@ -69,18 +72,21 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
     )
     settings["environment"].pop("VLLM_API_KEY", None)
     settings["environment"]["FORWARDED_ALLOW_IPS"] = "*"  # its log names clients, and they come through the front alone
+    settings = running.apart(settings)
+    if node is not None:
+        settings = running.at_node(settings, node, gpus=wanted.gpus)
     container = engine.client.containers.create(
         release.tag,
         name=name,
         entrypoint=[*PYTHON, PROGRAM, "run"],
-        command=drop_flags(socket_argv(release, socket_of(folder)), "--api-key"),
+        command=running.node_argv(drop_flags(socket_argv(release, socket_of(folder)), "--api-key"), node),
         labels=dict(wanted.labels) | {SOCKET_LABEL: folder},
         healthcheck=healthcheck(wanted),
         mounts=[
             Mount(target=FOLDER, source=None, type="volume"),  # goes with the container
             Mount(target=SOCKETS, source=volume, type="volume"),
         ],
-        **running.apart(settings),
+        **settings,
     )
     try:
         put(container, FOLDER, parts(wanted, folder), owned=("state",))
@@ -118,35 +124,7 @@ def parts(wanted: LaunchOrder, folder: str) -> dict[str, bytes]:
         "restarts": wanted.limits.restarts,
         "refill": wanted.limits.refill,
     }
-    return {"inside.py": Path(inside.__file__).read_bytes(), inside.SETTINGS: json.dumps(settings).encode()}
-
-
-def put(
-    container: Container,
-    folder: str,
-    files: Mapping[str, bytes],
-    *,
-    secret: Set[str] = frozenset(),
-    owned: tuple[str, ...] = (),
-) -> None:
-    """Files for a folder that is a volume, whether the container runs or not.
-
-    Everybody can read them, the secret ones the container's user alone. owned: folders that are that user's.
-    """
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name in owned:
-            member = tarfile.TarInfo(name)
-            member.type, member.mode, member.uid, member.gid = tarfile.DIRTYPE, 0o700, running.UID, running.UID
-            tar.addfile(member)
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(data), 0o400 if name in secret else 0o444
-            member.uid = member.gid = running.UID if name in secret else 0
-            tar.addfile(member, io.BytesIO(data))
-    with engine_errors():
-        if not container.put_archive(folder, buffer.getvalue()):
-            raise EngineError(f"the engine did not take the files of {container.name}", next_step="invoke doctor")
+    return running.process_one(wanted.release, wanted.node, settings)
 
 
 def end(container: Container) -> None:

@@ -81,9 +81,12 @@ def fits_beside(room: Room) -> bool:
     return room.plan is not None and room.needed + SLACK + HOST_RESERVE <= available()
 
 
-def require_room(room: Room, release: Release) -> None:
-    """HostError when the plan needs more than is free: on unified memory vLLM would take the machine with it."""
-    free = available()
+def require_room(room: Room, release: Release, free: int | None = None) -> None:
+    """HostError when the plan needs more than is free: on unified memory vLLM would take the machine with it.
+
+    free: bytes, of another machine; None: of this one, as it is now.
+    """
+    free = available() if free is None else free
     if room.plan is None or room.needed <= free:
         return
     hints = "; ".join(room.plan.hints)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparkpin.core.terminal import size
+from sparkpin.releases.inside import BEGUN
 from sparkpin.serve.crash_causes import Cause, cause_of
-from sparkpin.serve.inside import BEGUN
 
 TAIL_LINES = 12
 DIVIDES = f"sparkpin: {BEGUN}\n".encode()

@@ -3,6 +3,7 @@ user says otherwise (docs/serving.md)."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
@@ -19,10 +20,12 @@ from sparkpin.pins.vllm_command import drop_flags, flag_value, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, fronts, keys, launch, memory_limit, tls, waiting
+from sparkpin.serve import crash_facts, fronts, keys, launch, linked, memory_limit, nodes, tls, waiting
 from sparkpin.serve.address import UNCHANGED, Address, AddressOptions
 from sparkpin.serve.fronts import FrontOrder
 from sparkpin.serve.launch import SOCKET_LABEL, Health, LaunchOrder
+from sparkpin.serve.linked import Spread
+from sparkpin.serve.nodes import NodesOptions
 from sparkpin.serve.ports import require_free
 from sparkpin.serve.rules import RISKS
 from sparkpin.serve.served import (
@@ -61,6 +64,7 @@ def start(
     health: Health | None = None,
     beside: bool | None = None,
     drain: float | None = None,
+    where: NodesOptions | None = None,
 ) -> Served:
     """Serve a release and return once it answers a real request. One that already runs is left alone; where only its
     address is to be another, or the key, its front is replaced.
@@ -73,6 +77,7 @@ def start(
             command, else 8000), the host 127.0.0.1.
         gpus: give the container all GPUs.
         beside: start it while the former one runs; None: if memory allows.
+        where: the machines of a release that is for several; None: as before.
         drain: seconds that the former one has for requests under way; None: DRAIN_SECONDS.
 
     Raises:
@@ -84,13 +89,19 @@ def start(
     running.require_readable(checkpoint)
     running.require_here(engine)
     running.require_image(engine, release)
-    with files.lock(
-        paths.home / "serve" / f".{release.recipe}.lock",
-        on_wait=lambda: say(f"waiting for another `invoke serve` of {release.recipe}"),
+    with (
+        files.lock(
+            paths.home / "serve" / f".{release.recipe}.lock",
+            on_wait=lambda: say(f"waiting for another `invoke serve` of {release.recipe}"),
+        ),
+        contextlib.ExitStack() as connections,
     ):
         name, drain = name_of(paths, release.recipe), DRAIN_SECONDS if drain is None else drain
         old, front = tidy(engine, name)
         fronts.drop_former_network(engine)
+        together = (where or NodesOptions()).applied(nodes.kept(paths, release.recipe), release)
+        machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else []
+        old = linked.rejoined(connections, old, machines, release.recipe, str(paths.home), say)
         known, kept = address_of(front), kept_address(paths, release.recipe)
         address = options.applied(known or kept or Address.of_command(release.argv))
         if kept and not known:
@@ -101,9 +112,16 @@ def start(
         pair = tls.read(address.cert, address.tls_key) if address.cert else None
         if not (front and is_running(front) and known and (known.host, known.port) == (address.host, address.port)):
             require_free(engine, address.host, address.port)
+        was_there = old is not None and is_running(old)
+        checked = None
+        if together:
+            checked = nodes.check(paths, machines, together, release, checkpoint, address.host, say, busy=was_there)
         key = key_of(paths, release, address.host)  # may make one, which a command that is refused is not to leave
         order = FrontOrder(name, str(paths.home), release.recipe, release.tag, address, key, pair)
-        same = old is not None and is_running(old) and old.labels.get(RELEASE_LABEL) == release.tag
+        same = was_there and old is not None and old.labels.get(RELEASE_LABEL) == release.tag
+        if same and not (linked.whole(old) and linked.nodes_of(old) == (checked.nodes if checked else None)):
+            say(f"{name} runs on other machines, or not on all of them")
+            same = False
         if same and old is not None and old.labels.get(COMMAND_LABEL) != command_mark(release):
             say(f"{old.name} runs {release.tag} with another command or environment than its record has")
             same = False
@@ -126,20 +144,40 @@ def start(
             health=health or Health(),
             limits=address.limits,
         )
+        spread = Spread(checked, linked.key_of(paths, release.recipe, new=not same)) if checked else None
+        if checked:
+            nodes.keep(paths, release.recipe, checked.nodes)  # now, for a start that nobody waits for goes on
         if old is not None and space is None:
-            served = resumed(paths, engine, order, old, wanted, say)
+            served = resumed(paths, engine, order, old, wanted, say, spread)
         else:
             assert space is not None
             ready = old is not None and describe(old, front).ready
             with engine_errors():
-                if old is not None and ready and (memory_limit.fits_beside(space) if beside is None else beside):
+                alone = not spread and not linked.nodes_of(old)  # else both want the link's ports
+                if (
+                    old is not None
+                    and ready
+                    and alone
+                    and (memory_limit.fits_beside(space) if beside is None else beside)
+                ):
                     served = taken_over(paths, engine, order, old, wanted, drain, say)
                 else:
                     with replaced(engine, name, old, release, drain, say):
                         if gpus:
                             memory_limit.drop_page_cache(say)
                             memory_limit.require_room(space, release)
-                        served = launched(paths, engine, order, old, wanted, say)
+                        if together and was_there:
+                            nodes.check(
+                                paths,
+                                machines,
+                                together,
+                                release,
+                                checkpoint,
+                                address.host,
+                                lambda line: None,
+                                busy=False,
+                            )
+                        served = launched(paths, engine, order, old, wanted, say, spread)
         # The front has it now. Should that go without `stop`, an older address must not open the server again.
         address_path(paths, release.recipe).unlink(missing_ok=True)
         return served
@@ -188,13 +226,21 @@ def settled(
     return chosen
 
 
-def resumed(paths: Paths, engine: Engine, order: FrontOrder, old: Container, wanted: LaunchOrder, say: Say) -> Served:
+def resumed(
+    paths: Paths,
+    engine: Engine,
+    order: FrontOrder,
+    old: Container,
+    wanted: LaunchOrder,
+    say: Say,
+    spread: Spread | None = None,
+) -> Served:
     """The release runs; its front may have to be another one."""
     say(f"{wanted.release.tag} already runs as {old.name}")
     if not launch.asks(old)[0]:
         folder = crash_facts.folder_of(paths, wanted.release.recipe, wanted.release.name)
         waiting.until_ready(old, wanted.release, wanted.timeout, folder, say, fresh=False)
-    launch.keep_up(old, wanted)  # a run that was killed while it waited did not get to it
+    linked.keep_up(old, wanted, spread)  # a run that was killed while it waited did not get to it
     folder_name = old.labels[SOCKET_LABEL]
     with fronts.opened(engine, order, folder_name) as front:
         fronts.use(front, folder_name)
@@ -208,10 +254,11 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
 
     InputError for a recipe of which nothing is served.
     """
-    with engine_errors():
+    with contextlib.ExitStack() as connections, engine_errors():
         every = [container for container in parts(engine) if container.labels.get(HOME_LABEL) == str(paths.home)]
         chosen = [c for c in every if recipe in (None, c.labels[LABEL])]
-        if recipe is not None and not chosen:
+        others = connections.enter_context(linked.elsewhere(paths, recipe, chosen, say))
+        if recipe is not None and not chosen and not others:
             known = ", ".join(sorted({c.labels[LABEL] for c in every}))
             raise InputError(
                 f"no service of recipe {recipe!r} runs",
@@ -222,9 +269,15 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
             if ADDRESS_LABEL in container.labels and container.status != "created":
                 keep_address(paths, container.labels[LABEL], container.labels[ADDRESS_LABEL])
             if ADDRESS_LABEL not in container.labels:
-                say(f"stopping {container.name}")
+                own = [(m, other) for m, other in others if linked.recipe_of(other) == container.labels[LABEL]]
+                others = [pair for pair in others if pair not in own]
+                container = linked.Linked(container, own, say) if own else container
+                say(f"stopping {container.name}{''.join(f', {other.name} at {m.where}' for m, other in own)}")
                 container.stop(timeout=STOP_SECONDS)
             launch.remove(container)
+        for machine, other in others:  # an earlier `stop` could not reach it, or rank 0 was removed by hand
+            say(f"stopping {other.name} at {machine.where}")
+            launch.remove(other)
         for name in {name_of(paths, container.labels[LABEL]) for container in chosen}:
             fronts.drop_sockets(engine, name)
         fronts.drop_former_network(engine)

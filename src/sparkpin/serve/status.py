@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,9 +23,11 @@ from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.machine import serve_command
 from sparkpin.releases.container import HOME_LABEL, log_of
 from sparkpin.releases.record import Releases
-from sparkpin.serve import crash_facts, keys, load, unit
+from sparkpin.serve import crash_facts, keys, linked, load, nodes, unit
 from sparkpin.serve.address import Address, AddressOptions, endpoint
 from sparkpin.serve.client_formats import found_here
+from sparkpin.serve.linked import NodeState
+from sparkpin.serve.nodes import HERE
 from sparkpin.serve.postmortem import last_life, report
 from sparkpin.serve.served import (
     FRONT,
@@ -35,6 +38,7 @@ from sparkpin.serve.served import (
     describe,
     find,
     front_of,
+    is_running,
     kept_address,
     name_of,
     services,
@@ -45,6 +49,7 @@ from sparkpin.smoke.metrics import total
 
 WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:[\d.]+:\d+ )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK')
 """What the server writes of the health check, who asks from within and has no address, and of `invoke status`."""
+NONE_ELSEWHERE: Mapping[str, Sequence[NodeState]] = {}
 LOAD_SECONDS = 1.0  # between two readings of a server that has work
 ANSWERS, STARTS = "answers", "starts"
 NEXT = ("invoke status", "invoke logs", "invoke stop")
@@ -58,10 +63,15 @@ def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
     """
     every = served_here(engine)
     found = {served.container: find(engine, served.container) for served in every}
+    others = {served.container: linked.states(found[served.container]) for served in every}
     if as_json:
-        terminal.show(json.dumps([{**asdict(served), "url": served.url} for served in every], indent=2, sort_keys=True))
+        rows = [
+            {**asdict(served), "url": served.url, "nodes": [asdict(other) for other in others[served.container]]}
+            for served in every
+        ]
+        terminal.show(json.dumps(rows, indent=2, sort_keys=True))
     elif every:
-        show_all(paths, every, found)
+        show_all(paths, every, found, others)
     else:
         terminal.show(f"nothing is served; next: {how_to_serve(paths)}")
     for served in every:
@@ -74,10 +84,16 @@ def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
             )
 
 
-def show_all(paths: Paths, every: Sequence[Served], found: Mapping[str, Container | None]) -> None:
+def show_all(
+    paths: Paths,
+    every: Sequence[Served],
+    found: Mapping[str, Container | None],
+    others: Mapping[str, Sequence[NodeState]] = NONE_ELSEWHERE,
+) -> None:
     terminal.table(COLUMNS, [row(paths, served, found[served.container]) for served in every], spare="container")
     for served in every:
-        more = [f"started again {terminal.count(served.restarts, 'time')}"] if served.restarts else []
+        more = [f"rank {rank} at {one.text}" for rank, one in enumerate(others.get(served.container, ()), 1)]
+        more += [f"started again {terminal.count(served.restarts, 'time')}"] if served.restarts else []
         more += [f"open besides: {', '.join(served.allow)}"] if served.allow else []
         more += [f"limits: {', '.join(f'{n}={v}' for n, v in served.limits.items())}"] if served.limits else []
         if now := load_of(paths, served):
@@ -184,6 +200,9 @@ def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow
     """The server's own words; where its container went with a start that failed, those that were kept."""
     try:
         container = service_of(paths, engine, recipe)
+        if linked.nodes_of(container):
+            logs_of_all(container, lines=lines, follow=follow)
+            return
     except InputError:
         if kept := newest_log(paths, recipe):
             terminal.say(f"nothing runs; the last start that failed: {kept}")
@@ -197,6 +216,37 @@ def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow
                     write(told_to_people(chunk))
         else:
             write(last_told(container, lines))
+
+
+def logs_of_all(container: Container, *, lines: int, follow: bool) -> None:
+    """Of each machine of a server, its name before each line."""
+    its = linked.nodes_of(container)
+    with linked.reached(its.urls[1:] if its else ()) as (machines, away):
+        for url, error in away.items():
+            terminal.say(f"{url} is away: {error.message}")
+        parts = [(HERE, container), *linked.group_of(container, machines)]
+
+        def tell(part: tuple[str, Container]) -> None:
+            name = part[0].encode()
+            with engine_errors():
+                if not follow:
+                    write([b"%s | %s" % (name, line) for line in last_told(part[1], lines)])
+                    return
+                rest = b""
+                for chunk in part[1].logs(stream=True, follow=True, tail=lines):
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    write([b"%s | %s\n" % (name, line) for line in whole if told_to_people(line)])
+
+        if not follow:
+            for part in parts:
+                tell(part)
+            return
+        for part in parts:
+            threading.Thread(target=tell, args=(part,), daemon=True).start()
+        with contextlib.suppress(KeyboardInterrupt):
+            while is_running(container):
+                time.sleep(1)
+                container.reload()
 
 
 def last_told(container: Container, count: int) -> list[bytes]:
@@ -257,6 +307,10 @@ def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     sys.stdout.write(text)
     for line in unit.how_to_install(recipe, system=system):
         terminal.say(line)
+    for url in its.urls[1:] if (its := nodes.kept(paths, recipe)) else ():
+        terminal.say(
+            f"at {url}: sudo systemctl enable docker  # its container starts with Docker, and waits for this one"
+        )
 
 
 def told(paths: Paths, served: Served, cert: str = "", context: int | None = None, scripted: bool = False) -> list[str]:

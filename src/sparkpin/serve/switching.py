@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.releases.inside import PROMPT
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, fronts, launch, memory_limit, waiting
+from sparkpin.serve import crash_facts, fronts, launch, linked, memory_limit, waiting
 from sparkpin.serve.fronts import FrontOrder
-from sparkpin.serve.inside import PROMPT
 from sparkpin.serve.launch import SOCKET_LABEL, LaunchOrder, requests_under_way
+from sparkpin.serve.linked import Spread
 from sparkpin.serve.served import FORMER, NEXT, RELEASE_LABEL, Served, client_of, describe, is_running
 from sparkpin.serve.waiting import Detached
 
@@ -25,11 +27,20 @@ ANSWER_SECONDS = 60.0
 
 
 def launched(
-    paths: Paths, engine: Engine, order: FrontOrder, old: Container | None, wanted: LaunchOrder, say: Say
+    paths: Paths,
+    engine: Engine,
+    order: FrontOrder,
+    old: Container | None,
+    wanted: LaunchOrder,
+    say: Say,
+    spread: Spread | None = None,
 ) -> Served:
-    """Create, start and wait; the front says meanwhile that there is nobody. What does not become ready is removed."""
+    """Create, start and wait; the front says meanwhile that there is nobody. What does not become ready is removed.
+
+    spread: the machines of a release that is for several.
+    """
     name, folder = order.name, fronts.folder_of(old)
-    container = launch.create(engine, name, wanted, volume=name, folder=folder)
+    container = linked.create(engine, name, wanted, spread, folder, say)
     try:
         with fronts.opened(engine, order, folder) as front:
             fronts.use(front, folder)
@@ -38,9 +49,9 @@ def launched(
                     container.start()
                 say(f"started {name} from {wanted.release.tag}")
                 try:
-                    ready(paths, container, wanted, say)
+                    ready(paths, container, wanted, say, spread)
                 except KeyboardInterrupt:
-                    launch.keep_up(container, wanted)
+                    linked.keep_up(container, wanted, spread)
                     raise Detached(f"{name} goes on starting {wanted.release.tag}") from None
                 answered(container, front, order.key, say)
             except Detached:
@@ -65,13 +76,13 @@ def told(container: Container, front: Container) -> Served:
     return describe(container, front)
 
 
-def ready(paths: Paths, container: Container, wanted: LaunchOrder, say: Say) -> None:
+def ready(paths: Paths, container: Container, wanted: LaunchOrder, say: Say, spread: Spread | None = None) -> None:
     """It answers a request from within, and from now on Docker keeps it up."""
     folder = crash_facts.folder_of(paths, wanted.release.recipe, wanted.release.name)
     seconds = waiting.until_ready(container, wanted.release, wanted.timeout, folder, say, fresh=True)
-    if wanted.gpus:
+    if wanted.gpus and isinstance(wanted.checkpoint, Path):
         memory_limit.forget_files(wanted.checkpoint)
-    launch.keep_up(container, wanted)
+    linked.keep_up(container, wanted, spread)
     say(f"ready after {seconds:.0f} s")
 
 

@@ -12,7 +12,7 @@ from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import engine_errors
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, launch, startup, startup_bar
+from sparkpin.serve import crash_facts, launch, linked, startup, startup_bar
 from sparkpin.serve.postmortem import report
 
 LOOK_SECONDS = 1.0  # at most: a short start is looked at more often
@@ -61,7 +61,12 @@ def look(container: Container, release: Release) -> tuple[str | None, bytes]:
     with engine_errors():
         try:
             container.reload()
-            return crash_facts.how_ended(container), running.log_of(container)
+            how = crash_facts.how_ended(container)
+            for machine, peer in linked.peers_of(container) if how is None else ():
+                peer.reload()
+                if ended := crash_facts.how_ended(peer):
+                    how = f"at {machine.where} {ended}"
+            return how, running.log_of(container)
         except NotFound:
             raise SmokeError(
                 f"{release.tag} was stopped while it started", next_step=f"invoke serve {release.tag}"
@@ -71,8 +76,9 @@ def look(container: Container, release: Release) -> tuple[str | None, bytes]:
 def failure(container: Container, release: Release, how: str, folder: Path) -> SmokeError:
     found = crash_facts.examine(container, release.recipe, release.tag, how)
     kept = crash_facts.keep(folder, found)
+    others = linked.deaths(container, release, folder)
     return SmokeError(
-        f"{release.tag} did not become ready\n" + "\n".join(report(found)),
+        "\n".join([f"{release.tag} did not become ready", *report(found), *others]),
         next_step=f"read {kept.with_name(crash_facts.LOG)}; invoke smoke {release.tag}",
     )
 

@@ -97,9 +97,11 @@ def tool_answer(subject: SmokeSubject) -> str:
 
 def active_mods(subject: SmokeSubject) -> str:
     log, demands = subject.log(), subject.demands
+    for rank, said in enumerate((log, *subject.other_logs())):
+        faults = mods.faults(mods.reports(said), demands.mods)
+        faults += kernels.faults(said, demands.kernels) if demands.kernels else []
+        require(not faults, (f"rank {rank}: " if rank else "") + "; ".join(faults))
     seen = mods.reports(log)
-    faults = mods.faults(seen, demands.mods) + (kernels.faults(log, demands.kernels) if demands.kernels else [])
-    require(not faults, "; ".join(faults))
     told = [f"{mod}: {text}" for mod, text in sorted(kernels.summaries(log).items())]
     return "; ".join([", ".join(sorted(mods.active(seen))) or "none wanted, none active", *told])
 

@@ -1,8 +1,9 @@
 """The smoke test: a release's own image serves its own checkpoint, and real requests show whether it may be used.
 
-The evidence comes to lie in the folder `smoke` of the release's evidence: server.log (all that the container wrote),
-exchanges.jsonl (each request with the raw answer), result.json and what checks leave (`drift`: logprobs.json). Servers
-that draft another number of tokens leave server-drafts-N.log and exchanges-drafts-N.jsonl; their checks are `name@N`.
+The evidence comes to lie in the folder `smoke` of the release's evidence: server.log (all that the container wrote;
+server-1.log and so on for further nodes), exchanges.jsonl (each request with the raw answer), result.json and what
+checks leave (`drift`: logprobs.json). Servers that draft another number of tokens leave server-drafts-N.log and
+exchanges-drafts-N.jsonl; their checks are `name@N`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class ServerEvidence:
     checks: list[CheckResult] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     log: bytes = b""
+    other_logs: tuple[bytes, ...] = ()  # of ranks 1 and up
     ready_seconds: float | None = None
     acceptance: metrics.DraftCounts | None = None
     leaves: dict[str, Any] = field(default_factory=dict)  # file -> JSON value
@@ -117,7 +119,7 @@ def run_smoke(
                     examine(server, subject, names, evidence, say)
                     evidence.exchanges, evidence.leaves = client.exchanges, subject.leaves
                 server.stop()
-                evidence.log = server.log()
+                evidence.log, evidence.other_logs = server.log(), server.other_logs()
             if evidence.ready_seconds is None:
                 break  # the other lengths would tell no more
         seconds = time.monotonic() - begin
@@ -131,6 +133,7 @@ def subject_of(release: Release, client: Client, server: Server, length: int, **
         model=served_name(release.argv),
         expect=expectations_of(release.demands),
         log=server.log,
+        other_logs=server.other_logs,
         demands=release.demands,
         argv=release.argv,
         length=length,
@@ -193,6 +196,8 @@ def finished(
             for file, value in each.leaves.items():
                 write_json(folder / drift.marked(file, each.mark), value)
             (folder / f"server{name}.log").write_bytes(each.log)
+            for rank, log in enumerate(each.other_logs, start=1):
+                (folder / f"server-{rank}{name}.log").write_bytes(log)
             lines = [json.dumps(exchange.as_dict(), ensure_ascii=False) + "\n" for exchange in each.exchanges]
             (folder / f"exchanges{name}.jsonl").write_text("".join(lines), encoding="utf-8")
         write_json(folder / "result.json", record)

@@ -1,4 +1,8 @@
-"""The container under test: no network, a Unix socket in a mounted folder, gone when the test ends, however it ends."""
+"""The container under test: no network, a Unix socket in a mounted folder, gone when the test ends, however it ends.
+
+A release for several machines has a container for each on this one, in one network namespace without a network, with
+the same process 1 as when it is served (`releases.inside`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +21,12 @@ from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.host.containers import Container
+from sparkpin.host.containers import Container, Mount
 from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.pins.nodes import nodes_of, on_loopback
 from sparkpin.pins.vllm_command import drop_flags, set_flag
 from sparkpin.releases import container as running
+from sparkpin.releases import inside
 from sparkpin.releases.record import Release
 
 if TYPE_CHECKING:  # slow to import, and `prune` needs only what killed runs left
@@ -30,6 +36,7 @@ LABEL = "sparkpin.smoke"
 WAITING = "waiting for invoke smoke, quality, bench or bisect to end: one server is asked at a time"
 SOCKET_FOLDER = "/run/sparkpin"
 SOCKET = "vllm.sock"
+NODE_FOLDER = "/run/sparkpin-node"  # of process 1, where there are several containers
 PROGRESS_SECONDS = 15
 STOP_SECONDS = 10
 
@@ -88,10 +95,14 @@ def socket_argv(release: Release, path: str = f"{SOCKET_FOLDER}/{SOCKET}") -> li
 
 
 class Server:
-    """A container that has been started. `ready_seconds` is set once it answers."""
+    """A container that has been started, with those of the other nodes if it has any. `ready_seconds` is set once it
+    answers."""
 
-    def __init__(self, container: Container, socket: Path, timeout: float, say: Say) -> None:
+    def __init__(
+        self, container: Container, socket: Path, timeout: float, say: Say, others: Sequence[Container] = ()
+    ) -> None:
         self.container, self.socket, self._timeout, self._say = container, socket, timeout, say
+        self.others = tuple(others)
         self.started = time.monotonic()
         self.ready_seconds: float | None = None
 
@@ -99,13 +110,26 @@ class Server:
         with engine_errors():
             return running.log_of(self.container)
 
+    def other_logs(self) -> tuple[bytes, ...]:
+        """Of ranks 1 and up."""
+        with engine_errors():
+            return tuple(running.log_of(container) for container in self.others)
+
+    def ended(self) -> tuple[str, Container] | None:
+        """Why one does not run any more, and which; of several the one that did not end because of another."""
+        found = []
+        for rank, container in enumerate((self.container, *self.others)):
+            if reason := running.exit_reason(container):
+                found.append((f"of rank {rank} {reason}" if self.others else reason, container))
+        return min(found, key=lambda one: one[1].attrs["State"]["ExitCode"] == inside.PEER_LOST, default=None)
+
     def exit_reason(self, wait: float = 0) -> str | None:
         """Why the container does not run any more. A connection breaks up to `wait` seconds before the engine knows."""
         until = time.monotonic() + wait
         with engine_errors():
-            while not (reason := running.exit_reason(self.container)) and time.monotonic() < until:
+            while not (found := self.ended()) and time.monotonic() < until:
                 time.sleep(0.1)
-            return reason
+            return found[0] if found else None
 
     def open_socket(self) -> None:
         """The socket belongs to the container's user; only root could connect to it otherwise."""
@@ -119,10 +143,12 @@ class Server:
         told = self.started
         while True:
             now = time.monotonic()
-            reason, log = self.exit_reason(), self.log()
+            with engine_errors():
+                found, log = self.ended(), self.log()
             told = now if progress.update(log) else told
-            if reason:
-                raise StartFault(f"the container {reason} after {now - self.started:.0f} s\n{running.last_lines(log)}")
+            if found:
+                last = running.last_lines(log if found[1] is self.container else running.log_of(found[1]))
+                raise StartFault(f"the container {found[0]} after {now - self.started:.0f} s\n{last}")
             self.open_socket()
             if self.socket.is_socket() and client.healthy():
                 self.ready_seconds = round(time.monotonic() - self.started, 1)
@@ -138,12 +164,22 @@ class Server:
     def stop(self) -> None:
         """End the server so that its log is complete. Its exit code is no matter."""
         with engine_errors():
-            self.container.stop(timeout=STOP_SECONDS)
+            for container in (self.container, *self.others):
+                container.stop(timeout=STOP_SECONDS)
 
 
 @contextlib.contextmanager
-def container_of(paths: Paths, engine: Engine, release: Release, what: str, **settings: Any) -> Iterator[Container]:
-    """A container of the release's image, started, and removed in the end. settings: of the SDK's `create`."""
+def container_of(
+    paths: Paths,
+    engine: Engine,
+    release: Release,
+    what: str,
+    *,
+    prepare: Callable[[Container], None] = lambda container: None,
+    **settings: Any,
+) -> Iterator[Container]:
+    """A container of the release's image, started, and removed in the end. settings: of the SDK's `create`; prepare:
+    called before its start."""
     with engine_errors():
         container = engine.client.containers.create(
             release.tag,
@@ -153,6 +189,7 @@ def container_of(paths: Paths, engine: Engine, release: Release, what: str, **se
         )
     try:
         with engine_errors():
+            prepare(container)
             container.start()
         yield container
     finally:
@@ -172,7 +209,8 @@ def private_folder(paths: Paths) -> Iterator[Path]:
 def started(
     paths: Paths, engine: Engine, release: Release, checkpoint: Path, *, gpus: bool, timeout: float, say: Say
 ) -> Iterator[Server]:
-    """A container of the release, removed in the end with its socket folder."""
+    """A container of the release, or one for each of its nodes, removed in the end with its socket folder."""
+    nodes = nodes_of(release.argv)
     with private_folder(paths) as private:
         folder = private / "run"
         folder.mkdir()
@@ -182,11 +220,36 @@ def started(
             settings = running.options(
                 release,
                 checkpoint,
-                memory=None if gpus else running.memory_limit(engine, checkpoint),
+                memory=None if gpus else running.memory_limit(engine, checkpoint, nodes),
                 gpus=gpus,
                 cache=running.cache_volume(engine, release),
             )
         settings["volumes"][str(folder)] = {"bind": SOCKET_FOLDER, "mode": "rw"}
-        settings |= {"entrypoint": argv[:1], "command": argv[1:]}
-        with container_of(paths, engine, release, "smoke", **running.apart(settings)) as container:
-            yield Server(container, folder / SOCKET, timeout, say)
+        settings = running.apart(settings)
+        if nodes == 1:
+            settings |= {"entrypoint": argv[:1], "command": argv[1:]}
+            with container_of(paths, engine, release, "smoke", **settings) as container:
+                yield Server(container, folder / SOCKET, timeout, say)
+            return
+        key, containers = secrets.token_hex(32), list[Container]()
+        with contextlib.ExitStack() as stack:
+            for rank in range(nodes):
+                network = f"container:{containers[0].id}" if containers else "none"
+                node = running.Node(on_loopback(rank), key, network, gpu=rank if gpus else None)
+                containers.append(stack.enter_context(started_node(paths, engine, release, node, argv, settings)))
+            yield Server(containers[0], folder / SOCKET, timeout, say, containers[1:])
+
+
+def started_node(
+    paths: Paths, engine: Engine, release: Release, node: running.Node, argv: Sequence[str], settings: dict[str, Any]
+) -> contextlib.AbstractContextManager[Container]:
+    """argv: of the server; settings: what all nodes have."""
+    # Nobody starts it again: one restart allowed, or its exit code would be 0.
+    files = running.process_one(release, node, {"socket": f"{SOCKET_FOLDER}/{SOCKET}", "restarts": 1})
+    own = running.at_node(settings, node, gpus=bool(settings.get("device_requests"))) | {
+        "entrypoint": [*running.PYTHON, f"{NODE_FOLDER}/inside.py", "run"],
+        "command": running.node_argv(argv, node),
+        "mounts": [Mount(target=NODE_FOLDER, source=None, type="volume")],  # goes with the container
+    }
+    prepare = lambda container: running.put(container, NODE_FOLDER, files, owned=("state",))  # noqa: E731
+    return container_of(paths, engine, release, "smoke", prepare=prepare, **own)

@@ -29,6 +29,7 @@ class SmokeSubject:
     log: Callable[[], bytes]  # everything it has logged so far
     demands: Demands  # of its release
     argv: tuple[str, ...]  # the command that it runs
+    other_logs: Callable[[], tuple[bytes, ...]] = tuple  # of its other nodes
     length: int = 0  # tokens that it drafts
     reference: Reference | None = None  # what a release of the stage below gave
     leaves: dict[str, Any] = field(default_factory=dict)  # file name -> JSON value, for the evidence

@@ -85,6 +85,8 @@ def test_of_a_server_that_was_started_again_the_life_that_ended_counts() -> None
         ("OSError: [Errno 28] No space left on device", "is full"),
         ("sparkpin: ended: the kernel killed 1 of its processes for want of memory", "passed its memory limit"),
         ("sparkpin: ended: it answered no request any more", "it hung"),
+        ("sparkpin: REFUSED: rank 1 serves something else: release ab, here cd", "do not serve the same release"),
+        ("sparkpin: rank 1 was silent for 10 s: ending this node, too", "another node of it ended"),
     ],
 )
 def test_known_causes(line: str, means: str) -> None:

@@ -29,6 +29,7 @@ from sparkpin.releases.container import CACHE_LABEL
 from sparkpin.releases.keep import pins_of
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases
+from sparkpin.serve import linked
 
 IMAGES, VOLUMES, STORE, RECORDS = "image layers", "cache volumes", "store", "release records"
 BUILD_CACHE = "build cache"
@@ -145,6 +146,7 @@ def prune(
             pruned = sum_up(verdicts, images, freed, search, volumes, holding, store=store)
         if not dry_run:
             remove_volumes(engine, volumes, say)
+            linked.drop_checkpoints(paths, removed, remaining, say)
             for kind, going in pruned.files.items():
                 for path in going:
                     disk.remove_path(path)

@@ -84,7 +84,7 @@ def run_steps(
     try:
         socket = launch.socket_of(server.labels[SOCKET_LABEL])
         files = {file.name: file.read_bytes() for file in map(Path, (driver.__file__, socket_port.__file__))}
-        launch.put(container, launch.FOLDER, files | {PLAN: plan_text(release, steps, plan, socket)})
+        running.put(container, launch.FOLDER, files | {PLAN: plan_text(release, steps, plan, socket)})
         with engine_errors():
             container.start()
         done = 0

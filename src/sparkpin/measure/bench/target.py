@@ -94,6 +94,7 @@ def started(paths: Paths, engine: Engine, subject: BenchSubject, say: Say) -> It
         SmokeError: it did not become ready; with a post-mortem.
     """
     release, checkpoint = subject.release, subject.checkpoint
+    running.require_one_node(release)
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     space = memory_limit.room_for(paths, engine, release, checkpoint)

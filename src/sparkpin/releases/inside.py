@@ -5,6 +5,9 @@ usage: inside.py run ARGV...   process 1: starts the server, passes signals on, 
        inside.py ask           one real request that counts for nothing
        inside.py load          prints how many requests are under way
 
+Of a release for several machines, each container meets the others before its server starts, and ends when one of them
+is gone (`peers`). Where there is no API, "health" and "ask" look at that alone.
+
 Why process 1 is not vLLM itself: vLLM ends with 0 when its engine process dies, and Docker's policy "on-failure" then
 leaves it down. Docker does not restart a container that is unhealthy, either; and no signal that a process of the
 container sends, SIGKILL included, ends process 1 unless that handles it, so a vLLM that hangs would stay.
@@ -12,7 +15,7 @@ container sends, SIGKILL included, ends process 1 unless that handles it, so a v
 Docker starts the container again as often as it ends with a failure. How often that may be, process 1 counts, in a file
 that outlives it; where it may not be once more, it ends with 0. A count of Docker's is never filled up again. Process 1
 could start vLLM anew by itself, but would have to clean up after it what a new container does not have: /tmp, shared
-memory, the state of the health check.
+memory, the state of the health check. An end because a peer is gone does not count: the peer counts its own.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,9 @@ HERE = Path(__file__).parent
 SETTINGS = "settings.json"
 RESTARTS = HERE / "state/restarts"  # their number, since the last time that all were there again
 STATE = Path("/tmp/sparkpin")  # a tmpfs: empty again at each start
+BEAT = STATE / "beat"  # when all peers beat last; not there before they have met
 HUNG, OUT_OF_MEMORY, UNASKED = 70, 137, 71  # exit codes; 71: ended with 0 though nobody asked
+PEER_LOST, REFUSED = 72, 73  # exit codes; 73: a peer serves something else
 METRICS_SECONDS = 5.0
 LOOK_SECONDS = 5  # between two looks for processes that somebody has stopped
 PROMPT = (
@@ -57,22 +62,29 @@ def say(text: str) -> None:
 def run(argv: Sequence[str]) -> int:
     """Start the server and wait for its end; the exit code of the container."""
     STATE.mkdir(mode=0o700, exist_ok=True)
-    (STATE / "started").write_text(str(time.monotonic()))
-    settings = load_settings()
-    write_restarts(restarts() + 1 if RESTARTS.exists() else 0)
-    Path(settings["socket"]).unlink(missing_ok=True)  # of its last life
-    say(BEGUN)
-    server = subprocess.Popen(argv)
+    server: subprocess.Popen[bytes] | None = None
     asked: list[int] = []
     hung: list[int] = []
+    lost: list[str] = []
 
     def stop(number: int, _: object) -> None:
         asked.append(number)
+        if server is None:
+            raise Asked
         server.send_signal(number)
+
+    def end_server() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)  # every process of the container but this one
 
     def end(number: int, _: object) -> None:
         hung.append(number)
-        os.kill(-1, signal.SIGKILL)  # every process of the container but this one
+        end_server()
+
+    def end_with_peer(why: str) -> None:
+        say(f"{why}: ending this node, too")
+        lost.append(why)
+        end_server()
 
     before: set[int] = set()
 
@@ -89,16 +101,51 @@ def run(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGUSR1, end)
     signal.signal(signal.SIGALRM, look)
+    settings = load_settings()
+    try:
+        if "peers" in settings and (why := refusal(settings["peers"], end_with_peer)):
+            say(f"REFUSED: {why}")
+            return REFUSED
+        (STATE / "started").write_text(str(time.monotonic()))
+        write_restarts(restarts() + 1 if RESTARTS.exists() else 0)
+        Path(settings["socket"]).unlink(missing_ok=True)  # of its last life
+        say(BEGUN)
+        server = subprocess.Popen(argv)
+    except Asked:
+        return 0
+    if lost:  # before there was a server
+        end_server()
     signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
     code = reap(server.pid)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-    code, settings = outcome(code, asked=bool(asked), hung=bool(hung)), load_settings()
+    end_server()
+    code, settings = outcome(code, asked=bool(asked), hung=bool(hung), lost=bool(lost)), load_settings()
+    if code == PEER_LOST:
+        write_restarts(restarts() - 1)
+        return code
     if code and restarts() >= settings["restarts"]:
         say(f"stays down: it has been started again {settings['restarts']} times")
         return 0
     return code
+
+
+def refusal(section: dict[str, Any], lost: Callable[[str], None]) -> str:
+    """Wait until all nodes have met; "", or why they may not serve together."""
+    sys.path.insert(0, str(HERE))
+    from sparkpin.releases import peers  # of several machines alone, and slow to import
+
+    def beat() -> None:
+        with contextlib.suppress(OSError):  # /tmp is full: no reason to end by itself
+            replace(BEAT, str(time.monotonic()))
+
+    try:
+        key = (HERE / peers.KEY).read_bytes()
+        known = peers.Peers(section, key, peers.release_here(section), say=say, beat=beat, lost=lost)
+        known.start()
+        known.met.result()
+    except peers.Refused as why:
+        return str(why)
+    return ""
 
 
 def restarts() -> int:
@@ -109,9 +156,13 @@ def restarts() -> int:
 
 
 def write_restarts(number: int) -> None:
-    new = RESTARTS.with_suffix(".new")
-    new.write_text(str(number))
-    new.replace(RESTARTS)
+    replace(RESTARTS, str(number))
+
+
+def replace(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
 
 
 def stopped_processes() -> set[int]:
@@ -138,13 +189,15 @@ def reap(pid: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def outcome(code: int, *, asked: bool, hung: bool) -> int:
+def outcome(code: int, *, asked: bool, hung: bool, lost: bool) -> int:
     """code: as subprocess has it, negative for a signal."""
     if asked:
         return 0
     if hung:
         say("ended: it answered no request any more")
         return HUNG
+    if lost:
+        return PEER_LOST
     if killed := killed_for_memory():
         say(f"ended: the kernel killed {killed} of its processes for want of memory")
         return OUT_OF_MEMORY
@@ -165,6 +218,10 @@ def killed_for_memory() -> int:
             counts = dict(line.split() for line in path.read_text().splitlines())
             return int(counts.get("oom_kill", 0))
     return 0
+
+
+class Asked(Exception):
+    """To end, before there is a server."""
 
 
 class Silent(Exception):
@@ -201,7 +258,10 @@ def request(settings: dict[str, Any], method: str, path: str, body: object, time
 
 
 def ask(settings: dict[str, Any]) -> str:
-    """One token, from the model itself: /health of vLLM answers while the engine hangs."""
+    """One token, from the model itself: /health of vLLM answers while the engine hangs. Where there is no API: a beat
+    of the peers."""
+    if settings.get("peers", {}).get("rank"):
+        return beaten(settings["peers"]["silent"])
     body = {"model": settings["model"], "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
     begin = time.monotonic()
     text = request(settings, "POST", "/v1/completions", body, settings["timeout"])
@@ -209,6 +269,18 @@ def ask(settings: dict[str, Any]) -> str:
         raise Silent(f"an answer without a choice: {text[:200]}")
     (STATE / "ready").touch()
     return f"a token after {time.monotonic() - begin:.2f} s"
+
+
+def beaten(silent: float) -> str:
+    """Process 1 writes it, and ends with the server; so both live."""
+    try:
+        age = time.monotonic() - float(BEAT.read_text())
+    except OSError:
+        raise Silent("it waits for the other nodes") from None
+    if age > silent:
+        raise Silent(f"the last beat of the other nodes was {age:.0f} s ago")
+    (STATE / "ready").touch()
+    return f"the other nodes beat, {age:.1f} s ago"
 
 
 def work_done(settings: dict[str, Any]) -> list[str]:
@@ -229,6 +301,9 @@ def under_way(settings: dict[str, Any]) -> str:
 
 def health(settings: dict[str, Any]) -> int:
     """0: healthy. A server that is too busy for the request is: its counters move."""
+    if "peers" in settings and not BEAT.exists():
+        print("it waits for the other nodes")  # however long: that is no failure of this one
+        return 1
     before = work_done(settings)
     try:
         print(ask(settings))

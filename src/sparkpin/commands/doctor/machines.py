@@ -1,0 +1,64 @@
+"""`invoke doctor --nodes`: the machines of a release that is for several, and the link between them."""
+
+from __future__ import annotations
+
+from sparkpin.core import terminal
+from sparkpin.core.errors import InputError
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import engine_of
+from sparkpin.pins.nodes import nodes_of
+from sparkpin.releases.record import Release, Releases
+from sparkpin.serve import link as links
+from sparkpin.serve import nodes
+from sparkpin.serve.address import Address
+from sparkpin.serve.link import HostFacts
+from sparkpin.serve.memory.plan import gib
+from sparkpin.serve.served import kept_address
+
+COLUMNS = ("machine", "interface", "address", "MTU", "RDMA", "driver", "kernel", "memory free")
+
+
+def machines(*, urls: str, link: str | None, recipe: str | None = None) -> None:
+    """Look at each machine by a container of the newest release for that many. HostError, after all is told, where the
+    link is not theirs alone or they differ; each machine that is away or has no image is named."""
+    paths = Paths.from_env()
+    wanted = nodes.urls_of(urls)
+    release = release_for(paths, len(wanted), recipe)
+    api = (kept_address(paths, release.recipe) or Address()).host
+    with nodes.connected(engine_of(paths), wanted) as found:
+
+        def look(machine: nodes.Machine) -> HostFacts:
+            nodes.require_image(machine, release)
+            return HostFacts.read(machine.where, nodes.within(machine, release.tag, {}, "look"))
+
+        hosts = nodes.each(found, look)
+        chosen = links.choose(hosts, link)
+        rows = [
+            (
+                host.where,
+                face.name,
+                f"{face.address} ({face.network})",
+                str(face.mtu),
+                ", ".join(devices) or "-",
+                host.driver or "-",
+                host.kernel,
+                gib(host.memory_available),
+            )
+            for host, face, devices in zip(hosts, chosen.interfaces, chosen.rdma, strict=True)
+        ]
+        terminal.table(COLUMNS, rows)
+        links.require_same(hosts, chosen)
+        seconds = nodes.meet(chosen, found, release)
+        terminal.show(f"round trip over the link: {seconds * 1e6:.0f} microseconds; packets of MTU {chosen.mtu} arrive")
+        links.require_own(hosts, chosen, api, shared=False)
+        terminal.show("nobody else is known on the link, and no default route leads through it")
+
+
+def release_for(paths: Paths, count: int, recipe: str | None) -> Release:
+    known = [one for one in Releases(paths).all() if nodes_of(one.argv) == count and recipe in (None, one.recipe)]
+    if not known:
+        raise InputError(
+            f"no release here is for {count} machines, and an image of one looks at them",
+            next_step="invoke up --recipe RECIPE, with `nodes` in the recipe (docs/nodes.md); then invoke copy",
+        )
+    return max(known, key=lambda one: one.age)

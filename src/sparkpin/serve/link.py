@@ -1,0 +1,216 @@
+"""The network that the machines of one model share: which interface it is on each, and what is wrong with it. Pure.
+
+torch's store and the ports of its workers ask nobody for a key, and some take pickles: who can reach them runs code in
+the containers. So a link has to be a network of its own (docs/nodes.md).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparkpin.core.errors import HostError, InputError
+
+JUMBO = 9000
+SHARED = "--shared-link takes it as it is"
+
+
+@dataclass(frozen=True)
+class Interface:
+    """mask: as "255.255.255.0"; rdma: its active devices of /sys/class/infiniband."""
+
+    name: str
+    address: str
+    mask: str
+    mtu: int
+    up: bool
+    rdma: tuple[str, ...] = ()
+
+    @property
+    def network(self) -> ipaddress.IPv4Network:
+        return ipaddress.IPv4Network(f"{self.address}/{self.mask}", strict=False)
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What `inside_link.look` tells of a machine. where: its URL, or "here"; record: SHA-256 of the record of its
+    checkpoint; lacking: files that are not there whole."""
+
+    where: str
+    interfaces: tuple[Interface, ...]
+    default_routes: tuple[str, ...]
+    neighbours: tuple[tuple[str, str], ...]
+    driver: str
+    machine: str
+    kernel: str
+    verbs: bool
+    memory_total: int
+    memory_available: int
+    record: str
+    lacking: tuple[str, ...]
+
+    @classmethod
+    def read(cls, where: str, told: Mapping[str, Any]) -> HostFacts:
+        return cls(
+            where=where,
+            interfaces=tuple(Interface(**row | {"rdma": tuple(row["rdma"])}) for row in told["interfaces"]),
+            default_routes=tuple(told["default_routes"]),
+            neighbours=tuple((address, name) for address, name in told["neighbours"]),
+            driver=told["driver"],
+            machine=told["machine"],
+            kernel=told["kernel"],
+            verbs=told["verbs"],
+            memory_total=told["MemTotal"],
+            memory_available=told["MemAvailable"],
+            record=told["record"],
+            lacking=tuple(told["lacking"]),
+        )
+
+
+@dataclass(frozen=True)
+class Link:
+    """interfaces: of each machine, in the order of the ranks; rdma: of each, the devices that NCCL is to use."""
+
+    network: ipaddress.IPv4Network
+    interfaces: tuple[Interface, ...]
+    rdma: tuple[tuple[str, ...], ...]
+
+    @property
+    def mtu(self) -> int:
+        return self.interfaces[0].mtu
+
+    @property
+    def text(self) -> str:
+        ends = ", ".join(f"{one.address} ({one.name})" for one in self.interfaces)
+        how = "RDMA by " + ", ".join(self.rdma[0]) if self.rdma[0] else "TCP, no RDMA device"
+        return f"{self.network}: {ends}; MTU {self.mtu}; {how}"
+
+
+def choose(hosts: Sequence[HostFacts], wanted: str | None) -> Link:
+    """The link that is meant. wanted: an interface of this machine (rank 0), or a network; None: the only one that
+    could be. InputError for one that is not there on each machine."""
+    candidates = {face.network: face for face in usable(hosts[0])}
+    if wanted is None:
+        common = [network for network in candidates if all(on(host, network) for host in hosts)]
+        own = [network for network in common if not any(routed(host, network) for host in hosts)]
+        if len(own) != 1:
+            found = ", ".join(f"{candidates[network].name} ({network})" for network in common) or "none"
+            what = "none of them is" if not own else "several are"
+            raise InputError(
+                f"--link: networks that all machines are in: {found}; {what} without a default route",
+                next_step="--link INTERFACE (of this machine) or --link NETWORK, such as 192.168.100.0/24",
+            )
+        network = own[0]
+    else:
+        network = named(hosts[0], wanted)
+    faces = []
+    for host in hosts:
+        found_here = [face for face in usable(host) if face.network == network]
+        if len(found_here) != 1:
+            seen = ", ".join(f"{face.name} {face.address} ({face.network})" for face in usable(host)) or "no address"
+            raise InputError(
+                f"{host.where}: {'no interface' if not found_here else 'more than one interface'} in {network}, which "
+                f"--link means; there: {seen}",
+                next_step="give each machine one address of the same network on the interface of the link",
+            )
+        faces.append(found_here[0])
+    if len({face.address for face in faces}) < len(faces):
+        raise InputError(
+            f"{network}: two machines have the address {faces[0].address}",
+            next_step="give each machine an address of its own, and each machine's URL once",
+        )
+    return Link(network, tuple(faces), devices(hosts, faces))
+
+
+def usable(host: HostFacts) -> list[Interface]:
+    return [face for face in host.interfaces if face.up and not face.network.is_loopback]
+
+
+def on(host: HostFacts, network: ipaddress.IPv4Network) -> bool:
+    return any(face.network == network for face in usable(host))
+
+
+def routed(host: HostFacts, network: ipaddress.IPv4Network) -> bool:
+    """Whether a default route leads through the interface that is in this network."""
+    return any(face.name in host.default_routes for face in usable(host) if face.network == network)
+
+
+def named(host: HostFacts, wanted: str) -> ipaddress.IPv4Network:
+    for face in usable(host):
+        if face.name == wanted:
+            return face.network
+    try:
+        return ipaddress.IPv4Network(wanted)
+    except ValueError:
+        known = ", ".join(f"{face.name} ({face.network})" for face in usable(host))
+        raise InputError(
+            f"--link: saw {wanted!r}, wanted an interface of this machine that is up and has an IPv4 address, or a "
+            f"network; here: {known}",
+            next_step="--link INTERFACE, or --link 192.168.100.0/24",
+        ) from None
+
+
+def devices(hosts: Sequence[HostFacts], faces: Sequence[Interface]) -> tuple[tuple[str, ...], ...]:
+    """NCCL's devices: those of the link, and the other half of the same port where it is up and has an address on every
+    machine. A Spark shows that as a device of its own (rocep1s0f0 and roceP2p1s0f0). None unless each machine has some.
+    """
+    found = []
+    for host, face in zip(hosts, faces, strict=True):
+        ports = {port_of(device) for device in face.rdma}
+        twins = [device for other in usable(host) for device in other.rdma if port_of(device) in ports]
+        found.append((*face.rdma, *sorted(set(twins) - set(face.rdma))))
+    if not all(host.verbs for host in hosts) or not all(found):
+        return tuple(() for _ in hosts)
+    if len({len(devices) for devices in found}) > 1:
+        return tuple(face.rdma for face in faces)
+    return tuple(found)
+
+
+def port_of(device: str) -> str:
+    return re.sub(r"P\d+(?=p\d)", "", device)
+
+
+def require_same(hosts: Sequence[HostFacts], link: Link) -> None:
+    """HostError where machines differ in what has to be the same: driver, MTU."""
+    for what, values, step in (
+        ("NVIDIA driver", [host.driver or "none" for host in hosts], "install the same driver on each, and reboot"),
+        (
+            f"MTU of {link.network}",
+            [f"{face.mtu} ({face.name})" for face in link.interfaces],
+            f"sudo ip link set dev INTERFACE mtu {JUMBO}, on each machine (and for good, where its network is set up)",
+        ),
+    ):
+        if len({value.split()[0] for value in values}) > 1:
+            seen = ", ".join(f"{host.where}: {value}" for host, value in zip(hosts, values, strict=True))
+            raise HostError(f"{what} differs: {seen}", next_step=step)
+
+
+def risks(hosts: Sequence[HostFacts], link: Link, api: str) -> list[str]:
+    """Why the link is no network of its own; [] where nothing speaks against it. api: the address of the front."""
+    found = []
+    members = {face.address for face in link.interfaces}
+    for host, face in zip(hosts, link.interfaces, strict=True):
+        if face.name in host.default_routes:
+            found.append(f"{host.where}: a default route leads through {face.name}")
+        others = [address for address, name in host.neighbours if name == face.name and address not in members]
+        if others:
+            found.append(f"{host.where}: {', '.join(others)} answered on {face.name}, and is none of the machines")
+    listens = ipaddress.ip_address(api)
+    if listens in link.network or listens.is_unspecified:
+        found.append(f"here: clients are served at {api}, which is on the link, too")
+    return found
+
+
+def require_own(hosts: Sequence[HostFacts], link: Link, api: str, *, shared: bool) -> list[str]:
+    """What to say of a link that is taken though others are on it. HostError for it, unless `shared`."""
+    found = risks(hosts, link, api)
+    if found and not shared:
+        raise HostError(
+            f"{link.network} is no network of the machines' own: {'; '.join(found)}. torch's ports there ask nobody "
+            "for a key, and who reaches them can run code in the containers",
+            next_step=f"a cable between the machines with addresses of its own, and --link; {SHARED}",
+        )
+    return [f"warning: {one}; torch's ports are open to whoever is there (--shared-link)" for one in found]
