@@ -94,8 +94,8 @@ def pair(
                 node=node,
             )
             made.append(launch.create(engine, f"{name}-{rank}", wanted, volume=None))
+            launch.keep_up(made[rank], wanted)  # before its start: it puts the files anew, which a start would miss
             made[rank].start()
-            launch.keep_up(made[rank], wanted)
         yield Pair(made, key)
     finally:
         for container in (*made, holder):

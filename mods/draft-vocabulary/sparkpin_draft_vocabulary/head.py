@@ -40,20 +40,28 @@ class WholeHead:
 class Rows(torch.nn.Module):
     """The rows of `head` for some tokens, and what else vLLM asks of a head.
 
-    Rows that fill up to ROWS_MULTIPLE repeat the first one, and lead to the same token.
+    Of a head in shards each rank keeps the rows of its own tokens. vLLM takes the best of each rank and adds the rank's
+    first row to it; so all rows count through, those of rank 0 first, and one table on every rank leads back to tokens.
+    Rows that fill up to ROWS_MULTIPLE repeat the rank's first one, and lead to the same token; where a rank has none of
+    the tokens, they are masked.
 
-    offsets: ``[N]`` int64, what turns a row into its token, as vLLM's ``draft_id_to_target_id``; kind: for the report.
+    tokens: of all ranks, ascending; offsets: ``[N of all ranks]`` int64, what turns a row into its token, as vLLM's
+    ``draft_id_to_target_id``; own: how many of the tokens are this rank's; kind: for the report.
     """
-
-    tp_size = 1
 
     def __init__(self, head: torch.nn.Module, tokens: list[int], device: torch.device) -> None:
         super().__init__()
-        padded = tokens + tokens[:1] * (-len(tokens) % ROWS_MULTIPLE)
-        count = len(padded)
-        self.shard_indices = VocabParallelEmbeddingShardIndices(0, count, count, count, 0, count, count, count)
-        index = torch.tensor(padded, dtype=torch.int64, device=device)
-        self.register_buffer("offsets", index - torch.arange(count, device=device), persistent=False)
+        self.tp_size: int = head.tp_size
+        width = head.org_vocab_size_padded // self.tp_size
+        shards = [[token for token in tokens if token // width == rank] for rank in range(self.tp_size)]
+        padded = [filled(shard, width * rank) for rank, shard in enumerate(shards)]
+        table = torch.tensor([token for rows in padded for token in rows], dtype=torch.int64, device=device)
+        self.register_buffer("offsets", table - torch.arange(len(table), device=device), persistent=False)
+        rank, self.own = head.tp_rank, len(shards[head.tp_rank])
+        start, count = sum(map(len, padded[:rank])), len(padded[rank])
+        end = start + (count if self.own else 0)
+        self.shard_indices = VocabParallelEmbeddingShardIndices(start, start + count, 0, 0, start, end, 0, 0)
+        index = table[start : start + count] - width * rank
         self.quant_method: Any = head.quant_method
         if isinstance(self.quant_method, SelectsRows):
             self.quant_method.select_rows(head, index, self)
@@ -76,3 +84,9 @@ class Rows(torch.nn.Module):
         """What the rows take besides the head."""
         own = (tensor for name, tensor in (*self.named_parameters(), *self.named_buffers()) if name != "offsets")
         return sum(tensor.numel() * tensor.element_size() for tensor in own)
+
+
+def filled(tokens: list[int], first: int) -> list[int]:
+    """A rank's tokens with the first one again up to a multiple of ROWS_MULTIPLE; `first` in place of none."""
+    some = tokens or [first]
+    return some + some[:1] * (-len(some) % ROWS_MULTIPLE)

@@ -79,6 +79,7 @@ def restrict(model: Any, config: Any, device: Any) -> None:
         tokens=len(tokens),
         of=vocabulary,
         special=len(always),
+        **({"own": rows.own, "shards": rows.tp_size} if rows.tp_size > 1 else {}),
         rows=rows.kind,
         mib=round(rows.nbytes / MIB, 3),
     )
@@ -104,8 +105,3 @@ def refuse(model: Any, config: Any) -> None:
         raise ModError(f"draft-vocabulary: the drafter {name} names its best token in its own way; {off}")
     if getattr(model, "draft_id_to_target_id", None) is not None:
         raise ModError(f"draft-vocabulary: the drafter {name} has a smaller vocabulary already; {off}")
-    if model.lm_head.tp_size != 1:
-        raise ModError(
-            f"draft-vocabulary: saw an LM head in {model.lm_head.tp_size} shards, wanted a whole one: the list's "
-            f"tokens would lie on the first GPU; leave out --tensor-parallel-size or {off}"
-        )

@@ -23,6 +23,7 @@ _EVERYWHERE: Touches = {
         "added_vocab_end_index"
     ),
     f"{_SHARD}.num_org_vocab_padding": None,
+    f"{_SHARD}.org_vocab_start_index": None,
     "vllm.config:VllmConfig.additional_config": None,
     "vllm.config:VllmConfig.model_config": None,
     "vllm.config:VllmConfig.speculative_config": None,

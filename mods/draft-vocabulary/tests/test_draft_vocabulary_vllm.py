@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,11 +51,20 @@ def pristine(monkeypatch: pytest.MonkeyPatch, unregistered: None) -> Any:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Any:
-    tokens = [{"id": token, "content": f"<{token}>"} for token in SPECIAL]
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    return settings(tmp_path, SPECIAL, {"first": 40})
+
+
+def settings(folder: Path, tokens: Sequence[int], listed: dict[str, Any] | None = None) -> Any:
+    """vLLM's configuration, as far as the mod reads it. tokens: drafted always; listed: drafted, too."""
+    text = json.dumps({"added_tokens": [{"id": token, "content": f"<{token}>"} for token in tokens]})
+    (folder / "tokenizer.json").write_text(text)
+    if listed is None:
+        data = f"{tokens[0]}\n".encode()
+        (folder / "list.txt").write_bytes(data)
+        listed = {"file": "list.txt", "sha256": hashlib.sha256(data).hexdigest()}
     return SimpleNamespace(
-        additional_config={"draft_vocabulary": {"first": 40}},
-        model_config=SimpleNamespace(model=str(tmp_path), tokenizer=str(tmp_path), skip_tokenizer_init=False),
+        additional_config={"draft_vocabulary": listed},
+        model_config=SimpleNamespace(model=str(folder), tokenizer=str(folder), skip_tokenizer_init=False),
         speculative_config=SimpleNamespace(draft_sample_method="greedy", use_local_argmax_reduction=True),
     )
 
@@ -165,8 +176,6 @@ def change(config: Any, drafter: Any, what: str) -> None:
             drafter.__class__ = torch.nn.Module
         case "own table":
             drafter.draft_id_to_target_id = torch.zeros(4)
-        case "shards":
-            drafter.lm_head.tp_size = 2
         case "quantised":
             drafter.lm_head.quant_method = SimpleNamespace(apply=None)
 
@@ -179,7 +188,6 @@ def change(config: Any, drafter: Any, what: str) -> None:
         ("all logits", "use_local_argmax_reduction: saw false, wanted true"),
         ("no mixin", "names its best token in its own way"),
         ("own table", "has a smaller vocabulary already"),
-        ("shards", "in 2 shards, wanted a whole one"),
         ("quantised", "is quantised (SimpleNamespace), wanted a 16-bit one or int8-lm-head's"),
     ],
 )  # fmt: skip

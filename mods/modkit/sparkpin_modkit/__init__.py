@@ -6,8 +6,16 @@ Importing this package imports neither torch nor vLLM.
 from __future__ import annotations
 
 from sparkpin_modkit.checks import Touches, check_signature, check_vllm, require_vllm
-from sparkpin_modkit.errors import BadSwitch, ModError, SignatureChanged, UnsupportedPlatform, UnsupportedVLLM
-from sparkpin_modkit.plugin import EXIT_CODE, install_once
+from sparkpin_modkit.errors import (
+    EXIT_CODE,
+    BadSwitch,
+    ModError,
+    RanksDiffer,
+    SignatureChanged,
+    UnsupportedPlatform,
+    UnsupportedVLLM,
+)
+from sparkpin_modkit.plugin import install_once
 from sparkpin_modkit.reports import MARKER, report, reporting_failure
 from sparkpin_modkit.switch import enabled, switch_name
 
@@ -16,6 +24,7 @@ __all__ = [
     "MARKER",
     "BadSwitch",
     "ModError",
+    "RanksDiffer",
     "SignatureChanged",
     "Touches",
     "UnsupportedPlatform",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+EXIT_CODE = 78
+"""EX_CONFIG of sysexits.h: the process stops because it is set up wrongly."""
+
 
 class ModError(RuntimeError):
     """A mod cannot do what it was asked to do; the server must not start without it."""
@@ -21,3 +24,7 @@ class UnsupportedPlatform(ModError):
 
 class SignatureChanged(ModError):
     """A function that the mod replaces no longer takes the parameters that it was written against."""
+
+
+class RanksDiffer(ModError):
+    """The processes of one server do not have the same release, mods or switches, or do not meet."""

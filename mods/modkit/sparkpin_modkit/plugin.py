@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sparkpin_modkit import ranks
+from sparkpin_modkit.errors import EXIT_CODE
 from sparkpin_modkit.reports import report, reporting_failure
 from sparkpin_modkit.switch import enabled
-
-EXIT_CODE = 78
-"""EX_CONFIG of sysexits.h: the process stops because it is set up wrongly."""
 
 _installed: set[str] = set()
 
@@ -29,8 +28,10 @@ def install_once(mod: str, version: str, install: Callable[[], None]) -> bool:
         with reporting_failure(mod, version=version):
             if not enabled(mod):
                 report(mod, "off", version=version)
+                ranks.take_part(mod, version, None)
                 return False
             install()
+            ranks.take_part(mod, version, install)
     except Exception as error:
         raise SystemExit(EXIT_CODE) from error
     _installed.add(mod)

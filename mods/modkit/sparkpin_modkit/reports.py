@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 MARKER = "SPARKPIN_MOD"
-EVENTS = ("active", "off", "failed", "kernels", "compiled")
+EVENTS = ("active", "off", "failed", "kernels", "compiled", "agreed")
 _LOGGER = "vllm.sparkpin"
+_in_use: dict[str, str] = {}
 
 
 def report(mod: str, event: str, **details: Any) -> None:
@@ -20,19 +21,27 @@ def report(mod: str, event: str, **details: Any) -> None:
     Args:
         mod: name of the mod, as in ``mods/<name>``.
         event: "active" (in use in this process, not merely installed), "off" (switched off), "failed"; of
-            `sparkpin_modkit.kernels`: "kernels" (where those of a warm-up came from) and "compiled" (one after it).
+            `sparkpin_modkit.ranks`: "agreed" (with the server's other processes); of `sparkpin_modkit.kernels`:
+            "kernels" (where those of a warm-up came from) and "compiled" (one after it).
         details: values for JSON; anything else is written as its ``str``.
 
     The line goes through vLLM's logger; where that would drop it (level above INFO, no handler), to stderr instead.
     """
     if event not in EVENTS:
         raise ValueError(f"event {event!r}: wanted one of {', '.join(EVENTS)}")
+    if event == "active":
+        _in_use[mod] = str(details.get("version"))
     line = f"{MARKER} {json.dumps({'mod': mod, 'event': event, **details}, separators=(',', ':'), default=str)}"
     logger = _vllm_logger()
     if logger is None or not _reaches_a_handler(logger):
         print(line, file=sys.stderr, flush=True)
     else:
         logger.info("%s", line, stacklevel=2)
+
+
+def in_use() -> dict[str, str]:
+    """Mods that have reported "active" in this process, with their versions."""
+    return dict(_in_use)
 
 
 @contextmanager

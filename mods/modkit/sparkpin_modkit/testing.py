@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,24 +46,51 @@ def resident_blocks(architecture: int, registers: int, threads: int, shared_byte
 @contextmanager
 def single_process_vllm() -> Iterator[Any]:
     """A default ``VllmConfig`` and a world of one process, in which vLLM's parallel layers can be built."""
-    from vllm.config import VllmConfig, set_current_vllm_config
+    with tempfile.TemporaryDirectory() as folder, vllm_rank(0, 1, f"{folder}/world") as config:
+        yield config
+
+
+@contextmanager
+def vllm_rank(rank: int, size: int, meeting: str) -> Iterator[Any]:
+    """The same as one rank of tensor parallelism. meeting: a path, the same for all ranks."""
+    from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
 
-    config = VllmConfig()
-    with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(config):
+    os.environ["VLLM_DIST_IDENT"] = Path(meeting).parent.name  # names the ranks' shared memory on a CPU
+    config = VllmConfig(parallel_config=ParallelConfig(tensor_parallel_size=size, distributed_executor_backend="mp"))
+    with set_current_vllm_config(config):
         parallel_state.init_distributed_environment(
-            world_size=1,
-            rank=0,
-            local_rank=0,
-            distributed_init_method=f"file://{Path(folder) / 'world'}",
+            world_size=size,
+            rank=rank,
+            local_rank=rank,
+            distributed_init_method=f"file://{meeting}",
             backend="gloo",
         )
-        parallel_state.initialize_model_parallel(1, 1)
+        parallel_state.initialize_model_parallel(size, 1)
         try:
             yield config
         finally:
             parallel_state.destroy_model_parallel()
             parallel_state.destroy_distributed_environment()
+
+
+def on_ranks(function: Callable[..., Any], *arguments: Any, size: int = 2, seconds: float = 300) -> list[Any]:
+    """What ``function(rank, size, meeting, *arguments)`` returns in a process of its own for each rank.
+
+    function: of a module that a new process can import; arguments and results: what can be pickled.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        pool = ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
+        try:
+            jobs = [pool.submit(function, rank, size, f"{folder}/world", *arguments) for rank in range(size)]
+            done, _ = wait(jobs, seconds, FIRST_EXCEPTION)
+            for job in done:
+                job.result()  # a rank that failed, before those that wait for it
+            return [job.result(0) for job in jobs]
+        finally:
+            for process in list(pool._processes.values()):
+                process.terminate()  # one may wait for another that has failed
+            pool.shutdown()
 
 
 def resources_of(cubin: bytes, kernel: str = "") -> dict[str, int]:

@@ -1,11 +1,23 @@
-"""What modkit itself uses of vLLM. Not checked at run time: `require_vllm` comes first, and reports can do without."""
+"""What modkit itself uses of vLLM, checked before ranks.py wraps anything; importing this imports nothing of vLLM."""
 
 from __future__ import annotations
 
 from sparkpin_modkit.checks import Touches
 
-TOUCHES: dict[str, Touches] = {
-    release: {"vllm:__version__": None, "vllm.logger:init_logger": "name"}
-    for release in ("0.19.1", "0.20.2", "0.32.0", "0.33.0")
+_STATE, _WRAPPER = "vllm.distributed.parallel_state", "vllm.v1.worker.worker_base:WorkerWrapperBase"
+
+_EVERYWHERE: Touches = {
+    "vllm:__version__": None,
+    "vllm.logger:init_logger": "name",
+    f"{_WRAPPER}.init_device": "self",
+    f"{_WRAPPER}.initialize_from_config": "self, kv_cache_configs",
+    f"{_STATE}:get_world_group": "",
+    f"{_STATE}:get_tp_group": "",
+    f"{_STATE}:GroupCoordinator.cpu_group": None,
+    f"{_STATE}:GroupCoordinator.ranks": None,
+    f"{_STATE}:GroupCoordinator.world_size": None,
+    "vllm.config:VllmConfig.model_config": None,
+    "vllm.config:ModelConfig.model": None,
 }
+TOUCHES: dict[str, Touches] = dict.fromkeys(("0.19.1", "0.20.2", "0.32.0", "0.33.0"), _EVERYWHERE)
 REFUSED: dict[str, str] = {}

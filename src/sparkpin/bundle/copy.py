@@ -23,7 +23,7 @@ from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, DiskError, EngineError, HostError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import Say, printable
 from sparkpin.host.attached import Attached
 from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine
@@ -129,7 +129,7 @@ def carry(engine: Engine, release: Release, folder: Path, say: Say, *, deep: boo
                 f"volume {volume} belongs to {uid}:{gid}, mode {mode}; the image's user {UID} has to write to it",
                 next_step=f"there: docker volume rm {volume} (the next run makes it anew)",
             )
-        if not (wants := told.get("wants", [])) and told.get("whole"):
+        if not (wants := wants_of(told, rows)) and told.get("whole"):
             return Carried(volume, 0, len(rows), 0, 0)
         lacking = sum(rows[want["file"]]["size"] - want["offset"] for want in wants)
         if lacking + SPARE > told["free"]:
@@ -144,7 +144,8 @@ def carry(engine: Engine, release: Release, folder: Path, say: Say, *, deep: boo
             for want in wants:
                 written += send_file(there, folder / want["file"], rows[want["file"]], want, say, sent)
         seconds = time.monotonic() - began
-        answer_of(there, say)  # the record is there
+        if not answer_of(there, say).get("whole"):
+            raise strange("nothing of the record")
     return Carried(volume, len(wants), len(rows) - len(wants), written, seconds)
 
 
@@ -155,10 +156,27 @@ def line(value: Any) -> bytes:
 def answer_of(there: Attached, say: Say) -> dict[str, Any]:
     """The next line that is not for people. DiskError or EngineError where it tells of a failure."""
     while "said" in (told := there.answer()):
-        say(f"  {told['said']}")
+        say(f"  {printable(str(told['said']))}")
     if "failed" in told:
-        raise (DiskError if told["full"] else EngineError)(f"the checkpoint's volume: {told['failed']}")
+        raise (DiskError if told.get("full") else EngineError)(f"the checkpoint's volume: {told['failed']}")
     return told
+
+
+def wants_of(told: Mapping[str, Any], rows: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The files that it asks for. EngineError for others than the checkpoint's: the machine there may be anybody's."""
+    with contextlib.suppress(KeyError, TypeError):
+        wants: list[dict[str, Any]] = told.get("wants", [])
+        numbers = [want["offset"] for want in wants] + ([] if told.get("whole") else [told["free"]])
+        if all(type(number) is int for number in numbers) and all(
+            0 <= want["offset"] <= rows[want["file"]]["size"] and isinstance(want["sha256"], str) for want in wants
+        ):
+            return wants
+    raise strange("files or sizes that are not the checkpoint's")
+
+
+def strange(seen: str) -> EngineError:
+    step = "find out what answers there: it is not the program that was sent"
+    return EngineError(f"the checkpoint's volume: the program there told {seen}", next_step=step)
 
 
 def send_file(
@@ -180,7 +198,7 @@ def send_file(
                 left -= len(chunk)
     except (OSError, EOFError) as error:
         raise altered(path, str(error) or "it is shorter than it was a moment ago") from None
-    if (seen := answer_of(there, say)["sha256"]) != row["sha256"]:
+    if (seen := answer_of(there, say).get("sha256")) != row["sha256"]:
         raise altered(path, f"{why}: SHA-256 there {seen}, wanted {row['sha256']}")
     return int(row["size"]) - offset
 

@@ -128,7 +128,10 @@ def roofline(
     terminal.show(f"ceiling: {made.ceiling:.1f} tok/s{'' if math.isclose(made.ceiling, same.ceiling) else other}")
     if speed is not None:
         part, implied = 100 * made.fraction(speed), made.implied(speed) / GB
-        told = f"{terminal.figure(part)} % of it: {terminal.figure(implied)} GB/s of {asked.bandwidth / GB:g}"
+        rate = f"{terminal.figure(implied)} GB/s of {asked.bandwidth / GB:g}"
+        if math.isinf(implied):
+            rate = "more than the link allows, however fast the memory is (--link-latency, --link-bandwidth)"
+        told = f"{terminal.figure(part)} % of it: {rate}"
         terminal.show(f"measured: {speed:g} tok/s, {told}")
     if asked.bandwidth == SPARK and is_served_here(host.read_host(), stack):
         terminal.show(
@@ -279,5 +282,7 @@ def to_json(made: Roofline, same: Roofline, measured: float | None) -> dict[str,
         "ceiling_same_experts": same.ceiling,
     }
     if measured is not None:
-        value |= {"measured": measured, "fraction": made.fraction(measured), "implied": made.implied(measured)}
+        implied = made.implied(measured)
+        value |= {"measured": measured, "fraction": made.fraction(measured)}
+        value["implied"] = None if math.isinf(implied) else implied  # JSON has no infinity
     return value

@@ -132,11 +132,10 @@ def of_nodes(
 ) -> list[RecipeFinding]:
     """Of a server for several machines: what `pair` would refuse, as far as the model is known. config: None for one
     that is not."""
-    if (count := nodes_of(argv)) == 1:
-        return []
+    count = nodes_of(argv)
     faults = list(word_faults(argv, count, file, gpu=stack.gpu is not None))
     found = [of_error(fault, own=file) for fault in faults]
-    if faults:  # the numbers may be none
+    if faults or count == 1:  # the numbers may be none
         return found
     if config is None and known_issues.HYBRID.search(model) and flag_value(argv, PIPELINE) not in (None, "1"):
         return [mistake(f"{PIPELINE}: {HYBRID_PIPELINE}", f"{PIPELINE} 1")]

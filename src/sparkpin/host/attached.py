@@ -19,6 +19,7 @@ from sparkpin.host.engine import engine_errors
 
 LAST = 4000  # bytes of standard error that an error shows at most
 ERRORS = 2  # Docker's number of standard error
+LONGEST = 16 << 20  # bytes of a line, or of what Docker wraps at once: the machine there may be anybody's
 
 
 class Attached:
@@ -49,20 +50,31 @@ class Attached:
 
     def read(self) -> None:
         text = b""
-        with contextlib.suppress(OSError, ValueError):
+        try:
             for stream, data in self.frames():
                 if stream == ERRORS:
                     self.errors = (self.errors + data)[-LAST:]
                     continue
                 *lines, text = (text + data).split(b"\n")
+                if len(text) > LONGEST:
+                    raise ValueError
                 for line in lines:
-                    self.answers.put(json.loads(line))
-        self.answers.put(None)
+                    if not isinstance(told := json.loads(line), dict):
+                        raise ValueError
+                    self.answers.put(told)
+        except OSError:
+            pass
+        except (ValueError, RecursionError):
+            self.errors = b"it answered something else than lines of JSON"
+        finally:
+            self.answers.put(None)
 
     def frames(self) -> Iterator[tuple[int, bytes]]:
         """(stream, data), as Docker wraps what a container without a terminal writes."""
         while len(head := self.exactly(8)) == 8:
             stream, count = struct.unpack(">BxxxL", head)
+            if count > LONGEST:
+                raise ValueError
             yield stream, self.exactly(count)
 
     def exactly(self, count: int) -> bytes:

@@ -157,9 +157,8 @@ def network_of(interface: str) -> ipaddress.IPv4Interface:
 
 def addresses_of(url: str) -> list[ipaddress.IPv4Address]:
     """IPv4 addresses of an ssh host, as it says itself."""
-    done = subprocess.run(
-        [*ssh_command(url), "hostname", "-I"], stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    asked = [*ssh_command(url, "-o", f"ConnectTimeout={SECONDS}"), "hostname", "-I"]
+    done = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if done.returncode == 255:
         raise no_way(url, " ".join(done.stderr.split()))
     found = []

@@ -46,8 +46,9 @@ def on_loopback(rank: int) -> NodeRank:
 
 
 def nodes_of(argv: Sequence[str]) -> int:
-    """How many machines a command is for."""
-    return int(flag_value(argv, NODES) or 1)
+    """How many machines a command is for. 1 where it names no number, which `word_faults` refuses."""
+    said = flag_value(argv, NODES) or ""
+    return int(said) if said.isdecimal() else 1
 
 
 def example(count: int) -> str:

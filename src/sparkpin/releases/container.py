@@ -237,7 +237,9 @@ def options(release: Release, checkpoint: Path | str, *, memory: int | None, gpu
         cache: name of a volume for the user's home; a new one takes its owner from the image's own folder.
     """
     source = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())
-    settings = sandbox(release.env, memory=memory) | {
+    # What modkit compares between ranks.
+    told = {"SPARKPIN_RELEASE": release.key} if nodes_of(release.argv) > 1 else {}
+    settings = sandbox({**told, **release.env}, memory=memory) | {
         "volumes": {
             source: {"bind": MODEL_PATH, "mode": "ro"},
             cache: {"bind": HOME, "mode": "rw"},

@@ -135,7 +135,8 @@ def refusal(section: dict[str, Any], lost: Callable[[str], None]) -> str:
     from sparkpin.releases import peers  # of several machines alone, and slow to import
 
     def beat() -> None:
-        replace(BEAT, str(time.monotonic()))
+        with contextlib.suppress(OSError):  # /tmp is full: no reason to end by itself
+            replace(BEAT, str(time.monotonic()))
 
     try:
         key = (HERE / peers.KEY).read_bytes()

@@ -15,7 +15,7 @@ from sparkpin.core.errors import InputError
 
 README = PROJECT / "README.md"
 PAGES = [README, *sorted(PROJECT.glob("docs/*.md")), PROJECT / "CONTRIBUTING.md", PROJECT / "SECURITY.md"]
-COMMAND = re.compile(r"^    (?:\.venv/bin/)?invoke (?P<words>.+)$", re.MULTILINE)
+COMMAND = re.compile(r"^ {4,}(?:\.venv/bin/)?invoke (?P<words>.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:|mailto:)(?P<path>[^)#]*)(?:#(?P<part>[^)]*))?\)")
 
 

@@ -245,6 +245,7 @@ def test_environment(tmp_path: Path) -> None:
             "note: command: --distributed-executor-backend ray: `recipe import` writes vLLM's own executor for 2",
         ),
         (V2 | {"command": "vllm serve {model} -tp 2 -dp 2"}, "wanted no data parallelism"),
+        (V1 | {"command": "vllm serve a/b --nnodes two"}, "--nnodes two"),
         (
             V2 | {"command": "vllm serve {model} -pp 2 -sc.method mtp"},
             "--pipeline-parallel-size 2 with --speculative-config",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkpin.core.errors import EngineError, HostError, InputError, NetworkError
-from sparkpin.host.ssh import engine_at, ssh_command
+from sparkpin.host.ssh import addresses_of, engine_at, ssh_command
 
 
 def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -53,3 +53,12 @@ def test_the_host_is_no_option_of_ssh() -> None:
     assert ssh_command("ssh://-oProxyCommand=x")[-2:] == ["--", "-oProxyCommand=x"]
     assert ssh_command("ssh://Me@MyAlias:22")[-6:] == ["-l", "Me", "-p", "22", "--", "MyAlias"]
     assert ssh_command("ssh://[::1]")[-1] == "::1"
+
+
+def test_a_host_that_is_asked_for_its_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a program in the place of ssh: whatever the host says, and however long it says nothing."""
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho \"$@\" >{tmp_path}/words\nprintf '\\377 10.0.0.2 fe80::1\\n'\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert [str(one) for one in addresses_of("ssh://host")] == ["10.0.0.2"]
+    assert "ConnectTimeout=" in (tmp_path / "words").read_text()

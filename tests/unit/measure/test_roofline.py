@@ -362,6 +362,8 @@ def test_a_recipe_s_headers(copy: CheckoutHere) -> None:
     assert [(row["nodes"], row["how"]) for row in value["nodes"]] == [
         (1, ""), (2, "tensor-parallel"), (2, "layers in parts"), (4, "layers in parts"),
     ]  # fmt: skip
+    pair = json.loads(copy.done(*arguments, "--nodes", "2", "--measured", "1e9"), parse_constant=pytest.fail)
+    assert pair["implied"] is None and pair["fraction"] > 1  # no memory is as fast: the link alone takes longer
     assert value["nodes"][0]["ceiling"] == value["ceiling"] and value["nodes"][2]["ceiling"] < value["ceiling"]
     text = copy.done("roofline", "--measured", "1000")
     assert "Decode of recipe scripted-tiny, stage v2-tq, one user, 1,000 tokens in the cache\n" in text

@@ -37,6 +37,14 @@ def test_a_node_has_its_network_and_addresses_and_no_more_rights() -> None:
     assert node["volumes"]["sparkpin-checkpoint-ab"] == {"bind": "/model", "mode": "ro"}
 
 
+def test_each_rank_can_say_which_release_it_serves() -> None:
+    of_two = dataclasses.replace(release(1), argv=tuple(spread(release(1).argv, {}, 2, gpu=False)[0]))
+    told = [
+        running.options(one, "v", memory=None, gpus=False, cache="c")["environment"] for one in (of_two, release(1))
+    ]
+    assert [env.get("SPARKPIN_RELEASE") for env in told] == [of_two.key, None]
+
+
 def test_rdma_adds_its_devices_and_memory_that_stays() -> None:
     plain, node = settings(gpus=True), at_node(settings(gpus=True), Node(LINK, KEY, rdma=True), gpus=True)
     assert node["devices"] == ["/dev/infiniband:/dev/infiniband:rwm"]

@@ -192,7 +192,7 @@ def test_the_last_step_of_a_start_is_told_though_its_line_comes_with_the_answer(
     logs, said = iter((b"version 0.32.0\n", b"version 0.32.0\nApplication startup complete.\n")), list[str]()
 
     class Quick(Server):
-        def exit_reason(self, wait: float = 0) -> str | None:
+        def ended(self) -> None:
             return None
 
         def log(self) -> bytes:
