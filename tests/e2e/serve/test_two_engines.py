@@ -137,6 +137,8 @@ def test_smoke_over_the_link(copy: Checkout, host: OtherHost, records: Releases,
     assert told.returncode == 0 and left.name in told.stderr, told.stdout + told.stderr
     assert [one.id for one in ranks(host)] == [others.id]
     others.remove()
+    host.engine.containers.create(first.tag, labels={LABEL: owner(records.paths, elsewhere=True)})
+    copy.done("stop")  # which knows the machines by now
     assert records.get(first.tag).smoke_passed and nothing_runs(copy, host)
     evidence = records.evidence(first) / "smoke"
     assert all("sparkpin" in (evidence / name).read_text() for name in ("server.log", "server-1.log"))
