@@ -111,6 +111,7 @@ def run_rank(job: str, rank: int, stage: str, out: Path) -> None:
 def run_job(job: str, stage: str, out: Path) -> str:
     """What went wrong, "" where nothing did."""
     late = delay_of(job)
+    (out / f"{job}.json").unlink(missing_ok=True)  # of an earlier call: the table is not to show it as this one's
     if late:
         netem = ["tc", "qdisc", "replace", "dev", "lo", "root", "netem", "delay", f"{late}us"]
         try:

@@ -127,6 +127,8 @@ class Peers(threading.Thread):
         super().__init__(name="peers", daemon=True)
         self.rank, self.nodes, self.port = int(section["rank"]), int(section["nodes"]), int(section["port"])
         self.own, self.head, self.silent = str(section["own"]), str(section["head"]), int(section["silent"])
+        if not key:
+            raise Refused("the key of these nodes is empty, so anybody would have it; next: invoke serve")
         self.key, self.release = key, release
         self.say, self.beat, self.lost = say, beat, lost
         self.met: Future[None] = Future()

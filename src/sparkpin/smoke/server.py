@@ -42,6 +42,7 @@ SOCKET = "vllm.sock"
 NODE_FOLDER = "/run/sparkpin-node"  # of process 1, where there are several containers
 PROGRESS_SECONDS = 15
 STOP_SECONDS = 10
+NO_OTHERS: Mapping[Container, str] = {}
 
 
 class StartFault(Exception):
@@ -62,9 +63,12 @@ class Place:
     env: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
 
-    def errors(self) -> contextlib.AbstractContextManager[None]:
-        """Errors of another machine's engine name it."""
-        return errors_of(self.where) if self.where else contextlib.nullcontext()
+
+@contextlib.contextmanager
+def errors_at(where: str) -> Iterator[None]:
+    """Errors of an engine, with the machine's name where it is another."""
+    with errors_of(where) if where else contextlib.nullcontext(), engine_errors():
+        yield
 
 
 def owner(paths: Paths, *, elsewhere: bool = False) -> str:
@@ -125,37 +129,41 @@ class Server:
     answers."""
 
     def __init__(
-        self, container: Container, socket: Path, timeout: float, say: Say, others: Sequence[Container] = ()
+        self, container: Container, socket: Path, timeout: float, say: Say, others: Mapping[Container, str] = NO_OTHERS
     ) -> None:
+        """others: the containers of ranks 1 and up, each with the URL of its machine, as `Place.where`."""
         self.container, self.socket, self._timeout, self._say = container, socket, timeout, say
-        self.others = tuple(others)
+        self.others = others
         self.started = time.monotonic()
         self.ready_seconds: float | None = None
 
     def log(self) -> bytes:
-        with engine_errors():
-            return running.log_of(self.container)
+        return self.log_of(self.container)
 
     def other_logs(self) -> tuple[bytes, ...]:
         """Of ranks 1 and up."""
-        with engine_errors():
-            return tuple(running.log_of(container) for container in self.others)
+        return tuple(self.log_of(container) for container in self.others)
+
+    def log_of(self, container: Container) -> bytes:
+        with errors_at(self.others.get(container, "")):
+            return running.log_of(container)
 
     def ended(self) -> tuple[str, Container] | None:
         """Why one does not run any more, and which; of several the one that did not end because of another."""
         found = []
         for rank, container in enumerate((self.container, *self.others)):
-            if reason := running.exit_reason(container):
+            with errors_at(self.others.get(container, "")):
+                reason = running.exit_reason(container)
+            if reason:
                 found.append((f"of rank {rank} {reason}" if self.others else reason, container))
         return min(found, key=lambda one: one[1].attrs["State"]["ExitCode"] == inside.PEER_LOST, default=None)
 
     def exit_reason(self, wait: float = 0) -> str | None:
         """Why the container does not run any more. A connection breaks up to `wait` seconds before the engine knows."""
         until = time.monotonic() + wait
-        with engine_errors():
-            while not (found := self.ended()) and time.monotonic() < until:
-                time.sleep(0.1)
-            return found[0] if found else None
+        while not (found := self.ended()) and time.monotonic() < until:
+            time.sleep(0.1)
+        return found[0] if found else None
 
     def open_socket(self) -> None:
         """The socket belongs to the container's user; only root could connect to it otherwise."""
@@ -169,11 +177,10 @@ class Server:
         told = self.started
         while True:
             now = time.monotonic()
-            with engine_errors():
-                found, log = self.ended(), self.log()
+            found, log = self.ended(), self.log()
             told = now if progress.update(log) else told
             if found:
-                last = running.last_lines(log if found[1] is self.container else running.log_of(found[1]))
+                last = running.last_lines(log if found[1] is self.container else self.log_of(found[1]))
                 raise StartFault(f"the container {found[0]} after {now - self.started:.0f} s\n{last}")
             self.open_socket()
             if self.socket.is_socket() and client.healthy():
@@ -189,8 +196,8 @@ class Server:
 
     def stop(self) -> None:
         """End the server so that its log is complete. Its exit code is no matter."""
-        with engine_errors():
-            for container in (self.container, *self.others):
+        for container in (self.container, *self.others):
+            with errors_at(self.others.get(container, "")):
                 container.stop(timeout=STOP_SECONDS)
 
 
@@ -202,25 +209,25 @@ def container_of(
     what: str,
     *,
     prepare: Callable[[Container], None] = lambda container: None,
-    elsewhere: bool = False,
+    where: str = "",
     **settings: Any,
 ) -> Iterator[Container]:
     """A container of the release's image, started, and removed in the end. settings: of the SDK's `create`; prepare:
-    called before its start; elsewhere: the engine is another machine's."""
-    with engine_errors():
+    called before its start; where: as of `Place`."""
+    with errors_at(where):
         container = engine.client.containers.create(
             release.tag,
             name=f"sparkpin-{what}-{release.name}-{secrets.token_hex(3)}",
-            labels={LABEL: owner(paths, elsewhere=elsewhere), "sparkpin.release": release.tag},
+            labels={LABEL: owner(paths, elsewhere=bool(where)), "sparkpin.release": release.tag},
             **settings,
         )
     try:
-        with engine_errors():
+        with errors_at(where):
             prepare(container)
             container.start()
         yield container
     finally:
-        with engine_errors():
+        with errors_at(where):
             container.remove(force=True, v=True)
 
 
@@ -273,19 +280,20 @@ def started(
             with container_of(paths, engine, release, "smoke", **own) as container:
                 yield Server(container, folder / SOCKET, timeout, say)
             return
-        key, containers = secrets.token_hex(32), list[Container]()
+        key, containers = secrets.token_hex(32), dict[Container, str]()
         with contextlib.ExitStack() as stack:
             for rank in range(nodes):
                 if places:
                     place = replace(places[rank], node=replace(places[rank].node, key=key))
                 else:
-                    network = f"container:{containers[0].id}" if containers else "none"
+                    network = f"container:{next(iter(containers)).id}" if containers else "none"
                     node = running.Node(on_loopback(rank), key, network, gpu=rank if gpus else None)
                     place = Place(engine, checkpoint, node)
-                with place.errors():
+                with errors_at(place.where):
                     own = settings(place.engine, place.checkpoint, 1 if places else nodes, place.env)
-                    containers.append(stack.enter_context(started_node(paths, release, place, argv, own)))
-            yield Server(containers[0], folder / SOCKET, timeout, say, containers[1:])
+                containers[stack.enter_context(started_node(paths, release, place, argv, own))] = place.where
+            first, *others = containers
+            yield Server(first, folder / SOCKET, timeout, say, {one: containers[one] for one in others})
 
 
 def started_node(
@@ -301,4 +309,4 @@ def started_node(
         "mounts": [Mount(target=NODE_FOLDER, source=None, type="volume")],  # goes with the container
     }
     prepare = lambda container: running.put(container, NODE_FOLDER, files, owned=("state",))  # noqa: E731
-    return container_of(paths, place.engine, release, "smoke", prepare=prepare, elsewhere=bool(place.where), **own)
+    return container_of(paths, place.engine, release, "smoke", prepare=prepare, where=place.where, **own)

@@ -60,3 +60,10 @@ def test_vllm_finds_the_plugin(tmp_path: Path) -> None:
     [found] = importlib.metadata.distributions(path=[str(tmp_path / "plugin")])
     [entry] = found.entry_points
     assert (entry.group, entry.load()) == ("vllm.general_plugins", pair.install)
+
+
+def test_a_job_that_fails_leaves_no_older_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # no tc
+    (tmp_path / "sockets+25.json").write_text(json.dumps(result(1)))
+    assert pair.run_job("sockets+25", "v2", tmp_path).startswith("tc: ")
+    assert not (tmp_path / "sockets+25.json").exists()

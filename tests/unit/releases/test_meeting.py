@@ -136,6 +136,11 @@ def test_another_release_is_refused_by_both_by_name(site: Site, what: str) -> No
             meet(node)
 
 
+def test_an_empty_key_is_nobodys(site: Site) -> None:
+    with pytest.raises(Refused, match="empty"):
+        site.node(0, key=b"")
+
+
 def test_a_wrong_key_keeps_both_waiting_and_the_right_one_is_let_in(site: Site) -> None:
     head, wrong = site.node(0), site.node(1, key=b"other")
     until(lambda: any("has not the key of these nodes" in line for line in site.said), 60)
