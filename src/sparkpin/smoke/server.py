@@ -42,7 +42,6 @@ SOCKET = "vllm.sock"
 NODE_FOLDER = "/run/sparkpin-node"  # of process 1, where there are several containers
 PROGRESS_SECONDS = 15
 STOP_SECONDS = 10
-NO_OTHERS: Mapping[Container, str] = {}
 
 
 class StartFault(Exception):
@@ -63,12 +62,9 @@ class Place:
     env: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
 
-
-@contextlib.contextmanager
-def errors_at(where: str) -> Iterator[None]:
-    """Errors of an engine, with the machine's name where it is another."""
-    with errors_of(where) if where else contextlib.nullcontext(), engine_errors():
-        yield
+    def errors(self) -> contextlib.AbstractContextManager[None]:
+        """Errors of another machine's engine name it."""
+        return errors_of(self.where) if self.where else contextlib.nullcontext()
 
 
 def owner(paths: Paths, *, elsewhere: bool = False) -> str:
@@ -124,14 +120,21 @@ def socket_argv(release: Release, path: str = f"{SOCKET_FOLDER}/{SOCKET}") -> li
     return set_flag(drop_flags(release.argv, "--host", "--port"), "--uds", path)
 
 
+@contextlib.contextmanager
+def errors_at(place: Place | None) -> Iterator[None]:
+    """Errors of this machine's engine, or of a place's."""
+    with place.errors() if place else contextlib.nullcontext(), engine_errors():
+        yield
+
+
 class Server:
     """A container that has been started, with those of the other nodes if it has any. `ready_seconds` is set once it
     answers."""
 
     def __init__(
-        self, container: Container, socket: Path, timeout: float, say: Say, others: Mapping[Container, str] = NO_OTHERS
+        self, container: Container, socket: Path, timeout: float, say: Say, others: Mapping[Container, Place] = {}
     ) -> None:
-        """others: the containers of ranks 1 and up, each with the URL of its machine, as `Place.where`."""
+        """others: the containers of ranks 1 and up, each with its machine."""
         self.container, self.socket, self._timeout, self._say = container, socket, timeout, say
         self.others = others
         self.started = time.monotonic()
@@ -145,14 +148,14 @@ class Server:
         return tuple(self.log_of(container) for container in self.others)
 
     def log_of(self, container: Container) -> bytes:
-        with errors_at(self.others.get(container, "")):
+        with errors_at(self.others.get(container)):
             return running.log_of(container)
 
     def ended(self) -> tuple[str, Container] | None:
         """Why one does not run any more, and which; of several the one that did not end because of another."""
         found = []
         for rank, container in enumerate((self.container, *self.others)):
-            with errors_at(self.others.get(container, "")):
+            with errors_at(self.others.get(container)):
                 reason = running.exit_reason(container)
             if reason:
                 found.append((f"of rank {rank} {reason}" if self.others else reason, container))
@@ -197,7 +200,7 @@ class Server:
     def stop(self) -> None:
         """End the server so that its log is complete. Its exit code is no matter."""
         for container in (self.container, *self.others):
-            with errors_at(self.others.get(container, "")):
+            with errors_at(self.others.get(container)):
                 container.stop(timeout=STOP_SECONDS)
 
 
@@ -209,25 +212,25 @@ def container_of(
     what: str,
     *,
     prepare: Callable[[Container], None] = lambda container: None,
-    where: str = "",
+    place: Place | None = None,
     **settings: Any,
 ) -> Iterator[Container]:
     """A container of the release's image, started, and removed in the end. settings: of the SDK's `create`; prepare:
-    called before its start; where: as of `Place`."""
-    with errors_at(where):
+    called before its start; place: the engine's machine, where it may be another."""
+    with errors_at(place):
         container = engine.client.containers.create(
             release.tag,
             name=f"sparkpin-{what}-{release.name}-{secrets.token_hex(3)}",
-            labels={LABEL: owner(paths, elsewhere=bool(where)), "sparkpin.release": release.tag},
+            labels={LABEL: owner(paths, elsewhere=bool(place and place.where)), "sparkpin.release": release.tag},
             **settings,
         )
     try:
-        with errors_at(where):
+        with errors_at(place):
             prepare(container)
             container.start()
         yield container
     finally:
-        with errors_at(where):
+        with errors_at(place):
             container.remove(force=True, v=True)
 
 
@@ -280,7 +283,7 @@ def started(
             with container_of(paths, engine, release, "smoke", **own) as container:
                 yield Server(container, folder / SOCKET, timeout, say)
             return
-        key, containers = secrets.token_hex(32), dict[Container, str]()
+        key, containers = secrets.token_hex(32), dict[Container, Place]()
         with contextlib.ExitStack() as stack:
             for rank in range(nodes):
                 if places:
@@ -289,9 +292,9 @@ def started(
                     network = f"container:{next(iter(containers)).id}" if containers else "none"
                     node = running.Node(on_loopback(rank), key, network, gpu=rank if gpus else None)
                     place = Place(engine, checkpoint, node)
-                with errors_at(place.where):
+                with errors_at(place):
                     own = settings(place.engine, place.checkpoint, 1 if places else nodes, place.env)
-                containers[stack.enter_context(started_node(paths, release, place, argv, own))] = place.where
+                containers[stack.enter_context(started_node(paths, release, place, argv, own))] = place
             first, *others = containers
             yield Server(first, folder / SOCKET, timeout, say, {one: containers[one] for one in others})
 
@@ -309,4 +312,4 @@ def started_node(
         "mounts": [Mount(target=NODE_FOLDER, source=None, type="volume")],  # goes with the container
     }
     prepare = lambda container: running.put(container, NODE_FOLDER, files, owned=("state",))  # noqa: E731
-    return container_of(paths, place.engine, release, "smoke", prepare=prepare, where=place.where, **own)
+    return container_of(paths, place.engine, release, "smoke", prepare=prepare, place=place, **own)

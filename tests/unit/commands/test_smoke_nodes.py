@@ -19,13 +19,16 @@ from sparkpin.core.errors import BusyError, EngineError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.gpus import Gpu
+from sparkpin.pins.nodes import NodeRank
 from sparkpin.releases import container as running
 from sparkpin.releases import runs_here
+from sparkpin.releases.container import Node
 from sparkpin.releases.record import Releases
 from sparkpin.releases.volumes import volume_name
 from sparkpin.serve import nodes
 from sparkpin.serve.nodes import Nodes, NodesOptions
 from sparkpin.smoke import server
+from sparkpin.smoke.server import Place
 
 KEPT = Nodes(("here", "ssh://b"), "10.0.0.0/24")
 PAIR = dataclasses.replace(release(1), stack="spark", argv=(*release(1).argv, "--nnodes", "2"))
@@ -86,8 +89,8 @@ def test_each_container_gets_what_its_machine_has(
         socket = str(found.socket.parent)
     here, other = made
     assert [one["engine"] for one in made] == [machine.engine for machine in machines]
-    assert {str(tmp_path), socket, "cache"} == set(here["volumes"]) and not here["where"]
-    assert {volume_name(PAIR.checkpoint_key), "cache"} == set(other["volumes"]) and other["where"]
+    assert {str(tmp_path), socket, "cache"} == set(here["volumes"]) and not here["place"].where
+    assert {volume_name(PAIR.checkpoint_key), "cache"} == set(other["volumes"]) and other["place"].where
     assert [one["environment"]["VLLM_HOST_IP"] for one in made] == ["10.0.0.1", "10.0.0.2"]
     assert [one["environment"]["NCCL_IB_HCA"] for one in made] == ["=r1", "=r2"]
     assert [one["network_mode"] for one in made] == ["host", "host"] and all(one["devices"] for one in made)
@@ -124,7 +127,8 @@ def test_errors_of_another_machine_name_it(paths: Paths, monkeypatch: pytest.Mon
     here, there = Container({"Id": "1", "State": {"Status": "running", "ExitCode": 0}}), Gone({"Id": "2"})
     monkeypatch.setattr(Container, "reload", lambda self: None)
     monkeypatch.setattr(Container, "stop", lambda self, timeout: None)
-    over = server.Server(here, paths.home / "s", 1, print, {there: "ssh://b"})
+    place = Place(SimpleNamespace(), "volume", Node(NodeRank(1, "b", "a", "eth0"), "key"), where="ssh://b")  # type: ignore[arg-type]
+    over = server.Server(here, paths.home / "s", 1, print, {there: place})
     for ask in (over.exit_reason, over.other_logs, over.stop):
         with pytest.raises(EngineError, match=r"^ssh://b: "):
             ask()
@@ -132,6 +136,6 @@ def test_errors_of_another_machine_name_it(paths: Paths, monkeypatch: pytest.Mon
         server.Server(there, paths.home / "s", 1, print).log()
     assert "ssh" not in caught.value.message
     engine: Any = SimpleNamespace(client=SimpleNamespace(containers=SimpleNamespace(create=lambda *a, **k: there)))
-    in_vain = server.container_of(paths, engine, PAIR, "smoke", where="ssh://b")
+    in_vain = server.container_of(paths, engine, PAIR, "smoke", place=place)
     with pytest.raises(EngineError, match=r"^ssh://b: (?!ssh)"), in_vain:
         pass

@@ -73,6 +73,11 @@ def meet(*nodes: Peers) -> None:
         node.met.result(timeout=60)
 
 
+def test_an_empty_key_is_nobodys(site: Site) -> None:
+    with pytest.raises(Refused, match="empty"):
+        site.node(0, key=b"")
+
+
 def test_three_meet_in_any_order_and_part_together() -> None:
     site = Site(3)
     last = site.node(2)
@@ -134,11 +139,6 @@ def test_another_release_is_refused_by_both_by_name(site: Site, what: str) -> No
     for node in (head, worker):
         with pytest.raises(Refused, match=f"serves something else: {what} "):
             meet(node)
-
-
-def test_an_empty_key_is_nobodys(site: Site) -> None:
-    with pytest.raises(Refused, match="empty"):
-        site.node(0, key=b"")
 
 
 def test_a_wrong_key_keeps_both_waiting_and_the_right_one_is_let_in(site: Site) -> None:
