@@ -69,7 +69,8 @@ def serve(
         str | None, "machines of a release that is for several (default: as before)", "here,ssh://me@spark2"
     ] = None,
     link: Annotated[
-        str | None, "interface of this machine, or network, between them (default: as before, else the only one)"
+        str | None,
+        "this machine's interface, or an address or network, between them (default: as before, else the only one)",
     ] = None,
     shared_link: Annotated[bool, "take the link though others are on it"] = False,
     drain: Drain = None,
@@ -619,7 +620,7 @@ def doctor(
     nodes: Annotated[
         str, "look at the machines of a release for several instead, and their link", "here,ssh://me@spark2"
     ] = "",
-    link: Annotated[str | None, "with --nodes: interface of this machine, or network (default: the only one)"] = None,
+    link: Annotated[str | None, "with --nodes: as of serve (default: the only one)"] = None,
 ) -> None:
     """Say what this machine is and has, and what it lacks."""
     from sparkpin.commands.doctor import command, machines

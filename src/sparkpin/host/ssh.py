@@ -69,9 +69,10 @@ def errors_of(url: str) -> Iterator[None]:
         yield
     except EngineError as error:
         said = error.message.replace("at the default socket", "there")
-        raise EngineError(f"{url}: {said}", next_step=f"docker -H {url} info") from None
+        own = "" if "invoke doctor" in error.next_step else error.next_step  # that looks at this machine
+        raise EngineError(f"{url}: {said}", next_step=own or f"docker -H {url} info") from None
     except DiskError as error:
-        raise DiskError(f"{url}: {error.message}", next_step="free space there (invoke prune --keep 2)") from None
+        raise DiskError(f"{url}: {error.message}", next_step=f"free space there; docker -H {url} system df") from None
 
 
 def connect(url: str) -> Engine:
