@@ -27,7 +27,7 @@ from sparkpin.releases.record import Release
 
 LABEL = "sparkpin.checkpoint"  # of the volume, and of a container that works in it; its value is the checkpoint key
 ENDS = ["created", "exited"]  # where a run that is killed leaves a container
-MOMENT_SECONDS, LOOK_SECONDS = 15.0, 0.5
+MOMENT_SECONDS, LOOK_SECONDS = 10.0, 0.5
 FOLDER, PROGRAM = "/run/sparkpin", "receive.pyz"
 PYTHON = ("python", "-IS")  # nothing of the image's packages
 PARTS = ("core/errors.py", "core/files.py", "checkpoint/content.py", "checkpoint/receive.py")

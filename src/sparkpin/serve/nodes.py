@@ -286,7 +286,7 @@ def understood(machine: Machine) -> Iterator[None]:
     """HostError for an answer that is not of `inside_link`: the machine there may be anybody's."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise HostError(
             f"{machine.where}: the program that was sent there answered something else: {error!r}"[:1000],
             next_step="find out what answers there",

@@ -267,7 +267,7 @@ TOLD = {
         b"", b"3", b"[]", b"{", b"\xff", b"[" * 100_000, b"{}",
         *(json.dumps({**TOLD, key: value}).encode() for key, value in [
             ("interfaces", [{}]), ("interfaces", 3), ("interfaces", [{**TOLD["interfaces"][0], "address": "x"}]),
-            ("interfaces", [{**TOLD["interfaces"][0], "mtu": "much"}]), ("MemAvailable", None), ("lacking", 1),
+            ("interfaces", [{**TOLD["interfaces"][0], "mtu": "much"}]), ("MemAvailable", None), ("MemTotal", float("inf")), ("lacking", 1),
             ("neighbours", [1]),
         ]),
     ],
