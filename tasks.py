@@ -24,6 +24,8 @@ Drain = Annotated[
     int | None, "seconds to wait for requests under way before another server takes the port (default: 30)", 60
 ]
 Published = Annotated[bool, "from the shapes that are published of the model, before it is locked: no Hub is asked"]
+Link = Annotated[str | None, "interface, address or network between them (default: as before, else the only one)"]
+SharedLink = Annotated[bool, "take the link though others are on it"]
 Trust = Annotated[bool, "build an imported release, too: its steps run as root"]
 Signed = Annotated[bool, "what is not signed by somebody whom allowed_signers names is wrong"]
 
@@ -68,11 +70,8 @@ def serve(
     nodes: Annotated[
         str | None, "machines of a release that is for several (default: as before)", "here,ssh://me@spark2"
     ] = None,
-    link: Annotated[
-        str | None,
-        "this machine's interface, or an address or network, between them (default: as before, else the only one)",
-    ] = None,
-    shared_link: Annotated[bool, "take the link though others are on it"] = False,
+    link: Link = None,
+    shared_link: SharedLink = False,
     drain: Drain = None,
     unit: Annotated[bool, "print a systemd unit that does this after a reboot, and serve nothing now"] = False,
 ) -> None:
@@ -251,9 +250,16 @@ def smoke(
         "what this machine cannot serve and so inspects: load its libraries and plugins, too, emulated where that "
         "must be (up to 15 minutes a release)",
     ] = False,
+    nodes: Annotated[
+        str | None,
+        "machines of a release that is for several (default: this one, else as before)",
+        "here,ssh://me@spark2",
+    ] = None,
+    link: Link = None,
+    shared_link: SharedLink = False,
 ) -> None:
     """Start each new image with a real server and check its answers."""
-    commands.smoke.smoke(tag=tag, stage=stage, recipe=recipe, load=load)
+    commands.smoke.smoke(tag=tag, stage=stage, recipe=recipe, load=load, where=(nodes, link, shared_link))
 
 
 @task("measure")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,10 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.choose_loader import with_loader
 from sparkpin.smoke.evidence import kept
+from sparkpin.smoke.server import Place
+
+Joined = Callable[[Path], contextlib.AbstractContextManager[Sequence[Place]]]
+"""Machines for the nodes of a release, which has this checkpoint here."""
 
 
 @contextlib.contextmanager
@@ -156,10 +160,17 @@ def rebuild(paths: Paths, release: Release) -> None:
 
 
 def smoke_releases(
-    paths: Paths, wanted: tuple[Release, ...], *, load: bool = False, done: int = 0, total: int = 0
+    paths: Paths,
+    wanted: tuple[Release, ...],
+    *,
+    load: bool = False,
+    done: int = 0,
+    total: int = 0,
+    over: Mapping[str, Joined] | None = None,
 ) -> tuple[Release, ...]:
     """A server for each that can run here, one after the other; the others are inspected. load: and their libraries
-    loaded, too. done, total: where these are a part of more, to number them."""
+    loaded, too. done, total: where these are a part of more, to number them. over: by tag, the machines of those that
+    are not for this one alone."""
     from sparkpin.smoke.inspected import run_inspection
     from sparkpin.smoke.run import run_smoke  # slow to import, as all that asks a server
 
@@ -168,7 +179,8 @@ def smoke_releases(
     for number, release in enumerate(wanted, start=done + 1):
         say(f"smoke test {number} of {total or len(wanted)}: {release.tag}")
         require_consistent(paths, release)
-        if why := obstacle(paths, engine, release):
+        joined = (over or {}).get(release.tag)
+        if why := obstacle(paths, engine, release, nodes=1 if joined else None):
             if release.smoke_passed:
                 raise InputError(
                     f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}",
@@ -179,5 +191,7 @@ def smoke_releases(
             gpus = uses_gpu(paths, release)
             checkpoint = checkpoint_of(paths, release)
             started = with_loader(paths, release, checkpoint, say, gpus=gpus)
-            found.append(kept(paths, release, *run_smoke(paths, engine, started, checkpoint, say, gpus=gpus)))
+            with joined(checkpoint) if joined else contextlib.nullcontext(()) as places:
+                result, write = run_smoke(paths, engine, started, checkpoint, say, gpus=gpus, places=places)
+            found.append(kept(paths, release, result, write))
     return tuple(found)

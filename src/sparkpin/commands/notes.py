@@ -17,7 +17,7 @@ from sparkpin.pins import manifests, schema
 from sparkpin.pins.precedence import overruled
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.runs_here import obstacle
+from sparkpin.releases.runs_here import obstacle, with_others
 
 
 def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
@@ -53,6 +53,9 @@ def next_smoke(paths: Paths, made: tuple[Release, ...]) -> bool:
     if waiting:
         last = waiting[-1]
         of = "" if last.recipe == choose_recipe(paths, None, None) else f" --recipe {last.recipe}"
+        if step := with_others(paths, last):
+            show(f"next: {step} ({len(waiting)} of these not yet smoked)")
+            return True
         load = " --load" if (why := obstacle(paths, engine_of(paths), last)) else ""
         here = f"; here they can only be inspected: {why}" if why else ""
         show(f"next: invoke smoke{of}{load} ({len(waiting)} of these not yet smoked{here})")
@@ -64,6 +67,8 @@ def how_to_carry(records: Releases, release: Release) -> str:
     first = (
         "" if records.checkpoint(release).is_dir() else f"invoke rebuild {release.tag} (makes its checkpoint), then "
     )
+    if step := with_others(records.paths, release):
+        return f"{first}{step}"
     return f"{first}invoke export {release.tag} -o {release.name}.tar, and there invoke import and invoke smoke"
 
 

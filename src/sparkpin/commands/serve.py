@@ -18,7 +18,7 @@ from sparkpin.host.engine import engine_of
 from sparkpin.releases import current as retention
 from sparkpin.releases.record import Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
-from sparkpin.serve import service
+from sparkpin.serve import linked, nodes, service
 from sparkpin.serve import status as serving_tasks
 from sparkpin.serve.address import UNCHANGED, AddressOptions
 from sparkpin.serve.choose_loader import with_loader
@@ -99,7 +99,9 @@ def serve(
 def stop(*, recipe: str | None) -> None:
     paths = Paths.from_env()
     engine = engine_of(paths)
-    clear_leftovers(paths, engine, say)
+    known = [its for name in nodes.recipes_kept(paths) if recipe in (None, name) and (its := nodes.kept(paths, name))]
+    with linked.reached(sorted({url for its in known for url in its.urls} - {nodes.HERE})) as (machines, _):
+        clear_leftovers(paths, engine, say, [machine.engine for machine in machines])
     stopped = service.stop(paths, engine, recipe, say)
     for name in stopped:
         show(f"stopped {name}")

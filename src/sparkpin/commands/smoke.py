@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
 from sparkpin.build.make import smoke_releases
 from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, newest_of_stage, require_recipe
 from sparkpin.commands.notes import finish
 from sparkpin.core import terminal
+from sparkpin.core.errors import BusyError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
-from sparkpin.host.engine import engine_of
+from sparkpin.host.engine import Engine, engine_errors, engine_of
+from sparkpin.pins.nodes import nodes_of
 from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.runs_here import with_others
+from sparkpin.serve import linked, nodes
+from sparkpin.serve.nodes import Nodes, NodesOptions
+from sparkpin.serve.served import LABEL
 from sparkpin.smoke import drift
 from sparkpin.smoke.evidence import owes
+from sparkpin.smoke.server import Place, clear_leftovers
+
+LOCAL = "127.0.0.1"  # a smoke test has no front
 
 
 def waiting_for_smoke(paths: Paths, made: Sequence[Release], *, load: bool = False) -> tuple[Release, ...]:
@@ -25,8 +37,16 @@ def waiting_for_smoke(paths: Paths, made: Sequence[Release], *, load: bool = Fal
     return tuple(r for r in made if r.smoke_failed or owes(paths, engine, r, load=load))
 
 
-def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool) -> tuple[Release, ...]:
-    paths = Paths.from_env()
+def smoke(
+    *,
+    tag: str | None,
+    stage: str | None,
+    recipe: str | None,
+    load: bool,
+    where: tuple[str | None, str | None, bool] = (None, None, False),
+) -> tuple[Release, ...]:
+    """where: the fields of `NodesOptions`."""
+    paths, asked = Paths.from_env(), NodesOptions(*where)
     records = Releases(paths)
     if recipe:
         require_recipe(paths, records, recipe)
@@ -35,9 +55,11 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool)
     elif stage:
         wanted = [newest_of_stage(paths, choose_recipe(paths, recipe, None), stage)]
     else:
+        named = asked != NodesOptions()
         known = [release for release in records.all() if recipe in (None, release.recipe)]
+        known = [release for release in known if nodes_of(release.argv) > 1] if named else known
         fresh = [release for release in known if release.state in ("built", "inspected")]
-        waiting = waiting_for_smoke(paths, fresh, load=load)
+        waiting = tuple(fresh) if named else waiting_for_smoke(paths, fresh, load=load)
         wanted = with_image(paths, waiting)
         if not wanted:
             show(nothing_to_smoke(recipe, known=len(known), left_out=len(waiting)))
@@ -46,12 +68,54 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool)
                     show(f"{release.tag} failed: {'; '.join(release.smoke_failures)}")
                     show(f"next: invoke smoke {release.tag}")
             return ()
-    done = smoke_releases(paths, tuple(wanted), load=load)
+    over = {one.tag: partial(joined, paths, one, its) for one in wanted if (its := machines_of(paths, one, asked))}
+    done = smoke_releases(paths, tuple(wanted), load=load, over=over)
     complete_above(paths, done)
     done = tuple(records.get(one.tag) for one in done)
     tables.show_built(done)
     finish(records, done)
     return done
+
+
+def machines_of(paths: Paths, release: Release, asked: NodesOptions) -> Nodes | None:
+    """Those to smoke a release on: as asked, else those that its recipe has, where this one cannot have all of it; None
+    for this one alone."""
+    known = nodes.kept(paths, release.recipe)
+    if asked == NodesOptions() and (not known or not with_others(paths, release)):
+        return None
+    return asked.applied(known, release, f"invoke smoke {release.tag}")
+
+
+@contextlib.contextmanager
+def joined(paths: Paths, release: Release, its: Nodes, checkpoint: Path) -> Iterator[tuple[Place, ...]]:
+    """The machines, each with all that the release needs; they are the recipe's from now on, where it had none."""
+    engine = engine_of(paths)
+    with nodes.connected(engine, its.urls) as machines:
+        clear_leftovers(paths, engine, say, [machine.engine for machine in machines[1:]])  # they have memory and ports
+        require_not_served(engine, release)
+        checked = nodes.check(paths, machines, its, release, checkpoint, LOCAL, say, busy=False)
+        if nodes.kept(paths, release.recipe) is None:
+            nodes.keep(paths, release.recipe, checked.nodes)
+        yield tuple(place_of(checked, machine, release, checkpoint) for machine in machines)
+
+
+def place_of(checked: nodes.Checked, machine: nodes.Machine, release: Release, checkpoint: Path) -> Place:
+    from sparkpin.releases.volumes import volume_name  # slow to import
+
+    node, env = linked.node_at(checked, machine.rank, key="")
+    if machine.where == nodes.HERE:
+        return Place(machine.engine, checkpoint, node, env)
+    return Place(machine.engine, volume_name(release.checkpoint_key), node, env, machine.where)
+
+
+def require_not_served(engine: Engine, release: Release) -> None:
+    """BusyError where a model is served on several machines, this one among them: torch's port is the same."""
+    with engine_errors():
+        for server in engine.containers.list(filters={"label": linked.NODES_LABEL}):
+            raise BusyError(
+                f"{server.name} is served on several machines, and {release.tag} wants the same ports of their link",
+                next_step=f"invoke stop --recipe {server.labels[LABEL]}, then invoke smoke {release.tag}",
+            )
 
 
 def complete_above(paths: Paths, done: Sequence[Release]) -> None:

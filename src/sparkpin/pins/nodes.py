@@ -51,6 +51,11 @@ def nodes_of(argv: Sequence[str]) -> int:
     return int(said) if said.isdecimal() else 1
 
 
+def example(count: int) -> str:
+    """A value of `--nodes`."""
+    return ",".join(["here", *(f"ssh://user@host{rank}" for rank in range(1, count))])
+
+
 def spread(argv: Sequence[str], env: Mapping[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:
     """A command and its environment for several machines with one process each. The same for one.
 

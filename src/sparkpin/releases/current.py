@@ -12,7 +12,7 @@ from sparkpin.host import disk_usage
 from sparkpin.host.engine import Engine
 from sparkpin.releases.keep import all_pins
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.runs_here import obstacle_here
+from sparkpin.releases.runs_here import obstacle_here, with_others
 
 Look = Callable[[Release], object]
 """Raises where a release is not what its record says: `build.consistent`, which this room cannot reach."""
@@ -31,7 +31,8 @@ def promote(paths: Paths, engine: Engine, tag: str, look: Look = lambda release:
                 raise InputError(
                     f"{release.tag} is {release.smoke_text}, and no server of it has run: {release.smoke_why}; "
                     "only a release that passed its smoke test is promoted",
-                    next_step=f"where it can run: invoke smoke {release.tag} (invoke export takes it there)",
+                    next_step=with_others(paths, release)
+                    or f"where it can run: invoke smoke {release.tag} (invoke export takes it there)",
                 )
             why = f" (smoke test {release.smoke_text})" if release.smoke else ""
             raise InputError(
@@ -111,6 +112,8 @@ def nothing_current(records: Releases, recipe: str) -> InputError:
 def step_to_current(paths: Paths, newest: Release) -> str:
     """What makes a recipe have a current release, of which none has passed."""
     if why := obstacle_here(paths, newest):
+        if step := with_others(paths, newest):
+            return f"{step}; invoke promote {newest.tag}"
         there = f"invoke smoke {newest.tag} (invoke export takes it there)"
         return f"none can run here: {why}; where one can: {there}"
     return f"invoke smoke --recipe {newest.recipe}, then invoke promote TAG (one that passed)"

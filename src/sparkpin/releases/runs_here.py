@@ -11,7 +11,7 @@ from sparkpin.host import machine
 from sparkpin.host.engine import Engine
 from sparkpin.host.gpus import Gpu, read_gpus
 from sparkpin.pins import manifests
-from sparkpin.pins.nodes import nodes_of
+from sparkpin.pins.nodes import example, nodes_of
 from sparkpin.pins.schema import Stack
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
@@ -43,13 +43,13 @@ def obstacle(paths: Paths, engine: Engine, release: Release, *, nodes: int | Non
     return obstacle_of(stack, engine.platform, gpus, engine.elsewhere, nodes=nodes or nodes_of(release.argv))
 
 
-def obstacle_here(paths: Paths, release: Release) -> str:
+def obstacle_here(paths: Paths, release: Release, *, nodes: int | None = None) -> str:
     """As `obstacle`, without an engine: of this machine, which a server needs whatever engine there is."""
     stack = stack_of(paths, release)
     if stack is None:
         return ""
     gpus = read_gpus(machine.output) if stack.gpu else ()
-    return obstacle_of(stack, machine.this_platform(), gpus, nodes=nodes_of(release.argv))
+    return obstacle_of(stack, machine.this_platform(), gpus, nodes=nodes or nodes_of(release.argv))
 
 
 def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu], elsewhere: str = "", *, nodes: int = 1) -> str:
@@ -65,6 +65,17 @@ def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu], elsewhere: str
         return f"stack {stack.name} is for a GPU of compute capability {stack.gpu.sm}; here: {there}"
     if fitting < nodes:
         return (
-            f"it is for {nodes} machines with a GPU each, and this one has {fitting}: invoke serve --nodes names them"
+            f"it is for {nodes} machines with a GPU each, and this one has {fitting}: "
+            f"invoke smoke TAG --nodes {example(nodes)} names them"
         )
     return ""
+
+
+def with_others(paths: Paths, release: Release) -> str:
+    """The commands that smoke a release on this machine and others; "" where it needs no other, or not this one."""
+    nodes = nodes_of(release.argv)
+    if nodes == 1 or not obstacle_here(paths, release) or obstacle_here(paths, release, nodes=1):
+        return ""
+    tag, others = release.tag, example(nodes).split(",")[1:]
+    copies = "; ".join(f"invoke copy {tag} --to {url} --with-checkpoint" for url in others)
+    return f"{copies}; invoke smoke {tag} --nodes {example(nodes)}"

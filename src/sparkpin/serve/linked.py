@@ -15,7 +15,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.host.ssh import engine_at
+from sparkpin.host.ssh import engine_at, owner
 from sparkpin.pins.nodes import NodeRank
 from sparkpin.pins.nodes import nodes_of as nodes_in
 from sparkpin.releases.container import HOME_LABEL, Node
@@ -23,7 +23,7 @@ from sparkpin.releases.inside import STAYS_DOWN
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, keys, launch, nodes
 from sparkpin.serve.launch import LaunchOrder
-from sparkpin.serve.nodes import HERE, Checked, Machine, Nodes, each, named, owner
+from sparkpin.serve.nodes import HERE, Checked, Machine, Nodes, each, named
 from sparkpin.serve.postmortem import report
 from sparkpin.serve.served import LABEL, find, is_running
 
@@ -131,9 +131,8 @@ def order_of(wanted: LaunchOrder, spread: Spread, machine: Machine, group: str) 
     from sparkpin.releases.volumes import volume_name  # slow to import
 
     checked = spread.checked
-    link, rank, release = checked.link, machine.rank, wanted.release
-    face, devices = link.interfaces[rank], link.rdma[rank]
-    env = {**release.env, **nccl_env(devices)}
+    rank, release = machine.rank, wanted.release
+    node, env = node_at(checked, rank, spread.key)
     labels: dict[str, str] = {**wanted.labels, GROUP_LABEL: group}
     checkpoint: Path | str = wanted.checkpoint
     if machine.where == HERE:
@@ -142,15 +141,21 @@ def order_of(wanted: LaunchOrder, spread: Spread, machine: Machine, group: str) 
         home, recipe = labels.pop(HOME_LABEL), labels.pop(LABEL)  # else `status` there took it for a service
         labels |= {RANK_LABEL: str(rank), OWNER_LABEL: owner(home), RECIPE_LABEL: recipe}
         checkpoint = volume_name(release.checkpoint_key)
-    place = NodeRank(rank, face.address, link.interfaces[0].address, face.name)
     return replace(
         wanted,
-        release=replace(release, env=env),
+        release=replace(release, env={**release.env, **env}),
         checkpoint=checkpoint,
         memory=checked.rooms[rank].limit,
         labels=labels,
-        node=Node(place, spread.key, rdma=bool(devices)),
+        node=node,
     )
+
+
+def node_at(checked: Checked, rank: int, key: str) -> tuple[Node, dict[str, str]]:
+    """The container of one machine, and the variables that it adds to the release's."""
+    faces, devices = checked.link.interfaces, checked.link.rdma[rank]
+    place = NodeRank(rank, faces[rank].address, faces[0].address, faces[rank].name)
+    return Node(place, key, rdma=bool(devices)), nccl_env(devices)
 
 
 def nccl_env(devices: Sequence[str]) -> dict[str, str]:

@@ -7,9 +7,7 @@ have Docker and an ssh server, nothing of ours: what has to run there runs in a 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +28,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
-from sparkpin.pins.nodes import MEETING_PORT, nodes_of
+from sparkpin.pins.nodes import MEETING_PORT, example, nodes_of
 from sparkpin.pins.vllm_command import MODEL_PATH
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 HERE = "here"
 NAMES_OF_HERE = (HERE, "local")
 NODES_FILE = ".nodes.json"
-MACHINE_ID = Path("/etc/machine-id")
 LOOK_LABEL = "sparkpin.look"
 LOOK_MEMORY = 1 << 29
 LOOK_SECONDS = 90
@@ -80,9 +77,9 @@ class NodesOptions:
     link: str | None = None
     shared: bool = False
 
-    def applied(self, known: Nodes | None, release: Release) -> Nodes | None:
+    def applied(self, known: Nodes | None, release: Release, command: str = "") -> Nodes | None:
         """The machines to serve a release on; None for one that is for this machine alone. InputError where their
-        number is another than the release's."""
+        number is another than the release's. command: to type again, with --nodes."""
         count = nodes_of(release.argv)
         if count == 1:
             if self != NodesOptions():
@@ -96,8 +93,7 @@ class NodesOptions:
             said = f"--nodes names {len(urls)}" if urls else "none are named"
             raise InputError(
                 f"{release.tag} is for {count} machines, and {said} (this one counts)",
-                next_step=f"invoke serve --recipe {release.recipe} --nodes "
-                + ",".join([HERE, *(f"ssh://user@host{rank}" for rank in range(1, count))]),
+                next_step=f"{command or f'invoke serve --recipe {release.recipe}'} --nodes {example(count)}",
             )
         new = self.nodes is not None and (known is None or known.urls != urls)
         before = Nodes(urls) if new or known is None else known
@@ -144,15 +140,6 @@ def keep(paths: Paths, recipe: str, nodes: Nodes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, mode=0o600) as file:
         file.write(f"{nodes.text}\n".encode())
-
-
-def owner(home: str) -> str:
-    """Whose containers those on another machine are: two machines may have homes of one name, and clones a host's."""
-    try:
-        machine = hashlib.sha256(b"sparkpin " + MACHINE_ID.read_bytes()).hexdigest()[:12]  # machine-id(5): not as it is
-    except OSError:
-        machine = ""
-    return f"{socket.gethostname()}:{machine}:{home}"
 
 
 def each(items: Sequence[T], act: Callable[[T], R]) -> list[R]:

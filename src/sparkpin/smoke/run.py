@@ -31,7 +31,16 @@ from sparkpin.smoke.client import Client
 from sparkpin.smoke.evidence import Write, evidence_folder, record_of
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
-from sparkpin.smoke.server import WAITING, Server, StartFault, remove_leftovers, smoke_lock, socket_argv, started
+from sparkpin.smoke.server import (
+    WAITING,
+    Place,
+    Server,
+    StartFault,
+    remove_leftovers,
+    smoke_lock,
+    socket_argv,
+    started,
+)
 from sparkpin.smoke.subject import SmokeSubject
 
 
@@ -69,14 +78,15 @@ class ServerEvidence:
 
 
 @contextlib.contextmanager
-def alone(paths: Paths, engine: Engine, say: Say) -> Iterator[None]:
-    """No other smoke test of this home runs meanwhile. Removes what killed runs left, and what this one leaves."""
+def alone(paths: Paths, engine: Engine, say: Say, others: Sequence[Engine] = ()) -> Iterator[None]:
+    """No other smoke test of this home runs meanwhile. Removes what killed runs left, and what this one leaves. others:
+    of other machines that it uses."""
     with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-        remove_leftovers(paths, engine, say)
+        remove_leftovers(paths, engine, say, others)
         try:
             yield
         except BaseException:
-            remove_leftovers(paths, engine, say)
+            remove_leftovers(paths, engine, say, others)
             raise
 
 
@@ -88,8 +98,9 @@ def run_smoke(
     say: Say,
     *,
     gpus: bool = False,
+    places: Sequence[Place] = (),
 ) -> tuple[SmokeResult, Write]:
-    """Serve the release in a container without a network and run its stage's checks.
+    """Serve the release in a container without a network and run its stage's checks. places: as of `started`.
 
     The result and its evidence, for `smoke.evidence.kept`. Whatever the server does wrong is in them. One test of a
     home runs at a time.
@@ -104,14 +115,16 @@ def run_smoke(
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     begin = time.monotonic()
-    with alone(paths, engine, say):
+    with alone(paths, engine, say, [place.engine for place in places if place.where]):
         served: list[tuple[int, ServerEvidence]] = []
         reference = drift.reference(paths, release)
         for length, variant in drafting.variants(release):
             evidence = ServerEvidence(socket_argv(variant), f"@{length}" if served else "")
             served.append((length, evidence))
             timeout = running.ready_timeout(checkpoint)
-            with started(paths, engine, variant, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:
+            with started(
+                paths, engine, variant, checkpoint, gpus=gpus, timeout=timeout, say=say, places=places
+            ) as server:
                 with Client.unix(server.socket) as client:
                     subject = subject_of(variant, client, server, length, reference=reference)
                     # Who drafts nothing is not asked how much of it is accepted.

@@ -13,7 +13,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
+from sparkpin.host import ssh
 from sparkpin.host.containers import Container, Mount
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.nodes import nodes_of, on_loopback
@@ -45,9 +47,30 @@ class StartFault(Exception):
     """The server did not become ready; the text says why and ends with its last words."""
 
 
-def owner(paths: Paths) -> str:
-    """The label's value: tells this home's containers from those of another home on the same engine."""
-    return hashlib.sha256(str(paths.home).encode()).hexdigest()[:16]
+@dataclass(frozen=True)
+class Place:
+    """One machine of a release for several. Its node's key is made anew for each server.
+
+    checkpoint: a folder of this machine, or a volume there; env: what it adds to the release's; where: the URL of
+    another machine, "" for this one.
+    """
+
+    engine: Engine
+    checkpoint: Path | str
+    node: running.Node
+    env: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""
+
+    def errors(self) -> contextlib.AbstractContextManager[None]:
+        """Errors of another machine's engine name it."""
+        return ssh.errors_of(self.where) if self.where else contextlib.nullcontext()
+
+
+def owner(paths: Paths, *, elsewhere: bool = False) -> str:
+    """The label's value: tells this home's containers from those of another home on the same engine. elsewhere: on
+    another machine, which may have a home of the same name."""
+    home = ssh.owner(str(paths.home)) if elsewhere else str(paths.home)
+    return hashlib.sha256(home.encode()).hexdigest()[:16]
 
 
 def prefix(paths: Paths) -> str:
@@ -55,15 +78,17 @@ def prefix(paths: Paths) -> str:
     return f"smoke-{owner(paths)[:8]}-"
 
 
-def own(paths: Paths, engine: Engine) -> list[Container]:
+def own(paths: Paths, engine: Engine, *, elsewhere: bool = False) -> list[Container]:
     """Containers of this home's tests."""
+    label = f"{LABEL}={owner(paths, elsewhere=elsewhere)}"
     with engine_errors():
-        return list(engine.client.containers.list(all=True, filters={"label": f"{LABEL}={owner(paths)}"}))
+        return list(engine.client.containers.list(all=True, filters={"label": label}))
 
 
-def remove_leftovers(paths: Paths, engine: Engine, say: Say) -> None:
-    """Remove what killed runs left. Call it only while holding the lock of the smoke test."""
-    for left in own(paths, engine):
+def remove_leftovers(paths: Paths, engine: Engine, say: Say, others: Sequence[Engine] = ()) -> None:
+    """Remove what killed runs left. Call it only while holding the lock of the smoke test. others: of other machines
+    that they may have used."""
+    for left in [*own(paths, engine), *(one for other in others for one in own(paths, other, elsewhere=True))]:
         say(f"removing {left.name}, left by a smoke test that was killed")
         with engine_errors():
             left.remove(force=True, v=True)
@@ -78,10 +103,10 @@ def leftovers(paths: Paths, engine: Engine) -> frozenset[str]:
     return frozenset()
 
 
-def clear_leftovers(paths: Paths, engine: Engine, say: Say) -> None:
+def clear_leftovers(paths: Paths, engine: Engine, say: Say, others: Sequence[Engine] = ()) -> None:
     """Remove what killed runs left, unless a smoke test runs now: then they are not left over."""
     with contextlib.suppress(BusyError), lock(smoke_lock(paths), wait=False):
-        remove_leftovers(paths, engine, say)
+        remove_leftovers(paths, engine, say, others)
 
 
 def smoke_lock(paths: Paths) -> Path:
@@ -176,15 +201,16 @@ def container_of(
     what: str,
     *,
     prepare: Callable[[Container], None] = lambda container: None,
+    elsewhere: bool = False,
     **settings: Any,
 ) -> Iterator[Container]:
     """A container of the release's image, started, and removed in the end. settings: of the SDK's `create`; prepare:
-    called before its start."""
+    called before its start; elsewhere: the engine is another machine's."""
     with engine_errors():
         container = engine.client.containers.create(
             release.tag,
             name=f"sparkpin-{what}-{release.name}-{secrets.token_hex(3)}",
-            labels={LABEL: owner(paths), "sparkpin.release": release.tag},
+            labels={LABEL: owner(paths, elsewhere=elsewhere), "sparkpin.release": release.tag},
             **settings,
         )
     try:
@@ -207,43 +233,65 @@ def private_folder(paths: Paths) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def started(
-    paths: Paths, engine: Engine, release: Release, checkpoint: Path, *, gpus: bool, timeout: float, say: Say
+    paths: Paths,
+    engine: Engine,
+    release: Release,
+    checkpoint: Path,
+    *,
+    gpus: bool,
+    timeout: float,
+    say: Say,
+    places: Sequence[Place] = (),
 ) -> Iterator[Server]:
-    """A container of the release, or one for each of its nodes, removed in the end with its socket folder."""
+    """A container of the release, or one for each of its nodes, removed in the end with its socket folder.
+
+    places: the machines of the nodes, rank 0 first; none: all nodes are on this one.
+    """
     nodes = nodes_of(release.argv)
     with private_folder(paths) as private:
         folder = private / "run"
         folder.mkdir()
         folder.chmod(0o777)  # for the container's user
         argv = socket_argv(release)
-        with engine_errors():
-            settings = running.options(
-                release,
-                checkpoint,
-                memory=None if gpus else running.memory_limit(engine, checkpoint, nodes),
-                gpus=gpus,
-                cache=running.cache_volume(engine, release),
-            )
-        settings["volumes"][str(folder)] = {"bind": SOCKET_FOLDER, "mode": "rw"}
-        settings = running.apart(settings)
+
+        def settings(engine: Engine, source: Path | str, share: int, env: Mapping[str, str]) -> dict[str, Any]:
+            with engine_errors():
+                found = running.options(
+                    replace(release, env={**release.env, **env}) if env else release,
+                    source,
+                    memory=None if gpus else running.memory_limit(engine, checkpoint, share),
+                    gpus=gpus,
+                    cache=running.cache_volume(engine, release),
+                )
+            if not isinstance(source, str):
+                found["volumes"][str(folder)] = {"bind": SOCKET_FOLDER, "mode": "rw"}
+            return running.apart(found)
+
         if nodes == 1:
-            settings |= {"entrypoint": argv[:1], "command": argv[1:]}
-            with container_of(paths, engine, release, "smoke", **settings) as container:
+            own = settings(engine, checkpoint, 1, {}) | {"entrypoint": argv[:1], "command": argv[1:]}
+            with container_of(paths, engine, release, "smoke", **own) as container:
                 yield Server(container, folder / SOCKET, timeout, say)
             return
         key, containers = secrets.token_hex(32), list[Container]()
         with contextlib.ExitStack() as stack:
             for rank in range(nodes):
-                network = f"container:{containers[0].id}" if containers else "none"
-                node = running.Node(on_loopback(rank), key, network, gpu=rank if gpus else None)
-                containers.append(stack.enter_context(started_node(paths, engine, release, node, argv, settings)))
+                if places:
+                    place = replace(places[rank], node=replace(places[rank].node, key=key))
+                else:
+                    network = f"container:{containers[0].id}" if containers else "none"
+                    node = running.Node(on_loopback(rank), key, network, gpu=rank if gpus else None)
+                    place = Place(engine, checkpoint, node)
+                with place.errors():
+                    own = settings(place.engine, place.checkpoint, 1 if places else nodes, place.env)
+                    containers.append(stack.enter_context(started_node(paths, release, place, argv, own)))
             yield Server(containers[0], folder / SOCKET, timeout, say, containers[1:])
 
 
 def started_node(
-    paths: Paths, engine: Engine, release: Release, node: running.Node, argv: Sequence[str], settings: dict[str, Any]
+    paths: Paths, release: Release, place: Place, argv: Sequence[str], settings: dict[str, Any]
 ) -> contextlib.AbstractContextManager[Container]:
-    """argv: of the server; settings: what all nodes have."""
+    """argv: of the server; settings: without what is the node's own."""
+    node = place.node
     # Nobody starts it again: one restart allowed, or its exit code would be 0.
     files = running.process_one(release, node, {"socket": f"{SOCKET_FOLDER}/{SOCKET}", "restarts": 1})
     own = running.at_node(settings, node, gpus=bool(settings.get("device_requests"))) | {
@@ -252,4 +300,4 @@ def started_node(
         "mounts": [Mount(target=NODE_FOLDER, source=None, type="volume")],  # goes with the container
     }
     prepare = lambda container: running.put(container, NODE_FOLDER, files, owned=("state",))  # noqa: E731
-    return container_of(paths, engine, release, "smoke", prepare=prepare, **own)
+    return container_of(paths, place.engine, release, "smoke", prepare=prepare, elsewhere=bool(place.where), **own)

@@ -1,5 +1,5 @@
 """Process 1 of each node, in containers on one real engine, with a stand-in for vLLM: they meet before a server starts,
-end together, and Docker starts them again. tests/e2e/serve/test_pair.py does it with vLLM itself."""
+end together, and Docker starts them again. tests/e2e/serve/test_pair_vllm.py does it with vLLM itself."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from sparkpin.core.errors import (
     SparkpinError,
 )
 from sparkpin.core.paths import Paths
+from sparkpin.host import ssh
 from sparkpin.host.containers import NotFound
 from sparkpin.releases import volumes as checkpoint_volumes
 from sparkpin.releases.container import Node
@@ -182,11 +183,11 @@ def test_two_clones_with_homes_of_one_name_are_two_owners(tmp_path: Path, monkey
     found = set()
     for text in ("a", "b"):
         (tmp_path / text).write_text(text)
-        monkeypatch.setattr(nodes, "MACHINE_ID", tmp_path / text)
-        found.add(nodes.owner("/home/x"))
-        assert nodes.owner("/home/x") == nodes.owner("/home/x") != nodes.owner("/home/y")
-    monkeypatch.setattr(nodes, "MACHINE_ID", tmp_path / "none")
-    assert len(found | {nodes.owner("/home/x")}) == 3
+        monkeypatch.setattr(ssh, "MACHINE_ID", tmp_path / text)
+        found.add(ssh.owner("/home/x"))
+        assert ssh.owner("/home/x") == ssh.owner("/home/x") != ssh.owner("/home/y")
+    monkeypatch.setattr(ssh, "MACHINE_ID", tmp_path / "none")
+    assert len(found | {ssh.owner("/home/x")}) == 3
 
 
 def test_no_key_stands_in_a_repr() -> None:
@@ -254,24 +255,28 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site()
 
 
-TOLD = {
+TOLD: dict[str, Any] = {
     "interfaces": [{"name": "e", "address": "10.0.0.1", "mask": "255.0.0.0", "mtu": 9000, "up": True, "rdma": []}],
     "default_routes": [], "neighbours": [], "driver": "", "machine": "m", "kernel": "k", "verbs": False,
     "MemTotal": 2, "MemAvailable": 1, "record": "r", "lacking": [],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "log",
-    [
-        b"", b"3", b"[]", b"{", b"\xff", b"[" * 100_000, b"{}",
-        *(json.dumps({**TOLD, key: value}).encode() for key, value in [
-            ("interfaces", [{}]), ("interfaces", 3), ("interfaces", [{**TOLD["interfaces"][0], "address": "x"}]),
-            ("interfaces", [{**TOLD["interfaces"][0], "mtu": "much"}]), ("MemAvailable", None), ("MemTotal", float("inf")), ("lacking", 1),
-            ("neighbours", [1]),
-        ]),
-    ],
-)  # fmt: skip
+FACE = TOLD["interfaces"][0]
+WRONG: list[tuple[str, Any]] = [
+    ("interfaces", 3),
+    ("interfaces", [{}]),
+    ("interfaces", [{**FACE, "address": "x"}]),
+    ("interfaces", [{**FACE, "mtu": "much"}]),
+    ("MemTotal", float("inf")),
+    ("MemAvailable", None),
+    ("lacking", 1),
+    ("neighbours", [1]),
+]
+LOGS = [b"", b"3", b"[]", b"{", b"\xff", b"[" * 100_000, b"{}"]
+
+
+@pytest.mark.parametrize("log", LOGS + [json.dumps({**TOLD, key: value}).encode() for key, value in WRONG])
 def test_what_another_machine_answers_is_not_believed(
     monkeypatch: pytest.MonkeyPatch, engine: Site, log: bytes
 ) -> None:

@@ -100,7 +100,7 @@ def test_what_keeps_a_server_from_running(stack: str, platform: str, gpus: tuple
 def test_each_node_wants_a_gpu_of_its_own_where_the_stack_wants_one() -> None:
     spark, cpu = (manifests.load_stack(PROJECT, name) for name in ("spark", "cpu"))
     told = obstacle_of(spark, "linux/arm64", (GB10, H100), nodes=2)
-    assert "2 machines" in told and "has 1" in told and "invoke serve --nodes" in told
+    assert "2 machines" in told and "has 1" in told and "invoke smoke TAG --nodes" in told
     assert (
         obstacle_of(spark, "linux/arm64", (GB10, GB10), nodes=2) == obstacle_of(cpu, "linux/amd64", (), nodes=2) == ""
     )
