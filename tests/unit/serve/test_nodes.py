@@ -27,7 +27,7 @@ from sparkpin.host.containers import NotFound
 from sparkpin.releases import volumes as checkpoint_volumes
 from sparkpin.releases.container import Node
 from sparkpin.releases.volumes import LABEL
-from sparkpin.serve import linked, nodes
+from sparkpin.serve import linked, nodes, waiting
 from sparkpin.serve.nodes import Nodes, NodesOptions
 
 PAIR: Any = SimpleNamespace(tag="sparkpin/p:base-1", recipe="p", argv=("vllm", "serve", "/model", "--nnodes", "2"))
@@ -203,7 +203,7 @@ class Box:
     def __init__(self, site: Site, name: str, status: str, labels: dict[str, str] | None = None, *later: str) -> None:
         self.site, self.name, self.status, self.labels, self.later = site, name, status, labels or {}, list(later)
         self.log = b""
-        self.attrs: dict[str, Any] = {"RestartCount": 5}
+        self.attrs: dict[str, Any] = {"RestartCount": 5, "State": {"Status": "running"}}
 
     def reload(self) -> None:
         self.status = self.later.pop(0) if self.later else self.status
@@ -326,12 +326,14 @@ def test_only_the_container_of_that_very_name_is_cleared(engine: Site) -> None:
         linked.clear(machine, "px1", "me")
 
 
-def test_a_node_that_stays_down_is_not_whole(engine: Site) -> None:
+def test_a_node_that_stays_down_is_not_whole_nor_waited_for(engine: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("reload", "logs"):
+        monkeypatch.setattr(linked.Linked, name, lambda self, **options: b"")
     first, other = Box(engine, "p", "running", {linked.NODES_LABEL: KEPT.text}), Box(engine, "p-1", "running")
     server: Any = SimpleNamespace(attrs={}, client=None, collection=None)
     both = linked.Linked(server, [(nodes.Machine(1, "ssh://b", engine), other)], print)  # type: ignore[arg-type, list-item]
-    both.attrs = {"State": "running", "Config": {"Labels": first.labels}}
+    both.attrs = {"State": {"Status": "running"}, "Config": {"Labels": first.labels}}
     other.log = b"sparkpin: starting the server\n"
-    assert linked.whole(both)
+    assert linked.whole(both) and waiting.look(both, PAIR)[0] is None
     other.log = b"sparkpin: stays down: it has been started again 5 times\n"
-    assert not linked.whole(both)
+    assert not linked.whole(both) and "ssh://b" in str(waiting.look(both, PAIR)[0])
