@@ -306,6 +306,16 @@ def test_what_a_killed_run_left_there_goes_with_the_next(engine: Site) -> None:
     assert [one.name for one in engine.boxes] == ["of a run that goes on", "somebody's"]
 
 
+def test_so_does_what_looked_at_a_volume(engine: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    release: Any = SimpleNamespace(**vars(PAIR), checkpoint_key="a" * 64)
+    there = SimpleNamespace(send=lambda line: None, answer=lambda: {"whole": True})
+    monkeypatch.setattr(checkpoint_volumes, "create", lambda *_, **__: None)
+    monkeypatch.setattr(checkpoint_volumes, "started", lambda _: contextlib.nullcontext(there))
+    engine.volumes = Volumes()  # type: ignore[attr-defined]
+    engine.boxes = [Box(engine, "left", "created", {LABEL: "b" * 64})]
+    assert checkpoint_volumes.checkpoint_volume(engine, release) and not engine.boxes  # type: ignore[arg-type]
+
+
 def test_a_copy_waits_for_one_that_is_about_to_start(engine: Site) -> None:
     said = list[str]()
     engine.boxes = [Box(engine, "one", "created", {}, "created", "running")]
