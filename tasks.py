@@ -24,9 +24,7 @@ Drain = Annotated[
     int | None, "seconds to wait for requests under way before another server takes the port (default: 30)", 60
 ]
 Published = Annotated[bool, "from the shapes that are published of the model, before it is locked: no Hub is asked"]
-Link = Annotated[
-    str | None, "interface of this machine, or network, between them (default: as before, else the only one)"
-]
+Link = Annotated[str | None, "interface, address or network between them (default: as before, else the only one)"]
 SharedLink = Annotated[bool, "take the link though others are on it"]
 Trust = Annotated[bool, "build an imported release, too: its steps run as root"]
 Signed = Annotated[bool, "what is not signed by somebody whom allowed_signers names is wrong"]
@@ -628,7 +626,7 @@ def doctor(
     nodes: Annotated[
         str, "look at the machines of a release for several instead, and their link", "here,ssh://me@spark2"
     ] = "",
-    link: Annotated[str | None, "with --nodes: interface of this machine, or network (default: the only one)"] = None,
+    link: Annotated[str | None, "with --nodes: as of serve (default: the only one)"] = None,
 ) -> None:
     """Say what this machine is and has, and what it lacks."""
     from sparkpin.commands.doctor import command, machines

@@ -34,6 +34,7 @@ from sparkpin.pins.schema import LockedFile, ModelPin
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, obstacle_of
+from sparkpin.serve.served import running_release
 from sparkpin.smoke import drift
 
 
@@ -234,7 +235,12 @@ def smoke_chain(plan: BuildPlan, made: tuple[Release, ...], *, serve: bool) -> t
         if release in soonest and drift.is_compared(end):
             first_is_current(paths, end)
     if told and records.current_tag(end.recipe) != end.tag:
-        why = "failed afterwards" if end.smoke_failed else f"was not compared: {end.demands.parent} has not passed"
+        below = [records.get(one.tag) for one in made if one.stage == end.demands.parent]
+        why = f"was not compared: {end.demands.parent} has not passed"
+        if end.smoke_failed:
+            why = "failed afterwards"
+        elif any(one.smoke_passed for one in below):
+            why = f"was not compared: {end.demands.parent} has passed, but what the two have left is gone or differs"
         show(f"warning: {end.tag} is not current, it {why}" + ("; it is served: invoke stop" if serve else ""))
     return tuple(records.get(release.tag) for release in made)
 
@@ -244,6 +250,8 @@ def is_servable(plan: BuildPlan, end: Release, *, serve: bool) -> bool:
     now_current = Releases(plan.paths).current_tag(end.recipe)
     if not end.smoke_passed or now_current not in (None, end.tag) or quality_gate.is_refused(plan.paths, end):
         return False
+    if serve and running_release(plan.paths, engine_of(plan.paths), end.recipe) not in (None, end.tag):
+        return False  # somebody serves that by its tag: only what is current takes its place
     return has_room(plan) or (serve and now_current is not None)
 
 
@@ -274,7 +282,7 @@ def first_is_current(paths: Paths, newest: Release) -> None:
     if not newest.smoke_passed or Releases(paths).current(newest.recipe):
         return
     if not drift.is_compared(newest):
-        say(f"{newest.tag} passed, and is not current: it was not compared with the stage below, which has not passed")
+        say(f"{newest.tag} passed, and is not current: it was not compared with the stage below")
         return
     if why := quality_gate.refusal(paths, newest):
         say(f"{newest.tag} passed, and is not current: {why}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import ipaddress
 import os
 import shutil
@@ -38,6 +39,7 @@ SHARED = ("-o", "ControlMaster=auto", "-o", "ControlPersist=60", "-o")
 DIAL = ("docker", "system", "dial-stdio")
 POOLS = 5  # the SDK keeps a connection for each path that it asked; beyond 10 (MaxSessions) each is a login of its own
 SHAPES = "ssh://user@host[:port], unix:///path/of/docker.sock or tcp://host:port"
+MACHINE_ID = Path("/etc/machine-id")
 AGAIN = "the same command with --to"
 ADDRESS_OF, MASK_OF = 0x8915, 0x891B  # SIOCGIFADDR, SIOCGIFNETMASK
 
@@ -69,9 +71,19 @@ def errors_of(url: str) -> Iterator[None]:
         yield
     except EngineError as error:
         said = error.message.replace("at the default socket", "there")
-        raise EngineError(f"{url}: {said}", next_step=f"docker -H {url} info") from None
+        own = "" if "invoke doctor" in error.next_step else error.next_step  # that looks at this machine
+        raise EngineError(f"{url}: {said}", next_step=own or f"docker -H {url} info") from None
     except DiskError as error:
-        raise DiskError(f"{url}: {error.message}", next_step="free space there (invoke prune --keep 2)") from None
+        raise DiskError(f"{url}: {error.message}", next_step=f"free space there; docker -H {url} system df") from None
+
+
+def owner(home: str) -> str:
+    """Whose containers those on another machine are: two machines may have homes of one name, and clones a host's."""
+    try:
+        machine = hashlib.sha256(b"sparkpin " + MACHINE_ID.read_bytes()).hexdigest()[:12]  # machine-id(5): not as it is
+    except OSError:
+        machine = ""
+    return f"{socket.gethostname()}:{machine}:{home}"
 
 
 def connect(url: str) -> Engine:

@@ -11,7 +11,7 @@ import re
 import stat
 import tarfile
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ class Node:
     """
 
     place: NodeRank
-    key: str
+    key: str = field(repr=False)
     network: str = "host"
     gpu: int | None = None
     rdma: bool = False

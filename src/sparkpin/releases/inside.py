@@ -13,9 +13,10 @@ leaves it down. Docker does not restart a container that is unhealthy, either; a
 container sends, SIGKILL included, ends process 1 unless that handles it, so a vLLM that hangs would stay.
 
 Docker starts the container again as often as it ends with a failure. How often that may be, process 1 counts, in a file
-that outlives it; where it may not be once more, it ends with 0. A count of Docker's is never filled up again. Process 1
-could start vLLM anew by itself, but would have to clean up after it what a new container does not have: /tmp, shared
-memory, the state of the health check. An end because a peer is gone does not count: the peer counts its own.
+that outlives it; where it may not be once more, it ends with 0. On another machine Docker has to start it after a boot,
+too, whatever its exit code, so there it waits without a server instead. A count of Docker's is never filled up again.
+Process 1 could start vLLM anew by itself, but would have to clean up after it what a new container does not have: /tmp,
+shared memory, the state of the health check. An end because a peer is gone does not count: the peer counts its own.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ STATE = Path("/tmp/sparkpin")  # a tmpfs: empty again at each start
 BEAT = STATE / "beat"  # when all peers beat last; not there before they have met
 HUNG, OUT_OF_MEMORY, UNASKED = 70, 137, 71  # exit codes; 71: ended with 0 though nobody asked
 PEER_LOST, REFUSED = 72, 73  # exit codes; 73: a peer serves something else
+STAYS_DOWN = "stays down"  # how the last line of the log begins then
 METRICS_SECONDS = 5.0
 LOOK_SECONDS = 5  # between two looks for processes that somebody has stopped
 PROMPT = (
@@ -102,7 +104,12 @@ def run(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGUSR1, end)
     signal.signal(signal.SIGALRM, look)
     settings = load_settings()
+    worker = bool(settings.get("peers", {}).get("rank"))
     try:
+        if worker and RESTARTS.exists() and restarts() >= settings["restarts"]:
+            say_down(settings)
+            while True:
+                signal.pause()
         if "peers" in settings and (why := refusal(settings["peers"], end_with_peer)):
             say(f"REFUSED: {why}")
             return REFUSED
@@ -123,10 +130,14 @@ def run(argv: Sequence[str]) -> int:
     if code == PEER_LOST:
         write_restarts(restarts() - 1)
         return code
-    if code and restarts() >= settings["restarts"]:
-        say(f"stays down: it has been started again {settings['restarts']} times")
+    if code and not worker and restarts() >= settings["restarts"]:
+        say_down(settings)
         return 0
     return code
+
+
+def say_down(settings: dict[str, Any]) -> None:
+    say(f"{STAYS_DOWN}: it has been started again {settings['restarts']} times")
 
 
 def refusal(section: dict[str, Any], lost: Callable[[str], None]) -> str:

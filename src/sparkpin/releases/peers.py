@@ -179,6 +179,7 @@ class Peers(threading.Thread):
             except Refused as why:
                 if not complete.done():
                     complete.set_exception(why)
+                writer.close()  # after what is under way: both sides are to know why
                 return
             except FAULTS as error:
                 writer.transport.abort()

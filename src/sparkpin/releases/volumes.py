@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import tarfile
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ from sparkpin.releases.container import CONFLICT, HOME, apart, sandbox
 from sparkpin.releases.record import Release
 
 LABEL = "sparkpin.checkpoint"  # of the volume, and of a container that works in it; its value is the checkpoint key
+ENDS = ["created", "exited"]  # where a run that is killed leaves a container
+MOMENT_SECONDS, LOOK_SECONDS = 10.0, 0.5
 FOLDER, PROGRAM = "/run/sparkpin", "receive.pyz"
 PYTHON = ("python", "-IS")  # nothing of the image's packages
 PARTS = ("core/errors.py", "core/files.py", "checkpoint/content.py", "checkpoint/receive.py")
@@ -48,6 +51,7 @@ def checkpoint_volume(engine: Engine, release: Release) -> str | None:
             require_own(name, engine.client.volumes.get(name).attrs, release)
         except NotFound:
             return None
+        sweep(engine, LABEL)
         container = create(engine, release, name, at=MODEL_PATH, mode="ro")
     with started(container) as there:
         there.send(json.dumps({"key": release.checkpoint_key}).encode() + b"\n")
@@ -84,11 +88,28 @@ def make_way(engine: Engine, name: str, say: Say) -> None:
     """Wait for another run's container, or remove what one that was killed did not start."""
     with contextlib.suppress(NotFound):
         other = engine.containers.get(name)
-        if other.status == "running":
+        if not is_left(other) and other.status == "running":
             say(f"waiting for another run that fills volume {name}")
             other.wait(condition="removed")
         else:
             remove(other)
+
+
+def sweep(engine: Engine, label: str) -> None:
+    """Remove the containers with a label that killed runs left. Those of runs that go on stay."""
+    for one in engine.containers.list(all=True, filters={"label": label, "status": ENDS}, ignore_removed=True):
+        with contextlib.suppress(NotFound):
+            if is_left(one):
+                remove(one)
+
+
+def is_left(container: Container) -> bool:
+    """Whether nobody is about to start it, or to remove it: both take a run a moment."""
+    until = time.monotonic() + MOMENT_SECONDS
+    while container.status in ENDS and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+        container.reload()
+    return container.status in ENDS
 
 
 def require_own(name: str, attrs: dict[str, Any], release: Release) -> None:

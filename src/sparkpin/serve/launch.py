@@ -140,11 +140,14 @@ def end(container: Container) -> None:
 def keep_up(container: Container, wanted: LaunchOrder) -> None:
     """Have Docker start the server again when it fails; only once it was ready, so that a bad release ends at once.
 
-    How often is for process 1 to say: a count of Docker's is never filled up again.
+    How often is for process 1 to say: a count of Docker's is never filled up again. Nothing but Docker starts another
+    machine's container at boot, and "on-failure" does not, where it was ended in good order: process 1 holds the limit
+    there by waiting.
     """
     put(container, FOLDER, parts(wanted, container.labels[SOCKET_LABEL]))
+    policy = "unless-stopped" if wanted.node and wanted.node.place.rank else "on-failure"
     with engine_errors():
-        container.update(restart_policy={"Name": "on-failure"})
+        container.update(restart_policy={"Name": policy})  # type: ignore[arg-type]  # a count is not needed
 
 
 def remove(container: Container) -> None:

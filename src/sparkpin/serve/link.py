@@ -33,6 +33,12 @@ class Interface:
     def network(self) -> ipaddress.IPv4Network:
         return ipaddress.IPv4Network(f"{self.address}/{self.mask}", strict=False)
 
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> Interface:
+        place = ipaddress.IPv4Interface(f"{row['address']}/{row['mask']}")
+        rdma = tuple(map(str, row["rdma"]))
+        return cls(str(row["name"]), str(place.ip), str(place.netmask), int(row["mtu"]), bool(row["up"]), rdma)
+
 
 @dataclass(frozen=True)
 class HostFacts:
@@ -54,19 +60,20 @@ class HostFacts:
 
     @classmethod
     def read(cls, where: str, told: Mapping[str, Any]) -> HostFacts:
+        """What was told may be anybody's words: an exception of Python's where they are no such facts."""
         return cls(
             where=where,
-            interfaces=tuple(Interface(**row | {"rdma": tuple(row["rdma"])}) for row in told["interfaces"]),
-            default_routes=tuple(told["default_routes"]),
-            neighbours=tuple((address, name) for address, name in told["neighbours"]),
-            driver=told["driver"],
-            machine=told["machine"],
-            kernel=told["kernel"],
-            verbs=told["verbs"],
-            memory_total=told["MemTotal"],
-            memory_available=told["MemAvailable"],
-            record=told["record"],
-            lacking=tuple(told["lacking"]),
+            interfaces=tuple(map(Interface.read, told["interfaces"])),
+            default_routes=tuple(map(str, told["default_routes"])),
+            neighbours=tuple((str(address), str(name)) for address, name in told["neighbours"]),
+            driver=str(told["driver"]).strip(),
+            machine=str(told["machine"]),
+            kernel=str(told["kernel"]),
+            verbs=bool(told["verbs"]),
+            memory_total=int(told["MemTotal"]),
+            memory_available=int(told["MemAvailable"]),
+            record=str(told["record"]),
+            lacking=tuple(map(str, told["lacking"])),
         )
 
 
@@ -140,15 +147,17 @@ def routed(host: HostFacts, network: ipaddress.IPv4Network) -> bool:
 
 def named(host: HostFacts, wanted: str) -> ipaddress.IPv4Network:
     for face in usable(host):
-        if face.name == wanted:
+        if wanted == face.name:
             return face.network
     try:
-        return ipaddress.IPv4Network(wanted)
+        meant = ipaddress.IPv4Network(wanted)
+        ends = [face.network for face in usable(host) if meant.prefixlen == 32 and meant.subnet_of(face.network)]
+        return ends[0] if ends else meant
     except ValueError:
         known = ", ".join(f"{face.name} ({face.network})" for face in usable(host))
         raise InputError(
-            f"--link: saw {wanted!r}, wanted an interface of this machine that is up and has an IPv4 address, or a "
-            f"network; here: {known}",
+            f"--link: saw {wanted!r}, wanted an interface of this machine that is up and has an IPv4 address, an "
+            f"address on the link, or a network; here: {known}",
             next_step="--link INTERFACE, or --link 192.168.100.0/24",
         ) from None
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sparkpin.core.errors import BusyError, EngineError, SparkpinError
+from sparkpin.core.errors import BusyError, EngineError, IntegrityError, SparkpinError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.host.ssh import engine_at
+from sparkpin.host.ssh import engine_at, owner
 from sparkpin.pins.nodes import NodeRank
 from sparkpin.pins.nodes import nodes_of as nodes_in
 from sparkpin.releases.container import HOME_LABEL, Node
+from sparkpin.releases.inside import STAYS_DOWN
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, keys, launch, nodes
 from sparkpin.serve.launch import LaunchOrder
-from sparkpin.serve.nodes import HERE, Checked, Machine, Nodes, each, named, owner
+from sparkpin.serve.nodes import HERE, Checked, Machine, Nodes, each, named
 from sparkpin.serve.postmortem import report
-from sparkpin.serve.served import LABEL, is_running
+from sparkpin.serve.served import LABEL, find, is_running
 
 NODES_LABEL = "sparkpin.nodes"  # of rank 0: its `Nodes`, as JSON
 RANK_LABEL = "sparkpin.node.rank"  # of the others
@@ -91,7 +92,7 @@ class Spread:
     """Where a model is served that needs several machines, and the key of its containers."""
 
     checked: Checked
-    key: str
+    key: str = field(repr=False)
 
 
 def create(engine: Engine, name: str, wanted: LaunchOrder, spread: Spread | None, folder: str, say: Say) -> Container:
@@ -166,7 +167,7 @@ def nccl_env(devices: Sequence[str]) -> dict[str, str]:
 
 def clear(machine: Machine, name: str, whose: str) -> None:
     """Remove what a killed run of this home left under a name. BusyError for another home's."""
-    for left in machine.engine.containers.list(all=True, filters={"name": f"^/?{name}$"}):
+    if left := find(machine.engine, name):
         if (seen := left.labels.get(OWNER_LABEL, "")) != whose:
             raise BusyError(
                 f"{machine.where}: there is a container {name} of {seen or 'somebody else'}",
@@ -184,9 +185,6 @@ def keep_up(container: Container, wanted: LaunchOrder, spread: Spread | None) ->
     for machine, one in [(spread.checked.machines[0], container), *container.peers]:
         with named(machine):
             launch.keep_up(one, order_of(wanted, spread, machine, ""))
-            if machine.where != HERE:
-                with engine_errors():
-                    one.update(restart_policy={"Name": "unless-stopped"})  # type: ignore[arg-type]  # without a count
 
 
 def nodes_of(container: Container | None) -> Nodes | None:
@@ -273,13 +271,21 @@ def recipe_of(other: Container) -> str:
     return str(other.labels.get(RECIPE_LABEL, ""))
 
 
+def stays_down(other: Container) -> bool:
+    """Whether process 1 on another machine waits without a server: it has failed too often."""
+    with contextlib.suppress(SparkpinError), engine_errors():
+        return is_running(other) and f"sparkpin: {STAYS_DOWN}".encode() in bytes(other.logs(tail=1))
+    return False
+
+
 def whole(container: Container | None) -> bool:
     """Whether a server runs on each of its machines."""
     its = nodes_of(container)
     if container is None or its is None:
         return container is not None and is_running(container)
     peers = container.peers if isinstance(container, Linked) else ()
-    return is_running(container) and len(peers) == len(its.urls) - 1 and all(is_running(peer) for _, peer in peers)
+    run = len(peers) == len(its.urls) - 1 and all(is_running(peer) and not stays_down(peer) for _, peer in peers)
+    return is_running(container) and run
 
 
 def peers_of(container: Container) -> Sequence[tuple[Machine, Container]]:
@@ -323,8 +329,8 @@ def require_there(paths: Paths, release: Release) -> None:
 
 @dataclass(frozen=True)
 class NodeState:
-    """Another machine of a server. state: Docker's word for the container there, "gone" where there is none, "away"
-    where the machine does not answer, and why then."""
+    """Another machine of a server. state: Docker's word for the container there, "down" where it has failed too often,
+    "gone" where there is none, "away" where the machine does not answer, and why then."""
 
     where: str
     state: str
@@ -346,7 +352,8 @@ def states(container: Container | None) -> list[NodeState]:
         found = {url: NodeState(url, "away", why=error.message) for url, error in away.items()}
         found |= {machine.where: NodeState(machine.where, "gone") for machine in machines}
         for url, one in group_of(container, machines):
-            found[url] = NodeState(url, one.status, int(one.attrs.get("RestartCount", 0)))
+            state = "down" if stays_down(one) else one.status
+            found[url] = NodeState(url, state, int(one.attrs.get("RestartCount", 0)))
     return [found[url] for url in its.urls[1:]]
 
 
@@ -362,24 +369,26 @@ def drop_checkpoints(paths: Paths, removed: Sequence[Release], remaining: Sequen
 
     What a container has stays, and what other releases need. A machine that is away is told of, with the command.
     """
-    from sparkpin.releases.volumes import volume_name  # slow to import
+    from sparkpin.releases.volumes import require_own, volume_name  # slow to import
 
     going = [release for release in removed if nodes_in(release.argv) > 1]
     needed = {release.checkpoint_key for release in remaining}
     for recipe in sorted({release.recipe for release in going}):
         its = nodes.kept(paths, recipe)
-        keys_there = {one.checkpoint_key for one in going if one.recipe == recipe} - needed
-        names = sorted(map(volume_name, keys_there))
+        unneeded = [one for one in going if one.recipe == recipe and one.checkpoint_key not in needed]
+        names = {volume_name(one.checkpoint_key): one for one in unneeded}
         if its is None or not names:
             continue
         with reached(its.urls[1:]) as (machines, away):
             for url in away:
                 say(f"{url} is away, and keeps: {', '.join(names)}; docker -H {url} volume rm removes them")
             for machine in machines:
-                for name in names:
+                for name, release in sorted(names.items()):
                     try:
                         with named(machine), engine_errors(), contextlib.suppress(NotFound):
-                            machine.engine.client.volumes.get(name).remove()
+                            volume = machine.engine.client.volumes.get(name)
+                            require_own(name, volume.attrs, release)
+                            volume.remove()
                             say(f"removed {name} at {machine.where}")
-                    except EngineError as error:
+                    except (EngineError, IntegrityError) as error:
                         say(f"kept {name}: {error.message}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 HERE = "here"
 NAMES_OF_HERE = (HERE, "local")
 NODES_FILE = ".nodes.json"
+LOOK_LABEL = "sparkpin.look"
 LOOK_MEMORY = 1 << 29
 LOOK_SECONDS = 90
 PORTS_WORDS = "Address already in use"
@@ -142,11 +142,6 @@ def keep(paths: Paths, recipe: str, nodes: Nodes) -> None:
         file.write(f"{nodes.text}\n".encode())
 
 
-def owner(home: str) -> str:
-    """Whose containers those on another machine are: two machines may have homes of one name."""
-    return f"{socket.gethostname()}:{home}"
-
-
 def each(items: Sequence[T], act: Callable[[T], R]) -> list[R]:
     """`act` on all at once. What went wrong with any, with all of them told."""
     results: list[R] = []
@@ -167,7 +162,9 @@ def raise_all(errors: Sequence[SparkpinError]) -> None:
         raise errors[0]
     if errors:
         steps = dict.fromkeys(error.next_step for error in errors if error.next_step)
-        raise type(errors[0])("\n".join(error.message for error in errors), next_step="\n  then: ".join(steps))
+        first, text = errors[0], "\n".join(error.message for error in errors)
+        first.message, first.next_step, first.args = text, "\n  then: ".join(steps), (text,)
+        raise first
 
 
 @dataclass(frozen=True)
@@ -242,9 +239,13 @@ def require_image(machine: Machine, release: Release) -> None:
 
 def within(machine: Machine, image: str, volumes: Mapping[str, Any], *words: str) -> dict[str, Any]:
     """What `inside_link` prints there, in a container with the host's network that is gone afterwards."""
+    from sparkpin.releases.volumes import sweep  # slow to import
+
     with named(machine), engine_errors():
+        sweep(machine.engine, LOOK_LABEL)
         container = machine.engine.containers.create(
             image,
+            labels={LOOK_LABEL: words[0]},
             entrypoint=[*running.PYTHON, "-c", Path(inside_link.__file__).read_text(encoding="utf-8")],
             command=list(words),
             network_mode="host",
@@ -262,8 +263,21 @@ def within(machine: Machine, image: str, volumes: Mapping[str, Any], *words: str
             f"{machine.where}: it cannot be looked at from a container: {running.last_lines(log, 3)}",
             next_step="look what these lines say",
         )
-    found: dict[str, Any] = json.loads(log)
+    with understood(machine):
+        found: dict[str, Any] = dict(json.loads(log.splitlines()[-1]))
     return found
+
+
+@contextlib.contextmanager
+def understood(machine: Machine) -> Iterator[None]:
+    """HostError for an answer that is not of `inside_link`: the machine there may be anybody's."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise HostError(
+            f"{machine.where}: the program that was sent there answered something else: {error!r}"[:1000],
+            next_step="find out what answers there",
+        ) from None
 
 
 def examined(machine: Machine, release: Release, checkpoint: Path, platform: str) -> HostFacts:
@@ -275,7 +289,9 @@ def examined(machine: Machine, release: Release, checkpoint: Path, platform: str
             f"{machine.where} is {seen}, and this machine {platform}", next_step="machines of one kind serve one model"
         )
     volumes = model_there(machine, release, checkpoint if machine.where == HERE else None)
-    found = HostFacts.read(machine.where, within(machine, release.tag, volumes, "look"))
+    told = within(machine, release.tag, volumes, "look")
+    with understood(machine):
+        found = HostFacts.read(machine.where, told)
     if not found.record or found.lacking:
         why = f"{found.lacking[0]} is not there whole" if found.lacking else "its record is not there"
         raise CheckpointError(
@@ -365,6 +381,7 @@ def meet(link: Link, machines: Sequence[Machine], release: Release) -> float:
             next_step=f"ss -ltnp 'sport = :{MEETING_PORT}' says by whom",
         )
     errors: list[SparkpinError] = []
+    seconds = 0.0
     for face, machine, answer in list(zip(link.interfaces, machines, told, strict=True))[1:]:
         if error := answer.get("error"):
             errors.append(
@@ -373,15 +390,18 @@ def meet(link: Link, machines: Sequence[Machine], release: Release) -> float:
                     next_step=f"ping -I {face.name} {ends[0]} there; a firewall there or here?",
                 )
             )
-        elif answer["own"] != face.address:
+            continue
+        with understood(machine):
+            own, bulk, took = str(answer["own"]), bool(answer["bulk"]), float(answer["seconds"])
+        seconds = max(seconds, took)
+        if own != face.address:
             errors.append(
                 HostError(
-                    f"{machine.where}: the route to {ends[0]} starts at {answer['own']}, not at {face.address} "
-                    f"({face.name})",
+                    f"{machine.where}: the route to {ends[0]} starts at {own}, not at {face.address} ({face.name})",
                     next_step=f"ip route get {ends[0]} there says which way it goes",
                 )
             )
-        elif not answer["bulk"]:
+        elif not bulk:
             errors.append(
                 HostError(
                     f"{machine.where}: small packets reach {ends[0]}, those of MTU {face.mtu} do not",
@@ -389,4 +409,4 @@ def meet(link: Link, machines: Sequence[Machine], release: Release) -> float:
                 )
             )
     raise_all(errors)
-    return max(float(answer["seconds"]) for answer in told[1:])
+    return seconds

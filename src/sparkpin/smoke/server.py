@@ -11,7 +11,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import socket as sockets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +22,9 @@ from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
+from sparkpin.host import ssh
 from sparkpin.host.containers import Container, Mount
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.host.ssh import errors_of
 from sparkpin.pins.nodes import nodes_of, on_loopback
 from sparkpin.pins.vllm_command import drop_flags, set_flag
 from sparkpin.releases import container as running
@@ -64,13 +63,13 @@ class Place:
 
     def errors(self) -> contextlib.AbstractContextManager[None]:
         """Errors of another machine's engine name it."""
-        return errors_of(self.where) if self.where else contextlib.nullcontext()
+        return ssh.errors_of(self.where) if self.where else contextlib.nullcontext()
 
 
 def owner(paths: Paths, *, elsewhere: bool = False) -> str:
     """The label's value: tells this home's containers from those of another home on the same engine. elsewhere: on
     another machine, which may have a home of the same name."""
-    home = f"{sockets.gethostname()}:{paths.home}" if elsewhere else str(paths.home)
+    home = ssh.owner(str(paths.home)) if elsewhere else str(paths.home)
     return hashlib.sha256(home.encode()).hexdigest()[:16]
 
 

@@ -15,7 +15,7 @@ from watched import signal_processes, until
 from sparkpin.core.errors import HostError
 from sparkpin.releases import peers
 from sparkpin.releases.record import Release
-from sparkpin.serve import launch
+from sparkpin.serve import launch, linked
 from sparkpin.smoke.evidence import evidence_folder, replaced
 from sparkpin.smoke.run import run_smoke
 
@@ -110,8 +110,11 @@ def test_the_node_that_fails_too_often_stays_down_and_the_other_waits(site: Fake
     with pair(site.engine, [bad] * 2, [site.checkpoint] * 2, restarts=1) as both:
         until(lambda: "stays down: it has been started again 1 times" in both.said(1), 120)
         until(lambda: both.said(0).count("waiting for 1 other node(s)") == 3, 60)
-        assert both.states()[1][:2] == ("exited", 0) and both.states()[0][0] == "running"
-        assert both.lives() == [2, 2]
+        assert both.containers[1].attrs["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
+        assert linked.stays_down(both.containers[1]) and not linked.stays_down(both.containers[0])
+        assert [state for state, _, _ in both.states()] == ["running"] * 2 and both.lives() == [2, 2]
+        both.containers[1].stop(timeout=20)
+        assert both.states()[1][:2] == ("exited", 0), "asked, it ends"
 
 
 def test_one_container_does_not_serve_a_release_for_two(site: FakeSite, double: Release) -> None:

@@ -100,7 +100,7 @@ def test_each_container_gets_what_its_machine_has(
 def test_leftovers_elsewhere_are_this_machines_own(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     own = server.owner(paths, elsewhere=True)
     assert own != server.owner(paths)
-    monkeypatch.setattr(server.sockets, "gethostname", lambda: "c")  # a home of the same name on another machine
+    monkeypatch.setattr("socket.gethostname", lambda: "c")  # a home of the same name on another machine
     assert server.owner(paths, elsewhere=True) != own
 
 

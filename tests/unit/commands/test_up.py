@@ -41,6 +41,7 @@ class Chain:
     levels: dict[str, float] = field(default_factory=dict)
     broken: tuple[str, ...] = ()
     room: bool = True  # for a test beside a server
+    served: str | None = None
 
     @property
     def records(self) -> Releases:
@@ -97,6 +98,7 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
     for module in (up, commands_smoke):
         monkeypatch.setattr(module, "engine_of", lambda paths: None)
     monkeypatch.setattr(up, "obstacle", lambda paths, engine, release: "")
+    monkeypatch.setattr(up, "running_release", lambda paths, engine, recipe: found.served)
     monkeypatch.setattr(up, "has_room", lambda plan: found.room)
     for name in ("smoke_releases", "first_is_current"):
         monkeypatch.setattr(up, name, getattr(found, name))
@@ -131,6 +133,22 @@ def test_when_the_stage_below_fails_afterwards_the_served_end_is_not_current_and
     assert "not current" in line and ("invoke stop" in line) == serve
     with pytest.raises(SmokeError):  # the exit code of `up`
         up.report(chain.plan.paths, tuple(done.values()), smoked=True)
+
+
+def test_a_parent_that_passed_is_not_said_to_have_failed(
+    chain: Chain, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drift, "reference", lambda paths, release: None)  # as when its evidence is gone
+    done = chain.run()
+    assert done["v2"].smoke_passed and chain.records.current_tag("scripted-tiny") is None
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "not current" in line]
+    assert "v2 has passed" in line and "has not passed" not in line
+
+
+def test_what_is_served_by_its_tag_stays_until_the_end_is_compared(chain: Chain) -> None:
+    chain.served = "sparkpin/scripted-tiny:other-1"
+    chain.run(serve=True)
+    assert chain.happened == ["v2-tq", "v2", "promote v2-tq", *REST], "`up` serves what is current afterwards"
 
 
 @pytest.mark.parametrize("serve", [False, True])

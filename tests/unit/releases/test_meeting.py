@@ -5,6 +5,7 @@ tests/engine/serve/test_peers.py has them as process 1 of containers.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -139,6 +140,23 @@ def test_another_release_is_refused_by_both_by_name(site: Site, what: str) -> No
     for node in (head, worker):
         with pytest.raises(Refused, match=f"serves something else: {what} "):
             meet(node)
+
+
+def test_who_is_refused_is_let_go_after_it_knows_why(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, close = list[str](), asyncio.StreamWriter.close
+
+    def counted(writer: asyncio.StreamWriter) -> None:
+        closed.append(threading.current_thread().name)
+        close(writer)
+
+    monkeypatch.setattr(asyncio.StreamWriter, "close", counted)
+    head, worker = site.node(0), site.node(1, release="b" * 64)
+    head.name, worker.name = "head", "worker"
+    for node in (head, worker):
+        with pytest.raises(Refused):
+            meet(node)
+        node.join(60)
+    assert set(closed) == {"head", "worker"}
 
 
 def test_a_wrong_key_keeps_both_waiting_and_the_right_one_is_let_in(site: Site) -> None:

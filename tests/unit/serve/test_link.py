@@ -47,7 +47,7 @@ THERE = replace(
 )
 
 
-@pytest.mark.parametrize("wanted", ["enp1s0f0np0", "10.0.0.0/24"])
+@pytest.mark.parametrize("wanted", ["enp1s0f0np0", "10.0.0.0/24", "10.0.0.1", "10.0.0.2"])
 def test_a_link_by_interface_or_network(wanted: str) -> None:
     link = choose([HERE, THERE], wanted)
     assert [face.name for face in link.interfaces] == ["enp1s0f0np0", "enp9"]

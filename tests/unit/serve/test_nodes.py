@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,23 @@ from typing import Any
 
 import pytest
 
-from sparkpin.core.errors import CheckpointError, EngineError, HostError, InputError, NetworkError, SparkpinError
+from sparkpin.core.errors import (
+    BusyError,
+    CheckpointError,
+    EngineError,
+    HostError,
+    InputError,
+    ManifestError,
+    NetworkError,
+    SparkpinError,
+)
 from sparkpin.core.paths import Paths
+from sparkpin.host import ssh
 from sparkpin.host.containers import NotFound
-from sparkpin.serve import linked, nodes
+from sparkpin.releases import volumes as checkpoint_volumes
+from sparkpin.releases.container import Node
+from sparkpin.releases.volumes import LABEL
+from sparkpin.serve import linked, nodes, waiting
 from sparkpin.serve.nodes import Nodes, NodesOptions
 
 PAIR: Any = SimpleNamespace(tag="sparkpin/p:base-1", recipe="p", argv=("vllm", "serve", "/model", "--nnodes", "2"))
@@ -83,6 +97,9 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(CheckpointError):
         nodes.each([0, 2], act)
     assert nodes.each([0, 3], act) == [0, 3]
+    wrong = ManifestError("a.yaml", "key", 1, "2")
+    with pytest.raises(ManifestError, match=r"(?s)a\.yaml: key: saw 1.*no way"):
+        nodes.raise_all([wrong, NetworkError("no way")])
 
 
 def checked(memory: int) -> Any:
@@ -106,6 +123,8 @@ def test_memory_on_each_machine() -> None:
         ([{"met": []}, {"own": "192.0.2.2", "seconds": 1, "bulk": True}], "starts at 192.0.2.2, not at 10.0.0.2"),
         ([{"met": []}, {"own": "10.0.0.2", "seconds": 1, "bulk": False}], "small packets reach 10.0.0.1"),
         ([{"error": "Address already in use"}, {"error": "Connection refused"}], "port 29502 of 10.0.0.1 is taken"),
+        ([{"met": []}, {"own": "10.0.0.2", "bulk": True}], "ssh://b: the program that was sent"),
+        ([{"met": []}, {"own": "10.0.0.2", "bulk": True, "seconds": []}], "ssh://b: the program that was sent"),
         ([{"met": ["10.0.0.2"]}, {"own": "10.0.0.2", "seconds": 0.5, "bulk": True}], ""),
     ],
 )
@@ -126,7 +145,7 @@ class Volumes:
     """Of an engine that is not there: what is removed, and one that a container has."""
 
     def __init__(self) -> None:
-        self.left = {"sparkpin-checkpoint-" + letter * 16 for letter in "abcd"}
+        self.left = {"sparkpin-checkpoint-" + letter * 16 for letter in "abcdf"}
 
     def get(self, name: str) -> Any:
         def remove() -> None:
@@ -136,7 +155,7 @@ class Volumes:
 
         if name not in self.left:
             raise NotFound(name)
-        return SimpleNamespace(remove=remove)
+        return SimpleNamespace(remove=remove, attrs={"Labels": {LABEL: "another" if "f" in name else name[-1] * 64}})
 
 
 def test_checkpoints_go_from_other_machines_with_their_releases(
@@ -153,8 +172,178 @@ def test_checkpoints_go_from_other_machines_with_their_releases(
         yield [machine], {"ssh://away": NetworkError("no way")}
 
     monkeypatch.setattr(linked, "reached", reached)
-    a, b, c, gone = (SimpleNamespace(**vars(PAIR), checkpoint_key=letter * 64) for letter in "abce")
+    a, b, c, foreign, gone = (SimpleNamespace(**vars(PAIR), checkpoint_key=letter * 64) for letter in "abcfe")
     alone = SimpleNamespace(**vars(ALONE), checkpoint_key="d" * 64)
-    linked.drop_checkpoints(paths, [a, b, c, gone, alone], [b], said.append)  # type: ignore[list-item]
-    assert {name[-1] for name in volumes.left} == {"b", "c", "d"}
+    linked.drop_checkpoints(paths, [a, b, c, foreign, gone, alone], [b], said.append)  # type: ignore[list-item]
+    assert {name[-1] for name in volumes.left} == {"b", "c", "d", "f"}, "that of another is not ours"
     assert any("in use" in line for line in said) and any("ssh://away is away" in line for line in said)
+
+
+def test_two_clones_with_homes_of_one_name_are_two_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for text in ("a", "b"):
+        (tmp_path / text).write_text(text)
+        monkeypatch.setattr(ssh, "MACHINE_ID", tmp_path / text)
+        found.add(ssh.owner("/home/x"))
+        assert ssh.owner("/home/x") == ssh.owner("/home/x") != ssh.owner("/home/y")
+    monkeypatch.setattr(ssh, "MACHINE_ID", tmp_path / "none")
+    assert len(found | {ssh.owner("/home/x")}) == 3
+
+
+def test_no_key_stands_in_a_repr() -> None:
+    key = "5e" * 32
+    checked: Any = None
+    place: Any = None
+    assert key not in repr(linked.Spread(checked, key)) + repr(Node(place, key))
+
+
+class Box:
+    """A container of an engine that is not there. later: what its states will be when somebody looks again."""
+
+    def __init__(self, site: Site, name: str, status: str, labels: dict[str, str] | None = None, *later: str) -> None:
+        self.site, self.name, self.status, self.labels, self.later = site, name, status, labels or {}, list(later)
+        self.log = b""
+        self.attrs: dict[str, Any] = {"RestartCount": 5, "State": {"Status": "running"}}
+
+    def reload(self) -> None:
+        self.status = self.later.pop(0) if self.later else self.status
+
+    def remove(self, **options: Any) -> None:
+        if self in self.site.boxes:
+            self.site.boxes.remove(self)
+
+    def start(self) -> None:
+        self.status = "exited"
+
+    def wait(self, **options: Any) -> dict[str, int]:
+        self.remove()
+        return {"StatusCode": 0}
+
+    def logs(self, **options: Any) -> bytes:
+        return self.log
+
+
+class Site:
+    """Containers of an engine that is not there: no real one can be stopped between two of its calls."""
+
+    def __init__(self) -> None:
+        self.boxes: list[Box] = []
+        self.log = b""
+        self.client = self
+        self.containers = self
+
+    def list(self, *, filters: dict[str, Any], **options: Any) -> list[Box]:
+        return [one for one in self.boxes if filters["label"] in one.labels and one.status in filters["status"]]
+
+    def get(self, name: str) -> Box:
+        for one in self.boxes:
+            if one.name == name:
+                return one
+        raise NotFound(name)
+
+    def create(self, image: str, *, labels: dict[str, str], **options: Any) -> Box:
+        made = Box(self, "", "created", labels)
+        made.log = self.log
+        self.boxes.append(made)
+        return made
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(checkpoint_volumes, "MOMENT_SECONDS", 0.05)
+    monkeypatch.setattr(checkpoint_volumes, "LOOK_SECONDS", 0.01)
+    return Site()
+
+
+TOLD: dict[str, Any] = {
+    "interfaces": [{"name": "e", "address": "10.0.0.1", "mask": "255.0.0.0", "mtu": 9000, "up": True, "rdma": []}],
+    "default_routes": [], "neighbours": [], "driver": "", "machine": "m", "kernel": "k", "verbs": False,
+    "MemTotal": 2, "MemAvailable": 1, "record": "r", "lacking": [],
+}  # fmt: skip
+
+
+FACE = TOLD["interfaces"][0]
+WRONG: list[tuple[str, Any]] = [
+    ("interfaces", 3),
+    ("interfaces", [{}]),
+    ("interfaces", [{**FACE, "address": "x"}]),
+    ("interfaces", [{**FACE, "mtu": "much"}]),
+    ("MemTotal", float("inf")),
+    ("MemAvailable", None),
+    ("lacking", 1),
+    ("neighbours", [1]),
+]
+LOGS = [b"", b"3", b"[]", b"{", b"\xff", b"[" * 100_000, b"{}"]
+
+
+@pytest.mark.parametrize("log", LOGS + [json.dumps({**TOLD, key: value}).encode() for key, value in WRONG])
+def test_what_another_machine_answers_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, engine: Site, log: bytes
+) -> None:
+    """No host here answers wrongly by itself."""
+    monkeypatch.setattr(nodes, "model_there", lambda *_: {})
+    engine.platform = "p"  # type: ignore[attr-defined]
+    machine = nodes.Machine(1, "ssh://b", engine)  # type: ignore[arg-type]
+    engine.log = b"a warning of Python's\n" + json.dumps(TOLD).encode()
+    assert nodes.examined(machine, PAIR, Path(), "p").interfaces[0].mtu == 9000
+    engine.log = log
+    with pytest.raises(HostError, match="ssh://b"):
+        nodes.examined(machine, PAIR, Path(), "p")
+    assert not engine.boxes
+
+
+def test_what_a_killed_run_left_there_goes_with_the_next(engine: Site) -> None:
+    label = {nodes.LOOK_LABEL: ""}
+    engine.boxes = [
+        Box(engine, "left", "created", label),
+        Box(engine, "ended", "exited", label),
+        Box(engine, "of a run that goes on", "created", label, "running"),
+        Box(engine, "somebody's", "created"),
+    ]
+    engine.log = b"{}"
+    machine = nodes.Machine(1, "ssh://b", engine)  # type: ignore[arg-type]
+    assert nodes.within(machine, "image", {}, "look") == {}
+    assert [one.name for one in engine.boxes] == ["of a run that goes on", "somebody's"]
+
+
+def test_so_does_what_looked_at_a_volume(engine: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    release: Any = SimpleNamespace(**vars(PAIR), checkpoint_key="a" * 64)
+    there = SimpleNamespace(send=lambda line: None, answer=lambda: {"whole": True})
+    monkeypatch.setattr(checkpoint_volumes, "create", lambda *_, **__: None)
+    monkeypatch.setattr(checkpoint_volumes, "started", lambda _: contextlib.nullcontext(there))
+    engine.volumes = Volumes()  # type: ignore[attr-defined]
+    engine.boxes = [Box(engine, "left", "created", {LABEL: "b" * 64})]
+    assert checkpoint_volumes.checkpoint_volume(engine, release) and not engine.boxes  # type: ignore[arg-type]
+
+
+def test_a_copy_waits_for_one_that_is_about_to_start(engine: Site) -> None:
+    said = list[str]()
+    engine.boxes = [Box(engine, "one", "created", {}, "created", "running")]
+    checkpoint_volumes.make_way(engine, "one", said.append)  # type: ignore[arg-type]
+    assert len(said) == 1 and not engine.boxes
+    engine.boxes = [Box(engine, "one", "created")]
+    checkpoint_volumes.make_way(engine, "one", said.append)  # type: ignore[arg-type]
+    assert len(said) == 1 and not engine.boxes
+
+
+def test_only_the_container_of_that_very_name_is_cleared(engine: Site) -> None:
+    machine = nodes.Machine(1, "ssh://b", engine)  # type: ignore[arg-type]
+    mine = {linked.OWNER_LABEL: "me"}
+    engine.boxes = [Box(engine, "p.1", "exited", mine), Box(engine, "px1", "exited", {linked.OWNER_LABEL: "other"})]
+    linked.clear(machine, "p.1", "me")
+    assert [one.name for one in engine.boxes] == ["px1"]
+    with pytest.raises(BusyError):
+        linked.clear(machine, "px1", "me")
+
+
+def test_a_node_that_stays_down_is_not_whole_nor_waited_for(engine: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("reload", "logs"):
+        monkeypatch.setattr(linked.Linked, name, lambda self, **options: b"")
+    first, other = Box(engine, "p", "running", {linked.NODES_LABEL: KEPT.text}), Box(engine, "p-1", "running")
+    server: Any = SimpleNamespace(attrs={}, client=None, collection=None)
+    both = linked.Linked(server, [(nodes.Machine(1, "ssh://b", engine), other)], print)  # type: ignore[arg-type, list-item]
+    both.attrs = {"State": {"Status": "running"}, "Config": {"Labels": first.labels}}
+    other.log = b"sparkpin: starting the server\n"
+    assert linked.whole(both) and waiting.look(both, PAIR)[0] is None
+    other.log = b"sparkpin: stays down: it has been started again 5 times\n"
+    assert not linked.whole(both) and "ssh://b" in str(waiting.look(both, PAIR)[0])
