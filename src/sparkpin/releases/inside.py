@@ -38,6 +38,7 @@ from typing import Any
 HERE = Path(__file__).parent
 SETTINGS = "settings.json"
 RESTARTS = HERE / "state/restarts"  # their number, since the last time that all were there again
+DOWN = HERE / "state/down"  # there once a worker has failed too often: an end that was asked for is no failure
 STATE = Path("/tmp/sparkpin")  # a tmpfs: empty again at each start
 BEAT = STATE / "beat"  # when all peers beat last; not there before they have met
 HUNG, OUT_OF_MEMORY, UNASKED = 70, 137, 71  # exit codes; 71: ended with 0 though nobody asked
@@ -106,7 +107,7 @@ def run(argv: Sequence[str]) -> int:
     settings = load_settings()
     worker = bool(settings.get("peers", {}).get("rank"))
     try:
-        if worker and RESTARTS.exists() and restarts() >= settings["restarts"]:
+        if worker and DOWN.exists() and restarts() >= settings["restarts"]:
             say_down(settings)
             while True:
                 signal.pause()
@@ -130,7 +131,10 @@ def run(argv: Sequence[str]) -> int:
     if code == PEER_LOST:
         write_restarts(restarts() - 1)
         return code
-    if code and not worker and restarts() >= settings["restarts"]:
+    if code and restarts() >= settings["restarts"]:
+        if worker:
+            DOWN.touch()
+            return code
         say_down(settings)
         return 0
     return code

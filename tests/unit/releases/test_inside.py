@@ -30,6 +30,7 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (inside, "HERE", tmp_path),
         (inside, "STATE", tmp_path / "tmp"),
         (inside, "RESTARTS", tmp_path / "restarts"),
+        (inside, "DOWN", tmp_path / "down"),
         (inside, "refusal", lambda *_: ""),
         (inside, "reap", lambda pid: 1),
         (inside.os, "kill", lambda *_: None),
@@ -67,3 +68,10 @@ def test_on_another_machine_it_waits_at_its_limit_and_starts_no_server(
     assert inside.STAYS_DOWN not in capsys.readouterr().out
     assert lives(1, 1, 1) == (0, 0), "0: it was asked to end"
     assert f"sparkpin: {inside.STAYS_DOWN}" in capsys.readouterr().out.splitlines()[-1]
+    assert lives(1, 1, 3) == (1, 1), "the limit was raised"
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_after_a_boot_within_its_limit_it_starts_again(lives: Any, allowed: int) -> None:
+    """The last life that it may have was ended by Docker, and did not fail."""
+    assert lives(1, allowed, allowed) == (1, 1)
