@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sparkpin.core.errors import ManifestError
+from sparkpin.pins.nodes import nodes_of
 from sparkpin.pins.schema import Stage
 from sparkpin.smoke import kernels, metrics, mods, probes
 from sparkpin.smoke.answers import Answer, NotApplicable, Wrong, only_choice, require, text_of, tokens_of
@@ -97,8 +98,12 @@ def tool_answer(subject: SmokeSubject) -> str:
 
 def active_mods(subject: SmokeSubject) -> str:
     log, demands = subject.log(), subject.demands
+    several = demands.mods and nodes_of(subject.argv) > 1
     for rank, said in enumerate((log, *subject.other_logs())):
-        faults = mods.faults(mods.reports(said), demands.mods)
+        seen = mods.reports(said)
+        faults = mods.faults(seen, demands.mods)
+        if several and mods.AGREED not in {report.event for report in seen}:
+            faults.append("modkit compared release and mods with no other rank (no line in the log)")
         faults += kernels.faults(said, demands.kernels) if demands.kernels else []
         require(not faults, (f"rank {rank}: " if rank else "") + "; ".join(faults))
     seen = mods.reports(log)

@@ -12,6 +12,7 @@ from typing import Any
 from sparkpin.pins.mods import KERNELS
 
 MARKER = b"SPARKPIN_MOD "
+AGREED = "agreed"  # an event of modkit's: each rank of several has said the same of release, mods and switches
 OF_KERNELS = ("kernels", "compiled")  # events that `smoke.kernels` judges
 
 

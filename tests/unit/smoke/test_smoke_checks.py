@@ -188,6 +188,16 @@ def test_the_mods_check_reads_what_each_mod_says(
     assert result.passed == (not detail) and detail in result.detail, result
 
 
+@pytest.mark.parametrize(("nodes", "lacks", "passed"), [(2, None, True), (2, 0, False), (2, 1, False), (1, 0, True)])
+def test_each_rank_of_several_has_compared_itself(nodes: int, lacks: int | None, passed: bool, socket: Path) -> None:
+    """lacks: the rank whose log does not have the line."""
+    logs = [log(CPU, HEAD, *([] if rank == lacks else [says("modkit", "agreed")])) for rank in range(nodes)]
+    with subject(socket) as target:
+        argv = (*target.argv, "--nnodes", str(nodes))
+        asked = dataclasses.replace(target, log=lambda: logs[0], other_logs=lambda: tuple(logs[1:]), argv=argv)
+        assert checks.run_check("mods", asked).passed is passed
+
+
 def test_the_last_step_of_a_start_is_told_though_its_line_comes_with_the_answer(socket: Path) -> None:
     logs, said = iter((b"version 0.32.0\n", b"version 0.32.0\nApplication startup complete.\n")), list[str]()
 
