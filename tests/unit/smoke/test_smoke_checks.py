@@ -194,7 +194,7 @@ def test_each_rank_of_several_has_compared_itself(nodes: int, lacks: int | None,
     logs = [log(CPU, HEAD, *([] if rank == lacks else [says("modkit", "agreed")])) for rank in range(nodes)]
     with subject(socket) as target:
         argv = (*target.argv, "--nnodes", str(nodes))
-        asked = dataclasses.replace(target, log=lambda: logs[0], other_logs=lambda: tuple(logs[1:]), argv=argv)
+        asked = dataclasses.replace(target, log=logs[0], other_logs=lambda: tuple(one() for one in logs[1:]), argv=argv)
         assert checks.run_check("mods", asked).passed is passed
 
 
