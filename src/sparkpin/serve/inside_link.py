@@ -132,8 +132,11 @@ def size(path: Path) -> int:
     return -1
 
 
-def meet(rank: int, own: str, head: str, port: int, nodes: int) -> dict[str, Any]:
+def meet(rank: int, own: str, head: str, port: int, nodes: int, store: int = 0) -> dict[str, Any]:
+    """store: a port that rank 0 must have free on all addresses, as torch listens on it; 0: any."""
     try:
+        if rank == 0:
+            socket.create_server(("", store)).close()
         return accept(own, port, nodes - 1) if rank == 0 else call(head, port)
     except OSError as error:
         return {"error": os.strerror(error.errno) if error.errno else str(error) or type(error).__name__}
@@ -198,7 +201,7 @@ def read(connection: socket.socket, count: int) -> bytes:
 
 
 def main(task: str, *argv: str) -> None:
-    found = look() if task == "look" else meet(int(argv[0]), argv[1], argv[2], int(argv[3]), int(argv[4]))
+    found = look() if task == "look" else meet(int(argv[0]), argv[1], argv[2], *map(int, argv[3:]))
     print(json.dumps(found))
 
 

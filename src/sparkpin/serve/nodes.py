@@ -28,7 +28,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
-from sparkpin.pins.nodes import MEETING_PORT, example, nodes_of
+from sparkpin.pins.nodes import MEETING_PORT, STORE_PORT, example, nodes_of
 from sparkpin.pins.vllm_command import MODEL_PATH
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
@@ -371,14 +371,14 @@ def meet(link: Link, machines: Sequence[Machine], release: Release) -> float:
     ends = [face.address for face in link.interfaces]
 
     def ask(machine: Machine) -> dict[str, Any]:
-        words = (machine.rank, ends[machine.rank], ends[0], MEETING_PORT, len(ends))
+        words = (machine.rank, ends[machine.rank], ends[0], MEETING_PORT, len(ends), STORE_PORT)
         return within(machine, release.tag, {}, "meet", *map(str, words))
 
     told = each(machines, ask)
     if told[0].get("error") == PORTS_WORDS:
         raise BusyError(
-            f"here: port {MEETING_PORT} of {ends[0]} is taken",
-            next_step=f"ss -ltnp 'sport = :{MEETING_PORT}' says by whom",
+            f"here: port {MEETING_PORT} of {ends[0]} is taken, or {STORE_PORT}: they serve one such model at a time",
+            next_step="invoke stop of the other one, or of its smoke test; ss -ltnp says who has them",
         )
     errors: list[SparkpinError] = []
     seconds = 0.0

@@ -176,5 +176,6 @@ def test_an_end_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert inside_link.meet(0, "127.0.0.1", "127.0.0.1", port, 2) == {"error": "Address already in use"}
+        assert inside_link.meet(0, "127.0.0.1", "127.0.0.1", 0, 2, port) == {"error": "Address already in use"}
     assert inside_link.meet(1, "127.0.0.1", "127.0.0.1", port, 2) == {"error": "Connection refused"}
     assert inside_link.meet(0, "127.0.0.1", "127.0.0.1", port, 2)["error"]
