@@ -181,6 +181,8 @@ def main(argv: list[str], fault: str) -> None:
         time.sleep(3600)
     if fault != "without-mods":
         print('INFO SPARKPIN_MOD {"mod":"vllm-cpu","event":"active","version":"0"}', flush=True)
+        if "--nnodes" in argv:
+            print('INFO SPARKPIN_MOD {"mod":"modkit","event":"agreed","version":"0"}', flush=True)
     print("INFO Loading weights took 0.25 seconds", flush=True)
     print("Application startup complete.", flush=True)
     if headless:

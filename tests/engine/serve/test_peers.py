@@ -12,7 +12,7 @@ import pytest
 from nodes import Pair, for_nodes, inspected, pair
 from watched import signal_processes, until
 
-from sparkpin.core.errors import HostError
+from sparkpin.core.errors import InputError
 from sparkpin.releases import peers
 from sparkpin.releases.record import Release
 from sparkpin.serve import launch, linked
@@ -110,15 +110,15 @@ def test_the_node_that_fails_too_often_stays_down_and_the_other_waits(site: Fake
     with pair(site.engine, [bad] * 2, [site.checkpoint] * 2, restarts=1) as both:
         until(lambda: "stays down: it has been started again 1 times" in both.said(1), 120)
         until(lambda: both.said(0).count("waiting for 1 other node(s)") == 3, 60)
-        assert both.containers[1].attrs["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
-        assert linked.stays_down(both.containers[1]) and not linked.stays_down(both.containers[0])
         assert [state for state, _, _ in both.states()] == ["running"] * 2 and both.lives() == [2, 2]
+        assert linked.stays_down(both.containers[1]) and not linked.stays_down(both.containers[0])
+        assert both.containers[1].attrs["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
         both.containers[1].stop(timeout=20)
         assert both.states()[1][:2] == ("exited", 0), "asked, it ends"
 
 
 def test_one_container_does_not_serve_a_release_for_two(site: FakeSite, double: Release) -> None:
-    with pytest.raises(HostError, match="is for 2 machines"):
+    with pytest.raises(InputError, match="is for 2 machines"):
         site.start(double, port=site.port)
 
 
