@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sparkpin.build.record import read_record, record_file
 from sparkpin.build.render import RenderedImage
+from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError, ManifestError
-from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import rootfs_ref, unsealed_ref
 
@@ -22,7 +22,10 @@ def begun(paths: Paths, rendered: RenderedImage) -> None:
     """Note what a build is about to make. A build that ends without a record leaves its note."""
     below = [rendered.parent_ref] if rendered.rootfs else []
     refs = [rendered.ref, unsealed_ref(rendered.stage, rendered.key), *below]
-    write_json(note_file(paths, rendered), {"refs": refs})
+    note = note_file(paths, rendered)
+    with files.lock(note.parent / ".lock"):
+        files.sweep(note.parent)  # nobody writes there without this lock
+        files.write_json(note, {"refs": refs})
 
 
 def recorded(paths: Paths, rendered: RenderedImage) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from sparkpin.core import terminal
 from sparkpin.core.errors import DownError, EngineError, InputError
 from sparkpin.core.paths import Paths
-from sparkpin.host.containers import Container
+from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.machine import serve_command
 from sparkpin.releases.container import HOME_LABEL, log_of
@@ -75,8 +75,10 @@ def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
     else:
         terminal.show(f"nothing is served; next: {how_to_serve(paths)}")
     for served in every:
+        if served.home != str(paths.home):
+            continue
         state = words(served, found[served.container])
-        if served.home == str(paths.home) and not state.startswith((ANSWERS, STARTS)):
+        if not state.startswith((ANSWERS, STARTS)):
             raise DownError(
                 f"{served.release} is down: {state}",
                 next_step=f"invoke logs --recipe {served.recipe}; invoke serve --recipe {served.recipe} starts it "
@@ -174,7 +176,10 @@ def words(served: Served, container: Container | None) -> str:
         return "hangs"
     watched = Startup()
     with engine_errors():
-        watched.update(last_life(log_of(container)), 0)
+        try:
+            watched.update(last_life(log_of(container)), 0)
+        except NotFound:  # another run has just put a new one in its place
+            return STARTS + again
     if watched.stage != STAGES[-1]:
         return f"{STARTS}{again}: {watched.text}"
     if served.front != "running":

@@ -7,7 +7,10 @@ import json
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import docker
 import made_releases
 import pytest
 from certificates import certificate
@@ -68,6 +71,17 @@ def test_a_row_tells_where_it_listens_and_the_load_is_a_line() -> None:
     second = first.replace("10.0", "40.0") + "vllm:prefix_cache_queries_total 8.0\nvllm:prefix_cache_hits_total 2.0\n"
     assert load.line(first, second, 2.0) == "15 tokens/s, 1 running, KV cache 50.0%, prefix cache hits 25%"
     assert load.line("", "", 1.0) == ""
+
+
+def test_a_server_that_another_run_has_just_replaced_starts() -> None:
+    """A double: the moment between the engine's list and its log cannot be had otherwise."""
+
+    def gone(**_: object) -> bytes:
+        raise docker.errors.NotFound("No such container")
+
+    served = Served("h", "r", "sparkpin/r:v2-1", "c", "127.0.0.1", 8000, "m", "running", False)
+    container: Any = SimpleNamespace(logs=gone)
+    assert status.words(served, container).startswith(status.STARTS)
 
 
 def test_the_table_fits_into_a_terminal(
