@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import tarfile
 import time
 import zipfile
 from collections.abc import Iterator
@@ -16,20 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import sparkpin
-from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
+from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.terminal import Say
 from sparkpin.host.attached import Attached
 from sparkpin.host.containers import APIError, Container, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_command import MODEL_PATH
-from sparkpin.releases.container import CONFLICT, HOME, apart, sandbox
+from sparkpin.releases.container import CONFLICT, HOME, PYTHON, apart, put, sandbox
 from sparkpin.releases.record import Release
 
 LABEL = "sparkpin.checkpoint"  # of the volume, and of a container that works in it; its value is the checkpoint key
 ENDS = ["created", "exited"]  # where a run that is killed leaves a container
 MOMENT_SECONDS, LOOK_SECONDS = 10.0, 0.5
 FOLDER, PROGRAM = "/run/sparkpin", "receive.pyz"
-PYTHON = ("python", "-IS")  # nothing of the image's packages
 PARTS = ("core/errors.py", "core/files.py", "checkpoint/content.py", "checkpoint/receive.py")
 """Files of this package that it consists of, beside each folder's `__init__.py`."""
 
@@ -136,8 +134,7 @@ def create(engine: Engine, release: Release, volume: str, *, at: str, mode: str,
         **apart(sandbox({}, memory=None)),
     )
     try:
-        if not container.put_archive(FOLDER, program_tar()):
-            raise EngineError(f"the engine did not take the program of {container.name}", next_step="invoke doctor")
+        put(container, FOLDER, {PROGRAM: program()})
     except BaseException:
         remove(container)
         raise
@@ -167,15 +164,6 @@ def remove(container: Container) -> None:
             if error.status_code != CONFLICT:
                 raise
             container.wait(condition="removed")
-
-
-def program_tar() -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        member, data = tarfile.TarInfo(PROGRAM), program()
-        member.size, member.mode = len(data), 0o444
-        tar.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
 
 
 def program() -> bytes:

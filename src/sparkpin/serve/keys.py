@@ -40,9 +40,7 @@ def key_for(paths: Paths, recipe: str, host: str) -> str | None:
         return None
     path = path_of(paths, recipe)
     if not path.exists():
-        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-        with atomic_file(path, mode=0o600) as file:
-            file.write(f"{secrets.token_urlsafe(BYTES)}\n".encode())
+        write(path, secrets.token_urlsafe(BYTES))
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise InputError(
@@ -54,6 +52,13 @@ def key_for(paths: Paths, recipe: str, host: str) -> str | None:
             f"{path}: wanted a key of at least 16 letters and digits", next_step=f"rm {path}; the next serve makes one"
         )
     return key
+
+
+def write(path: Path, key: str) -> None:
+    """A file, and its folder, for its owner alone."""
+    path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+    with atomic_file(path, mode=0o600) as file:
+        file.write(f"{key}\n".encode())
 
 
 def mark(key: str) -> str:

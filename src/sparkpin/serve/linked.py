@@ -81,9 +81,7 @@ def key_of(paths: Paths, recipe: str, *, new: bool) -> str:
     """What proves the containers of a model to one another: a file of the home that only its owner may read."""
     path = keys.path_of(paths, f"{recipe}.nodes")
     if new or not path.is_file():
-        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-        with atomic_file(path, mode=0o600) as file:
-            file.write(f"{secrets.token_hex(32)}\n".encode())
+        keys.write(path, secrets.token_hex(keys.BYTES))
     return path.read_text(encoding="ascii").strip()
 
 

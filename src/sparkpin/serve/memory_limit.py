@@ -19,7 +19,7 @@ from sparkpin.releases.container import GIB, TMPFS_BYTES
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
 from sparkpin.serve.memory import recipe as planning
-from sparkpin.serve.memory.plan import Machine, MemoryPlan, gib
+from sparkpin.serve.memory.plan import MemoryPlan, gib
 
 HOST_RESERVE = 2 * GIB
 """Kept from every server, so that the engine, ssh and a shell go on when it wants all there is."""
@@ -56,17 +56,16 @@ def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path) -
     return Room(plan.needed, min(plan.needed + extra, most), plan)
 
 
-def plan_of(paths: Paths, release: Release, machine: Machine | None = None) -> MemoryPlan:
+def plan_of(paths: Paths, release: Release) -> MemoryPlan:
     """Of the release as it was made, whatever the pins say by now. SparkpinError where that cannot be told.
 
-    Of a release for several nodes the plan of each: `needed` are bytes of one. machine: that node's memory, where it is
-    not this machine's.
+    Of a release for several nodes the plan of each: `needed` are bytes of one.
     """
     with project_of(paths, release) as project:
         recipe = manifests.load_recipe(project, release.recipe)
         stack = manifests.load_stack(project, release.stack)
         chain = manifests.load_chain(project, release.stage)
-        machine = machine or planning.machine_for(stack, "", "")
+        machine = planning.machine_for(stack, "", "")
         return planning.plan_recipe(replace(paths, project=project), recipe, stack, chain, machine)
 
 

@@ -280,6 +280,13 @@ def understood(machine: Machine) -> Iterator[None]:
         ) from None
 
 
+def looked_at(machine: Machine, release: Release, volumes: Mapping[str, Any]) -> HostFacts:
+    """What the machine tells of itself. HostError where that is no such thing."""
+    told = within(machine, release.tag, volumes, "look")
+    with understood(machine):
+        return HostFacts.read(machine.where, told)
+
+
 def examined(machine: Machine, release: Release, checkpoint: Path, platform: str) -> HostFacts:
     """What the machine has; an error that names it where image or checkpoint are not as they are here."""
     with named(machine):
@@ -289,9 +296,7 @@ def examined(machine: Machine, release: Release, checkpoint: Path, platform: str
             f"{machine.where} is {seen}, and this machine {platform}", next_step="machines of one kind serve one model"
         )
     volumes = model_there(machine, release, checkpoint if machine.where == HERE else None)
-    told = within(machine, release.tag, volumes, "look")
-    with understood(machine):
-        found = HostFacts.read(machine.where, told)
+    found = looked_at(machine, release, volumes)
     if not found.record or found.lacking:
         why = f"{found.lacking[0]} is not there whole" if found.lacking else "its record is not there"
         raise CheckpointError(

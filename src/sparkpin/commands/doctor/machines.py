@@ -29,7 +29,7 @@ def machines(*, urls: str, link: str | None, recipe: str | None = None) -> None:
 
         def look(machine: nodes.Machine) -> HostFacts:
             nodes.require_image(machine, release)
-            return HostFacts.read(machine.where, nodes.within(machine, release.tag, {}, "look"))
+            return nodes.looked_at(machine, release, {})
 
         hosts = nodes.each(found, look)
         chosen = links.choose(hosts, link)
