@@ -58,5 +58,5 @@ class ReferenceInt4Experts(UnquantizedFusedMoEMethod):
         if _loaded == _created:
             report(
                 MOD, "active", version=VERSION, int4_expert_layers=_loaded, method="dequantised at load",
-                int4_layers="vLLM's kernel" if has_int4_product() else "expanded for each call",
+                int4_layers="vLLM's kernel" if has_int4_product() else "expanded at load",
             )  # fmt: skip
