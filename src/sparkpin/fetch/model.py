@@ -109,7 +109,7 @@ def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[
     """What `fetch_model` would ask a Hub for, by names and sizes; nothing where the model is generated, or a folder."""
     store, found = Store(paths.store), 0
     for name in only:
-        if pin.generator or pin.repositories[name].folder:
+        if pin.is_made or pin.repositories[name].folder:
             continue
         entry = lock.repositories[name]
         folder, begun = repository_folder(paths, entry), download_folder(paths, entry)
@@ -177,7 +177,7 @@ def tell_share(name: str, fetched: int, total: int, say: Say) -> None:
 def sites(paths: Paths, pin: ModelPin, lock: ModelLock, say: Say) -> Iterator[Mapping[str, Site]]:
     """Where each repository comes from. A model is generated when a byte of it is needed."""
     with contextlib.ExitStack() as stack:
-        made = functools.cache(lambda: stack.enter_context(generated(paths, pin, say)))
+        made = functools.cache(lambda: stack.enter_context(generated(paths, pin, lock.gguf, say)))
         yield {name: site_of(paths, pin, name, entry.revision, made) for name, entry in lock.repositories.items()}
 
 
