@@ -24,4 +24,6 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
         parent=(chain[-1].parent or "") if chain[-1].smoke.drift is not None else "",
         drift=chain[-1].smoke.drift,
         scripted=model.generator is not None,
+        english=model.smoke.english,
+        follows=model.smoke.follows,
     )

@@ -461,6 +461,17 @@ class MtpStep(StrictModel):
     source: Name | None = None
 
 
+class ModelSmoke(StrictModel):
+    """What is known of a model's answers. english: nats a token of plain English at most (check `logprobs`).
+
+    follows: false of a model too small to do what it is told to the letter: no tools are asked of it, and what others
+    are told to repeat it is led to go on with.
+    """
+
+    english: Annotated[float, Field(gt=0)] | None = None
+    follows: bool = True
+
+
 class ModelPin(StrictModel):
     """pins/models/<name>.yaml: repositories with revisions, and what the checkpoint steps take from each.
 
@@ -475,6 +486,7 @@ class ModelPin(StrictModel):
     repositories: dict[Name, PinnedRepository]
     hybrid: HybridStep | None = None
     mtp: MtpStep | None = None
+    smoke: ModelSmoke = Field(default_factory=ModelSmoke)
 
     @property
     def is_made(self) -> bool:
