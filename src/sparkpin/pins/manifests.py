@@ -386,7 +386,9 @@ def stack_inputs(stack: Stack) -> str:
 
 def model_inputs(pin: ModelPin) -> str:
     """Over what decides which commits, files and tensors are locked."""
-    value = pin.model_dump(mode="json", exclude={"name": True, "description": True, "smoke": True, "hybrid": {"unused"}})
+    value = pin.model_dump(
+        mode="json", exclude={"name": True, "description": True, "smoke": True, "hybrid": {"unused"}}
+    )
     if pin.gguf is None:
         del value["gguf"]  # a lock from before this key stays good
     return digest_of(value)

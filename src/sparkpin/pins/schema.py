@@ -465,11 +465,13 @@ class ModelSmoke(StrictModel):
     """What is known of a model's answers. english: nats a token of plain English at most (check `logprobs`).
 
     follows: false of a model too small to do what it is told to the letter: no tools are asked of it, and what others
-    are told to repeat it is led to go on with.
+    are told to repeat it is led to go on with. idle: mod -> why it finds nothing to do in this model, and so must not
+    say that it is at work.
     """
 
     english: Annotated[float, Field(gt=0)] | None = None
     follows: bool = True
+    idle: dict[Name, Reason] = {}
 
 
 class ModelPin(StrictModel):

@@ -66,6 +66,7 @@ class Expectations:
 
 
 GREEDY = {"temperature": 0, "max_tokens": 400}
+LONG_ENOUGH = {"temperature": 0, "min_tokens": LONG_TOKENS, "max_tokens": 140}  # what is small falls into a circle soon
 ROOMY = {"temperature": 0, "max_tokens": 3000}  # a real model thinks before it answers
 # A script's next token leads by more than 12 logits: at this temperature top_p leaves no other.
 SAMPLED = {"temperature": 0.7, "top_p": 0.95, "top_k": 20, "seed": 1}
@@ -176,16 +177,15 @@ def led(question: str, beginning: str) -> dict[str, Any]:
 
 
 def led_recall(tokens: int) -> tuple[Case, ...]:
-    """A word far up and one far down, each in a prompt of its own: what is led to it says it by copying."""
-    made = []
-    for word, depth in (WORDS[0], DEPTHS[0]), (WORDS[1], DEPTHS[-1]):
-        lines = [f"Log {number}: the gate was opened, the gate was closed." for number in range(tokens // 16)]
-        begin = "Note: the pass word of the north gate is"
-        lines.insert(int(len(lines) * depth), f"{begin} {word}.")
-        request = led("\n".join([*lines, "Which pass word is noted in this log?"]), begin)
-        short = {"temperature": 0, "max_tokens": 12}
-        made.append(Case(request | short, holds=(word,), seconds=SECONDS + tokens / 40))  # a CPU reads it
-    return tuple(made)
+    """A word far up, which a model that is led to it says by copying. One prompt: a CPU reads 8K in a minute or more.
+
+    A line has up to 19 tokens where each digit is one.
+    """
+    lines = [f"Log {number}: the gate was opened, the gate was closed." for number in range(tokens // 20)]
+    begin = "Note: the pass word of the north gate is"
+    lines.insert(int(len(lines) * DEPTHS[0]), f"{begin} {WORDS[0]}.")
+    request = led("\n".join([*lines, "Which pass word is noted in this log?"]), begin)
+    return (Case(request | {"temperature": 0, "max_tokens": 12}, holds=(WORDS[0],), seconds=SECONDS + tokens / 40),)
 
 
 def red_square(side: int = 96) -> str:
@@ -264,7 +264,7 @@ def led_on() -> Expectations:
         completion=Case({"prompt": "The capital of France is", "temperature": 0, "max_tokens": 16}, holds=(" Paris",)),
         chat=Case(said("Say hello in one sentence.") | GREEDY, ends=True),
         turkish=Case({"messages": again} | GREEDY, holds=(TURKISH,), ends=True),
-        long_text=Case(said("Tell a long story.") | GREEDY | {"min_tokens": 100, "max_tokens": 140}, least_tokens=LONG_TOKENS),
+        long_text=Case(said("Tell a long story.") | LONG_ENOUGH, least_tokens=LONG_TOKENS),
         recall=led_recall,
         tools=False,
     )

@@ -1,4 +1,4 @@
-"""GGUF files become repositories: every weight at its place, the tokenizer's ids, and one error for what is not right."""
+"""GGUF files become repositories: every weight at its place, the tokenizer's ids, one error for what is not right."""
 
 from __future__ import annotations
 
@@ -10,8 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
-from gguf_samples import F32, HEADS, HIDDEN, KV_HEADS, MERGES, Q4_1, Q8_0, SPECIAL, TEMPLATE, TOKENS, own_weights
-from gguf_samples import reordered, write_gguf  # isort: skip
+from gguf_samples import (
+    F32,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    Q4_1,
+    Q8_0,
+    SPECIAL,
+    TEMPLATE,
+    TOKENS,
+    own_weights,
+    reordered,
+    write_gguf,
+)
 from tokenizers import Tokenizer
 
 from sparkpin.checkpoint.from_gguf import bf16, convert
@@ -157,6 +169,6 @@ def test_what_is_not_known_is_refused(changes: dict[str, Any], said: str, tmp_pa
 def test_a_file_that_is_cut_off(left: int, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", kind=F32)
     path.write_bytes(path.read_bytes()[:left])
-    with pytest.raises(CheckpointError, match="m.gguf: saw no whole GGUF file"):
+    with pytest.raises(CheckpointError, match=r"m\.gguf: saw no whole GGUF file"):
         converted(path)
-    assert not (tmp_path / "made").exists() and MERGES
+    assert not (tmp_path / "made").exists()
