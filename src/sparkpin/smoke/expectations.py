@@ -185,7 +185,7 @@ def led_recall(tokens: int) -> tuple[Case, ...]:
     begin = "Note: the pass word of the north gate is"
     lines.insert(int(len(lines) * DEPTHS[0]), f"{begin} {WORDS[0]}.")
     request = led("\n".join([*lines, "Which pass word is noted in this log?"]), begin)
-    return (Case(request | {"temperature": 0, "max_tokens": 12}, holds=(WORDS[0],), seconds=SECONDS + tokens / 40),)
+    return (Case(request | {"temperature": 0, "max_tokens": 12}, holds=(WORDS[0],), seconds=SECONDS + tokens / 16),)
 
 
 def red_square(side: int = 96) -> str:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from checkpoint_samples import sample_paths
 from gguf_samples import write_gguf
+from places import PROJECT
 from wheelhouse import Index, make_wheel
 
 from sparkpin.build.checkpoint import build_checkpoint, verify_built
 from sparkpin.checkpoint.from_gguf import convert
+from sparkpin.checkpoint.plan import checkpoint_steps, require
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
 from sparkpin.evidence.materials import ModelInputs, model_files
 from sparkpin.evidence.verify import claimed_models
@@ -189,6 +191,14 @@ def test_a_file_that_cannot_be_converted_leaves_nothing(project: Project) -> Non
         project.lock()
     assert not (project.paths.project / "pins/models/words.lock").exists()
     assert not [path for path in project.paths.work.rglob("*") if path.is_file()]
+
+
+def test_stages_that_do_not_apply_are_named() -> None:
+    pin = manifests.load_model(PROJECT, "smollm2")
+    for stage in ("hybrid", "mtp", "v2", "v2-stored", "v2-tq"):
+        with pytest.raises(ManifestError) as error:
+            require(pin, checkpoint_steps(manifests.load_chain(PROJECT, stage)))
+        assert "GGUF" in error.value.message and "--stage base" in error.value.next_step
 
 
 def test_a_pin_has_one_repository_and_one_way_to_it(project: Project) -> None:
