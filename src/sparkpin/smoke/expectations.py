@@ -177,7 +177,7 @@ def led(question: str, beginning: str) -> dict[str, Any]:
 
 
 def led_recall(tokens: int) -> tuple[Case, ...]:
-    """A word far up, which a model that is led to it says by copying. One prompt: a CPU reads 8K in a minute or more.
+    """A word far up, which a model that is led to it says by copying. One prompt: a CPU takes long to read 8K.
 
     A line has up to 19 tokens where each digit is one.
     """
