@@ -139,6 +139,8 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
     last = plan.pairings[-1]
     if not plan.locked:
         show(f"{last.model.name} is not locked: invoke up locks it first, then asks once for the download.")
+    if last.model.is_made:
+        return None
     gpus = read_gpus(host.output) if last.stack.gpu else ()
     if why := obstacle_of(last.stack, host.this_platform(), gpus):
         show(f"No server can run here, so no more of {last.model.name} is fetched than its lock takes: {why}.")

@@ -80,6 +80,8 @@ def listings(
 
     Raises what `fetch_model` raises.
     """
+    if pin.gguf:
+        fetch_model(paths, pin, lock, say, only=only)  # all that one conversion gives, and not its config alone
     wanted = wanted_of(paths, pin, lock, only)
     with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
         fetch_pieces(paths, pin, outlines(paths, site, wanted, say), say)

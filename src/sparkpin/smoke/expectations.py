@@ -66,7 +66,8 @@ class Expectations:
 
 
 GREEDY = {"temperature": 0, "max_tokens": 400}
-LONG_ENOUGH = {"temperature": 0, "min_tokens": LONG_TOKENS, "max_tokens": 140}  # what is small falls into a circle soon
+# What is small falls into a circle soon, were it not told to say nothing twice.
+LONG_ENOUGH = {"temperature": 0, "min_tokens": LONG_TOKENS, "max_tokens": 140, "repetition_penalty": 1.1}
 ROOMY = {"temperature": 0, "max_tokens": 3000}  # a real model thinks before it answers
 # A script's next token leads by more than 12 logits: at this temperature top_p leaves no other.
 SAMPLED = {"temperature": 0.7, "top_p": 0.95, "top_k": 20, "seed": 1}

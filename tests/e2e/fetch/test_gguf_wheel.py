@@ -146,8 +146,10 @@ def test_a_damaged_wheel_in_the_store_is_fetched_again(project: Project) -> None
     shutil.rmtree(project.paths.models)
     os.chmod(project.stored, 0o644)
     project.stored.write_bytes(project.stored.read_bytes()[:-1] + b"?")
+    project.said.clear()
     project.build()
     assert project.index.asked == [project.wheel.file] * 2
+    assert sum("converting" in line for line in project.said) == 1, "one conversion gives all of a checkpoint"
 
 
 def test_a_file_of_another_hash_than_locked(project: Project) -> None:
