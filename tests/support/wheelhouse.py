@@ -35,7 +35,7 @@ def make_wheel(
     requires: Sequence[str] = (),
     extras: str = "",
     size: int = 0,
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
 ) -> LockedFile:
     """A valid wheel with `size` bytes of payload or `files`, and its lock entry. extras: names with blanks between."""
     stem = f"{name.replace('-', '_')}-{version}"

@@ -16,7 +16,7 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
     names = (*stack.mods, *(mod for stage in chain for mod in stage.mods))
     return Demands(
         checks=checks_of(chain[-1]),
-        mods=tuple(sorted(mods.expected(project, names))),
+        mods=tuple(sorted(mods.expected(project, names) - model.smoke.idle.keys())),
         kernels=tuple(sorted(mods.with_kernels(project, names))) if stack.gpu else (),
         acceptance_floor=chain[-1].smoke.acceptance_floor,
         position_floors=tuple(chain[-1].smoke.position_floors),
@@ -24,4 +24,6 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
         parent=(chain[-1].parent or "") if chain[-1].smoke.drift is not None else "",
         drift=chain[-1].smoke.drift,
         scripted=model.generator is not None,
+        english=model.smoke.english,
+        follows=model.smoke.follows,
     )

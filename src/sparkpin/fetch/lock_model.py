@@ -19,6 +19,7 @@ from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
+from sparkpin.fetch.gguf_wheel import lock_gguf
 from sparkpin.fetch.hub_client import asked
 from sparkpin.fetch.hub_repository import Site, generated, site_of
 from sparkpin.fetch.model_files import TEXTS, download_folder, is_there, listing_of, mend_folder
@@ -42,13 +43,15 @@ def lock_model(paths: Paths, name: str, say: Say) -> ModelLock:
     not fit each other.
     """
     pin = manifests.load_model(paths.project, name)
-    with model.hold(paths, pin, say), generated(paths, pin, say) as made:
-        locking = Locking(paths, pin, former_lock(paths.project, name, say), made, say)
+    former = former_lock(paths.project, name, say)
+    gguf = lock_gguf(paths, pin, pin.gguf, former.gguf if former else None, say) if pin.gguf else None
+    with model.hold(paths, pin, say), generated(paths, pin, gguf, say) as made:
+        locking = Locking(paths, pin, former, made, say)
         entries = {key: locking.with_headers(key, locking.listed(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
         listings = {key: listing_of(paths, pin, key, entry) for key, entry in entries.items()}
         entries |= locking.with_tensors(entries, taken(make_plan(listings, pin, all_steps(pin))))
-        lock = ModelLock(model=name, inputs=manifests.model_inputs(pin), repositories=entries)
+        lock = ModelLock(model=name, inputs=manifests.model_inputs(pin), gguf=gguf, repositories=entries)
         with files.atomic_file(paths.project / f"pins/models/{name}.lock") as file:
             file.write(manifests.lock_text(lock).encode())
         for entry in entries.values():

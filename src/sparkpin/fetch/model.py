@@ -80,6 +80,8 @@ def listings(
 
     Raises what `fetch_model` raises.
     """
+    if pin.gguf:
+        fetch_model(paths, pin, lock, say, only=only)  # all that one conversion gives, and not its config alone
     wanted = wanted_of(paths, pin, lock, only)
     with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
         fetch_pieces(paths, pin, outlines(paths, site, wanted, say), say)
@@ -109,7 +111,7 @@ def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[
     """What `fetch_model` would ask a Hub for, by names and sizes; nothing where the model is generated, or a folder."""
     store, found = Store(paths.store), 0
     for name in only:
-        if pin.generator or pin.repositories[name].folder:
+        if pin.is_made or pin.repositories[name].folder:
             continue
         entry = lock.repositories[name]
         folder, begun = repository_folder(paths, entry), download_folder(paths, entry)
@@ -119,6 +121,16 @@ def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[
             found += sum(row.size for row in blobs_of(entry) if not store.has(row))
         found -= sum(path.stat().st_size for path in begun.rglob("*") if path.is_file())
     return max(0, found)
+
+
+def absent_wheel(paths: Paths, pin: ModelPin, lock: ModelLock) -> LockedFile | None:
+    """What `fetch_model` would ask the package index for, by names and sizes: the wheel that a model is made from."""
+    if lock.gguf is None or Store(paths.store).has(lock.gguf.wheel):
+        return None
+    entry = lock.repositories[pin.base]
+    folder = repository_folder(paths, entry)
+    here = all(is_whole(folder / file.file, file.size) for file in entry.files)
+    return None if here else lock.gguf.wheel
 
 
 def is_whole(path: Path, size: int) -> bool:
@@ -177,7 +189,7 @@ def tell_share(name: str, fetched: int, total: int, say: Say) -> None:
 def sites(paths: Paths, pin: ModelPin, lock: ModelLock, say: Say) -> Iterator[Mapping[str, Site]]:
     """Where each repository comes from. A model is generated when a byte of it is needed."""
     with contextlib.ExitStack() as stack:
-        made = functools.cache(lambda: stack.enter_context(generated(paths, pin, say)))
+        made = functools.cache(lambda: stack.enter_context(generated(paths, pin, lock.gguf, say)))
         yield {name: site_of(paths, pin, name, entry.revision, made) for name, entry in lock.repositories.items()}
 
 

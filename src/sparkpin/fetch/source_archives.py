@@ -118,7 +118,9 @@ def source_distribution(stack: Stack, target: WheelTarget, requirement: str, fol
     another form than .tar.gz, which the build could not read.
     """
     env = indexes()
-    done = resolve(stack, target, [requirement], env, "--no-deps", as_of=stack.python.as_of, only_binary=False)
+    done = resolve(
+        stack.python.torch_backend, target, [requirement], env, "--no-deps", as_of=stack.python.as_of, only_binary=False
+    )
     if done.returncode:
         raise NetworkError(f"uv does not find {requirement}:\n{done.stderr.strip()}", next_step=CONFIG)
     found = [row["sdist"] for row in packages(done) if "sdist" in row]

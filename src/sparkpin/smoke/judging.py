@@ -38,7 +38,8 @@ def judge_text(case: Case, answer: Answer) -> str:
         require(answer.finish == "stop", f"finish_reason: saw {answer.finish!r}, wanted 'stop'")
     else:
         judge_shape(answer.content, case.least_tokens)
-        require(answer.finish in ("stop", "length"), f"finish_reason: saw {answer.finish!r}, wanted 'stop' or 'length'")
+        wanted = ("stop",) if case.ends else ("stop", "length")
+        require(answer.finish in wanted, f"finish_reason: saw {answer.finish!r}, wanted {' or '.join(wanted)}")
     for text in case.holds:
         require(text in answer.content, f"content: saw {answer.content[:120]!r}, wanted {text!r} in it")
     require(answer.tokens >= case.least_tokens, f"{answer.tokens} tokens, wanted at least {case.least_tokens}")

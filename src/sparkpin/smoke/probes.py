@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
+from statistics import fmean
 
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import NotApplicable, Wrong, chat_answer, json_of, require
-from sparkpin.smoke.expectations import Case, said
+from sparkpin.smoke.drift import logprobs_of
+from sparkpin.smoke.expectations import ENGLISH, Case, said
 from sparkpin.smoke.judging import judge_logprobs, judge_same, judge_text
 from sparkpin.smoke.subject import CHAT, SmokeSubject
 
@@ -30,8 +32,14 @@ def determinism(subject: SmokeSubject) -> str:
 
 
 def logprobs(subject: SmokeSubject) -> str:
+    """Of an answer; and of plain English, where it is known how likely the model holds that."""
     reply = subject.post(subject.expect.chat, logprobs=True, top_logprobs=5)
-    return judge_logprobs(json_of(reply), chat_answer(reply).tokens)
+    told = judge_logprobs(json_of(reply), chat_answer(reply).tokens)
+    if (limit := subject.demands.english) is None:
+        return told
+    nats = -fmean(logprobs_of(subject, ENGLISH)[1])
+    require(nats <= limit, f"plain English: {nats:.2f} nats a token, wanted at most {limit:g}: it reads no language")
+    return f"{told}; plain English: {nats:.2f} nats a token, wanted at most {limit:g}"
 
 
 def image(subject: SmokeSubject) -> str:

@@ -53,7 +53,7 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[str]:
     paths = Paths(PROJECT, tmp_path / "generated", tmp_path / "home")
-    with generated(paths, manifests.load_model(PROJECT, "scripted-tiny"), quiet) as made:
+    with generated(paths, manifests.load_model(PROJECT, "scripted-tiny"), None, quiet) as made:
         assert made
         shutil.copytree(made / "sparkpin", tmp_path / "hub" / TRIAL)
     with hub.serve(tmp_path / "hub") as url:

@@ -120,7 +120,7 @@ def model_of(paths: Paths, recipe: schema.Recipe, images: host.Needs, *, served:
     takes; served: by this machine."""
     try:
         pin = manifests.model_of(paths.project, recipe)
-        if pin.generator:
+        if pin.is_made:
             return []
         locked = manifests.model_lock_file(paths.project, pin.name).is_file()
         lock = manifests.load_model_lock(paths.project, pin) if locked else None

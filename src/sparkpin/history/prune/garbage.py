@@ -74,8 +74,9 @@ def project_needs(project: Path) -> Referenced:
 
 
 def model_blobs(lock: ModelLock) -> set[str]:
-    """SHA-256 of the headers and tensors that a lock names."""
-    return {blob.sha256 for entry in lock.repositories.values() for blob in blobs_of(entry)}
+    """SHA-256 of the headers and tensors that a lock names, and of the wheel that its model is made from."""
+    wheel = {lock.gguf.wheel.sha256} if lock.gguf else set()
+    return wheel | {blob.sha256 for entry in lock.repositories.values() for blob in blobs_of(entry)}
 
 
 @dataclass(frozen=True)

