@@ -1,6 +1,6 @@
 """Runs in a short container with the host's network, the image's Python and the standard library alone.
 
-usage: inside_link.py look                       prints as JSON: interfaces, routes, neighbours, memory, driver, /model
+usage: inside_link.py look                       prints as JSON: its network, memory, GPUs, CPU, /model
        inside_link.py meet RANK OWN HEAD PORT NODES   talks to the others over the link; prints as JSON what came of it
 
 The other machine has Docker and ssh; nothing of it but files of /proc and /sys is asked.
@@ -37,6 +37,8 @@ def look(root: Path = Path("/"), model: Path = Path("/model")) -> dict[str, Any]
         "default_routes": sorted(default_routes(root)),
         "neighbours": neighbours(root),
         "driver": driver(root),
+        "gpus": gpus(root),
+        "cpu": vectors(root),
         "machine": platform.machine(),
         "kernel": platform.release(),
         "verbs": any((root / "sys/class/infiniband_verbs").glob("uverbs*")),
@@ -108,6 +110,19 @@ def driver(root: Path) -> str:
     """The NVIDIA driver's version; "" without one."""
     found = re.search(r"Kernel Module\b.*?\s(\d+\.[\d.]+)\s", "\n".join(lines(root / "proc/driver/nvidia/version")))
     return found[1] if found else ""
+
+
+def gpus(root: Path) -> list[str]:
+    """Models of the machine's GPUs, each once: nvidia-smi's names, but a container without a GPU has no nvidia-smi."""
+    rows = [row for file in (root / "proc/driver/nvidia/gpus").glob("*/information") for row in lines(file)]
+    return sorted({row.partition(":")[2].strip() for row in rows if row.startswith("Model:")})
+
+
+def vectors(root: Path) -> list[str]:
+    """The instructions by which programs choose how they compute: vLLM on a CPU the types of sums and states."""
+    rows = [row.split() for row in lines(root / "proc/cpuinfo") if row.startswith(("flags", "Features"))]
+    flags = {flag for row in rows for flag in row}
+    return sorted(flag for flag in flags if re.match(r"avx|amx|fma|f16c|asimd|sve|bf16|i8mm", flag))
 
 
 def memory(root: Path) -> dict[str, int]:
