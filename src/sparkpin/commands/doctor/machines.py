@@ -17,7 +17,7 @@ from sparkpin.serve.memory.plan import gib
 from sparkpin.serve.ports import listeners
 from sparkpin.serve.served import kept_address
 
-COLUMNS = ("machine", "interface", "address", "MTU", "RDMA", "driver", "kernel", "memory free")
+COLUMNS = ("machine", "interface", "address", "MTU", "RDMA", "GPU, driver", "kernel", "memory free")
 
 
 def machines(*, urls: str, link: str | None, recipe: str | None = None) -> None:
@@ -42,7 +42,7 @@ def machines(*, urls: str, link: str | None, recipe: str | None = None) -> None:
                 f"{face.address} ({face.network})",
                 str(face.mtu),
                 ", ".join(devices) or "-",
-                host.driver or "-",
+                ", ".join([*host.gpus, host.driver]).strip(", ") or "-",
                 host.kernel,
                 gib(host.memory_available),
             )
