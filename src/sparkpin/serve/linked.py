@@ -370,7 +370,7 @@ def held(paths: Paths, server: Container) -> dict[str, int]:
 
     planned = 0
     with contextlib.suppress(SparkpinError):
-        release = Releases(paths).get(server.labels[RELEASE_LABEL])
+        release = Releases(paths).get(server.labels.get(RELEASE_LABEL, ""))
         planned = memory_limit.plan_of(paths, release).needed
 
     def taken(place: tuple[str, Container]) -> int:
