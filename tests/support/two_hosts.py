@@ -53,7 +53,7 @@ class OtherHost:
         """The network of an interface at each end between which there is no cable."""
         name, network = f"{self.space}c", "10.214.7"
         for number, run in enumerate((ip, self.there), start=1):
-            run("link", "add", name, "mtu", str(MTU), "type", "dummy")
+            run("link", "add", name, "mtu", str(MTU), "type", "bridge")
             run("address", "add", f"{network}.{number}/24", "dev", name)
             run("link", "set", name, "up")
         try:
