@@ -214,11 +214,12 @@ def refused_while_it_answers(copy: Checkout, host: OtherHost, records: Releases,
     refused(copy, InputError, "no interface in 127.0.0.0/8", *serve, "--link", "127.0.0.0/8")
     with host.unconnected() as network:
         refused(copy, HostError, f"{host.url}: 10.214.7.2", *serve, "--link", network)
-    copy.replace(f"recipes/{RECIPE}.yaml", "env:\n", "env:\n  VLLM_CPU_KVCACHE_SPACE: 4000\n")
+    seqs, more = "--max-num-seqs {max_num_seqs}", "--max-num-batched-tokens 50000000"  # 264 GiB, by the plan
+    copy.replace(f"recipes/{RECIPE}.yaml", seqs, f"{seqs} {more}")
     large = made_release(copy, records)
-    copy.replace(f"recipes/{RECIPE}.yaml", "  VLLM_CPU_KVCACHE_SPACE: 4000\n", "")
+    copy.replace(f"recipes/{RECIPE}.yaml", f"{seqs} {more}", seqs)
     copy.done("copy", large.tag, "--to", host.url, "--with-checkpoint")
-    assert f"{host.url}: {large.tag} needs 3.9" in refused(copy, HostError, "once it is stopped", "serve", large.tag)
+    assert f"{host.url}: {large.tag} needs 264." in refused(copy, HostError, "once it is stopped", "serve", large.tag)
     assert processes(copy, host) == before and answers(copy)
 
 
