@@ -1,7 +1,7 @@
 """Runs in a short container with the host's network, the image's Python and the standard library alone.
 
 usage: inside_link.py look                       prints as JSON: its network, memory, GPUs, CPU, /model
-       inside_link.py meet RANK OWN HEAD PORT NODES   talks to the others over the link; prints as JSON what came of it
+       inside_link.py meet RANK OWN HEAD PORT NODES FREE...   talks to the others over the link; prints what came of it
 
 The other machine has Docker and ssh; nothing of it but files of /proc and /sys is asked.
 """
@@ -147,11 +147,11 @@ def size(path: Path) -> int:
     return -1
 
 
-def meet(rank: int, own: str, head: str, port: int, nodes: int, store: int = 0) -> dict[str, Any]:
-    """store: a port that rank 0 must have free on all addresses, as torch listens on it; 0: any."""
+def meet(rank: int, own: str, head: str, port: int, nodes: int, *free: int) -> dict[str, Any]:
+    """free: ports that rank 0 must have free on all addresses."""
     try:
-        if rank == 0:
-            socket.create_server(("", store)).close()
+        for one in free if rank == 0 else ():
+            socket.create_server(("", one)).close()
         return accept(own, port, nodes - 1) if rank == 0 else call(head, port)
     except OSError as error:
         return {"error": os.strerror(error.errno) if error.errno else str(error) or type(error).__name__}

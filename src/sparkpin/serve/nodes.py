@@ -385,16 +385,16 @@ def meet(link: Link, machines: Sequence[Machine], release: Release, *, busy: boo
     """Seconds of a round trip between rank 0 and the farthest other. HostError, or BusyError, where a machine does not
     get through, goes another way, or only small packets arrive. busy: a server may have the ports that it will want."""
     ends = [face.address for face in link.interfaces]
-    port, store = (TRIAL_PORT, 0) if busy else (MEETING_PORT, STORE_PORT)
+    free = () if busy else (MEETING_PORT, STORE_PORT)
 
     def ask(machine: Machine) -> dict[str, Any]:
-        words = (machine.rank, ends[machine.rank], ends[0], port, len(ends), store)
+        words = (machine.rank, ends[machine.rank], ends[0], TRIAL_PORT, len(ends), *free)
         return within(machine, release.tag, {}, "meet", *map(str, words))
 
     told = each(machines, ask)
     if told[0].get("error") == PORTS_WORDS:
         raise BusyError(
-            f"here: port {port} of {ends[0]} is taken, or {STORE_PORT}: they serve one such model at a time",
+            f"here: port {' or '.join(map(str, (*free, TRIAL_PORT)))} is taken: they serve one such model at a time",
             next_step="invoke stop of the other one, or of its smoke test; ss -ltnp says who has them",
         )
     errors: list[SparkpinError] = []
