@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from private_engine import private_engine
+from private_engine import private_engine, quiet
 from ssh_host import SshHost, ssh_host
 
-from sparkpin.host.daemon import Daemon
+from sparkpin.core.paths import Paths
+from sparkpin.host.daemon import Daemon, start_engine
 from sparkpin.host.engine import Engine
 
 MTU = 9000
@@ -24,10 +25,11 @@ MTU = 9000
 
 @dataclass(frozen=True)
 class OtherHost:
-    """engine: of the second machine; ssh: the way to it; own, other: interfaces of the cable, here and there; network:
-    its addresses, .1 here and .2 there; space: the name of its network namespace."""
+    """engine, daemon: of the second machine; ssh: the way to it; own, other: interfaces of the cable, here and there;
+    network: its addresses, .1 here and .2 there; space: the name of its network namespace."""
 
     engine: Engine
+    daemon: Daemon
     ssh: SshHost
     own: str
     other: str
@@ -40,6 +42,25 @@ class OtherHost:
 
     def there(self, *words: str) -> None:
         ip("-n", self.space, *words)
+
+    def boot(self) -> None:
+        """As far as Docker can tell: its engine starts with those of its containers that should run."""
+        folder = self.daemon.socket.parent
+        start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, self.daemon)
+
+    @contextlib.contextmanager
+    def unconnected(self) -> Iterator[str]:
+        """The network of an interface at each end between which there is no cable."""
+        name, network = f"{self.space}c", "10.214.7"
+        for number, run in enumerate((ip, self.there), start=1):
+            run("link", "add", name, "mtu", str(MTU), "type", "bridge")
+            run("address", "add", f"{network}.{number}/24", "dev", name)
+            run("link", "set", name, "up")
+        try:
+            yield f"{network}.0/24"
+        finally:
+            for run in (ip, self.there):
+                run("link", "del", name)
 
 
 def ip(*words: str) -> None:
@@ -62,10 +83,13 @@ def other_host(folder: Path) -> Iterator[OtherHost]:
             ip(*space, "link", "set", end, "up")
         ip("-n", name, "link", "set", "lo", "up")
 
+        daemons = []
+
         def inside(daemon: Daemon) -> Daemon:
-            return replace(daemon, wrapper=("nsenter", f"--net=/run/netns/{name}"))
+            daemons.append(replace(daemon, wrapper=("nsenter", f"--net=/run/netns/{name}")))
+            return daemons[0]
 
         engine = stack.enter_context(private_engine(inside))
         socket = str(engine.host["DOCKER_HOST"])
         ssh = stack.enter_context(ssh_host(folder / "ssh", DOCKER_HOST=socket))
-        yield OtherHost(engine, ssh, own, other, f"{network}.0/24", name)
+        yield OtherHost(engine, daemons[0], ssh, own, other, f"{network}.0/24", name)

@@ -4,6 +4,9 @@ A rank of another image or switch would put other numbers into the same sums, wi
 others what it has, over the group of processes that vLLM has already made: first when that group is there, before
 minutes of loading, then which mods are in use, when all is loaded and the cache is made. A difference stops each rank.
 A server of one process is left alone. May go when vLLM compares its ranks itself.
+
+torch's store, by which the ranks of several machines find each other, asks nobody for a key, and listens on every
+address. Where the launcher names one, it listens there alone. May go when torch listens where it is told.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import functools
 import hashlib
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +30,8 @@ from sparkpin_modkit.touches import TOUCHES
 
 RELEASE = "SPARKPIN_RELEASE"
 """The variable in which a launcher gives the release's key to each rank."""
+STORE = "SPARKPIN_STORE"
+"""The variable in which a launcher gives rank 0, of one process for each machine, ADDRESS:PORT of torch's store."""
 MOD, VERSION = "modkit", "0.1.0"
 WHERE = "where"
 ROOM = 65_536
@@ -56,7 +62,9 @@ def _wrap() -> None:
 
     @functools.wraps(init_device)
     def first(self: Any) -> None:
+        store = own_store(os.environ.get(STORE, ""))
         init_device(self)
+        del store  # torch's own has its server by now
         with _ending():
             agree(lambda: facts(Path(self.vllm_config.model_config.model)), get_world_group(), meet=True)
 
@@ -68,6 +76,25 @@ def _wrap() -> None:
             agree(lambda: {f"{mod} in use": version for mod, version in in_use().items()}, get_tp_group())
 
     WorkerWrapperBase.init_device, WorkerWrapperBase.initialize_from_config = first, last
+
+
+def own_store(place: str) -> Any:
+    """The server of torch's store, at ADDRESS:PORT and nowhere else: torch takes one that its process has at that port.
+    None for no place; OSError where it is taken, or no address of this host."""
+    if not place:
+        return None
+    from torch.distributed import TCPStore
+
+    address, port = place.rsplit(":", 1)
+    listener = socket.create_server((address, int(port)))
+    return TCPStore(
+        address,
+        int(port),
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),
+    )
 
 
 @contextmanager

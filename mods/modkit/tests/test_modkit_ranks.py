@@ -130,6 +130,33 @@ def test_a_server_of_one_process_says_nothing(world: Any, monkeypatch: pytest.Mo
     ranks.agree(lambda: pytest.fail("it was asked"), get_world_group(), meet=True)
 
 
+def listens_at(port: int) -> list[str]:
+    """Local addresses, as the kernel writes them."""
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return [row[1].partition(":")[0] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"]
+
+
+def listening(rank: int, size: int, meeting: str) -> list[list[str]]:
+    """Where torch's store listens: as the launcher said, and as torch does by itself."""
+    import torch
+    from torch import distributed
+
+    found = []
+    for place, port in (("127.0.0.5", 29511), ("", 29512)):
+        store = ranks.own_store(f"{place}:{port}") if place and rank == 0 else None
+        distributed.init_process_group("gloo", f"tcp://127.0.0.5:{port}", rank=rank, world_size=size)
+        del store
+        distributed.all_reduce(torch.ones(1))
+        found.append(listens_at(port))
+        distributed.destroy_process_group()
+    return found
+
+
+def test_torchs_store_listens_where_it_is_told() -> None:
+    alone, everywhere = on_ranks(listening)[0]
+    assert alone == ["0500007F"] and everywhere and set("".join(everywhere)) == {"0"}
+
+
 def test_more_than_two_ranks_are_sorted_by_what_they_have() -> None:
     sides = {"rank 0": {"a": "1", "b": "x"}, "rank 1": {"a": "2", "b": "x"}, "rank 2": {"a": "1", "b": "x", "c": "y"}}
     assert ranks.differences(sides) == [

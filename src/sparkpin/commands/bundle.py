@@ -14,6 +14,7 @@ from sparkpin.core.terminal import say, show
 from sparkpin.host import machine
 from sparkpin.host.engine import engine_of
 from sparkpin.host.ssh import way_to
+from sparkpin.pins.nodes import nodes_of
 from sparkpin.releases.record import Releases
 
 
@@ -69,4 +70,7 @@ def copy(tag: str, to: str, *, checkpoint: bool = False, link: str = "", deep: b
             f"{terminal.size(carried.bytes)}{speed}; {terminal.count(carried.whole, 'file')} were there"
         )
     record = f"{release.name}.tar"
+    if nodes_of(release.argv) > 1:
+        show(f"next, once it is on each: invoke smoke {release.tag} --nodes here,{to},... (docs/nodes.md)")
+        return
     show(f"next, for its record: invoke export {release.tag} --no-image -o {record}, and there: invoke import {record}")

@@ -209,7 +209,11 @@ def bridge(url: str, way: str = "", seconds: int = SECONDS) -> Iterator[str]:
 
             def handle(self) -> None:
                 process = subprocess.Popen(
-                    [*command, *DIAL], stdin=self.request, stdout=self.request, stderr=subprocess.DEVNULL
+                    [*command, *DIAL],
+                    stdin=self.request,
+                    stdout=self.request,
+                    stderr=subprocess.DEVNULL,
+                    process_group=0,  # Ctrl-C is for us: what is removed then still goes this way
                 )
                 running.append(process)
                 process.wait()

@@ -15,7 +15,9 @@ from sparkpin.pins.vllm_command import drop_flags, flag_value, parse_flags, set_
 NODES, EXECUTOR = "--nnodes", "--distributed-executor-backend"
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
 STORE_PORT = 29501  # of torch's store, on rank 0
+STORE = "SPARKPIN_STORE"  # the variable with its address and port
 MEETING_PORT = 29502  # where process 1 of each container meets the others, on rank 0
+TRIAL_PORT = 29503  # where a link is tried; containers that wait call the other two
 MOST_NODES = 8
 SPECULATION = ("--speculative-config", "-sc")  # -sc.method sets a part of it
 PER_NODE = ("--node-rank", "--master-addr", "--master-port", "--headless")
@@ -111,6 +113,8 @@ def words_at(argv: Sequence[str], place: NodeRank) -> list[str]:
 
 
 def env_at(place: NodeRank) -> dict[str, str]:
-    """Without VLLM_HOST_IP vLLM asks for the default route, which a link of its own has not."""
+    """Without VLLM_HOST_IP vLLM asks for the default route, which a link of its own has not. STORE is read by modkit:
+    torch's store listens on every address else."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-    return {"VLLM_HOST_IP": place.own} | dict.fromkeys(names, place.interface)
+    store = {} if place.rank else {STORE: f"{place.own}:{STORE_PORT}"}
+    return {"VLLM_HOST_IP": place.own} | store | dict.fromkeys(names, place.interface)

@@ -46,7 +46,7 @@ def checkpoint_volume(engine: Engine, release: Release) -> str | None:
     name = volume_name(release.checkpoint_key)
     with engine_errors():
         try:
-            require_own(name, engine.client.volumes.get(name).attrs, release)
+            require_own(name, engine.client.volumes.get(name).attrs, release.checkpoint_key)
         except NotFound:
             return None
         sweep(engine, LABEL)
@@ -69,7 +69,7 @@ def receiving(engine: Engine, release: Release, say: Say) -> Iterator[Attached]:
     name = volume_name(release.checkpoint_key)
     with engine_errors():
         volume = engine.client.volumes.create(name, labels={LABEL: release.checkpoint_key})
-        require_own(name, volume.attrs, release)
+        require_own(name, volume.attrs, release.checkpoint_key)
         while True:
             try:
                 container = create(engine, release, name, at=HOME, mode="rw", name=name)
@@ -110,10 +110,10 @@ def is_left(container: Container) -> bool:
     return container.status in ENDS
 
 
-def require_own(name: str, attrs: dict[str, Any], release: Release) -> None:
-    if (seen := (attrs.get("Labels") or {}).get(LABEL)) != release.checkpoint_key:
+def require_own(name: str, attrs: dict[str, Any], key: str, label: str = LABEL) -> None:
+    if (seen := (attrs.get("Labels") or {}).get(label)) != key:
         raise IntegrityError(
-            f"volume {name} there: label {LABEL}: saw {seen}, wanted {release.checkpoint_key}",
+            f"volume {name} there: label {label}: saw {seen}, wanted {key}",
             next_step=f"find out whose it is; it goes with (there): docker volume rm {name}",
         )
 

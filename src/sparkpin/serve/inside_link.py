@@ -1,7 +1,7 @@
 """Runs in a short container with the host's network, the image's Python and the standard library alone.
 
-usage: inside_link.py look                       prints as JSON: interfaces, routes, neighbours, memory, driver, /model
-       inside_link.py meet RANK OWN HEAD PORT NODES   talks to the others over the link; prints as JSON what came of it
+usage: inside_link.py look                       prints as JSON: its network, memory, GPUs, CPU, /model
+       inside_link.py meet RANK OWN HEAD PORT NODES FREE...   talks to the others over the link; prints what came of it
 
 The other machine has Docker and ssh; nothing of it but files of /proc and /sys is asked.
 """
@@ -37,6 +37,8 @@ def look(root: Path = Path("/"), model: Path = Path("/model")) -> dict[str, Any]
         "default_routes": sorted(default_routes(root)),
         "neighbours": neighbours(root),
         "driver": driver(root),
+        "gpus": gpus(root),
+        "cpu": vectors(root),
         "machine": platform.machine(),
         "kernel": platform.release(),
         "verbs": any((root / "sys/class/infiniband_verbs").glob("uverbs*")),
@@ -110,6 +112,19 @@ def driver(root: Path) -> str:
     return found[1] if found else ""
 
 
+def gpus(root: Path) -> list[str]:
+    """Models of the machine's GPUs, each once: nvidia-smi's names, but a container without a GPU has no nvidia-smi."""
+    rows = [row for file in (root / "proc/driver/nvidia/gpus").glob("*/information") for row in lines(file)]
+    return sorted({row.partition(":")[2].strip() for row in rows if row.startswith("Model:")})
+
+
+def vectors(root: Path) -> list[str]:
+    """The instructions by which programs choose how they compute: vLLM on a CPU the types of sums and states."""
+    rows = [row.split() for row in lines(root / "proc/cpuinfo") if row.startswith(("flags", "Features"))]
+    flags = {flag for row in rows for flag in row}
+    return sorted(flag for flag in flags if re.match(r"avx|amx|fma|f16c|asimd|sve|bf16|i8mm", flag))
+
+
 def memory(root: Path) -> dict[str, int]:
     rows = dict(line.split(":") for line in lines(root / "proc/meminfo"))
     return {name: int(rows[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable")}
@@ -132,11 +147,11 @@ def size(path: Path) -> int:
     return -1
 
 
-def meet(rank: int, own: str, head: str, port: int, nodes: int, store: int = 0) -> dict[str, Any]:
-    """store: a port that rank 0 must have free on all addresses, as torch listens on it; 0: any."""
+def meet(rank: int, own: str, head: str, port: int, nodes: int, *free: int) -> dict[str, Any]:
+    """free: ports that rank 0 must have free on all addresses."""
     try:
-        if rank == 0:
-            socket.create_server(("", store)).close()
+        for one in free if rank == 0 else ():
+            socket.create_server(("", one)).close()
         return accept(own, port, nodes - 1) if rank == 0 else call(head, port)
     except OSError as error:
         return {"error": os.strerror(error.errno) if error.errno else str(error) or type(error).__name__}

@@ -43,7 +43,7 @@ class Interface:
 @dataclass(frozen=True)
 class HostFacts:
     """What `inside_link.look` tells of a machine. where: its URL, or "here"; record: SHA-256 of the record of its
-    checkpoint; lacking: files that are not there whole."""
+    checkpoint; lacking: files that are not there whole; gpus: models; cpu: vector instructions."""
 
     where: str
     interfaces: tuple[Interface, ...]
@@ -57,6 +57,8 @@ class HostFacts:
     memory_available: int
     record: str
     lacking: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
+    cpu: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, where: str, told: Mapping[str, Any]) -> HostFacts:
@@ -74,6 +76,8 @@ class HostFacts:
             memory_available=int(told["MemAvailable"]),
             record=str(told["record"]),
             lacking=tuple(map(str, told["lacking"])),
+            gpus=tuple(map(str, told["gpus"])),
+            cpu=tuple(map(str, told["cpu"])),
         )
 
 
@@ -182,18 +186,29 @@ def port_of(device: str) -> str:
     return re.sub(r"P\d+(?=p\d)", "", device)
 
 
-def require_same(hosts: Sequence[HostFacts], link: Link) -> None:
-    """HostError where machines differ in what has to be the same: driver, MTU."""
-    for what, values, step in (
-        ("NVIDIA driver", [host.driver or "none" for host in hosts], "install the same driver on each, and reboot"),
+def require_same(hosts: Sequence[HostFacts], link: Link, *, gpu: bool) -> None:
+    """HostError where machines differ in what has to be the same. gpu: the release computes on one, else on the CPU."""
+    faces = link.interfaces
+    kinds: list[tuple[str, Sequence[object], Sequence[str], str]] = [
         (
             f"MTU of {link.network}",
-            [f"{face.mtu} ({face.name})" for face in link.interfaces],
+            [face.mtu for face in faces],
+            [f"{face.mtu} ({face.name})" for face in faces],
             f"sudo ip link set dev INTERFACE mtu {JUMBO}, on each machine (and for good, where its network is set up)",
-        ),
-    ):
-        if len({value.split()[0] for value in values}) > 1:
-            seen = ", ".join(f"{host.where}: {value}" for host, value in zip(hosts, values, strict=True))
+        )
+    ]
+    others = "machines of one kind serve one model: sums of two kinds are in two precisions (docs/nodes.md, Limits)"
+    if gpu:
+        drivers, models = [host.driver or "none" for host in hosts], [", ".join(host.gpus) or "none" for host in hosts]
+        kinds.append(("NVIDIA driver", drivers, drivers, "install the same driver on each, and reboot"))
+        kinds.append(("GPU", models, models, others))
+    else:
+        common = set(hosts[0].cpu).intersection(*(host.cpu for host in hosts))
+        more = [", ".join(flag for flag in host.cpu if flag not in common) or "nothing more" for host in hosts]
+        kinds.append(("CPU", more, more, others))
+    for what, values, shown, step in kinds:
+        if len(set(values)) > 1:
+            seen = ", ".join(f"{host.where}: {value}" for host, value in zip(hosts, shown, strict=True))
             raise HostError(f"{what} differs: {seen}", next_step=step)
 
 
@@ -211,6 +226,18 @@ def risks(hosts: Sequence[HostFacts], link: Link, api: str) -> list[str]:
     if listens in link.network or listens.is_unspecified:
         found.append(f"here: clients are served at {api}, which is on the link, too")
     return found
+
+
+def exposed(host: HostFacts, link: Link, listening: Sequence[str]) -> list[str]:
+    """What to say of the addresses beside the link where torch's store can be reached. host: rank 0's; listening: where
+    the store does. An image without our mods has it listen everywhere."""
+    everywhere = any(ipaddress.ip_address(one).is_unspecified for one in listening)
+    others = [face for face in usable(host) if face.address != link.interfaces[0].address]
+    found = [f"{face.address} ({face.name})" for face in others if everywhere or face.address in listening]
+    line = (
+        f"warning: torch's store can be reached at {', '.join(found)}, too, and asks for no key: close that port there"
+    )
+    return [line] if found else []
 
 
 def require_own(hosts: Sequence[HostFacts], link: Link, api: str, *, shared: bool) -> list[str]:

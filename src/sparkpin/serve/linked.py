@@ -18,14 +18,15 @@ from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, owner
 from sparkpin.pins.nodes import NodeRank
 from sparkpin.pins.nodes import nodes_of as nodes_in
-from sparkpin.releases.container import HOME_LABEL, Node
+from sparkpin.releases import compile_caches
+from sparkpin.releases.container import CACHE_LABEL, HOME_LABEL, Node
 from sparkpin.releases.inside import STAYS_DOWN
-from sparkpin.releases.record import Release
+from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import crash_facts, keys, launch, nodes
 from sparkpin.serve.launch import LaunchOrder
 from sparkpin.serve.nodes import HERE, Checked, Machine, Nodes, each, named
 from sparkpin.serve.postmortem import report
-from sparkpin.serve.served import LABEL, find, is_running
+from sparkpin.serve.served import LABEL, RELEASE_LABEL, find, is_running
 
 NODES_LABEL = "sparkpin.nodes"  # of rank 0: its `Nodes`, as JSON
 RANK_LABEL = "sparkpin.node.rank"  # of the others
@@ -362,30 +363,54 @@ def group_of(container: Container, machines: Sequence[Machine]) -> list[tuple[st
     return [(url, one) for url, one in found if one.labels.get(GROUP_LABEL) == group]
 
 
-def drop_checkpoints(paths: Paths, removed: Sequence[Release], remaining: Sequence[Release], say: Say) -> None:
-    """Remove the checkpoints of releases that go from the machines that their recipes are served on; their images stay.
+def held(paths: Paths, server: Container) -> dict[str, int]:
+    """Bytes that a server gives back when it stops, on each of its machines by URL: what its containers hold now, or
+    what its plan says where that is more, for engines do not count what a GPU has."""
+    from sparkpin.serve import memory_limit  # slow to import
 
-    What a container has stays, and what other releases need. A machine that is away is told of, with the command.
-    """
-    from sparkpin.releases.volumes import require_own, volume_name  # slow to import
+    planned = 0
+    with contextlib.suppress(SparkpinError):
+        release = Releases(paths).get(server.labels.get(RELEASE_LABEL, ""))
+        planned = memory_limit.plan_of(paths, release).needed
 
-    going = [release for release in removed if nodes_in(release.argv) > 1]
-    needed = {release.checkpoint_key for release in remaining}
-    for recipe in sorted({release.recipe for release in going}):
+    def taken(place: tuple[str, Container]) -> int:
+        with engine_errors():
+            told: Any = place[1].stats(stream=False, one_shot=True)
+        stats = told["memory_stats"].get("stats", {})
+        return max(planned, int(stats.get("anon", stats.get("total_rss", 0))) + int(stats.get("shmem", 0)))
+
+    places = [(HERE, server), *((machine.where, peer) for machine, peer in peers_of(server))]
+    return dict(zip([where for where, _ in places], each(places, taken), strict=True))
+
+
+def drop_volumes(paths: Paths, removed: Sequence[Release], remaining: Sequence[Release], say: Say) -> None:
+    """Remove checkpoints and caches of releases that go from the machines that their recipes are served on; their
+    images stay. What a container has stays, and what other releases need. A machine that is away is told of, with the
+    command."""
+    from sparkpin.releases.volumes import LABEL as CHECKPOINT  # slow to import
+    from sparkpin.releases.volumes import require_own, volume_name
+
+    checkpoints, builds = ({getattr(one, key) for one in remaining} for key in ("checkpoint_key", "build_key"))
+    going: dict[str, dict[str, tuple[str, str]]] = {}  # by recipe and name: the label by which a volume is ours
+    for one in removed:
+        names = going.setdefault(one.recipe, {}) if nodes_in(one.argv) > 1 else {}
+        if one.checkpoint_key not in checkpoints:
+            names[volume_name(one.checkpoint_key)] = one.checkpoint_key, CHECKPOINT
+        if one.build_key not in builds:
+            names[compile_caches.volume_name(one.build_key)] = one.image, CACHE_LABEL
+    for recipe, names in sorted(going.items()):
         its = nodes.kept(paths, recipe)
-        unneeded = [one for one in going if one.recipe == recipe and one.checkpoint_key not in needed]
-        names = {volume_name(one.checkpoint_key): one for one in unneeded}
         if its is None or not names:
             continue
         with reached(its.urls[1:]) as (machines, away):
             for url in away:
                 say(f"{url} is away, and keeps: {', '.join(names)}; docker -H {url} volume rm removes them")
             for machine in machines:
-                for name, release in sorted(names.items()):
+                for name, label in sorted(names.items()):
                     try:
                         with named(machine), engine_errors(), contextlib.suppress(NotFound):
                             volume = machine.engine.client.volumes.get(name)
-                            require_own(name, volume.attrs, release)
+                            require_own(name, volume.attrs, *label)
                             volume.remove()
                             say(f"removed {name} at {machine.where}")
                     except (EngineError, IntegrityError) as error:

@@ -80,17 +80,18 @@ def fits_beside(room: Room) -> bool:
     return room.plan is not None and room.needed + SLACK + HOST_RESERVE <= available()
 
 
-def require_room(room: Room, release: Release, free: int | None = None) -> None:
+def require_room(room: Room, release: Release, free: int | None = None, freed: int = 0) -> None:
     """HostError when the plan needs more than is free: on unified memory vLLM would take the machine with it.
 
-    free: bytes, of another machine; None: of this one, as it is now.
+    free: bytes, of another machine; None: of this one, as it is now. freed: bytes that a server gives back that runs.
     """
     free = available() if free is None else free
-    if room.plan is None or room.needed <= free:
+    if room.plan is None or room.needed <= free + freed:
         return
     hints = "; ".join(room.plan.hints)
+    more = f", and {gib(freed)} once it is stopped that runs now" if freed else ""
     raise HostError(
-        f"{release.tag} needs {gib(room.needed)}, and {gib(free)} are free",
+        f"{release.tag} needs {gib(room.needed)}, and {gib(free)} are free{more}",
         next_step=f"end what else takes memory{f', or: {hints}' if hints else ''} (invoke plan says more)",
     )
 

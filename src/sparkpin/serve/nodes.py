@@ -28,7 +28,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
-from sparkpin.pins.nodes import MEETING_PORT, STORE_PORT, example, nodes_of
+from sparkpin.pins.nodes import MEETING_PORT, STORE_PORT, TRIAL_PORT, example, nodes_of
 from sparkpin.pins.vllm_command import MODEL_PATH
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
@@ -330,9 +330,11 @@ def check(
 ) -> Checked:
     """All that can be known before anything starts; an error that names each machine that lacks something.
 
-    api: the address that the front listens on; busy: a server of the recipe has their memory and their ports.
+    api: the address that the front listens on; busy: a server of the recipe has memory and ports, and `check_freed` is
+    to follow.
     """
-    from sparkpin.serve import memory_limit  # slow to import
+    from sparkpin.releases.runs_here import uses_gpu  # slow to import, both
+    from sparkpin.serve import memory_limit
 
     platform = machines[0].engine.platform
     facts = each(machines, lambda machine: examined(machine, release, checkpoint, platform))
@@ -343,7 +345,7 @@ def check(
                 next_step=f"remove the volume there, then {copy_line(release, one.where)}",
             )
     found = links.choose(facts, nodes.link or None)
-    links.require_same(facts, found)
+    links.require_same(facts, found, gpu=uses_gpu(paths, release))
     for line in links.require_own(facts, found, api, shared=nodes.shared):
         say(line)
     say(f"link {found.text}")
@@ -353,36 +355,46 @@ def check(
     checked = Checked(replace(nodes, link=str(found.network)), tuple(machines), tuple(facts), found, rooms)
     if not busy:
         require_rooms(checked, release)
-        say(f"round trip over the link: {meet(found, machines, release) * 1e6:.0f} microseconds")
+    say(f"round trip over the link: {meet(found, machines, release, busy=busy) * 1e6:.0f} microseconds")
     return checked
 
 
-def require_rooms(checked: Checked, release: Release) -> None:
-    """HostError that names each machine without enough memory."""
+def check_freed(checked: Checked, release: Release) -> None:
+    """What a former server had: memory on each machine, and the ports. HostError, or BusyError, where they are not
+    free; nothing else is looked at, for nobody answers meanwhile."""
+    facts = each(checked.machines, lambda machine: looked_at(machine, release, {}))
+    require_rooms(replace(checked, facts=tuple(facts)), release)
+    meet(replace(checked.link, interfaces=checked.link.interfaces[:1]), checked.machines[:1], release)
+
+
+def require_rooms(checked: Checked, release: Release, freed: Mapping[str, int] | None = None) -> None:
+    """HostError that names each machine without enough memory. freed: bytes that a former server gives back before, by
+    the machine's URL."""
     from sparkpin.serve import memory_limit  # slow to import
 
     errors = []
     for facts, room in zip(checked.facts, checked.rooms, strict=True):
         try:
-            memory_limit.require_room(room, release, facts.memory_available)
+            memory_limit.require_room(room, release, facts.memory_available, (freed or {}).get(facts.where, 0))
         except HostError as error:
             errors.append(HostError(f"{facts.where}: {error.message}", next_step=error.next_step))
     raise_all(errors)
 
 
-def meet(link: Link, machines: Sequence[Machine], release: Release) -> float:
+def meet(link: Link, machines: Sequence[Machine], release: Release, *, busy: bool = False) -> float:
     """Seconds of a round trip between rank 0 and the farthest other. HostError, or BusyError, where a machine does not
-    get through, goes another way, or only small packets arrive."""
+    get through, goes another way, or only small packets arrive. busy: a server may have the ports that it will want."""
     ends = [face.address for face in link.interfaces]
+    free = () if busy else (MEETING_PORT, STORE_PORT)
 
     def ask(machine: Machine) -> dict[str, Any]:
-        words = (machine.rank, ends[machine.rank], ends[0], MEETING_PORT, len(ends), STORE_PORT)
+        words = (machine.rank, ends[machine.rank], ends[0], TRIAL_PORT, len(ends), *free)
         return within(machine, release.tag, {}, "meet", *map(str, words))
 
     told = each(machines, ask)
     if told[0].get("error") == PORTS_WORDS:
         raise BusyError(
-            f"here: port {MEETING_PORT} of {ends[0]} is taken, or {STORE_PORT}: they serve one such model at a time",
+            f"here: port {' or '.join(map(str, (*free, TRIAL_PORT)))} is taken: they serve one such model at a time",
             next_step="invoke stop of the other one, or of its smoke test; ss -ltnp says who has them",
         )
     errors: list[SparkpinError] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import struct
 from pathlib import Path
 
 from sparkpin.core.errors import BusyError, InputError
@@ -48,7 +49,7 @@ def port_holder(engine: Engine, port: int) -> tuple[str, str]:
             bindings = [b for found in container.ports.values() for b in found or []]
             if any(binding["HostPort"] == str(port) for binding in bindings):
                 return f"the container {container.name}", container.labels.get(HOME_LABEL, "")
-    inodes = listening_inodes(port)
+    inodes = {f"socket:[{inode}]" for _, inode in listeners(port)}
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # other people's processes, and those that end meanwhile
             if link.readlink().name in inodes:
@@ -57,13 +58,15 @@ def port_holder(engine: Engine, port: int) -> tuple[str, str]:
     return "", ""
 
 
-def listening_inodes(port: int) -> set[str]:
-    """`socket:[inode]` of each TCP socket that listens on a port; see proc(5), /proc/net/tcp."""
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+def listeners(port: int) -> list[tuple[str, str]]:
+    """(IP address, inode) of each TCP socket that listens on a port; see proc(5), /proc/net/tcp."""
+    found = []
+    for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                    found.add(f"socket:[{fields[9]}]")
+                address, _, number = fields[1].rpartition(":")
+                if fields[3] == "0A" and int(number, 16) == port:
+                    words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]  # in the host's order
+                    found.append((socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), fields[9]))
     return found

@@ -301,6 +301,7 @@ def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     }  # systemd has no XDG_DATA_HOME of a shell
     env |= {"SPARKPIN_PROJECT": str(paths.project)} if program == "sparkpin" else {}  # named: it may be another user's
     env |= {name: os.environ[name] for name in ("DOCKER_HOST",) if os.environ.get(name)}
+    others = its.urls[1:] if (its := nodes.kept(paths, recipe)) else ()
     text = unit.unit_text(
         recipe=recipe,
         invoke=Path(sys.executable).parent / program,
@@ -308,11 +309,12 @@ def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
         env=env,
         arguments=options.words,
         system=system,
+        nodes=others,
     )
     sys.stdout.write(text)
     for line in unit.how_to_install(recipe, system=system):
         terminal.say(line)
-    for url in its.urls[1:] if (its := nodes.kept(paths, recipe)) else ():
+    for url in others:
         terminal.say(
             f"at {url}: sudo systemctl enable docker  # its container starts with Docker, and waits for this one"
         )

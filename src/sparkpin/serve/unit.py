@@ -6,7 +6,8 @@ Docker's own policy "on-failure" does not start a container when the engine star
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 START_MINUTES = 30
@@ -24,17 +25,31 @@ def quoted(text: str) -> str:
 
 
 def unit_text(
-    *, recipe: str, invoke: Path, project: Path, env: Mapping[str, str], arguments: tuple[str, ...], system: bool
+    *,
+    recipe: str,
+    invoke: Path,
+    project: Path,
+    env: Mapping[str, str],
+    arguments: tuple[str, ...],
+    system: bool,
+    nodes: Sequence[str] = (),
 ) -> str:
-    """system: for root's systemd, else for a user's own, which knows no units of the system to wait for."""
+    """system: for root's systemd, else for a user's own, which knows no units of the system to wait for.
+
+    nodes: URLs of other machines of the recipe, whose engines it waits for: they may take longer to start than this
+    one, and `serve` would use up its attempts."""
     wait = "Wants=network-online.target\nAfter=network-online.target docker.service\nRequires=docker.service\n"
     settings = "".join(f"Environment={quoted(f'{name}={value}').replace('$$', '$')}\n" for name, value in env.items())
+    ready = "".join(
+        f"ExecStartPre=/bin/sh -c {quoted(f'until docker -H {shlex.quote(url)} version; do sleep 5; done')}\n"
+        for url in nodes
+    )
     serve = " ".join(["serve", "--recipe", recipe, *map(quoted, arguments)])
     return (
         f"[Unit]\nDescription=sparkpin serves {recipe}\n{wait if system else ''}"
         "StartLimitIntervalSec=1h\nStartLimitBurst=3\n\n"
         "[Service]\nType=oneshot\nRemainAfterExit=yes\n"
-        f"WorkingDirectory={str(project).replace('%', '%%')}\n{settings}"
+        f"WorkingDirectory={str(project).replace('%', '%%')}\n{settings}{ready}"
         f"ExecStart={quoted(str(invoke))} {serve}\n"
         f"ExecStop={quoted(str(invoke))} stop --recipe {recipe}\n"
         f"TimeoutStartSec={START_MINUTES}min\nTimeoutStopSec=2min\nRestart=on-failure\nRestartSec=30\n\n"

@@ -6,8 +6,13 @@ The other machine is a Docker engine in a network namespace of this one, with a 
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
-from collections.abc import Iterator
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +20,29 @@ import httpx
 import pytest
 from checkout import Checkout
 from docker.models.containers import Container
+from private_engine import quiet
 from two_hosts import OtherHost, other_host
-from watched import free_port
+from watched import free_port, until
 
-from sparkpin.core.errors import BusyError, CheckpointError, DownError, EngineError, HostError, NetworkError
+from sparkpin.core.errors import (
+    BusyError,
+    CheckpointError,
+    DownError,
+    EngineError,
+    HostError,
+    InputError,
+    NetworkError,
+)
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.tinymodel.scripts import CHAT
+from sparkpin.host.daemon import stop_engine
 from sparkpin.host.engine import Engine
+from sparkpin.pins.nodes import STORE_PORT
+from sparkpin.releases import compile_caches
+from sparkpin.releases import container as running
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.volumes import volume_name
+from sparkpin.serve.ports import listeners
 from sparkpin.smoke.server import LABEL, owner
 
 RECIPE = "two-engines"
@@ -84,6 +103,18 @@ def refused(copy: Checkout, error: type[Any], said: str, *arguments: str) -> str
     return done.stderr
 
 
+def interrupted(copy: Checkout, *arguments: str, once: Callable[[], bool] = lambda: True, said: str = "") -> str:
+    """All that a command says that gets Ctrl-C once it has said `said` and `once` is true. As by a terminal, its
+    children get it, too."""
+    run, told = copy.start(*arguments), ""
+    assert run.stdout is not None
+    while said not in told and (line := run.stdout.readline()):
+        told += line
+    until(lambda: once() or run.poll() is not None)
+    os.killpg(run.pid, signal.SIGINT)
+    return told + run.communicate()[0]
+
+
 def ranks(host: OtherHost) -> list[Container]:
     return list(host.engine.client.containers.list(all=True))
 
@@ -112,8 +143,7 @@ def test_what_is_missing_stops_it_before_anything_starts(copy: Checkout, host: O
     refused(copy, EngineError, f"invoke copy {first.tag} --to {host.url} --with-checkpoint", *pair)
     assert nothing_runs(copy, host)
     assert first.tag in copy.done("copy", first.tag, "--to", host.url, "--with-checkpoint")
-    volume = Path(host.engine.client.volumes.get(volume_name(first.checkpoint_key)).attrs["Mountpoint"])
-    part = next(volume.glob("*.safetensors"))
+    part = next(volume_of(host, first).glob("*.safetensors"))
     whole = part.read_bytes()
     part.write_bytes(whole[:100])
     refused(copy, CheckpointError, f"--to {host.url} --with-checkpoint", *pair)
@@ -124,16 +154,20 @@ def test_what_is_missing_stops_it_before_anything_starts(copy: Checkout, host: O
     host.there("route", "add", "default", "dev", host.other)
     refused(copy, HostError, "--shared-link", *pair)
     host.there("route", "del", "default")
+    assert "interrupted" in interrupted(copy, *pair, said="link ")  # the machines are looked at then
     assert host.network in copy.done("doctor", "--nodes", f"here,{host.url}", "--link", host.network)
     assert nothing_runs(copy, host)
 
 
 def test_smoke_over_the_link(copy: Checkout, host: OtherHost, records: Releases, first: Release) -> None:
+    smoke = ("smoke", first.tag, "--nodes", host.url, "--link", host.own)
+    assert "interrupted" in interrupted(copy, *smoke, once=lambda: any(LABEL in one.labels for one in ranks(host)))
+    assert nothing_runs(copy, host)
     left, others = [
         host.engine.containers.create(first.tag, labels={LABEL: owner(records.paths, elsewhere=elsewhere)})
         for elsewhere in (True, False)  # of a killed run, and of that machine's own home of the same name
     ]
-    told = copy.invoke("smoke", first.tag, "--nodes", host.url, "--link", host.own)
+    told = copy.invoke(*smoke)
     assert told.returncode == 0 and left.name in told.stderr, told.stdout + told.stderr
     assert [one.id for one in ranks(host)] == [others.id]
     others.remove()
@@ -146,8 +180,16 @@ def test_smoke_over_the_link(copy: Checkout, host: OtherHost, records: Releases,
 
 
 def test_two_machines_serve_one_model(copy: Checkout, host: OtherHost, first: Release) -> None:
-    told = copy.done("serve", "--recipe", RECIPE)  # the machines are known since the smoke test
-    assert first.tag in told and answers(copy)
+    serve = ("serve", "--recipe", RECIPE)  # the machines are known since the smoke test
+    assert "detached" in interrupted(copy, *serve, said="started ")
+    assert served(copy)["release"] == first.tag and len(ranks(host)) == 1, "as of one machine: it goes on starting"
+    copy.done("stop", "--recipe", RECIPE)
+    assert nothing_runs(copy, host)
+    told = copy.invoke(*serve)
+    assert told.returncode == 0 and first.tag in told.stdout and answers(copy), told.stderr
+    own = str(ipaddress.ip_network(host.network)[1])
+    assert {ip for ip, _ in listeners(STORE_PORT)} == {own} and "torch's store" not in told.stderr
+    assert f"listened on at {own}\n" in copy.done("doctor", "--nodes", f"here,{host.url}", "--link", host.own)
     refused(copy, BusyError, f"invoke stop --recipe {RECIPE}", "smoke", first.tag, "--nodes", host.url)
     (other,) = ranks(host)
     assert [(node["where"], node["state"]) for node in served(copy)["nodes"]] == [(host.url, "running")]
@@ -161,6 +203,38 @@ def test_two_machines_serve_one_model(copy: Checkout, host: OtherHost, first: Re
     assert {line.partition(" | ")[0] for line in log} == {"here", host.url}
 
 
+def refused_while_it_answers(copy: Checkout, host: OtherHost, records: Releases, second: Release) -> None:
+    """What is wrong with the new pair is found before the old one is stopped."""
+    before, serve = processes(copy, host), ("serve", "--recipe", RECIPE)
+    part = volume_of(host, second) / "config.json"  # small, and read by nobody who serves
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1])
+    refused(copy, CheckpointError, host.url, *serve)
+    part.write_bytes(whole)
+    refused(copy, InputError, "no interface in 127.0.0.0/8", *serve, "--link", "127.0.0.0/8")
+    with host.unconnected() as network:
+        refused(copy, HostError, f"{host.url}: 10.214.7.2", *serve, "--link", network)
+    seqs, more = "--max-num-seqs {max_num_seqs}", "--max-num-batched-tokens 50000000"  # 264 GiB, by the plan
+    copy.replace(f"recipes/{RECIPE}.yaml", seqs, f"{seqs} {more}")
+    large = made_release(copy, records)
+    copy.replace(f"recipes/{RECIPE}.yaml", f"{seqs} {more}", seqs)
+    copy.done("copy", large.tag, "--to", host.url, "--with-checkpoint")
+    assert f"{host.url}: {large.tag} needs 264." in refused(copy, HostError, "once it is stopped", "serve", large.tag)
+    assert processes(copy, host) == before and answers(copy)
+
+
+def processes(copy: Checkout, host: OtherHost) -> list[Any]:
+    """Process 1 of each rank."""
+    label = {"label": [f"sparkpin.home={copy.home}", "sparkpin.nodes"]}
+    both = [*Engine.connect().client.containers.list(filters=label), *ranks(host)]
+    return [(one.id, one.attrs["State"]["Pid"], one.attrs["State"]["StartedAt"]) for one in both]
+
+
+def volume_of(host: OtherHost, release: Release) -> Path:
+    """The folder of a release's checkpoint there."""
+    return Path(host.engine.client.volumes.get(volume_name(release.checkpoint_key)).attrs["Mountpoint"])
+
+
 def test_switch_and_back(copy: Checkout, host: OtherHost, records: Releases, first: Release) -> None:
     copy.replace(f"recipes/{RECIPE}.yaml", "max_model_len: 2048", "max_model_len: 4096")
     second = made_release(copy, records)
@@ -169,6 +243,7 @@ def test_switch_and_back(copy: Checkout, host: OtherHost, records: Releases, fir
     refused(copy, EngineError, f"invoke copy {second.tag} --to {host.url} --with-checkpoint", "promote", second.tag)
     copy.done("copy", second.tag, "--to", host.url, "--with-checkpoint")
     copy.done("promote", second.tag)
+    refused_while_it_answers(copy, host, records, second)
     copy.done("serve", "--recipe", RECIPE)  # on the same machines, which it knows
     assert served(copy)["release"] == second.tag and answers(copy) and len(ranks(host)) == 1
     host.engine.client.api.tag(first.tag, "aside/image", "1")
@@ -178,6 +253,41 @@ def test_switch_and_back(copy: Checkout, host: OtherHost, records: Releases, fir
     host.engine.tag("aside/image:1", first.tag)
     copy.done("rollback", "--recipe", RECIPE, "--serve")
     assert served(copy)["release"] == first.tag and answers(copy) and len(ranks(host)) == 1
+
+
+def test_both_machines_start_anew(copy: Checkout, host: OtherHost, first: Release) -> None:
+    """The unit waits for the other machine, whose engine starts its container by itself. The own engine has others'
+    containers: ours end as a reboot ends them."""
+    unit = copy.invoke("serve", "--unit", "--recipe", RECIPE)
+    assert f"at {host.url}: sudo systemctl enable docker" in unit.stderr
+    rows = [line.partition("=")[::2] for line in unit.stdout.splitlines()]
+    env = copy.env | dict(shlex.split(value)[0].split("=", 1) for name, value in rows if name == "Environment")
+    wait, serve = (shlex.split(value) for name, value in rows if name in ("ExecStartPre", "ExecStart"))
+    stop_engine(host.daemon, quiet)
+    for container in Engine.connect().client.containers.list(filters={"label": f"sparkpin.home={copy.home}"}):
+        container.stop(timeout=60)
+    waits = subprocess.Popen(wait, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        waits.wait(timeout=8)
+    host.boot()
+    (other,) = ranks(host)
+    assert other.status == "running" and waits.wait(timeout=60) == 0, waits.communicate()
+    done = subprocess.run(serve, cwd=copy.folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and served(copy)["release"] == first.tag and answers(copy), done.stdout + done.stderr
+
+
+def test_what_goes_from_the_other_machine(copy: Checkout, host: OtherHost, records: Releases, first: Release) -> None:
+    """Caches of an image that no release here has any more; those of the pair stay, whether it serves or not."""
+    copy.change_mod("vllm-cpu")
+    other = made_release(copy, records)
+    assert other.build_key != first.build_key
+    for release in (first, other):
+        running.cache_volume(host.engine, release)  # as each start makes it
+    copy.done("stop", "--recipe", RECIPE)
+    copy.done("prune", "--keep", "1")
+    left = {volume.name for volume in host.engine.client.volumes.list()}
+    assert other.tag not in {one.tag for one in records.all()}
+    assert left == {compile_caches.volume_name(first.build_key), volume_name(first.checkpoint_key)}
 
 
 def test_a_machine_that_is_away(copy: Checkout, host: OtherHost) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from sparkpin.core.errors import HostError, InputError
 from sparkpin.serve import inside_link
-from sparkpin.serve.link import HostFacts, Interface, choose, require_own, require_same, risks
+from sparkpin.serve.link import HostFacts, Interface, choose, exposed, require_own, require_same, risks
 
 ETH = Interface("eth0", "192.0.2.1", "255.255.255.0", 1500, True)
 CABLE = Interface("enp1s0f0np0", "10.0.0.1", "255.255.255.0", 9000, True, ("rocep1s0f0",))
@@ -32,6 +32,8 @@ HERE = HostFacts(
     memory_available=120 << 30,
     record="a" * 64,
     lacking=(),
+    gpus=("NVIDIA GB10",),
+    cpu=("avx2", "avx512_bf16", "avx512f"),
 )
 
 
@@ -58,7 +60,7 @@ def test_a_link_by_interface_or_network(wanted: str) -> None:
     assert choose([HERE, without], wanted).rdma == (("rocep1s0f0",),) * 2
     assert choose([HERE, replace(THERE, verbs=False)], wanted).rdma == ((), ())
     assert require_own([HERE, THERE], link, "127.0.0.1", shared=False) == []
-    require_same([HERE, THERE], link)
+    require_same([HERE, THERE], link, gpu=True)
 
 
 def test_a_link_that_nobody_named() -> None:
@@ -87,10 +89,37 @@ def test_a_link_that_is_not_there() -> None:
 def test_what_has_to_be_the_same() -> None:
     slow = replace(THERE, interfaces=(replace(THERE.interfaces[0], mtu=1500),))
     with pytest.raises(HostError, match=r"here: 9000 \(enp1s0f0np0\), ssh://b: 1500 \(enp9\)"):
-        require_same([HERE, slow], choose([HERE, slow], CABLE.name))
-    old = replace(THERE, driver="")
-    with pytest.raises(HostError, match=r"driver differs: here: 580.95.05, ssh://b: none"):
-        require_same([HERE, old], choose([HERE, old], CABLE.name))
+        require_same([HERE, slow], choose([HERE, slow], CABLE.name), gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "there", "said"),
+    [
+        (True, {"driver": ""}, "NVIDIA driver differs: here: 580.95.05, ssh://b: none"),
+        (True, {"driver": "590.44.01"}, "NVIDIA driver differs: here: 580.95.05, ssh://b: 590.44.01"),
+        (True, {"gpus": ("NVIDIA H200",)}, "GPU differs: here: NVIDIA GB10, ssh://b: NVIDIA H200"),
+        (True, {"gpus": ()}, "GPU differs: here: NVIDIA GB10, ssh://b: none"),
+        (False, {"cpu": ("avx2", "avx512f")}, "CPU differs: here: avx512_bf16, ssh://b: nothing more"),
+        (False, {"cpu": ("amx_bf16", "avx2", "avx512_bf16", "avx512f")}, "here: nothing more, ssh://b: amx_bf16"),
+    ],
+)
+def test_machines_of_two_kinds(gpu: bool, there: dict[str, Any], said: str) -> None:
+    """Planted: one machine has no two. What a release does not compute on may differ."""
+    other = replace(THERE, **there)
+    link = choose([HERE, other], CABLE.name)
+    with pytest.raises(HostError, match=said):
+        require_same([HERE, other], link, gpu=gpu)
+    require_same([HERE, other], link, gpu=not gpu)
+
+
+def test_where_torchs_store_can_be_reached() -> None:
+    link = choose([HERE, THERE], CABLE.name)
+    assert exposed(HERE, link, []) == exposed(HERE, link, ["10.0.0.1"]) == []
+    for everywhere in ("0.0.0.0", "::"):
+        (line,) = exposed(HERE, link, [everywhere])
+        assert "192.0.2.1 (eth0)" in line and "10.0.1.1" in line and "10.0.0.1 " not in line
+    assert "192.0.2.1 (eth0)," in exposed(HERE, link, ["192.0.2.1"])[0]
+    assert exposed(replace(HERE, interfaces=(CABLE,)), link, ["::"]) == []
 
 
 @pytest.mark.parametrize(
@@ -118,6 +147,7 @@ def test_this_host_is_read() -> None:
     loopback = next(face for face in found.interfaces if face.name == "lo")
     assert (loopback.address, loopback.network.prefixlen) == ("127.0.0.1", 8)
     assert 0 < found.memory_available <= found.memory_total and found.record == ""
+    assert found.cpu, "x86-64 and arm64 have some"
 
 
 def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
@@ -133,6 +163,8 @@ def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
         f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 1 0 200200 lo\n",
         "proc/net/arp": "IP address HW type Flags HW address Mask Device\n"
         "10.0.0.2 0x1 0x2 aa:bb * enp1\n10.0.0.7 0x1 0x0 00:00 * enp1\n",
+        "proc/driver/nvidia/gpus/000f:01:00.0/information": "Model: \t\t NVIDIA GB10\nIRQ:   \t\t 77\n",
+        "proc/cpuinfo": "processor\t: 0\nFeatures\t: fp asimd sve2 crc32 i8mm\nCPU part\t: 0xd85\n",
         "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95.05  Release\n",
     }.items():
         path = tmp_path / name
@@ -141,7 +173,8 @@ def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
     assert inside_link.rdma(tmp_path, "enp1") == ["rocep1s0f0"] and inside_link.rdma(tmp_path, "eth0") == []
     assert inside_link.default_routes(tmp_path) == {"eth0", "wlan0"}
     assert inside_link.neighbours(tmp_path) == [["10.0.0.2", "enp1"]]
-    assert inside_link.driver(tmp_path) == "580.95.05"
+    assert inside_link.driver(tmp_path) == "580.95.05" and inside_link.gpus(tmp_path) == ["NVIDIA GB10"]
+    assert inside_link.vectors(tmp_path) == ["asimd", "i8mm", "sve2"]
 
 
 def test_a_checkpoint_that_is_half_there(tmp_path: Path) -> None:

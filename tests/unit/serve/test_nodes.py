@@ -25,7 +25,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host import ssh
 from sparkpin.host.containers import NotFound
 from sparkpin.releases import volumes as checkpoint_volumes
-from sparkpin.releases.container import Node
+from sparkpin.releases.container import CACHE_LABEL, Node
 from sparkpin.releases.volumes import LABEL
 from sparkpin.serve import linked, nodes, waiting
 from sparkpin.serve.nodes import Nodes, NodesOptions
@@ -114,6 +114,15 @@ def test_memory_on_each_machine() -> None:
     nodes.require_rooms(checked(5 << 30), PAIR)
     with pytest.raises(HostError, match=r"^ssh://b: sparkpin/p:base-1 needs 4.00 GiB, and 3.00 GiB are free"):
         nodes.require_rooms(checked(3 << 30), PAIR)
+    nodes.require_rooms(checked(3 << 30), PAIR, {"ssh://b": 1 << 30})
+    with pytest.raises(HostError, match=r"3\.00 GiB are free, and 512\.0 MiB once it is stopped that runs now"):
+        nodes.require_rooms(checked(3 << 30), PAIR, {"here": 9 << 30, "ssh://b": 1 << 29})
+
+
+def test_a_machine_of_another_architecture() -> None:
+    other: Any = SimpleNamespace(platform="linux/arm64")
+    with pytest.raises(HostError, match=r"^ssh://b is linux/arm64, and this machine linux/amd64"):
+        nodes.examined(nodes.Machine(1, "ssh://b", other), PAIR, Path(), "linux/amd64")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +131,10 @@ def test_memory_on_each_machine() -> None:
         ([{"met": []}, {"error": "No route to host"}], r"ssh://b: 10.0.0.2 \(b0\) does not reach 10.0.0.1: No route"),
         ([{"met": []}, {"own": "192.0.2.2", "seconds": 1, "bulk": True}], "starts at 192.0.2.2, not at 10.0.0.2"),
         ([{"met": []}, {"own": "10.0.0.2", "seconds": 1, "bulk": False}], "small packets reach 10.0.0.1"),
-        ([{"error": "Address already in use"}, {"error": "Connection refused"}], "port 29502 of 10.0.0.1 is taken"),
+        (
+            [{"error": "Address already in use"}, {"error": "Connection refused"}],
+            "port 29502 or 29501 or 29503 is taken",
+        ),
         ([{"met": []}, {"own": "10.0.0.2", "bulk": True}], "ssh://b: the program that was sent"),
         ([{"met": []}, {"own": "10.0.0.2", "bulk": True, "seconds": []}], "ssh://b: the program that was sent"),
         ([{"met": ["10.0.0.2"]}, {"own": "10.0.0.2", "seconds": 0.5, "bulk": True}], ""),
@@ -146,6 +158,7 @@ class Volumes:
 
     def __init__(self) -> None:
         self.left = {"sparkpin-checkpoint-" + letter * 16 for letter in "abcdf"}
+        self.left |= {"sparkpin-cache-" + letter * 12 for letter in "abcdf"}
 
     def get(self, name: str) -> Any:
         def remove() -> None:
@@ -155,12 +168,11 @@ class Volumes:
 
         if name not in self.left:
             raise NotFound(name)
-        return SimpleNamespace(remove=remove, attrs={"Labels": {LABEL: "another" if "f" in name else name[-1] * 64}})
+        key = "another" if "f" in name else name[-1] * 64
+        return SimpleNamespace(remove=remove, attrs={"Labels": {CACHE_LABEL if "cache" in name else LABEL: key}})
 
 
-def test_checkpoints_go_from_other_machines_with_their_releases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_volumes_go_from_other_machines_with_their_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
     nodes.keep(paths, "p", Nodes(("here", "ssh://b", "ssh://away")))
     volumes, said = Volumes(), list[str]()
@@ -171,11 +183,16 @@ def test_checkpoints_go_from_other_machines_with_their_releases(
         assert urls == ("ssh://b", "ssh://away")
         yield [machine], {"ssh://away": NetworkError("no way")}
 
+    def made(of: Any, letter: str) -> SimpleNamespace:
+        key = letter * 64
+        return SimpleNamespace(**vars(of), checkpoint_key=key, build_key=key, image=key)
+
     monkeypatch.setattr(linked, "reached", reached)
-    a, b, c, foreign, gone = (SimpleNamespace(**vars(PAIR), checkpoint_key=letter * 64) for letter in "abcfe")
-    alone = SimpleNamespace(**vars(ALONE), checkpoint_key="d" * 64)
-    linked.drop_checkpoints(paths, [a, b, c, foreign, gone, alone], [b], said.append)  # type: ignore[list-item]
+    a, b, c, foreign, gone = (made(PAIR, letter) for letter in "abcfe")
+    alone = made(ALONE, "d")
+    linked.drop_volumes(paths, [a, b, c, foreign, gone, alone], [b], said.append)  # type: ignore[list-item]
     assert {name[-1] for name in volumes.left} == {"b", "c", "d", "f"}, "that of another is not ours"
+    assert [name for name in sorted(volumes.left) if "c" * 12 in name] == ["sparkpin-checkpoint-" + "c" * 16]
     assert any("in use" in line for line in said) and any("ssh://away is away" in line for line in said)
 
 
@@ -258,7 +275,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Site:
 TOLD: dict[str, Any] = {
     "interfaces": [{"name": "e", "address": "10.0.0.1", "mask": "255.0.0.0", "mtu": 9000, "up": True, "rdma": []}],
     "default_routes": [], "neighbours": [], "driver": "", "machine": "m", "kernel": "k", "verbs": False,
-    "MemTotal": 2, "MemAvailable": 1, "record": "r", "lacking": [],
+    "MemTotal": 2, "MemAvailable": 1, "record": "r", "lacking": [], "gpus": [], "cpu": [],
 }  # fmt: skip
 
 
@@ -272,6 +289,8 @@ WRONG: list[tuple[str, Any]] = [
     ("MemAvailable", None),
     ("lacking", 1),
     ("neighbours", [1]),
+    ("gpus", None),
+    ("cpu", 1),
 ]
 LOGS = [b"", b"3", b"[]", b"{", b"\xff", b"[" * 100_000, b"{}"]
 

@@ -54,6 +54,7 @@ def test_systemd_takes_the_unit(tmp_path: Path, system: bool) -> None:
         env={"SPARKPIN_HOME": "/a b/100%"},
         arguments=("--port", "8001"),
         system=system,
+        nodes=("ssh://b:1",),
     )
     assert ("Requires=docker.service" in text) == system
     assert 'Environment="SPARKPIN_HOME=/a b/100%%"' in text

@@ -85,7 +85,7 @@ def docker_of(engine: Engine | None) -> Docker:
 
 
 def holder_of(engine: Engine | None, port: int) -> str:
-    if not ports.listening_inodes(port):
+    if not ports.listeners(port):
         return ""
     return (ports.port_holder(engine, port)[0] if engine else "") or "a process"
 

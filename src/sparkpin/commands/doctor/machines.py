@@ -6,16 +6,18 @@ from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import engine_of
-from sparkpin.pins.nodes import nodes_of
+from sparkpin.pins.nodes import STORE_PORT, nodes_of
 from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.runs_here import uses_gpu
 from sparkpin.serve import link as links
 from sparkpin.serve import nodes
 from sparkpin.serve.address import Address
 from sparkpin.serve.link import HostFacts
 from sparkpin.serve.memory.plan import gib
+from sparkpin.serve.ports import listeners
 from sparkpin.serve.served import kept_address
 
-COLUMNS = ("machine", "interface", "address", "MTU", "RDMA", "driver", "kernel", "memory free")
+COLUMNS = ("machine", "interface", "address", "MTU", "RDMA", "GPU, driver", "kernel", "memory free")
 
 
 def machines(*, urls: str, link: str | None, recipe: str | None = None) -> None:
@@ -40,16 +42,21 @@ def machines(*, urls: str, link: str | None, recipe: str | None = None) -> None:
                 f"{face.address} ({face.network})",
                 str(face.mtu),
                 ", ".join(devices) or "-",
-                host.driver or "-",
+                ", ".join([*host.gpus, host.driver]).strip(", ") or "-",
                 host.kernel,
                 gib(host.memory_available),
             )
             for host, face, devices in zip(hosts, chosen.interfaces, chosen.rdma, strict=True)
         ]
         terminal.table(COLUMNS, rows)
-        links.require_same(hosts, chosen)
-        seconds = nodes.meet(chosen, found, release)
+        links.require_same(hosts, chosen, gpu=uses_gpu(paths, release))
+        listening = [ip for ip, _ in listeners(STORE_PORT)]
+        seconds = nodes.meet(chosen, found, release, busy=bool(listening))
         terminal.show(f"round trip over the link: {seconds * 1e6:.0f} microseconds; packets of MTU {chosen.mtu} arrive")
+        if listening:
+            terminal.show(f"port {STORE_PORT}, of torch's store, is listened on at {', '.join(listening)}")
+        for line in links.exposed(hosts[0], chosen, listening):
+            terminal.show(line)
         links.require_own(hosts, chosen, api, shared=False)
         terminal.show("nobody else is known on the link, and no default route leads through it")
 

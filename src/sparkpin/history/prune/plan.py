@@ -146,7 +146,7 @@ def prune(
             pruned = sum_up(verdicts, images, freed, search, volumes, holding, store=store)
         if not dry_run:
             remove_volumes(engine, volumes, say)
-            linked.drop_checkpoints(paths, removed, remaining, say)
+            linked.drop_volumes(paths, removed, remaining, say)
             for kind, going in pruned.files.items():
                 for path in going:
                     disk.remove_path(path)
