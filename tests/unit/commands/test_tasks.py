@@ -130,7 +130,17 @@ def test_render_prints_a_dockerfile_and_its_key_does_not_depend_on_the_checkout(
     assert sizes and sizes[0][1] == "kB", "a small file is not of 0.0 MB"
 
 
-SLOW = ("cyclonedx", "gguf", "google", "httpx", "huggingface_hub", "in_toto_attestation", "jinja2", "numpy", "packaging")
+SLOW = (
+    "cyclonedx",
+    "gguf",
+    "google",
+    "httpx",
+    "huggingface_hub",
+    "in_toto_attestation",
+    "jinja2",
+    "numpy",
+    "packaging",
+)
 ROOMS = ("build", "bundle", "checkpoint", "community", "evidence", "history", "measure")
 ALL_FOUR = """
 import sys
