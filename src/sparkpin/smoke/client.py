@@ -39,6 +39,13 @@ class Client(contextlib.AbstractContextManager["Client"]):
         http = httpx.Client(base_url=base, headers=headers, trust_env=False, verify=False)
         return cls(http, timeout=timeout)
 
+    @classmethod
+    def url(cls, url: str, *, timeout: float = 120, key: str | None = None) -> Client:
+        """Of anybody's server. url: with or without the /v1 at its end; a certificate is checked, proxies are used."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        base = url.rstrip("/").removesuffix("/v1")
+        return cls(httpx.Client(base_url=base, headers=headers), timeout=timeout)
+
     def __exit__(self, *_: object) -> None:
         self._http.close()
         while self._close:
