@@ -166,10 +166,11 @@ def report(found: ProveRecord) -> None:
     rows = []
     for one in found.passes:
         far = max(one.distances, default=0.0)
-        over = sum(one.bound is not None and distance > one.bound for distance in one.distances)
         hits = "not told" if one.hits is None else f"{one.hits:,} of {one.asked:,}"
-        limit = "" if one.bound is None else f"{one.bound:.2g}"
-        rows.append((one.words, len(one.distances), f"{far:.2g}", limit, over or "", hits, f"{one.seconds:.0f}"))
+        limit = (
+            " .. ".join(f"{bound:.2g}" for bound in sorted({min(one.bounds), max(one.bounds)})) if one.bounds else ""
+        )
+        rows.append((one.words, len(one.distances), f"{far:.2g}", limit, one.beyond or "", hits, f"{one.seconds:.0f}"))
     terminal.table(("asked", "answers", "furthest, nats", "bound", "beyond", "from the cache", "s"), rows)
     for note in found.notes:
         show(f"note: {note}")

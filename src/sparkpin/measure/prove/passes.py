@@ -49,7 +49,7 @@ WARM = Pass("warm", "warm, turn by turn")
 RESUMED = Pass("resumed", "broken off, and asked again")
 TOGETHER = Pass("together", f"warm, {AT_ONCE} at once")
 EVICTED = Pass("evicted", "warm, while others fill the cache")
-READ = Pass("read", "decoded, then read as a prompt")
+READ = Pass("read", "decoded, then read as a prompt", cold=True)
 TRIED = (WARM, RESUMED, TOGETHER, EVICTED, COMPANY, READ)
 """Those in which something may be found, the simplest to repeat first."""
 

@@ -31,8 +31,10 @@ Words = Annotated[tuple[str, ...], Field(strict=False)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PassResult:
-    """distances: nats, of each answer from the cold one. hits: prompt tokens that came from the cache, None where
-    nobody tells; asked: prompt tokens of all its requests."""
+    """distances: nats, of each answer from the cold one; bounds: from which on each is no rounding.
+
+    hits: prompt tokens that came from the cache, None where nobody tells; asked: prompt tokens of all its requests.
+    """
 
     name: str
     words: str
@@ -40,7 +42,11 @@ class PassResult:
     hits: int | None
     asked: int
     seconds: float
-    bound: float | None = None  # from which distance on it is no rounding
+    bounds: Annotated[tuple[float, ...], Field(strict=False)] = ()
+
+    @property
+    def beyond(self) -> int:
+        return sum(far > bound for far, bound in zip(self.distances, self.bounds, strict=False))
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

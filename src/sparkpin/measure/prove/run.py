@@ -26,7 +26,7 @@ from sparkpin.smoke.replies import Fault
 
 EARLY = 0.15  # seconds after which a client goes away while its prompt is read
 SETTLE = 0.5  # seconds in which a server's counters follow its answers
-FILL_SECONDS = 60.0  # that filling the cache may take
+FILL_SECONDS = 40.0  # that filling the cache may take
 ROOM = 8192  # tokens, where nobody tells how long a request may be
 WORDY = 1000  # characters that tell how many make a token
 TOLD = 10.0  # seconds between two lines of a pass
@@ -136,18 +136,17 @@ class Proof:
         return passes.evicted(self.prompts, self.turns, fillers, self.salt)
 
     def readings(self) -> list[Step]:
-        """Every other turn; the later place first, so that the earlier one may find it in the cache. A key is the
-        turn's times the number of places, and the place's."""
+        """Every other turn, cold. A key is the turn's times the number of places, and the place's."""
         if not self.met.exact:
             self.note("what was decoded was not read again: messages do not say tokens")
             return []
         found = []
         for key in range(0, len(self.prompts), 2):
-            own, answer = next(self.salt), [int(token) for token in self.cold[key].rows.tokens]
+            answer = [int(token) for token in self.cold[key].rows.tokens]
             for number, place in enumerate(READ_AT):
                 if place < len(answer):
                     prompt = [*self.prompts[key], *answer[:place]]
-                    found.append(Step(prompt, own, key * len(READ_AT) + number, tokens=1))
+                    found.append(Step(prompt, next(self.salt), key * len(READ_AT) + number, tokens=1))
         return found
 
     def note(self, text: str) -> None:
@@ -158,10 +157,9 @@ class Proof:
         told, done = time.monotonic(), 0
         for group in passes.waves(steps):
             for step, said in zip(group, send(self.met, group), strict=True):
-                if said:
-                    seen.asked += said.prompt
-                    if step.key is not None:
-                        seen.said.append((step.key, said))
+                seen.asked += said.prompt if said else len(step.prompt) if self.met.exact else 0
+                if said and step.key is not None:
+                    seen.said.append((step.key, said))
             done += len(group)
             if time.monotonic() - told > TOLD:
                 told = time.monotonic()

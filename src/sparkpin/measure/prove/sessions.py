@@ -14,12 +14,13 @@ SHARED = 1.2  # blocks that all sessions begin with
 FIRST, STEP = 2.0, 0.5  # blocks of the first prompt, and that each turn adds
 EDGES = (0, 1, -1, 2, -2, 17)  # tokens between the end of a prompt and that of a block
 END = 24  # tokens at the end of a prompt that are never cut: where the answer begins
-WORDS = tuple(
+SAID = (
     "build cache commit config deploy error file flag graph hash image index issue kernel layer lock log manifest "
     "merge model module node parse patch path plan port queue record release report root schema script server session "
     "shard source stage state store stream table tag task test thread token tool trace tree update value vector "
-    "verify version wheel worker çay defter göl yağmur".split(" ")
+    "verify version wheel worker çay defter göl yağmur"
 )
+WORDS = SAID.split()
 TOOLS: tuple[dict[str, Any], ...] = tuple(
     {
         "type": "function",

@@ -12,6 +12,7 @@ from sparkpin.measure.prove import judging, passes, record, shortest
 from sparkpin.measure.prove.passes import Pass
 from sparkpin.measure.prove.record import Finding, PassResult, ProveRecord
 from sparkpin.measure.prove.run import Proof
+from sparkpin.measure.prove.sessions import Turn
 from sparkpin.releases.record import now
 
 POWER = Path(__file__).parent / "power.json"
@@ -20,10 +21,15 @@ POWER = Path(__file__).parent / "power.json"
 
 @dataclass(frozen=True)
 class Bounds:
-    """In nats. cache: of a prompt that was come to in another way; decoded: of what was decoded against reading."""
+    """In nats, of a prompt that was come to in another way.
+
+    first: where all that came from the cache was read; grown: where answers lie in it, which were decoded, and so are
+    rounded in another way; decoded: of what was decoded itself, against reading it.
+    """
 
     noise: float | None  # median distance of two cold readings
-    cache: float
+    first: float
+    grown: float
     decoded: float
     control: tuple[float, ...]
 
@@ -31,17 +37,22 @@ class Bounds:
     def moved(self) -> float:
         return median(self.control) if self.control else 0.0
 
-    def of(self, one: Pass) -> float:
-        return self.decoded if one is passes.READ else self.cache
+    def of(self, one: Pass, turn: Turn) -> float:
+        """A cold prompt is read as a whole, whatever it holds."""
+        if one is passes.READ:
+            return self.decoded
+        return self.grown if turn.number and not one.cold else self.first
 
 
 def bounds(proof: Proof) -> Bounds:
     floor = [distance for _, distance in proof.distances(passes.COMPANY)]
     control = tuple(distance for _, distance in proof.distances(passes.CONTROL))
     tests = sum(len(proof.distances(one)) for one in passes.TRIED)
-    bound = judging.bound(floor, tests)
+    first = judging.bound(floor, tests)
+    read = [distance for _, distance in proof.distances(passes.READ)]
     moved = median(control) if control else 0.0
-    return Bounds(median(floor) if floor else None, bound, judging.decoding_bound(bound, moved), control)
+    grown = max(first, median(read) if read else moved / judging.APART)
+    return Bounds(median(floor) if floor else None, first, grown, judging.decoding_bound(first, moved), control)
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ def beyond(proof: Proof, found: Bounds) -> list[Beyond]:
     """The simplest way first, of each the shortest prompt that is clearly beyond: half as far as the furthest."""
     every = []
     for one in passes.TRIED:
-        own = [Beyond(one, key, far) for key, far in proof.distances(one) if far > found.of(one)]
+        own = [Beyond(one, key, far) for key, far in proof.distances(one) if far > found.of(one, proof.turns[key])]
         most = max((each.distance for each in own), default=0.0)
         every += sorted(own, key=lambda each: (each.distance < most / 2, len(str(proof.prompts[each.key]))))
     return every
@@ -80,9 +91,9 @@ def power() -> str:
 def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
     """Why nothing found would mean nothing; "" where it means something."""
     warm, cold = hits(proof)
-    if judging.is_unstable(found.cache, found.control) and not judging.is_blind(found.control):
+    if judging.is_unstable(found.first, found.control) and not judging.is_blind(found.control):
         return (
-            f"not stable: cold readings differ so much that {found.cache:.2g} nats may be rounding, and other text in "
+            f"not stable: cold readings differ so much that {found.first:.2g} nats may be rounding, and other text in "
             f"the first third of a prompt does {found.moved:.2g}"
         )
     if judging.is_blind(found.control):
@@ -119,9 +130,8 @@ def concluded(proof: Proof, folder: Path, what: str, seconds: float, counts: tup
     else:
         verdict = "nothing found"
         parts = [f"nothing found in {turns} answers of {len(proof.prompts)} turns"]
-        parts.append(
-            f"{found.cache:.2g} nats would have been seen, other text in the first third does {found.moved:.2g}"
-        )
+        least = f"{found.first:.2g} nats ({found.grown:.2g} where answers lie in the cache)"
+        parts.append(f"a difference of {least} would have been seen; other text does {found.moved:.2g}")
         parts.append(f"{warm:,} prompt tokens came from the cache" if warm else "THE CACHE WAS NOT IN USE")
         parts.append(f"{counts[0]:,} tokens were drafted" if counts[0] else "nothing was drafted")
         parts.append(f"of planted faults this finds {power()}")
@@ -136,7 +146,7 @@ def concluded(proof: Proof, folder: Path, what: str, seconds: float, counts: tup
         turns=turns,
         seconds=round(seconds, 1),
         noise=found.noise,
-        least=found.cache if found.noise is not None else None,
+        least=found.first if found.noise is not None else None,
         control=found.moved if found.control else None,
         block=proof.met.block,
         drafted=counts[0] or None,
@@ -157,12 +167,15 @@ def result_of(proof: Proof, one: Pass, found: Bounds) -> PassResult:
         hits=seen.hits,
         asked=seen.asked,
         seconds=seen.seconds,
-        bound=None if one is passes.CONTROL else found.of(one),
+        bounds=()
+        if one is passes.CONTROL
+        else tuple(found.of(one, proof.turns[key]) for key, _ in proof.distances(one)),
     )
 
 
 def told(proof: Proof, first: Beyond, found: Bounds, path: Path) -> tuple[Finding, str]:
-    turn, bound = proof.turns[first.key], found.of(first.one)
+    turn = proof.turns[first.key]
+    bound = found.of(first.one, turn)
     proof.say(f"found: {first.one.words}, {turn.name}: {first.distance:.2g} nats; looking for the shortest session")
     trial, shown, again = shortest.shortest(proof.met, proof, shortest.trial_of(proof, first.one, first.key, bound))
     words = f"{first.one.words}, {turn.name}"
