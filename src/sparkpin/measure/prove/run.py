@@ -26,7 +26,7 @@ from sparkpin.smoke.replies import Fault
 
 EARLY = 0.15  # seconds after which a client goes away while its prompt is read
 SETTLE = 0.5  # seconds in which a server's counters follow its answers
-FILL_SECONDS = 40.0  # that filling the cache may take
+FILL_SECONDS = 90.0  # that filling the cache may take
 ROOM = 8192  # tokens, where nobody tells how long a request may be
 WORDY = 1000  # characters that tell how many make a token
 TOLD = 10.0  # seconds between two lines of a pass
