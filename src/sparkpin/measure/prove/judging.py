@@ -22,7 +22,8 @@ LEAST = 0.01  # nats: smaller differences are never told
 ALIKE = 0.3  # at least so much do logarithms of distances differ
 SCALE = 1 / NormalDist().inv_cdf(0.75)  # of a median absolute deviation, to a standard deviation
 MOVED = 0.1  # nats: other text has to move the answers so much, or the model is blind to its context
-APART = 4.0  # reading and decoding have kernels of their own: they may differ by a part of what other text does
+APART = 2.0  # reading and decoding have kernels of their own: they may differ by this part of what other text does
+IN_CACHE = 8.0  # as much do answers that lie in the cache, where nobody can see how far the kernels differ
 
 
 def distance(one: Rows, other: Rows, top: int) -> float:

@@ -51,7 +51,7 @@ def bounds(proof: Proof) -> Bounds:
     first = judging.bound(floor, tests)
     read = [distance for _, distance in proof.distances(passes.READ)]
     moved = median(control) if control else 0.0
-    grown = max(first, median(read) if read else moved / judging.APART)
+    grown = max(first, median(read) if read else moved / judging.IN_CACHE)
     return Bounds(median(floor) if floor else None, first, grown, judging.decoding_bound(first, moved), control)
 
 
