@@ -56,7 +56,9 @@ class ToyEndpoint:
                 return answered(200, json={"version": "toy"})
             if path == "/metrics" and self.metrics:
                 told = f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="64"}} 1.0\n'
-                return answered(200, text=f"{told}vllm:prefix_cache_hits_total {self.hits}\n")
+                return answered(
+                    200, text=f"{told}vllm:prefix_cache_hits_total {self.hits}\nvllm:num_preemptions_total 0\n"
+                )
             if path == "/tokenize" and self.tokens:
                 text = json.dumps(body["messages"]) if "messages" in body else body["prompt"]
                 return answered(200, json={"tokens": list(text.encode())})

@@ -123,8 +123,9 @@ def test_a_planted_fault_is_found(fault: str, sound: Proof, cached: Faulty, tmp_
 
 
 def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
-    sound: Proof, cached: Faulty, tmp_path: Path
+    sound: Proof, cached: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shortest, "SECONDS", 20.0)
     try:
         proof = broken(sound, "state-not-restored", passes.WARM, tmp_path, cached)
         found = verdict.concluded(proof, tmp_path, "broken", 1.0, (0, 0))

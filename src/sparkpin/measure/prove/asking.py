@@ -23,6 +23,7 @@ from sparkpin.smoke.sse import BadStream, parse_chunks
 
 TOPS = (20, 5, 1)  # likeliest tokens: as many as the server tells
 HITS = "vllm:prefix_cache_hits_total"
+PREEMPTED = "vllm:num_preemptions_total"
 INFO = "vllm:cache_config_info"
 PROBE: list[Message] = [{"role": "user", "content": "Read the file notes.txt, and say what it holds."}]
 PROBED = 8  # tokens

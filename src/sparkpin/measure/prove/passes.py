@@ -50,6 +50,7 @@ RESUMED = Pass("resumed", "broken off, and asked again")
 TOGETHER = Pass("together", f"warm, {AT_ONCE} at once")
 EVICTED = Pass("evicted", "warm, while others fill the cache")
 READ = Pass("read", "decoded, then read as a prompt", cold=True)
+CROWDED = (COMPANY, TOGETHER)
 TRIED = (WARM, RESUMED, TOGETHER, EVICTED, COMPANY, READ)
 """Those in which something may be found, the simplest to repeat first."""
 

@@ -42,6 +42,7 @@ class PassResult:
     hits: int | None
     asked: int
     seconds: float
+    preempted: int | None = None  # requests that had to make room, and were begun again
     bounds: Annotated[tuple[float, ...], Field(strict=False)] = ()
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 from sparkpin.core import files
 from sparkpin.core.terminal import Say
 from sparkpin.measure.prove import judging, passes
-from sparkpin.measure.prove.asking import HITS, Prompt, ProvedEndpoint, Said, drafts
+from sparkpin.measure.prove.asking import HITS, PREEMPTED, Prompt, ProvedEndpoint, Said, drafts
 from sparkpin.measure.prove.passes import READ_AT, TOKENS, Pass, Step
 from sparkpin.measure.prove.record import FORM, UNFINISHED, said_of, said_to_json
 from sparkpin.measure.prove.sessions import UNKNOWN_BLOCK, Shape, Turn, sessions
@@ -34,12 +34,14 @@ TOLD = 10.0  # seconds between two lines of a pass
 
 @dataclass
 class Seen:
-    """Of a pass: answers by prompt, in the order of its steps."""
+    """Of a pass: answers by prompt, in the order of its steps. preempted: requests that had to make room for others and
+    were begun again, None where nobody tells."""
 
     said: list[tuple[int, Said]] = field(default_factory=list)
     hits: int | None = None
     asked: int = 0
     seconds: float = 0.0
+    preempted: int | None = None
 
 
 @dataclass
@@ -86,24 +88,26 @@ class Proof:
                 self.keep(folder)
 
     def timed(self, one: Pass, act: Callable[[Seen], None]) -> None:
-        seen, begin, before = Seen(), time.monotonic(), self.hits()
+        seen, begin, before = Seen(), time.monotonic(), self.counted()
         act(seen)
         seen.seconds = round(time.monotonic() - begin, 1)
         time.sleep(SETTLE)
-        after = self.hits()
+        grown = [None if None in pair else pair[1] - pair[0] for pair in zip(before, self.counted(), strict=True)]  # type: ignore[operator]
+        seen.hits, seen.preempted = grown
         told = [said.cached for _, said in seen.said]
-        if before is not None and after is not None:
-            seen.hits = after - before
-        elif all(cached is not None for cached in told):
+        if seen.hits is None and None not in told:
             seen.hits = sum(cached or 0 for cached in told)
         self.done[one.name] = seen
         self.met.client.exchanges.clear()  # megabytes of log-probabilities
         hits = "" if seen.hits is None else f", {seen.hits:,} of {seen.asked:,} prompt tokens from the cache"
         self.say(f"{one.words}: {len(seen.said)} answers in {seen.seconds:.0f} s{hits}")
 
-    def hits(self) -> int | None:
-        value = metrics.total(self.met.scraped(), HITS)
-        return None if value is None else int(value)
+    def counted(self) -> tuple[int | None, int | None]:
+        """Tokens from the cache, and preemptions, since the server began."""
+        text = self.met.scraped()
+        found = (metrics.total(text, name) for name in (HITS, PREEMPTED))
+        hits, preempted = (None if value is None else int(value) for value in found)
+        return hits, preempted
 
     def read_cold(self, seen: Seen) -> None:
         """Each turn is built on the answer to the one before it."""
@@ -188,6 +192,7 @@ class Proof:
                 "hits": seen.hits,
                 "asked": seen.asked,
                 "seconds": seen.seconds,
+                "preempted": seen.preempted,
             }
             for name, seen in self.done.items()
         }
@@ -211,7 +216,7 @@ class Proof:
         self.prompts = kept["prompts"]
         for name, seen in kept["done"].items():
             said = [(key, said_of(value)) for key, value in seen["said"]]
-            self.done[name] = Seen(said, seen["hits"], seen["asked"], seen["seconds"])
+            self.done[name] = Seen(said, seen["hits"], seen["asked"], seen["seconds"], seen["preempted"])
         self.say(f"{len(self.done)} passes are known")
 
 

@@ -37,9 +37,10 @@ class Bounds:
     def moved(self) -> float:
         return median(self.control) if self.control else 0.0
 
-    def of(self, one: Pass, turn: Turn) -> float:
-        """A cold prompt is read as a whole, whatever it holds."""
-        if one is passes.READ:
+    def of(self, one: Pass, turn: Turn, preempted: int | None) -> float:
+        """A cold prompt is read as a whole, whatever it holds. preempted: a request that was begun again reads what it
+        had decoded; among others, that may be so where nobody tells."""
+        if one is passes.READ or (one in passes.CROWDED and preempted != 0):
             return self.decoded
         return self.grown if turn.number and not one.cold else self.first
 
@@ -66,7 +67,12 @@ def beyond(proof: Proof, found: Bounds) -> list[Beyond]:
     """The simplest way first, of each the shortest prompt that is clearly beyond: half as far as the furthest."""
     every = []
     for one in passes.TRIED:
-        own = [Beyond(one, key, far) for key, far in proof.distances(one) if far > found.of(one, proof.turns[key])]
+        preempted = proof.done[one.name].preempted if one.name in proof.done else None
+        own = [
+            Beyond(one, key, far)
+            for key, far in proof.distances(one)
+            if far > found.of(one, proof.turns[key], preempted)
+        ]
         most = max((each.distance for each in own), default=0.0)
         every += sorted(own, key=lambda each: (each.distance < most / 2, len(str(proof.prompts[each.key]))))
     return every
@@ -167,15 +173,16 @@ def result_of(proof: Proof, one: Pass, found: Bounds) -> PassResult:
         hits=seen.hits,
         asked=seen.asked,
         seconds=seen.seconds,
+        preempted=seen.preempted,
         bounds=()
         if one is passes.CONTROL
-        else tuple(found.of(one, proof.turns[key]) for key, _ in proof.distances(one)),
+        else tuple(found.of(one, proof.turns[key], seen.preempted) for key, _ in proof.distances(one)),
     )
 
 
 def told(proof: Proof, first: Beyond, found: Bounds, path: Path) -> tuple[Finding, str]:
     turn = proof.turns[first.key]
-    bound = found.of(first.one, turn)
+    bound = found.of(first.one, turn, proof.done[first.one.name].preempted)
     proof.say(f"found: {first.one.words}, {turn.name}: {first.distance:.2g} nats; looking for the shortest session")
     trial, shown, again = shortest.shortest(proof.met, proof, shortest.trial_of(proof, first.one, first.key, bound))
     words = f"{first.one.words}, {turn.name}"
