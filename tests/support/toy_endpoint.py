@@ -23,9 +23,9 @@ VOCABULARY = 64
 
 @dataclass
 class ToyEndpoint:
-    """logprobs, tokens, salts, metrics: what it takes or tells; noise: of its logits; sees: tokens of the context that
-    it uses, 0 for none of them but the last; fault: "" or "lost", the state of a hit, or "kept", nothing is ever cold;
-    usage: what is added to the completion tokens of a stream."""
+    """logprobs, tokens, salts, metrics: what it takes or tells; noise: of its logits; sees: it uses more of its context
+    than the last token; caches: it has a prefix cache; fault: "lost", the state of a hit, or "kept", nothing is ever
+    cold; usage: what is added to the completion tokens of a stream."""
 
     logprobs: bool = True
     tokens: bool = True
@@ -33,6 +33,7 @@ class ToyEndpoint:
     metrics: bool = True
     noise: float = 0.0
     sees: bool = True
+    caches: bool = True
     fault: str = ""
     usage: int = 0
     hits: int = 0
@@ -55,7 +56,8 @@ class ToyEndpoint:
             if path == "/version":
                 return answered(200, json={"version": "toy"})
             if path == "/metrics" and self.metrics:
-                told = f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="64"}} 1.0\n'
+                sizes = f'block_size="{BLOCK}",enable_prefix_caching="{self.caches}",num_gpu_blocks="64"'
+                told = f"vllm:cache_config_info{{{sizes}}} 1.0\n"
                 return answered(
                     200, text=f"{told}vllm:prefix_cache_hits_total {self.hits}\nvllm:num_preemptions_total 0\n"
                 )
@@ -75,7 +77,7 @@ class ToyEndpoint:
             return answered(400, json={"error": "unknown field cache_salt"})
         salt = "" if self.fault == "kept" else body.get("cache_salt", "")
         ends = range(BLOCK, len(ids), BLOCK)
-        hit = max((end for end in ends if (salt, tuple(ids[:end])) in self.kept), default=0)
+        hit = 0 if not self.caches else max((end for end in ends if (salt, tuple(ids[:end])) in self.kept), default=0)
         self.hits += hit
         said, rows = list[int](), list[dict[int, float]]()
         for _ in range(body["max_tokens"]):

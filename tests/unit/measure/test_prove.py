@@ -160,6 +160,7 @@ def test_a_lost_state_is_found_and_its_shortest_session_shows_it_again(tmp_path:
         (ToyEndpoint(noise=2.0), "not stable"),
         (ToyEndpoint(metrics=False), "does not say whether"),
         (ToyEndpoint(salts=False), "came from the cache: it takes no cache_salt"),
+        (ToyEndpoint(caches=False), "nothing was drafted: both are off"),
         (ToyEndpoint(fault="kept"), "came from the cache: it takes no cache_salt"),
     ],
 )

@@ -156,6 +156,9 @@ def meet(client: Client, model: str = "") -> ProvedEndpoint:
     told = dict(re.findall(r'(\w+)="([^"]*)"', described[1])) if described else {}
     met.block = number_of(told.get("block_size"))
     met.capacity = number_of(told.get("kv_cache_size_tokens")) or product(met.block, told.get("num_gpu_blocks"))
+    if told.get("enable_prefix_caching") == "False":
+        met.block = met.capacity = None
+        met.notes.append("prefix caching is off, as /metrics says: no fault of a cache can be found")
     find_form(met)
     find_salt(met)
     note_usage(met)

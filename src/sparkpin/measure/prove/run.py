@@ -232,7 +232,7 @@ def begun(met: ProvedEndpoint, seed: int, count: tuple[int, int], say: Say) -> P
     text = "The build of a node keeps a log of each step, and the index of its files. " * (WORDY // 70)
     wordy = len(text) / len(met.rendered([{"role": "user", "content": text}])) if met.exact else 4.0
     room = (met.room or ROOM) - 5 * TOKENS
-    shape = Shape(seed, *count, met.block or UNKNOWN_BLOCK, room, wordy)
+    shape = Shape(seed, *count, met.block or min(UNKNOWN_BLOCK, room // 4), room, wordy)
     return Proof(met, seed, sessions(shape), shape, say)
 
 
