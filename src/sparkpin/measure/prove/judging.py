@@ -22,8 +22,8 @@ LEAST = 0.01  # nats: smaller differences are never told
 ALIKE = 0.3  # at least so much do logarithms of distances differ
 SCALE = 1 / NormalDist().inv_cdf(0.75)  # of a median absolute deviation, to a standard deviation
 MOVED = 0.1  # nats: other text has to move the answers so much, or the model is blind to its context
-APART = 2.0  # reading and decoding have kernels of their own: they may differ by this part of what other text does
-IN_CACHE = 8.0  # as much do answers that lie in the cache, where nobody can see how far the kernels differ
+AGAIN = 2.0  # an answer whose request was begun again may differ by this part of what other text does
+IN_CACHE = 8.0  # one with answers in the cache, where nobody can see how far reading and decoding differ
 
 
 def distance(one: Rows, other: Rows, top: int) -> float:
@@ -45,11 +45,6 @@ def bound(floor: Sequence[float], tests: int) -> float:
     # The median of n is by sqrt(pi / 2) less sure than their mean.
     t = t_beyond(ALARMS / max(tests, 1), len(logs) - 1) * math.sqrt(1 + math.pi / (2 * len(logs)))
     return max(LEAST, math.exp(middle + t * spread))
-
-
-def decoding_bound(bound: float, control: float) -> float:
-    """As `bound`, of what was decoded against what is read."""
-    return max(bound, control / APART)
 
 
 def is_blind(control: Sequence[float]) -> bool:

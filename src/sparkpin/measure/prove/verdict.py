@@ -24,13 +24,15 @@ class Bounds:
     """In nats, of a prompt that was come to in another way.
 
     first: where all that came from the cache was read; grown: where answers lie in it, which were decoded, and so are
-    rounded in another way; decoded: of what was decoded itself, against reading it.
+    rounded in another way; decoded: of what was decoded itself, against reading it, where the kernels differ and a
+    single token may be far off; begun_again: of an answer whose request was preempted, and read what it had decoded.
     """
 
     noise: float | None  # median distance of two cold readings
     first: float
     grown: float
     decoded: float
+    begun_again: float
     control: tuple[float, ...]
 
     @property
@@ -40,8 +42,10 @@ class Bounds:
     def of(self, one: Pass, turn: Turn, preempted: int | None) -> float:
         """A cold prompt is read as a whole, whatever it holds. preempted: a request that was begun again reads what it
         had decoded; among others, that may be so where nobody tells."""
-        if one is passes.READ or (one in passes.CROWDED and preempted != 0):
+        if one is passes.READ:
             return self.decoded
+        if one in passes.CROWDED and preempted != 0:
+            return self.begun_again
         return self.grown if turn.number and not one.cold else self.first
 
 
@@ -53,7 +57,9 @@ def bounds(proof: Proof) -> Bounds:
     read = [distance for _, distance in proof.distances(passes.READ)]
     moved = median(control) if control else 0.0
     grown = max(first, median(read) if read else moved / judging.IN_CACHE)
-    return Bounds(median(floor) if floor else None, first, grown, judging.decoding_bound(first, moved), control)
+    return Bounds(
+        median(floor) if floor else None, first, grown, max(first, moved), max(grown, moved / judging.AGAIN), control
+    )
 
 
 @dataclass(frozen=True)
