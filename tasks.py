@@ -329,6 +329,37 @@ def quality(
 
 
 @task("measure")
+def prove(
+    c: Context,
+    what: Annotated[
+        str | None, "tag of a release, or URL of an OpenAI endpoint (default: the recipe's current release)"
+    ] = None,
+    *,
+    recipe: Recipe = None,
+    model: Annotated[str, "name of the model at a URL (default: the first that it lists)"] = "",
+    key_env: Annotated[str, "variable with the API key of a URL (default: OPENAI_API_KEY, where it is set)"] = "",
+    sessions: Annotated[int, "how many, all with one beginning (default: 4)"] = 4,
+    turns: Annotated[int, "of each (default: 3)"] = 3,
+    seed: Annotated[int, "of the texts (default: 1)"] = 1,
+    replay: Annotated[str, "send the session of a file that an earlier run wrote, and say whether it differs"] = "",
+    resume: Annotated[bool, "go on with a run that was broken off"] = False,
+    json: Json = False,
+) -> None:
+    """Hunt for answers that a cache, company or drafts change."""
+    asked = commands.prove.ProveOptions(
+        model=model,
+        key=key_env,
+        seed=seed,
+        sessions=sessions,
+        turns=turns,
+        replay=replay,
+        resume=resume,
+        as_json=json,
+    )
+    commands.prove.prove(what, recipe=recipe, asked=asked)
+
+
+@task("measure")
 def roofline(
     c: Context,
     *,

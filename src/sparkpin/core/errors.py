@@ -144,3 +144,15 @@ class QualityError(SparkpinError):
     """A release has lost more than its stage may cost. Exit code 15."""
 
     exit_code = 15
+
+
+class CorruptionError(SparkpinError):
+    """A server says something else of the same session, depending on how it came to it. Exit code 17."""
+
+    exit_code = 17
+
+
+class UntoldError(SparkpinError):
+    """What was asked for cannot be told of this server or model. Exit code 18."""
+
+    exit_code = 18

@@ -39,6 +39,15 @@ class Client(contextlib.AbstractContextManager["Client"]):
         http = httpx.Client(base_url=base, headers=headers, trust_env=False, verify=False)
         return cls(http, timeout=timeout)
 
+    @classmethod
+    def url(cls, url: str, *, timeout: float = 120, key: str | None = None) -> Client:
+        """Of anybody's server, with or without the /v1 at its end. Of one of this machine as `tcp`; of another the
+        certificate is checked, and proxies are used."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        base = url.rstrip("/").removesuffix("/v1")
+        far = httpx.URL(base).host not in ("127.0.0.1", "::1", "localhost")
+        return cls(httpx.Client(base_url=base, headers=headers, trust_env=far, verify=far), timeout=timeout)
+
     def __exit__(self, *_: object) -> None:
         self._http.close()
         while self._close:

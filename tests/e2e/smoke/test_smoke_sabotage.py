@@ -11,7 +11,6 @@ import dataclasses
 import json
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from checkout import PROJECT
+from sabotaged import installed, readable, switch
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.core.paths import Paths
@@ -34,12 +34,6 @@ from sparkpin.smoke.server import Server, started
 from sparkpin.smoke.subject import SmokeSubject
 
 STAGE = "v2-tq"
-PLUGIN = PROJECT / "tests/support/sabotage/sparkpin_sabotage.py"
-INFO = {
-    "METADATA": "Metadata-Version: 2.1\nName: sparkpin-sabotage\nVersion: 0\n",
-    "entry_points.txt": "[vllm.general_plugins]\nsabotage = sparkpin_sabotage:register\n",
-}
-SABOTAGED_SECONDS = 300.0  # the engine looks for objects while it may be busy
 
 
 @dataclass(frozen=True)
@@ -93,19 +87,8 @@ class Broken:
     subject: SmokeSubject
 
     def by(self, name: str) -> None:
-        """Return once each of its processes says that it is so; "" mends it. No answer to an earlier call is taken."""
-        folder = self.server.socket.parent
-        wanted = f"{name} {time.monotonic_ns()}"
-        new = folder / "sabotage.new"
-        new.write_text(wanted)
-        new.rename(folder / "sabotage")
-        until = time.monotonic() + SABOTAGED_SECONDS
-        for role in ("api", "engine"):
-            done = folder / f"done-{role}"
-            while not (said := done.read_text() if done.exists() else "").startswith(wanted):
-                assert time.monotonic() < until, f"{role} did not do {wanted!r}: {said}"
-                time.sleep(0.05)
-            assert said == wanted, said
+        """Until it is so; "" mends it."""
+        switch(self.server.socket.parent, name)
 
     def verdicts(self, *names: str) -> dict[str, str]:
         results = [run_check(name, self.subject) for name in names]
@@ -128,8 +111,7 @@ def serving(release: Release, model: Path, home: Path) -> Iterator[Broken]:
     paths = Paths.from_env(PROJECT)
     reference = drift.reference(paths, release)
     assert reference, f"stage {release.demands.parent} has not left {drift.FILE}: invoke up"
-    for path in (model, *model.rglob("*")):  # the container's user reads it
-        path.chmod(0o755 if path.is_dir() else 0o644)
+    readable(model)
     own = dataclasses.replace(paths, home=home)  # its containers are no leftovers of the machine's own home
     with (
         started(own, Engine.connect(), release, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
@@ -144,13 +126,7 @@ def serving(release: Release, model: Path, home: Path) -> Iterator[Broken]:
 def broken(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     folder = tmp_path_factory.mktemp("sabotaged")
     model = copy_of_checkpoint(release, folder / "model")
-    plugin = model / "sabotage"
-    plugin.mkdir()
-    shutil.copy(PLUGIN, plugin)
-    (plugin / "sparkpin_sabotage-0.dist-info").mkdir()
-    for name, text in INFO.items():
-        (plugin / "sparkpin_sabotage-0.dist-info" / name).write_text(text)
-    variant = dataclasses.replace(release, env={**release.env, "PYTHONPATH": "/model/sabotage"})
+    variant = installed(release, model)
     with serving(variant, model, folder / "home") as server:
         yield server
 

@@ -35,6 +35,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.history.report.gather import way_to
 from sparkpin.history.report.measured import quality_of
 from sparkpin.host.fingerprint import read_fingerprint
+from sparkpin.measure import own_server
 from sparkpin.measure.quality import asking, compare, intervals, limits, run, standard, texts, watched
 from sparkpin.measure.quality import report as quality_report
 from sparkpin.measure.quality.distance import agreement, kl, rows_of, until_they_part
@@ -692,17 +693,17 @@ def test_what_has_no_room_is_not_started(
     """A full machine and a full disk, which a test cannot have; nor has it a GPU."""
     ours, no = release(1, "passed"), lambda *_, **__: None
     for room, names in (
-        (run, "obstacle remove_leftovers"),
-        (run.running, "require_readable require_image"),
+        (own_server, "obstacle remove_leftovers"),
+        (own_server.running, "require_readable require_image"),
     ):
         for name in names.split():
             monkeypatch.setattr(room, name, no)
-    monkeypatch.setattr(run, "uses_gpu", lambda *_: gpus)
-    monkeypatch.setattr(run, "checkpoint_of", lambda *_: paths.project)
-    monkeypatch.setattr(run, "with_loader", lambda _, release, *__, **___: release)
+    monkeypatch.setattr(own_server, "uses_gpu", lambda *_: gpus)
+    monkeypatch.setattr(own_server, "checkpoint_of", lambda *_: paths.project)
+    monkeypatch.setattr(own_server, "with_loader", lambda _, release, *__, **___: release)
     needed = memory_limit.Room(10 << 30, 10 << 30, SimpleNamespace(hints=()))  # type: ignore[arg-type]
     for name, told in {"drop_page_cache": None, "available": 1 << 30, "room_for": needed}.items():
-        monkeypatch.setattr(run.memory_limit, name, lambda *_, told=told: told)
+        monkeypatch.setattr(own_server.memory_limit, name, lambda *_, told=told: told)
     usage = shutil.disk_usage(paths.project)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
     with pytest.raises((HostError, DiskError), match=error):

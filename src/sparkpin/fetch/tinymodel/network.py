@@ -39,6 +39,7 @@ BODY = "model.language_model."
 _CONST, _TRIGGER, _MODE, _CODE = 0, 1, 2, 16  # first index of each part of the hidden state
 _CODE_DIM = HIDDEN - _CODE
 _NOISE = 13  # exponent of weights that are noise: at most 0.031
+_FORGETS = 1.0  # dt_bias of linear attention: a state is gone within a few tokens
 _FULL = 8  # exponent of rows with a meaning: 255 / 256 is as good as one
 _HEAD_GAIN, _MODE_GAIN, _MODE_OFFSET = 0.25, 4.0, -5.0
 """The offset weighs the constant dimension: attention adds about 5 for a mode, so its tokens are neutral within it."""
@@ -303,7 +304,7 @@ def _linear_attention(seed: str) -> dict[str, Weights | Plain]:
         "linear_attn.out_proj.weight": random_weights(f"{seed}out_proj", HIDDEN, values, _NOISE),
         "linear_attn.conv1d.weight": Plain("BF16", (channels, 1, CONV), conv),
         "linear_attn.A_log": Plain("F32", (LINEAR_VALUE_HEADS,), struct.pack("<4f", 0.0, 0.5, 1.0, 1.5)),
-        "linear_attn.dt_bias": _constant(LINEAR_VALUE_HEADS, 1.0),
+        "linear_attn.dt_bias": _constant(LINEAR_VALUE_HEADS, _FORGETS),
         "linear_attn.norm.weight": _constant(LINEAR_DIM, 1.0, "F32"),
     }
 

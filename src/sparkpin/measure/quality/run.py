@@ -6,30 +6,21 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.build.make import checkpoint_of
-from sparkpin.core import files
-from sparkpin.core.errors import InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
+from sparkpin.measure.own_server import own_server
 from sparkpin.measure.quality import asking, measured, skills, standard
 from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer
 from sparkpin.measure.quality.standard import Score
 from sparkpin.measure.quality.texts import Corpus
 from sparkpin.pins.vllm_command import served_name
-from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
-from sparkpin.releases.runs_here import obstacle, uses_gpu
-from sparkpin.serve import memory_limit, socket_port
-from sparkpin.serve.choose_loader import with_loader
+from sparkpin.serve import socket_port
 from sparkpin.smoke.answers import Wrong
-from sparkpin.smoke.client import Client
-from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.run import subject_of
-from sparkpin.smoke.server import WAITING, StartFault, remove_leftovers, smoke_lock, started
 from sparkpin.smoke.subject import SmokeSubject
 
-REQUEST_SECONDS = 600.0  # a long prompt's prefill on a slow machine
 LM_EVAL_SECONDS = 3600.0 * standard.HOURS
 KEPT = 64 << 20  # bytes: more than the log-probabilities of all texts ever took
 
@@ -74,50 +65,17 @@ def measure(
     if known and scores is not None:
         say(f"{release.tag}: measured before")
         return known, scores
-    if why := obstacle(paths, engine, release):
-        raise InputError(
-            f"{release.tag} cannot be asked here: {why}",
-            next_step="run this where its server can run (invoke export takes the release there)",
-        )
-    gpus = uses_gpu(paths, release)
-    checkpoint = checkpoint_of(paths, release)
-    running.require_readable(checkpoint)
-    running.require_image(engine, release)
-    files.require_space(paths.cache, KEPT, "the measurements", "SPARKPIN_CACHE")
-    tuned = with_loader(paths, release, checkpoint, say, gpus=gpus)
-    with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-        remove_leftovers(paths, engine, say)
-        timeout = running.ready_timeout(checkpoint)
-        if gpus:  # another server ended a moment ago, and its files may still count as taken
-            memory_limit.drop_page_cache(say)
-            memory_limit.require_room(memory_limit.room_for(paths, engine, release, checkpoint), release)
-        say(f"{release.tag}: starting its server")
-        with (
-            started(paths, engine, tuned, checkpoint, gpus=gpus, timeout=timeout, say=say) as server,
-            Client.unix(server.socket, timeout=REQUEST_SECONDS) as client,
-        ):
-            try:
-                server.wait_ready(client)
-                if known is None:
-                    known = asked_all(subject_of(tuned, client, server, 0), plan.corpus, say)
-                    # Else what it was asked after its end would be kept as wrong answers. An engine that is gone may
-                    # leave a container that runs for some seconds more.
-                    if server.exit_reason() or not any(client.healthy() for _ in range(3)):
-                        raise Fault("the server ended amid the questions")
-                    measured.keep(folder, known)
-                if scores is None and scores_path and plan.standard:
-                    with socket_port.listening(server.socket) as port:
-                        where = standard.Served(port, served_name(tuned.argv), checkpoint, asking.room(client))
-                        scores = standard.scores(paths, plan.standard, where, limit=plan.limit, say=say)
-                    standard.keep(scores_path, scores)
-            except StartFault as fault:
-                raise SmokeError(f"{release.tag}: {fault}", next_step=f"invoke smoke {release.tag}") from None
-            except (Wrong, Fault) as fault:
-                died = f"; the container {reason}" if (reason := server.exit_reason(wait=2)) else ""
-                raise SmokeError(
-                    f"{release.tag}: {fault}{died}\n{running.last_lines(server.log()) if died else ''}".rstrip(),
-                    next_step=f"invoke smoke {release.tag} says what its server does and does not do",
-                ) from None
+    with own_server(paths, engine, release, KEPT, say) as own:
+        if known is None:
+            known = asked_all(subject_of(own.release, own.client, own.server, 0), plan.corpus, say)
+            own.require_alive()  # else what it was asked after its end would be kept as wrong answers
+            measured.keep(folder, known)
+        if scores is None and scores_path and plan.standard:
+            with socket_port.listening(own.server.socket) as port:
+                room = asking.room(own.client)
+                where = standard.Served(port, served_name(own.release.argv), own.checkpoint, room)
+                scores = standard.scores(paths, plan.standard, where, limit=plan.limit, say=say)
+            standard.keep(scores_path, scores)
     return known, scores or ()
 
 

@@ -1,0 +1,177 @@
+"""The task `prove`: find the server, ask it in every way, print the verdict, keep it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sparkpin.build.consistent import require_consistent
+from sparkpin.commands.choose import choose_recipe, require_recipe
+from sparkpin.core import terminal
+from sparkpin.core.errors import CorruptionError, InputError, SmokeError, UntoldError
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say, show
+from sparkpin.host.engine import engine_of
+from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
+from sparkpin.measure.prove import record, run, shortest, verdict
+from sparkpin.measure.prove.asking import ProvedEndpoint, meet
+from sparkpin.measure.prove.record import ProveRecord
+from sparkpin.releases.current import require_current
+from sparkpin.releases.record import Release, Releases
+from sparkpin.smoke.answers import Wrong
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.replies import Fault
+
+FOLDER = "prove"
+KEPT = 64 << 20  # bytes: more than the log-probabilities of all passes take
+KEY = "OPENAI_API_KEY"
+
+
+@dataclass(frozen=True)
+class ProveOptions:
+    """model: its name at the endpoint, "" for the first; key: variable of the environment; replay: a session's file."""
+
+    model: str
+    key: str
+    seed: int
+    sessions: int
+    turns: int
+    replay: str
+    resume: bool
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        for name in ("sessions", "turns"):
+            if not 1 <= getattr(self, name) <= 64:
+                raise InputError(
+                    f"--{name}: saw {getattr(self, name)}, wanted 1 to 64", next_step=f"for example --{name} 4"
+                )
+        if self.sessions * self.turns < 2:
+            raise InputError("one session of one turn has nothing to compare", next_step="leave out --turns")
+
+
+def prove(what: str | None, *, recipe: str | None, asked: ProveOptions) -> None:
+    """what: a release's tag, or the URL of an endpoint.
+
+    CorruptionError where something is found, UntoldError where nothing can be told.
+    """
+    paths = Paths.from_env()
+    name, folder, entered = target(paths, what, recipe, asked)
+    with entered as client:
+        met = meet(client, asked.model)
+        if asked.replay:
+            replay(met, Path(asked.replay))
+            return
+        found = proved(met, name, folder, asked)
+    path = record.keep(folder, found)
+    if asked.as_json:
+        show(json.dumps(record.to_json(found), indent=2, sort_keys=True, ensure_ascii=False))
+    else:
+        report(found)
+        show(f"kept: {path}")
+    if found.verdict == "found":
+        raise CorruptionError(
+            found.line, next_step="send the session upstream; invoke prove URL --replay FILE repeats it"
+        )
+    if found.verdict == "cannot tell":
+        raise UntoldError(found.line, next_step="docs/prove.md says what a server has to be and to tell")
+
+
+def target(
+    paths: Paths, what: str | None, recipe: str | None, asked: ProveOptions
+) -> tuple[str, Path, contextlib.AbstractContextManager[Client]]:
+    """Its name, the folder of its records, and the client, once the server answers."""
+    if what and "://" in what:
+        return what, paths.home / FOLDER / folder_of(what), at(what, asked.key)
+    release = chosen(paths, recipe, what)
+    require_consistent(paths, release)
+    return release.tag, Releases(paths).evidence(release) / FOLDER, served(paths, release)
+
+
+def folder_of(url: str) -> str:
+    """A name for a file system."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InputError(
+            f"{url}: saw no URL of a server", next_step="for example invoke prove http://127.0.0.1:8000/v1"
+        )
+    return f"{parts.hostname}-{parts.port}".replace(":", "-") if parts.port else parts.hostname
+
+
+def chosen(paths: Paths, recipe: str | None, tag: str | None) -> Release:
+    if tag:
+        return Releases(paths).get(tag)
+    name = choose_recipe(paths, recipe, None)
+    require_recipe(paths, Releases(paths), name)
+    return require_current(Releases(paths), name)
+
+
+@contextlib.contextmanager
+def at(url: str, variable: str) -> Iterator[Client]:
+    key = os.environ.get(variable or KEY)
+    if variable and not key:
+        raise InputError(f"--key-env {variable}: it is not set", next_step=f"export {variable}=...")
+    with Client.url(url, timeout=REQUEST_SECONDS, key=key) as client:
+        try:
+            yield client
+        except (Wrong, Fault) as fault:
+            raise SmokeError(f"{url}: {fault}", next_step="the same command with --resume goes on") from None
+
+
+@contextlib.contextmanager
+def served(paths: Paths, release: Release) -> Iterator[Client]:
+    with own_server(paths, engine_of(paths), release, KEPT, say) as own:
+        yield own.client
+
+
+def proved(met: ProvedEndpoint, name: str, folder: Path, asked: ProveOptions) -> ProveRecord:
+    begin, before = time.monotonic(), run.drafted(met)
+    proof = run.begun(met, asked.seed, (asked.sessions, asked.turns), say)
+    if len(proof.turns) < 2:
+        raise UntoldError(
+            f"{name}: a request may have {met.room} tokens, and a block of its cache has {proof.shape.block}: no room "
+            "for two turns",
+            next_step="raise --max-model-len in its recipe",
+        )
+    form = "tokens" if met.exact else "messages"
+    say(f"{len(proof.turns)} turns of {asked.sessions} sessions, as {form}; blocks of {proof.shape.block} tokens")
+    try:
+        proof.run(folder, resume=asked.resume)
+    except KeyboardInterrupt:
+        say(f"{len(proof.done)} passes are kept: the same command with --resume goes on")
+        raise
+    after = run.drafted(met)
+    counts = (after[0] - before[0], after[1] - before[1])
+    return verdict.concluded(proof, folder, name, time.monotonic() - begin, counts)
+
+
+def replay(met: ProvedEndpoint, path: Path) -> None:
+    """CorruptionError where a session's file shows its difference again."""
+    trial, head = shortest.read(path, met)
+    proof = run.begun(met, 0, (1, 2), say)
+    shown = shortest.tried(met, proof, trial)
+    line = f"{path}: {shown.distance:.2g} nats; {trial.bound:.2g} may be rounding; it was {head['difference']:.2g}"
+    if shown.distance > trial.bound:
+        raise CorruptionError(f"seen again: {line}", next_step="send the session upstream")
+    show(f"not seen again: {line}")
+
+
+def report(found: ProveRecord) -> None:
+    rows = []
+    for one in found.passes:
+        far = max(one.distances, default=0.0)
+        hits = "not told" if one.hits is None else f"{one.hits:,} of {one.asked:,}"
+        limit = (
+            " .. ".join(f"{bound:.2g}" for bound in sorted({min(one.bounds), max(one.bounds)})) if one.bounds else ""
+        )
+        rows.append((one.words, len(one.distances), f"{far:.2g}", limit, one.beyond or "", hits, f"{one.seconds:.0f}"))
+    terminal.table(("asked", "answers", "furthest, nats", "bound", "beyond", "from the cache", "s"), rows)
+    for note in found.notes:
+        show(f"note: {note}")
+    show(f"verdict: {found.line}")

@@ -1,0 +1,88 @@
+"""A server of a release for measuring its answers: on a socket, alone on this machine, gone in the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin.build.make import checkpoint_of
+from sparkpin.core import files
+from sparkpin.core.errors import InputError, SmokeError
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
+from sparkpin.host.engine import Engine
+from sparkpin.releases import container as running
+from sparkpin.releases.record import Release
+from sparkpin.releases.runs_here import obstacle, uses_gpu
+from sparkpin.serve import memory_limit
+from sparkpin.serve.choose_loader import with_loader
+from sparkpin.smoke.answers import Wrong
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.replies import Fault
+from sparkpin.smoke.server import WAITING, Server, StartFault, remove_leftovers, smoke_lock, started
+
+REQUEST_SECONDS = 600.0  # a long prompt's prefill on a slow machine
+
+
+@dataclass(frozen=True)
+class OwnServer:
+    """release: as it is started here (see choose_loader)."""
+
+    release: Release
+    checkpoint: Path
+    server: Server
+    client: Client
+
+    def require_alive(self) -> None:
+        """Fault where it ended. An engine that is gone may leave a container that runs for some seconds more."""
+        if self.server.exit_reason() or not any(self.client.healthy() for _ in range(3)):
+            raise Fault("the server ended amid the questions")
+
+
+@contextlib.contextmanager
+def own_server(paths: Paths, engine: Engine, release: Release, kept: int, say: Say) -> Iterator[OwnServer]:
+    """Once it answers. kept: bytes that what is measured of it takes at most.
+
+    Wrong and Fault within become a SmokeError, with the server's last words if it died.
+
+    Raises:
+        DiskError: what is measured would not fit on the disk.
+        HostError: the release's memory plan needs more than is free.
+        InputError: no server of the release can run on this machine.
+        SmokeError: the server does not start.
+    """
+    if why := obstacle(paths, engine, release):
+        raise InputError(
+            f"{release.tag} cannot be asked here: {why}",
+            next_step="run this where its server can run (invoke export takes the release there)",
+        )
+    gpus = uses_gpu(paths, release)
+    checkpoint = checkpoint_of(paths, release)
+    running.require_readable(checkpoint)
+    running.require_image(engine, release)
+    files.require_space(paths.cache, kept, "the measurements", "SPARKPIN_CACHE")
+    tuned = with_loader(paths, release, checkpoint, say, gpus=gpus)
+    with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
+        remove_leftovers(paths, engine, say)
+        timeout = running.ready_timeout(checkpoint)
+        if gpus:  # another server ended a moment ago, and its files may still count as taken
+            memory_limit.drop_page_cache(say)
+            memory_limit.require_room(memory_limit.room_for(paths, engine, release, checkpoint), release)
+        say(f"{release.tag}: starting its server")
+        with (
+            started(paths, engine, tuned, checkpoint, gpus=gpus, timeout=timeout, say=say) as server,
+            Client.unix(server.socket, timeout=REQUEST_SECONDS) as client,
+        ):
+            try:
+                server.wait_ready(client)
+                yield OwnServer(tuned, checkpoint, server, client)
+            except StartFault as fault:
+                raise SmokeError(f"{release.tag}: {fault}", next_step=f"invoke smoke {release.tag}") from None
+            except (Wrong, Fault) as fault:
+                died = f"; the container {reason}" if (reason := server.exit_reason(wait=2)) else ""
+                raise SmokeError(
+                    f"{release.tag}: {fault}{died}\n{running.last_lines(server.log()) if died else ''}".rstrip(),
+                    next_step=f"invoke smoke {release.tag} says what its server does and does not do",
+                ) from None

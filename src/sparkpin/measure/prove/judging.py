@@ -1,0 +1,57 @@
+"""How far two readings of one prompt are apart, and from which distance on that is no rounding. Pure.
+
+A distance is sqrt(2 KL), the KL averaged over the tokens that were said until the two part: of small differences it is
+about their standard deviation, in nats. The bound comes from readings that must be the same but for rounding: each
+prompt cold and alone, and cold among others. Where their logarithms are about normal, a bound is passed by chance in
+one of a hundred runs, all comparisons of a run together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, median
+
+import numpy as np
+
+from sparkpin.measure.quality.distance import Rows, kl, until_they_part
+from sparkpin.measure.student_t import t_beyond
+
+ALARMS = 0.01  # of sound runs that may say that something was found
+LEAST = 0.01  # nats: smaller differences are never told
+ALIKE = 0.3  # at least so much do logarithms of distances differ
+SCALE = 1 / NormalDist().inv_cdf(0.75)  # of a median absolute deviation, to a standard deviation
+MOVED = 0.1  # nats: other text has to move the answers so much, or the model is blind to its context
+AGAIN = 2.0  # an answer whose request was begun again may differ by this part of what other text does
+IN_CACHE = 8.0  # one with answers in the cache, where nobody can see how far reading and decoding differ
+
+
+def distance(one: Rows, other: Rows, top: int) -> float:
+    """In nats. Rows of answers to the same prompt."""
+    count, _ = until_they_part(one, other)
+    if not count:
+        return 0.0 if len(one) == len(other) else math.inf
+    return float(np.sqrt(2 * kl(one.first(count), other.first(count), top).mean()))
+
+
+def bound(floor: Sequence[float], tests: int) -> float:
+    """From which distance on one of `tests` distances is no chance. By median and median deviation: a few readings of
+    `floor` may be damaged themselves."""
+    if len(floor) < 2:
+        return math.inf
+    logs = [math.log(max(value, LEAST / 10)) for value in floor]
+    middle = median(logs)
+    spread = max(ALIKE, SCALE * median(abs(value - middle) for value in logs))
+    # The median of n is by sqrt(pi / 2) less sure than their mean.
+    t = t_beyond(ALARMS / max(tests, 1), len(logs) - 1) * math.sqrt(1 + math.pi / (2 * len(logs)))
+    return max(LEAST, math.exp(middle + t * spread))
+
+
+def is_blind(control: Sequence[float]) -> bool:
+    """control: what other text in the first third of a prompt does to the answers, in nats."""
+    return not control or median(control) < MOVED
+
+
+def is_unstable(bound: float, control: Sequence[float]) -> bool:
+    """Whether rounding alone hides what other text does: nothing can be told of the numbers then."""
+    return not bound < median(control)

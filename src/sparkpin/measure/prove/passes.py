@@ -1,0 +1,116 @@
+"""The ways to come to the same prompt, each a list of requests. Pure: what is sent, and in what order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sparkpin.measure.prove.asking import Prompt
+from sparkpin.measure.prove.sessions import Turn
+
+AT_ONCE = 16
+TOKENS = 16  # of an answer
+READ_AT = (TOKENS - 1, TOKENS // 2)  # tokens of an answer that are read again, with its prompt
+CONTROLS = 4  # prompts that are asked with other text
+PARTS = 4  # of the cache, each filled between two sessions
+
+Stop = Literal["", "amid its answer", "amid its prompt"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One request. key: which prompt's answer this is, None where nobody compares it; wave: those of one number, next
+    to each other, are sent at once, 0 alone; salt: requests with another one share no block of the cache.
+    """
+
+    prompt: Prompt
+    salt: str
+    key: int | None = None
+    tokens: int = TOKENS
+    wave: int = 0
+    stop: Stop = ""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """cold: nothing of it may come from the cache. words: as a person says it."""
+
+    name: str
+    words: str
+    cold: bool = False
+
+
+COLD = Pass("cold", "cold, alone", cold=True)
+COMPANY = Pass("company", f"cold, {AT_ONCE} at once", cold=True)
+CONTROL = Pass("control", "other text in the first third", cold=True)
+WARM = Pass("warm", "warm, turn by turn")
+RESUMED = Pass("resumed", "broken off, and asked again")
+TOGETHER = Pass("together", f"warm, {AT_ONCE} at once")
+EVICTED = Pass("evicted", "warm, while others fill the cache")
+READ = Pass("read", "decoded, then read as a prompt", cold=True)
+CROWDED = (COMPANY, TOGETHER)
+TRIED = (WARM, RESUMED, TOGETHER, EVICTED, COMPANY, READ)
+"""Those in which something may be found, the simplest to repeat first."""
+
+
+def salts(seed: str) -> Iterator[str]:
+    chance = random.Random(seed)
+    while True:
+        yield f"prove-{chance.randrange(1 << 64):016x}"
+
+
+def company(prompts: Sequence[Prompt], salt: Iterator[str]) -> list[Step]:
+    return [Step(prompt, next(salt), key, wave=1) for key, prompt in enumerate(prompts)]
+
+
+def warm(prompts: Sequence[Prompt], salt: str) -> list[Step]:
+    """All sessions share their beginning, each turn what came before it."""
+    return [Step(prompt, salt, key) for key, prompt in enumerate(prompts)]
+
+
+def resumed(prompts: Sequence[Prompt], turns: Sequence[Turn], salt: str) -> list[Step]:
+    found = []
+    for key, (prompt, turn) in enumerate(zip(prompts, turns, strict=True)):
+        stop: Stop = "amid its prompt" if (turn.session + turn.number) % 2 else "amid its answer"
+        found += [Step(prompt, salt, tokens=4 * TOKENS, stop=stop), Step(prompt, salt, key)]
+    return found
+
+
+def together(prompts: Sequence[Prompt], salt: str, seed: int) -> list[Step]:
+    """First while the others' blocks come about, then from them, in another order."""
+    keys = list(range(len(prompts)))
+    random.Random(f"together {seed}").shuffle(keys)
+    first = [Step(prompts[key], salt, key, wave=1) for key in range(len(prompts))]
+    return first + [Step(prompts[key], salt, key, wave=2) for key in keys]
+
+
+def evicted(
+    prompts: Sequence[Prompt], turns: Sequence[Turn], fillers: Sequence[Prompt], salt: Iterator[str]
+) -> list[Step]:
+    """Each session from the cache, with a part of it filled by strangers between two. Later ones find less."""
+    own, other = next(salt), next(salt)
+    found = [Step(prompt, own, tokens=1) for prompt in prompts]
+    sessions = sorted({turn.session for turn in turns})
+    for place, session in enumerate(sessions):
+        share = fillers[place * len(fillers) // len(sessions) : (place + 1) * len(fillers) // len(sessions)]
+        found += [Step(filler, other, tokens=1) for filler in share]
+        found += [Step(prompts[key], own, key) for key, turn in enumerate(turns) if turn.session == session]
+    return found
+
+
+def control(others: Sequence[Prompt], keys: Sequence[int], salt: Iterator[str]) -> list[Step]:
+    return [Step(prompt, next(salt), key) for key, prompt in zip(keys, others, strict=True)]
+
+
+def waves(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """What is sent at once."""
+    group: list[Step] = []
+    for step in steps:
+        if group and (not step.wave or step.wave != group[-1].wave):
+            yield group
+            group = []
+        group.append(step)
+    if group:
+        yield group

@@ -1,0 +1,263 @@
+"""One server asked for the same prompts in every way, each pass kept as soon as it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparkpin.core import files
+from sparkpin.core.terminal import Say
+from sparkpin.measure.prove import judging, passes
+from sparkpin.measure.prove.asking import HITS, PREEMPTED, Prompt, ProvedEndpoint, Said, drafts
+from sparkpin.measure.prove.passes import READ_AT, TOKENS, Pass, Step
+from sparkpin.measure.prove.record import FORM, UNFINISHED, said_of, said_to_json
+from sparkpin.measure.prove.sessions import UNKNOWN_BLOCK, Shape, Turn, sessions
+from sparkpin.measure.quality.distance import Rows
+from sparkpin.smoke import metrics
+from sparkpin.smoke.replies import Fault
+
+EARLY = 0.15  # seconds after which a client goes away while its prompt is read
+SETTLE = 0.5  # seconds in which a server's counters follow its answers
+FILL_SECONDS = 90.0  # that filling the cache may take
+ROOM = 8192  # tokens, where nobody tells how long a request may be
+WORDY = 1000  # characters that tell how many make a token
+TOLD = 10.0  # seconds between two lines of a pass
+
+
+@dataclass
+class Seen:
+    """Of a pass: answers by prompt, in the order of its steps. preempted: requests that had to make room for others and
+    were begun again, None where nobody tells."""
+
+    said: list[tuple[int, Said]] = field(default_factory=list)
+    hits: int | None = None
+    asked: int = 0
+    seconds: float = 0.0
+    preempted: int | None = None
+
+
+@dataclass
+class Proof:
+    """A run. cold: the answers that others are compared with; done: by the pass's name."""
+
+    met: ProvedEndpoint
+    seed: int
+    turns: list[Turn]
+    shape: Shape
+    say: Say
+    prompts: list[Prompt] = field(default_factory=list)
+    done: dict[str, Seen] = field(default_factory=dict)
+    sent: dict[str, list[Step]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    salt: Iterator[str] = field(default_factory=lambda: passes.salts(secrets.token_hex(8)))
+
+    @property
+    def cold(self) -> list[Said]:
+        return [said for _, said in self.done[passes.COLD.name].said]
+
+    def run(self, folder: Path, *, resume: bool) -> None:
+        """All passes that are not done yet. Fault or Wrong where the server does not answer."""
+        if resume:
+            self.take(folder)
+        if not self.prompts:
+            self.timed(passes.COLD, self.read_cold)
+            self.keep(folder)
+        salt, prompts, turns = self.salt, self.prompts, self.turns
+        plans: list[tuple[Pass, Callable[[], list[Step]]]] = [
+            (passes.CONTROL, self.controls),
+            (passes.COMPANY, lambda: passes.company(prompts, salt)),
+            (passes.WARM, lambda: passes.warm(prompts, next(salt))),
+            (passes.RESUMED, lambda: passes.resumed(prompts, turns, next(salt))),
+            (passes.TOGETHER, lambda: passes.together(prompts, next(salt), self.seed)),
+            (passes.EVICTED, self.evictions),
+            (passes.READ, self.readings),
+        ]
+        for one, plan in plans:
+            steps = plan()
+            self.sent[one.name] = steps
+            if steps and one.name not in self.done:
+                self.timed(one, lambda seen, steps=steps, one=one: self.send_all(one, steps, seen))  # type: ignore[misc]
+                self.keep(folder)
+
+    def timed(self, one: Pass, act: Callable[[Seen], None]) -> None:
+        seen, begin, before = Seen(), time.monotonic(), self.counted()
+        act(seen)
+        seen.seconds = round(time.monotonic() - begin, 1)
+        time.sleep(SETTLE)
+        grown = [None if None in pair else pair[1] - pair[0] for pair in zip(before, self.counted(), strict=True)]  # type: ignore[operator]
+        seen.hits, seen.preempted = grown
+        told = [said.cached for _, said in seen.said]
+        if seen.hits is None and None not in told:
+            seen.hits = sum(cached or 0 for cached in told)
+        self.done[one.name] = seen
+        self.met.client.exchanges.clear()  # megabytes of log-probabilities
+        hits = "" if seen.hits is None else f", {seen.hits:,} of {seen.asked:,} prompt tokens from the cache"
+        self.say(f"{one.words}: {len(seen.said)} answers in {seen.seconds:.0f} s{hits}")
+
+    def counted(self) -> tuple[int | None, int | None]:
+        """Tokens from the cache, and preemptions, since the server began."""
+        text = self.met.scraped()
+        found = (metrics.total(text, name) for name in (HITS, PREEMPTED))
+        hits, preempted = (None if value is None else int(value) for value in found)
+        return hits, preempted
+
+    def read_cold(self, seen: Seen) -> None:
+        """Each turn is built on the answer to the one before it."""
+        prompt: Prompt = []
+        for key, turn in enumerate(self.turns):
+            answer = seen.said[-1][1] if turn.number else None
+            prompt = self.met.begun(turn, prompt if turn.number else [], answer)
+            self.prompts.append(prompt)
+            said = self.met.ask(prompt, next(self.salt), TOKENS)
+            seen.said.append((key, said))
+            seen.asked += said.prompt
+
+    def controls(self) -> list[Step]:
+        """Those whose other text is as far from the end as it gets are the strictest: of each length some."""
+        keys = list(range(0, len(self.prompts), max(1, len(self.prompts) // passes.CONTROLS)))[: passes.CONTROLS]
+        return passes.control([self.met.other(self.prompts[key], key) for key in keys], keys, self.salt)
+
+    def evictions(self) -> list[Step]:
+        size, cold = self.met.capacity, self.done[passes.COLD.name]
+        if not self.met.exact or not size:
+            self.note("eviction was not tried: nobody tells how many tokens the cache holds")
+            return []
+        seconds = size * cold.seconds / max(cold.asked, 1)
+        if seconds > FILL_SECONDS:
+            self.note(f"eviction was not tried: filling {size:,} tokens of cache would take {seconds:.0f} s")
+            return []
+        chance, known = random.Random(f"filler {self.seed}"), sorted({token for one in self.prompts for token in one})
+        length = max(min(self.shape.room, size // 8), 1)
+        fillers = [chance.choices(known, k=length) for _ in range(-(-size // length))]
+        return passes.evicted(self.prompts, self.turns, fillers, self.salt)
+
+    def readings(self) -> list[Step]:
+        """Every other turn, cold. A key is the turn's times the number of places, and the place's."""
+        if not self.met.exact:
+            self.note("what was decoded was not read again: messages do not say tokens")
+            return []
+        found = []
+        for key in range(0, len(self.prompts), 2):
+            answer = [int(token) for token in self.cold[key].rows.tokens]
+            for number, place in enumerate(READ_AT):
+                if place < len(answer):
+                    prompt = [*self.prompts[key], *answer[:place]]
+                    found.append(Step(prompt, next(self.salt), key * len(READ_AT) + number, tokens=1))
+        return found
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def send_all(self, one: Pass, steps: Sequence[Step], seen: Seen) -> None:
+        told, done = time.monotonic(), 0
+        for group in passes.waves(steps):
+            for step, said in zip(group, send(self.met, group), strict=True):
+                seen.asked += said.prompt if said else len(step.prompt) if self.met.exact else 0
+                if said and step.key is not None:
+                    seen.said.append((step.key, said))
+            done += len(group)
+            if time.monotonic() - told > TOLD:
+                told = time.monotonic()
+                self.say(f"  {one.words}: {done} of {len(steps)} requests")
+
+    def distances(self, one: Pass) -> list[tuple[int, float]]:
+        """Key and distance of each answer of a pass, from the cold one."""
+        seen, top = self.done.get(one.name), max(self.met.top, 1)
+        if not seen:
+            return []
+        if one is not passes.READ:
+            return [(key, judging.distance(self.cold[key].rows, said.rows, top)) for key, said in seen.said]
+        found: dict[int, list[float]] = {}
+        for number, said in seen.said:
+            key, place = number // len(READ_AT), READ_AT[number % len(READ_AT)]
+            found.setdefault(key, []).append(read_distance(self.cold[key], said, place, top))
+        return [(key, (sum(one**2 for one in each) / len(each)) ** 0.5) for key, each in found.items()]
+
+    def keep(self, folder: Path) -> None:
+        files.write_json(folder / UNFINISHED, {"of": self.identity(), "prompts": self.prompts, "done": self.told()})
+
+    def told(self) -> dict[str, Any]:
+        return {
+            name: {
+                "said": [[key, said_to_json(said)] for key, said in seen.said],
+                "hits": seen.hits,
+                "asked": seen.asked,
+                "seconds": seen.seconds,
+                "preempted": seen.preempted,
+            }
+            for name, seen in self.done.items()
+        }
+
+    def identity(self) -> list[Any]:
+        """What a run must have in common with one that it goes on with."""
+        met, shape = self.met, self.shape
+        asked = [shape.seed, shape.sessions, shape.turns, shape.block, shape.room]
+        return [FORM, met.model, met.version, met.exact, met.top, *asked]
+
+    def take(self, folder: Path) -> None:
+        """What a run left that was broken off. Of another server or plan: nothing."""
+        try:
+            kept = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            self.say("there is no run to go on with: from the beginning")
+            return
+        if kept.get("of") != self.identity():
+            self.say("the run that was broken off was of another model, vLLM or plan: from the beginning")
+            return
+        self.prompts = kept["prompts"]
+        for name, seen in kept["done"].items():
+            said = [(key, said_of(value)) for key, value in seen["said"]]
+            self.done[name] = Seen(said, seen["hits"], seen["asked"], seen["seconds"], seen["preempted"])
+        self.say(f"{len(self.done)} passes are known")
+
+
+def read_distance(decoded: Said, read: Said, place: int, top: int) -> float:
+    """Between a token as it was decoded, and as it is read after those before it."""
+    rows, one = decoded.rows, slice(place, place + 1)
+    own = Rows(rows.ids[one], rows.logprobs[one], rows.tokens[one], rows.chosen[one])
+    return judging.distance(own, read.rows, top)
+
+
+def begun(met: ProvedEndpoint, seed: int, count: tuple[int, int], say: Say) -> Proof:
+    """A run that has asked for nothing yet. count: sessions, and turns of each."""
+    text = "The build of a node keeps a log of each step, and the index of its files. " * (WORDY // 70)
+    wordy = len(text) / len(met.rendered([{"role": "user", "content": text}])) if met.exact else 4.0
+    room = (met.room or ROOM) - 5 * TOKENS
+    shape = Shape(seed, *count, met.block or min(UNKNOWN_BLOCK, room // 4), room, wordy)
+    return Proof(met, seed, sessions(shape), shape, say)
+
+
+def send(met: ProvedEndpoint, steps: Sequence[Step]) -> list[Said | None]:
+    """At once, where there are several."""
+    if len(steps) == 1:
+        return [send_one(met, steps[0])]
+    with ThreadPoolExecutor(passes.AT_ONCE) as threads:
+        return list(threads.map(lambda step: send_one(met, step), steps))
+
+
+def send_one(met: ProvedEndpoint, step: Step) -> Said | None:
+    """None of a request that its client broke off."""
+    if not step.stop:
+        return met.ask(step.prompt, step.salt, step.tokens)
+    body = met.body(step.prompt, step.salt, step.tokens, stream=True)
+    if step.stop == "amid its answer":
+        met.client.abandon(met.path, body)
+    else:
+        with contextlib.suppress(Fault):
+            met.client.post(met.path, body, timeout=EARLY)
+    return None
+
+
+def drafted(met: ProvedEndpoint) -> tuple[int, int]:
+    """Tokens that were drafted and accepted so far, (0, 0) where nobody drafts or tells."""
+    counts = drafts(met.scraped())
+    return (counts.drafted, counts.accepted) if counts else (0, 0)

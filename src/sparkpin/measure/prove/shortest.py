@@ -1,0 +1,180 @@
+"""A difference that was seen: seen again, made as short as it gets, and written down so that others can see it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkpin.core import files
+from sparkpin.core.errors import InputError
+from sparkpin.measure.prove import judging, passes
+from sparkpin.measure.prove.asking import Prompt, ProvedEndpoint, Said
+from sparkpin.measure.prove.passes import TOKENS, Pass, Step
+from sparkpin.measure.prove.record import said_to_json
+from sparkpin.measure.prove.run import Proof, read_distance, send
+from sparkpin.measure.prove.shrinking import cut, fewer
+from sparkpin.smoke.answers import Wrong
+
+AGAIN = 2  # tries to see it once more
+TRIES = 12  # of leaving out requests, and as many of cutting tokens
+SECONDS = 60.0  # that all of them may take
+LEAST_CUT = 16  # tokens
+HOW = (
+    "Send the requests in order; those of one `wave` other than 0 at once; break off those with a `stop`. Then send "
+    "the last one again with a cache_salt of its own (`alone`). The two answers should be the same."
+)
+HOW_READ = (
+    "Send the request. Then send `alone`: its prompt with the first `place` tokens of its answer, with a cache_salt of "
+    "its own. The token that follows should have the log-probabilities that it was decoded with."
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Requests whose last one is further from the same one alone than `bound`. place: of the token of its answer that
+    is compared with the same one read, None for the whole answer."""
+
+    steps: tuple[Step, ...]
+    bound: float
+    place: int | None = None
+
+
+@dataclass(frozen=True)
+class Tried:
+    distance: float
+    seen: Said
+    alone: Said
+
+
+def trial_of(proof: Proof, one: Pass, key: int, bound: float) -> Trial:
+    """The requests of a pass up to that answer, which comes last."""
+    if one is passes.READ:
+        return Trial((Step(proof.prompts[key], "", key),), bound, passes.READ_AT[0])
+    steps = proof.sent[one.name]
+    last = max(place for place, step in enumerate(steps) if step.key == key)
+    end = last + 1
+    while end < len(steps) and steps[last].wave and steps[end].wave == steps[last].wave:
+        end += 1
+    return Trial((*steps[:last], *steps[last + 1 : end], steps[last]), bound)
+
+
+def tried(met: ProvedEndpoint, proof: Proof, trial: Trial) -> Tried:
+    """Sent with new salts; then its last request alone."""
+    new = dict[str, str]()
+    steps = [dataclasses.replace(step, salt=new.setdefault(step.salt, next(proof.salt))) for step in trial.steps]
+    seen: Said | None = None
+    for group in passes.waves(steps):
+        seen = send(met, group)[-1]
+    if seen is None:
+        raise Wrong("the last request was broken off")
+    prompt, top = steps[-1].prompt, max(met.top, 1)
+    if trial.place is None:
+        alone = met.ask(prompt, next(proof.salt), TOKENS)
+        return Tried(judging.distance(alone.rows, seen.rows, top), seen, alone)
+    answer = [int(token) for token in seen.rows.tokens]
+    place = min(trial.place, len(answer) - 1)
+    alone = met.ask([*prompt, *answer[:place]], next(proof.salt), 1)
+    return Tried(read_distance(seen, alone, place, top), seen, alone)
+
+
+def without(steps: Sequence[Step], begin: int, end: int) -> tuple[Step, ...]:
+    """Tokens [begin, end) of the last prompt cut out of all prompts that have them in the same place."""
+    last = steps[-1].prompt
+    found = []
+    for step in steps:
+        prompt: Prompt = step.prompt
+        if prompt[:end] == last[:end] and len(prompt) > end:
+            prompt = [*prompt[:begin], *prompt[end:]]
+        elif len(prompt) > begin and prompt == last[: len(prompt)]:
+            prompt = prompt[:begin] or prompt[:1]
+        found.append(dataclasses.replace(step, prompt=prompt))
+    return tuple(found)
+
+
+def shortest(met: ProvedEndpoint, proof: Proof, trial: Trial) -> tuple[Trial, Tried, int]:
+    """The shortest trial that was found, what it showed, and how often the first one showed it again. Where it never
+    did, that one stays."""
+    until = time.monotonic() + SECONDS
+    first = [tried(met, proof, trial) for _ in range(AGAIN)]
+    again = sum(one.distance > trial.bound for one in first)
+    best, shown = trial, max(first, key=lambda one: one.distance)
+    if not again:
+        return best, shown, again
+
+    def shows(steps: Sequence[Step]) -> bool:
+        nonlocal best, shown
+        if time.monotonic() > until:
+            return False
+        attempt = dataclasses.replace(trial, steps=tuple(steps))
+        seen = tried(met, proof, attempt)
+        if seen.distance <= trial.bound:
+            return False
+        best, shown = attempt, seen
+        return True
+
+    fewer(best.steps, shows, TRIES)
+    if met.exact:
+        size = len(best.steps[-1].prompt)
+        cut(size, lambda begin, end: shows(without(best.steps, begin, end)), TRIES, LEAST_CUT)
+    return best, shown, again
+
+
+def write(path: Path, met: ProvedEndpoint, trial: Trial, shown: Tried, words: str) -> None:
+    """A line of JSON for what it is, one for each request, one for the request alone, one for the answers."""
+    prompt = trial.steps[-1].prompt
+    alone = met.body(prompt, "alone", TOKENS)
+    if trial.place is not None:
+        answer = [int(token) for token in shown.seen.rows.tokens]
+        alone = met.body([*prompt, *answer[: trial.place]], "alone", 1)
+    head = {
+        "sparkpin_prove": 1,
+        "seen": words,
+        "difference": round(shown.distance, 4),
+        "bound": round(trial.bound, 4),
+        "model": met.model,
+        "vllm": met.version,
+        "path": met.path,
+        "top": met.top,
+        "place": trial.place,
+        "how": HOW if trial.place is None else HOW_READ,
+    }
+    lines: list[dict[str, Any]] = [head]
+    lines += [
+        {"wave": step.wave, "stop": step.stop, "body": met.body(step.prompt, step.salt, step.tokens)}
+        for step in trial.steps
+    ]
+    lines += [{"alone": alone}, {"answer": said_to_json(shown.seen), "answer_alone": said_to_json(shown.alone)}]
+    with files.atomic_file(path) as file:
+        file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
+
+
+def read(path: Path, met: ProvedEndpoint) -> tuple[Trial, dict[str, Any]]:
+    """The trial of a file that `write` wrote, and its first line. InputError for another file."""
+    try:
+        head, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+        found = []
+        for line in lines[:-2]:
+            body = line["body"]
+            prompt = body["prompt"] if head["path"] == "/v1/completions" else body["messages"]
+            key = None if line["stop"] else 0
+            salt = body.get("cache_salt", "")
+            found.append(Step(prompt, salt, key, body["max_tokens"], line["wave"], line["stop"]))
+        trial = Trial(tuple(found), float(head["bound"]), head["place"])
+        if head["sparkpin_prove"] != 1 or not found:
+            raise KeyError("sparkpin_prove")
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise InputError(
+            f"{path}: saw no session of invoke prove ({type(error).__name__}: {error})",
+            next_step="name the file that its verdict names, ending in -session.jsonl",
+        ) from None
+    if head["path"] != met.path:
+        raise InputError(
+            f"{path}: its requests are for {head['path']}; this server is asked at {met.path}",
+            next_step="replay it at a server that takes prompts as tokens",
+        )
+    return trial, head

@@ -1,0 +1,212 @@
+"""What a run comes to: its record, with one line that says it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from sparkpin.measure.prove import judging, passes, record, shortest
+from sparkpin.measure.prove.passes import Pass
+from sparkpin.measure.prove.record import Finding, PassResult, ProveRecord
+from sparkpin.measure.prove.run import Proof
+from sparkpin.measure.prove.sessions import Turn
+from sparkpin.releases.record import now
+
+POWER = Path(__file__).parent / "power.json"
+"""Planted faults, and by how much each was beyond its bound: tests/e2e/measure/test_prove_vllm.py measures them."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """In nats, of a prompt that was come to in another way.
+
+    first: where all that came from the cache was read; grown: where answers lie in it, which were decoded, and so are
+    rounded in another way; decoded: of what was decoded itself, against reading it, where the kernels differ and a
+    single token may be far off; begun_again: of an answer whose request was preempted, and read what it had decoded.
+    """
+
+    noise: float | None  # median distance of two cold readings
+    first: float
+    grown: float
+    decoded: float
+    begun_again: float
+    control: tuple[float, ...]
+
+    @property
+    def moved(self) -> float:
+        return median(self.control) if self.control else 0.0
+
+    def of(self, one: Pass, turn: Turn, preempted: int | None) -> float:
+        """A cold prompt is read as a whole, whatever it holds. preempted: a request that was begun again reads what it
+        had decoded; among others, that may be so where nobody tells."""
+        if one is passes.READ:
+            return self.decoded
+        if one in passes.CROWDED and preempted != 0:
+            return self.begun_again
+        return self.grown if turn.number and not one.cold else self.first
+
+
+def bounds(proof: Proof) -> Bounds:
+    floor = [distance for _, distance in proof.distances(passes.COMPANY)]
+    control = tuple(distance for _, distance in proof.distances(passes.CONTROL))
+    tests = sum(len(proof.distances(one)) for one in passes.TRIED)
+    first = judging.bound(floor, tests)
+    read = [distance for _, distance in proof.distances(passes.READ)]
+    moved = median(control) if control else 0.0
+    grown = max(first, median(read) if read else moved / judging.IN_CACHE)
+    return Bounds(
+        median(floor) if floor else None, first, grown, max(first, moved), max(grown, moved / judging.AGAIN), control
+    )
+
+
+@dataclass(frozen=True)
+class Beyond:
+    one: Pass
+    key: int
+    distance: float
+
+
+def beyond(proof: Proof, found: Bounds) -> list[Beyond]:
+    """The simplest way first, of each the shortest prompt that is clearly beyond: half as far as the furthest."""
+    every = []
+    for one in passes.TRIED:
+        preempted = proof.done[one.name].preempted if one.name in proof.done else None
+        own = [
+            Beyond(one, key, far)
+            for key, far in proof.distances(one)
+            if far > found.of(one, proof.turns[key], preempted)
+        ]
+        most = max((each.distance for each in own), default=0.0)
+        every += sorted(own, key=lambda each: (each.distance < most / 2, len(str(proof.prompts[each.key]))))
+    return every
+
+
+def hits(proof: Proof) -> tuple[int | None, int | None]:
+    """Prompt tokens from the cache, of the passes that should find some, and of those that should find none."""
+
+    def of(cold: bool) -> int | None:
+        asked = (passes.COLD, passes.CONTROL, *passes.TRIED)
+        known = [proof.done[one.name].hits for one in asked if one.cold == cold and one.name in proof.done]
+        return None if not known or None in known else sum(value or 0 for value in known)
+
+    return of(cold=False), of(cold=True)
+
+
+def power() -> str:
+    faults = json.loads(POWER.read_text(encoding="utf-8"))["faults"]
+    return f"{sum(one['found'] for one in faults.values())} of {len(faults)}"
+
+
+def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
+    """Why nothing found would mean nothing; "" where it means something."""
+    warm, cold = hits(proof)
+    if judging.is_unstable(found.first, found.control) and not judging.is_blind(found.control):
+        return (
+            f"not stable: cold readings differ so much that {found.first:.2g} nats may be rounding, and other text in "
+            f"the first third of a prompt does {found.moved:.2g}"
+        )
+    if judging.is_blind(found.control):
+        return (
+            f"blind: this model does not use its context: other text in the first third of a prompt moves it by "
+            f"{found.moved:.2g} nats, wanted {judging.MOVED} at least"
+        )
+    if warm is None:
+        return "" if drafted else "the server does not say whether a prompt came from its cache"
+    if cold:
+        return f"{cold:,} tokens that were to be cold came from the cache: it takes no cache_salt, or others ask it"
+    if not warm and not drafted:
+        return (
+            "no token of any prompt came from a cache, and nothing was drafted: both are off, or prompts are too short"
+        )
+    return ""
+
+
+def concluded(proof: Proof, folder: Path, what: str, seconds: float, counts: tuple[int, int]) -> ProveRecord:
+    """counts: tokens that were drafted and accepted. Asks the server again where something was found."""
+    found, time = bounds(proof), now()
+    warm, _ = hits(proof)
+    every, why = beyond(proof, found), unproven(proof, found, counts[0])
+    unstable = why.startswith("not stable")
+    results = tuple(result_of(proof, one, found) for one in (passes.CONTROL, *passes.TRIED) if one.name in proof.done)
+    turns = sum(len(proof.distances(one)) for one in passes.TRIED)
+    finding: Finding | None = None
+    verdict: Literal["nothing found", "found", "cannot tell"]
+    if every and not unstable:
+        finding, line = told(proof, every[0], found, folder / f"{record.file_name(time)}-session.jsonl")
+        verdict = "found"
+    elif why:
+        verdict, line = "cannot tell", f"cannot tell: {why}"
+    else:
+        verdict = "nothing found"
+        parts = [f"nothing found in {turns} answers of {len(proof.prompts)} turns"]
+        least = f"{found.first:.2g} nats ({found.grown:.2g} where answers lie in the cache)"
+        parts.append(f"a difference of {least} would have been seen; other text does {found.moved:.2g}")
+        parts.append(f"{warm:,} prompt tokens came from the cache" if warm else "THE CACHE WAS NOT IN USE")
+        parts.append(f"{counts[0]:,} tokens were drafted" if counts[0] else "nothing was drafted")
+        parts.append(f"of planted faults this finds {power()}")
+        line = "; ".join(parts)
+    return ProveRecord(
+        time=time,
+        what=what,
+        model=proof.met.model,
+        vllm=proof.met.version,
+        verdict=verdict,
+        line=line,
+        turns=turns,
+        seconds=round(seconds, 1),
+        noise=found.noise,
+        least=found.first if found.noise is not None else None,
+        control=found.moved if found.control else None,
+        block=proof.met.block,
+        drafted=counts[0] or None,
+        accepted=counts[1] if counts[0] else None,
+        passes=results,
+        finding=finding,
+        others=max(0, len(every) - 1) if not unstable else 0,
+        notes=(*proof.met.notes, *proof.notes),
+    )
+
+
+def result_of(proof: Proof, one: Pass, found: Bounds) -> PassResult:
+    seen = proof.done[one.name]
+    return PassResult(
+        name=one.name,
+        words=one.words,
+        distances=tuple(distance for _, distance in proof.distances(one)),
+        hits=seen.hits,
+        asked=seen.asked,
+        seconds=seen.seconds,
+        preempted=seen.preempted,
+        bounds=()
+        if one is passes.CONTROL
+        else tuple(found.of(one, proof.turns[key], seen.preempted) for key, _ in proof.distances(one)),
+    )
+
+
+def told(proof: Proof, first: Beyond, found: Bounds, path: Path) -> tuple[Finding, str]:
+    turn = proof.turns[first.key]
+    bound = found.of(first.one, turn, proof.done[first.one.name].preempted)
+    proof.say(f"found: {first.one.words}, {turn.name}: {first.distance:.2g} nats; looking for the shortest session")
+    trial, shown, again = shortest.shortest(proof.met, proof, shortest.trial_of(proof, first.one, first.key, bound))
+    words = f"{first.one.words}, {turn.name}"
+    shortest.write(path, proof.met, trial, shown, words)
+    finding = Finding(
+        way=first.one.words,
+        turn=turn.name,
+        distance=first.distance,
+        bound=bound,
+        again=again,
+        tries=shortest.AGAIN,
+        requests=len(trial.steps),
+        tokens=len(trial.steps[-1].prompt),
+    )
+    what = "tokens" if proof.met.exact else "messages"
+    line = (
+        f"FOUND: {words}: {first.distance:.2g} nats from the cold answer, where {bound:.2g} may be rounding; seen "
+        f"again in {again} of {shortest.AGAIN} tries; {finding.requests} requests, the last of {finding.tokens:,} "
+        f"{what}: {path}"
+    )
+    return finding, line

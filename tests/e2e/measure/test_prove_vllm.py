@@ -1,0 +1,167 @@
+"""`invoke prove` at real servers: it finds nothing in sound ones, and each fault that is planted into vLLM.
+
+A model with random weights whose every token depends on all before it: that of the scripted one does not. What a fault
+cannot change (cold prompts, and those of ways in which it is not looked for) is asked once, of the sound server.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import random_model
+from checkout import PROJECT
+from sabotaged import installed, switch
+
+from sparkpin.commands import prove as command
+from sparkpin.commands.prove import ProveOptions
+from sparkpin.core.errors import CorruptionError
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.measure.prove import passes, run, shortest, verdict
+from sparkpin.measure.prove.asking import ProvedEndpoint, meet
+from sparkpin.measure.prove.passes import Pass
+from sparkpin.measure.prove.run import Proof
+from sparkpin.pins.vllm_command import drop_flags, set_flag
+from sparkpin.releases.container import ready_timeout
+from sparkpin.releases.record import Release
+from sparkpin.serve.socket_port import listening
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.server import started
+
+ROOM = 4096
+ASKED = ProveOptions(model="", key="", seed=1, sessions=4, turns=3, replay="", resume=False, as_json=True)
+CACHED = {"--enable-prefix-caching": None, "--block-size": "128", "--num-gpu-blocks-override": "64"}
+"""Few blocks, so that they are soon used up; the size: see smoke/test_smoke_cached.py."""
+FAULTS = {
+    "state-not-restored": passes.WARM,
+    "state-one-block-late": passes.WARM,
+    "neighbours-block": passes.WARM,
+    "hit-off-by-one": passes.WARM,
+    "stale-after-eviction": passes.EVICTED,
+}
+DRAFTS = "drafts-kept"
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """A server that can be broken. folder: of its socket; port: on 127.0.0.1."""
+
+    met: ProvedEndpoint
+    folder: Path
+    port: int
+
+
+@contextmanager
+def serving(release: Release, flags: dict[str, str | None], folder: Path) -> Iterator[Faulty]:
+    argv = list(drop_flags(release.argv, "--no-enable-prefix-caching") if "--block-size" in flags else release.argv)
+    for name, value in {"--max-model-len": str(ROOM), "--max-num-seqs": "16", **flags}.items():
+        argv = set_flag(argv, name, value)
+    model = folder / "model"
+    random_model.plain(model, positions=2 * ROOM)
+    variant = installed(dataclasses.replace(release, argv=tuple(argv)), model)
+    own = dataclasses.replace(Paths.from_env(PROJECT), home=folder / "home")  # its containers are no leftovers of ours
+    engine = Engine.connect()
+    with (
+        started(own, engine, variant, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
+        Client.unix(server.socket, timeout=600) as client,
+    ):
+        server.wait_ready(client)
+        with listening(server.socket) as port:
+            yield Faulty(meet(client), server.socket.parent, port)
+
+
+@pytest.fixture(scope="module")
+def cached(stages: dict[str, Release], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
+    with serving(stages["hybrid"], CACHED, tmp_path_factory.mktemp("cached")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def sound(cached: Faulty, tmp_path_factory: pytest.TempPathFactory) -> Proof:
+    """All passes, of the server as it is."""
+    proof = run.begun(cached.met, 1, (4, 3), print)
+    proof.run(tmp_path_factory.mktemp("sound"), resume=False)
+    return proof
+
+
+def test_nothing_is_found_in_a_sound_server(sound: Proof, tmp_path: Path) -> None:
+    found = verdict.concluded(sound, tmp_path, "sound", 1.0, (0, 0))
+    assert found.verdict == "nothing found", found.line
+    assert found.control and found.least and found.control > 20 * found.least
+    hits = {one.name: one.hits or 0 for one in found.passes}
+    assert min(hits[one.name] for one in passes.TRIED if not one.cold) > 2000, hits
+    assert max(hits[one.name] for one in passes.TRIED if one.cold) == 0, hits
+    assert found.notes == ()
+
+
+def broken(sound: Proof, fault: str, one: Pass, folder: Path, cached: Faulty) -> Proof:
+    """The proof with that pass asked again of the server with the fault."""
+    proof = dataclasses.replace(sound, done={name: seen for name, seen in sound.done.items() if name != one.name})
+    switch(cached.folder, fault)
+    proof.run(folder, resume=False)
+    return proof
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str, sound: Proof, cached: Faulty, tmp_path: Path) -> None:
+    one = FAULTS[fault]
+    try:
+        proof = broken(sound, fault, one, tmp_path, cached)
+    finally:
+        switch(cached.folder, "")
+    bounds = verdict.bounds(proof)
+    every = verdict.beyond(proof, bounds)
+    print(fault, [round(far, 3) for _, far in proof.distances(one)], bounds)
+    assert {each.one for each in every} == {one}
+    assert max(each.distance for each in every) > 5 * bounds.grown, "not by chance"
+
+
+def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
+    sound: Proof, cached: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shortest, "SECONDS", 20.0)
+    try:
+        proof = broken(sound, "state-not-restored", passes.WARM, tmp_path, cached)
+        found = verdict.concluded(proof, tmp_path, "broken", 1.0, (0, 0))
+        assert found.verdict == "found" and found.finding and found.finding.again, found.line
+        assert found.finding.requests == 2
+        (path,) = tmp_path.glob("*-session.jsonl")
+        again = dataclasses.replace(ASKED, replay=str(path))
+        with pytest.raises(CorruptionError, match="seen again"):
+            command.prove(f"http://127.0.0.1:{cached.port}/v1", recipe=None, asked=again)
+    finally:
+        switch(cached.folder, "")
+    trial, _ = shortest.read(path, cached.met)
+    assert shortest.tried(cached.met, sound, trial).distance < trial.bound, "the mended server shows nothing"
+
+
+def test_what_drafts_leave_in_the_state_is_found(
+    stages: dict[str, Release], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("drafted")
+    with serving(stages["mtp"], {}, folder) as server:
+        for fault in ("", DRAFTS):
+            switch(server.folder, fault)
+            proof = run.begun(dataclasses.replace(server.met, block=64), 1, (3, 2), print)
+            # All others read no token of a draft: without a cache each is cold.
+            proof.done = {one.name: run.Seen() for one in passes.TRIED if one not in (passes.COMPANY, passes.READ)}
+            before = run.drafted(server.met)
+            proof.run(folder / fault, resume=False)
+            drafted, accepted = (now - then for now, then in zip(run.drafted(server.met), before, strict=True))
+            bounds = verdict.bounds(proof)
+            every = verdict.beyond(proof, bounds)
+            print(fault, [round(far, 3) for _, far in proof.distances(passes.READ)], bounds, drafted, accepted)
+            assert drafted > accepted, "some were refused"
+            assert {each.one for each in every} == ({passes.READ} if fault else set())
+
+
+def test_the_power_that_is_told_is_of_these_faults() -> None:
+    told = json.loads(verdict.POWER.read_text())
+    assert set(told["faults"]) == {*FAULTS, DRAFTS}
+    assert all(one["found"] and one["nats"] > one["bound"] for one in told["faults"].values())

@@ -1,0 +1,128 @@
+"""An OpenAI endpoint over a toy model: the next token follows from a hash of all that came before, so that any fault of
+a cache shows. For what no real server of ours does: telling no log-probabilities, wrong usage, noise. In this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import threading
+from dataclasses import dataclass, field
+from json import dumps
+from typing import Any
+
+import httpx
+
+from sparkpin.smoke.client import Client
+
+BLOCK = 16
+VOCABULARY = 64
+
+
+@dataclass
+class ToyEndpoint:
+    """logprobs, tokens, salts, metrics: what it takes or tells; noise: of its logits; sees: it uses more of its context
+    than the last token; caches: it has a prefix cache; fault: "lost", the state of a hit, or "kept", nothing is ever
+    cold; usage: what is added to the completion tokens of a stream."""
+
+    logprobs: bool = True
+    tokens: bool = True
+    salts: bool = True
+    metrics: bool = True
+    noise: float = 0.0
+    sees: bool = True
+    caches: bool = True
+    fault: str = ""
+    usage: int = 0
+    hits: int = 0
+    asked: int = 0
+    kept: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    chance: random.Random = field(default_factory=lambda: random.Random(1))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def client(self) -> Client:
+        transport = httpx.MockTransport(self.answer)
+        return Client(httpx.Client(transport=transport, base_url="http://toy"), timeout=10)
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        body = json.loads(request.content) if request.content else {}
+        with self.lock:
+            self.asked += 1
+            if path == "/v1/models":
+                return answered(200, json={"data": [{"id": "toy", "max_model_len": 4096}]})
+            if path == "/version":
+                return answered(200, json={"version": "toy"})
+            if path == "/metrics" and self.metrics:
+                sizes = f'block_size="{BLOCK}",enable_prefix_caching="{self.caches}",num_gpu_blocks="64"'
+                told = f"vllm:cache_config_info{{{sizes}}} 1.0\n"
+                return answered(
+                    200, text=f"{told}vllm:prefix_cache_hits_total {self.hits}\nvllm:num_preemptions_total 0\n"
+                )
+            if path == "/tokenize" and self.tokens:
+                text = json.dumps(body["messages"]) if "messages" in body else body["prompt"]
+                return answered(200, json={"tokens": list(text.encode())})
+            if path == "/v1/completions" and self.tokens:
+                return self.complete(body["prompt"], body, chat=False)
+            if path == "/v1/chat/completions":
+                return self.complete(list(json.dumps(body["messages"]).encode()), body, chat=True)
+            return answered(404, json={"error": "no such path"})
+
+    def complete(self, ids: list[int], body: dict[str, Any], *, chat: bool) -> httpx.Response:
+        if body.get("logprobs") and not self.logprobs:
+            return answered(400, json={"error": "logprobs are not supported"})
+        if "cache_salt" in body and not self.salts:
+            return answered(400, json={"error": "unknown field cache_salt"})
+        salt = "" if self.fault == "kept" else body.get("cache_salt", "")
+        ends = range(BLOCK, len(ids), BLOCK)
+        hit = 0 if not self.caches else max((end for end in ends if (salt, tuple(ids[:end])) in self.kept), default=0)
+        self.hits += hit
+        said, rows = list[int](), list[dict[int, float]]()
+        for _ in range(body["max_tokens"]):
+            rows.append(self.row([*ids, *said], hit))
+            said.append(max(rows[-1], key=lambda token: rows[-1][token]))
+        whole = [*ids, *said]
+        self.kept |= {(salt, tuple(whole[:end])) for end in range(BLOCK, len(whole), BLOCK)}
+        usage = {"prompt_tokens": len(ids), "completion_tokens": len(said)}
+        if body.get("stream"):
+            last = {"choices": [], "usage": usage | {"completion_tokens": len(said) + self.usage}}
+            return answered(200, text=f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n")
+        text = "".join(chr(48 + token) for token in said)
+        tops = [dict(sorted(row.items(), key=lambda pair: -pair[1])[:5]) for row in rows]
+        if chat:
+            told = [
+                {
+                    "token": str(token),
+                    "logprob": top[token],
+                    "top_logprobs": [{"token": str(one), "logprob": value} for one, value in top.items()],
+                }
+                for token, top in zip(said, tops, strict=True)
+            ]
+            choice = {"message": {"role": "assistant", "content": text}, "logprobs": {"content": told}}
+        else:
+            named = [{f"token_id:{token}": value for token, value in top.items()} for top in tops]
+            choice = {
+                "text": text,
+                "logprobs": {
+                    "tokens": [f"token_id:{token}" for token in said],
+                    "top_logprobs": named,
+                    "token_logprobs": [top[token] for token, top in zip(said, tops, strict=True)],
+                },
+            }
+        return answered(200, json={"choices": [choice], "usage": usage})
+
+    def row(self, ids: list[int], hit: int) -> dict[int, float]:
+        seen = ids[hit:] if self.fault == "lost" and hit else ids
+        seen = seen if self.sees else seen[-1:]
+        digest = hashlib.shake_256(str(seen).encode()).digest(VOCABULARY)
+        logits = [value / 16 + self.chance.gauss(0, self.noise) for value in digest]
+        total = math.log(sum(map(math.exp, logits)))
+        return {token: value - total for token, value in enumerate(logits)}
+
+
+def answered(status: int, *, text: str = "", json: Any = None) -> httpx.Response:
+    """A stream, as a client reads it."""
+    body = dumps(json) if json is not None else text
+    return httpx.Response(status, stream=httpx.ByteStream(body.encode()))

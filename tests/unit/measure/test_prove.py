@@ -1,0 +1,235 @@
+"""`invoke prove`: its parts, and the whole against a toy endpoint that can be made bad in every way."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from toy_endpoint import BLOCK, ToyEndpoint
+
+from sparkpin.commands import prove as command
+from sparkpin.commands.prove import ProveOptions
+from sparkpin.core.errors import CorruptionError, InputError, UntoldError
+from sparkpin.measure.prove import judging, passes, record, run, sessions, shortest
+from sparkpin.measure.prove.asking import meet
+from sparkpin.measure.prove.record import ProveRecord
+from sparkpin.measure.prove.sessions import Shape
+from sparkpin.measure.prove.shrinking import cut, fewer
+from sparkpin.measure.quality.distance import rows_of
+from sparkpin.measure.student_t import T_975, t_beyond
+
+SHAPE = Shape(1, 4, 3, 384, 8000, 1.0)
+ASKED = ProveOptions(model="", key="", seed=1, sessions=3, turns=3, replay="", resume=False, as_json=True)
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SETTLE", 0.0)  # the toy's counters are never late
+
+
+def proved(toy: ToyEndpoint, folder: Path, asked: ProveOptions = ASKED) -> ProveRecord:
+    with toy.client() as client:
+        return command.proved(meet(client), "toy", folder, asked)
+
+
+def test_sessions_are_the_same_each_time_and_end_about_where_a_block_does() -> None:
+    turns = sessions.sessions(SHAPE)
+    assert turns == sessions.sessions(SHAPE) and len(turns) == 12
+    assert len({turn.messages[0]["content"] for turn in turns if not turn.number}) == 1, "all share their beginning"
+    assert len({turn.messages[1]["content"] for turn in turns if not turn.number}) == 4
+    assert {turn.tokens % 384 for turn in turns} > {0, 1, 383}, "at the end of a block, before and behind it"
+    for own in sessions.lengths(SHAPE):
+        assert own == sorted(own) and len(set(own)) == 3
+    called = [message for turn in turns for message in turn.messages if message.get("tool_calls")]
+    answered = [message["tool_call_id"] for turn in turns for message in turn.messages if message["role"] == "tool"]
+    assert [one["tool_calls"][0]["id"] for one in called] == answered and len(answered) == 8
+    assert not sessions.sessions(replace(SHAPE, room=300)), "no room for a block"
+
+
+def test_a_prompt_is_cut_to_its_length_and_keeps_its_end() -> None:
+    ids = list(range(100))
+    assert sessions.fitted(ids, 60)[-sessions.END :] == ids[-sessions.END :] and len(sessions.fitted(ids, 60)) == 60
+    assert sessions.fitted(ids, 100) == sessions.fitted(ids, 200) == ids
+    assert len(sessions.fitted(ids, 10)) == 10
+    other = sessions.other_text(ids, 1)
+    assert other != ids and sorted(other) == ids and other[33:] == ids[33:]
+
+
+def test_distance_is_nothing_for_the_same_and_great_where_the_first_token_differs() -> None:
+    one = rows_of([{1: -0.1, 2: -3.0}, {3: -0.2, 4: -2.0}], [1, 3])
+    near = rows_of([{1: -0.11, 2: -2.9}, {3: -0.2, 4: -2.0}], [1, 3])
+    far = rows_of([{7: -0.1, 8: -3.0}, {3: -0.2, 4: -2.0}], [7, 3])
+    assert judging.distance(one, one, 2) < 1e-4
+    assert 1e-3 < judging.distance(one, near, 2) < 0.1 < 1 < judging.distance(one, far, 2)
+    assert judging.distance(one, rows_of([], []), 2) == math.inf
+
+
+def test_the_quantiles_are_those_of_the_table() -> None:
+    for freedom in range(5, 31):
+        assert t_beyond(0.025, freedom) == pytest.approx(T_975[freedom - 1], rel=0.002)
+
+
+@pytest.mark.parametrize("spread", [0.4, 1.0])
+def test_a_sound_server_is_blamed_in_few_runs(spread: float) -> None:
+    """About one in a hundred where logarithms are normal; median deviations of few readings vary, so a little more."""
+    chance, alarms, runs = random.Random(5), 0, 1500
+    for _ in range(runs):
+        floor = [math.exp(chance.gauss(-2, spread)) for _ in range(12)]
+        bound = judging.bound(floor, 60)
+        alarms += any(math.exp(chance.gauss(-2, spread)) > bound for _ in range(60))
+    assert alarms / runs < 0.06
+
+
+def test_the_bound_is_not_moved_by_two_damaged_readings_of_twelve() -> None:
+    floor = [0.02, 0.03, 0.025, 0.03, 0.02, 0.04, 0.03, 0.02, 0.03, 0.025]
+    assert judging.bound([*floor, 3.0, 2.5], 60) < 0.5
+    assert judging.bound([0.0] * 12, 60) == judging.LEAST
+    assert judging.bound([0.1], 60) == math.inf
+
+
+def test_the_shortest_list_that_shows_it_is_found() -> None:
+    asked = 0
+
+    def shows(steps: Sequence[int]) -> bool:
+        nonlocal asked
+        asked += 1
+        return 3 in steps and steps[-1] == 9
+
+    assert fewer(list(range(10)), shows, 100)[0] == [3, 9]
+    assert asked < 20
+    assert fewer(list(range(10)), shows, 0)[0] == list(range(10))
+    assert fewer([9], shows, 5) == ([9], 5)
+
+
+def test_ranges_are_cut_as_long_as_it_shows() -> None:
+    left = list(range(200))
+
+    def shows(begin: int, end: int) -> bool:
+        trial = [*left[:begin], *left[end:]]
+        if 57 in trial:
+            left[:] = trial
+            return True
+        return False
+
+    cut(len(left), shows, 100, 4)
+    assert 57 in left and len(left) < 16
+
+
+def test_waves_are_sent_together_and_all_else_alone() -> None:
+    steps = [passes.Step([1], "s", wave=wave) for wave in (0, 0, 1, 1, 2, 0)]
+    assert [len(group) for group in passes.waves(steps)] == [1, 1, 2, 1, 1]
+
+
+def test_a_sound_endpoint_has_nothing(tmp_path: Path) -> None:
+    found = proved(ToyEndpoint(noise=0.001), tmp_path)
+    assert (found.verdict, found.finding, found.others) == ("nothing found", None, 0), found.line
+    assert found.block == BLOCK and found.least is not None and found.control is not None
+    assert found.least < 0.05 < 0.5 < found.control
+    assert {one.name for one in found.passes} == {"control", *(one.name for one in passes.TRIED)}
+    warm = next(one for one in found.passes if one.name == "warm")
+    assert warm.hits and warm.beyond == 0
+    assert record.read(record.keep(tmp_path, found)) == found
+
+
+def test_a_lost_state_is_found_and_its_shortest_session_shows_it_again(tmp_path: Path) -> None:
+    toy = ToyEndpoint(noise=0.001, fault="lost")
+    found = proved(toy, tmp_path)
+    assert found.verdict == "found" and found.finding and found.finding.again == found.finding.tries
+    assert found.finding.requests == 2 and found.finding.tokens < 4 * BLOCK
+    (path,) = tmp_path.glob("*-session.jsonl")
+    head, *lines = map(json.loads, path.read_text().splitlines())
+    assert head["difference"] > head["bound"] and len(lines) == 2 + 2
+    with toy.client() as client, pytest.raises(CorruptionError, match="seen again"):
+        command.replay(meet(client), path)
+    with ToyEndpoint().client() as client:
+        command.replay(meet(client), path)
+    path.write_text("{}\n")
+    with toy.client() as client, pytest.raises(InputError, match="saw no session"):
+        shortest.read(path, meet(client))
+
+
+@pytest.mark.parametrize(
+    ("toy", "says"),
+    [
+        (ToyEndpoint(sees=False), "blind"),
+        (ToyEndpoint(noise=2.0), "not stable"),
+        (ToyEndpoint(metrics=False), "does not say whether"),
+        (ToyEndpoint(salts=False), "came from the cache: it takes no cache_salt"),
+        (ToyEndpoint(caches=False), "nothing was drafted: both are off"),
+        (ToyEndpoint(fault="kept"), "came from the cache: it takes no cache_salt"),
+    ],
+)
+def test_what_tells_nothing_is_said_to_tell_nothing(toy: ToyEndpoint, says: str, tmp_path: Path) -> None:
+    found = proved(toy, tmp_path)
+    assert found.verdict == "cannot tell" and says in found.line, found.line
+
+
+def test_an_endpoint_with_messages_alone_is_asked_those(tmp_path: Path) -> None:
+    assert proved(ToyEndpoint(tokens=False), tmp_path).verdict == "nothing found"
+    found = proved(ToyEndpoint(tokens=False, fault="lost"), tmp_path)
+    assert found.verdict == "found" and found.finding
+    assert any("read again" in note for note in found.notes)
+
+
+def test_without_log_probabilities_words_are_compared(tmp_path: Path) -> None:
+    sound = proved(ToyEndpoint(logprobs=False), tmp_path)
+    assert sound.verdict == "nothing found" and "no log-probabilities" in sound.notes[0]
+    assert proved(ToyEndpoint(logprobs=False, fault="lost"), tmp_path).verdict == "found"
+
+
+def test_wrong_usage_in_a_stream_is_noted(tmp_path: Path) -> None:
+    found = proved(ToyEndpoint(usage=3), tmp_path)
+    assert any("streams wrong usage: saw" in note for note in found.notes)
+    assert not any("usage" in note for note in proved(ToyEndpoint(), tmp_path).notes)
+
+
+def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = ToyEndpoint()
+    with monkeypatch.context() as patched:
+        patched.setattr(passes, "resumed", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            proved(toy, tmp_path)
+    kept = json.loads((tmp_path / record.UNFINISHED).read_text())
+    assert set(kept["done"]) == {"cold", "control", "company", "warm"}
+    before = toy.asked
+    found = proved(toy, tmp_path, replace(ASKED, resume=True))
+    whole = ToyEndpoint()
+    assert proved(whole, tmp_path / "whole").turns == found.turns and found.verdict == "nothing found"
+    assert toy.asked - before < whole.asked - 30, "what was known is not asked again"
+    other = replace(ASKED, resume=True, seed=2)
+    assert proved(toy, tmp_path, other).verdict == "nothing found", "of another plan nothing is taken"
+
+
+def test_names_of_endpoints_and_options() -> None:
+    assert command.folder_of("http://127.0.0.1:8000/v1") == "127.0.0.1-8000"
+    assert command.folder_of("https://api.example.org/v1") == "api.example.org"
+    with pytest.raises(InputError):
+        command.folder_of("ftp://x/")
+    with pytest.raises(InputError):
+        replace(ASKED, sessions=0)
+    with pytest.raises(InputError):
+        replace(ASKED, sessions=1, turns=1)
+
+
+def test_no_room_for_two_turns_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "FIRST", 1000.0)
+    with pytest.raises(UntoldError, match="no room"):
+        proved(ToyEndpoint(), tmp_path)
+
+
+def test_what_a_client_asks_of_a_url_keeps_its_path() -> None:
+    from sparkpin.smoke.client import Client
+
+    with Client.url("https://example.org/api/v1/", key="k") as client:
+        assert str(client._http.build_request("GET", "/v1/models").url) == "https://example.org/api/v1/models"
+        assert client._http.headers["authorization"] == "Bearer k"
+
+
+def test_the_seed_decides_the_salts_of_a_plan_but_not_of_a_run() -> None:
+    first, second = (next(run.begun(meet(ToyEndpoint().client()), 1, (1, 2), print).salt) for _ in range(2))
+    assert first != second
