@@ -276,20 +276,6 @@ def test_both_machines_start_anew(copy: Checkout, host: OtherHost, first: Releas
     assert done.returncode == 0 and served(copy)["release"] == first.tag and answers(copy), done.stdout + done.stderr
 
 
-def test_what_goes_from_the_other_machine(copy: Checkout, host: OtherHost, records: Releases, first: Release) -> None:
-    """Caches of an image that no release here has any more; those of the pair stay, whether it serves or not."""
-    copy.change_mod("vllm-cpu")
-    other = made_release(copy, records)
-    assert other.build_key != first.build_key
-    for release in (first, other):
-        running.cache_volume(host.engine, release)  # as each start makes it
-    copy.done("stop", "--recipe", RECIPE)
-    copy.done("prune", "--keep", "1")
-    left = {volume.name for volume in host.engine.client.volumes.list()}
-    assert other.tag not in {one.tag for one in records.all()}
-    assert left == {compile_caches.volume_name(first.build_key), volume_name(first.checkpoint_key)}
-
-
 def test_a_machine_that_is_away(copy: Checkout, host: OtherHost) -> None:
     allowed = (host.ssh.folder / "allowed").read_text()
     host.ssh.refuse()
@@ -299,3 +285,16 @@ def test_a_machine_that_is_away(copy: Checkout, host: OtherHost) -> None:
     (host.ssh.folder / "allowed").write_text(allowed)
     copy.done("stop", "--recipe", RECIPE)
     assert nothing_runs(copy, host)
+
+
+def test_what_goes_from_the_other_machine(copy: Checkout, host: OtherHost, records: Releases, first: Release) -> None:
+    """Caches of an image that no release here has any more; those of the pair stay, though it is stopped."""
+    copy.change_mod("vllm-cpu")
+    other = made_release(copy, records)
+    assert other.build_key != first.build_key
+    for release in (first, other):
+        running.cache_volume(host.engine, release)  # as each start makes it
+    copy.done("prune", "--keep", "1")
+    left = {volume.name for volume in host.engine.client.volumes.list()}
+    assert other.tag not in {one.tag for one in records.all()}
+    assert left == {compile_caches.volume_name(first.build_key), volume_name(first.checkpoint_key)}
