@@ -78,16 +78,11 @@ if [[ -z $python ]]; then
   [[ -n $python ]] || { echo 'error: this distribution has no Python 3.11 or newer' >&2; exit 3; }
 fi
 
-PYTHONPATH=src "$python" -m sparkpin.host.preflight ${dry_run:+--dry-run} ${arguments[@]+"${arguments[@]}"}
-
 stamp=.venv/.requirements.sha256
 # The folder too: a .venv holds its own path, and in a moved or copied checkout it would run the old one's code.
 wanted=$(pwd && sha256sum requirements.lock pyproject.toml)
-if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
-  if [[ -n $dry_run ]]; then
-    echo "would make .venv from requirements.lock, then run: invoke up${arguments[*]:+ ${arguments[*]}}"
-    exit 0
-  fi
+
+make_venv() {
   echo 'making .venv from requirements.lock (each package is checked against its hash) ...'
   # A .venv that was cut off half-way has no stamp and is made anew. A link would have its target emptied.
   [[ ! -L .venv ]] || { echo 'error: .venv is a link; remove it, then run ./install.sh again' >&2; exit 3; }
@@ -99,6 +94,32 @@ if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
   uv_pip_install --no-deps --no-build-isolation --editable .
   .venv/bin/python -m compileall -q tasks.py src # invoke keeps nothing of what it compiles before tasks.py is read
   echo "$wanted" >"$stamp"
+}
+
+look() { PYTHONPATH=src "$python" -m sparkpin.host.preflight "$@" ${arguments[@]+"${arguments[@]}"}; }
+
+# The first time it is made beside what apt installs, where the options are right.
+making=''
+if [[ -z $dry_run && ! -e .venv && ! -L .venv ]] && "$python" -c 'import ensurepip' 2>/dev/null &&
+  look --dry-run >/dev/null 2>&1; then
+  make_venv &
+  making=$!
+fi
+code=0
+look ${dry_run:+--dry-run} || code=$?
+if [[ -n $making ]] && ((code)); then
+  wait "$making" || true
+  rm -rf .venv # the error says that nothing was changed
+fi
+((code == 0)) || exit "$code"
+[[ -z $making ]] || wait "$making"
+
+if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
+  if [[ -n $dry_run ]]; then
+    echo "would make .venv from requirements.lock, then run: invoke up${arguments[*]:+ ${arguments[*]}}"
+    exit 0
+  fi
+  make_venv
 fi
 
 exec .venv/bin/invoke up ${dry_run:+--dry-run} ${arguments[@]+"${arguments[@]}"}

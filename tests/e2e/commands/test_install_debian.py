@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,13 @@ def test_a_dry_run_as_root_says_what_it_would_install(tmp_path: Path) -> None:
     assert "apt-get" in text
     assert "docker.io" in text
     assert "would make .venv" in text
+
+
+def test_what_was_made_beside_a_look_that_fails_is_gone(tmp_path: Path) -> None:
+    """The first .venv is begun before what is missing is installed."""
+    copy = Checkout.clone(tmp_path / "copy")
+    fault = 'import sys\nif "--dry-run" not in sys.argv:\n    print("error: planted", file=sys.stderr)\n    sys.exit(3)\n'
+    (copy.folder / "src/sparkpin/host/preflight.py").write_text(fault, encoding="utf-8")
+    done = subprocess.run(["./install.sh"], cwd=copy.folder, env=copy.env, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, "error: planted" in done.stderr) == (3, True)
+    assert "making .venv" in done.stdout and not (copy.folder / ".venv").exists()
