@@ -98,21 +98,33 @@ make_venv() {
 
 look() { PYTHONPATH=src "$python" -m sparkpin.host.preflight "$@" ${arguments[@]+"${arguments[@]}"}; }
 
+unmake_venv() {
+  kill -- -"$making" 2>/dev/null || true
+  wait "$making" 2>/dev/null || true
+  rm -rf .venv || true # half of one, without a stamp, is made anew
+}
+
 # The first time it is made beside what apt installs, where the options are right.
 making=''
 if [[ -z $dry_run && ! -e .venv && ! -L .venv ]] && "$python" -c 'import ensurepip' 2>/dev/null &&
   look --dry-run >/dev/null 2>&1; then
-  make_venv &
+  set -m # a process group of its own, to be ended with all that it has started
+  make_venv </dev/null &
+  set +m
   making=$!
+  trap 'unmake_venv; exit 130' INT TERM HUP
 fi
 code=0
 look ${dry_run:+--dry-run} || code=$?
-if [[ -n $making ]] && ((code)); then
-  wait "$making" || true
-  rm -rf .venv # the error says that nothing was changed
+if [[ -n $making ]]; then
+  if ((code)); then
+    unmake_venv # the error says that nothing was changed
+  else
+    wait "$making"
+  fi
+  trap - INT TERM HUP
 fi
 ((code == 0)) || exit "$code"
-[[ -z $making ]] || wait "$making"
 
 if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
   if [[ -n $dry_run ]]; then

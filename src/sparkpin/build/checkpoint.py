@@ -52,7 +52,8 @@ def build_checkpoint(
 
 
 def plan_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> CheckpointPlan:
-    """What `build_checkpoint` would do; `report` has words for it. Fetches headers only, writes nothing else."""
+    """What `build_checkpoint` would do; `report` has words for it. Fetches headers only; a model from
+    a GGUF file has them once it is converted. Writes nothing else."""
     return make_plan(model.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
 
 

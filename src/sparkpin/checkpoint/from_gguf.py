@@ -7,7 +7,7 @@ multiplies and adds in float32, step by step, and nothing is left to threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +73,12 @@ class Metadata:
         if (seen := self.get(key, type(wanted), **more)) != wanted:
             raise self.wrong(key, repr(seen), repr(wanted))
 
+    def require_known(self, start: str, known: Collection[str]) -> None:
+        """CheckpointError for a key with that start that nothing reads: what it says would be lost."""
+        for key in self.values:
+            if key.startswith(start) and key not in known:
+                raise self.wrong(key, repr(self.values[key])[:80], "no such key: nothing here reads it")
+
     def wrong(self, key: str, seen: str, wanted: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {key}: saw {seen}, wanted {wanted}", next_step=OTHER)
 
@@ -96,9 +102,7 @@ class LlamaShape:
     def of(cls, metadata: Metadata) -> LlamaShape:
         metadata.require("general.architecture", ARCHITECTURE)
         keys = {f"{ARCHITECTURE}.{key}": kind for key, kind in KEYS.items()}
-        for key in metadata.values:
-            if key.startswith(f"{ARCHITECTURE}.") and key not in keys:
-                raise metadata.wrong(key, repr(metadata.values[key])[:80], "no such key: nothing here reads it")
+        metadata.require_known(f"{ARCHITECTURE}.", keys)
         found = [metadata.get(key, kind) for key, kind in keys.items()]
         layers, context, hidden, intermediate, heads, kv_heads, epsilon, base, head, vocabulary = found
         if min(layers, context, hidden, intermediate, heads, kv_heads, head, vocabulary) < 1 or hidden != heads * head:

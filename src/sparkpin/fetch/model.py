@@ -77,6 +77,7 @@ def listings(
     paths: Paths, pin: ModelPin, lock: ModelLock, say: Say, *, only: Collection[str] | None = None
 ) -> dict[str, Listing]:
     """What a plan is made from, verified; headers and texts that are not here are fetched, and nothing else.
+    A model from a GGUF file is fetched and converted: it has no headers before.
 
     Raises what `fetch_model` raises.
     """

@@ -426,4 +426,6 @@ def meet(link: Link, machines: Sequence[Machine], release: Release, *, busy: boo
                 )
             )
     raise_all(errors)
+    if error := told[0].get("error"):
+        raise HostError(f"here: {ends[0]} ({link.interfaces[0].name}): {error}", next_step="ip address; is it up?")
     return seconds

@@ -40,10 +40,8 @@ def unit_text(
     one, and `serve` would use up its attempts."""
     wait = "Wants=network-online.target\nAfter=network-online.target docker.service\nRequires=docker.service\n"
     settings = "".join(f"Environment={quoted(f'{name}={value}').replace('$$', '$')}\n" for name, value in env.items())
-    ready = "".join(
-        f"ExecStartPre=/bin/sh -c {quoted(f'until docker -H {shlex.quote(url)} version; do sleep 5; done')}\n"
-        for url in nodes
-    )
+    until = "until docker -H {} version >/dev/null; do sleep 5; done"
+    ready = "".join(f"ExecStartPre=/bin/sh -c {quoted(until.format(shlex.quote(url)))}\n" for url in nodes)
     serve = " ".join(["serve", "--recipe", recipe, *map(quoted, arguments)])
     return (
         f"[Unit]\nDescription=sparkpin serves {recipe}\n{wait if system else ''}"

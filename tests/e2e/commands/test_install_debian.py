@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -51,11 +53,27 @@ def test_a_dry_run_as_root_says_what_it_would_install(tmp_path: Path) -> None:
     assert "would make .venv" in text
 
 
-def test_what_was_made_beside_a_look_that_fails_is_gone(tmp_path: Path) -> None:
-    """The first .venv is begun before what is missing is installed."""
+WAITS = """import pathlib, sys, time
+if "--dry-run" not in sys.argv:
+    while not pathlib.Path(".venv/bin/python").exists():
+        time.sleep(0.05)
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [("sys.exit('planted')", 1), ("print('begun', flush=True); time.sleep(60)", 130)]
+)
+def test_a_venv_begun_beside_a_look_that_fails_is_gone(tmp_path: Path, fault: str, code: int) -> None:
+    """The first .venv is made beside what apt installs. That one fails here, or somebody presses Ctrl-C."""
     copy = Checkout.clone(tmp_path / "copy")
-    fault = 'import sys\nif "--dry-run" not in sys.argv:\n    print("error: planted", file=sys.stderr)\n    sys.exit(3)\n'
-    (copy.folder / "src/sparkpin/host/preflight.py").write_text(fault, encoding="utf-8")
-    done = subprocess.run(["./install.sh"], cwd=copy.folder, env=copy.env, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, "error: planted" in done.stderr) == (3, True)
-    assert "making .venv" in done.stdout and not (copy.folder / ".venv").exists()
+    (copy.folder / "src/sparkpin/host/preflight.py").write_text(WAITS.format(fault), encoding="utf-8")
+    with subprocess.Popen(
+        ["./install.sh"], cwd=copy.folder, env=copy.env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stdout
+        for line in running.stdout:
+            if line == "begun\n":
+                os.killpg(running.pid, signal.SIGINT)
+        assert running.wait(60) == code
+    assert not (copy.folder / ".venv").exists()

@@ -146,6 +146,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tokenizer__ggml__pre": "llama-bpe"}, "tokenizer.ggml.pre: saw 'llama-bpe'"),
     ({"tokenizer__ggml__model": "llama"}, "tokenizer.ggml.model: saw 'llama'"),
     ({"tokenizer__ggml__add_bos_token": True}, "tokenizer.ggml.add_bos_token: saw True"),
+    ({"tokenizer__ggml__eot_token_id": 1}, "tokenizer.ggml.eot_token_id: saw 1"),
     ({"tokenizer__ggml__merges": ["he"]}, "tokenizer.ggml.merges: saw 'he'"),
     ({"tokenizer__ggml__tokens": [*TOKENS[:-1], "!"]}, "tokenizer.ggml.tokens"),
     ({"tokenizer__ggml__token_type": [6] * len(TOKENS)}, "tokenizer.ggml.token_type: saw 6"),
