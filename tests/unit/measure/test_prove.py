@@ -19,7 +19,7 @@ from sparkpin.commands import prove as command
 from sparkpin.commands.prove import ProveOptions
 from sparkpin.core.errors import CorruptionError, InputError, UntoldError
 from sparkpin.core.paths import Paths
-from sparkpin.measure.prove import judging, passes, record, run, sessions, shortest
+from sparkpin.measure.prove import asking, judging, passes, record, run, sessions, shortest
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.measure.prove.sessions import Shape
@@ -207,6 +207,8 @@ def test_a_run_that_was_broken_off_goes_on(tokens: bool, tmp_path: Path, monkeyp
     kept["done"]["control"]["seconds"] = 100.0
     unfinished.write_text(json.dumps(kept))
     before = toy.asked
+    other_words: list[sessions.Message] = [{"role": "user", "content": "What is new?"}]
+    monkeypatch.setattr(asking, "PROBE", other_words)  # its tokens get other numbers
     found = proved(toy, tmp_path, replace(ASKED, resume=True))
     whole = ToyEndpoint(tokens=tokens, drafts=True)
     other = proved(whole, tmp_path / "whole")
@@ -299,7 +301,7 @@ def test_another_machine_gets_no_key_that_was_not_named_for_it(monkeypatch: pyte
 
     def sent(url: str, variable: str) -> str | None:
         with command.at(url, variable) as client:
-            return client._http.headers.get("authorization")
+            return dict(client._http.headers).get("authorization")
 
     for own in ("http://127.0.0.1:8000/v1", "http://[::1]:8000", "http://LOCALHOST/v1"):
         assert (sent(own, ""), sent(own, "THEIRS")) == ("Bearer own", "Bearer theirs")
