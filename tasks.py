@@ -337,7 +337,7 @@ def prove(
     *,
     recipe: Recipe = None,
     model: Annotated[str, "name of the model at a URL (default: the first that it lists)"] = "",
-    key_env: Annotated[str, "variable with the API key of a URL (default: OPENAI_API_KEY, where it is set)"] = "",
+    key_env: Annotated[str, "variable with the API key of a URL (default: on this machine OPENAI_API_KEY)"] = "",
     sessions: Annotated[int, "how many, all with one beginning (default: 4)"] = 4,
     turns: Annotated[int, "of each (default: 3)"] = 3,
     seed: Annotated[int, "of the texts (default: 1)"] = 1,

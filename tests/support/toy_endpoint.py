@@ -19,13 +19,15 @@ from sparkpin.smoke.client import Client
 
 BLOCK = 16
 VOCABULARY = 64
+MODELS = [{"id": "toy", "max_model_len": 4096}]
 
 
 @dataclass
 class ToyEndpoint:
     """logprobs, tokens, salts, metrics: what it takes or tells; noise: of its logits; sees: it uses more of its context
     than the last token; caches: it has a prefix cache; fault: "lost", the state of a hit, or "kept", nothing is ever
-    cold; usage: what is added to the completion tokens of a stream."""
+    cold; usage: what is added to the completion tokens of a stream; drafts: it says that it drafts
+    two for each token; odd: its log-probabilities of a chat have a form of their own."""
 
     logprobs: bool = True
     tokens: bool = True
@@ -36,7 +38,10 @@ class ToyEndpoint:
     caches: bool = True
     fault: str = ""
     usage: int = 0
+    drafts: bool = False
+    odd: bool = False
     hits: int = 0
+    drafted: int = 0
     asked: int = 0
     kept: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     chance: random.Random = field(default_factory=lambda: random.Random(1))
@@ -52,15 +57,11 @@ class ToyEndpoint:
         with self.lock:
             self.asked += 1
             if path == "/v1/models":
-                return answered(200, json={"data": [{"id": "toy", "max_model_len": 4096}]})
+                return answered(200, json={"data": MODELS})
             if path == "/version":
                 return answered(200, json={"version": "toy"})
-            if path == "/metrics" and self.metrics:
-                sizes = f'block_size="{BLOCK}",enable_prefix_caching="{self.caches}",num_gpu_blocks="64"'
-                told = f"vllm:cache_config_info{{{sizes}}} 1.0\n"
-                return answered(
-                    200, text=f"{told}vllm:prefix_cache_hits_total {self.hits}\nvllm:num_preemptions_total 0\n"
-                )
+            if path == "/metrics" and (self.metrics or self.drafts):
+                return answered(200, text=self.scraped())
             if path == "/tokenize" and self.tokens:
                 text = json.dumps(body["messages"]) if "messages" in body else body["prompt"]
                 return answered(200, json={"tokens": list(text.encode())})
@@ -69,6 +70,17 @@ class ToyEndpoint:
             if path == "/v1/chat/completions":
                 return self.complete(list(json.dumps(body["messages"]).encode()), body, chat=True)
             return answered(404, json={"error": "no such path"})
+
+    def scraped(self) -> str:
+        told = ""
+        if self.metrics:
+            sizes = f'block_size="{BLOCK}",enable_prefix_caching="{self.caches}",num_gpu_blocks="64"'
+            told += f"vllm:cache_config_info{{{sizes}}} 1.0\n"
+            told += f"vllm:prefix_cache_hits_total {self.hits}\nvllm:num_preemptions_total 0\n"
+        if self.drafts:
+            told += f"vllm:spec_decode_num_draft_tokens_total {self.drafted}\n"
+            told += f"vllm:spec_decode_num_accepted_tokens_total {self.drafted // 2}\n"
+        return told
 
     def complete(self, ids: list[int], body: dict[str, Any], *, chat: bool) -> httpx.Response:
         if body.get("logprobs") and not self.logprobs:
@@ -83,6 +95,7 @@ class ToyEndpoint:
         for _ in range(body["max_tokens"]):
             rows.append(self.row([*ids, *said], hit))
             said.append(max(rows[-1], key=lambda token: rows[-1][token]))
+        self.drafted += 2 * len(said)
         whole = [*ids, *said]
         self.kept |= {(salt, tuple(whole[:end])) for end in range(BLOCK, len(whole), BLOCK)}
         usage = {"prompt_tokens": len(ids), "completion_tokens": len(said)}
@@ -96,7 +109,10 @@ class ToyEndpoint:
                 {
                     "token": str(token),
                     "logprob": top[token],
-                    "top_logprobs": [{"token": str(one), "logprob": value} for one, value in top.items()],
+                    "top_logprobs": [
+                        [str(one), value] if self.odd else {"token": str(one), "logprob": value}
+                        for one, value in top.items()
+                    ],
                 }
                 for token, top in zip(said, tops, strict=True)
             ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.commands.choose import choose_recipe, require_recipe
@@ -25,12 +25,13 @@ from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.answers import Wrong
-from sparkpin.smoke.client import Client
+from sparkpin.smoke.client import OWN_HOSTS, Client
 from sparkpin.smoke.replies import Fault
 
 FOLDER = "prove"
 KEPT = 64 << 20  # bytes: more than the log-probabilities of all passes take
 KEY = "OPENAI_API_KEY"
+URL = re.compile(r"https?://([\w.-]+|\[[\da-f:.]+\])(:\d+)?(/[\w./~%+:-]*)?", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,24 @@ def target(
     return release.tag, Releases(paths).evidence(release) / FOLDER, served(paths, release)
 
 
+def parts_of(url: str) -> SplitResult:
+    """InputError for what is no address of a server. It repeats no URL that may hold a secret: records have it, too."""
+    if re.search("[@?#]", url):
+        raise InputError(
+            "the URL: saw a login, a query or a fragment, wanted host, port and path alone",
+            next_step="a key belongs into a variable of the environment: --key-env NAME",
+        )
+    with contextlib.suppress(ValueError):  # of a port above 65535, and of half an IPv6 address
+        parts = urlsplit(url)
+        if URL.fullmatch(url) and parts.port != 0:
+            return parts
+    raise InputError(f"{url}: saw no URL of a server", next_step="for example invoke prove http://127.0.0.1:8000/v1")
+
+
 def folder_of(url: str) -> str:
     """A name for a file system."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError(
-            f"{url}: saw no URL of a server", next_step="for example invoke prove http://127.0.0.1:8000/v1"
-        )
-    return f"{parts.hostname}-{parts.port}".replace(":", "-") if parts.port else parts.hostname
+    parts = parts_of(url)
+    return f"{parts.hostname}-{parts.port}".replace(":", "-") if parts.port else str(parts.hostname)
 
 
 def chosen(paths: Paths, recipe: str | None, tag: str | None) -> Release:
@@ -112,12 +123,24 @@ def chosen(paths: Paths, recipe: str | None, tag: str | None) -> Release:
     return require_current(Releases(paths), name)
 
 
-@contextlib.contextmanager
-def at(url: str, variable: str) -> Iterator[Client]:
-    key = os.environ.get(variable or KEY)
+def key_for(url: str, variable: str) -> str | None:
+    """Another machine gets a key only if it was named for it, and never in the clear."""
+    parts = parts_of(url)
+    own = parts.hostname in OWN_HOSTS
+    key = os.environ.get(variable or KEY) if own or variable else None
     if variable and not key:
         raise InputError(f"--key-env {variable}: it is not set", next_step=f"export {variable}=...")
-    with Client.url(url, timeout=REQUEST_SECONDS, key=key) as client:
+    if key and not own and parts.scheme == "http":
+        raise InputError(
+            f"--key-env {variable}: saw {url}, wanted https:// for a key that goes to another machine",
+            next_step="name its https:// URL, or leave out --key-env",
+        )
+    return key or None
+
+
+@contextlib.contextmanager
+def at(url: str, variable: str) -> Iterator[Client]:
+    with Client.url(url, timeout=REQUEST_SECONDS, key=key_for(url, variable)) as client:
         try:
             yield client
         except (Wrong, Fault) as fault:
@@ -131,7 +154,6 @@ def served(paths: Paths, release: Release) -> Iterator[Client]:
 
 
 def proved(met: ProvedEndpoint, name: str, folder: Path, asked: ProveOptions) -> ProveRecord:
-    begin, before = time.monotonic(), run.drafted(met)
     proof = run.begun(met, asked.seed, (asked.sessions, asked.turns), say)
     if len(proof.turns) < 2:
         raise UntoldError(
@@ -146,9 +168,7 @@ def proved(met: ProvedEndpoint, name: str, folder: Path, asked: ProveOptions) ->
     except KeyboardInterrupt:
         say(f"{len(proof.done)} passes are kept: the same command with --resume goes on")
         raise
-    after = run.drafted(met)
-    counts = (after[0] - before[0], after[1] - before[1])
-    return verdict.concluded(proof, folder, name, time.monotonic() - begin, counts)
+    return verdict.concluded(proof, folder, name)
 
 
 def replay(met: ProvedEndpoint, path: Path) -> None:

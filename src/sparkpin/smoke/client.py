@@ -15,6 +15,8 @@ from sparkpin.smoke.replies import Exchange, Fault, Reply
 
 MAX_BYTES = 16 << 20  # no answer asked for here comes near; a server that babbles on must not fill the memory
 
+OWN_HOSTS = ("127.0.0.1", "::1", "localhost")  # this machine
+
 
 class Client(contextlib.AbstractContextManager["Client"]):
     """One connection's worth of requests. `exchanges` holds all but the waiting for readiness."""
@@ -45,7 +47,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         certificate is checked, and proxies are used."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         base = url.rstrip("/").removesuffix("/v1")
-        far = httpx.URL(base).host not in ("127.0.0.1", "::1", "localhost")
+        far = httpx.URL(base).host not in OWN_HOSTS
         return cls(httpx.Client(base_url=base, headers=headers, trust_env=far, verify=far), timeout=timeout)
 
     def __exit__(self, *_: object) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import random_model
@@ -91,13 +92,17 @@ def sound(cached: Faulty, tmp_path_factory: pytest.TempPathFactory) -> Proof:
 
 
 def test_nothing_is_found_in_a_sound_server(sound: Proof, tmp_path: Path) -> None:
-    found = verdict.concluded(sound, tmp_path, "sound", 1.0, (0, 0))
+    found = verdict.concluded(sound, tmp_path, "sound")
     assert found.verdict == "nothing found", found.line
     assert found.control and found.least and found.control > 20 * found.least
     hits = {one.name: one.hits or 0 for one in found.passes}
     assert min(hits[one.name] for one in passes.TRIED if not one.cold) > 2000, hits
     assert max(hits[one.name] for one in passes.TRIED if one.cold) == 0, hits
     assert found.notes == ()
+
+
+def power() -> dict[str, Any]:
+    return dict(json.loads(verdict.POWER.read_text())["faults"])
 
 
 def broken(sound: Proof, fault: str, one: Pass, folder: Path, cached: Faulty) -> Proof:
@@ -119,7 +124,11 @@ def test_a_planted_fault_is_found(fault: str, sound: Proof, cached: Faulty, tmp_
     every = verdict.beyond(proof, bounds)
     print(fault, [round(far, 3) for _, far in proof.distances(one)], bounds)
     assert {each.one for each in every} == {one}
-    assert max(each.distance for each in every) > 5 * bounds.grown, "not by chance"
+    furthest, told = max(each.distance for each in every), power()[fault]
+    assert furthest > 5 * bounds.grown, "not by chance"
+    assert told["way"] == one.name
+    assert told["answers"] / 2 <= len(every) <= told["answers"] * 2
+    assert told["nats"] / 2 <= furthest <= told["nats"] * 2
 
 
 def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
@@ -128,7 +137,7 @@ def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
     monkeypatch.setattr(shortest, "SECONDS", 20.0)
     try:
         proof = broken(sound, "state-not-restored", passes.WARM, tmp_path, cached)
-        found = verdict.concluded(proof, tmp_path, "broken", 1.0, (0, 0))
+        found = verdict.concluded(proof, tmp_path, "broken")
         assert found.verdict == "found" and found.finding and found.finding.again, found.line
         assert found.finding.requests == 2
         (path,) = tmp_path.glob("*-session.jsonl")
@@ -151,9 +160,8 @@ def test_what_drafts_leave_in_the_state_is_found(
             proof = run.begun(dataclasses.replace(server.met, block=64), 1, (3, 2), print)
             # All others read no token of a draft: without a cache each is cold.
             proof.done = {one.name: run.Seen() for one in passes.TRIED if one not in (passes.COMPANY, passes.READ)}
-            before = run.drafted(server.met)
             proof.run(folder / fault, resume=False)
-            drafted, accepted = (now - then for now, then in zip(run.drafted(server.met), before, strict=True))
+            drafted, accepted = proof.drafts
             bounds = verdict.bounds(proof)
             every = verdict.beyond(proof, bounds)
             print(fault, [round(far, 3) for _, far in proof.distances(passes.READ)], bounds, drafted, accepted)
@@ -162,6 +170,9 @@ def test_what_drafts_leave_in_the_state_is_found(
 
 
 def test_the_power_that_is_told_is_of_these_faults() -> None:
-    told = json.loads(verdict.POWER.read_text())
-    assert set(told["faults"]) == {*FAULTS, DRAFTS}
-    assert all(one["found"] and one["nats"] > one["bound"] for one in told["faults"].values())
+    told = power()
+    assert {fault: one["way"] for fault, one in told.items()} == {
+        **{fault: one.name for fault, one in FAULTS.items()},
+        DRAFTS: passes.READ.name,
+    }
+    assert all(one["found"] and one["nats"] > one["bound"] for one in told.values())

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from toy_endpoint import BLOCK, ToyEndpoint
@@ -15,16 +18,19 @@ from toy_endpoint import BLOCK, ToyEndpoint
 from sparkpin.commands import prove as command
 from sparkpin.commands.prove import ProveOptions
 from sparkpin.core.errors import CorruptionError, InputError, UntoldError
-from sparkpin.measure.prove import judging, passes, record, run, sessions, shortest
-from sparkpin.measure.prove.asking import meet
+from sparkpin.core.paths import Paths
+from sparkpin.measure.prove import asking, judging, passes, record, run, sessions, shortest
+from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.measure.prove.sessions import Shape
 from sparkpin.measure.prove.shrinking import cut, fewer
 from sparkpin.measure.quality.distance import rows_of
 from sparkpin.measure.student_t import T_975, t_beyond
+from sparkpin.smoke.answers import Wrong
 
 SHAPE = Shape(1, 4, 3, 384, 8000, 1.0)
 ASKED = ProveOptions(model="", key="", seed=1, sessions=3, turns=3, replay="", resume=False, as_json=True)
+SURE = {"token": "a", "logprob": -1.0}
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +139,7 @@ def test_a_sound_endpoint_has_nothing(tmp_path: Path) -> None:
     assert {one.name for one in found.passes} == {"control", *(one.name for one in passes.TRIED)}
     warm = next(one for one in found.passes if one.name == "warm")
     assert warm.hits and warm.beyond == 0
-    assert record.read(record.keep(tmp_path, found)) == found
+    assert json.loads(record.keep(tmp_path, found).read_text()) == record.to_json(found)
 
 
 def test_a_lost_state_is_found_and_its_shortest_session_shows_it_again(tmp_path: Path) -> None:
@@ -188,21 +194,122 @@ def test_wrong_usage_in_a_stream_is_noted(tmp_path: Path) -> None:
     assert not any("usage" in note for note in proved(ToyEndpoint(), tmp_path).notes)
 
 
-def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = ToyEndpoint()
+@pytest.mark.parametrize("tokens", [True, False])
+def test_a_run_that_was_broken_off_goes_on(tokens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = ToyEndpoint(tokens=tokens, drafts=True)
     with monkeypatch.context() as patched:
         patched.setattr(passes, "resumed", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             proved(toy, tmp_path)
-    kept = json.loads((tmp_path / record.UNFINISHED).read_text())
+    unfinished = tmp_path / record.UNFINISHED
+    kept = json.loads(unfinished.read_text())
     assert set(kept["done"]) == {"cold", "control", "company", "warm"}
+    kept["done"]["control"]["seconds"] = 100.0
+    unfinished.write_text(json.dumps(kept))
     before = toy.asked
+    other_words: list[sessions.Message] = [{"role": "user", "content": "What is new?"}]
+    monkeypatch.setattr(asking, "PROBE", other_words)  # its tokens get other numbers
     found = proved(toy, tmp_path, replace(ASKED, resume=True))
-    whole = ToyEndpoint()
-    assert proved(whole, tmp_path / "whole").turns == found.turns and found.verdict == "nothing found"
+    whole = ToyEndpoint(tokens=tokens, drafts=True)
+    other = proved(whole, tmp_path / "whole")
+    assert found.verdict == other.verdict == "nothing found", found.line
+    assert (found.turns, found.drafted, found.accepted) == (other.turns, other.drafted, other.accepted)
+    assert found.seconds >= 100 > other.seconds, "those of the first part, too"
     assert toy.asked - before < whole.asked - 30, "what was known is not asked again"
-    other = replace(ASKED, resume=True, seed=2)
-    assert proved(toy, tmp_path, other).verdict == "nothing found", "of another plan nothing is taken"
+    another = replace(ASKED, resume=True, seed=2)
+    assert proved(toy, tmp_path, another).verdict == "nothing found", "of another plan nothing is taken"
+
+
+def test_each_token_has_a_number_of_its_own_whoever_asks_at_once() -> None:
+    class Slow(dict[str, int]):
+        def __len__(self) -> int:
+            count = super().__len__()
+            time.sleep(0.001)
+            return count
+
+    met = meet(ToyEndpoint(tokens=False).client())
+    met.known = Slow()
+    with ThreadPoolExecutor(passes.AT_ONCE) as threads:
+        numbers = list(threads.map(met.number, map(str, range(64))))
+    assert sorted(numbers) == list(range(64))
+
+
+def test_an_answer_of_an_odd_form_is_fallen_back_from() -> None:
+    met = meet(ToyEndpoint(tokens=False, odd=True).client())
+    assert met.top == 0 and "'logprob'" in met.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("exact", "choice", "usage"),
+    [
+        (False, {"logprobs": {"content": [SURE]}}, {"prompt_tokens": "many"}),
+        (False, {"logprobs": {"content": [SURE]}}, {"prompt_tokens_details": [1]}),
+        (False, {"logprobs": {"content": ["a"]}}, {}),
+        (False, {"logprobs": {"content": [{"logprob": -1.0}]}}, {}),
+        (False, {"logprobs": {"content": [{"token": "a"}]}}, {}),
+        (True, {"logprobs": {"tokens": ["token_id:1"], "top_logprobs": [], "token_logprobs": [-1.0]}}, {}),
+        (True, {"logprobs": {"tokens": [f"token_id:{1 << 40}"], "top_logprobs": [{}], "token_logprobs": [-1.0]}}, {}),
+    ],
+)
+def test_odd_answers_are_wrong(exact: bool, choice: dict[str, Any], usage: dict[str, Any]) -> None:
+    met = ProvedEndpoint(ToyEndpoint().client(), "toy", top=1, exact=exact)
+    with pytest.raises(Wrong):
+        met.said({"choices": [{"message": {}, **choice}], "usage": usage})
+
+
+def test_an_odd_list_of_models_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toy_endpoint.MODELS", [{"id": "toy"}, "other"])
+    with pytest.raises(Wrong, match="'other'"):
+        meet(ToyEndpoint().client(), "other")
+
+
+def test_a_line_says_of_the_cache_only_what_is_told(tmp_path: Path) -> None:
+    untold = proved(ToyEndpoint(metrics=False, drafts=True), tmp_path)
+    assert untold.verdict == "nothing found" and "nobody tells how many" in untold.line
+    assert "NOT IN USE" not in untold.line and "random weights on a CPU" in untold.line
+    unused = proved(ToyEndpoint(caches=False, drafts=True), tmp_path)
+    assert unused.verdict == "nothing found" and "NOT IN USE" in unused.line
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:secret@host/v1",
+        "http://me:secret@[::1/v1",
+        "ftp://me:secret@host",
+        "https://host/v1?key=secret",
+        "https://host/v1#secret",
+    ],
+)
+def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        command.target(Paths(tmp_path, tmp_path, tmp_path), url, None, ASKED)
+    assert "secret" not in str(refused.value) and "--key-env" in refused.value.next_step
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h:99999", "http://h:abc", "http://h:0", "http://[::1/v1", "http://", "http://h h/", "http://h\\x/"]
+)
+def test_an_unusual_url_is_refused(url: str) -> None:
+    with pytest.raises(InputError, match="no URL of a server"):
+        command.folder_of(url)
+
+
+def test_another_machine_gets_no_key_that_was_not_named_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "own")
+    monkeypatch.setenv("THEIRS", "theirs")
+
+    def sent(url: str, variable: str) -> str | None:
+        with command.at(url, variable) as client:
+            return dict(client._http.headers).get("authorization")
+
+    for own in ("http://127.0.0.1:8000/v1", "http://[::1]:8000", "http://LOCALHOST/v1"):
+        assert (sent(own, ""), sent(own, "THEIRS")) == ("Bearer own", "Bearer theirs")
+    assert (sent("https://far/v1", ""), sent("http://far/v1", "")) == (None, None)
+    assert sent("https://far/v1", "THEIRS") == "Bearer theirs"
+    for url, variable in (("http://far/v1", "THEIRS"), ("http://127.0.0.1.far/v1", "THEIRS"), ("https://far", "NONE")):
+        with pytest.raises(InputError):
+            sent(url, variable)
 
 
 def test_names_of_endpoints_and_options() -> None:

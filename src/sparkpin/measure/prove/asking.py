@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +57,7 @@ class ProvedEndpoint:
     version: str = ""
     notes: list[str] = field(default_factory=list)
     known: dict[str, int] = field(default_factory=dict)  # tokens that have no number here
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)  # of `known`
 
     @property
     def path(self) -> str:
@@ -75,6 +77,14 @@ class ProvedEndpoint:
         return self.said(json_of(self.client.post(self.path, self.body(prompt, salt, tokens))))
 
     def said(self, value: dict[str, Any]) -> Said:
+        """Wrong for an answer of another form."""
+        try:
+            return self.read(value)
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            seen = str(value)[:160]
+            raise Wrong(f"the answer: saw {seen} ({type(error).__name__}: {error}), wanted one of OpenAI's") from None
+
+    def read(self, value: dict[str, Any]) -> Said:
         choice = only_choice(value)
         usage = a_dict(value.get("usage"), "usage")
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
@@ -99,7 +109,8 @@ class ProvedEndpoint:
         return rows_of(entries, tokens)
 
     def number(self, token: str) -> int:
-        return self.known.setdefault(token, len(self.known))
+        with self.lock:  # up to 16 answers come at once
+            return self.known.setdefault(token, len(self.known))
 
     def begun(self, turn: Turn, before: Prompt, answer: Said | None) -> Prompt:
         """The prompt of a turn: that before, what was answered, and the turn's messages."""
@@ -117,7 +128,7 @@ class ProvedEndpoint:
             text = "\n".join(str(message["content"]) for message in messages)
             reply = self.client.post("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})
         tokens = json_of(reply).get("tokens")
-        if not isinstance(tokens, list) or not tokens:
+        if not isinstance(tokens, list) or not tokens or not all(isinstance(token, int) for token in tokens):
             raise Wrong(f"/tokenize: saw {str(tokens)[:80]}, wanted a list of numbers")
         return tokens
 
@@ -146,9 +157,9 @@ def meet(client: Client, model: str = "") -> ProvedEndpoint:
     models = json_of(client.get("/v1/models")).get("data")
     if not isinstance(models, list) or not models:
         raise Wrong(f"/v1/models: saw {str(models)[:80]}, wanted a list of models")
-    first = a_dict(models[0], "/v1/models")
-    met = ProvedEndpoint(client, model or str(first.get("id")))
-    room = next((one.get("max_model_len") for one in models if one.get("id") == met.model), None)
+    listed = [a_dict(one, "/v1/models") for one in models]
+    met = ProvedEndpoint(client, model or str(listed[0].get("id")))
+    room = next((one.get("max_model_len") for one in listed if one.get("id") == met.model), None)
     met.room = room if isinstance(room, int) else None
     with contextlib.suppress(Fault, Wrong):
         met.version = str(json_of(client.get("/version")).get("version") or "")
@@ -204,12 +215,14 @@ def note_usage(met: ProvedEndpoint) -> None:
     prompt = met.rendered(PROBE) if met.exact else PROBE
     whole = json_of(met.client.post(met.path, met.body(prompt, "usage", PROBED)))
     asked = met.body(prompt, "usage", PROBED, stream=True, stream_options={"include_usage": True})
-    wanted = {key: (whole.get("usage") or {}).get(key) for key in ("prompt_tokens", "completion_tokens")}
+    usage = a_dict(whole.get("usage"), "usage")
+    wanted = {key: usage.get(key) for key in ("prompt_tokens", "completion_tokens")}
     if met.exact and wanted["prompt_tokens"] != len(prompt):
         met.notes.append(f"usage: saw {wanted['prompt_tokens']} prompt tokens of {len(prompt)} that were sent")
     try:
-        usages = [chunk["usage"] for chunk in parse_chunks(met.client.post(met.path, asked).body) if chunk.get("usage")]
-    except (BadStream, Fault) as fault:
+        chunks = parse_chunks(met.client.post(met.path, asked).body)
+        usages = [a_dict(chunk["usage"], "usage") for chunk in chunks if chunk.get("usage")]
+    except (BadStream, Fault, Wrong) as fault:
         met.notes.append(f"its stream cannot be read: {str(fault)[:160]}")
         return
     seen = {key: usages[-1].get(key) for key in wanted} if usages else None

@@ -14,7 +14,6 @@ AT_ONCE = 16
 TOKENS = 16  # of an answer
 READ_AT = (TOKENS - 1, TOKENS // 2)  # tokens of an answer that are read again, with its prompt
 CONTROLS = 4  # prompts that are asked with other text
-PARTS = 4  # of the cache, each filled between two sessions
 
 Stop = Literal["", "amid its answer", "amid its prompt"]
 

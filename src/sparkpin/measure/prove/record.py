@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import to_jsonable_python
 
 from sparkpin.core import files
 from sparkpin.measure.prove.asking import Said
 from sparkpin.measure.quality.distance import Rows
-from sparkpin.releases.record import read_as
 
-FORM = 1
+FORM = 2  # of the unfinished file
 UNFINISHED = "unfinished.json"
 STRICT = ConfigDict(strict=True, extra="forbid")
 Words = Annotated[tuple[str, ...], Field(strict=False)]
@@ -100,10 +99,6 @@ def keep(folder: Path, record: ProveRecord) -> Path:
 
 def to_json(record: ProveRecord) -> dict[str, Any]:
     return dict(to_jsonable_python(record))
-
-
-def read(path: Path) -> ProveRecord:
-    return read_as(path, TypeAdapter(ProveRecord), next_step=f"move {path} away: invoke prove writes another")
 
 
 def said_to_json(said: Said) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class Seen:
     asked: int = 0
     seconds: float = 0.0
     preempted: int | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass
@@ -62,6 +64,16 @@ class Proof:
     @property
     def cold(self) -> list[Said]:
         return [said for _, said in self.done[passes.COLD.name].said]
+
+    @property
+    def seconds(self) -> float:
+        """Of all passes, those of a part that was broken off, too."""
+        return sum(seen.seconds for seen in self.done.values())
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Tokens that all passes drafted and accepted, (0, 0) where nobody drafts or tells."""
+        return sum(seen.drafted for seen in self.done.values()), sum(seen.accepted for seen in self.done.values())
 
     def run(self, folder: Path, *, resume: bool) -> None:
         """All passes that are not done yet. Fault or Wrong where the server does not answer."""
@@ -92,8 +104,11 @@ class Proof:
         act(seen)
         seen.seconds = round(time.monotonic() - begin, 1)
         time.sleep(SETTLE)
-        grown = [None if None in pair else pair[1] - pair[0] for pair in zip(before, self.counted(), strict=True)]  # type: ignore[operator]
-        seen.hits, seen.preempted = grown
+        after = self.counted()
+        seen.hits, seen.preempted = (
+            None if old is None or new is None else new - old for old, new in zip(before[:2], after[:2], strict=True)
+        )
+        seen.drafted, seen.accepted = after[2] - before[2], after[3] - before[3]
         told = [said.cached for _, said in seen.said]
         if seen.hits is None and None not in told:
             seen.hits = sum(cached or 0 for cached in told)
@@ -102,12 +117,13 @@ class Proof:
         hits = "" if seen.hits is None else f", {seen.hits:,} of {seen.asked:,} prompt tokens from the cache"
         self.say(f"{one.words}: {len(seen.said)} answers in {seen.seconds:.0f} s{hits}")
 
-    def counted(self) -> tuple[int | None, int | None]:
-        """Tokens from the cache, and preemptions, since the server began."""
+    def counted(self) -> tuple[int | None, int | None, int, int]:
+        """Tokens from the cache, preemptions, and tokens drafted and accepted, since the server began."""
         text = self.met.scraped()
         found = (metrics.total(text, name) for name in (HITS, PREEMPTED))
         hits, preempted = (None if value is None else int(value) for value in found)
-        return hits, preempted
+        counts = drafts(text)
+        return hits, preempted, *((counts.drafted, counts.accepted) if counts else (0, 0))
 
     def read_cold(self, seen: Seen) -> None:
         """Each turn is built on the answer to the one before it."""
@@ -183,16 +199,15 @@ class Proof:
         return [(key, (sum(one**2 for one in each) / len(each)) ** 0.5) for key, each in found.items()]
 
     def keep(self, folder: Path) -> None:
-        files.write_json(folder / UNFINISHED, {"of": self.identity(), "prompts": self.prompts, "done": self.told()})
+        kept = {"of": self.identity(), "prompts": self.prompts, "known": self.met.known, "done": self.told()}
+        with files.atomic_file(folder / UNFINISHED) as file:  # keys of messages stay in their order
+            file.write(json.dumps(kept, ensure_ascii=False).encode())
 
     def told(self) -> dict[str, Any]:
         return {
             name: {
                 "said": [[key, said_to_json(said)] for key, said in seen.said],
-                "hits": seen.hits,
-                "asked": seen.asked,
-                "seconds": seen.seconds,
-                "preempted": seen.preempted,
+                **{key: value for key, value in vars(seen).items() if key != "said"},
             }
             for name, seen in self.done.items()
         }
@@ -213,10 +228,9 @@ class Proof:
         if kept.get("of") != self.identity():
             self.say("the run that was broken off was of another model, vLLM or plan: from the beginning")
             return
-        self.prompts = kept["prompts"]
+        self.prompts, self.met.known = kept["prompts"], kept["known"]
         for name, seen in kept["done"].items():
-            said = [(key, said_of(value)) for key, value in seen["said"]]
-            self.done[name] = Seen(said, seen["hits"], seen["asked"], seen["seconds"], seen["preempted"])
+            self.done[name] = Seen(**seen | {"said": [(key, said_of(value)) for key, value in seen["said"]]})
         self.say(f"{len(self.done)} passes are known")
 
 
@@ -255,9 +269,3 @@ def send_one(met: ProvedEndpoint, step: Step) -> Said | None:
         with contextlib.suppress(Fault):
             met.client.post(met.path, body, timeout=EARLY)
     return None
-
-
-def drafted(met: ProvedEndpoint) -> tuple[int, int]:
-    """Tokens that were drafted and accepted so far, (0, 0) where nobody drafts or tells."""
-    counts = drafts(met.scraped())
-    return (counts.drafted, counts.accepted) if counts else (0, 0)

@@ -96,8 +96,10 @@ def hits(proof: Proof) -> tuple[int | None, int | None]:
 
 
 def power() -> str:
-    faults = json.loads(POWER.read_text(encoding="utf-8"))["faults"]
-    return f"{sum(one['found'] for one in faults.values())} of {len(faults)}"
+    told = json.loads(POWER.read_text(encoding="utf-8"))
+    found = [one["found"] for one in told["faults"].values()]
+    where = f"planted into vLLM {told['vllm']} with random weights on a CPU"
+    return f"this finds {sum(found)} of {len(found)} faults {where}"
 
 
 def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
@@ -124,11 +126,19 @@ def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
     return ""
 
 
-def concluded(proof: Proof, folder: Path, what: str, seconds: float, counts: tuple[int, int]) -> ProveRecord:
-    """counts: tokens that were drafted and accepted. Asks the server again where something was found."""
+def cache_words(warm: int | None) -> str:
+    """warm: prompt tokens that came from the cache, None where nobody tells."""
+    if warm is None:
+        return "nobody tells how many prompt tokens came from the cache"
+    return f"{warm:,} prompt tokens came from the cache" if warm else "THE CACHE WAS NOT IN USE"
+
+
+def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
+    """Asks the server again where something was found."""
     found, time = bounds(proof), now()
+    seconds, (drafted, accepted) = proof.seconds, proof.drafts
     warm, _ = hits(proof)
-    every, why = beyond(proof, found), unproven(proof, found, counts[0])
+    every, why = beyond(proof, found), unproven(proof, found, drafted)
     unstable = why.startswith("not stable")
     results = tuple(result_of(proof, one, found) for one in (passes.CONTROL, *passes.TRIED) if one.name in proof.done)
     turns = sum(len(proof.distances(one)) for one in passes.TRIED)
@@ -144,9 +154,9 @@ def concluded(proof: Proof, folder: Path, what: str, seconds: float, counts: tup
         parts = [f"nothing found in {turns} answers of {len(proof.prompts)} turns"]
         least = f"{found.first:.2g} nats ({found.grown:.2g} where answers lie in the cache)"
         parts.append(f"a difference of {least} would have been seen; other text does {found.moved:.2g}")
-        parts.append(f"{warm:,} prompt tokens came from the cache" if warm else "THE CACHE WAS NOT IN USE")
-        parts.append(f"{counts[0]:,} tokens were drafted" if counts[0] else "nothing was drafted")
-        parts.append(f"of planted faults this finds {power()}")
+        parts.append(cache_words(warm))
+        parts.append(f"{drafted:,} tokens were drafted" if drafted else "nothing was drafted")
+        parts.append(power())
         line = "; ".join(parts)
     return ProveRecord(
         time=time,
@@ -161,8 +171,8 @@ def concluded(proof: Proof, folder: Path, what: str, seconds: float, counts: tup
         least=found.first if found.noise is not None else None,
         control=found.moved if found.control else None,
         block=proof.met.block,
-        drafted=counts[0] or None,
-        accepted=counts[1] if counts[0] else None,
+        drafted=drafted or None,
+        accepted=accepted if drafted else None,
         passes=results,
         finding=finding,
         others=max(0, len(every) - 1) if not unstable else 0,
