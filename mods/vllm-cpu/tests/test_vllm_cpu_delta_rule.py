@@ -66,6 +66,29 @@ def test_chunks_give_what_single_tokens_give(ends: list[int], slots: list[int]) 
     assert (states - last).norm() / last.norm() < 1e-5
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_prompt_in_two_parts_gives_the_same_bits(kind: torch.dtype) -> None:
+    """As a prefix cache reads it, whose blocks end where chunks do."""
+    given, cut = inputs(200), 128
+    states = [torch.zeros(1, HEADS, DIM, DIM, dtype=kind) for _ in range(2)]
+    whole = read(given, states[0])
+    parts = [read({name: x[:, own] for name, x in given.items()}, states[1]) for own in (slice(cut), slice(cut, None))]
+    assert torch.equal(whole, torch.cat(parts, dim=1)) and torch.equal(*states)
+
+
+def read(given: dict[str, torch.Tensor], states: torch.Tensor) -> torch.Tensor:
+    """One sequence, whose state is in slot 0."""
+    return chunk_gated_delta_rule(
+        **given,
+        initial_state=states,
+        output_final_state=True,
+        cu_seqlens=torch.tensor([0, given["g"].shape[1]]),
+        head_first=False,
+        use_qk_l2norm_in_kernel=True,
+        initial_state_indices=torch.tensor([0]),
+    )[0]
+
+
 def test_vllm_gives_the_same_and_less_exactly() -> None:
     given = inputs(150)
     wanted, last = token_by_token(given, [70, 150], [1, 2])
