@@ -77,7 +77,7 @@ def chunk_gated_delta_rule(
             out[0, own] = (read * q.shape[-1] ** -0.5).transpose(0, 1)
             last = decays[:, -1:]
             state = last.exp() * state + (k * (last - decays).exp()).mT @ written
-            # As vLLM's operator does: a prompt that goes on from a cached state then gives the same bits as a whole one.
+            # As vLLM's operator does: a prompt that goes on from a cached state gives the bits of a whole one then.
             state = state.to(initial_state.dtype).float()
         initial_state[slot] = state
     return out, initial_state
