@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,11 @@ from sparkpin.releases.compile_caches import volume_name
 
 INVOKE = [str(Path(sys.executable).parent / "invoke")]
 LONGEST = 3600  # seconds: two servers, started and asked beside another lane of the tests on slow cores
+
+
+def heeds_interrupts() -> None:
+    """For a new process that a test sends SIGINT: whoever started the tests with `&` had it ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class Checkout:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*INVOKE, *arguments], cwd=self.folder, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, start_new_session=True,
+            text=True, start_new_session=True, preexec_fn=heeds_interrupts,
         )  # fmt: skip
 
     def done(self, *arguments: str, **env: str) -> str:

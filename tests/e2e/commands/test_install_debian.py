@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from checkout import Checkout
+from checkout import Checkout, heeds_interrupts
 from in_container import run
 from places import PROJECT
 
@@ -69,7 +69,13 @@ def test_a_venv_begun_beside_a_look_that_fails_is_gone(tmp_path: Path, fault: st
     copy = Checkout.clone(tmp_path / "copy")
     (copy.folder / "src/sparkpin/host/preflight.py").write_text(WAITS.format(fault), encoding="utf-8")
     with subprocess.Popen(
-        ["./install.sh"], cwd=copy.folder, env=copy.env, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ["./install.sh"],
+        cwd=copy.folder,
+        env=copy.env,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heeds_interrupts,
     ) as running:
         assert running.stdout
         for line in running.stdout:

@@ -127,8 +127,6 @@ def test_a_planted_fault_is_found(fault: str, sound: Proof, cached: Faulty, tmp_
     furthest, told = max(each.distance for each in every), power()[fault]
     assert furthest > 5 * bounds.grown, "not by chance"
     assert told["way"] == one.name
-    assert told["answers"] / 2 <= len(every) <= told["answers"] * 2
-    assert told["nats"] / 2 <= furthest <= told["nats"] * 2
 
 
 def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
