@@ -18,11 +18,12 @@ from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import check_form, records_of
 from sparkpin.build.reproduce import require_inputs
 from sparkpin.core import prune_lock
-from sparkpin.core.errors import CheckpointError, InputError
+from sparkpin.core.errors import CheckpointError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import stage_tag
 from sparkpin.core.terminal import say
 from sparkpin.fetch import stack as fetching
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.releases import record as releases
@@ -30,6 +31,7 @@ from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.choose_loader import with_loader
+from sparkpin.serve.launch import LaunchOrder, reached
 from sparkpin.smoke.evidence import kept
 from sparkpin.smoke.server import Place
 
@@ -195,3 +197,16 @@ def smoke_releases(
                 result, write = run_smoke(paths, engine, started, checkpoint, say, gpus=gpus, places=places)
             found.append(kept(paths, release, result, write))
     return tuple(found)
+
+
+def smoke_served(paths: Paths, container: Container, order: LaunchOrder) -> None:
+    """The smoke test of a server that is about to be served (`serve.switching.Test`). SmokeError where it fails."""
+    from sparkpin.smoke import run  # slow to import, as all that asks a server
+
+    with reached(container) as port:
+        result, write = run.smoke_served(paths, engine_of(paths), order.release, container, port, order.timeout, say)
+    if not kept(paths, order.release, result, write).smoke_passed:
+        raise SmokeError(
+            f"{order.release.tag} failed its smoke test and is not served",
+            next_step=f"read {result.log_path}, then invoke smoke {order.release.tag}",
+        )

@@ -74,8 +74,8 @@ def how_to_carry(records: Releases, release: Release) -> str:
     return f"{first}invoke export {release.tag} -o {release.name}.tar, and there invoke import and invoke smoke"
 
 
-def finish(records: Releases, done: tuple[Release, ...]) -> None:
-    """Say what to type next; a failed smoke test is the task's failure."""
+def finish(records: Releases, done: tuple[Release, ...], *, serves: bool = False) -> None:
+    """Say what to type next; a failed smoke test is the task's failure. serves: what is current is served next."""
     failed = [release for release in done if release.smoke_failed]
     for release in failed:
         for failure in release.smoke_failures:
@@ -93,7 +93,8 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
             return
         is_current = newest.tag == records.current_tag(newest.recipe)
         serve_it = machine.serve_command(records.paths.project, newest.recipe)
-        show(f"next: {serve_it}" if is_current else f"next: invoke promote {newest.tag}, then {serve_it}")
+        if not (is_current and serves):
+            show(f"next: {serve_it}" if is_current else f"next: invoke promote {newest.tag}, then {serve_it}")
         if newest.demands.scripted and (found := real_words(records.paths.project, newest.stack)):
             recipe, wheel = found
             show(

@@ -24,6 +24,7 @@ from sparkpin.serve.address import UNCHANGED, AddressOptions
 from sparkpin.serve.choose_loader import with_loader
 from sparkpin.serve.nodes import NodesOptions
 from sparkpin.serve.served import FRONT, address_of, find, status
+from sparkpin.serve.switching import Test
 from sparkpin.serve.waiting import Detached
 from sparkpin.smoke.server import clear_leftovers
 
@@ -37,9 +38,10 @@ def serve(
     drain: int | None = None,
     unit: bool = False,
     where: tuple[str | None, str | None, bool] = (None, None, False),
+    test: Test | None = None,
 ) -> None:
-    """unit: print a systemd unit that does so after a reboot, and serve nothing. drain: as `service.start`; where: the
-    fields of `NodesOptions`."""
+    """unit: print a systemd unit that does so after a reboot, and serve nothing. drain, test: as `service.start`;
+    where: the fields of `NodesOptions`."""
     paths = Paths.from_env()
     records = Releases(paths)
     if release:
@@ -67,7 +69,7 @@ def serve(
             f"{chosen.tag} cannot be served here: {why}",
             next_step=f"where it can run: {how_to_carry(records, chosen)}",
         )
-    if not chosen.smoke_passed:
+    if not chosen.smoke_passed and not test:
         say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
     require_consistent(paths, chosen)
     say_overruled_of(paths, chosen)
@@ -77,7 +79,7 @@ def serve(
     try:
         asked = NodesOptions(*where)
         served = service.start(
-            paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, say=say, where=asked
+            paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, say=say, where=asked, test=test
         )
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sparkpin.build.consistent import require_consistent
-from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_releases
+from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_releases, smoke_served
 from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
 from sparkpin.build.pair import Pairing
 from sparkpin.checkpoint import published
@@ -19,7 +19,7 @@ from sparkpin.commands.choose import choose_recipe, pairings_of
 from sparkpin.commands.notes import finish, next_smoke, notes_of
 from sparkpin.commands.smoke import complete_above, waiting_for_smoke
 from sparkpin.core import terminal
-from sparkpin.core.errors import DiskError, InputError
+from sparkpin.core.errors import DiskError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.evidence.attest import ensure_attested
@@ -30,12 +30,13 @@ from sparkpin.host import machine as host
 from sparkpin.host.engine import engine_of
 from sparkpin.host.gpus import read_gpus
 from sparkpin.pins import manifests
+from sparkpin.pins.nodes import nodes_of
 from sparkpin.pins.schema import LockedFile, ModelPin
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, obstacle_of
-from sparkpin.serve.served import running_release
-from sparkpin.smoke import drift
+from sparkpin.serve.served import find, name_of, running_release
+from sparkpin.smoke import drafting, drift
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def up(
     if smoke:
         made = smoke_chain(plan, made, serve=serve)
     first_is_current(plan.paths, made[-1])
-    report(plan.paths, made, smoked=smoke)
+    report(plan.paths, made, smoked=smoke, serves=serve)
     if serve and Releases(plan.paths).current_tag(made[-1].recipe):
         serving.serve(recipe=made[-1].recipe, release=None)  # what runs already is left alone
 
@@ -231,9 +232,14 @@ def smoke_chain(plan: BuildPlan, made: tuple[Release, ...], *, serve: bool) -> t
     for number, release in enumerate([*soonest, *(one for one in waiting if one not in soonest)]):
         if not told and is_servable(plan, end, serve=serve):
             told = True
-            if not tell_or_serve(plan, end, serve=serve):
-                break
-        smoke_releases(paths, (release,), done=number, total=len(waiting))
+            tell_or_serve(plan, end, serve=serve)
+        if told and serve and not has_room(plan):
+            show("the others are not smoked beside the server, for which the memory is: invoke stop, then invoke smoke")
+            break
+        if serve and release == end and release in soonest and is_testable_as_served(plan, end):
+            told = smoke_as_served(plan, end, total=len(waiting))
+        else:
+            smoke_releases(paths, (release,), done=number, total=len(waiting))
         complete_above(paths, (release,))
         end = records.get(end.tag)
         if release in soonest and drift.is_compared(end):
@@ -249,6 +255,32 @@ def smoke_chain(plan: BuildPlan, made: tuple[Release, ...], *, serve: bool) -> t
     return tuple(records.get(release.tag) for release in made)
 
 
+def is_testable_as_served(plan: BuildPlan, end: Release) -> bool:
+    """Whether one start is enough: the server that is tested is the recipe's first, and stays."""
+    paths = plan.paths
+    return (
+        Releases(paths).current_tag(end.recipe) is None
+        and find(engine_of(paths), name_of(paths, end.recipe)) is None
+        and nodes_of(end.argv) == 1
+        and len(list(drafting.variants(end))) == 1
+        and not quality_gate.is_refused(paths, end)
+        and has_room(plan)
+    )
+
+
+def smoke_as_served(plan: BuildPlan, end: Release, *, total: int) -> bool:
+    """The smoke test of the end of the chain, by the server that answers clients afterwards; whether it does."""
+    say(f"smoke test 1 of {total}: {end.tag}")
+    try:
+        serving.serve(recipe=None, release=end.tag, test=partial(smoke_served, plan.paths))
+    except SmokeError:
+        if not Releases(plan.paths).get(end.tag).smoke_failed:
+            raise
+        return False
+    tell_passed(Releases(plan.paths).get(end.tag))
+    return True
+
+
 def is_servable(plan: BuildPlan, end: Release, *, serve: bool) -> bool:
     """Before all of its chain was tested: beside the tests where there is room, else instead of them once current."""
     now_current = Releases(plan.paths).current_tag(end.recipe)
@@ -259,20 +291,20 @@ def is_servable(plan: BuildPlan, end: Release, *, serve: bool) -> bool:
     return has_room(plan) or (serve and now_current is not None)
 
 
-def tell_or_serve(plan: BuildPlan, end: Release, *, serve: bool) -> bool:
-    """That the end of the chain can be served, or serve it. Whether the others can be smoked then."""
+def tell_or_serve(plan: BuildPlan, end: Release, *, serve: bool) -> None:
+    """That the end of the chain can be served, or serve it."""
+    tell_passed(end)
+    if serve:
+        serving.serve(recipe=None, release=end.tag)
+    else:
+        show(f"it can be served now, from another shell: invoke serve {end.tag}")
+
+
+def tell_passed(end: Release) -> None:
     if drift.is_compared(end):
         say(f"{end.tag} has passed; the stages below it are tested next")
     else:
         say(f"{end.tag} has passed its own checks; the comparison with {end.demands.parent} comes next")
-    if not serve:
-        show(f"it can be served now, from another shell: invoke serve {end.tag}")
-        return True
-    serving.serve(recipe=None, release=end.tag)
-    if has_room(plan):
-        return True
-    show("the others are not smoked beside the server, for which the memory is: invoke stop, then invoke smoke")
-    return False
 
 
 def has_room(plan: BuildPlan) -> bool:
@@ -295,8 +327,8 @@ def first_is_current(paths: Paths, newest: Release) -> None:
     say(f"{newest.tag} is the first release that passed, so it is current")
 
 
-def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = False) -> None:
+def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = False, serves: bool = False) -> None:
     """The table, and what to type next. SmokeError where `smoked`, and one of them failed."""
     tables.show_built(made)
     if not next_smoke(paths, made) and smoked:
-        finish(Releases(paths), made)
+        finish(Releases(paths), made, serves=serves)

@@ -1,4 +1,5 @@
-"""A container's standard input and output, held from before it starts: one line of JSON at a time, and data."""
+"""Standard input and output of a program in a container: held from before it starts, with one line of JSON at a time;
+or as a plain connection."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import queue
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import docker.errors
@@ -31,8 +32,7 @@ class Attached:
         with engine_errors():
             params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
             self.held = container.attach_socket(params=params)
-        self.socket: socket.socket = getattr(self.held, "_sock", self.held)  # type: ignore[arg-type] # not so with TLS
-        self.socket.settimeout(None)
+        self.socket = raw(self.held)
         threading.Thread(target=self.read, name="attached", daemon=True).start()
 
     def send(self, data: bytes | memoryview) -> None:
@@ -51,7 +51,7 @@ class Attached:
     def read(self) -> None:
         text = b""
         try:
-            for stream, data in self.frames():
+            for stream, data in frames(self.socket):
                 if stream == ERRORS:
                     self.errors = (self.errors + data)[-LAST:]
                     continue
@@ -69,23 +69,63 @@ class Attached:
         finally:
             self.answers.put(None)
 
-    def frames(self) -> Iterator[tuple[int, bytes]]:
-        """(stream, data), as Docker wraps what a container without a terminal writes."""
-        while len(head := self.exactly(8)) == 8:
-            stream, count = struct.unpack(">BxxxL", head)
-            if count > LONGEST:
-                raise ValueError
-            yield stream, self.exactly(count)
-
-    def exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count and (piece := self.socket.recv(count - len(data))):
-            data += piece
-        return data
-
     def close(self) -> None:
         """The container's standard input ends, and with it what it runs."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError, docker.errors.DockerException):
             self.held.close()
+
+
+def raw(held: Any) -> socket.socket:
+    """Of what the SDK gives for a connection, which has to stay referenced."""
+    found: socket.socket = getattr(held, "_sock", held)  # not so with TLS
+    found.settimeout(None)
+    return found
+
+
+def frames(of: socket.socket) -> Iterator[tuple[int, bytes]]:
+    """(stream, data), as Docker wraps what a program without a terminal writes. ValueError for what it would not."""
+    while len(head := exactly(of, 8)) == 8:
+        stream, count = struct.unpack(">BxxxL", head)
+        if count > LONGEST:
+            raise ValueError
+        yield stream, exactly(of, count)
+
+
+def exactly(of: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (piece := of.recv(count - len(data))):
+        data += piece
+    return data
+
+
+def connected(container: Container, argv: Sequence[str]) -> socket.socket:
+    """A connection to a program that is started in a container that runs: its input and output. Either end ends it."""
+    with engine_errors():
+        held: Any = container.exec_run(list(argv), stdin=True, stderr=False, socket=True).output
+    ours, inner = socket.socketpair()
+    there = raw(held)
+
+    def pump_in() -> None:
+        with contextlib.suppress(OSError):
+            while data := inner.recv(1 << 16):
+                there.sendall(data)
+        with contextlib.suppress(OSError):
+            there.shutdown(socket.SHUT_WR)  # the program ends then, and with it the other way
+
+    def pump_out() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for _, data in frames(there):
+                inner.sendall(data)
+        with contextlib.suppress(OSError):
+            inner.shutdown(socket.SHUT_RDWR)
+        incoming.join()
+        inner.close()
+        with contextlib.suppress(OSError, docker.errors.DockerException):
+            held.close()
+
+    incoming = threading.Thread(target=pump_in, name="to a container", daemon=True)
+    incoming.start()
+    threading.Thread(target=pump_out, name="from a container", daemon=True).start()
+    return ours

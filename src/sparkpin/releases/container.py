@@ -316,6 +316,10 @@ class StartProgress:
     def __init__(self, say: Say) -> None:
         self._say, self._told, self._read = say, 0, 0
 
+    @property
+    def done(self) -> bool:
+        return self._told == len(STARTUP)
+
     def update(self, log: bytes) -> bool:
         """Whether there was something new to tell."""
         before, cut = self._told, log.rfind(b"\n") + 1

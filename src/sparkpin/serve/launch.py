@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sparkpin.host.attached import connected
 from sparkpin.host.containers import APIError, Container, Healthcheck, Mount
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_command import drop_flags, served_name
@@ -15,6 +18,7 @@ from sparkpin.releases.container import PYTHON, Node, put
 from sparkpin.releases.record import Release
 from sparkpin.serve.closed_in import SOCKETS
 from sparkpin.serve.rules import SOCKET, Limits
+from sparkpin.serve.socket_port import Ends, carrying
 from sparkpin.smoke.server import socket_argv
 
 FOLDER = "/run/sparkpin"
@@ -165,6 +169,18 @@ def requests_under_way(container: Container) -> int | None:
     """None where the server does not tell."""
     done, told = within(container, "load")
     return int(told) if done and told.isdecimal() else None
+
+
+@contextlib.contextmanager
+def reached(container: Container) -> Iterator[int]:
+    """A port on 127.0.0.1 on which this user alone reaches a server that has no front yet."""
+
+    async def dial() -> Ends:
+        held = await asyncio.to_thread(connected, container, [*PYTHON, PROGRAM, "carry"])
+        return await asyncio.open_unix_connection(sock=held)
+
+    with carrying(dial) as port:
+        yield port
 
 
 def within(container: Container, task: str) -> tuple[bool, str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sparkpin.core import files
-from sparkpin.core.errors import InputError
+from sparkpin.core.errors import BusyError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
@@ -50,7 +50,7 @@ from sparkpin.serve.served import (
     parts,
 )
 from sparkpin.serve.status import how_to_serve
-from sparkpin.serve.switching import DRAIN_SECONDS, STOP_SECONDS, answered, launched, replaced, taken_over, told
+from sparkpin.serve.switching import DRAIN_SECONDS, STOP_SECONDS, Test, answered, launched, replaced, taken_over, told
 
 
 def start(
@@ -66,6 +66,7 @@ def start(
     beside: bool | None = None,
     drain: float | None = None,
     where: NodesOptions | None = None,
+    test: Test | None = None,
 ) -> Served:
     """Serve a release and return once it answers a real request. One that already runs is left alone; where only its
     address is to be another, or the key, its front is replaced.
@@ -79,10 +80,11 @@ def start(
         gpus: give the container all GPUs.
         beside: start it while the former one runs; None: if memory allows.
         where: the machines of a release that is for several; None: as before.
+        test: what a server has to pass before it gets its front, where there is no other server of the recipe.
         drain: seconds that the former one has for requests under way; None: DRAIN_SECONDS.
 
     Raises:
-        BusyError: someone else has the port; another home's server, too.
+        BusyError: someone else has the port; another home's server, too. A server that is not to be there (`test`).
         InputError: an option that is none; a certificate that does not fit.
         SmokeError: the server did not become ready; with a post-mortem.
         Detached: Ctrl-C while it started; it goes on. (Not beside a former one: that is what goes on then.)
@@ -99,6 +101,11 @@ def start(
     ):
         name, drain = name_of(paths, release.recipe), DRAIN_SECONDS if drain is None else drain
         old, front = tidy(engine, name)
+        if test and old is not None:
+            raise BusyError(
+                f"{old.labels.get(RELEASE_LABEL)} is served by {name}, and a new server was to be tested in its place",
+                next_step=f"invoke smoke {release.tag}, or invoke stop --recipe {release.recipe} first",
+            )
         fronts.drop_former_network(engine)
         together = (where or NodesOptions()).applied(nodes.kept(paths, release.recipe), release)
         machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else []
@@ -171,7 +178,7 @@ def start(
                             memory_limit.require_room(space, release)
                         if checked and was_there:
                             nodes.check_freed(checked, release)
-                        served = launched(paths, engine, order, old, wanted, say, spread)
+                        served = launched(paths, engine, order, old, wanted, say, spread, test)
         if checked:
             for line in link.exposed(checked.facts[0], checked.link, [ip for ip, _ in listeners(STORE_PORT)]):
                 say(line)

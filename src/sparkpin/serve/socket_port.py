@@ -1,4 +1,5 @@
-"""A port on 127.0.0.1 for a server on a Unix socket: its container has no network, and some clients ask by URL.
+"""A port on 127.0.0.1 for a server that this machine reaches otherwise: its container has no network, and some clients
+ask by URL.
 
 No front stands before it (`serve/front`), so this user alone may ask: a connection of another user is closed.
 """
@@ -9,10 +10,13 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 CHUNK = 1 << 16
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Dial = Callable[[], Awaitable[Ends]]
+"""Opens a connection to the server."""
 
 
 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -25,8 +29,8 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 class Bridge:
     """Its connections, each a task. An HTTP client closes a connection as a whole: the end of one way ends both."""
 
-    def __init__(self, target: str) -> None:
-        self.target, self.running = target, set[asyncio.Task[None]]()  # the loop itself keeps no task alive
+    def __init__(self, dial: Dial) -> None:
+        self.dial, self.running = dial, set[asyncio.Task[None]]()  # the loop itself keeps no task alive
 
     async def listen(self) -> asyncio.Server:
         return await asyncio.start_server(self.accept, "127.0.0.1", 0)
@@ -41,7 +45,7 @@ class Bridge:
             peer = writer.get_extra_info("peername")  # None where it has gone again
             if not peer or not is_ours(peer[1], writer.get_extra_info("sockname")[1]):
                 return
-            there = await asyncio.open_unix_connection(self.target)
+            there = await self.dial()
             ways = [asyncio.create_task(carry(reader, there[1])), asyncio.create_task(carry(there[0], writer))]
             with contextlib.closing(there[1]):
                 try:
@@ -81,10 +85,20 @@ async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
 def listening(socket: Path) -> Iterator[int]:
     """The port. The folder is opened first: a socket's own path may have 107 bytes at most."""
     folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        with carrying(lambda: asyncio.open_unix_connection(f"/proc/self/fd/{folder}/{socket.name}")) as port:
+            yield port
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def carrying(dial: Dial) -> Iterator[int]:
+    """The port, as long as it is open."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    bridge = Bridge(f"/proc/self/fd/{folder}/{socket.name}")
+    bridge = Bridge(dial)
     try:
         server = asyncio.run_coroutine_threadsafe(bridge.listen(), loop).result()
         try:
@@ -95,4 +109,3 @@ def listening(socket: Path) -> Iterator[int]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-        os.close(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sparkpin.core.errors import SmokeError, SparkpinError
@@ -24,6 +24,8 @@ from sparkpin.serve.waiting import Detached
 STOP_SECONDS = 30
 DRAIN_SECONDS = 30.0  # for requests under way
 ANSWER_SECONDS = 60.0
+Test = Callable[[Container, LaunchOrder], None]
+"""Waits for a server that has no front yet, and asks it. Whatever it raises, the server is removed."""
 
 
 def launched(
@@ -34,6 +36,7 @@ def launched(
     wanted: LaunchOrder,
     say: Say,
     spread: Spread | None = None,
+    test: Test | None = None,
 ) -> Served:
     """Create, start and wait; the front says meanwhile that there is nobody. What does not become ready is removed.
 
@@ -41,18 +44,27 @@ def launched(
     """
     name, folder = order.name, fronts.folder_of(old)
     container = linked.create(engine, name, wanted, spread, folder, say)
+
+    def begin() -> None:
+        with engine_errors():
+            container.start()
+        say(f"started {name} from {wanted.release.tag}")
+
     try:
+        if test:
+            begin()
+            test(container, wanted)
+            linked.keep_up(container, wanted, spread)
         with fronts.opened(engine, order, folder) as front:
             fronts.use(front, folder)
             try:
-                with engine_errors():
-                    container.start()
-                say(f"started {name} from {wanted.release.tag}")
-                try:
-                    ready(paths, container, wanted, say, spread)
-                except KeyboardInterrupt:
-                    linked.keep_up(container, wanted, spread)
-                    raise Detached(f"{name} goes on starting {wanted.release.tag}") from None
+                if not test:
+                    begin()
+                    try:
+                        ready(paths, container, wanted, say, spread)
+                    except KeyboardInterrupt:
+                        linked.keep_up(container, wanted, spread)
+                        raise Detached(f"{name} goes on starting {wanted.release.tag}") from None
                 answered(container, front, order.key, say)
             except Detached:
                 raise

@@ -19,6 +19,7 @@ from typing import Any
 from sparkpin.core.files import lock, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.pins import weight_loaders
@@ -33,6 +34,7 @@ from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import (
     WAITING,
+    Distant,
     Place,
     Server,
     StartFault,
@@ -126,17 +128,31 @@ def run_smoke(
                 paths, engine, variant, checkpoint, gpus=gpus, timeout=timeout, say=say, places=places
             ) as server:
                 with Client.unix(server.socket) as client:
-                    subject = subject_of(variant, client, server, length, reference=reference)
-                    # Who drafts nothing is not asked how much of it is accepted.
-                    names = [name for name in demands.checks if length or name != "acceptance"]
-                    examine(server, subject, names, evidence, say)
-                    evidence.exchanges, evidence.leaves = client.exchanges, subject.leaves
+                    examine(server, subject_of(variant, client, server, length, reference=reference), evidence, say)
                 server.stop()
                 evidence.log, evidence.other_logs = server.log(), server.other_logs()
             if evidence.ready_seconds is None:
                 break  # the other lengths would tell no more
         seconds = time.monotonic() - begin
         return finished(paths, release, served, seconds, read_fingerprint(engine.version))
+
+
+def smoke_served(
+    paths: Paths, engine: Engine, release: Release, container: Container, port: int, timeout: float, say: Say
+) -> tuple[SmokeResult, Write]:
+    """The same of a server that was started to be served, and that nobody else asks yet; it goes on.
+
+    port: on 127.0.0.1, where it can be asked; timeout: seconds that its start may take. Errors: as of `run_smoke`.
+    """
+    require_known(release.demands.checks, f"the record of {release.tag}", "demands.checks")
+    begin = time.monotonic()
+    with alone(paths, engine, say), Client.tcp("127.0.0.1", port) as client:
+        evidence, length = ServerEvidence(container.attrs["Config"]["Cmd"]), drafting.drafted(release)
+        server = Distant(container, timeout, say)
+        known = {"reference": drift.reference(paths, release)}
+        examine(server, subject_of(release, client, server, length, **known), evidence, say)
+        evidence.log = server.log()
+    return finished(paths, release, [(length, evidence)], time.monotonic() - begin, read_fingerprint(engine.version))
 
 
 def subject_of(release: Release, client: Client, server: Server, length: int, **known: Any) -> SmokeSubject:
@@ -154,9 +170,12 @@ def subject_of(release: Release, client: Client, server: Server, length: int, **
     )
 
 
-def examine(server: Server, subject: SmokeSubject, names: Sequence[str], evidence: ServerEvidence, say: Say) -> None:
+def examine(server: Server, subject: SmokeSubject, evidence: ServerEvidence, say: Say) -> None:
     """Wait for the server, then run the checks until the last or until the server is gone."""
     begin = time.monotonic()
+    evidence.exchanges, evidence.leaves = subject.client.exchanges, subject.leaves
+    # Who drafts nothing is not asked how much of it is accepted.
+    names = [name for name in subject.demands.checks if subject.length or name != "acceptance"]
     try:
         server.wait_ready(subject.client)
     except StartFault as fault:

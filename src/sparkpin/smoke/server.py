@@ -40,6 +40,7 @@ SOCKET_FOLDER = "/run/sparkpin"
 SOCKET = "vllm.sock"
 NODE_FOLDER = "/run/sparkpin-node"  # of process 1, where there are several containers
 PROGRESS_SECONDS = 15
+ASK_SECONDS = 15.0  # between two questions to a `Distant` server that does not say in its log that it answers
 STOP_SECONDS = 10
 
 
@@ -173,6 +174,11 @@ class Server:
             with engine_errors():
                 self.container.exec_run(["chmod", "a+rw", f"{SOCKET_FOLDER}/{SOCKET}"])
 
+    def may_answer(self, progress: running.StartProgress) -> bool:
+        """Whether it is worth a question."""
+        self.open_socket()
+        return self.socket.is_socket()
+
     def wait_ready(self, client: Client) -> None:
         """Return once /health answers; raise StartFault as soon as the container ends, or after the time allowed."""
         progress = running.StartProgress(self._say)
@@ -184,8 +190,7 @@ class Server:
             if found:
                 last = running.last_lines(log if found[1] is self.container else self.log_of(found[1]))
                 raise StartFault(f"the container {found[0]} after {now - self.started:.0f} s\n{last}")
-            self.open_socket()
-            if self.socket.is_socket() and client.healthy():
+            if self.may_answer(progress) and client.healthy():
                 self.ready_seconds = round(time.monotonic() - self.started, 1)
                 progress.update(self.log())  # its last words may have come since the look above
                 return
@@ -201,6 +206,20 @@ class Server:
         for container in (self.container, *self.others):
             with errors_at(self.others.get(container)):
                 container.stop(timeout=STOP_SECONDS)
+
+
+class Distant(Server):
+    """One whose socket lies where this user cannot come: each connection costs a process in its container."""
+
+    def __init__(self, container: Container, timeout: float, say: Say) -> None:
+        super().__init__(container, Path(), timeout, say)
+        self.asked = self.started
+
+    def may_answer(self, progress: running.StartProgress) -> bool:
+        if not progress.done and time.monotonic() - self.asked < ASK_SECONDS:
+            return False
+        self.asked = time.monotonic()
+        return True
 
 
 @contextlib.contextmanager

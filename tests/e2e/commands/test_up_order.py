@@ -1,4 +1,4 @@
-"""`up` tests the end of a chain first, then the stage below it, with real servers; nothing is lost by that."""
+"""`up` tests the end of a chain first and serves it, then the stage below it, with real servers; nothing is lost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from checkout import Checkout
 from places import PROJECT
+from watched import free_port
 
 from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Releases
 
 TRIAL = f"order-{uuid.uuid4().hex[:8]}"
@@ -23,13 +25,15 @@ TRIAL = f"order-{uuid.uuid4().hex[:8]}"
 def copy(tmp_path: Path) -> Iterator[Checkout]:
     made = Checkout.make(tmp_path / "copy")
     made.add_recipe(TRIAL)
+    made.replace(f"recipes/{TRIAL}.yaml", "port: 8000", f"port: {free_port()}")
     shutil.copytree(Paths.from_env(PROJECT).images, made.home / "images")  # the images are there
     yield made
+    made.invoke("stop", "--recipe", TRIAL)
     made.remove_built(TRIAL)
 
 
 def test_the_end_is_tested_first_and_current_before_the_first_stage_is_tested(copy: Checkout) -> None:
-    done = copy.invoke("up", "--recipe", TRIAL, "--stage", "mtp")
+    done = copy.invoke("up", "--recipe", TRIAL, "--stage", "mtp", "--serve")
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stderr
     base = said.index(f"smoke test 3 of 3: sparkpin/{TRIAL}:base-")
@@ -37,7 +41,10 @@ def test_the_end_is_tested_first_and_current_before_the_first_stage_is_tested(co
     assert said.index(f"smoke test 1 of 3: sparkpin/{TRIAL}:mtp-") < current.start() < base
     records = Releases(Paths(copy.folder, copy.home, copy.home))
     releases = {release.stage: release for release in records.of_recipe(TRIAL)}
-    assert f"it can be served now, from another shell: invoke serve {releases['mtp'].tag}" in done.stdout
+    (served,) = json.loads(copy.done("status", "--json"))
+    log = (copy.evidence(releases["mtp"].tag) / "server.log").read_bytes()
+    server = Engine.connect().client.containers.get(served["container"])
+    assert served["ready"] and server.logs().startswith(log), "the server that was tested, and never started again"
     assert {stage: release.state for stage, release in releases.items()} == {
         "base": "passed", "hybrid": "passed", "mtp": "current",
     }  # fmt: skip

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 from docker.models.containers import Container
 
-from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
+from sparkpin.build import make
+from sparkpin.core.errors import BusyError, CheckpointError, EngineError, IntegrityError, SmokeError
 from sparkpin.core.files import lock
 from sparkpin.core.tags import tag_of
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import read_fingerprint
+from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
+from sparkpin.serve.launch import LaunchOrder
+from sparkpin.serve.served import FRONT, find, status
 from sparkpin.smoke import server
 from sparkpin.smoke.evidence import evidence_folder, replaced
 from sparkpin.smoke.run import SmokeResult, run_smoke
@@ -68,6 +72,44 @@ def test_a_server_that_answers_passes_and_leaves_evidence(site: FakeSite) -> Non
     facts = json.loads(next(line for line in lines if line.startswith("facts ")).removeprefix("facts "))
     allowed = {"model_readable", "tmp_writable", "home_writable"}
     assert {name for name, may in facts.items() if may} == allowed and len(facts) == 8, "it is closed in"
+
+
+def serve_tested(site: FakeSite, release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test(container: Container, order: LaunchOrder) -> None:
+        assert find(site.engine, f"{container.name}{FRONT}") is None, "nobody can ask it yet"
+        make.smoke_served(site.paths, container, order)
+
+    monkeypatch.setattr(make, "engine_of", lambda _: site.engine)
+    Releases(site.paths).save(release)
+    site.start(release, port=site.port, test=test)
+
+
+def test_the_server_that_was_tested_is_the_one_that_is_served(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_tested(site, site.release, monkeypatch)
+    (served,) = [one for one in status(site.engine) if one.home == str(site.paths.home)]
+    container = site.engine.client.containers.get(served.container)
+    folder = evidence_folder(site.paths, site.release)
+    record = json.loads((folder / "result.json").read_text())
+    assert served.ready and record["passed"] and record["argv"] == container.attrs["Config"]["Cmd"]
+    assert [check["name"] for check in record["checks"]] == ["start", *CHECKS]
+    assert container.logs().startswith((folder / "server.log").read_bytes())
+    assert container.attrs["HostConfig"]["RestartPolicy"]["Name"] == "on-failure"
+    assert Releases(site.paths).get(site.release.tag).smoke_passed
+    with pytest.raises(BusyError, match="invoke stop"):
+        serve_tested(site, site.release, monkeypatch)
+
+
+@pytest.mark.parametrize(("fault", "check"), [("exit", "start"), ("dies", "chat")])
+def test_a_server_that_fails_its_test_is_not_served(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch, fault: str, check: str
+) -> None:
+    release = site.faulty(fault)
+    with pytest.raises(SmokeError, match=release.tag):
+        serve_tested(site, release, monkeypatch)
+    failed = Releases(site.paths).get(release.tag)
+    assert failed.smoke_failed and failed.smoke_failures[0].startswith(check)
+    home = {"label": f"{HOME_LABEL}={site.paths.home}"}
+    assert not site.engine.client.containers.list(all=True, filters=home)
 
 
 def test_each_draft_length_has_a_server_and_evidence_of_its_own(site: FakeSite) -> None:

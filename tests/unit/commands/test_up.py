@@ -21,6 +21,7 @@ from sparkpin.core.errors import SmokeError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Demands, Release, Releases
+from sparkpin.serve import switching
 from sparkpin.smoke import drift
 from sparkpin.smoke.answers import NotApplicable, Wrong
 from sparkpin.smoke.evidence import evidence_folder
@@ -69,6 +70,14 @@ class Chain:
             write_json(folder / "result.json", result)
             self.records.smoked(release.tag, result)
 
+    def serve(self, *, recipe: None, release: str, test: switching.Test | None = None) -> None:
+        if test:
+            self.smoke_releases(self.plan.paths, (self.records.get(release),))
+            self.happened[-1] += " as served"
+            if self.records.get(release).smoke_failed:
+                raise SmokeError("it failed", next_step="mend it")
+        self.happened.append(f"serve {release}")
+
     def first_is_current(self, paths: Paths, release: Release) -> None:
         assert drift.is_compared(release)
         if not release.smoke_passed or self.records.current(release.recipe):
@@ -79,6 +88,11 @@ class Chain:
     def run(self, *, serve: bool = False) -> dict[str, Release]:
         done = up.smoke_chain(self.plan, self.made, serve=serve)
         return {release.stage: release for release in done}
+
+
+def ends_with(end: Release, serve: bool) -> list[str]:
+    """The end of the chain first; where it is to be served, by the server that is tested."""
+    return [f"{end.stage} as served", f"serve {end.tag}"] if serve else [end.stage]
 
 
 @pytest.fixture
@@ -102,7 +116,8 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
     monkeypatch.setattr(up, "has_room", lambda plan: found.room)
     for name in ("smoke_releases", "first_is_current"):
         monkeypatch.setattr(up, name, getattr(found, name))
-    monkeypatch.setattr(up.serving, "serve", lambda *, recipe, release: found.happened.append(f"serve {release}"))
+    monkeypatch.setattr(up, "find", lambda engine, name: found.served)
+    monkeypatch.setattr(up.serving, "serve", found.serve)
     return found
 
 
@@ -127,7 +142,7 @@ def test_when_the_stage_below_fails_afterwards_the_served_end_is_not_current_and
     chain.broken = ("v2",)
     done = chain.run(serve=serve)
     end = done["v2-tq"]
-    assert chain.happened == ["v2-tq", *([f"serve {end.tag}"] if serve else []), "v2", *REST]
+    assert chain.happened == [*ends_with(end, serve), "v2", *REST]
     assert done["v2"].state == "failed" and chain.records.current_tag("scripted-tiny") is None
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"warning: {end.tag}")]
     assert "not current" in line and ("invoke stop" in line) == serve
@@ -159,7 +174,7 @@ def test_drift_of_the_end_that_shows_afterwards_fails_it(
     done = chain.run(serve=serve)
     end = done["v2-tq"]
     assert end.state == "failed" and any("drift" in failure for failure in end.smoke_failures)
-    assert chain.happened == ["v2-tq", *([f"serve {end.tag}"] if serve else []), "v2", *REST]
+    assert chain.happened == [*ends_with(end, serve), "v2", *REST]
     assert f"warning: {end.tag} is not current, it failed" in capsys.readouterr().out
     with pytest.raises(SmokeError):
         up.report(chain.plan.paths, tuple(done.values()), smoked=True)
@@ -170,7 +185,7 @@ def test_an_end_that_fails_its_own_checks_is_neither_served_nor_offered(
 ) -> None:
     chain.broken = ("v2-tq",)
     assert chain.run(serve=True)["v2-tq"].state == "failed"
-    assert chain.happened == ["v2-tq", "v2", *REST] and "serve" not in capsys.readouterr().out
+    assert chain.happened == ["v2-tq as served", "v2", *REST] and "serve" not in capsys.readouterr().out
 
 
 def test_at_the_end_of_up_too_only_what_was_compared_is_promoted(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +210,17 @@ def test_drift_that_only_shows_afterwards_fails_the_stage_below(chain: Chain) ->
 
 def test_it_is_served_as_soon_as_it_has_passed_where_there_is_room(chain: Chain) -> None:
     end = chain.run(serve=True)["v2-tq"]
-    assert chain.happened == ["v2-tq", f"serve {end.tag}", "v2", "promote v2-tq", *REST]
+    assert chain.happened == [*ends_with(end, serve=True), "v2", "promote v2-tq", *REST]
+
+
+def test_a_server_that_is_not_reached_after_its_test_ends_it(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(**asked: Any) -> None:
+        chain.serve(**asked)
+        raise SmokeError("no answer at its port", next_step="is there a firewall?")
+
+    monkeypatch.setattr(up.serving, "serve", serve)
+    with pytest.raises(SmokeError, match="no answer at its port"):
+        chain.run(serve=True)
 
 
 def test_without_room_beside_a_server_it_is_served_when_it_is_current_and_the_others_wait(
