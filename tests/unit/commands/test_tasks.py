@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("build --stage v3", ["unknown stage 'v3'", "choose one of: base, hybrid, "]),
+        ("build --stage v3", ["unknown stage 'v3'", "choose one of: base, head, hybrid, "]),
         ("build --recipe qwen", ["unknown recipe 'qwen'", "scripted-tiny"]),
         ("build --stack tpu", ["unknown stack 'tpu'", "cpu"]),
         ("promote sparkpin/scripted-tiny:base-000000000000", ["unknown release", "invoke"]),

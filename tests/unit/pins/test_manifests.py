@@ -116,7 +116,7 @@ def test_a_broken_pin_stops_nobody_but_those_who_need_it(project: Path) -> None:
     [
         ("mtp", "description: ", "# ", r"stages/mtp\.yaml: description: saw '\(missing\)'", ""),
         ("mtp", "template:", "parent: base\ntemplate:", "'parent' stands twice", ""),
-        ("mtp", "parent: hybrid", "parent: hybird", "hybird", "base, hybrid, mtp, "),
+        ("mtp", "parent: hybrid", "parent: hybird", "hybird", "base, head, hybrid, mtp, "),
         ("base", "parent: null", "parent: v2", "v2 -> mtp -> hybrid -> base -> v2", ""),
     ],
 )
