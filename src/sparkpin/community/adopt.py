@@ -15,6 +15,7 @@ from sparkpin.community.flag_lint import read_json
 from sparkpin.community.recipe import CommunityRecipe, whole
 from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, machines_of, render, served_model, vllm_serve
 from sparkpin.core.errors import ManifestError, clipped
+from sparkpin.core.terminal import printable
 from sparkpin.pins import vllm_command
 from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE, PIPELINE, TENSOR
 from sparkpin.pins.schema import UNRESOLVED
@@ -110,7 +111,7 @@ def adopt(
         "env": {variable: text for variable, text in rendered.env.items() if not mapping.useless(variable)},
         "command": command,
     }
-    lines = [tuple(clipped(line, LONGEST) for line in part) for part in (told, unmapped)]
+    lines = [tuple(clipped(printable(line), LONGEST) for line in part) for part in (told, unmapped)]
     return Adopted({key: part for key, part in value.items() if part not in ([], {})}, *lines)
 
 

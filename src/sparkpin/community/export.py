@@ -108,10 +108,11 @@ def with_settings(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     head, flags = parse_flags(argv)
     settings: dict[str, Any] = {}
     words = list(head)
-    keys = [flag.key for flag in flags]
+    keys, text = [flag.key for flag in flags], " ".join(argv)  # sparkrun fills in what only looks like a placeholder
     for flag in flags:
         name = SETTINGS.get(flag.key)
-        if name is None or len(flag.words) != 2 or keys.count(flag.key) > 1 or not template.usable(flag.words[1]):
+        several = len(flag.words) != 2 or keys.count(flag.key) > 1
+        if name is None or several or not template.usable(flag.words[1]) or f"{{{name}}}" in text:
             words += flag.words
             continue
         settings[name] = number(flag.words[1])

@@ -28,7 +28,7 @@ DESCRIBED = re.compile(
 )
 """A description of what needs several machines."""
 TOLD = 10
-TELLING = re.compile(r"[|&;<>()`$#\n]")  # of a value that is none to bash
+TELLING = re.compile(r"[|&;<>()`$#\n'\"\\]")  # of a value that is none to bash
 
 JINJA = re.compile(r"(?<!\$)\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 
@@ -48,8 +48,11 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
         hint = f"write {{{meant}}} without blanks" if meant else "double the braces of JSON, {{ and }}"
         yield error("a single brace that is no placeholder: version 1 does not start", hint)
         return
+    if len(asked) > MOST:
+        yield error(f"{len(asked):,} different placeholders, more than any recipe has", f"at most {MOST}")
+        return
     unused = set(defaults) - asked - (READ_ANYWAY if version == "2" else set())
-    for name in sorted(asked - given)[:MOST]:
+    for name in sorted(asked - given):
         hint = nearest(name, unused) or nearest(name, given) or "add it to `defaults`"
         if version == "1" and f"${{{name}" in command:
             hint = f"a variable of the shell is written ${{{{{name}}}}}"
@@ -84,8 +87,8 @@ def left_over(command: str, defaults: Mapping[str, Any]) -> dict[str, str]:
 
 def of_recipe(recipe: CommunityRecipe) -> Iterator[RecipeFinding]:
     """Of the file itself."""
-    if (said := str(recipe.raw.get("recipe_version", "2"))) not in ("1", "2"):
-        text = f"{said} is no version that a runner knows: read as version 2, as sparkrun does"
+    if recipe.said_version != recipe.version:
+        text = f"{recipe.said_version}, as sparkrun does: no runner knows such a version"
         yield RecipeFinding("warning", "recipe_version", text, 'write "1" or "2"')
     for name in recipe.repeated:
         key, _, line = name.rpartition(" (")
@@ -156,6 +159,11 @@ def of_values(recipe: CommunityRecipe, rendered: RenderedRecipe) -> Iterator[Rec
             other = render(replace(recipe, defaults={**recipe.defaults, name: "x"}))
         except (InputError, ManifestError):
             continue
-        if (other.before, other.lost, other.plumbing) != (rendered.before, rendered.lost, rendered.plumbing):
+        swallowed = {word for word in other.argv if word.startswith("--")} - set(rendered.argv)
+        if swallowed or (other.before, other.lost, other.plumbing) != (
+            rendered.before,
+            rendered.lost,
+            rendered.plumbing,
+        ):
             text = f"{short(recipe.defaults[name])} is more than a value: bash ends the command there"
             yield RecipeFinding("error", f"defaults.{name}", text, "the value alone")

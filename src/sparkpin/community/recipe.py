@@ -71,6 +71,11 @@ class CommunityRecipe:
     origin: RecipeOrigin | None  # None for the community's
 
     @property
+    def said_version(self) -> str:
+        said = str(self.raw.get("recipe_version", "2"))
+        return said if said == self.version else f"{said}, read as {self.version}"
+
+    @property
     def applied(self) -> tuple[str, ...]:
         """The mods that its server runs with, whoever applies them."""
         return self.origin.mods if self.origin else self.mods

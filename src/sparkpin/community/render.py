@@ -19,14 +19,14 @@ from sparkpin.pins.vllm_command import drop_flags, flag_value
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 NAMED = re.compile(r"vllm |sglang |python3? -m sglang")  # servers that take --served-model-name
 ENGINES = {
-    "sglang": "SGLang", "llama": "llama.cpp", "trtllm": "TensorRT-LLM", "ollama": "Ollama", "atlas": "Atlas",
+    "sglang": "SGLang", "ollama": "Ollama", "llama": "llama.cpp", "trtllm": "TensorRT-LLM", "atlas": "Atlas",
     "modular": "Modular MAX", "tokenary": "Tokenary", "tensorfold": "TensorFold", "ds4": "ds4",
 }  # fmt: skip
 """Others that recipes are for, by a part of sparkrun's `runtime` or of their program's name."""
 REPO = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 POOLING = re.compile(r"(?:^|[-_./])(?:embed(?:dings?)?|rerank(?:er)?)(?:$|[-_.])", re.IGNORECASE)
 TEXT = ("auto", "none", "generate", "draft")  # what --runner, --convert and --task say of a model that writes text
-WORDS = 1000  # of a command; vLLM has some 300 flags
+WORDS = 500  # of a command; vLLM has some 300 flags
 SHARE = "gpu_memory_utilization"
 ON_A_SPARK = {SHARE: 0.8}
 """What sparkrun sets on a DGX Spark where nobody does, read in its platforms/dgx_spark.py of 0.4."""
@@ -107,7 +107,7 @@ def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any]) -> tuple[str, dict
     elif "vllm" in recipe.runtime or not recipe.runtime:
         text = structured.command_of(str(values["model"]), recipe.revision, values)
     else:
-        raise other_engine(recipe, recipe.runtime, "runtime")
+        raise other_engine(recipe, (recipe.runtime,), "runtime")
     if NAMED.match(text):
         text = with_flag(text, "--served-model-name", values.get("served_model_name"), force=False)
     asked = placeholders.names_v2(recipe.command or "", values)
@@ -190,9 +190,10 @@ def machines_of(recipe: CommunityRecipe) -> int:
     return found
 
 
-def other_engine(recipe: CommunityRecipe, seen: str, key: str = "command") -> ManifestError:
+def other_engine(recipe: CommunityRecipe, argv: Sequence[str], key: str = "command") -> ManifestError:
     """Of a program that is not vLLM, or of sparkrun's name for one."""
-    engine = next((name for part, name in ENGINES.items() if part in seen.lower()), "")
+    seen, program = " ".join(argv[:3]), argv[2] if argv[1:2] == ("-m",) and argv[2:] else argv[0]
+    engine = next((name for part, name in ENGINES.items() if part in program.lower()), "")
     wanted = "vllm serve MODEL: that is what is served here"
     wanted += f", and {engine} is another engine" if engine else ""
     return ManifestError(recipe.path, key, seen, wanted, next_step="take a recipe of this model for vLLM")
@@ -202,7 +203,7 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
     """The repository that is served. ManifestError for another engine, for what is no repository, and for a model that
     makes embeddings or scores."""
     if tuple(argv[:2]) != ("vllm", "serve") or len(argv) < 3 or argv[2].startswith("-"):
-        raise other_engine(recipe, " ".join(argv[:3]))
+        raise other_engine(recipe, argv)
     model = argv[2] if REPO.fullmatch(argv[2]) else recipe.origin.model if recipe.origin else recipe.model
     if not REPO.fullmatch(model):
         raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME")

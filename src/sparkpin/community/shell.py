@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from sparkpin.community.placeholders import LONGEST
 from sparkpin.core.errors import ManifestError
 
 KEY = "command"
@@ -46,6 +47,7 @@ class ShellReader:
         self.word: list[str] | None = None  # characters of the word that is open; None for no open word
         self.mask: list[str] = []  # the same with what was quoted as `x`
         self.words: list[tuple[str, str]] = []
+        self.length = 0  # of all words so far
         self.counted = (0, 1)  # a place and its line
 
     def command(self) -> ShellCommand | None:
@@ -99,6 +101,9 @@ class ShellReader:
     def add(self, text: str, mask: str) -> None:
         if self.word is None:
             self.word, self.mask = [], []
+        self.length += len(text)
+        if self.length > LONGEST:
+            self.refuse(f"{self.length:,} characters", f"at most {LONGEST:,}, with the values of variables", self.at)
         self.word.append(text)
         self.mask.append(mask)
 
