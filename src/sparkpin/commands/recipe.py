@@ -79,7 +79,7 @@ def recipe_import(
     made = adopt.adopt(project, recipe, rendered, target.stem, found, version)  # before anything is fetched
     revision, pinned = pin(paths, recipe, lock=lock)
     made.value["model_revision"] = revision
-    lines = [f"Taken over from {path.name}, a recipe of version {recipe.version}, by `invoke recipe import`."]
+    lines = [f"Taken over from {path.name}, a recipe of version {recipe.said_version}, by `invoke recipe import`."]
     lines += [f"not mapped: {line}" for line in made.unmapped]
     with files.atomic_file(target) as out:
         out.write(yamlfile.text_of(made.value, lines).encode())
@@ -235,7 +235,7 @@ def recipe_check(paths: Paths, what: str | None, *, stack: str | None = None) ->
     recipe = foreign.load(path)
     said = recipe.origin.stack if recipe.origin else mapping.stack_of(recipe.container)[0]
     chosen = manifests.load_stack(paths.project, stack or said or mapping.STACK)
-    show(f"{path.name}: version {recipe.version}, held against stack {chosen.name} (vLLM {vllm_version(chosen)})")
+    show(f"{path.name}: version {recipe.said_version}, held against stack {chosen.name} (vLLM {vllm_version(chosen)})")
     return one_check(path.name, check.foreign_findings(paths.project, recipe, chosen))
 
 

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.community import mapping, template
+from sparkpin.community.finding import LONGEST
 from sparkpin.community.flag_lint import read_json
-from sparkpin.community.recipe import CommunityRecipe
-from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, machines_of, render, vllm_serve
-from sparkpin.core.errors import ManifestError
+from sparkpin.community.recipe import CommunityRecipe, whole
+from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, machines_of, render, served_model, vllm_serve
+from sparkpin.core.errors import ManifestError, clipped
+from sparkpin.core.terminal import printable
 from sparkpin.pins import vllm_command
 from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE, PIPELINE, TENSOR
 from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_command import ALIASES, drop_flags, flag_value, parse_flags, set_flag, tls_flags
 
-REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HERE = "127.0.0.1"
 TEMPLATE, SPECULATION = "--chat-template", "--speculative-config"
 REVISION = "--revision"
@@ -48,14 +49,9 @@ def as_served(recipe: CommunityRecipe) -> tuple[CommunityRecipe, RenderedRecipe]
     `vllm serve` of a repository."""
     rendered = render(recipe, nodes=machines(recipe))
     argv = vllm_serve(rendered.argv)
-    if argv[:2] != ("vllm", "serve") or len(argv) < 3 or argv[2].startswith("-"):
-        wanted = "vllm serve MODEL: that is what is served here"
-        raise ManifestError(recipe.path, "command", " ".join(argv[:3]), wanted)
+    model = served_model(recipe, argv)
     if rendered.missing:
         raise ManifestError(recipe.path, "command", f"{{{rendered.missing[0]}}}", "a key of `defaults`")
-    model = argv[2] if REPO.fullmatch(argv[2]) else recipe.origin.model if recipe.origin else recipe.model
-    if not REPO.fullmatch(model):
-        raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME")
     vllm_command.check_json(argv, recipe.path)
     kept = {name: value for name, value in rendered.env.items() if not mapping.useless(name)}
     require_values(argv, kept, recipe.path)
@@ -98,6 +94,7 @@ def adopt(
     if rendered.argv[2] != recipe.model:
         told.append(f"vllm serve {rendered.argv[2]} -> {recipe.model}, which is mounted at {vllm_command.MODEL_PATH}")
     told += [f"env {variable} -> left out: {why}" for variable in rendered.env if (why := mapping.useless(variable))]
+    told += [f"{key} {count} -> 1: one machine with one GPU" for key, count in divided(recipe, nodes)]
     command, defaults = with_settings(recipe, rendered.argv, dropped)
     value: dict[str, Any] = {
         "recipe_version": "1",
@@ -114,7 +111,17 @@ def adopt(
         "env": {variable: text for variable, text in rendered.env.items() if not mapping.useless(variable)},
         "command": command,
     }
-    return Adopted({key: part for key, part in value.items() if part not in ([], {})}, tuple(told), tuple(unmapped))
+    lines = [tuple(clipped(printable(line), LONGEST) for line in part) for part in (told, unmapped)]
+    return Adopted({key: part for key, part in value.items() if part not in ([], {})}, *lines)
+
+
+def divided(recipe: CommunityRecipe, nodes: int) -> list[tuple[str, Any]]:
+    """Settings for several machines of a recipe that is taken over for one."""
+    return [
+        (key, count)
+        for key in ("tensor_parallel", "pipeline_parallel")
+        if nodes == 1 and (whole(count := recipe.defaults.get(key)) or 1) > 1
+    ]
 
 
 def require_one_gpu(file: Path, argv: Sequence[str], nodes: int) -> None:

@@ -19,7 +19,7 @@ from sparkpin.community.finding import error as mistake
 from sparkpin.community.flag_lint import PlannedServer
 from sparkpin.community.mapping import stage_of, templates_of, useless
 from sparkpin.community.release import nearest, release
-from sparkpin.community.render import machines_of, render, vllm_serve
+from sparkpin.community.render import machines_of, render, served_model, vllm_serve
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError, short
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model_files import config_here
@@ -56,8 +56,13 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         return ordered(found)
     rendered = replace(rendered, argv=vllm_serve(rendered.argv))
     found += keys.of_rendered(recipe, rendered)
-    if rendered.argv[:2] != ("vllm", "serve"):
-        return ordered([*found, mistake(f"{' '.join(rendered.argv[:2])}: the images here serve with vLLM")])
+    found += keys.of_size(recipe, rendered.argv) if nodes == 1 else ()
+    try:
+        served_model(recipe, rendered.argv)
+    except ManifestError as error:
+        found.append(of_error(error))
+        if rendered.argv[:2] != ("vllm", "serve"):
+            return ordered(found)
     lock = former_lock(project, stack)
     stage = stage_of(recipe, rendered.container)
     chain = loaded(found, str(recipe.path), "stage", lambda: manifests.load_chain(project, stage))

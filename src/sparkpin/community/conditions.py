@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkpin.community.recipe import whole
 from sparkpin.core.errors import ManifestError
 
 SPARK: dict[str, Any] = {
@@ -48,8 +49,8 @@ def holding(entries: Any, config: Mapping[str, Any], path: Path) -> list[dict[st
 
 def holds(when: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     facts = SPARK | {short: config.get(long, 1) for short, long in SHAPE.items()}
-    sizes = [str(facts[name]) for name in ("tp", "pp")]
-    facts["nodes"] = math.prod(map(int, sizes)) if all(map(str.isdecimal, sizes)) else None
+    sizes = [whole(facts[name]) for name in ("tp", "pp")]
+    facts["nodes"] = None if None in sizes else math.prod(size or 0 for size in sizes)
     facts |= {"runtime": config.get("runtime"), "runtime_family": config.get("runtime")}
     for name, wanted in when.items():
         if name == "config":
@@ -82,5 +83,5 @@ def plain(value: Any) -> Any:
         return value
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return str(value).strip().lower()

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from sparkpin.community import template, yamlfile
 from sparkpin.community.render import escaped
 from sparkpin.pins.nodes import EXECUTOR, NODES, PIPELINE, TENSOR, nodes_of
+from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_command import MODEL_PATH, drop_flags, parse_flags
 
 Format = Literal["v1", "v2"]
@@ -60,6 +61,7 @@ def text_of(subject: ExportedRecipe, form: Format) -> str:
 
 
 def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
+    require_values(subject.argv, subject.env, subject.name)  # their runners' shells read all of it
     nodes = nodes_of(subject.argv)
     own = drop_flags(subject.argv, EXECUTOR, NODES) if nodes > 1 else subject.argv  # their runners add them
     words, settings = with_settings(own)
@@ -82,7 +84,9 @@ def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
         }
     words[2] = "{model}"
     if subject.published:
-        words[3:3] = ["--revision", "{model_revision}"]
+        words[3:3] = ["--revision", subject.revision]  # sparkrun 0.2.40 fills in no {model_revision}
+    if settings.get("host") == "127.0.0.1":  # sparkrun may run elsewhere, and asks the server for its health there
+        settings["host"] = "0.0.0.0"
     command = template.command_of(words, settings, doubled=False)
     return {
         "recipe_version": "2",
@@ -95,7 +99,7 @@ def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
         "metadata": {"description": subject.description, **subject.origin},
         "defaults": settings,
         "env": dict(subject.env),
-        "command": command.replace("'{model}'", "{model}").replace("'{model_revision}'", "{model_revision}"),
+        "command": command.replace("'{model}'", "{model}"),
     }
 
 
@@ -104,10 +108,11 @@ def with_settings(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     head, flags = parse_flags(argv)
     settings: dict[str, Any] = {}
     words = list(head)
-    keys = [flag.key for flag in flags]
+    keys, text = [flag.key for flag in flags], " ".join(argv)  # sparkrun fills in what only looks like a placeholder
     for flag in flags:
         name = SETTINGS.get(flag.key)
-        if name is None or len(flag.words) != 2 or keys.count(flag.key) > 1 or not template.usable(flag.words[1]):
+        several = len(flag.words) != 2 or keys.count(flag.key) > 1
+        if name is None or several or not template.usable(flag.words[1]) or f"{{{name}}}" in text:
             words += flag.words
             continue
         settings[name] = number(flag.words[1])

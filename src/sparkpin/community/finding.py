@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from sparkpin.core.errors import clipped
+
+LONGEST = 1000  # characters of each part that is shown; the names of all parsers take 600
 Severity = Literal["error", "warning", "note"]
 ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -21,7 +24,8 @@ class RecipeFinding:
     hint: str = ""  # what mends it
 
     def __str__(self) -> str:
-        return f"{self.severity}: {self.key}: {self.text}" + (f"; {self.hint}" if self.hint else "")
+        key, text, hint = (clipped(part, LONGEST) for part in (self.key, self.text, self.hint))
+        return f"{self.severity}: {key}: {text}" + (f"; {hint}" if hint else "")
 
 
 error, warning, note = (partial(RecipeFinding, severity, "command") for severity in ORDER)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkpin.community.finding import RecipeFinding, error, warning
 from sparkpin.community.release import VllmRelease, nearest, nearest_few
-from sparkpin.core.errors import ManifestError
+from sparkpin.core.errors import ManifestError, short
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import Flag, parse_flags
 from sparkpin.pins.vllm_flags import Flags
@@ -18,6 +18,8 @@ from sparkpin.pins.vllm_flags import Flags
 LENGTH, SHARE = "--max-model-len", "--gpu-memory-utilization"
 NUMBERS = (LENGTH, SHARE, "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--num-gpu-blocks-override",
            "--tensor-parallel-size", "--kv-cache-memory-bytes")  # fmt: skip
+LIMITS = {"--port": (1, 65535), "--seed": (-(2**63), 2**63 - 1)}
+"""The least and the most of whole numbers that nothing else reads."""
 LEFT_OVER = re.compile(r"\{[\w-]+\}")  # a placeholder that nothing fills, which is told as such
 
 
@@ -69,7 +71,7 @@ class PlannedServer:
 def read_json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -90,6 +92,7 @@ def findings(served: PlannedServer) -> Iterator[RecipeFinding]:
         seen[name] = shown
         yield from of_flag(served, name, flag)
     yield from of_numbers(served)
+    yield from of_limits(served)
     yield from of_parsers(served)
     yield from of_environment(served)
 
@@ -130,6 +133,14 @@ def of_numbers(served: PlannedServer) -> Iterator[RecipeFinding]:
                 flags.fraction(name) if name == SHARE else flags.number(name, auto=name == LENGTH)
             except ManifestError as fault:
                 yield error(f"{name}: saw {value!r}, wanted {fault.wanted}")
+
+
+def of_limits(served: PlannedServer) -> Iterator[RecipeFinding]:
+    for name, (least, most) in LIMITS.items():
+        value = (served.value(name) or "").strip()
+        number = int(value) if re.fullmatch(r"[+-]?\d{1,20}", value, re.ASCII) else None
+        if value and not LEFT_OVER.fullmatch(value) and (number is None or not least <= number <= most):
+            yield error(f"{name}: saw {short(value)}, wanted a whole number from {least} to {most}")
 
 
 def of_parsers(served: PlannedServer) -> Iterator[RecipeFinding]:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sparkpin.community import placeholders, structured
 from sparkpin.community.finding import RecipeFinding, error, note
-from sparkpin.community.recipe import V1_KEYS, V2_KEYS, CommunityRecipe
+from sparkpin.community.recipe import MOST, V1_KEYS, V2_KEYS, CommunityRecipe, whole
 from sparkpin.community.release import nearest
-from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten
+from sparkpin.community.render import ON_A_SPARK, ONLY_BASH, RenderedRecipe, eaten, render
+from sparkpin.core.errors import InputError, ManifestError, short
+from sparkpin.pins.nodes import PIPELINE, TENSOR
+from sparkpin.pins.vllm_command import flag_value
 
 READ_ANYWAY = {"tensor_parallel", "pipeline_parallel", "data_parallel", "port", "host", "served_model_name",
                "distributed_executor_backend", "max_model_len", "gpu_memory_utilization", "kv_cache_dtype",
-               "speculative_config"}  # fmt: skip
-"""What sparkrun reads of `defaults` beside the command."""
-
+               "speculative_config", "expert_parallel", "ep_size", "init_port", "api_key", "data_parallel_rpc_port",
+               "executor", "image_prefix", "launcher_image", "use_sentinel_image", "save_build_logs", "transformers",
+               "kubectl", "benchmark_framework", "benchmark_output_dir"}  # fmt: skip
+"""What sparkrun reads of `defaults` beside the command: its runtimes/base.py of 2026 (0129882) has the list."""
+DESCRIBED = re.compile(
+    r"\b(?:[2-9]|two|dual|three|four|eight)(?:x|×)?[ -]?(?:x |× )?(?:NVIDIA )?(?:DGX )?(?:sparks?|nodes?|machines?)\b",
+    re.I,
+)
+"""A description of what needs several machines."""
+TOLD = 10
+TELLING = re.compile(r"[|&;<>()`$#\n'\"\\]")  # of a value that is none to bash
 
 JINJA = re.compile(r"(?<!\$)\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 
@@ -26,7 +38,7 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
     given = set(defaults)
     if version == "2":
         given = {name for name, value in defaults.items() if value is not None}
-        given |= {"model", "resolved_model_path", "model_revision"}
+        given |= {"model", "resolved_model_path", "model_revision", *ON_A_SPARK}
     asked = placeholders.names_v1(command) if version == "1" else placeholders.names_v2(command, defaults)
     for name in sorted(set(JINJA.findall(command))):
         yield error(f"{{{{ {name} }}}} is text here, with single braces: only Jinja fills it in", f"write {{{name}}}")
@@ -35,6 +47,9 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
         meant = next((name.strip() for name in strange if placeholders.NAME.fullmatch(name.strip())), "")
         hint = f"write {{{meant}}} without blanks" if meant else "double the braces of JSON, {{ and }}"
         yield error("a single brace that is no placeholder: version 1 does not start", hint)
+        return
+    if len(asked) > MOST:
+        yield error(f"{len(asked):,} different placeholders, more than any recipe has", f"at most {MOST}")
         return
     unused = set(defaults) - asked - (READ_ANYWAY if version == "2" else set())
     for name in sorted(asked - given):
@@ -72,6 +87,9 @@ def left_over(command: str, defaults: Mapping[str, Any]) -> dict[str, str]:
 
 def of_recipe(recipe: CommunityRecipe) -> Iterator[RecipeFinding]:
     """Of the file itself."""
+    if recipe.said_version != recipe.version:
+        text = f"{recipe.said_version}, as sparkrun does: no runner knows such a version"
+        yield RecipeFinding("warning", "recipe_version", text, 'write "1" or "2"')
     for name in recipe.repeated:
         key, _, line = name.rpartition(" (")
         yield RecipeFinding("warning", key, f"stands twice ({line}: the last one counts", "remove one")
@@ -79,7 +97,7 @@ def of_recipe(recipe: CommunityRecipe) -> Iterator[RecipeFinding]:
     for name in recipe.others:
         yield RecipeFinding("warning", name, f"{runner} does not know this key", nearest(name, known))
     if recipe.command is None:
-        for name in structured.unread(recipe.defaults):
+        for name in sorted(set(structured.unread(recipe.defaults)) - READ_ANYWAY):
             hint = nearest(name, structured.FLAGS)
             yield RecipeFinding("warning", f"defaults.{name}", "becomes no flag: sparkrun leaves it out", hint)
     else:
@@ -98,13 +116,54 @@ def of_recipe(recipe: CommunityRecipe) -> Iterator[RecipeFinding]:
             yield RecipeFinding("warning", f"env.{name}", "no value: the variable is set to the word None", "remove it")
 
 
+def of_size(recipe: CommunityRecipe, argv: Sequence[str]) -> Iterator[RecipeFinding]:
+    """Of a recipe for one machine that divides its model over several."""
+    said = {key: whole(recipe.defaults.get(key)) or 1 for key in ("tensor_parallel", "pipeline_parallel")}
+    several = [f"{key} {count}" for key, count in said.items() if count > 1]
+    if not several or any(flag_value(argv, flag) not in (None, "1") for flag in (TENSOR, PIPELINE)):  # told as a flag
+        return
+    described = DESCRIBED.search(f"{recipe.name}\n{recipe.description}")
+    text = f"{' and '.join(several)}: on one machine with one GPU it is 1"
+    text += f", and {described[0]!r} says that the model needs more" if described else ""
+    first = recipe.version == "1"
+    hint = (
+        "cluster_only: true, where it needs them"
+        if first
+        else "write -tp {tensor_parallel} into the command, or 1 here"
+    )
+    yield (error if described or not first else note)(text, hint)
+
+
 def of_rendered(recipe: CommunityRecipe, rendered: RenderedRecipe) -> Iterator[RecipeFinding]:
     for line in rendered.lost:
         text = f"the command has ended before this line, so the server never gets it: {line}"
         yield error(text, "look for a comment or a blank after a backslash above it")
     if rendered.plumbing:
         yield note(f"{rendered.plumbing} is no part of the server's command")
+        if after := re.search(r"\s(--[a-z][\w-]*)", rendered.plumbing):
+            yield error(
+                f"{after[1]} stands behind {rendered.plumbing[0]}: the server does not get it", "write it before"
+            )
+    yield from of_values(recipe, rendered)
     model = rendered.argv[2] if rendered.argv[:2] == ("vllm", "serve") and len(rendered.argv) > 2 else ""
     if recipe.model and model and model != recipe.model and not model.startswith("/"):
         text = f"the command serves {model}, and `model` is {recipe.model}: the wrong one is fetched"
         yield error(text, "name the same model")
+
+
+def of_values(recipe: CommunityRecipe, rendered: RenderedRecipe) -> Iterator[RecipeFinding]:
+    """Of settings that end the command, or send its output elsewhere: rendered without them it is another script."""
+    telling = [name for name, value in recipe.defaults.items() if isinstance(value, str) and TELLING.search(value)]
+    for name in telling[:TOLD]:
+        try:
+            other = render(replace(recipe, defaults={**recipe.defaults, name: "x"}))
+        except (InputError, ManifestError):
+            continue
+        swallowed = {word for word in other.argv if word.startswith("--")} - set(rendered.argv)
+        if swallowed or (other.before, other.lost, other.plumbing) != (
+            rendered.before,
+            rendered.lost,
+            rendered.plumbing,
+        ):
+            text = f"{short(recipe.defaults[name])} is more than a value: bash ends the command there"
+            yield RecipeFinding("error", f"defaults.{name}", text, "the value alone")

@@ -26,6 +26,7 @@ WITHOUT_EFFECT = {
     "--force-flashinfer-download", "--force-vllm-download", "--force-download", "--copy-parallel", "--full-log",
     "--no-cache",
 }  # fmt: skip
+NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # of a mod
 WITH_VALUE = {"-j", "--build-jobs", "--gpu-arch", "--network", "-t", "--tag", "-u", "--user", "-c", "--copy-to"}
 ALREADY = {
     "fix-qwen3.5-autoround": (">=0.19.1", "this vLLM has it already (eugr/spark-vllm-docker#213)"),
@@ -144,6 +145,8 @@ def plain(mod: str) -> str:
 
 def is_here(project: Path, name: str) -> bool:
     """Whether the project holds a mod with a run.sh, or pins it."""
+    if not NAME.fullmatch(name):
+        return False
     places = [f"{folder}/{name}{end}" for folder in ("mods", "community") for end in ("/run.sh", ".zip")]
     return any((project / place).is_file() for place in [*places, f"pins/community/{name}.yaml"])
 

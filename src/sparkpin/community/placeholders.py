@@ -2,14 +2,15 @@
 
 Version 1: ``command.format(**defaults)``, one pass; a missing key is an error. Version 2: a placeholder is a span
 without braces in it; other braces are text, and ``{{`` anywhere in the template says that its braces are doubled; what
-goes in may hold placeholders again, up to ten passes deep; an unknown placeholder stays as it is.
+goes in may hold placeholders again, up to ten passes deep; an unknown placeholder stays as it is. A value that brings
+itself back is refused: sparkrun 0.2.40 never ends there.
 """
 
 from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparkpin.core.errors import ManifestError
@@ -17,37 +18,54 @@ from sparkpin.pins import vllm_command
 
 SPAN = re.compile(r"\{[^{}]*\}")
 OWN = re.compile(r"(?<!\$)\{[^{}]*\}")  # ${NAME} is the shell's, unless `defaults` has a NAME
-LAZY = re.compile(r"\{(.*?)\}")  # what the runner looks for once other braces are hidden
+LAZY = re.compile(r"\{([^}\n]*)\}")  # what the runner looks for once other braces are hidden
 NAME = re.compile(r"[A-Za-z_][\w-]*")
 OPEN, CLOSED = "\x00", "\x01"  # YAML allows neither in text
 PASSES = 10
-LONGEST = 1 << 20  # characters of a command; Linux takes 2 MB
+LONGEST = 1 << 17  # characters of a command; Linux takes no longer word, and `bash -c` gets it as one
+WIDTH = 4  # digits in a format, as {port:5}
 BROKEN = re.compile(r"\\[ \t]+\n")
 """A backslash that continues no line: with the blank after it, it is a word of its own, and the command ends."""
 
 
 def fill_v1(command: str, values: Mapping[str, Any], file: object) -> str:
-    if found := re.search(r"\{[^{}]*:[^{}]*\d{5}", command):  # a width that fills the memory
-        raise ManifestError(file, "command", found[0], "placeholders {name}")
-    require_short(command, values, file)
-    return vllm_command.fill(command, values, file)
+    names: list[str] = []
+    wide = 0
+    for field, form in fields_v1(command) or ():
+        numbers = re.findall(r"\d+", form)
+        if "{" in form or any(len(number) > WIDTH for number in numbers):  # a width that fills the memory
+            raise ManifestError(file, "command", f"{{{field}:{form}}}", "placeholders {name}")
+        names.append(field)
+        wide += sum(map(int, numbers))
+    require_short(len(command) + wide, names, values, file)
+    filled = vllm_command.fill(command, values, file)
+    require_short(len(filled), (), values, file)  # {name.__doc__}
+    return filled
 
 
 def fill_v2(command: str, values: Mapping[str, Any], file: object) -> str:
     text = hidden(command.strip())
-    for _ in range(PASSES):
-        require_short(text, values, file)
-        filled = LAZY.sub(lambda found: replacement(found, values), text)
+    names: list[str] = []
+    for _ in range(PASSES + 1):
+        lines = [line.rpartition("}") for line in text.split("\n")]  # each brace before the last end has an end
+        names = [name for line in lines for name in LAZY.findall("".join(line[:2]))]
+        require_short(len(text), names, values, file)
+        filled = "\n".join(
+            LAZY.sub(lambda span: replacement(span, values), line + end) + rest for line, end, rest in lines
+        )
         if filled == text:
             break
         text = filled
+    if left := sorted({name for name in names if values.get(name) is not None}):
+        wanted = f"values that hold each other at most {PASSES} deep, and never themselves"
+        raise ManifestError(file, "command", ", ".join(f"{{{name}}}" for name in left), wanted)
     return BROKEN.sub("\\\\\n", text.replace(OPEN, "{").replace(CLOSED, "}"))
 
 
-def require_short(text: str, values: Mapping[str, Any], file: object) -> None:
-    """Before a pass: values that hold each other multiply."""
+def require_short(length: int, names: Iterable[str], values: Mapping[str, Any], file: object) -> None:
+    """Before a pass: values that hold each other multiply. length: without the values of the names in it."""
     sizes = {name: len(str(value)) for name, value in values.items()}
-    longest = len(text) + sum(sizes.get(re.split(r"[.\[:!]", name)[0], 0) for name in LAZY.findall(text))
+    longest = length + sum(sizes.get(re.split(r"[.\[:!]", name)[0], 0) for name in names)
     if longest > LONGEST:
         raise ManifestError(file, "command", f"{longest:,} characters once filled in", f"at most {LONGEST:,}")
 
@@ -69,11 +87,16 @@ def span_or_mark(found: re.Match[str]) -> str:
 
 def names_v1(command: str) -> set[str] | None:
     """What the template asks for; None where its braces do not fit."""
+    fields = fields_v1(command)
+    return None if fields is None else {re.split(r"[.\[]", field)[0] for field, _ in fields if field}
+
+
+def fields_v1(command: str) -> list[tuple[str, str]] | None:
+    """Each placeholder with its format; None where the braces do not fit."""
     try:
-        fields = {field for _, field, _, _ in string.Formatter().parse(command) if field}
+        return [(field, form or "") for _, field, form, _ in string.Formatter().parse(command) if field is not None]
     except ValueError:
         return None
-    return {re.split(r"[.\[]", field)[0] for field in fields}
 
 
 def names_v2(command: str, values: Mapping[str, Any]) -> set[str]:

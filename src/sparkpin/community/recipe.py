@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.community import yamlfile
-from sparkpin.core.errors import ManifestError
+from sparkpin.core.errors import WHOLE, ManifestError
 
 V1_NEEDED = ("name", "recipe_version", "container", "command")
 V1_KEYS = {
@@ -32,7 +32,8 @@ OURS = ("stack", "stage", "model_revision")
 """What every recipe of ours has beside version 1's keys."""
 NODES = "nodes"  # and those for several machines
 DEEPEST = 8  # files that include each other
-PLAIN = re.compile(r"[A-Za-z0-9_][\w.+-]*", re.ASCII)
+PLAIN = re.compile(r"[A-Za-z0-9_][\w.+-]{0,99}", re.ASCII)
+MOST = 250  # keys of one mapping: each that is not known is compared with all that are
 ATOMIC = ("defaults", "env")
 
 
@@ -68,6 +69,11 @@ class CommunityRecipe:
     repeated: tuple[str, ...]  # keys that stand twice
     raw: Mapping[str, Any]  # all of it, with what it includes
     origin: RecipeOrigin | None  # None for the community's
+
+    @property
+    def said_version(self) -> str:
+        said = str(self.raw.get("recipe_version", "2"))
+        return said if said == self.version else f"{said}, read as {self.version}"
 
     @property
     def applied(self) -> tuple[str, ...]:
@@ -137,6 +143,8 @@ def overlaid(base: dict[str, Any], outer: dict[str, Any], *, deep: bool = True) 
 
 
 def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, ...]) -> CommunityRecipe:
+    if len(value) > MOST:
+        raise ManifestError(path, WHOLE, f"{len(value):,} keys", f"at most {MOST}")
     if lacking := [key for key in (V1_NEEDED if version == "1" else ("model",)) if value.get(key) in (None, "")]:
         wanted = "a value: the key must be there" if len(lacking) == 1 else "a value for each: the keys must be there"
         raise ManifestError(path, ", ".join(lacking), "(missing)", wanted)
@@ -205,9 +213,15 @@ def most_nodes(value: Mapping[str, Any], path: Path) -> int | None:
 
 def number(value: Mapping[str, Any], key: str, path: Path) -> int | None:
     found = value.get(key)
-    if found is not None and (isinstance(found, bool) or not str(found).isdecimal() or int(found) < 1):
+    if found is not None and (isinstance(found, bool) or not whole(found)):
         raise ManifestError(path, key, found, "a number of machines")
-    return None if found is None else int(found)
+    return whole(found)
+
+
+def whole(value: object) -> int | None:
+    """A number of decimal digits, as a text, too; None for all else, and for more digits than a size has."""
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
 def text(value: Mapping[str, Any], key: str, path: Path) -> str:
@@ -228,4 +242,6 @@ def mapping(value: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
     found = value.get(key) or {}  # `key:` with nothing but comments under it, or []
     if not isinstance(found, dict):
         raise ManifestError(path, key, found, "a mapping, NAME: value")
+    if len(found) > MOST:
+        raise ManifestError(path, key, f"{len(found):,} keys", f"at most {MOST}")
     return {str(name): item for name, item in found.items()}

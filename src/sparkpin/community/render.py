@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkpin.community import conditions, placeholders, structured
-from sparkpin.community.recipe import CommunityRecipe
+from sparkpin.community.recipe import CommunityRecipe, whole
 from sparkpin.community.shell import ShellCommand, commands
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.pins.nodes import MOST_NODES, PIPELINE, TENSOR
@@ -18,6 +18,18 @@ from sparkpin.pins.vllm_command import drop_flags, flag_value
 
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 NAMED = re.compile(r"vllm |sglang |python3? -m sglang")  # servers that take --served-model-name
+ENGINES = {
+    "sglang": "SGLang", "ollama": "Ollama", "llama": "llama.cpp", "trtllm": "TensorRT-LLM", "atlas": "Atlas",
+    "modular": "Modular MAX", "tokenary": "Tokenary", "tensorfold": "TensorFold", "ds4": "ds4",
+}  # fmt: skip
+"""Others that recipes are for, by a part of sparkrun's `runtime` or of their program's name."""
+REPO = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
+POOLING = re.compile(r"(?:^|[-_./])(?:embed(?:dings?)?|rerank(?:er)?)(?:$|[-_.])", re.IGNORECASE)
+TEXT = ("auto", "none", "generate", "draft")  # what --runner, --convert and --task say of a model that writes text
+WORDS = 500  # of a command; vLLM has some 300 flags
+SHARE = "gpu_memory_utilization"
+ON_A_SPARK = {SHARE: 0.8}
+"""What sparkrun sets on a DGX Spark where nobody does, read in its platforms/dgx_spark.py of 0.4."""
 PREPARING = {
     ".", ":", "apt", "apt-get", "cd", "chmod", "cp", "curl", "echo", "export", "git", "ln", "mkdir", "mv", "patch",
     "pip", "pip3", "ray", "rm", "sed", "set", "sleep", "source", "touch", "true", "ulimit", "unset", "uv", "wget",
@@ -86,17 +98,16 @@ def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any]) -> tuple[str, dict
         env |= {str(name): str(value) for name, value in (entry.get("env") or {}).items()}
         container = str(entry.get("container") or container)
     env |= {key.removeprefix("env."): str(value) for key, value in overrides.items() if key.startswith("env.")}
-    known = {"model": recipe.model, "resolved_model_path": recipe.model}
+    known = {**ON_A_SPARK, "model": recipe.model, "resolved_model_path": recipe.model}
     known |= {"model_revision": recipe.revision} if recipe.revision else {}
     values = {**known, **defaults, **overrides}
     if recipe.command:
         text = placeholders.fill_v2(recipe.command, values, recipe.path)
         text = with_flag(text, "--distributed-executor-backend", values.get("distributed_executor_backend"), force=True)
-    elif recipe.runtime.startswith("vllm") or not recipe.runtime:
+    elif "vllm" in recipe.runtime or not recipe.runtime:
         text = structured.command_of(str(values["model"]), recipe.revision, values)
     else:
-        wanted = f"a command: what sparkrun makes of `defaults` for {recipe.runtime} is not known here"
-        raise ManifestError(recipe.path, "command", "(missing)", wanted)
+        raise other_engine(recipe, (recipe.runtime,), "runtime")
     if NAMED.match(text):
         text = with_flag(text, "--served-model-name", values.get("served_model_name"), force=False)
     asked = placeholders.names_v2(recipe.command or "", values)
@@ -129,6 +140,8 @@ def read_script(recipe: CommunityRecipe, text: str, env: dict[str, str]) -> Rend
             before.append(shown(command))
         else:
             server = command
+    if server and len(server.words) > WORDS:
+        raise ManifestError(recipe.path, "command", f"{len(server.words):,} words", f"at most {WORDS:,}")
     if server is None:
         raise ManifestError(recipe.path, "command", recipe.command, "a command that starts a server")
     words, given = unwrapped(server)
@@ -165,15 +178,44 @@ def machines_of(recipe: CommunityRecipe) -> int:
     counts = {name: flag_value(argv, name) for name in (TENSOR, PIPELINE)}
     if argv[:2] != ("vllm", "serve") or not any(counts.values()):
         return recipe.nodes
-    if not all((count or "1").isdecimal() for count in counts.values()):
+    numbers = [whole(count or 1) for count in counts.values()]
+    found = math.prod(number or 0 for number in numbers)
+    if None in numbers:
         raise ManifestError(recipe.path, "command", counts, "numbers of machines")
-    found = math.prod(int(count or 1) for count in counts.values())
     most = min(recipe.most_nodes or MOST_NODES, MOST_NODES)
     if not recipe.nodes <= found <= most:
         seen = f"a command for {found}: " + ", ".join(f"{name} {count}" for name, count in counts.items() if count)
         wanted = f"{recipe.nodes}" if recipe.nodes == most else f"{recipe.nodes} to {most}"
         raise ManifestError(recipe.path, "nodes", seen, f"{wanted} machines")
     return found
+
+
+def other_engine(recipe: CommunityRecipe, argv: Sequence[str], key: str = "command") -> ManifestError:
+    """Of a program that is not vLLM, or of sparkrun's name for one."""
+    seen, program = " ".join(argv[:3]), argv[2] if argv[1:2] == ("-m",) and argv[2:] else argv[0]
+    engine = next((name for part, name in ENGINES.items() if part in program.lower()), "")
+    wanted = "vllm serve MODEL: that is what is served here"
+    wanted += f", and {engine} is another engine" if engine else ""
+    return ManifestError(recipe.path, key, seen, wanted, next_step="take a recipe of this model for vLLM")
+
+
+def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
+    """The repository that is served. ManifestError for another engine, for what is no repository, and for a model that
+    makes embeddings or scores."""
+    if tuple(argv[:2]) != ("vllm", "serve") or len(argv) < 3 or argv[2].startswith("-"):
+        raise other_engine(recipe, argv)
+    model = argv[2] if REPO.fullmatch(argv[2]) else recipe.origin.model if recipe.origin else recipe.model
+    if not REPO.fullmatch(model):
+        raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME")
+    said = [f"{flag} {value}" for flag in ("--runner", "--convert", "--task") if (value := flag_value(argv, flag))]
+    pooled = [text for text in said if text.partition(" ")[2] not in TEXT]
+    if pooled or (not said and POOLING.search(model)):
+        wanted = (
+            "a model that writes text: nothing here checks /v1/embeddings or /rerank, so no release of it could pass"
+        )
+        step = "serve it with its own runner, on another port, beside a model of sparkpin's"
+        raise ManifestError(recipe.path, "command", pooled[0] if pooled else model, wanted, next_step=step)
+    return model
 
 
 def vllm_serve(argv: Sequence[str]) -> tuple[str, ...]:

@@ -11,15 +11,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from sparkpin.community.placeholders import LONGEST
 from sparkpin.core.errors import ManifestError
 
 KEY = "command"
-VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<name>[A-Za-z_]\w*)(?:(?P<colon>:?)-(?P<default>[^{}]*))?\})")
-INNER = re.compile(r"(?<=-)" + VARIABLE.pattern + r"(?=[^{}]*\})")  # a default of a default
+NAME_PART = re.compile(r"(\w+)(?:\\\n)*", re.ASCII)
+PLAIN = re.compile(r"[^\\'\"$`#~ \t\n;&|<>()]*")
+IN_DEFAULT = re.compile(r"[^${}'\"\\`]*")
+DEEPEST = 20  # defaults of defaults
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 SEQUENCE = re.compile(r"-?\w+\.\.-?\w+(\.\.-?\d+)?")
 ENDS = ("", *"/ \t\n;&|<>()")  # what may follow the ~ of a home
 HOME = "/root"  # both runners' containers run as root unless told otherwise
+SIMPLE = "$NAME or ${NAME:-text}, without quotes and braces in the text: only a shell could tell what this becomes"
 KEYWORDS = {"if", "for", "while", "until", "case", "function", "select", "{", "[[", "do", "then"}
 
 
@@ -43,6 +47,8 @@ class ShellReader:
         self.word: list[str] | None = None  # characters of the word that is open; None for no open word
         self.mask: list[str] = []  # the same with what was quoted as `x`
         self.words: list[tuple[str, str]] = []
+        self.length = 0  # of all words so far
+        self.counted = (0, 1)  # a place and its line
 
     def command(self) -> ShellCommand | None:
         """The next command that has words or assignments; None at the end."""
@@ -75,7 +81,8 @@ class ShellReader:
             elif char == "~" and self.word is None and self.text[self.at : self.at + 1] in ENDS:
                 self.add(self.variables.get("HOME", HOME), "x")
             else:
-                self.add(char, char)
+                self.at = end = PLAIN.match(self.text, self.at).end()  # type: ignore[union-attr]
+                self.add(self.text[begin:end], self.text[begin:end])
             if (self.words or self.word is not None) and not line:
                 line = self.line_of(begin)
         self.close()
@@ -94,6 +101,9 @@ class ShellReader:
     def add(self, text: str, mask: str) -> None:
         if self.word is None:
             self.word, self.mask = [], []
+        self.length += len(text)
+        if self.length > LONGEST:
+            self.refuse(f"{self.length:,} characters", f"at most {LONGEST:,}, with the values of variables", self.at)
         self.word.append(text)
         self.mask.append(mask)
 
@@ -103,11 +113,18 @@ class ShellReader:
             return
         word, mask = "".join(self.word), "".join(self.mask)
         self.word = None
-        while found := re.search(r"\{([^{}]*)\}", mask):
-            if "," in found[1] or SEQUENCE.fullmatch(found[1]):
-                wanted = "braces in quotes: bash makes several words of these; put single quotes around JSON"
-                self.refuse(word, wanted, self.at)
-            mask = f"{mask[: found.start()]}{'x' * len(found[0])}{mask[found.end() :]}"
+        inside: list[list[str]] = [[]]  # of each brace that is open what stands in it, other braces as `x`
+        for part in re.split(r"([{}])", mask):
+            if part == "{":
+                inside.append([])
+            elif part == "}" and len(inside) > 1:
+                text = "".join(inside.pop())
+                if "," in text or SEQUENCE.fullmatch(text):
+                    wanted = "braces in quotes: bash makes several words of these; put single quotes around JSON"
+                    self.refuse(word, wanted, self.at)
+                inside[-1].append("x")
+            else:
+                inside[-1].append(part)
         self.words.append((word, mask))
 
     def escape(self) -> None:
@@ -142,29 +159,23 @@ class ShellReader:
             elif char in "$`":
                 self.dollar(begin, quoted=True)
             else:
-                self.add(char, "x")
+                self.at = end = PLAIN.match(self.text, self.at).end()  # type: ignore[union-attr]
+                self.add(self.text[begin:end], "x" * (end - begin))
         self.refuse('"', "a closing quote", opened)
 
     def dollar(self, begin: int, *, quoted: bool) -> None:
-        while self.text.startswith("${", begin) and (inner := INNER.search(self.text, begin, self.end_of_line())):
-            self.text = f"{self.text[: inner.start()]}{self.value(inner) or ''}{self.text[inner.end() :]}"
-        found = VARIABLE.match(self.text, begin)
-        while found and self.text.startswith("\\\n", found.end()):  # bash joins lines before it reads the name
-            self.text = self.text[: found.end()] + self.text[found.end() + 2 :]
-            found = VARIABLE.match(self.text, begin)
         following = self.text[begin + 1 : begin + 2]
         if self.text[begin] == "`" or following == "(" or (following in "'\"" and following and not quoted):
             self.refuse(self.text[begin : begin + 20], "plain words: only a shell could tell what this becomes", begin)
-        if not found:
-            if following and following in "{@*#?$!0123456789":
-                wanted = "$NAME or ${NAME:-text}: only a shell could tell what this becomes"
-                self.refuse(self.text[begin : begin + 20], wanted, begin)
+        if not re.match(r"[{A-Za-z_]", following):
+            if following and following in "@*#?$!0123456789":
+                self.refuse(self.text[begin : begin + 20], SIMPLE, begin)
             self.add("$", "x")
             return
-        self.at = found.end()
-        value = self.value(found)
+        value = self.variable(0)
         if value is None:
-            self.refuse(found[0], "a variable of `env`: what the container has of others is not known", begin)
+            seen = self.text[begin : self.at]
+            self.refuse(seen, "a variable of `env`: what the container has of others is not known", begin)
         if quoted:
             self.add(value, "x" * len(value))
             return
@@ -174,11 +185,40 @@ class ShellReader:
             if part:
                 self.add(part, "x" * len(part))
 
-    def value(self, found: re.Match[str]) -> str | None:
-        """Of a variable, or the text that stands in for it: with a colon for an empty one, too."""
-        value = self.variables.get(found["plain"] or found["name"])
-        unset = value is None or (found["colon"] and not value)
-        return found["default"] if unset and found["default"] is not None else value
+    def variable(self, depth: int) -> str | None:
+        """The value of one that stands behind a `$`, or the text that stands in for it: with a colon for an empty one,
+        too. What a variable holds is not read again: bash does not, either."""
+        if self.text[self.at] != "{":
+            return self.variables.get(self.name())
+        begin, self.at = self.at - 1, self.at + 1
+        value = self.variables.get(self.name())
+        operator = next((one for one in (":-", "-") if self.text.startswith(one, self.at)), "")
+        self.at += len(operator)
+        default = self.default(depth) if operator else None
+        if not self.text.startswith("}", self.at) or depth > DEEPEST:
+            self.refuse(self.text[begin : begin + 20], SIMPLE, begin)
+        self.at += 1
+        return default if operator and (value is None or (operator == ":-" and not value)) else value
+
+    def default(self, depth: int) -> str | None:
+        """Up to the brace that ends it; None where it holds a variable that is not known."""
+        parts: list[str | None] = []
+        while plain := IN_DEFAULT.match(self.text, self.at):
+            parts.append(plain[0])
+            self.at = plain.end()
+            if depth > DEEPEST or not re.match(r"\$[{A-Za-z_]", self.text[self.at : self.at + 2]):
+                break
+            self.at += 1
+            parts.append(self.variable(depth + 1))
+        return None if None in parts else "".join(part for part in parts if part)
+
+    def name(self) -> str:
+        """Of a variable; bash joins lines before it reads one."""
+        parts: list[str] = []
+        while found := NAME_PART.match(self.text, self.at):
+            parts.append(found[1])
+            self.at = found.end()
+        return "".join(parts)
 
     def plumb(self, begin: int) -> str:
         """The rest of the line from a pipe, `&` or redirection on. The number before `>` is no word."""
@@ -194,7 +234,9 @@ class ShellReader:
         return len(self.text) if end < 0 else end
 
     def line_of(self, at: int) -> int:
-        return self.text.count("\n", 0, at) + 1
+        place, line = self.counted if at >= self.counted[0] else (0, 1)
+        self.counted = at, line + self.text.count("\n", place, at)
+        return self.counted[1]
 
     def refuse(self, seen: str, wanted: str, at: int) -> NoReturn:
         raise ManifestError(self.file, f"{KEY}, line {self.line_of(at)}", seen, wanted)

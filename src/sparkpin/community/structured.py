@@ -70,8 +70,8 @@ def word(value: Any) -> str:
             return value
         try:
             return word(json.loads(value))
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     if isinstance(value, dict | list):
-        return shlex.quote(json.dumps(value, separators=(",", ":")))
+        return shlex.quote(json.dumps(value, separators=(",", ":"), default=str))
     return str(value)

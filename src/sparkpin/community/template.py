@@ -41,7 +41,7 @@ def quoted(word: str, values: Mapping[str, Any], doubled: bool) -> str:
 
 
 def usable(value: Any) -> bool:
-    """Whether a value may be a setting of ours: neither JSON as such nor text that holds placeholders in turn."""
-    return (
-        isinstance(value, str | int | float) and not isinstance(value, bool) and not re.search(r"\{\w+\}", str(value))
-    )
+    """Whether a value may be a setting of ours: neither JSON as such, nor text that holds placeholders in turn, nor one
+    that would end the quotes around its placeholder."""
+    plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return plain and not re.search(r"\{[\w-]+\}|'", str(value))

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sparkpin.core.errors import WHOLE, InputError, ManifestError
+from sparkpin.core.errors import WHOLE, InputError, ManifestError, clipped
+from sparkpin.core.terminal import printable
 from sparkpin.pins.manifests import YAML_LIMIT, require_plain_yaml, require_size
+
+DIGITS = 64  # of a number; those of thousands of digits take Python minutes, or end in an error
+UNREAD = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("set", "omap", "pairs", "binary"))
+"""Of YAML's types those that no recipe has, and that no command line could say."""
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ue000\ue001]")
+"""What no text of a recipe has: `placeholders` and `template` mark places with some of these."""
 
 
 def read(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -45,6 +53,23 @@ class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[m
         super().__init__(text)
         self.repeated: list[str] = []
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """A value that is none of its type is a fault of the file, wherever Python meets it."""
+        kind, is_text = node.tag.rpartition(":")[2], isinstance(node, yaml.ScalarNode)
+        try:
+            if node.tag in UNREAD or (kind in ("int", "float") and is_text and len(node.value) > DIGITS):
+                raise ValueError
+            made = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError):
+            raise fault(f"{clipped(node.value) if is_text else 'something'}, which is no {kind} here", node) from None
+        if isinstance(made, str) and (found := CONTROL.search(made)):
+            raise fault(f"the character {found[0]!r} in a text", node)
+        return made
+
+
+def fault(seen: str, node: Any) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, seen, node.start_mark)
+
 
 def _mapping(loader: Tolerant, node: Any) -> dict[Any, Any]:
     own = {id(key_node) for key_node, _ in node.value}  # another value for what `<<` brings is no repetition
@@ -54,7 +79,7 @@ def _mapping(loader: Tolerant, node: Any) -> dict[Any, Any]:
     seen: set[Any] = set()
     for (key, value), (key_node, _) in zip(pairs, node.value, strict=True):
         if not isinstance(key, str | int | float | bool | None):
-            raise yaml.constructor.ConstructorError(None, None, "a key that is no text", key_node.start_mark)
+            raise fault("a key that is no text", key_node)
         if id(key_node) in own:
             if key in seen:
                 loader.repeated.append(f"{key} (line {key_node.start_mark.line + 1})")
@@ -79,5 +104,5 @@ _Dumper.add_representer(str, _text)
 
 def text_of(value: dict[str, Any], comments: list[str]) -> str:
     """A file that begins with comments. Its lines are as long as they are: a command is read line by line."""
-    head = "".join(f"# {line}".rstrip() + "\n" for line in comments)
+    head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in comments)  # a line end would end the comment
     return head + yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)

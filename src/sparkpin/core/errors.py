@@ -9,13 +9,16 @@ from collections.abc import Sequence
 
 WHOLE = "(whole file)"
 """The key of what is wrong with all of a file, or with none of its keys."""
-LONGEST = 300  # characters of a list or mapping in a message
+LONGEST = 300  # characters of a value in a message
 
 
 def short(value: object) -> str:
-    """As Python writes it; of a long list or mapping the start."""
-    text = repr(value)
-    return f"{text[:LONGEST]} ..." if isinstance(value, dict | list) and len(text) > LONGEST else text
+    """As Python writes it; of a long one the start."""
+    return clipped(repr(value))
+
+
+def clipped(text: str, longest: int = LONGEST) -> str:
+    return f"{text[:longest]} ..." if len(text) > longest else text
 
 
 class SparkpinError(Exception):

@@ -63,7 +63,7 @@ class Flag:
         values = [value, *self.words[1:]] if equals else list(self.words[1:])
         try:
             return [json.loads(word) if word.startswith("{") else word for word in values]
-        except ValueError:
+        except (ValueError, RecursionError):
             return values
 
     @property
@@ -197,7 +197,7 @@ def fill(command: str, defaults: Mapping[str, Scalar], file: object) -> str:
             "{" + str(seen) + "}",
             f"a key of `defaults` ({known}); a brace of JSON is written {{{{ }}}}",
         ) from None
-    except ValueError as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise ManifestError(
             file, "command", str(error), "placeholders {name}; a brace of JSON is written {{ }}"
         ) from None
@@ -232,7 +232,7 @@ def json_faults(argv: Iterable[str], file: object) -> Iterator[ManifestError]:
             continue
         try:
             json.loads(word)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if '"' in word:  # so it was quoted
                 yield ManifestError(file, "command", word, f"JSON ({error})")
                 continue

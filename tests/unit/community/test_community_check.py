@@ -235,7 +235,7 @@ def test_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "wanted"),
     [
-        (V2 | {"command": "sglang serve --model-path {model}"}, "the images here serve with vLLM"),
+        (V2 | {"command": "sglang serve --model-path {model}"}, "SGLang is another engine"),
         (V2 | {"command": "vllm serve {model} -tp 1", "min_nodes": 3}, "a command for 1: --tensor-parallel-size 1"),
         (V2 | {"command": "vllm serve {model} -tp 4", "max_nodes": 3}, "wanted 1 to 3 machines"),
         (V2 | {"command": "vllm serve {model} -tp 16"}, "wanted 1 to 8 machines"),
@@ -490,6 +490,9 @@ if CORPUS.is_dir():  # a clone alone has none of them
                     errors.setdefault(path.stem.partition("__")[2], []).append(kind(finding.text))
         template, draft = "--chat-template: its file", "the draft model"
         assert errors == {
+            "official-recipes-qwen3-vl-vllm-qwen3-vl-embedding-8b-vllm": ["saw '--runner pooling',"],
+            "recipes-nomic-embed-v2-moe": ["saw '--runner pooling',"],
+            "recipes-4x-spark-cluster-qwen3.5-397b-int4-autoround": ["tensor_parallel 4: on"],
             "recipes-0xBakeer__qwen3.8-27b-nvfp4-dspark-vllm": [draft],
             "recipes-diffusion-gemma-nvfp4": [template],
             "recipes-laguna-s-2.1": [draft],
