@@ -196,6 +196,7 @@ def recipe_show(
     words += [(shlex.join(flag.words), where.get(flag.key, LAUNCHER)) for flag in flags]
     variables = [(f"{name}={value}", where.get(name, LAUNCHER)) for name, value in (container.ENV | env).items()]
     notes = differences(chosen, env, added)
+    notes += [mapping.about(*one) for one in community_mods.templates_of(paths.project, read.mods).items()]
     notes += [line.strip() for line in made.lines if line.startswith("  not mapped")] if made else []
     if as_json:
         rows = {"command": words, "environment": variables}
