@@ -21,7 +21,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
 from sparkpin.pins.families import vllm_version
 
-CORPUS = PROJECT.parent / "shared/corpus/recipes"
 V1 = {"recipe_version": "1", "name": "R", "model": "a/b", "container": "vllm-node"}
 V2 = {"recipe_version": "2", "model": "a/b", "runtime": "vllm", "container": "vllm-node"}
 
@@ -468,31 +467,3 @@ def test_flags_of_a_wheel(tmp_path: Path) -> None:
     assert value["source"]["wheel"] == "vllm-9.9.0-py3-none-any.whl"
     with pytest.raises(ManifestError, match="the sources of vLLM"):
         wheelflags.read_wheel(wheel(tmp_path, **{"vllm/reasoning/__init__.py": ""}))
-
-
-def kind(text: str) -> str:
-    """Of an error of the corpus."""
-    if text.startswith("--chat-template"):
-        return "--chat-template: its file"
-    return "--kernel_config: its JSON" if text.startswith("--kernel_config") else " ".join(text.split()[:3])
-
-
-if CORPUS.is_dir():  # a clone alone has none of them
-
-    def test_errors_of_the_corpus() -> None:
-        stack = manifests.load_stack(PROJECT, "spark")
-        errors: dict[str, list[str]] = {}
-        for path in sorted(CORPUS.glob("*.yaml")):
-            read = recipe.load(path)
-            for finding in check.foreign_findings(PROJECT, read, stack) if read.nodes == 1 else ():
-                if finding.severity == "error":
-                    errors.setdefault(path.stem.partition("__")[2], []).append(kind(finding.text))
-        template, draft = "--chat-template: its file", "the draft model"
-        assert errors == {
-            "recipes-0xBakeer__qwen3.8-27b-nvfp4-dspark-vllm": [draft],
-            "recipes-diffusion-gemma-nvfp4": [template],
-            "recipes-laguna-s-2.1": [draft],
-            "recipes-qwen-122b": [draft],
-            "recipes-qwen3.5-27b-opus-v2-fp8": ["--kernel_config: its JSON"],
-            "recipes-qwen3.6-35b-a3b-fp8-dflash": [template, draft],
-        }
