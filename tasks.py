@@ -526,27 +526,31 @@ def fetch(c: Context, *, recipe: Recipe = None, stack: Stack = None) -> None:
 def recipe(
     c: Context,
     action: Annotated[
-        Literal["list", "check", "import", "export"],
-        "list: those of recipes/; check: find mistakes; import: take a recipe of spark-vllm-docker or sparkrun over; "
-        "export: write one for them, with our image",
+        Literal["list", "check", "show", "import", "export"],
+        "list: those of recipes/; check: find mistakes; show: the command and environment that would run, with where "
+        "each word is from; import: take a recipe of spark-vllm-docker or sparkrun over; export: write one for them, "
+        "with our image",
     ],
     what: Annotated[
-        str, "import: a file; export: a name of recipes/; check: either, all of recipes/ when left out; list: none"
-    ] = "",
-    tag: Annotated[str | None, "export: a release (default: what the working tree would build)"] = None,
+        tuple[str, ...],
+        "check: files, folders, globs or names of recipes/, all of these when left out; show: a file or a name; "
+        "import: a file; export: a name, and a release (default: what the working tree would build); list: none",
+    ] = (),
     *,
     name: Annotated[str, "import: name of the new recipe (default: the file's)"] = "",
     stack: Annotated[
-        str | None, "import, check of a file: stack of pins/stacks/ (default: the one that its container maps to)"
+        str | None, "import, check and show of a file: stack of pins/stacks/ (default: its container's)"
     ] = None,
-    stage: Annotated[str | None, "import, export: stage of stages/ (default: base; the recipe's)"] = None,
+    stage: Annotated[str | None, "show, import, export: stage of stages/ (default: base; the recipe's)"] = None,
     no_lock: Annotated[bool, "import: ask no Hub for the model's commit"] = False,
+    dry_run: Annotated[bool, "import: say it only"] = False,
+    json: Annotated[bool, "check, show: machine-readable"] = False,
     format: Annotated[Literal["v1", "v2"], "export: for spark-vllm-docker or for sparkrun (default: v1)"] = "v1",
     output: Annotated[str, "export: file to write (default: print it)"] = "",
 ) -> None:
-    """List, check, import and export recipes."""
-    if not commands.recipe.recipe(action, what, name=name, stack=stack, stage=stage, lock=not no_lock, form=format,
-                                  release=tag, output=output):  # fmt: skip
+    """List, check, show, import and export recipes."""
+    if not commands.recipe.recipe(action, what, name=name, stack=stack, stage=stage, lock=not no_lock,
+                                  dry_run=dry_run, as_json=json, form=format, output=output):  # fmt: skip
         raise Exit(code=4)
 
 

@@ -23,6 +23,7 @@ OPENCODE = PACKAGES / "opencode-linux-x64-baseline/bin/opencode"
 CONTINUE = PACKAGES / "@continuedev/config-yaml/dist/cli.js"
 CLAUDE = PACKAGES / "@anthropic-ai/claude-code/cli.js"  # the last that is JavaScript: later ones are 175 MB to fetch
 LLM, LLM_LOCK = PROJECT / ".pytest_cache/llm", "llm.lock"
+SPARKRUN, SPARKRUN_LOCK = PROJECT / ".pytest_cache/sparkrun", "sparkrun.lock"
 PARSED = """
 import {readFileSync} from "node:fs";
 import {parseConfigYaml} from "@continuedev/config-yaml";
@@ -82,6 +83,20 @@ def llm(folder: Path, config: str, *arguments: str) -> str:
     fetched(LLM_LOCK, LLM / "done", f"export PATH={Path(sys.executable).parent}:$PATH; {install}")
     (folder / "extra-openai-models.yaml").write_text(config)
     return in_shell(folder, f"export LLM_USER_PATH={folder}", [str(LLM / "bin/llm"), *arguments])
+
+
+def sparkrun(*recipes: Path) -> list[tuple[str, dict[str, str]]]:
+    """The command and environment that sparkrun makes of each of these. Its metadata asks for Python 3.12; this is the
+    last that 3.11 can read. uv holds each wheel against the lock's SHA-256."""
+    options = "--require-hashes --no-deps --only-binary :all: --python-version 3.12"
+    install = f"rm -rf {SPARKRUN} && uv pip install -q {options} --target {SPARKRUN} -r {SPARKRUN_LOCK}"
+    fetched(SPARKRUN_LOCK, SPARKRUN / "done", f"export PATH={Path(sys.executable).parent}:$PATH; {install}")
+    ask = [sys.executable, str(FOLDER / "sparkrun_words.py"), *map(str, recipes)]
+    said = subprocess.run(
+        ask, env={"PYTHONPATH": str(SPARKRUN), "HOME": str(SPARKRUN)}, capture_output=True, text=True, timeout=100
+    )
+    assert said.returncode == 0, said.stderr
+    return [(command, env) for command, env in map(json.loads, said.stdout.splitlines())]
 
 
 def in_shell(folder: Path, lines: str, command: Sequence[str]) -> str:

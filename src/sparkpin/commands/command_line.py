@@ -52,6 +52,7 @@ METAVARS = {
     "tool": "TOOL",
     "watch": "SECONDS",
     "what": "FILE|NAME",
+    "recipe what": "FILE|NAME ...",
 }
 HOW_MUCH = {"quiet": "no lines of progress", "verbose": "more of them; the traceback of an error"}  # -q, -v: every task
 SHORT = {"output": "o", "follow": "f", "lines": "n"}
@@ -62,7 +63,8 @@ WIDTH = 80
 class SparkpinTask(Task[Any]):
     """A task whose signature is its line: what stands before `*` is positional, and may be left out where it has a
     default; what follows is an option, and must be given where it has none. `Annotated[int, "what it is", 8001]`: its
-    help and an example. Options have long names, but for those of SHORT: one letter would mean different things."""
+    help and an example. A `tuple[str, ...]` comes last, and takes all words that are left. Options have long names,
+    but for those of SHORT: one letter would mean different things."""
 
     def __init__(self, body: Callable[..., Any], group: str, aliases: Sequence[str]) -> None:
         super().__init__(body, name=body.__name__.rstrip("_"), aliases=aliases, positional=())
@@ -98,7 +100,13 @@ class TaskArgument(Argument):
         super().__init__(
             names=(name.replace("_", "-"), *filter(None, [SHORT.get(name)])),
             attr_name=name if "_" in name else None,
-            kind=bool if kind is bool else int if int in (kind, *get_args(kind)) else str,
+            kind=list
+            if get_origin(kind) is tuple
+            else bool
+            if kind is bool
+            else int
+            if int in (kind, *get_args(kind))
+            else str,
             default=None if self.required else parameter.default,
             help=text,
             positional=parameter.kind is not inspect.Parameter.KEYWORD_ONLY,
@@ -293,7 +301,7 @@ class Line:
                 if self.option(task, word, rest) in ("-h", "--help"):
                     self.core.args["help"].value = task.name
                     return ParseResult()
-            elif free := [one for one in task.positional_args if one.raw_value is None]:
+            elif free := [one for one in task.positional_args if one.raw_value is None or one.kind is list]:
                 self.give(task, free[0], word)
             else:
                 raise self.surplus(task, word)

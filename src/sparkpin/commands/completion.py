@@ -74,7 +74,7 @@ def place(
             option = flag if flag and flag.takes_value else None
         elif word in tasks and not [one for one in free if getattr(one, "required", False)]:
             task, free = tasks[word], list(tasks[word].positional_args)
-        else:
+        elif free and free[0].kind is not list:
             free = free[1:]
     return task, free, option
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from sparkpin.build.pair import Pairing
 from sparkpin.commands.choose import choose_recipe
 from sparkpin.community import check as recipe_checks
+from sparkpin.community.mapping import about
 from sparkpin.core import terminal
 from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -16,6 +17,7 @@ from sparkpin.core.terminal import say, show
 from sparkpin.host import machine
 from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests, schema
+from sparkpin.pins.community_mods import templates_of
 from sparkpin.pins.precedence import overruled
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
@@ -26,13 +28,15 @@ def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
     """What is said before images and checkpoints are made: what vLLM will refuse, for one."""
     recipe = f"recipes/{pairing.recipe.name}.yaml"
     mistakes = [str(finding).removeprefix("error: ") for finding in recipe_checks.mistakes(paths.project, pairing)]
-    mods = ", ".join(pairing.patched)
+    templates = templates_of(paths.project, pairing.patched)
+    mods = ", ".join(mod for mod in pairing.patched if mod not in templates)
     return (
         *overruled_notes(pairing.recipe, pairing.stack, pairing.chain),
         *(f"warning: {recipe}: {mistake}" for mistake in mistakes),
         *(choice.line for choice in pairing.chosen),
         *(f"note: {line}" for line in pairing.unchecked),
         *([f"note: community mods edit what is installed, in layers of their own: {mods}"] if mods else []),
+        *(f"note: {about(mod, template)}" for mod, template in templates.items()),
     )
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import json
+import os
 import re
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,37 +18,82 @@ from sparkpin.build.pair import pair
 from sparkpin.checkpoint.write import checkpoint_folder
 from sparkpin.community import adopt, check, export, mapping, yamlfile
 from sparkpin.community import recipe as foreign
-from sparkpin.community.finding import RecipeFinding
+from sparkpin.community.finding import RecipeFinding, ordered
+from sparkpin.community.render import machines_of
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, say, show, table, tame
 from sparkpin.fetch import lock_model
-from sparkpin.pins import manifests, schema
+from sparkpin.pins import community_mods, families, manifests, schema, vllm_command
 from sparkpin.pins.families import vllm_version
+from sparkpin.pins.nodes import spread
+from sparkpin.pins.precedence import origins
 from sparkpin.pins.schema import UNRESOLVED
+from sparkpin.releases import container
 from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.record import Releases
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+LAUNCHER = "launcher"
+UNREAD: tuple[str, int | str, str] = ("?", "?", "?")
+MIRRORED = (".", "pins", "pins/models", "recipes")
+
+
+@dataclass(frozen=True)
+class CheckedRecipe:
+    """machines, model: "?" where the file does not tell."""
+
+    name: str
+    stack: str
+    machines: int | str
+    model: str
+    found: list[RecipeFinding]
+    read_as: str = ""  # of a file that is none of recipes/
+
+    @property
+    def errors(self) -> list[RecipeFinding]:
+        return [finding for finding in self.found if finding.severity == "error"]
+
+    @property
+    def verdict(self) -> str:
+        return "refused" if self.errors else "passes"
+
+
+@dataclass(frozen=True)
+class ImportedRecipe:
+    target: Path
+    lines: list[str]  # for people
+    found: list[RecipeFinding]  # by `check` of what was written
+
+    @property
+    def good(self) -> bool:
+        return not any(finding.severity == "error" for finding in self.found)
 
 
 def recipe(
-    action: Literal["list", "check", "import", "export"], what: str, *, name: str, stack: str | None,
-    stage: str | None, lock: bool, form: str, release: str | None, output: str,
+    action: Literal["list", "check", "show", "import", "export"], what: Sequence[str], *, name: str, stack: str | None,
+    stage: str | None, lock: bool, dry_run: bool, as_json: bool, form: str, output: str,
 ) -> bool:  # fmt: skip
-    """One of the four; False when mistakes were found."""
-    if release and action != "export":
-        raise InputError(f"invoke recipe {action} does not take {release!r}", next_step="invoke recipe --help")
+    """One of the five; False when mistakes were found."""
     paths = Paths.from_env()
     if action == "check":
-        return recipe_check(paths, what or None, stack=stack)
+        return recipe_check(paths, what, stack=stack, as_json=as_json)
+    most = {"list": 0, "export": 2}.get(action, 1)
+    if len(what) > most:
+        raise InputError(f"invoke recipe {action} does not take {what[most]!r}", next_step="invoke recipe --help")
+    first, *more = what or [""]
     if action == "list":
         recipe_list(paths)
+    elif not first:
+        raise InputError(f"invoke recipe {action}: of which?", next_step=f"invoke recipe {action} FILE|NAME")
+    elif action == "show":
+        recipe_show(paths, first, stack=stack, stage=stage, as_json=as_json)
     elif action == "import":
-        recipe_import(paths, what, name=name, stack=stack, stage=stage, lock=lock)
+        return recipe_import(paths, first, name=name, stack=stack, stage=stage, lock=lock, dry_run=dry_run).good
     else:
-        recipe_export(paths, what, form=form, release=release, stage=stage, output=output)
+        recipe_export(paths, first, form=form, release=more[0] if more else None, stage=stage, output=output)
     return True
 
 
@@ -61,12 +114,38 @@ def names_of(paths: Paths) -> list[str]:
 
 
 def recipe_import(
-    paths: Paths, file: str, *, name: str = "", stack: str | None = None, stage: str | None = None, lock: bool = True
-) -> Path:
+    paths: Paths, file: str, *, name: str = "", stack: str | None = None, stage: str | None = None, lock: bool = True,
+    dry_run: bool = False,
+) -> ImportedRecipe:  # fmt: skip
     """Write recipes/NAME.yaml, and pins/models/MODEL.yaml with its lock where that model is not pinned yet.
 
-    lock: False asks no Hub: the model's revision stays what is locked, or `unresolved`. Nothing is written on an error.
+    lock: False asks no Hub: the model's revision stays what is locked, or `unresolved`. Nothing is written on an error,
+    and nothing with dry_run.
     """
+    with mirrored(paths) if dry_run else contextlib.nullcontext(paths) as to:
+        made = imported(to, file, name=name, stack=stack, stage=stage, lock=lock and not dry_run)
+        if dry_run:
+            show(made.target.read_text(encoding="utf-8"))
+    for line in made.lines:
+        show(line.replace("wrote", "would write", 1) if dry_run else line)
+    report(made.found)
+    return made
+
+
+@contextlib.contextmanager
+def mirrored(paths: Paths) -> Iterator[Paths]:
+    """The project's files under another folder, where recipes and pins of models can be added without a trace."""
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder)
+        for place in MIRRORED:
+            (project / place).mkdir(exist_ok=True)
+            for file in (paths.project / place).iterdir():
+                if (below := Path(place, file.name)).as_posix() not in MIRRORED:
+                    (project / below).symlink_to(file.resolve())
+        yield replace(paths, project=project)
+
+
+def imported(paths: Paths, file: str, *, name: str, stack: str | None, stage: str | None, lock: bool) -> ImportedRecipe:
     project, path = paths.project, Path(file)
     recipe, rendered = adopt.as_served(foreign.load(path))
     found = mapping.mapped(recipe, project, container=rendered.container, stack=stack, stage=stage)
@@ -83,15 +162,61 @@ def recipe_import(
     lines += [f"not mapped: {line}" for line in made.unmapped]
     with files.atomic_file(target) as out:
         out.write(yamlfile.text_of(made.value, lines).encode())
-    for line in (*pinned, *made.told, *(f"not mapped: {line}" for line in made.unmapped)):
-        show(f"  {tame(line)}")
+    told = [f"  {tame(line)}" for line in (*pinned, *made.told, *(f"not mapped: {line}" for line in made.unmapped))]
     of = f"stack {chosen.name} (vLLM {version}), stage {found.stage}, model {recipe.model}"
-    show(f"wrote {target.relative_to(project)}: {of}")
-    report(check.own_findings(project, made.name))
     todo = [f"lock --mod {mod}" for mod in made.value.get("mods", ()) if mapping.is_unlocked(project, mod)]
     todo += [f"lock --model {model_name(paths, recipe.model)}"] if revision == UNRESOLVED else []
-    show("next: " + "; ".join(f"invoke {task}" for task in todo or [f"build --recipe {made.name}"]))
-    return target
+    after = "next: " + "; ".join(f"invoke {task}" for task in todo or [f"build --recipe {made.name}"])
+    told += [f"wrote {target.relative_to(project)}: {of}", after]
+    return ImportedRecipe(target, told, check.own_findings(project, made.name))
+
+
+def recipe_show(
+    paths: Paths, what: str, *, stack: str | None = None, stage: str | None = None, as_json: bool = False
+) -> None:
+    """Print the command and environment of a server to be, with where each word is from. Nothing need be locked."""
+    path, own = check.file_or_name(paths.project, what)
+    with contextlib.nullcontext(paths) if own else mirrored(paths) as to:
+        made = None if own else imported(to, str(path), name="shown", stack=stack, stage=stage, lock=False)
+        read = manifests.load_recipe(to.project, made.target.stem if made else path.stem)
+        chosen = manifests.load_stack(to.project, read.stack)
+        chain = manifests.load_chain(to.project, stage or read.stage)
+        family = families.family_of(manifests.load_families(to.project), read.model)
+    said, env = vllm_command.serve_argv(read, chosen, chain)
+    added = families.choices(family, vllm_version(chosen), said)
+    argv, env = spread(families.completed(said, added), env, read.nodes, gpu=chosen.gpu is not None)
+    if read.mods or any(one.community for one in chain):
+        argv = community_mods.in_workspace(argv)
+    places = {vllm_command.file_of(read): "recipe", f"pins/stacks/{chosen.name}.yaml": f"stack {chosen.name}"}
+    places |= {f"stages/{one.name}.yaml": f"stage {one.name}" for one in chain}
+    where = {key: places[file] for key, file in origins(read, chosen, chain).items()}
+    where |= {vllm_command.Flag((one.flag,)).key: f"family {family.name}" for one in added if family}
+    head, flags = vllm_command.parse_flags(argv)
+    words = [(shlex.join(head), LAUNCHER)]
+    words += [(shlex.join(flag.words), where.get(flag.key, LAUNCHER)) for flag in flags]
+    variables = [(f"{name}={value}", where.get(name, LAUNCHER)) for name, value in (container.ENV | env).items()]
+    notes = differences(chosen, env, added)
+    notes += [mapping.about(*one) for one in community_mods.templates_of(paths.project, read.mods).items()]
+    notes += [line.strip() for line in made.lines if line.startswith("  not mapped")] if made else []
+    if as_json:
+        rows = {"command": words, "environment": variables}
+        value = {key: [{"text": text, "from": place} for text, place in found] for key, found in rows.items()}
+        show(json.dumps({"recipe": what, **value, "notes": notes}, indent=2))
+        return
+    show(f"{what}: stack {chosen.name} (vLLM {vllm_version(chosen)}), stage {chain[-1].name}, model {read.model}")
+    table(("command", "from"), words)
+    table(("environment", "from"), variables)
+    for note in notes:
+        show(f"note: {tame(note)}")
+
+
+def differences(stack: schema.Stack, env: Mapping[str, str], added: Sequence[families.Chosen]) -> list[str]:
+    """What a server here has otherwise than one that the community's runners start from the same file."""
+    found = [f"{one.line.removeprefix('chosen: ')}; their runners leave it out" for one in added]
+    if stack.gpu and ALLOCATOR not in env:
+        text = f"{ALLOCATOR}=expandable_segments:True is set by their runners on a Spark (sparkrun 0.4.2), and not here"
+        found.append(f"{text}; write it in the recipe's `env` where it is wanted")
+    return found
 
 
 def model_name(paths: Paths, repo: str) -> str:
@@ -224,30 +349,104 @@ def of_release(paths: Paths, name: str, tag: str) -> export.ExportedRecipe:
     )
 
 
-def recipe_check(paths: Paths, what: str | None, *, stack: str | None = None) -> bool:
-    """Print what is found, of one recipe or of all of recipes/; whether there is no error."""
-    if what is None:
-        good = [own_check(paths, name) for name in names_of(paths)]  # all are told
-        return all(good)
-    path, own = check.file_or_name(paths.project, what)
+def recipe_check(paths: Paths, what: Sequence[str] = (), *, stack: str | None = None, as_json: bool = False) -> bool:
+    """Print what is found: all of it for one recipe, a table for several or for all of recipes/. Whether there is no
+    error."""
+    words = subjects(what) if what else names_of(paths)
+    alone = len(words) == 1 and words[0] in what
+    every = [checked(paths, word, stack=stack, alone=alone) for word in words]
+    good = [one for one in every if not one.errors]
+    if as_json:
+        rows = [asdict(one) | {"verdict": one.verdict} for one in every]
+        show(json.dumps({"recipes": rows, "passed": len(good), "refused": len(every) - len(good)}, indent=2))
+    elif alone:
+        one_check(every[0])
+    else:
+        root = os.path.commonpath([Path(one.name).parent for one in every]) if every else ""
+        table(
+            ("recipe", "verdict", "machines", "model", "what is missing"),
+            [
+                (tame(os.path.relpath(one.name, root or ".")), one.verdict, one.machines, tame(one.model), missing(one))
+                for one in every
+            ],
+        )
+        refused = len(every) - len(good)
+        step = f"; next: invoke recipe check {shlex.quote(root)}/FILE tells all of one" if refused else ""
+        show(f"{count(len(every), 'recipe')} of {root or '.'}: {len(good)} pass, {refused} refused{step}")
+    return len(good) == len(every)
+
+
+def subjects(what: Sequence[str]) -> list[str]:
+    """Files and names: a folder means all recipes below it, and a glob is one that the shell has left as it is."""
+    found: list[str] = []
+    for word in what:
+        place, many = Path(word), None
+        if place.is_dir():
+            many = [str(file) for file in place.rglob("*") if file.suffix in (".yaml", ".yml")]
+        elif glob.has_magic(word) and not place.exists():
+            many = [file for file in glob.glob(word, recursive=True) if Path(file).is_file()]
+        if many == []:
+            raise InputError(f"{word}: no recipe there", next_step="give files, folders or globs of *.yaml")
+        found += [word] if many is None else sorted(many)
+    return list(dict.fromkeys(found))
+
+
+def missing(checked: CheckedRecipe) -> str:
+    """The first error, and how many more."""
+    if not checked.errors:
+        return ""
+    first, more = checked.errors[0], len(checked.errors) - 1
+    return tame(f"{first.key}: {first.text}" + (f" (+{more})" if more else ""))
+
+
+def checked(paths: Paths, word: str, *, stack: str | None, alone: bool) -> CheckedRecipe:
+    """alone: an error of the file itself is raised, since there is nothing else to tell."""
+    path, own = check.file_or_name(paths.project, word)
     if own:
-        return own_check(paths, path.stem)
-    recipe = foreign.load(path)
-    said = recipe.origin.stack if recipe.origin else mapping.stack_of(recipe.container)[0]
-    chosen = manifests.load_stack(paths.project, stack or said or mapping.STACK)
-    show(f"{path.name}: version {recipe.said_version}, held against stack {chosen.name} (vLLM {vllm_version(chosen)})")
-    return one_check(path.name, check.foreign_findings(paths.project, recipe, chosen))
+        read, found = None, check.own_findings(paths.project, path.stem)
+        with contextlib.suppress(InputError):  # a file whose name is none
+            read, _ = manifests.readable_recipe(paths.project, path.stem)
+        told = (read.stack, read.nodes, read.model) if read else UNREAD
+        return CheckedRecipe(f"recipes/{path.name}", *told, found)
+    try:
+        recipe = foreign.load(path)
+        said = recipe.origin.stack if recipe.origin else mapping.stack_of(recipe.container)[0]
+        chosen = manifests.load_stack(paths.project, stack or said or mapping.STACK)
+    except SparkpinError as error:
+        if alone:
+            raise
+        return CheckedRecipe(word, *UNREAD, [check.of_error(error)])
+    found = check.foreign_findings(paths.project, recipe, chosen)
+    found += as_imported(paths.project, recipe, stack, vllm_version(chosen), found)
+    machines: int | str = "?"
+    with contextlib.suppress(SparkpinError):
+        machines = machines_of(recipe)
+    read_as = f"version {recipe.said_version}, held against stack {chosen.name} (vLLM {vllm_version(chosen)})"
+    name = path.name if alone else word
+    return CheckedRecipe(name, chosen.name, machines, recipe.model, ordered(found), read_as)
 
 
-def own_check(paths: Paths, name: str) -> bool:
-    return one_check(f"recipes/{name}.yaml", check.own_findings(paths.project, name))
+def as_imported(
+    project: Path, recipe: foreign.CommunityRecipe, stack: str | None, version: str, found: Sequence[RecipeFinding]
+) -> list[RecipeFinding]:
+    """What `import` would say. A refusal is told once: not where an error is found already."""
+    try:
+        served, rendered = adopt.as_served(recipe)
+        to = mapping.mapped(served, project, container=rendered.container, stack=stack, stage=None)
+        made = adopt.adopt(project, served, rendered, adopt.plain_name(recipe.path.stem), to, version)
+    except SparkpinError as error:
+        return [] if any(one.severity == "error" for one in found) else [check.of_error(error)]
+    lines = [RecipeFinding("warning", "import", f"not mapped: {line}") for line in made.unmapped]
+    return [*lines, *(RecipeFinding("note", "import", line) for line in made.told)]
 
 
-def one_check(name: str, found: list[RecipeFinding]) -> bool:
-    errors = sum(finding.severity == "error" for finding in found)
-    show(f"{name}: {count(errors, 'error')}, {len(found) - errors} other" if found else f"{name}: nothing found")
-    report(found)
-    return not errors
+def one_check(checked: CheckedRecipe) -> None:
+    errors, name = len(checked.errors), checked.name
+    others = len(checked.found) - errors
+    if checked.read_as:
+        show(f"{name}: {checked.read_as}")
+    show(f"{name}: {count(errors, 'error')}, {others} other" if checked.found else f"{name}: nothing found")
+    report(checked.found)
 
 
 def report(found: list[RecipeFinding]) -> None:

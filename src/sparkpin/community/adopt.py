@@ -84,9 +84,10 @@ def adopt(
     dropped, lacking = left_out(project, rendered.argv, kept)
     if recipe.origin and nodes == 1:  # its backend is for one machine
         dropped = tuple(flag for flag in dropped if flag != EXECUTOR)
-    joined = "one machine" if nodes == 1 else "vLLM itself joins the machines, without Ray"
-    told += [f"{flag} -> left out: {joined}" for flag in dropped if flag == EXECUTOR]
-    told += [f"for a cluster -> nodes: {nodes}"] if nodes > 1 and not recipe.origin else []
+    if nodes > 1 and not recipe.origin:
+        told.append(f"for a cluster -> nodes: {nodes}; vLLM itself joins the machines, without Ray")
+    elif EXECUTOR in dropped:
+        told.append(f"{EXECUTOR} -> left out: one machine")
     told += [f"{flag} -> the key model_revision" for flag in dropped if flag == REVISION]
     unmapped += lacking
     host = flag_value(rendered.argv, "--host")

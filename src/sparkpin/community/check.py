@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from sparkpin.checkpoint.plan import checkpoint_steps
 from sparkpin.checkpoint.published import config_ahead, model_lock, placeholder
 from sparkpin.community import flag_lint, keys, known_issues
 from sparkpin.community import recipe as foreign
-from sparkpin.community.finding import RecipeFinding, note, ordered
+from sparkpin.community.finding import RecipeFinding, ordered
 from sparkpin.community.finding import error as mistake
 from sparkpin.community.flag_lint import PlannedServer
 from sparkpin.community.mapping import stage_of, templates_of, useless
@@ -28,7 +29,7 @@ from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
 from sparkpin.pins.cache_types import refuse_patched
 from sparkpin.pins.community_mods import read_run_mods
 from sparkpin.pins.families import vllm_version
-from sparkpin.pins.nodes import EXECUTOR, PER_NODE, PIPELINE, nodes_of, spread, word_faults
+from sparkpin.pins.nodes import PER_NODE, PIPELINE, nodes_of, spread, word_faults
 from sparkpin.pins.values import value_faults
 from sparkpin.pins.vllm_command import MODEL_PATH, drop_flags, flag_value, parse_flags
 from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE, share_faults
@@ -75,8 +76,6 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         argv = without(argv, {str(error.seen)})
     if recipe.origin:
         argv, env = vllm_command.overlaid(argv, env, stack, chain or ())
-    elif nodes > 1 and (backend := flag_value(argv, EXECUTOR)) not in (None, "mp"):
-        found.append(note(f"{EXECUTOR} {backend}: `recipe import` writes vLLM's own executor for {nodes} machines"))
     if nodes > 1:
         argv, env = spread(drop_flags(argv, *PER_NODE), env, nodes, gpu=stack.gpu is not None)
     found += of_nodes(recipe.model, argv, stack, config_ahead(recipe.model), (), str(recipe.path))
@@ -240,5 +239,8 @@ def file_or_name(project: Path, what: str) -> tuple[Path, bool]:
         return own, True
     if path.is_file():
         return path, path.resolve().parent == (project / "recipes").resolve()
-    known = ", ".join(sorted(file.stem for file in (project / "recipes").glob("*.yaml")))
-    raise InputError(f"no recipe {what!r}", next_step=f"give a file, or one of: {known}")
+    names = [file.stem for file in (project / "recipes").glob("*.yaml")]
+    near = difflib.get_close_matches(path.name.removesuffix(".yaml"), names, n=3)
+    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    step = f"{guess}`invoke recipe list` has the names; else give a file, a folder or a glob"
+    raise InputError(f"no recipe {what!r}", next_step=step)

@@ -84,7 +84,7 @@ def findings(served: PlannedServer) -> Iterator[RecipeFinding]:
         shown = flag.words[0].partition("=")[0]
         name = served.release.flag(flag.words[0])
         if name is None:
-            hint = nearest(shown.replace("_", "-"), served.release.names)
+            hint = nearest(shown.replace("_", "-"), served.release.names) or "leave it out"
             yield error(f"vLLM {served.release.wanted} has no flag {shown}", hint)
             continue
         if name in seen and "." not in shown:

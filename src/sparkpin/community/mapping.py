@@ -15,6 +15,8 @@ from packaging.specifiers import SpecifierSet
 
 from sparkpin.community.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.core.tags import IMAGE
+from sparkpin.pins import community_mods
+from sparkpin.pins.schema import ChatTemplate
 from sparkpin.releases import compile_caches
 
 STACK = "spark"
@@ -133,9 +135,14 @@ def of_mods(recipe: CommunityRecipe, project: Path, version: str) -> tuple[list[
             told.append(f"mod {name} -> nothing: {why}")
         elif is_here(project, name):
             kept.append(name)
+            told += [about(name, one) for one in community_mods.templates_of(project, [name]).values()]
         else:
             unmapped.append(f"mod {mod}: the project has no community/{name}/run.sh")
     return kept, told, unmapped
+
+
+def about(mod: str, template: ChatTemplate) -> str:
+    return f"mod {mod} -> the template {template.name} ({template.licence}) and no run.sh: {'; '.join(template.mends)}"
 
 
 def plain(mod: str) -> str:
@@ -158,10 +165,11 @@ def is_unlocked(project: Path, name: str) -> bool:
 
 
 def templates_of(project: Path, mods: Sequence[str], wanted: str | None) -> frozenset[str]:
-    """File names of the chat templates that are here. What is in a mod that is only pinned is not known: one of
-    `mods` that is called a template is believed to bring the one that is wanted."""
+    """File names of the chat templates that are here. What is in a mod that is only pinned is not known unless its pin
+    tells: one of `mods` that is called a template is believed to bring the one that is wanted."""
     found = {path.name for folder in ("mods", "community") for path in (project / folder).glob("*/**/*.jinja")}
-    found |= {f"{path.stem}.jinja" for path in (project / "pins/templates").glob("*.yaml")}
-    if wanted and any("template" in plain(mod) and is_here(project, plain(mod)) for mod in mods):
+    pinned = community_mods.templates_of(project, names := [plain(mod) for mod in mods])
+    found |= {template.name for template in pinned.values()}
+    if wanted and any("template" in name and is_here(project, name) for name in names if name not in pinned):
         found.add(wanted.rpartition("/")[2])
     return frozenset(found)

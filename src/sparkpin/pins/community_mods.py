@@ -1,11 +1,12 @@
 """Community mods: folders or archives with a run.sh, which edits what an image has installed. docs/mods.md.
 
 Pure apart from reading the project's files: `community/<name>/`, `community/<name>.zip`, or `community/<name>.tar`,
-which `invoke lock --mod` makes as its pin says.
+which `invoke lock --mod` makes as its pin says. A pinned chat template is a mod whose one file is known by its SHA-256.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from packaging.utils import canonicalize_name
 from sparkpin.core.errors import InputError, IntegrityError, ManifestError
 from sparkpin.core.names import is_plain
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import CommunityPin, StackLock
+from sparkpin.pins.schema import ChatTemplate, CommunityPin, StackLock
 
 FOLDER = "community"
 RUN = "run.sh"
 PINS = "pins/community"
+TEMPLATE_RUN = "dockerfiles/template.sh"
 WORKSPACE = "/workspace"  # where their runner starts them, and vllm: paths in a command are relative to it
 
 
@@ -67,8 +69,12 @@ def read_run_mod(project: Path, name: str, file: str, key: str, versions: Mappin
         wanted = f"{FOLDER}/{name}/ with a {RUN}, {FOLDER}/{name}.zip, or {PINS}/{name.lower()}.yaml"
         raise ManifestError(file, key, name, wanted) from None
     require_wanted(pin, versions)
+    if pin.git is None:
+        path = project / f"{PINS}/{pin.name}.jinja"
+        require_own_template(path, pin)
+        return RunMod(pin.name, template_files(project, path, pin), (f"{PINS}/{pin.name}.yaml",))
     locked = manifests.load_community_lock(project, pin).archive
-    path = project / FOLDER / f"{pin.name}.tar"
+    path = project / FOLDER / f"{pin.name}{'.jinja' if pin.template else '.tar'}"
     step = f"invoke lock --mod {pin.name}"
     if not path.is_file():
         raise ManifestError(file, key, name, f"{FOLDER}/{path.name}, which its pin describes", next_step=step)
@@ -83,7 +89,33 @@ def read_run_mod(project: Path, name: str, file: str, key: str, versions: Mappin
             next_step=f"remove it, then {step}",
         )
     pins = tuple(f"{PINS}/{pin.name}.{end}" for end in ("yaml", "lock"))
-    return RunMod(pin.name, (("mod.tar", f"{FOLDER}/{path.name}", False),), pins)
+    files = template_files(project, path, pin) if pin.template else (("mod.tar", f"{FOLDER}/{path.name}", False),)
+    return RunMod(pin.name, files, pins)
+
+
+def template_files(project: Path, path: Path, pin: CommunityPin) -> tuple[tuple[str, str, bool], ...]:
+    """A mod with the template alone, and a run.sh of ours."""
+    assert pin.template is not None
+    below = path.relative_to(project).as_posix()
+    return ((f"files/{RUN}", TEMPLATE_RUN, True), (f"files/{pin.template.name}", below, False))
+
+
+def require_own_template(path: Path, pin: CommunityPin) -> None:
+    wanted = pin.template.sha256 if pin.template else ""
+    seen = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "(no file)"
+    if seen != wanted:
+        file, step = f"{PINS}/{pin.name}.yaml", f"write the new SHA-256 there if {path.name} is meant to be so"
+        raise ManifestError(file, "template.sha256", wanted, f"that of {PINS}/{path.name}: {seen}", next_step=step)
+
+
+def templates_of(project: Path, names: Sequence[str]) -> dict[str, ChatTemplate]:
+    """Mod -> its chat template, of those whose pin tells of one. Nothing need be locked."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(InputError, ManifestError):
+            if template := manifests.load_community(project, short(name).lower()).template:
+                found[name] = template
+    return found
 
 
 def folder_files(project: Path, folder: Path, file: str, key: str) -> tuple[tuple[str, str, bool], ...]:

@@ -286,7 +286,8 @@ def load_community(project: Path, name: str) -> CommunityPin:
 
 def community_inputs(pin: CommunityPin) -> str:
     """Over what decides the archive."""
-    return digest_of([pin.git.model_dump(mode="json"), pin.folder])
+    git = pin.git.model_dump(mode="json") if pin.git else None
+    return digest_of([git, pin.folder, *([pin.template.file] if pin.template else [])])
 
 
 def load_community_lock(project: Path, pin: CommunityPin) -> CommunityLock:

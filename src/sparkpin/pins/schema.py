@@ -349,19 +349,43 @@ def condition(text: str) -> str:
     return text
 
 
+class ChatTemplate(StrictModel):
+    """The one file that is taken of a mod, whose run.sh does not run then.
+
+    file: in the mod's folder; name: what --chat-template calls it; sha256: "" where nobody has fetched it, and the lock
+    has it then; mends: what it changes, a line each.
+    """
+
+    file: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = ""
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*\.jinja$")]
+    sha256: Sha256 | Literal[""] = ""
+    licence: Reason
+    mends: Annotated[list[Reason], Field(min_length=1)]
+
+
 class CommunityPin(StrictModel):
     """pins/community/<name>.yaml: where a mod with a run.sh comes from that this project does not hold.
 
     git: the repository at a commit; folder: the mod's in it. drop_when: from which version on the mod is not to be
-    applied, "" for none; reason: what it is for, and what is known of these versions.
+    applied, "" for none; reason: what it is for, and what is known of these versions. template: of a mod that brings a
+    chat template and nothing else. One that the project holds has no git: it is pins/community/<name>.jinja.
     """
 
     name: Name
     description: str
-    git: GitTree
-    folder: Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
+    git: GitTree | None = None
+    folder: Annotated[str, Field(pattern=r"^(\w[\w.-]*(/\w[\w.-]*)*)?$")] = ""
     reason: Reason
     drop_when: Annotated[str, AfterValidator(lambda text: condition(text) if text else text)] = ""
+    template: ChatTemplate | None = None
+
+    @model_validator(mode="after")
+    def check_place(self) -> CommunityPin:
+        if self.git is None and (self.folder or not self.template or self.template.file or not self.template.sha256):
+            raise ValueError("`git` and `folder`, or a `template` with its `sha256` and no `file`")
+        if self.git and not (self.folder and (self.template is None or self.template.file)):
+            raise ValueError("`folder` of the repository, and `file` in that for a `template`")
+        return self
 
 
 class CommunityLock(StrictModel):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import uuid
 import zipfile
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import tiny_images
 from in_container import output_of
 from private_engine import remove_tags
 from run_mods import AFTER, BEFORE, PATCH, write_mod
@@ -98,12 +101,16 @@ def test_a_real_build_applies_them_in_order(site: Site) -> None:
 
     plain = site.build()
     assert site.run(plain, "import standin, standin.old; print(standin.VALUE)") == "41"
-    ref = site.build("First", "mods/second")
+    template = {"name": "u.jinja", "sha256": hashlib.sha256(b"{{ 2 }}").hexdigest(), "licence": "MIT", "mends": ["x"]}
+    pin = {"description": "made up", "reason": "a test", "template": template}
+    tiny_images.write(project / "pins/community/pinned.yaml", json.dumps(pin))
+    tiny_images.write(project / "pins/community/pinned.jinja", "{{ 2 }}")
+    ref = site.build("First", "mods/second", "pinned")
     out = site.run(ref, LOOK).splitlines()
-    assert out == ["43 {{ 1 }} ['t.jinja'] False False", "gone"], "bytecode of a patched file follows it"
-    image = site.image("First", "mods/second")
+    assert out == ["43 {{ 1 }} ['t.jinja', 'u.jinja'] False False", "gone"], "bytecode of a patched file follows it"
+    image = site.image("First", "mods/second", "pinned")
     record = read_record(record_file(site.paths, image))
-    assert [layer.name for layer in record.layers][-2:] == ["first", "second"]
+    assert [layer.name for layer in record.layers][-3:] == ["first", "second", "pinned"]
     assert len({layer.diff_id for layer in record.layers}) == len(record.layers), "a layer each"
     before = site.engine.image(plain)
     after = site.engine.image(ref)

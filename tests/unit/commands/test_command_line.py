@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkout import INVOKE, PROJECT
@@ -169,15 +170,19 @@ def test_what_a_task_is_given(
 def test_values_are_taken_as_they_are_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from sparkpin.commands import bench, bundle, history
+    from sparkpin.commands import bench, bundle, history, recipe
 
-    seen: list[object] = []
+    seen: list[Any] = []
     monkeypatch.setattr(bench, "run_compare", lambda before, after, **_: seen.append((before, after)))
     monkeypatch.setattr(bundle, "export", lambda tag, output, **_: seen.append((tag, output)))
     monkeypatch.setattr(history, "diff", lambda before, after, **_: seen.append((before, after)))
     for line in ("export a -oFILE --no-image", "export -o=FILE a", "export a --output FILE", "diff build images"):
         assert typed(line, capsys)[0] == 0
     assert seen == [("a", "FILE")] * 3 + [("build", "images")], "tasks' names where a TAG must be"
+    monkeypatch.setattr(recipe, "recipe_check", lambda paths, what, **_: seen.append(what) or True)
+    for line in ("recipe check a b", "recipe check a --json b"):
+        assert typed(line, capsys)[0] == 0
+    assert [seen.pop(), seen.pop()] == [["a", "b"]] * 2
     for line in ("bench --compare a b", "bench b --compare=a --rounds 2"):
         assert typed(line, capsys)[0] == 0
     assert seen[4:] == [("a", "b")] * 2
@@ -218,7 +223,7 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin export v2 --output ", [], True),
         ("sparkpin copy v2 --to ", [], True),
         ("sparkpin ls ", ["--json", "--help"], True),
-        ("sparkpin recipe ", ["list", "check", "import", "export"], True),
+        ("sparkpin recipe ", ["list", "check", "show", "import", "export"], True),
         ("sparkpin bench --only ", ["prompts", "sweep"], True),
         ("sparkpin serve --po", ["--port"], False),
         ("sparkpin --ver", ["--version"], False),

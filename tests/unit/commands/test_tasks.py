@@ -47,8 +47,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("bench --compare a --dry-run", ["--compare a: with which release?", "invoke bench --compare a TAG"]),
         ("bench --compare x y --rounds 0", ["next: invoke bench --compare x y --rounds "]),
         ("checkpoint --model scripted-tiny --recipe scripted-tiny", ["goes without --recipe and --stack"]),
-        ("recipe lsit", ["saw 'lsit'", "choose one of: list, check, import, export"]),
-        ("recipe check a b", ["invoke recipe check does not take 'b'"]),
+        ("recipe lsit", ["saw 'lsit'", "choose one of: list, check, show, import, export"]),
+        ("recipe import a b", ["invoke recipe import does not take 'b'"]),
+        ("recipe show", ["invoke recipe show: of which?", "next: invoke recipe show FILE|NAME"]),
+        ("recipe check scripted-tin", ["no recipe 'scripted-tin'", "did you mean scripted-tiny"]),
     ],
 )
 def test_a_wrong_name_is_one_clear_error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
 from sparkpin.pins.families import vllm_version
 
-CORPUS = PROJECT.parent / "shared/corpus/recipes"
 V1 = {"recipe_version": "1", "name": "R", "model": "a/b", "container": "vllm-node"}
 V2 = {"recipe_version": "2", "model": "a/b", "runtime": "vllm", "container": "vllm-node"}
 
@@ -240,10 +240,6 @@ def test_environment(tmp_path: Path) -> None:
         (V2 | {"command": "vllm serve {model} -tp 4", "max_nodes": 3}, "wanted 1 to 3 machines"),
         (V2 | {"command": "vllm serve {model} -tp 16"}, "wanted 1 to 8 machines"),
         (V2 | {"command": "vllm serve {model} -tp 2", "mode": "solo"}, "2: one machine has one GPU here"),
-        (
-            V1 | {"command": "vllm serve a/b --distributed-executor-backend ray", "cluster_only": True},
-            "note: command: --distributed-executor-backend ray: `recipe import` writes vLLM's own executor for 2",
-        ),
         (V2 | {"command": "vllm serve {model} -tp 2 -dp 2"}, "wanted no data parallelism"),
         (V1 | {"command": "vllm serve a/b --nnodes two"}, "--nnodes two"),
         (
@@ -367,14 +363,16 @@ def test_every_file_of_recipes_is_checked_whatever_the_others_are(
     paths = Paths(project, tmp_path / "cache", tmp_path / "home")
     for name, text in (("a", "- 1\n"), ("b", "a: b: c\n"), ("My_own", "{}\n"), ("c", "stack: 1\n")):
         (project / f"recipes/{name}.yaml").write_text(text)
-    assert not tasks.recipe_check(paths, None)
-    said = capsys.readouterr().out
-    lines = said.splitlines()
-    assert "  error: (whole file): saw 'list', wanted a mapping of keys" in lines
-    assert "  error: line 1: saw 'mapping values are not allowed in this context', wanted valid YAML" in lines
-    assert "recipes/c.yaml: 7 errors, 0 other" in lines and "recipes/scripted-tiny.yaml: nothing found" in lines
-    named = next(line for line in lines if line.startswith("  error: name: "))
-    assert "saw the name 'My_own', wanted small letters, digits" in named and "; rename the file" in named
+    assert not tasks.recipe_check(paths, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    rows = {Path(row["name"]).stem: row for row in told["recipes"]}
+    errors = {name: [one for one in row["found"] if one["severity"] == "error"] for name, row in rows.items()}
+    assert {name for name, row in rows.items() if row["verdict"] == "refused"} == {"a", "b", "My_own", "c"}
+    assert told["refused"] == 4 == len(rows) - told["passed"]
+    assert [one["text"] for one in errors["a"]] == ["saw 'list', wanted a mapping of keys"]
+    assert [one["key"] for one in errors["b"]] == ["line 1"] and len(errors["c"]) == 7
+    named = next(one for one in errors["My_own"] if one["key"] == "name")
+    assert "small letters, digits" in named["text"] and "rename the file" in named["hint"]
     with pytest.raises(InputError, match="saw the name 'My_own'") as caught:
         pair(project, "My_own")
     assert "choose one of" not in caught.value.next_step, "it would be among these"
@@ -469,34 +467,3 @@ def test_flags_of_a_wheel(tmp_path: Path) -> None:
     assert value["source"]["wheel"] == "vllm-9.9.0-py3-none-any.whl"
     with pytest.raises(ManifestError, match="the sources of vLLM"):
         wheelflags.read_wheel(wheel(tmp_path, **{"vllm/reasoning/__init__.py": ""}))
-
-
-def kind(text: str) -> str:
-    """Of an error of the corpus."""
-    if text.startswith("--chat-template"):
-        return "--chat-template: its file"
-    return "--kernel_config: its JSON" if text.startswith("--kernel_config") else " ".join(text.split()[:3])
-
-
-if CORPUS.is_dir():  # a clone alone has none of them
-
-    def test_errors_of_the_corpus() -> None:
-        stack = manifests.load_stack(PROJECT, "spark")
-        errors: dict[str, list[str]] = {}
-        for path in sorted(CORPUS.glob("*.yaml")):
-            read = recipe.load(path)
-            for finding in check.foreign_findings(PROJECT, read, stack) if read.nodes == 1 else ():
-                if finding.severity == "error":
-                    errors.setdefault(path.stem.partition("__")[2], []).append(kind(finding.text))
-        template, draft = "--chat-template: its file", "the draft model"
-        assert errors == {
-            "official-recipes-qwen3-vl-vllm-qwen3-vl-embedding-8b-vllm": ["saw '--runner pooling',"],
-            "recipes-nomic-embed-v2-moe": ["saw '--runner pooling',"],
-            "recipes-4x-spark-cluster-qwen3.5-397b-int4-autoround": ["tensor_parallel 4: on"],
-            "recipes-0xBakeer__qwen3.8-27b-nvfp4-dspark-vllm": [draft],
-            "recipes-diffusion-gemma-nvfp4": [template],
-            "recipes-laguna-s-2.1": [draft],
-            "recipes-qwen-122b": [draft],
-            "recipes-qwen3.5-27b-opus-v2-fp8": ["--kernel_config: its JSON"],
-            "recipes-qwen3.6-35b-a3b-fp8-dflash": [template, draft],
-        }

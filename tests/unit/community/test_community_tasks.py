@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases
 
 CORPUS = PROJECT.parent / "shared/corpus/recipes"
+OPTIONS: dict[str, Any] = {"name": "", "stack": None, "stage": None, "lock": False, "dry_run": False,
+                           "as_json": False, "form": "v1", "output": ""}  # fmt: skip
 OURS = """vllm serve /model \\
   --port {port} \\
   --host {host} \\
@@ -38,8 +43,8 @@ def paths(project: Path, tmp_path: Path) -> Paths:
 
 
 def imported(paths: Paths, folder: Path, value: dict[str, Any], **options: Any) -> Any:
-    path = tasks.recipe_import(paths, written(folder, value), lock=False, **options)
-    return yaml.safe_load(path.read_text())
+    made = tasks.recipe_import(paths, written(folder, value), lock=False, **options)
+    return yaml.safe_load(made.target.read_text())
 
 
 def test_a_recipe_of_version_1_becomes_ours(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,8 +175,7 @@ def test_the_list_of_recipes_tells_of_those_that_cannot_be_read(
 ) -> None:
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
     (paths.project / "recipes/broken.yaml").write_text("name: other\n")
-    options = {"name": "", "stack": None, "stage": None, "lock": True, "form": "v1", "release": None, "output": ""}
-    assert tasks.recipe("list", "", **options)  # type: ignore[arg-type]
+    assert tasks.recipe("list", [], **OPTIONS)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "broken (cannot be read) invoke recipe check broken" in lines
     tiny = "scripted-tiny sparkpin/scripted-tiny-int4-AutoRound cpu v2-tq scripted Qwen3.5-MoE"
@@ -282,7 +286,7 @@ def test_what_was_exported_is_the_same_release_when_it_is_imported(
     assert before.chosen
     tasks.recipe_export(paths, name, form=form, stage=stage)
     (tmp_path / "r.yaml").write_text(capsys.readouterr().out)
-    assert tasks.recipe_check(paths, str(tmp_path / "r.yaml"))
+    assert tasks.recipe_check(paths, [str(tmp_path / "r.yaml")])
     assert f"held against stack {before.stack.name} (vLLM" in capsys.readouterr().out
     tasks.recipe_import(paths, str(tmp_path / "r.yaml"), name="again")
     told = capsys.readouterr().out
@@ -319,6 +323,132 @@ def test_a_cluster_of_the_community_is_taken_over(paths: Paths, tmp_path: Path) 
     assert vllm_command.flag_value(argv, "--tensor-parallel-size") == "4" and "ray" not in argv
 
 
+def rows_of(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    return {row["name"].rpartition("/")[2]: row for row in json.loads(capsys.readouterr().out)["recipes"]}
+
+
+def test_check_takes_files_folders_and_globs(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "many/below").mkdir(parents=True)
+    for name, change in {
+        "good": {"mods": [], "command": "vllm serve acme/sample-int4 --port {port}"},
+        "bad": {"command": "vllm serve acme/sample-int4 --prot {port}", "name": "\x1b[31m"},
+        "below/cluster": {"cluster_only": True, "command": "vllm serve acme/sample-int4 -tp {tensor_parallel}"},
+        "below/\x1b[31m": {"command": ""},
+    }.items():
+        written(tmp_path / "many", V1 | change, f"{name}.yaml")
+    (tmp_path / "many/unread.yml").write_text("a: [")
+    (tmp_path / "many/notes.txt").write_text("")
+    many = str(tmp_path / "many")
+    assert not tasks.recipe_check(paths, [many], as_json=True)
+    rows = rows_of(capsys)
+    passes = {name: row["verdict"] == "passes" for name, row in rows.items()}
+    assert passes == {"good.yaml": True, "bad.yaml": False, "cluster.yaml": True, "unread.yml": False,
+                      "\x1b[31m.yaml": False}  # fmt: skip
+    assert [rows[name]["machines"] for name in ("good.yaml", "cluster.yaml", "unread.yml")] == [1, 2, "?"]
+    about_cluster = [
+        one for one in rows["cluster.yaml"]["found"] if re.search(r"Ray|machines|nodes|execut", one["text"])
+    ]
+    assert len(about_cluster) == 1
+    assert tasks.recipe_check(paths, [f"{many}/g*.yaml", f"{many}/**/clus*", "scripted-tiny"], as_json=True)
+    assert set(rows_of(capsys)) == {"good.yaml", "cluster.yaml", "scripted-tiny.yaml"}
+    assert not tasks.recipe_check(paths, [many])
+    table = capsys.readouterr().out
+    assert "5 recipes of" in table and "2 pass, 3 refused" in table and "\x1b" not in table
+    assert "has no flag --prot" in " ".join(table.split())
+    for nothing in (f"{many}/x*.yaml", str(tmp_path / "none")):
+        (tmp_path / "none").mkdir(exist_ok=True)
+        with pytest.raises(InputError, match="no recipe there"):
+            tasks.recipe_check(paths, [nothing])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},  # a mod and a template that are not here
+        {"build_args": ["--exp-mxfp4"], "container": "somebody/vllm:1"},
+        {"command": "pip install x\nvllm serve acme/sample-int4 --ssl-keyfile k | tee l"},
+        {"env": {"HF_HOME": "/x", "N": "${HOME}"}},
+        {"cluster_only": True},
+        {"command": "vllm serve /models/x", "model": "/models/x"},  # import refuses it
+        {"command": "vllm serve acme/sample-int4 -dp 2"},
+    ],
+)
+def test_check_says_all_that_import_would(
+    paths: Paths, tmp_path: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, V1 | change)
+    tasks.recipe_check(paths, [file])
+    checked = capsys.readouterr().out
+    try:
+        made = tasks.recipe_import(paths, file, lock=False)
+    except ManifestError:
+        assert checked.count("error: ") == 1, "and none that check has told in other words"
+        return
+    said = [line.strip() for line in made.lines if " -> " in line or "not mapped" in line]
+    assert said and all(f"import: {line}" in checked for line in said)
+
+
+def test_an_import_can_be_tried_and_one_with_errors_ends_as_such(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Paths, "from_env", lambda: paths)
+    file = written(tmp_path, V1 | {"mods": [], "defaults": V1["defaults"] | {"unused": 2}})
+    before = sorted(paths.project.rglob("*"))
+    assert tasks.recipe("import", [file], **OPTIONS | {"dry_run": True})
+    tried = capsys.readouterr().out
+    assert sorted(paths.project.rglob("*")) == before
+    assert tasks.recipe("import", [file], **OPTIONS)
+    done = capsys.readouterr().out
+    text = (paths.project / "recipes/some-recipe.yaml").read_text()
+    assert tried == text + "\n" + done.replace("wrote", "would write")
+    with pytest.raises(InputError, match="is there already"):
+        tasks.recipe("import", [file], **OPTIONS | {"dry_run": True})
+    bad = written(tmp_path, V1 | {"command": "vllm serve acme/sample-int4 --prot 1"}, "bad.yaml")
+    for dry_run in (True, False):
+        assert not tasks.recipe("import", [bad], **OPTIONS | {"dry_run": dry_run})
+        assert "has no flag --prot" in capsys.readouterr().out
+    assert (paths.project / "recipes/bad.yaml").is_file()
+
+
+def shown(paths: Paths, what: str, capsys: pytest.CaptureFixture[str], **more: Any) -> tuple[dict[str, str], list[str]]:
+    tasks.recipe_show(paths, what, as_json=True, **more)
+    value = json.loads(capsys.readouterr().out)
+    rows = [*value["command"], *value["environment"]]
+    return {re.split("[ =]", row["text"])[0]: row["from"] for row in rows}, value["notes"]
+
+
+def test_show_says_where_each_word_is_from(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_mod(paths.project, "fix-own")
+    value = V1 | {"model": "Qwen/Qwen3.5-1B", "mods": ["fix-own"], "container": "sparkpin/stack-spark:v2-0123456789ab"}
+    command = "vllm serve Qwen/Qwen3.5-1B --port {port} --tool-call-parser hermes --speculative-config '{{}}'"
+    file = written(tmp_path, value | {"command": command})
+    before = sorted(paths.project.rglob("*"))
+    found, notes = shown(paths, file, capsys)
+    assert sorted(paths.project.rglob("*")) == before, "nothing is written, and nothing need be locked"
+    assert found["vllm"] == found["HF_HUB_OFFLINE"] == found["--served-model-name"] == "launcher"
+    assert found["--port"] == found["--tool-call-parser"] == found["VLLM_MARLIN_USE_ATOMIC_ADD"] == "recipe"
+    assert found["--reasoning-parser"] == found["--chat-template-content-format"] == "family qwen3.5"
+    assert found["--speculative-config"].startswith("stage ")
+    assert [note for note in notes if "--chat-template-content-format openai" in note]
+    assert [note for note in notes if "PYTORCH_CUDA_ALLOC_CONF" in note]
+    env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    found, notes = shown(paths, written(tmp_path, value | {"command": command, "env": env}), capsys)
+    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "recipe" and not [n for n in notes if "PYTORCH_CUDA_ALLOC_CONF" in n]
+
+
+def test_show_of_our_own_is_what_a_build_would_serve(paths: Paths, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, stage in (("scripted-tiny", "v2"), ("scripted-pair", None)):
+        last = pair(paths.project, name, stage=stage)[-1]
+        tasks.recipe_show(paths, name, stage=stage, as_json=True)
+        value = json.loads(capsys.readouterr().out)
+        assert shlex.split(" ".join(row["text"] for row in value["command"])) == list(last.argv)
+        assert {f"{key}={text}" for key, text in last.env.items()} <= {row["text"] for row in value["environment"]}
+    found, _ = shown(paths, "scripted-pair", capsys)
+    assert found["--nnodes"] == "launcher" and "stack cpu" in found.values()
+    tasks.recipe_show(paths, "qwen3.5-122b")
+    assert "family qwen3.5" in capsys.readouterr().out, "whose model is not locked"
+
+
 def test_a_release_goes_round_though_the_project_has_moved_on(
     paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -344,14 +474,14 @@ def test_a_recipe_of_ours_from_elsewhere_is_held_against_its_own_stack(
 ) -> None:
     away = tmp_path / "away.yaml"
     away.write_text((paths.project / "recipes/scripted-tiny.yaml").read_text())
-    assert tasks.recipe_check(paths, str(away))
+    assert tasks.recipe_check(paths, [str(away)])
     told = capsys.readouterr().out
     assert "held against stack cpu (vLLM" in told and "does not know this key" not in told
     made = tasks.recipe_import(paths, str(away), name="again")
-    assert pair(paths.project, made.stem)[-1].key == pair(paths.project, "scripted-tiny")[-1].key
+    assert pair(paths.project, made.target.stem)[-1].key == pair(paths.project, "scripted-tiny")[-1].key
     away.write_text(away.read_text().replace("stage: v2-tq\n", ""))
     with pytest.raises(ManifestError, match=r"stage: saw '\(missing\)'"):
-        tasks.recipe_check(paths, str(away))
+        tasks.recipe_check(paths, [str(away)])
 
 
 def add_mod(project: Path, name: str) -> None:
@@ -441,7 +571,7 @@ if CORPUS.is_dir():  # a clone alone has none of them
             with pytest.raises((ManifestError, InputError), match=why):
                 tasks.recipe_import(paths, str(path), lock=False)
             return
-        target = tasks.recipe_import(paths, str(path), lock=False)
+        target = tasks.recipe_import(paths, str(path), lock=False).target
         loaded = manifests.load_recipe(paths.project, target.stem)
         before = render.render(recipe.load(path), nodes=1 if loaded.nodes == 1 else None)
         assert loaded.nodes == render.machines_of(recipe.load(path))

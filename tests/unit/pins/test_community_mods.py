@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 import runpy
+import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import made_releases
 import pytest
 import source_samples
 import tiny_images
@@ -24,10 +28,14 @@ from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import lock_community_mod
+from sparkpin.history import operands
 from sparkpin.pins import community_mods, manifests
+from sparkpin.releases.kept_inputs import KeptInputs
 
 RUNMOD = runpy.run_path(str(PROJECT / "dockerfiles/runmod.py"))
 RECIPE = "recipes/scripted-tiny.yaml"
+TEMPLATE = "{{ messages }}\n"
+PINNED = {"file": "t.jinja", "name": "mine.jinja", "licence": "MIT", "mends": ["nothing"]}
 
 
 def quiet(line: str) -> None:
@@ -139,9 +147,10 @@ def test_an_archive_is_one_file(project: Path) -> None:
 def pinned(project: Path, tmp_path: Path) -> Callable[..., Paths]:
     """A pin on a real repository, which is not locked yet."""
     files = {"mods/fix/run.sh": "#!/bin/sh\n", "mods/fix/sub/a.patch": PATCH, "mods/fixed/run.sh": "", "README": ""}
+    files["mods/fix/t.jinja"] = TEMPLATE
     url, commit = source_samples.repository(tmp_path / "published", files)
 
-    def write(folder: str = "mods/fix", **more: str) -> Paths:
+    def write(folder: str = "mods/fix", **more: object) -> Paths:
         pin = {
             "description": "made up",
             "git": {"repository": url, "commit": commit},
@@ -165,7 +174,7 @@ def test_a_pinned_mod_is_brought_and_locked(pinned: Callable[..., Paths]) -> Non
     tar = paths.project / "community/fix.tar"
     assert (lock.archive.sha256, lock.archive.size) == sha256_file(tar)
     with tarfile.open(tar) as opened:
-        assert opened.getnames() == ["run.sh", "sub/a.patch"], "of mods/fix alone"
+        assert opened.getnames() == ["run.sh", "sub/a.patch", "t.jinja"], "of mods/fix alone"
     last = pair(paths.project, "scripted-tiny")[0]
     assert {"community/fix.tar", "pins/community/fix.yaml", "pins/community/fix.lock"} <= set(last.inputs)
 
@@ -187,6 +196,98 @@ def test_a_pinned_mod_is_brought_and_locked(pinned: Callable[..., Paths]) -> Non
     assert [path.name for path in (paths.project / "community").iterdir()] == ["fix.tar"]
 
 
+def serve_with(project: Path, template: str) -> None:
+    file = project / RECIPE
+    file.write_text(file.read_text().rstrip() + f" \\\n    --chat-template {template}\n")
+
+
+def test_a_pinned_template_is_one_file_known_by_its_hash(pinned: Callable[..., Paths]) -> None:
+    paths = pinned(template=PINNED | {"sha256": "0" * 64})
+    serve_with(paths.project, "mine.jinja")
+    name_in_recipe(paths.project, "mods/fix")
+    with pytest.raises(ManifestError, match=f"wanted {hashlib.sha256(TEMPLATE.encode()).hexdigest()}"):
+        lock_community_mod.lock_mod(paths, "fix", quiet)
+    assert (
+        not list((paths.project / "community").iterdir()) and not (paths.project / "pins/community/fix.lock").exists()
+    )
+    pinned(template=PINNED | {"file": "other.jinja"})
+    with pytest.raises(ManifestError, match="with that file"):
+        lock_community_mod.lock_mod(paths, "fix", quiet)
+    pinned(template=PINNED)
+    lock = lock_community_mod.lock_mod(paths, "fix", quiet)
+    file = paths.project / "community/fix.jinja"
+    assert file.read_text() == TEMPLATE and lock.archive.sha256 == sha256_file(file)[0]
+    last = pair(paths.project, "scripted-tiny")[-1]
+    assert last.argv[last.argv.index("--chat-template") + 1] == "/workspace/mine.jinja" and last.patched == ("fix",)
+    assert {"community/fix.jinja", "pins/community/fix.yaml", "pins/community/fix.lock"} <= set(last.inputs)
+    context = {one.path: one for image in pair(paths.project, "scripted-tiny") for one in image.rendered.context}
+    assert sorted(path for path in context if path.startswith("runmods/")) == [
+        "runmods/fix/files/mine.jinja",
+        "runmods/fix/files/run.sh",
+    ]
+    assert context["runmods/fix/files/run.sh"].executable and "dockerfiles/template.sh" in last.executable
+    file.write_text(TEMPLATE + "\n")
+    with pytest.raises(IntegrityError, match=lock.archive.sha256):
+        pair(paths.project, "scripted-tiny")
+
+
+def own_template(project: Path, text: str) -> None:
+    """A template that the project holds, with its pin."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    template = {"name": "mine.jinja", "sha256": digest, "licence": "MIT", "mends": ["nothing"]}
+    pin = {"description": "made up", "reason": "a test", "template": template}
+    tiny_images.write(project / "pins/community/own.yaml", json.dumps(pin))
+    tiny_images.write(project / "pins/community/own.jinja", text)
+
+
+def test_a_template_of_the_project_is_in_the_key_and_named_by_diff(project: Path, tmp_path: Path) -> None:
+    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+    serve_with(project, "mine.jinja")
+    own_template(project, "{{ 1 }}\n")
+    name_in_recipe(project, "own")
+    like = made_releases.release(3, recipe="scripted-tiny", stage="v2-tq")
+    was, before = pair(project, "scripted-tiny")[-1], operands.tree_side(paths, like)
+    KeptInputs.of(paths).keep_project(project, was.inputs)
+    (project / "pins/community/own.jinja").write_text("{{ 2 }}\n")
+    with pytest.raises(ManifestError, match=r"template\.sha256"):
+        pair(project, "scripted-tiny")
+    own_template(project, "{{ 2 }}\n")
+    now, after = pair(project, "scripted-tiny")[-1], operands.tree_side(paths, like)
+    KeptInputs.of(paths).keep_project(project, now.inputs)
+    assert now.key != was.key and now.rendered.key != was.rendered.key
+    assert (now.argv, now.env) == (was.argv, was.env)
+    changed = {change.path: change.diff for change in operands.recorded_difference(paths, before, after).files}
+    assert set(changed) == {"pins/community/own.jinja", "pins/community/own.yaml"}
+    assert changed["pins/community/own.jinja"][1:] == ("-{{ 1 }}", "+{{ 2 }}")
+
+
+def test_the_run_of_a_template_puts_it_into_the_workspace(tmp_path: Path) -> None:
+    (tmp_path / "work space").mkdir()
+    (tmp_path / "a.jinja").write_text(TEMPLATE)
+    script = PROJECT / "dockerfiles/template.sh"
+    env = {"WORKSPACE_DIR": str(tmp_path / "work space"), "PATH": os.environ["PATH"]}
+    subprocess.run(["bash", script], cwd=tmp_path, env=env, check=True)
+    assert (tmp_path / "work space/a.jinja").read_text() == TEMPLATE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"template": {key: value for key, value in PINNED.items() if key != "licence"}},
+        {"template": PINNED | {"mends": []}},
+        {"template": PINNED | {"name": "../x.jinja"}},
+        {"template": {key: value for key, value in PINNED.items() if key != "file"}},  # which of the folder's?
+        {"folder": ""},
+        {"git": None, "folder": ""},  # neither a mod nor a template
+        {"git": None, "folder": "", "template": PINNED | {"sha256": "0" * 64}},  # `file` of nothing
+    ],
+)
+def test_pins_that_do_not_say_which_file(pinned: Callable[..., Paths], change: dict[str, object]) -> None:
+    paths = pinned(**change)
+    with pytest.raises(ManifestError):
+        manifests.load_community(paths.project, "fix")
+
+
 def test_only_for_the_versions_that_need_it(pinned: Callable[..., Paths]) -> None:
     paths = pinned(drop_when="vllm >= 0.19.1")
     name_in_recipe(paths.project, "mods/fix")
@@ -203,10 +304,11 @@ def test_only_for_the_versions_that_need_it(pinned: Callable[..., Paths]) -> Non
 
 def test_the_projects_own_pins_are_read() -> None:
     names = [file.stem for file in (PROJECT / "pins/community").glob("*.yaml")]
-    assert len(names) == 3
+    assert len(names) == 5
     for name in names:
         pin = manifests.load_community(PROJECT, name)
-        assert len(pin.git.commit) == 40 and pin.folder == f"mods/{name}"
+        assert pin.git and len(pin.git.commit) == 40 and pin.folder == f"mods/{name}"
+    assert len(community_mods.templates_of(PROJECT, [f"mods/{name}" for name in names])) == 4
 
 
 @pytest.mark.parametrize(
