@@ -212,7 +212,8 @@ def of_server(
         templates=templates_of(project, mods, flag_value(argv, "--chat-template")),
         chain=chain,
     )
-    found = [*flag_lint.findings(served), *known_issues.findings(served)]
+    issues = manifests.load_known_issues(project)
+    found = [*flag_lint.findings(served), *known_issues.findings(served, issues)]
     known, wanted = served.release.version, served.release.wanted
     if known != wanted:
         text = f"nothing is recorded of vLLM {wanted}: held against {known}"
