@@ -93,7 +93,7 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
     stack = loaded(found, own, "stack", lambda: manifests.load_stack(project, recipe.stack))
     chain = loaded(found, own, "stage", lambda: manifests.load_chain(project, recipe.stage))
     pin = loaded(found, own, "model", lambda: manifests.model_of(project, recipe))
-    if pin and pin.repositories[pin.base].revision == schema.UNRESOLVED:
+    if pin and not pin.is_made:
         loaded(found, own, "model", partial(model_lock, project, pin))
     if stack is None:
         return ordered(found)
