@@ -558,11 +558,19 @@ class ServeChoice(StrictModel):
     reason: Reason
 
 
+class Evidence(StrictModel):
+    """source: a thread (`owner/name#12`), an address, or what was read or measured here; date: of what it says."""
+
+    source: Reason
+    date: Annotated[str, Field(pattern=r"^20\d\d(-\d\d){0,2}$")]
+    says: Reason
+
+
 class Family(StrictModel):
     """Models that clients and `vllm serve` treat alike.
 
     models: patterns (fnmatch, case aside) on the repository's id. context: tokens that the model was made for; output:
-    the most that clients should ask for. input: what a message may hold.
+    the most that clients should ask for. input: what a message may hold. note: what else is odd about them.
     """
 
     name: Name
@@ -571,14 +579,9 @@ class Family(StrictModel):
     output: Annotated[int, Field(gt=0)]
     input: Annotated[list[Literal["text", "image"]], Field(min_length=1)]
     serve: list[ServeChoice] = []
-
-
-class Evidence(StrictModel):
-    """source: a thread (`owner/name#12`), an address, or what was read or measured here; date: of what it says."""
-
-    source: Reason
-    date: Annotated[str, Field(pattern=r"^20\d\d(-\d\d){0,2}$")]
-    says: Reason
+    evidence: list[Evidence] = []
+    note: Reason | None = None
+    unverified: Reason | None = None
 
 
 Condition = Annotated[str, Field(min_length=1)]  # set, unset, a comparison with a number, or a pattern (fnmatch)
