@@ -68,7 +68,9 @@ def test_it_is_found_where_all_conditions_hold_and_not_where_one_fails(name: str
     assert all(
         one.source.rpartition("/")[2] in found.text for one in issue.evidence if "vllm-project/vllm#" in one.source
     )
-    elsewhere = [replace(served, argv=("vllm", "serve", "/model"), env={"VLLM_DISABLED_KERNELS": "x"})]
+    elsewhere = [
+        replace(served, argv=("vllm", "serve", "/model", "--moe-backend", "x"), env={"VLLM_DISABLED_KERNELS": "x"})
+    ]
     if issue.gpu is not None:
         elsewhere.append(replace(served, gpu=not served.gpu))
     if issue.hybrid or issue.models:
