@@ -412,6 +412,7 @@ def plan(
     """Say what memory a recipe will need, and how many users fit."""
     from sparkpin.serve.memory import recipe as tasks
 
+    commands.notes.say_memory_issues(recipe, stage, stack)
     fits = tasks.plan(
         recipe=recipe,
         stage=stage,

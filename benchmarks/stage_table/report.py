@@ -156,7 +156,8 @@ def on_gb10(uniform: dict[str, Any]) -> None:
         even, same = counted(figure, 1024, same=False), counted(figure, 1024, same=True)
         row = [figure.stage, f"{even.step_bytes / 1e9:.2f}", f"{same.step_bytes / 1e9:.2f}"]
         row += [*on_the_gpu(uniform, figure.stage, even), f"{even.ceiling:.1f}", f"{same.ceiling:.1f}"]
-        rows.append([*row, f"{figure.tokens}", f"{even.fraction(figure.tokens) * 100:.0f} %"])
+        speed = figure.tokens
+        rows.append([*row, *([f"{speed}", f"{even.fraction(speed) * 100:.0f} %"] if speed else ["-", "-"])])
     table(
         ["stage", "GB a step, uniform", "same experts", "ms on the H200, uniform", "GB/s then",
          "tok/s at 273 GB/s, uniform", "same experts", "published", "of uniform"],

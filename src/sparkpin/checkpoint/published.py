@@ -1,4 +1,4 @@
-"""Listings of the published Qwen3.5-MoE pairs before anything is fetched: names, shapes and dtypes, and no weights.
+"""Listings of published Qwen3.5 and 3.6 models before anything is fetched: names, shapes and dtypes, and no weights.
 
 What is known and from where: docs/checkpoints.md. The counts come out as published (112,901 tensors in the INT4
 repository of the 122B, 785 of them of MTP; 127 GB in the FP8 one), so names and shapes are right, or wrong in a
@@ -29,7 +29,10 @@ BLOCK = GROUP = 128
 
 @dataclass(frozen=True)
 class Geometry:
-    """heads and kv_heads are of full attention (every fourth layer), key_heads and value_heads of linear attention."""
+    """heads and kv_heads are of full attention (every fourth layer), key_heads and value_heads of linear attention.
+
+    experts: 0 for a dense model, whose layers have one MLP of the width `intermediate`.
+    """
 
     layers: int
     hidden: int
@@ -55,6 +58,7 @@ class Geometry:
 
 G122B = Geometry(48, 3072, 256, 1024, heads=32, kv_heads=2, key_heads=16, value_heads=64)
 G35B = Geometry(40, 2048, 256, 512, heads=16, kv_heads=2, key_heads=16, value_heads=32)
+G27B = Geometry(64, 5120, 0, 17_408, heads=24, kv_heads=4, key_heads=16, value_heads=48)
 
 
 def expert_matrices(g: Geometry) -> dict[str, tuple[int, int]]:
@@ -91,9 +95,10 @@ def plain_of_layer(g: Geometry, *, full: bool) -> Tensors:
     found: Tensors = {
         "input_layernorm.weight": ("BF16", (g.hidden,)),
         "post_attention_layernorm.weight": ("BF16", (g.hidden,)),
-        "mlp.gate.weight": ("BF16", (g.experts, g.hidden)),
-        "mlp.shared_expert_gate.weight": ("BF16", (1, g.hidden)),
     }
+    if g.experts:
+        found["mlp.gate.weight"] = ("BF16", (g.experts, g.hidden))
+        found["mlp.shared_expert_gate.weight"] = ("BF16", (1, g.hidden))
     if full:
         return found | {f"self_attn.{name}_norm.weight": ("BF16", (g.head_dim,)) for name in ("q", "k")}
     return found | {
@@ -159,21 +164,40 @@ def as_fp8(name: str, shape: tuple[int, int]) -> Tensors:
     return {f"{name}.weight": ("F8_E4M3", shape), f"{name}.weight_scale_inv": ("BF16", scales)}
 
 
+def as_nvfp4(name: str, shape: tuple[int, int]) -> Tensors:
+    """ModelOpt's: two codes a byte, a scale for each 16, and one for all."""
+    rows, cols = shape
+    return {
+        f"{name}.weight": ("U8", (rows, cols // 2)),
+        f"{name}.weight_scale": ("F8_E4M3", (rows, cols // 16)),
+        f"{name}.weight_scale_2": ("F32", ()),
+    }
+
+
+def as_fp8_whole(name: str, shape: tuple[int, int]) -> Tensors:
+    """ModelOpt's, with one scale."""
+    return {f"{name}.weight": ("F8_E4M3", shape), f"{name}.weight_scale": ("F32", ())}
+
+
 def layer(
     g: Geometry, prefix: str, *, full: bool, repository: str, plain_ab: bool = False, joined: bool = False
 ) -> Tensors:
-    """repository: int4, fp8, or bf16 for the MTP layer that the INT4 repository holds as it was.
+    """repository: int4, fp8, nvfp4 (what is not of experts or MLP in FP8), or bf16 for an MTP layer that is as it was.
 
     plain_ab: linear attention's in_proj_a and in_proj_b in 16 bits, as the FP8 repository always has them. joined: the
     layer's experts as one tensor, for sums.
     """
-    packed = {"int4": as_int4, "fp8": as_fp8, "bf16": as_bf16}[repository]
+    packed = {"int4": as_int4, "fp8": as_fp8, "nvfp4": as_nvfp4, "bf16": as_bf16}[repository]
+    others = as_fp8_whole if repository == "nvfp4" else packed
     found = {prefix + name: spec for name, spec in plain_of_layer(g, full=full).items()}
     for name, shape in (attention_matrices(g) if full else linear_matrices(g)).items():
-        plain = name.endswith(("_a", "_b")) and (plain_ab or repository == "fp8")
-        found |= (as_bf16 if plain else packed)(prefix + name, shape)
+        plain = name.endswith(("_a", "_b")) and (plain_ab or repository in ("fp8", "nvfp4"))
+        found |= (as_bf16 if plain else others)(prefix + name, shape)
     for name, shape in expert_matrices(g).items():
-        shared = as_fp8 if repository == "fp8" else as_bf16
+        if not g.experts:
+            found |= packed(f"{prefix}mlp.{name}", shape)
+            continue
+        shared = others if repository in ("fp8", "nvfp4") else as_bf16
         found |= shared(f"{prefix}mlp.shared_expert.{name}", shape)
         if joined:
             one = packed(f"{prefix}mlp.experts.{name}", shape)
@@ -240,6 +264,15 @@ def fp8_listing(g: Geometry, *, body: str = MULTIMODAL) -> Listing:
     return listing("fp8", named(shards), config_of(g, body, quantised))
 
 
+def nvfp4_listing(g: Geometry, *, body: str = MULTIMODAL) -> Listing:
+    """As ModelOpt writes it; the MTP layer, embeddings and LM head in 16 bits."""
+    shards = in_shards(
+        [layer(g, f"{body}layers.{i}.", full=g.is_full(i), repository="nvfp4") for i in range(g.layers)], 3
+    )
+    shards[-1] |= plain_outside(g, body) | mtp(g, "bf16")
+    return listing("nvfp4", named(shards), config_of(g, body, {"quant_method": "modelopt"}))
+
+
 def in_shards(layers: list[Tensors], count: int) -> list[Tensors]:
     """Layers in order, over at most `count` files."""
     count = min(count, len(layers))
@@ -254,14 +287,12 @@ def named(shards: list[Tensors]) -> dict[str, Tensors]:
 
 
 def config_of(g: Geometry, body: str, quantised: Mapping[str, Any]) -> dict[str, Any]:
-    text = {
-        "model_type": "qwen3_5_moe_text",
+    kind = "qwen3_5_moe" if g.experts else "qwen3_5"
+    text: dict[str, Any] = {
+        "model_type": f"{kind}_text",
         "hidden_size": g.hidden,
         "num_hidden_layers": g.layers,
         "layer_types": ["full_attention" if g.is_full(i) else "linear_attention" for i in range(g.layers)],
-        "num_experts": g.experts,
-        "moe_intermediate_size": g.intermediate,
-        "shared_expert_intermediate_size": g.intermediate,
         "num_attention_heads": g.heads,
         "num_key_value_heads": g.kv_heads,
         "head_dim": g.head_dim,
@@ -272,15 +303,24 @@ def config_of(g: Geometry, body: str, quantised: Mapping[str, Any]) -> dict[str,
         "linear_conv_kernel_dim": 4,
         "mtp_num_hidden_layers": 1,
         "vocab_size": g.vocabulary,
-        "num_experts_per_tok": g.active,
         "max_position_embeddings": g.positions,
         "mamba_ssm_dtype": "float32",
     }
+    if g.experts:
+        text |= {
+            "num_experts": g.experts,
+            "moe_intermediate_size": g.intermediate,
+            "shared_expert_intermediate_size": g.intermediate,
+            "num_experts_per_tok": g.active,
+        }
+    else:
+        text["intermediate_size"] = g.intermediate
+    name = "Qwen3_5Moe" if g.experts else "Qwen3_5"
     if body == TEXT:
-        return {"architectures": ["Qwen3_5MoeForCausalLM"], **text, "quantization_config": quantised}
+        return {"architectures": [f"{name}ForCausalLM"], **text, "quantization_config": quantised}
     return {
-        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-        "model_type": "qwen3_5_moe",
+        "architectures": [f"{name}ForConditionalGeneration"],
+        "model_type": kind,
         "text_config": text,
         "quantization_config": quantised,
     }
@@ -308,6 +348,11 @@ SHAPES: Mapping[str, tuple[Geometry, str]] = {
     "Qwen/Qwen3.5-122B-A10B-FP8": (G122B, "fp8"),
     "Intel/Qwen3.5-35B-A3B-int4-AutoRound": (G35B, "int4"),
     "Qwen/Qwen3.5-35B-A3B-FP8": (G35B, "fp8"),
+    "Qwen/Qwen3.6-35B-A3B-FP8": (G35B, "fp8"),
+    "nvidia/Qwen3.6-35B-A3B-NVFP4": (G35B, "nvfp4"),
+    "Intel/Qwen3.5-27B-int4-AutoRound": (G27B, "int4"),
+    "Qwen/Qwen3.6-27B-FP8": (G27B, "fp8"),
+    "nvidia/Qwen3.6-27B-NVFP4": (G27B, "nvfp4"),
 }
 """Repository -> what it holds."""
 
@@ -317,8 +362,12 @@ def config_ahead(repo: str) -> dict[str, Any] | None:
     geometry, kind = SHAPES.get(repo, (None, ""))
     if geometry is None:
         return None
-    quantised = {"group_size": GROUP} if kind == "int4" else {"weight_block_size": [BLOCK, BLOCK]}
-    return config_of(geometry, MULTIMODAL, quantised)
+    known: dict[str, dict[str, Any]] = {
+        "int4": {"group_size": GROUP},
+        "fp8": {"weight_block_size": [BLOCK, BLOCK]},
+        "nvfp4": {},
+    }
+    return config_of(geometry, MULTIMODAL, known[kind])
 
 
 def is_known(pin: ModelPin) -> bool:
@@ -340,7 +389,7 @@ def listings(pin: ModelPin, only: Collection[str]) -> dict[str, Listing]:
     for name in only:
         repo = pin.repositories[name].repo
         geometry, kind = SHAPES[repo]
-        made = int4_listing(geometry) if kind == "int4" else fp8_listing(geometry)
+        made = {"int4": int4_listing, "fp8": fp8_listing, "nvfp4": nvfp4_listing}[kind](geometry)
         found[name] = replace(made, name=name, origin=f"{repo} as published")
     return found
 
@@ -352,8 +401,11 @@ def notes(pin: ModelPin) -> list[str]:
         "byte of it is checked (docs/checkpoints.md#what-is-known-of-the-122b-pair)",
         "guessed: how tensors lie in files, and config.json; left out: tokenizer and other small files",
     ]
-    if any(SHAPES[repository.repo][0] != G122B for repository in pin.repositories.values()):
+    known = [SHAPES[repository.repo] for repository in pin.repositories.values()]
+    if pin.hybrid and any(geometry != G122B for geometry, _ in known):
         found.append("guessed, too: that this pair has the module names and the file for MTP of the 122B's")
+    if any(kind == "nvfp4" for _, kind in known):
+        found.append("guessed, too: which layers outside of experts and MLP are in FP8, and that MTP is in 16 bits")
     return found
 
 

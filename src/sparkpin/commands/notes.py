@@ -9,7 +9,10 @@ from pathlib import Path
 from sparkpin.build.pair import Pairing
 from sparkpin.commands.choose import choose_recipe
 from sparkpin.community import check as recipe_checks
+from sparkpin.community import known_issues
+from sparkpin.community.flag_lint import PlannedServer
 from sparkpin.community.mapping import about
+from sparkpin.community.release import release as vllm_release
 from sparkpin.core import terminal
 from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -18,7 +21,9 @@ from sparkpin.host import machine
 from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.community_mods import templates_of
+from sparkpin.pins.families import vllm_version
 from sparkpin.pins.precedence import overruled
+from sparkpin.pins.vllm_command import serve_argv
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, with_others
@@ -42,6 +47,19 @@ def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
 
 def overruled_notes(recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage]) -> list[str]:
     return [f"note: {line}" for line in overruled(recipe, stack, chain)]
+
+
+def say_memory_issues(recipe_name: str | None, stage: str | None, stack_name: str | None) -> None:
+    """What has broken for others with the memory that the server of a recipe, else of the stack's, asks for."""
+    project = Paths.from_env().project
+    recipe = manifests.load_recipe(project, recipe_name or machine.default_recipe(project, stack_name))
+    stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, stage or recipe.stage)
+    argv, env = serve_argv(recipe, stack, chain)
+    vllm, gpu = vllm_release(vllm_version(stack)), stack.gpu is not None
+    served = PlannedServer(recipe.model, tuple(argv), env, vllm, gpu, None, frozenset(), chain)
+    issues = [issue for issue in manifests.load_known_issues(project) if issue.memory]
+    for finding in known_issues.known(served, issues):
+        say(str(finding))
 
 
 def say_overruled_of(paths: Paths, release: Release) -> None:

@@ -14,7 +14,7 @@ from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine as host
 from sparkpin.measure.bench.acceptance import PUBLISHED, Acceptance, acceptance_of
-from sparkpin.measure.roofline.published import CHAIN, MODEL, SHORT, Published, model_published
+from sparkpin.measure.roofline.published import CHAIN, MODEL, OTHERS, SHORT, Published, ceiling_of, model_published
 from sparkpin.measure.roofline.reads import DecodeModel, Link, Read, Roofline, model_of, pipelined
 from sparkpin.measure.roofline.reads import roofline as make
 from sparkpin.pins import manifests, schema
@@ -24,6 +24,7 @@ GB = 1e9
 SPARK = 273 * GB  # bytes a second, nominally; the default of --bandwidth
 COLUMNS = ("read in a step", "MB", "times", "MB a step", "share", "note")
 CHAIN_COLUMNS = ("stage", "what", "GB a step", "ceiling", "same experts", "published", "of the ceiling", "GB/s then")
+OTHER_COLUMNS = ("model", "what", "machines", "published", "ceiling", "same experts", "of the ceiling", "date")
 NODE_COLUMNS = ("nodes", "how", "GB a step", "ms on the link", "ms a step", "ceiling", "of one")
 LATENCY = "55"
 """Microseconds of a small all-reduce by NCCL over RoCE, the default of --link-latency: 54 to 64 on four Sparks
@@ -219,9 +220,11 @@ def published(
             {"stage": figure.stage, "what": figure.what, **to_json(made, same, speed)}
             for figure, made, same, speed in chain_of(asked)
         ]
-        terminal.show(json.dumps({"model": MODEL, "chain": rows}, indent=2, sort_keys=True))
+        more = [asdict(one) | {"ceiling": made and made[0].ceiling} for one, made in others_of(asked)]
+        terminal.show(json.dumps({"model": MODEL, "chain": rows, "others": more}, indent=2, sort_keys=True))
         return
     show_chain(asked)
+    show_others(asked)
 
 
 def chain_of(asked: RooflineOptions) -> Iterator[tuple[Published, Roofline, Roofline, float | None]]:
@@ -232,6 +235,22 @@ def chain_of(asked: RooflineOptions) -> Iterator[tuple[Published, Roofline, Roof
             *asked.both(model_published(figure), said(asked)),
             figure.tokens if asked.context <= SHORT else None,
         )
+
+
+def others_of(asked: RooflineOptions) -> Iterator[tuple[Published, tuple[Roofline, Roofline] | None]]:
+    """With the context and the acceptance of each, where that is published."""
+    return ((figure, ceiling_of(figure, asked.bandwidth, asked.link)) for figure in OTHERS)
+
+
+def show_others(asked: RooflineOptions) -> None:
+    terminal.show("Other published figures, each with its own context and acceptance (docs/published.md):")
+    rows = []
+    for figure, made in others_of(asked):
+        both = [f"{one.ceiling:.1f}" for one in made] if made else ["-", "-"]
+        part = f"{made[0].fraction(figure.tokens):.0%}" if made and figure.tokens else "-"
+        model = figure.repo.rpartition("/")[2]
+        rows.append((model, figure.what, str(figure.nodes), f"{figure.tokens:g}", *both, part, figure.date))
+    terminal.table(OTHER_COLUMNS, rows)
 
 
 def said(asked: RooflineOptions) -> Acceptance:

@@ -97,7 +97,7 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
     stack = loaded(found, own, "stack", lambda: manifests.load_stack(project, recipe.stack))
     chain = loaded(found, own, "stage", lambda: manifests.load_chain(project, recipe.stage))
     pin = loaded(found, own, "model", lambda: manifests.model_of(project, recipe))
-    if pin and pin.repositories[pin.base].revision == schema.UNRESOLVED:
+    if pin and not pin.is_made:
         loaded(found, own, "model", partial(model_lock, project, pin))
     if stack is None:
         return ordered(found)
@@ -216,7 +216,8 @@ def of_server(
         templates=templates_of(project, mods, flag_value(argv, "--chat-template")),
         chain=chain,
     )
-    found = [*flag_lint.findings(served), *known_issues.findings(served)]
+    issues = manifests.load_known_issues(project)
+    found = [*flag_lint.findings(served), *known_issues.findings(served, issues)]
     known, wanted = served.release.version, served.release.wanted
     if known != wanted:
         text = f"nothing is recorded of vLLM {wanted}: held against {known}"

@@ -1,16 +1,19 @@
-"""Settings that are known to break, with where that is known from."""
+"""Settings that are known to break: those of pins/known_issues.yaml, and what follows from the stack's own files."""
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
 
-from packaging.version import InvalidVersion, Version
+from packaging.specifiers import SpecifierSet
 
-from sparkpin.community.finding import RecipeFinding, error, note, warning
+from sparkpin.community.finding import RecipeFinding, error, warning
 from sparkpin.community.flag_lint import PlannedServer
 from sparkpin.pins import cache_types
 from sparkpin.pins.nodes import PIPELINE, TENSOR, nodes_of
+from sparkpin.pins.schema import KnownIssue
 from sparkpin.pins.vllm_command import tls_flags
 
 HYBRID = re.compile(r"qwen3\.[5-9]|qwen3-(coder-)?next|nemotron-(3|h)|granite-4|jamba|falcon-h1|mamba", re.IGNORECASE)
@@ -18,58 +21,75 @@ HYBRID = re.compile(r"qwen3\.[5-9]|qwen3-(coder-)?next|nemotron-(3|h)|granite-4|
 LOADERS = {"fastsafetensors": "fastsafetensors", "instanttensor": "instanttensor",
            "runai_streamer": "runai-model-streamer", "tensorizer": "tensorizer"}  # fmt: skip
 PARALLEL = (TENSOR, PIPELINE, "--data-parallel-size")
-PARSER = "0.24"  # about here tool calls got one streaming parser
-MUCH = 0.85  # of memory that the host needs a part of
-MANY_TOKENS = 32768
+COMPARISON = re.compile(r"([<>]=?) *(\d+(?:\.\d+)?)")
+COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+THREAD = re.compile(r"(?:\S+/)?(\S+)#(\d+)")
 
 
-def findings(served: PlannedServer) -> Iterator[RecipeFinding]:
-    yield from speculation(served)
-    yield from thinking(served)
-    yield from memory(served)
-    yield from machine(served)
-    if served.value("--trust-remote-code") is not None:
-        hint = "leave it out where vLLM has the model itself (eugr/spark-vllm-docker#199)"
-        yield note("--trust-remote-code runs Python of the model's repository", hint)
-
-
-def speculation(served: PlannedServer) -> Iterator[RecipeFinding]:
-    plan = served.speculation
-    if not plan:
-        return
-    hybrid = HYBRID.search(served.model)
-    if hybrid and "mtp" in str(plan.get("method", "")) and served.value("--enable-prefix-caching") is not None:
-        text = "prefix caching with MTP has corrupted the output of models such as this one (vllm#47194, #53912: still "
-        yield warning(f"{text}open for 0.28, nothing known of later ones)", "leave one of the two out")
-    tokens = plan.get("num_speculative_tokens")
-    parses = served.value("--enable-auto-tool-choice") is not None
-    if parses and isinstance(tokens, int) and tokens > 1 and older(served.release.wanted, PARSER):
-        text = f"{tokens} speculative tokens lose parts of tool calls before vLLM {PARSER} (vllm#35421)"
-        yield warning(text, "num_speculative_tokens: 1")
-    draft = plan.get("model")
+def findings(served: PlannedServer, issues: Iterable[KnownIssue]) -> Iterator[RecipeFinding]:
+    yield from known(served, issues)
+    draft = served.speculation.get("model")
     if isinstance(draft, str) and not draft.startswith("/model"):
         text = f"the draft model {draft} is not fetched, and a container has no network"
         yield error(text, "leave --speculative-config out")
+    yield from machine(served)
 
 
-def thinking(served: PlannedServer) -> Iterator[RecipeFinding]:
-    reasons, calls = served.value("--reasoning-parser"), served.value("--enable-auto-tool-choice")
-    if reasons == "qwen3" and calls is not None and older(served.release.wanted, PARSER):
-        text = f"tool calls that begin inside <think> are lost before vLLM {PARSER} (vllm#39056)"
-        yield note(text, "serve agents with a newer vLLM")
+def known(served: PlannedServer, issues: Iterable[KnownIssue]) -> Iterator[RecipeFinding]:
+    for issue in issues:
+        if of_server(issue, served) and holds(issue, value := said(served)):
+            name = next(iter(issue.when))
+            key = "command" if name.startswith("-") else f"env.{name}"
+            yield RecipeFinding(issue.severity, key, told(issue, value), issue.do)
 
 
-def memory(served: PlannedServer) -> Iterator[RecipeFinding]:
-    share = served.number("--gpu-memory-utilization")
-    if served.gpu and share is not None and share > MUCH:
-        text = f"--gpu-memory-utilization {share:g}: the host shares that memory, and profiling takes more than the "
-        yield warning(f"{text}share (vllm#46307): it has frozen machines", f"{MUCH} or less")
-    if served.value("--load-format") == "fastsafetensors":
-        yield note("fastsafetensors holds a part of the weights twice while it loads: with 78 GB of them a Spark froze")
-    tokens = served.number("--max-num-batched-tokens")
-    if served.gpu and tokens is not None and tokens >= MANY_TOKENS:
-        text = f"--max-num-batched-tokens {tokens:.0f} has run out of memory on a saturated Spark"
-        yield note(text, "16384 served all day")
+def of_server(issue: KnownIssue, served: PlannedServer) -> bool:
+    """Whether its model, its stack and its vLLM are those of the issue."""
+    version = served.release.wanted
+    return (
+        issue.gpu in (None, served.gpu)
+        and (not issue.hybrid or HYBRID.search(served.model) is not None)
+        and (not issue.models or any(fnmatchcase(served.model.lower(), model.lower()) for model in issue.models))
+        and (not issue.vllm or (version != "" and SpecifierSet(issue.vllm).contains(version, prereleases=True)))
+        and (not issue.lacks or (served.packages is not None and issue.lacks not in served.packages))
+    )
+
+
+def said(served: PlannedServer) -> Callable[[str], str | None]:
+    """What a server's words and variables say of a name; None where they do not."""
+
+    def value(name: str) -> str | None:
+        flag, _, part = name.partition(".")
+        if part:
+            return str(served.speculation[part]) if part in served.speculation else None
+        return served.value(flag) if flag.startswith("-") else served.env.get(flag)
+
+    return value
+
+
+def holds(issue: KnownIssue, value: Callable[[str], str | None]) -> bool:
+    """Whether all rows of `when` do. value: what is so; None for what is not said or not known."""
+    return all(fits(condition, value(name)) for name, condition in issue.when.items())
+
+
+def fits(condition: str, value: str | None) -> bool:
+    if condition in ("set", "unset") or value is None:
+        return condition == ("unset" if value is None else "set")
+    if not (found := COMPARISON.fullmatch(condition)):
+        return fnmatchcase(value.lower(), condition.lower())
+    try:
+        return bool(COMPARE[found[1]](float(value), float(found[2])))
+    except ValueError:
+        return False
+
+
+def told(issue: KnownIssue, value: Callable[[str], str | None]) -> str:
+    """In one line, with the threads that it is known from."""
+    name = next(iter(issue.when))
+    seen = value(name)
+    subject = f"no {name}" if seen is None else f"{name} {seen}".strip()
+    threads = [f"{found[1]}#{found[2]}" for one in issue.evidence if (found := THREAD.fullmatch(one.source))]
+    return f"{subject}: {issue.text}" + (f" ({', '.join(threads)})" if threads else "")
 
 
 def machine(served: PlannedServer) -> Iterator[RecipeFinding]:
@@ -88,13 +108,3 @@ def machine(served: PlannedServer) -> Iterator[RecipeFinding]:
         yield warning(text, "a proxy before the server can do TLS")
     if served.chain and (text := cache_types.without_mod(served.value(cache_types.FLAG), served.chain)):
         yield warning(text, f"stage {cache_types.STAGE} has it; else leave the flag out")
-    if not served.gpu and served.value("--enable-prefix-caching") is not None:
-        text = "--enable-prefix-caching on a CPU: ready, and then an error for each request of a hybrid model"
-        yield warning(text, "--no-enable-prefix-caching")
-
-
-def older(version: str, than: str) -> bool:
-    try:
-        return Version(version) < Version(than)
-    except InvalidVersion:
-        return False

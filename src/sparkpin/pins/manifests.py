@@ -25,6 +25,8 @@ from sparkpin.pins.schema import (
     CommunityPin,
     Families,
     Family,
+    KnownIssue,
+    KnownIssues,
     ModelLock,
     ModelPin,
     Recipe,
@@ -302,6 +304,12 @@ def load_families(project: Path) -> tuple[Family, ...]:
     """None where the file is not there: releases from before it chose nothing."""
     path = project / FAMILIES
     return tuple(parse(Families, read_yaml(path), path).families) if path.is_file() else ()
+
+
+def load_known_issues(project: Path) -> tuple[KnownIssue, ...]:
+    """None where the file is not there, as in what was kept of releases from before it."""
+    path = project / "pins/known_issues.yaml"
+    return tuple(parse(KnownIssues, read_yaml(path), path).issues) if path.is_file() else ()
 
 
 def model_of(project: Path, recipe: Recipe) -> ModelPin:

@@ -557,34 +557,44 @@ class ModelLock(StrictModel):
     repositories: dict[Name, RepositoryLock]
 
 
+def is_bounds(text: str) -> str:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise ValueError("bounds on a version, such as `<0.24` or `>=0.20,<0.24`") from None
+    return text
+
+
+VersionBounds = Annotated[str, AfterValidator(is_bounds)]  # "" for all
+
+
 class ServeChoice(StrictModel):
     """A flag of `vllm serve` for models of a family, where neither recipe nor stack nor stage says it.
 
-    vllm: bounds on the stack's version, "" for all. value: as in `Serve.flags`. reason: what is known, and how.
+    vllm: bounds on the stack's version. value: as in `Serve.flags`. reason: what is known, and how.
     """
 
     flag: Annotated[str, Field(pattern=r"^--[a-z][a-z-]*$")]
     value: FlagValue = None
-    vllm: str = ""
+    vllm: VersionBounds = ""
     reason: Reason
 
-    @field_validator("vllm")
-    @classmethod
-    def bounds(cls, text: str) -> str:
-        from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-        try:
-            SpecifierSet(text)
-        except InvalidSpecifier:
-            raise ValueError("bounds on a version, such as `<0.24` or `>=0.20,<0.24`") from None
-        return text
+class Evidence(StrictModel):
+    """source: a thread (`owner/name#12`), an address, or what was read or measured here; date: of what it says."""
+
+    source: Reason
+    date: Annotated[str, Field(pattern=r"^20\d\d(-\d\d){0,2}$")]
+    says: Reason
 
 
 class Family(StrictModel):
     """Models that clients and `vllm serve` treat alike.
 
     models: patterns (fnmatch, case aside) on the repository's id. context: tokens that the model was made for; output:
-    the most that clients should ask for. input: what a message may hold.
+    the most that clients should ask for. input: what a message may hold. note: what else is odd about them.
     """
 
     name: Name
@@ -593,6 +603,41 @@ class Family(StrictModel):
     output: Annotated[int, Field(gt=0)]
     input: Annotated[list[Literal["text", "image"]], Field(min_length=1)]
     serve: list[ServeChoice] = []
+    evidence: list[Evidence] = []
+    note: Reason | None = None
+    unverified: Reason | None = None
+
+
+Condition = Annotated[str, Field(min_length=1)]  # set, unset, a comparison with a number, or a pattern (fnmatch)
+Named = Annotated[str, Field(pattern=r"^(--[a-z][a-z-]*(\.[a-z_]+)?|[A-Z][A-Z0-9_]*|kernel|driver|memory)$")]
+
+
+class KnownIssue(StrictModel):
+    """What has broken for others, under conditions that all have to hold. pins/known_issues.yaml says which there are.
+
+    lacks: a distribution that the stack's lock has not. memory: `invoke plan` tells it, too. unverified: what nobody
+    here could check.
+    """
+
+    name: Name
+    severity: Literal["error", "warning", "note"]
+    vllm: VersionBounds = ""
+    gpu: bool | None = None
+    hybrid: bool = False
+    models: list[str] = []
+    lacks: str = ""
+    memory: bool = False
+    when: Annotated[dict[Named, Condition], Field(min_length=1)]
+    text: Reason
+    do: Reason
+    evidence: Annotated[list[Evidence], Field(min_length=1)]
+    unverified: str = ""
+
+
+class KnownIssues(StrictModel):
+    """pins/known_issues.yaml"""
+
+    issues: list[KnownIssue]
 
 
 class Families(StrictModel):

@@ -73,6 +73,26 @@ def test_a_spark_that_has_all() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "name", "seen"),
+    [
+        ({}, "", ""),
+        ({"kernel": "7.0.0-1019-nvidia"}, "kernel-7", "7.0.0-1019-nvidia"),
+        ({"kernel": "6.17.0-1032-nvidia"}, "", ""),
+        ({"gpus": parse_gpus(row().replace("580.159.04", "590.48.01"))}, "driver-590", "590.48.01"),
+        ({"gpus": (), "module": "590.48.01"}, "driver-590", "590.48.01"),
+        ({"host": dataclasses.replace(SPARK.host, memory_total=60 * GIB)}, "small-spark", "memory 64"),
+        ({"host": NO_SPARK, "kernel": "7.0.0-1019-nvidia"}, "", ""),
+        ({"docker": Docker("29.2.1", elsewhere="b"), "kernel": "7.0.0-1019-nvidia"}, "", ""),
+    ],
+)
+def test_machines_that_are_known_to_break(changes: dict[str, object], name: str, seen: str) -> None:
+    facts = dataclasses.replace(SPARK, **changes)  # type: ignore[arg-type]
+    told = list(rules.known(facts, manifests.load_known_issues(PROJECT)))
+    assert [one.name for one in told] == [name] * bool(name)
+    assert all(one.state == "advice" and seen in one.detail and one.fix for one in told)
+
+
+@pytest.mark.parametrize(
     ("name", "changes", "state", "detail", "fix"),
     [
         ("NVIDIA driver", {"gpus": (), "module": ""}, "MISSING", "none is loaded; 580.65.06 or newer", "dist-upgrade"),

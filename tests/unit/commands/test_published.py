@@ -49,6 +49,13 @@ def test_four_tasks_look_ahead_and_say_so(copy: CheckoutHere) -> None:
     assert not (copy.folder / f"pins/models/{MODEL}.lock").exists() and not copy.home.exists()
 
 
+def test_a_plan_tells_what_has_broken_with_such_memory(copy: CheckoutHere) -> None:
+    file = copy.folder / "recipes/qwen3.5-122b.yaml"
+    assert "vllm#46307" not in copy.done("plan", *LARGE, "--published")
+    file.write_text(file.read_text().replace("gpu_memory_utilization: 0.76", "gpu_memory_utilization: 0.9"))
+    assert "vllm#46307" in copy.invoke("plan", *LARGE, "--published").stderr
+
+
 def test_of_the_smaller_pair_more_is_guessed(copy: CheckoutHere) -> None:
     text = copy.done("plan", "--recipe", "qwen3.5-35b-a3b", "--published", "--memory", "128GB")
     assert "that this pair has the module names" in text

@@ -80,15 +80,15 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
         ("""--speculative-config '{{"model": "x/y"}}'""", "spark", "the draft model x/y is not fetched"),
         ("""--override-generation-config '{{"a": 1,}}'""", "spark", '{"a": 1,} is no JSON'),
         ("b/c", "spark", "'b/c' is no flag, and the model stands there already"),
-        ("--gpu-memory-utilization 0.95", "spark", "(vllm#46307): it has frozen machines; 0.85 or less"),
+        ("--gpu-memory-utilization 0.95", "spark", "--gpu-memory-utilization 0.95: the host shares that memory"),
         ("--gpu-memory-utilization 0.95", "cpu", ""),
         ("--gpu-memory-utilization=80", "cpu", "--gpu-memory-utilization: saw '80', wanted a number above 0 and not"),
         ("--max-model-len -5", "spark", "error: command: --max-model-len: saw '-5', wanted a positive number such as"),
         ("--max-model-len -1 --max-num-seqs 1 --block-size 16", "spark", ""),  # -1: as long as fits
         ("--max-num-seqs -1", "spark", "--max-num-seqs: saw '-1', wanted a positive number"),
         ("--max-model-len 32k --max-num-batched-tokens 2K --kv-cache-memory-bytes 1.5g", "spark", ""),
-        ("--enable-prefix-caching", "cpu", "--enable-prefix-caching on a CPU"),
-        ("--trust-remote-code", "spark", "note: command: --trust-remote-code runs Python"),
+        ("--enable-prefix-caching", "cpu", "--enable-prefix-caching: on a CPU"),
+        ("--trust-remote-code", "spark", "note: command: --trust-remote-code: it runs Python"),
         ("--max-num-batched-tokens 32768", "spark", "has run out of memory on a saturated Spark"),
         ("--load-format fastsafetensors", "spark", "holds a part of the weights twice"),
     ],
@@ -102,14 +102,14 @@ def test_words_of_the_command(tmp_path: Path, flags: str, stack: str, wanted: st
 def test_what_breaks_with_models_of_linear_attention(tmp_path: Path) -> None:
     mtp = """--enable-prefix-caching --speculative-config '{{"method": "qwen3_5_mtp", "num_speculative_tokens": 3}}'"""
     (line,) = served(tmp_path, mtp, model="Intel/Qwen3.5-122B-A10B-int4-AutoRound")
-    assert line.startswith("warning: command: prefix caching with MTP has corrupted") and "#53912" in line
+    assert line.startswith("warning: command: --enable-prefix-caching: together with MTP") and "#53912" in line
     assert served(tmp_path, mtp, model="meta/Llama-4") == []
     parts = "--enable-prefix-caching --speculative-config.method mtp --speculative-config.num_speculative_tokens 1"
     (line,) = served(tmp_path, parts, model="Qwen/Qwen3.6-1B")
-    assert "prefix caching with MTP" in line
+    assert "together with MTP" in line
     tools = mtp.removeprefix("--enable-prefix-caching ") + " --enable-auto-tool-choice --tool-call-parser qwen3_coder"
     (line,) = served(tmp_path, tools, "spark-seed", model="Qwen/Qwen3.5-1B")
-    assert "3 speculative tokens lose parts of tool calls before vLLM 0.24" in line
+    assert "parts of tool calls are lost" in line and "0.24" in line
     assert served(tmp_path, tools, model="Qwen/Qwen3.5-1B") == []
 
 
@@ -128,8 +128,8 @@ def test_a_cache_type_depends_on_the_mod_of_the_stage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe_name", "stage", "flags", "wanted"),
     [
-        ("qwen3.5-122b", "v2-tq", "--kv-cache-dtype turboquant_4bit_nc", ["prefix caching with MTP"]),
-        ("qwen3.5-122b", "v2", "--kv-cache-dtype turboquant_4bit_nc", ["prefix caching with MTP", "no mod turboquant"]),
+        ("qwen3.5-122b", "v2-tq", "--kv-cache-dtype turboquant_4bit_nc", ["together with MTP"]),
+        ("qwen3.5-122b", "v2", "--kv-cache-dtype turboquant_4bit_nc", ["together with MTP", "no mod turboquant"]),
         ("scripted-tiny", "v2", "--kv-cache-dtype turboquant_4bit_nc", ["the image of stage v2 has no mod turboquant"]),
         ("scripted-tiny", "v2-tq", "--kv-cache-dtype turboquant35", ["saw 'turboquant35', wanted turboquant_4bit_nc"]),
         ("scripted-tiny", "v9", "", ["unknown stage 'v9'"]),

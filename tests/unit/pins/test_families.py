@@ -8,6 +8,7 @@ import pytest
 from places import PROJECT
 
 from sparkpin.build.pair import pair
+from sparkpin.community.release import release
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests
 from sparkpin.pins.families import choices, completed, family_of, vllm_version
@@ -24,6 +25,18 @@ FAMILIES = manifests.load_families(PROJECT)
         ("txn545/Qwen3.5-122B-A10B-NVFP4", "qwen3.5"),
         ("someone/QWEN3.6-35B-A3B-FP8", "qwen3.5"),
         ("Qwen/Qwen3-Coder-Next", "qwen3-coder"),
+        ("Qwen/Qwen3.8-27B-FP8", "qwen3.5"),
+        ("openai/gpt-oss-120b", "gpt-oss"),
+        ("cyankiwi/GLM-4.7-Flash-AWQ-4bit", "glm-4.7"),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "nemotron-3"),
+        ("deepseek-ai/DeepSeek-V4-Flash-0731", "deepseek-v4"),
+        ("cyankiwi/gemma-4-26B-A4B-it-AWQ-4bit", "gemma-4"),
+        ("google/diffusiongemma-26B-A4B-it", "gemma-4"),
+        ("google/gemma-3-27b-it", "gemma-3"),
+        ("nvidia/MiniMax-M2.7-NVFP4", "minimax-m2"),
+        ("sparkarena/Minimax-M3-v0-NVFP4", "minimax-m3"),
+        ("stepfun-ai/Step-3.7-Flash-FP8", "step-3.7"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2"),
         ("sparkpin/scripted-tiny-int4-AutoRound", "scripted-tiny"),
         ("Qwen/Qwen3-8B", None),
     ],
@@ -31,6 +44,30 @@ FAMILIES = manifests.load_families(PROJECT)
 def test_the_family_of_a_model(model: str, name: str | None) -> None:
     family = family_of(FAMILIES, model)
     assert (family.name if family else None) == name
+
+
+def test_each_family_has_evidence() -> None:
+    assert [family.name for family in FAMILIES if not family.evidence] == []
+    patterns = [pattern for family in FAMILIES for pattern in family.models]
+    assert len(patterns) == len(set(patterns))
+
+
+@pytest.mark.parametrize("version", ["0.20.2", "0.32.0", "0.33.0"])
+def test_each_parser_that_is_chosen_is_one_of_that_vllm(version: str) -> None:
+    """vLLM refuses to start with a parser it does not know, and with automatic tool calls without one."""
+    parsers = release(version)
+    for family in FAMILIES:
+        argv = completed(BARE, choices(family, version, BARE))
+        tool, reasoning = flag_value(argv, "--tool-call-parser"), flag_value(argv, "--reasoning-parser")
+        assert tool is None or tool in parsers.tool_parsers, family.name
+        assert reasoning is None or reasoning in parsers.reasoning_parsers, family.name
+        assert ("--enable-auto-tool-choice" in argv) == (tool is not None), family.name
+
+
+def test_a_parser_that_an_older_vllm_lacks_is_not_chosen() -> None:
+    family = family_of(FAMILIES, "sparkarena/MiniMax-M3")
+    assert choices(family, "0.20.2", BARE) == ()
+    assert flag_value(completed(BARE, choices(family, "0.33.0", BARE)), "--tool-call-parser") == "minimax_m3"
 
 
 @pytest.mark.parametrize("version", ["0.19.1", "0.20.2", "0.32.0", "0.33.0"])

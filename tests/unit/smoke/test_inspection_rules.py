@@ -11,6 +11,7 @@ from elf_samples import CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, X86_64, Elf, contai
 
 from sparkpin.smoke.inspect.fatbin import Code
 from sparkpin.smoke.inspect.finding import Allowed, ImageFinding
+from sparkpin.smoke.inspect.formats import taken
 from sparkpin.smoke.inspect.gpu import compiles, runs
 from sparkpin.smoke.inspect.rules import cuda_release, findings, minimum_driver
 from sparkpin.smoke.inspect.scan import ImageFacts
@@ -143,6 +144,48 @@ def test_ptx_alone_is_named_and_code_for_other_gpus_alone_refused(root: Root) ->
     assert "sm_90a" in notes[f"{SITE}/vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"]
     assert texts(facts, sm=120) == [f"gpu {SITE}/for_others: 0 of 1 .cubin files run on sm_120 (1 sm_100a)"]
     assert texts(facts, sm=None) == []
+
+
+def test_experts_in_ptx_alone_are_a_warning(root: Root) -> None:
+    """The driver's Marlin for experts gave wrong tokens to several requests at once (vllm-project/vllm#40923)."""
+    experts = f"{SITE}/vllm/_moe_C_stable_libtorch.abi3.so"
+
+    def severities(*codes: tuple[int, int, int]) -> list[str]:
+        facts = root(
+            {experts: Elf(gpu=gpu(*codes)), f"{SITE}/vllm/_vllm_fa2_C.abi3.so": Elf(gpu=gpu((PTX, 80, PLAIN)))}
+        )
+        found = findings(facts, sm=121, platform="linux/arm64")
+        assert [one.severity for one in found if one.subject.endswith("_vllm_fa2_C.abi3.so")] == ["note"]
+        return [one.severity for one in found if one.subject == experts]
+
+    assert severities((CUBIN, 80, PLAIN), (PTX, 80, PLAIN)) == ["warning"]
+    assert severities((CUBIN, 120, PLAIN), (PTX, 80, PLAIN)) == []
+    assert severities((CUBIN, 90, SPECIFIC)) == ["error"]
+
+
+def test_which_kernels_a_model_of_each_format_takes(root: Root) -> None:
+    vllm: dict[str, bytes | Elf | str | None] = {
+        f"{SITE}/vllm/_C_stable_libtorch.abi3.so": Elf(gpu=gpu((CUBIN, 120, FAMILY)) + gpu((CUBIN, 100, FAMILY))),
+        f"{SITE}/vllm/_moe_C_stable_libtorch.abi3.so": Elf(gpu=gpu((PTX, 80, PLAIN))),
+        f"{SITE}/triton-3.7.0.dist-info/METADATA": metadata("triton", "3.7.0"),
+    }
+
+    def ready(facts: ImageFacts, sm: int = 121) -> dict[tuple[str, str], str]:
+        return {(row.use, row.kernel.partition(" (")[0]): row.ready for row in taken(facts, sm)}
+
+    seen = ready(root(vllm))
+    assert seen["INT4, experts", "Marlin"] == seen["NVFP4, experts", "Marlin"] == "PTX"
+    assert seen["NVFP4, other layers", "vLLM CUTLASS"] == seen["FP8, other layers", "vLLM CUTLASS"] == "native"
+    assert seen["NVFP4, experts", "FlashInfer CUTLASS"] == "missing"
+    assert seen["attention", "FlashAttention 2"] == "missing" and seen["attention", "Triton"] == "compiled at first use"
+    assert ready(root(vllm), 90)["NVFP4, other layers", "vLLM CUTLASS"] == "none"
+    flashinfer = {f"{SITE}/flashinfer_python-0.6.9.dist-info/METADATA": metadata("flashinfer-python", "0.6.9")}
+    assert ready(root({**vllm, **flashinfer}))["NVFP4, experts", "FlashInfer CUTLASS"] == "compiled at first use"
+    (row,) = (row for row in taken(root(vllm), 121) if row.use == "INT4, other layers")
+    assert row.where == "_C_stable_libtorch.abi3.so: 1 native, 0 PTX, 1 neither"
+    older = root({f"{SITE}/vllm/_C.abi3.so": Elf(gpu=gpu((CUBIN, 120, PLAIN)))})
+    assert ready(older)["INT4, other layers", "Marlin"] == "native"
+    assert taken(root({f"{SITE}/vllm/_C.abi3.so": Elf()}), 121) == []
 
 
 LIBRARY = f"{SITE}/vllm/_C.abi3.so"

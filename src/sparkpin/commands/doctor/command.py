@@ -68,6 +68,7 @@ def doctor(
         found += rules.source_build(f"{source.name} {source.version}", chosen.platform, host.this_platform())
     cuda = chosen.gpu.cuda if chosen.gpu else None
     found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda)
+    found += rules.known(facts, manifests.load_known_issues(paths.project) if cuda else ())
     if recipe_name:
         why = obstacle_of(chosen, host.this_platform(), facts.gpus, facts.docker.elsewhere)
         images = host.needs_for(machine, chosen)

@@ -41,6 +41,7 @@ class MachineFacts:
     token: str  # where one is, not the token
     synchronized: bool | None  # the clock, None where nobody tells
     hub: Hub | None = None  # None unless it was asked
+    kernel: str = ""  # its release
 
 
 def read_facts(
@@ -68,6 +69,7 @@ def read_facts(
         holder=holder_of(engine, port),
         token=token_place(environment),
         synchronized=synchronized(run),
+        kernel=machine.text(root / "proc/sys/kernel/osrelease").strip(),
         hub=ask_hub(environment.get("HF_ENDPOINT") or HUB) if online else None,
     )
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sparkpin.build.model_needs import DiskRow, ModelNeeds
 from sparkpin.commands.doctor import minimums
 from sparkpin.commands.doctor.facts import MachineFacts
+from sparkpin.community import known_issues
 from sparkpin.core.errors import ManifestError
 from sparkpin.host.gpus import Gpu
+from sparkpin.pins.schema import KnownIssue
 
 State = Literal["ok", "MISSING", "advice", "n/a"]
 GIB = 1 << 30
@@ -68,6 +70,15 @@ def findings(facts: MachineFacts, memory: NeededMemory, cuda: str | None) -> lis
         why = f"{needs} runs on a DGX Spark, and this is none: {memory.command}"
         own.append(MachineFinding(PLAN, "n/a", why))
     return [*own, *anywhere(facts)]
+
+
+def known(facts: MachineFacts, issues: Iterable[KnownIssue]) -> Iterator[MachineFinding]:
+    """Of a Spark: what is known to break on a machine such as this one."""
+    driver = facts.gpus[0].driver if facts.gpus else facts.module
+    seen = {"kernel": facts.kernel, "driver": driver, "memory": f"{facts.host.memory_total / 1e9:.0f}"}
+    for issue in issues if facts.host.is_spark and not facts.docker.elsewhere else ():
+        if issue.when.keys() <= seen.keys() and known_issues.holds(issue, seen.get):
+            yield MachineFinding(issue.name, "advice", known_issues.told(issue, seen.get), issue.do)
 
 
 def lock_of(fault: ManifestError | None) -> list[MachineFinding]:
@@ -209,12 +220,13 @@ def droppable(facts: MachineFacts) -> int:
 
 
 def page_cache(facts: MachineFacts, memory: NeededMemory) -> MachineFinding:
-    """Unified memory: pages of files are not free for CUDA until they are dropped, though the kernel counts on them."""
+    """vLLM counts pages of files as free (vllm#35356), as the kernel does. CUDA has still run out of memory while
+    weights were read beside a full cache (MiaAI-Lab/Qwen3.8-Flash-Next-Dual-DGX-Sparks#35)."""
     cached, free = droppable(facts), facts.memory.get("MemFree", 0)
     short = memory.needed is not None and memory.needed > free
     if cached > minimums.CACHE_SHARE * facts.host.memory_total and (short or memory.needed is None):
         wants = f", the plan wants {gib(memory.needed)}" if memory.needed is not None else ""
-        why = f"{gib(cached)} cache files, {gib(free)} are free{wants}; it counts against what CUDA can take"
+        why = f"{gib(cached)} cache files, {gib(free)} are free{wants}: CUDA has run out while weights were read"
         return MachineFinding("page cache", "advice", why, DROP)
     return MachineFinding("page cache", "ok", f"{gib(cached)} cache files, {gib(free)} are free")
 

@@ -15,6 +15,7 @@ from sparkpin.smoke.inspect.scan import ImageFacts
 FOLDER = "opt/sparkpin/kernels"  # kernels of our mods, a folder for each mod
 # Compute capabilities from Maxwell on: NVIDIA's, and 107, for which cuDNN has code. A Thor is 101 in CUDA 12, then 110.
 KNOWN = (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 107, 110, 120, 121)
+EXPERTS_PTX = "such a kernel of experts gave wrong tokens to several requests at once (vllm-project/vllm#40923)"
 Verdict = Literal["runs", "PTX only", "none"]
 
 
@@ -67,15 +68,24 @@ def coverage(library: Library, sm: int) -> Coverage:
     return Coverage(library.path, counts["runs"], counts["compiles"], counts["neither"], named)
 
 
+def of_experts(path: str) -> bool:
+    """A library of kernels for experts, by its name: vLLM's `_moe_C`."""
+    return "moe" in path.rpartition("/")[2].lower()
+
+
 def gpu_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
     for found in coverages(facts, sm):
         held = ", ".join(name for name, _ in found.archs)
+        step = f"take a build with sm_{sm}"
         if found.verdict == "PTX only":
             text = f"PTX only for sm_{sm}: the driver compiles {found.compiles} units at their first use ({held})"
-            yield ImageFinding("note", "gpu", found.path, text)
+            if of_experts(found.path):
+                yield ImageFinding("warning", "gpu", found.path, f"{text}; {EXPERTS_PTX}", step)
+            else:
+                yield ImageFinding("note", "gpu", found.path, text)
         elif found.verdict == "none":
             text = f"nothing in it runs on sm_{sm}: it holds {held}"
-            step = f"take a build with sm_{sm}, or say in sparkpin/smoke/inspect/allowed.py why nothing needs it"
+            step += ", or say in sparkpin/smoke/inspect/allowed.py why nothing needs it"
             yield ImageFinding("error", "gpu", found.path, text, step, what=held)
     for folder, codes in facts.cubins.items():
         if folder.startswith(f"{FOLDER}/"):

@@ -10,6 +10,7 @@ from typing import Any
 
 from sparkpin.core import terminal
 from sparkpin.smoke.inspect.finding import ImageFinding
+from sparkpin.smoke.inspect.formats import Taken, taken
 from sparkpin.smoke.inspect.gpu import Coverage, coverages
 from sparkpin.smoke.inspect.kernels import ahead
 from sparkpin.smoke.inspect.packages import PLUGINS
@@ -37,6 +38,10 @@ class Result:
         return sorted(coverages(self.facts, self.sm), key=lambda row: row.path) if self.sm else []
 
     @property
+    def formats(self) -> list[Taken]:
+        return taken(self.facts, self.sm) if self.sm else []
+
+    @property
     def verdict(self) -> str:
         gpu = f" for sm_{self.sm}" if self.sm else ""
         return f"{'fails' if self.errors else 'inspected'}{gpu}: {counted(self.findings)}"
@@ -59,6 +64,7 @@ class Result:
             "packages": [{"name": p.name, "version": p.version, "folder": p.folder} for p in facts.packages],
             "plugins": {p.name: list(p.plugins) for p in facts.packages if p.plugins},
             "gpu": [asdict(row) | {"archs": dict(row.archs), "verdict": row.verdict} for row in self.coverages],
+            "formats": [asdict(row) for row in self.formats],
             "kernels": [{**asdict(row), "archs": dict(row.archs)} for row in ahead(facts, self.sm)] if self.sm else [],
             "findings": [asdict(finding) for finding in self.findings],
         }
@@ -95,6 +101,10 @@ def show(result: Result, *, everything: bool = False) -> None:
             (short(row.path), row.verdict, row.runs, row.compiles, row.neither, archs(row)) for row in result.coverages
         ]
         terminal.table(("library", f"sm_{result.sm}", "runs", "PTX", "neither", "holds"), rows)
+    if everything and result.formats:
+        terminal.show()
+        uses = [(row.use, row.kernel, row.ready, terminal.printable(row.where)) for row in result.formats]
+        terminal.table(("a model's", "takes", f"sm_{result.sm}", "where"), uses)
     if told := [finding for finding in result.findings if everything or finding.severity != "allowed"]:
         terminal.show()
         terminal.table(("", "rule", "what", "why"), rows_of(told))
