@@ -115,7 +115,7 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
         *vllm_command.own_faults([word for word in words if word not in unfilled.values()], recipe),
         *vllm_command.tls_faults(argv, recipe),
     ]
-    rules = pin.hybrid.rules if pin and pin.hybrid and chain and "hybrid" in checkpoint_steps(chain) else ()
+    rules = pin.hybrid.rules if pin and pin.hybrid and chain and "hybrid" in checkpoint_steps(chain, pin) else ()
     found += of_nodes(recipe.model, argv, stack, config_of(project, pin), rules, own)
     found += [of_error(fault) for fault in wrong]
     argv = without(argv, {str(fault.seen) for fault in wrong})

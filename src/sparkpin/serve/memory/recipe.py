@@ -158,7 +158,7 @@ def known_of(
     published: from published shapes instead; nothing is locked or fetched. nodes: see `plan`.
     """
     pin = manifests.model_of(paths.project, recipe)
-    steps = checkpoints.checkpoint_steps(chain)
+    steps = checkpoints.checkpoint_steps(chain, pin)
     used = checkpoints.used_repositories(pin, steps)
     if published:
         listings = shapes.listings(pin, used)
