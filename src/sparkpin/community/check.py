@@ -23,7 +23,7 @@ from sparkpin.community.render import machines_of, render, vllm_serve
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError, short
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model_files import config_here
-from sparkpin.pins import manifests, schema, vllm_command
+from sparkpin.pins import drafters, manifests, schema, vllm_command
 from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
 from sparkpin.pins.cache_types import refuse_patched
 from sparkpin.pins.community_mods import read_run_mods
@@ -110,7 +110,10 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
         return ordered(found)
     if words[2] in unfilled.values():
         words[2] = MODEL_PATH
-    argv, env = vllm_command.settled([*words[:2], MODEL_PATH, *words[3:]], recipe, stack, chain or ())
+    own_words = [*words[:2], MODEL_PATH, *words[3:]]
+    with contextlib.suppress(ManifestError):  # it is told below
+        own_words = drafters.mounted(own_words, recipe)
+    argv, env = vllm_command.settled(own_words, recipe, stack, chain or ())
     wrong = [
         *vllm_command.own_faults([word for word in words if word not in unfilled.values()], recipe),
         *vllm_command.tls_faults(argv, recipe),

@@ -52,7 +52,7 @@ def mounted(argv: Sequence[str], recipe: Recipe) -> list[str]:
 def require_used(recipe: Recipe, argv: Sequence[str]) -> None:
     """ManifestError where a stage sets another way of drafting over the recipe's."""
     if recipe.drafter and speculation(argv).get("model") != PATH:
-        wanted = f"a stage that leaves {FLAG} to the recipe, such as hybrid or v2-draft"
+        wanted = f"a stage that leaves {FLAG} to the recipe, such as hybrid or v2-drafter"
         raise ManifestError(file_of(recipe), "stage", recipe.stage, wanted)
 
 

@@ -482,13 +482,14 @@ class Drafts(StrictModel):
     """What makes a model another one's drafter.
 
     method: vLLM's word; tokens: the most in a draft that it was made for; acceptance_floor, position_floors: as of a
-    stage's `smoke`, in whose place they stand.
+    stage's `smoke`, in whose place they stand; accepted: share of the drafted tokens, as published, for `roofline`.
     """
 
     method: DRAFT_METHODS
     tokens: Annotated[int, Field(ge=1)]
     acceptance_floor: Annotated[float, Field(ge=0, le=1)]
     position_floors: list[Annotated[float, Field(ge=0, le=1)]] = []
+    accepted: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class ModelPin(StrictModel):
