@@ -74,7 +74,7 @@ class StoredInt8LMHeadMethod(Int8LMHeadMethod):
         return absent
 
     def is_unloaded(self, layer: torch.nn.Module) -> bool:
-        """Not of the target, which is loaded before its drafter: that is a checkpoint without a head. Dummy weights come
+        """Not of the target, which comes before its drafter: that is a checkpoint without a head. Dummy weights come
         without being loaded, and are numbers."""
         return any_loaded() and not self.loaded and bool(layer.weight_row_scale.isnan().all())
 
