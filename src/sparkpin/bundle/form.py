@@ -486,7 +486,7 @@ def check_demands(release: Release, data: Mapping[str, Slice]) -> verify.Check:
     """The smoke test asks for what the release's own stages want: a sender does not decide what proves it. Refused."""
     with pins_in(release, data) as project:
         stack = manifests.load_stack(project, release.stack)
-        model = manifests.model_of(project, manifests.load_recipe(project, release.recipe))
+        model = manifests.load_models(project, release.model, release.drafter)
         wanted = demands_of(project, stack, manifests.load_chain(project, release.stage), model)
     if release.demands != wanted:
         raise Refused(f"{RELEASE}: demands: saw {release.demands}, wanted {wanted}, as its pins and stages say")

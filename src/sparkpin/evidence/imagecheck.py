@@ -127,7 +127,7 @@ def check_model(paths: Paths, release: Release, say: Say) -> list[Check]:
     """
     try:
         with project_of(paths, release) as project:
-            pin = manifests.model_of(project, manifests.load_recipe(project, release.recipe))
+            pin = manifests.load_models(project, release.model, release.drafter)
             lock = manifests.load_model_lock(project, pin)
             steps = checkpoint_steps(manifests.load_chain(project, release.stage), pin)
             used = used_repositories(pin, steps)

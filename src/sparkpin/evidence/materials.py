@@ -73,7 +73,7 @@ class ModelInputs:
 
 def model_inputs(project: Path, release: Release) -> ModelInputs:
     """Reads the release's own project (`kept_inputs.project_of`)."""
-    pin = manifests.model_of(project, manifests.load_recipe(project, release.recipe))
+    pin = manifests.load_models(project, release.model, release.drafter)
     lock = manifests.load_model_lock(project, pin)
     steps = checkpoint_steps(manifests.load_chain(project, release.stage), pin)
     used = sorted(used_repositories(pin, steps))

@@ -114,7 +114,7 @@ def release_side(paths: Paths, release: Release) -> Side:
     with contextlib.suppress(SparkpinError), project_of(paths, release) as project:  # another sparkpin's manifests
         chain = manifests.load_chain(project, release.stage)
         descriptions = {stage.name: stage.description for stage in chain}
-        model = manifests.model_of(project, manifests.load_recipe(project, release.recipe))
+        model = manifests.load_models(project, release.model, release.drafter)
         checkpoint = checkpoint_of(release.checkpoint_key, model, manifests.load_model_lock(project, model), chain)
     return Side(
         name=release.tag,

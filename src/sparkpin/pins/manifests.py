@@ -253,6 +253,12 @@ def load_model(project: Path, name: str) -> ModelPin:
     return pin
 
 
+def load_models(project: Path, name: str, drafter: str | None) -> ModelPin:
+    """A model with its drafter, as a release names both."""
+    pin = load_model(project, name)
+    return pin.with_drafter(load_model(project, drafter)) if drafter else pin
+
+
 def load_recipe(project: Path, name: str) -> Recipe:
     return load_named(Recipe, project / "recipes", name, "recipe")
 

@@ -97,7 +97,7 @@ def test_the_checkpoint_has_it_in_a_folder_and_is_verified_with_it(paired: Pairi
 
 def test_evidence_names_its_files(paired: Pairing) -> None:
     release = Release.__new__(Release)
-    for name, value in {"recipe": "scripted-drafted", "stage": "base", "model": "scripted-tiny"}.items():
+    for name, value in {"drafter": "scripted-drafter", "stage": "base", "model": "scripted-tiny"}.items():
         object.__setattr__(release, name, value)
     repos = [entry.repo for entry in model_inputs(PROJECT, release).repositories]
     assert repos == ["sparkpin/scripted-drafter", "sparkpin/scripted-tiny-int4-AutoRound"]
