@@ -49,6 +49,7 @@ def install() -> None:
                 self.quant_method.make_room(self)
             else:
                 self.quant_method = Int8LMHeadMethod(inner)
+                self.quant_method.mark_unloaded(self)
 
     ParallelLMHead.__init__ = init
     if release in TIES_BY_ITSELF:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,11 @@ MIB = 2**20
 
 _heads: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 """Heads of this process, so that a drafter whose head is the target's takes no memory of its own."""
+
+_numbers = itertools.count()
+
+UNLOADED = -1
+"""All bits of a weight that nobody has loaded: no number, and not the NaN that arithmetic gives."""
 
 
 class Int8LMHeadMethod(QuantizeMethodBase):
@@ -45,11 +51,19 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         """Whether vLLM took the memory away: a pooling model, which never computes its head."""
         return bool(layer.weight.is_meta)
 
+    def is_unloaded(self, layer: torch.nn.Module) -> bool:
+        """Whether nothing came for it: a drafter without a head of its own, which vLLM gives the target's next."""
+        return bool((bits(layer.weight)[[0, -1]] == UNLOADED).all())
+
+    def mark_unloaded(self, layer: torch.nn.Module) -> None:
+        if not layer.weight.is_meta:
+            bits(layer.weight).fill_(UNLOADED)
+
     def take(self, layer: torch.nn.Module) -> Int8Head:
         """The head's INT8 form; what was loaded leaves the layer.
 
         The parameter goes rather than becoming an empty one: vLLM compares the weights of a target's and a drafter's
-        head to decide whether to share them, and two empty tensors are equal.
+        head to decide whether to share them, and two empty tensors are equal. `mark` puts a number in its place.
         """
         weight = layer.weight.data
         self.dtype = weight.dtype
@@ -61,11 +75,16 @@ class Int8LMHeadMethod(QuantizeMethodBase):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         if self.is_absent(layer):
             return
+        if self.is_unloaded(layer):
+            self.drop(layer)
+            mark(layer, None)
+            return
         with reporting_failure(MOD, version=VERSION), torch.no_grad():
             head = self.take(layer)
             twin = next((other for other in _heads if same_head(_of(other), head)), None)
             if twin is not None:
                 head = _of(twin)
+            mark(layer, twin)
             layer.register_buffer("weight_int8", head.q, persistent=False)
             layer.register_buffer("weight_row_scale", head.row_scale, persistent=False)
             layer.register_buffer("weight_column_scale", head.column_scale, persistent=False)
@@ -121,6 +140,10 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         if self.tuned is not None:
             self._try(into)
 
+    def drop(self, layer: torch.nn.Module) -> None:
+        """The memory of a head that nothing was loaded into."""
+        del layer.weight
+
     def choose_kernel(self, dtype: torch.dtype, device: torch.device) -> str:
         """Its name; on a GPU also the tile sizes. Raises ModError where there is none."""
         if device.type != "cuda":
@@ -171,6 +194,24 @@ def drafts_are_sampled() -> bool:
     """
     config = get_current_vllm_config_or_none()
     return getattr(config and config.speculative_config, "draft_sample_method", None) == "probabilistic"
+
+
+def any_loaded() -> bool:
+    """Whether this process has a head by now."""
+    return bool(_heads)
+
+
+def bits(weight: torch.Tensor) -> torch.Tensor:
+    return weight.data.view(torch.int16 if weight.element_size() == 2 else torch.int32)
+
+
+def mark(layer: torch.nn.Module, twin: torch.nn.Module | None) -> None:
+    """What vLLM compares to tell whether a drafter's own head is the target's: one number for each head, so that it is
+    equal where the head is. Who takes it for a matrix fails at once.
+
+    vLLM 0.32 and 0.33, v1/worker/gpu/spec_decode/eagle/utils.py, `_should_share`, which DFlash and DSpark call, too.
+    """
+    layer.weight = torch.tensor([next(_numbers)]) if twin is None else twin.weight
 
 
 def _of(layer: torch.nn.Module) -> Int8Head:

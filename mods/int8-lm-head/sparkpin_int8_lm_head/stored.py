@@ -13,7 +13,7 @@ import torch
 from sparkpin_modkit import ModError, reporting_failure
 
 from sparkpin_int8_lm_head import MOD, VERSION
-from sparkpin_int8_lm_head.method import Int8LMHeadMethod
+from sparkpin_int8_lm_head.method import Int8LMHeadMethod, any_loaded
 from sparkpin_int8_lm_head.quantise import Int8Head
 
 SETTING = "sparkpin_int8_lm_head"
@@ -73,6 +73,15 @@ class StoredInt8LMHeadMethod(Int8LMHeadMethod):
             del self.codes
         return absent
 
+    def is_unloaded(self, layer: torch.nn.Module) -> bool:
+        """Not of the target, which comes before its drafter: that is a checkpoint without a head. Dummy weights come
+        without being loaded, and are numbers."""
+        return any_loaded() and not self.loaded and bool(layer.weight_row_scale.isnan().all())
+
+    def drop(self, layer: torch.nn.Module) -> None:
+        for name in NAMES:
+            delattr(layer, name)
+
     def take(self, layer: torch.nn.Module) -> Int8Head:
         missing = [f"lm_head.{name}" for name in NAMES if name not in self.loaded]
         row_scale, column_scale = layer.weight_row_scale.data, layer.weight_column_scale.data
@@ -80,8 +89,7 @@ class StoredInt8LMHeadMethod(Int8LMHeadMethod):
         if not finite or (missing and self.loaded):  # dummy weights come without being loaded
             seen = f"{', '.join(missing)} missing" if missing else "scales with infinity or NaN"
             raise ModError(f"int8-lm-head: the checkpoint: saw {seen}, wanted an LM head in INT8; {_REBUILD}")
-        for name in NAMES:
-            delattr(layer, name)
+        self.drop(layer)
         return Int8Head(self.codes, row_scale, column_scale)
 
     def _loader(self, layer: torch.nn.Module, name: str) -> Callable[[Any, torch.Tensor], None]:

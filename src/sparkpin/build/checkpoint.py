@@ -45,9 +45,18 @@ def build_checkpoint(
         places = model.fetch_model(paths, pin, lock, say, only=used, deep=deep)
         for note in plan.notes:
             say(note)
-        verified = Verified(paths, lock.repositories[pin.base])
-        write_checkpoint(folder, pin, lock, plan, places, key, say, link=verified.link, still=verified.still)
-        verified.save()
+        whole = [Verified(paths, lock.repositories[name]) for name in used if pin.is_whole(name)]
+
+        def link(source: Path, target: Path) -> None:
+            next(one for one in whole if source.is_relative_to(one.folder)).link(source, target)
+
+        def still() -> None:
+            for one in whole:
+                one.still()
+
+        write_checkpoint(folder, pin, lock, plan, places, key, say, link=link, still=still)
+        for one in whole:
+            one.save()
     return folder
 
 

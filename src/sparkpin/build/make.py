@@ -110,6 +110,7 @@ def new_release(pairing: Pairing, built: builder.BuiltImage, host: Fingerprint |
         stage=pairing.stage.name,
         stack=pairing.stack.name,
         model=pairing.model.name,
+        drafter=pairing.model.drafter.name if pairing.model.drafter else None,
         key=pairing.key,
         build_key=pairing.rendered.key,
         image=built.config_digest,

@@ -19,7 +19,7 @@ from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
 from sparkpin.fetch.model_files import config_here
-from sparkpin.pins import community_mods, families, manifests, schema, vllm_command
+from sparkpin.pins import community_mods, drafters, families, manifests, schema, vllm_command
 from sparkpin.pins.mods import Mod
 from sparkpin.pins.nodes import nodes_of, spread
 from sparkpin.pins.values import text_faults
@@ -92,11 +92,12 @@ def pair(
     family = families.family_of(manifests.load_families(project), recipe.model)
     pairings = []
     for end, image in enumerate(rendered, start=1):
-        steps = checkpoint_steps(chain[:end])
+        steps = checkpoint_steps(chain[:end], model)
         require(model, steps)
         checkpoint = PLACEHOLDER if published else checkpoint_key(model, model_lock, steps)
         said, env = vllm_command.serve_argv(recipe, stack, chain[:end])
         unchecked = require_whole_shares(recipe, said, model, model_lock, steps)
+        unchecked += require_drafter_fits(recipe, stack, said, model, model_lock)
         chosen = families.choices(family, families.vllm_version(stack), said)
         argv, env = spread(families.completed(said, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
         require_drafter(chain[end - 1], recipe.name, argv)
@@ -153,6 +154,25 @@ def require_whole_shares(
     return ()
 
 
+def require_drafter_fits(
+    recipe: schema.Recipe, stack: schema.Stack, argv: Sequence[str], model: schema.ModelPin, lock: schema.ModelLock
+) -> tuple[str, ...]:
+    """ManifestError where the recipe's drafter cannot draft for its model; else what could not be checked, and why."""
+    if (pin := model.drafter) is None or pin.drafts is None:
+        return ()
+    drafters.require_used(recipe, argv)
+    file, plan = vllm_command.file_of(recipe), drafters.speculation(argv)
+    for fault in drafters.method_faults(plan, pin.drafts, families.vllm_version(stack), file):
+        raise fault
+    target, own = (config_here(Paths.from_env(), model, lock, name) for name in (model.base, schema.DRAFTER))
+    if target is None or own is None:
+        absent = model.name if target is None else pin.name
+        return (f"{file}: whether {pin.name} fits {model.name} is not checked: {absent} has no config.json here yet",)
+    for fault in drafters.pair_faults(plan, target, own, f"pins/models/{pin.name}.yaml"):
+        raise fault
+    return ()
+
+
 def require_no_secrets(files: Mapping[str, bytes]) -> None:
     """Of what people write: it is kept with the release, and goes into its bundles. ManifestError. files: by name."""
     for name, content in files.items():
@@ -190,6 +210,7 @@ def input_hashes(
     names += [
         f"pins/{kind}.{end}" for kind in (f"stacks/{stack.name}", f"models/{model.name}") for end in ("yaml", "lock")
     ]
+    names += [f"pins/models/{model.drafter.name}.{end}" for end in ("yaml", "lock")] if model.drafter else []
     names += [f"stages/{stage.name}.yaml" for stage in chain]
     names += [manifests.FAMILIES] if (project / manifests.FAMILIES).is_file() else []
     names += [patch.file for patch in stack.patches]

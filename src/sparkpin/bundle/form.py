@@ -485,7 +485,8 @@ def pins_in(release: Release, data: Mapping[str, Slice]) -> contextlib.AbstractC
 def check_demands(release: Release, data: Mapping[str, Slice]) -> verify.Check:
     """The smoke test asks for what the release's own stages want: a sender does not decide what proves it. Refused."""
     with pins_in(release, data) as project:
-        stack, model = manifests.load_stack(project, release.stack), manifests.load_model(project, release.model)
+        stack = manifests.load_stack(project, release.stack)
+        model = manifests.load_models(project, release.model, release.drafter)
         wanted = demands_of(project, stack, manifests.load_chain(project, release.stage), model)
     if release.demands != wanted:
         raise Refused(f"{RELEASE}: demands: saw {release.demands}, wanted {wanted}, as its pins and stages say")
@@ -497,9 +498,10 @@ def read_models(release: Release, data: Mapping[str, Slice]) -> tuple[dict[str, 
 
     <repo>/<revision>/<file> -> file, and the headers and tensors that lie in the store.
     """
-    for end in ("yaml", "lock"):
-        if (pin := f"pins/models/{release.model}.{end}") not in release.inputs:
-            raise Refused(f"{RELEASE} names no {pin}")
+    for name in filter(None, (release.model, release.drafter)):
+        for end in ("yaml", "lock"):
+            if (pin := f"pins/models/{name}.{end}") not in release.inputs:
+                raise Refused(f"{RELEASE} names no {pin}")
     with pins_in(release, data) as project:
         inputs = model_inputs(project, release)
     found: dict[str, LockedFile] = {}

@@ -14,10 +14,12 @@ from sparkpin.checkpoint.safetensors import Header, header_in_order, item_size
 
 
 class Link(NamedTuple):
-    """A file of the base repository that is taken over unchanged."""
+    """A file that is taken over unchanged. path: in the checkpoint; of: its repository where that is not the base: then
+    it lies in a folder of that name."""
 
     path: str
     size: int
+    of: str = ""
 
 
 class ByteSpan(NamedTuple):

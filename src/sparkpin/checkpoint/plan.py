@@ -32,8 +32,9 @@ from sparkpin.checkpoint.repository import (
 )
 from sparkpin.checkpoint.rows import rows_of
 from sparkpin.checkpoint.unused import outside_experts, unused_note
+from sparkpin.core import terminal
 from sparkpin.core.errors import CheckpointError, ManifestError
-from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin, Stage
+from sparkpin.pins.schema import DRAFTER, LockedFile, ModelLock, ModelPin, Stage
 
 FORMAT = 2
 """Version of the builder: raise it when the same inputs and steps would give other bytes, so that keys change."""
@@ -41,7 +42,7 @@ FORMAT = 2
 PINNED = ("hybrid", "mtp")
 """Steps that a pin has to say something for."""
 
-STEPS = ("copy", *PINNED, int8_head.STEP)
+STEPS = ("copy", *PINNED, int8_head.STEP, DRAFTER)
 
 
 class TensorOrigin(NamedTuple):
@@ -98,11 +99,14 @@ class CheckpointPlan:
         return self.origins[0].size
 
 
-def checkpoint_steps(chain: Iterable[Stage]) -> tuple[str, ...]:
-    """The steps of a chain of stages, in order; stages without one (v2, v2-tq) share their parent's checkpoint."""
-    steps = tuple(stage.checkpoint for stage in chain if stage.checkpoint is not None)
+def checkpoint_steps(chain: Iterable[Stage], pin: ModelPin) -> tuple[str, ...]:
+    """The steps of a chain of stages, in order; stages without one (v2, v2-tq) share their parent's checkpoint. Last
+    the recipe's drafter, which lies in a folder of the checkpoint, so that both are copied, mounted and kept as one.
+    """
+    steps: list[str] = [stage.checkpoint for stage in chain if stage.checkpoint is not None]
+    steps += [DRAFTER] if pin.drafter else []
     check_steps(steps)
-    return steps
+    return tuple(steps)
 
 
 def all_steps(pin: ModelPin) -> tuple[str, ...]:
@@ -149,7 +153,7 @@ def used_repositories(pin: ModelPin, steps: Sequence[str]) -> dict[str, str]:
                 used.setdefault(rule.source, "hybrid")
     if "mtp" in steps and pin.mtp and pin.mtp.source:
         used.setdefault(pin.mtp.source, "mtp")
-    return used
+    return used | ({DRAFTER: DRAFTER} if DRAFTER in steps else {})
 
 
 def checkpoint_key(pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> str:
@@ -169,8 +173,10 @@ def checkpoint_key(pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> str:
             parts.append([step, pin.mtp.model_dump(mode="json")])
         elif step == int8_head.STEP:
             parts.append([step, int8_head.FORMAT])
+        elif step == DRAFTER:
+            parts.append([step, hashes(lock.repositories[DRAFTER].files)])
     for name in used:
-        if name != pin.base:
+        if not pin.is_whole(name):
             donor = lock.repositories[name]
             texts = [file for file in donor.files if file.file in (INDEX, CONFIG)]
             files = {tensor.file for tensor in donor.tensors}
@@ -219,7 +225,7 @@ def planned(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]
     modules = modules_of({name: source for name, source in base.found.items() if rules.wants(name)})
     donors = {}
     for name in used:
-        if name != pin.base:
+        if not pin.is_whole(name):
             names = taken_names(modules, rules, name)
             given = layer if mtp and mtp.source == name else Patterns(())
             donors[name] = read_donor(listings[name], names, given)
@@ -231,7 +237,7 @@ def planned(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]
             apply_mtp(draft, mtp)
         elif step == int8_head.STEP:
             int8_head.apply_int8_head(draft)
-    return lay_out(draft, pin, steps)
+    return lay_out(draft, pin, steps, listings[DRAFTER] if DRAFTER in steps else None)
 
 
 def read_donor(listing: Listing, names: set[str], given: Patterns) -> ReadRepository:
@@ -262,8 +268,8 @@ def final_tensors(plan: CheckpointPlan, listings: Mapping[str, Listing]) -> Iter
             yield Placed(file, source.info.name not in plan.unlisted, source)
 
 
-def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str]) -> CheckpointPlan:
-    """Turn a finished draft into files."""
+def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str], drafter: Listing | None) -> CheckpointPlan:
+    """Turn a finished draft into files. drafter: all of it is linked, in a folder."""
     base = draft.base
     shards, texts, rows = shards_of(draft), texts_of(draft), rows_of(draft)
     if "hybrid" in steps and pin.hybrid:
@@ -272,17 +278,25 @@ def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str]) -> CheckpointPlan
     left_out = [file for file in OWN if file in base.listing.files]
     if left_out:
         draft.notes.append(f"left out: {', '.join(left_out)} of the base; a checkpoint has its own")
+    links = [Link(file, size) for file, size in base.listing.files.items() if file not in {*new, *OWN}]
+    origins = [origin_of(repository) for repository in (base, *draft.donors.values())]
+    if drafter:
+        size = sum(drafter.files.values())
+        links = [link for link in links if not link.path.startswith(f"{DRAFTER}/")]
+        links += [Link(f"{DRAFTER}/{file}", size, DRAFTER) for file, size in drafter.files.items()]
+        origins.append(TensorOrigin(DRAFTER, drafter.origin, size, size))
+        draft.notes.append(f"the drafter, {terminal.size(size)} of {drafter.origin}, lies in {DRAFTER}/")
     return CheckpointPlan(
         model=pin.name,
         steps=tuple(steps),
         base=pin.base,
-        links=tuple(Link(file, size) for file, size in sorted(base.listing.files.items()) if file not in {*new, *OWN}),
+        links=tuple(sorted(links)),
         shards=shards,
         texts=texts,
         unlisted=draft.unlisted(),
         config=draft.config,
         rows=rows,
-        origins=tuple(origin_of(repository) for repository in (base, *draft.donors.values())),
+        origins=tuple(origins),
         notes=tuple(draft.notes),
     )
 

@@ -357,8 +357,42 @@ SHAPES: Mapping[str, tuple[Geometry, str]] = {
 """Repository -> what it holds."""
 
 
+DFLASH_122B: Mapping[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "dtype": "bfloat16",
+    "hidden_size": 3072,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 262_144,
+    "vocab_size": 248_320,
+    "dflash_config": {"block_size": 16, "target_layer_ids": [1, 7, 14, 20, 26, 32, 39, 45]},
+}
+DRAFTERS: Mapping[str, Mapping[str, Any]] = {"z-lab/Qwen3.5-122B-A10B-DFlash": DFLASH_122B}
+"""Repository -> what is published of its config.json. Which layers have a sliding window is not."""
+
+
+def dflash_listing(config: Mapping[str, Any]) -> Listing:
+    """Names and shapes as vLLM 0.32 wants them (models/qwen3_dflash.py); no embedding and no LM head."""
+    hidden, wide = config["hidden_size"], config["intermediate_size"]
+    queries, keys = (config[f"num_{name}_heads"] * config["head_dim"] for name in ("attention", "key_value"))
+    matrices = {f"self_attn.{name}_proj": (size, hidden) for name, size in (("q", queries), ("k", keys), ("v", keys))}
+    matrices |= {"self_attn.o_proj": (hidden, queries), "mlp.down_proj": (hidden, wide)}
+    matrices |= {f"mlp.{name}_proj": (wide, hidden) for name in ("gate", "up")}
+    found = as_bf16("fc", (hidden, len(config["dflash_config"]["target_layer_ids"]) * hidden))
+    for i in range(config["num_hidden_layers"]):
+        for name, shape in matrices.items():
+            found |= as_bf16(f"layers.{i}.{name}", shape)
+    return listing("dflash", {"model.safetensors": found}, config)
+
+
 def config_ahead(repo: str) -> dict[str, Any] | None:
     """What shapes decide of a repository's config.json; None where they are not published."""
+    if repo in DRAFTERS:
+        return dict(DRAFTERS[repo])
     geometry, kind = SHAPES.get(repo, (None, ""))
     if geometry is None:
         return None
@@ -371,7 +405,7 @@ def config_ahead(repo: str) -> dict[str, Any] | None:
 
 
 def is_known(pin: ModelPin) -> bool:
-    return all(repository.repo in SHAPES for repository in pin.repositories.values())
+    return all(repository.repo in {*SHAPES, *DRAFTERS} for repository in pin.repositories.values())
 
 
 def listings(pin: ModelPin, only: Collection[str]) -> dict[str, Listing]:
@@ -380,7 +414,7 @@ def listings(pin: ModelPin, only: Collection[str]) -> dict[str, Listing]:
     InputError for a model of which too little is.
     """
     if not is_known(pin):
-        known = ", ".join(SHAPES)
+        known = ", ".join((*SHAPES, *DRAFTERS))
         raise InputError(
             f"--published: the shapes of {pin.name} are not published here; those are known of {known}",
             next_step=f"invoke lock --model {pin.name}, then the same command without --published",
@@ -388,8 +422,11 @@ def listings(pin: ModelPin, only: Collection[str]) -> dict[str, Listing]:
     found = {}
     for name in only:
         repo = pin.repositories[name].repo
-        geometry, kind = SHAPES[repo]
-        made = {"int4": int4_listing, "fp8": fp8_listing, "nvfp4": nvfp4_listing}[kind](geometry)
+        if repo in DRAFTERS:
+            made = dflash_listing(DRAFTERS[repo])
+        else:
+            geometry, kind = SHAPES[repo]
+            made = {"int4": int4_listing, "fp8": fp8_listing, "nvfp4": nvfp4_listing}[kind](geometry)
         found[name] = replace(made, name=name, origin=f"{repo} as published")
     return found
 
@@ -401,7 +438,11 @@ def notes(pin: ModelPin) -> list[str]:
         "byte of it is checked (docs/checkpoints.md#what-is-known-of-the-122b-pair)",
         "guessed: how tensors lie in files, and config.json; left out: tokenizer and other small files",
     ]
-    known = [SHAPES[repository.repo] for repository in pin.repositories.values()]
+    if pin.drafter:
+        found.append(
+            "guessed, too: that every layer of the drafter sees the whole context, not a window of 4,096 tokens"
+        )
+    known = [SHAPES[repository.repo] for repository in pin.owner(pin.base).repositories.values()]
     if pin.hybrid and any(geometry != G122B for geometry, _ in known):
         found.append("guessed, too: that this pair has the module names and the file for MTP of the 122B's")
     if any(kind == "nvfp4" for _, kind in known):

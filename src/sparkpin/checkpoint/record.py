@@ -12,7 +12,7 @@ from sparkpin.checkpoint.content import REBUILD, RECORD
 from sparkpin.checkpoint.plan import FORMAT, CheckpointPlan, taken, used_repositories
 from sparkpin.checkpoint.shards import WrittenFile
 from sparkpin.core.errors import CheckpointError
-from sparkpin.pins.schema import ModelLock, ModelPin
+from sparkpin.pins.schema import DRAFTER, ModelLock, ModelPin
 
 
 def record(pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, key: str, written: Mapping[str, WrittenFile]) -> bytes:
@@ -29,6 +29,8 @@ def record(pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, key: str, writt
     }
     sources[pin.base]["files"] = {file: published[file] for file in written if file in published}
     for name, tensors in taken(plan).items():
+        if pin.is_whole(name):
+            continue
         known = {tensor.name: tensor.sha256 for tensor in lock.repositories[name].tensors}
         sources[name]["tensors"] = {source.info.name: known.get(source.info.name, "") for source in tensors}
     value = {
@@ -46,10 +48,11 @@ def file_rows(
     pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, written: Mapping[str, WrittenFile]
 ) -> dict[str, dict[str, Any]]:
     """File -> its size and SHA-256, as the record has them: of what is linked the lock's."""
-    published = {
-        file.file: WrittenFile(file.file, file.size, file.sha256) for file in lock.repositories[pin.base].files
-    }
-    rows = {**{link.path: published[link.path] for link in plan.links}, **written}
+    published = {file.file: file for file in lock.repositories[pin.base].files}
+    if pin.drafter:
+        published |= {f"{DRAFTER}/{file.file}": file for file in lock.repositories[DRAFTER].files}
+    linked = {link.path: published[link.path] for link in plan.links}
+    rows = {path: WrittenFile(path, file.size, file.sha256) for path, file in linked.items()} | dict(written)
     return {path: {"size": file.size, "sha256": file.sha256} for path, file in rows.items()}
 
 

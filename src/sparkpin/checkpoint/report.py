@@ -10,6 +10,7 @@ from sparkpin.checkpoint.draft import PlanRow
 from sparkpin.checkpoint.plan import CheckpointPlan, taken
 from sparkpin.checkpoint.rows import ORDER
 from sparkpin.core import terminal
+from sparkpin.pins.schema import DRAFTER
 
 COLUMNS = ("what", "count", "size", "after", "tensors", "type", "why")
 
@@ -89,6 +90,8 @@ def summary(plan: CheckpointPlan) -> list[str]:
     ]
     wanted = taken(plan)
     for origin in plan.origins[1:]:
+        if origin.name == DRAFTER:  # taken whole; a note has its size
+            continue
         sources = wanted[origin.name]
         size = sum(source.info.nbytes for source in sources)
         share = 100 * (size + origin.outline) / origin.size if origin.size else 0

@@ -78,6 +78,10 @@ class Places:
     folders: Mapping[str, Path]
     tensors: Mapping[str, Mapping[str, Path]]
 
+    def linked(self, path: str, of: str) -> Path:
+        """Where a file lies that a checkpoint takes over as `path` from the repository `of`."""
+        return self.folders[of] / path.removeprefix(f"{of}/")
+
     def of(self, source: TensorPlace) -> tuple[Path, int]:
         """The file that holds a tensor, and where in it the tensor begins."""
         if folder := self.folders.get(source.repository):

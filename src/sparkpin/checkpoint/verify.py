@@ -25,10 +25,9 @@ def verify_checkpoint(folder: Path, places: Places, plan: CheckpointPlan) -> dic
     """
     check_files(folder, plan)
     check_consistent(folder, plan)
-    base = places.folders[plan.base]
     with RangeReader() as ours, RangeReader() as theirs:
         for link in plan.links:
-            same_file(ours, theirs, folder / link.path, base / link.path)
+            same_file(ours, theirs, folder / link.path, places.linked(link.path, link.of or plan.base))
         return {
             shard.path: same_shard(ours, theirs, folder / shard.path, shard, plan.base, places) for shard in plan.shards
         }
@@ -85,7 +84,8 @@ def check_files(folder: Path, plan: CheckpointPlan) -> None:
     seen = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - set(OWN)
     if seen != wanted:
         raise bad(folder, f"missing files: {sorted(wanted - seen)}, extra files: {sorted(seen - wanted)}")
-    for path, size in (*plan.links, *((shard.path, shard.size) for shard in plan.shards)):
+    linked = ((link.path, link.size) for link in plan.links)
+    for path, size in (*linked, *((shard.path, shard.size) for shard in plan.shards)):
         if (found := (folder / path).stat().st_size) != size:
             raise bad(folder / path, f"{found} bytes, wanted {size}")
     for text in plan.texts:

@@ -61,7 +61,7 @@ def write_checkpoint(
             still()
             # Without index and config, which come last, nobody takes the folder for a model.
             for kept in plan.links:
-                link(base / kept.path, partial / kept.path)
+                link(places.linked(kept.path, kept.of or plan.base), partial / kept.path)
             for text in plan.texts:
                 write_text(partial / text.path, text.data)
             written |= texts_written(plan)

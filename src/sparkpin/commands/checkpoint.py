@@ -42,7 +42,7 @@ def checkpoint(
     if model:
         paths = Paths.from_env()
         pin = manifests.load_model(paths.project, model)
-        steps = checkpoint_steps(manifests.load_chain(paths.project, stage)) if stage else all_steps(pin)
+        steps = checkpoint_steps(manifests.load_chain(paths.project, stage), pin) if stage else all_steps(pin)
         require(pin, steps)  # before the lock, which could not help
         lock = shapes.placeholder(pin) if published else shapes.model_lock(paths.project, pin)
     else:

@@ -90,14 +90,16 @@ def roofline(
     stack = manifests.load_stack(paths.project, chosen.stack)
     known = memory.known_of(paths, chosen, stack, chain, published=from_published, nodes=nodes)
     model = model_of(known.tensors, known.geometry, known.settings, known.loading, symmetric=known.symmetric)
+    pin = manifests.model_of(paths.project, chosen)
+    drafts = pin.drafter.drafts if pin.drafter else None
     share = (
-        acceptance_of(paths, chosen.name, chain[-1].name, model.drafted)
+        acceptance_of(paths, chosen.name, chain[-1].name, model.drafted, drafts)
         if asked.accepted is None and model.drafted
         else said(asked)
     )
     made, same = asked.both(model, share)
     several = list(over_nodes(asked, known, share))
-    is_published = manifests.model_of(paths.project, chosen).name == MODEL
+    is_published = pin.name == MODEL
     if as_json:
         value: dict[str, Any] = {"recipe": chosen.name, "stage": chain[-1].name, **to_json(made, same, speed)}
         value["accepted_from"] = share.origin if made.drafted else None

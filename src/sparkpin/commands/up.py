@@ -31,7 +31,7 @@ from sparkpin.host.engine import engine_of
 from sparkpin.host.gpus import read_gpus
 from sparkpin.pins import manifests
 from sparkpin.pins.nodes import nodes_of
-from sparkpin.pins.schema import LockedFile, ModelPin
+from sparkpin.pins.schema import LockedFile
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, obstacle_of
@@ -77,11 +77,11 @@ def up(
     another release is current: then that one, at the end.
     """
     paths = Paths.from_env()
-    pin = unlocked_model(paths, recipe, stack)
-    if pin and not dry_run:
-        say(f"{pin.name} is not locked yet: invoke lock --model {pin.name}, which fetches headers and what steps take")
-        lock_model(paths, pin.name, say)
-    plan = plan_of(recipe, stage, stack, locked=not (pin and dry_run))
+    unlocked = unlocked_models(paths, recipe, stack)
+    for name in () if dry_run else unlocked:
+        say(f"{name} is not locked yet: invoke lock --model {name}, which fetches headers and what steps take")
+        lock_model(paths, name, say)
+    plan = plan_of(recipe, stage, stack, locked=not (unlocked and dry_run))
     announce(plan)
     download = model_download(plan, dry_run=dry_run) if smoke else None
     machine = host.read_host()
@@ -129,10 +129,10 @@ def plan_of(recipe: str | None, stage: str | None, stack: str | None, *, locked:
     return BuildPlan(paths, pairings, notes_of(paths, pairings[-1]), locked)
 
 
-def unlocked_model(paths: Paths, recipe: str | None, stack: str | None) -> ModelPin | None:
-    """The recipe's model, where it has no lock."""
+def unlocked_models(paths: Paths, recipe: str | None, stack: str | None) -> list[str]:
+    """The recipe's model and its drafter, as far as they have no lock."""
     pin = manifests.model_of(paths.project, manifests.load_recipe(paths.project, choose_recipe(paths, recipe, stack)))
-    return None if manifests.model_lock_file(paths.project, pin.name).is_file() else pin
+    return manifests.unlocked(paths.project, pin)
 
 
 def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
@@ -140,7 +140,7 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
     last = plan.pairings[-1]
     if not plan.locked:
         show(f"{last.model.name} is not locked: invoke up locks it first, then asks once for the download.")
-    if last.model.is_made:
+    if all(last.model.owner(name).is_made for name in last.model.repositories):
         return None
     gpus = read_gpus(host.output) if last.stack.gpu else ()
     if why := obstacle_of(last.stack, host.this_platform(), gpus):

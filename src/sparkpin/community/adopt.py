@@ -16,7 +16,7 @@ from sparkpin.community.recipe import CommunityRecipe, whole
 from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, machines_of, render, served_model, vllm_serve
 from sparkpin.core.errors import ManifestError, clipped
 from sparkpin.core.terminal import printable
-from sparkpin.pins import vllm_command
+from sparkpin.pins import manifests, vllm_command
 from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE, PIPELINE, TENSOR
 from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.pins.values import require_values
@@ -81,7 +81,7 @@ def adopt(
     unmapped += [f"env {key}: {recipe.env[key]}: {value}" for key, value in eaten(recipe).items() if value == ONLY_BASH]
     nodes = machines_of(recipe)
     require_one_gpu(recipe.path, rendered.argv, nodes)
-    dropped, lacking = left_out(project, rendered.argv, kept)
+    dropped, lacking, drafter = left_out(project, rendered.argv, kept)
     if recipe.origin and nodes == 1:  # its backend is for one machine
         dropped = tuple(flag for flag in dropped if flag != EXECUTOR)
     if nodes > 1 and not recipe.origin:
@@ -103,6 +103,7 @@ def adopt(
         "description": recipe.description or f"{recipe.model}, from {recipe.path.name}",
         "model": recipe.model,
         "model_revision": UNRESOLVED,
+        **({"drafter": drafter} if drafter else {}),
         "container": f"sparkpin/{name}",
         "stack": found.stack,
         "stage": found.stage,
@@ -133,8 +134,9 @@ def require_one_gpu(file: Path, argv: Sequence[str], nodes: int) -> None:
             raise ManifestError(file, f"command, {short} or {flag}", count, "1: a recipe for one GPU")
 
 
-def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Flags that cannot be served here, and what is told of those that will be missed."""
+def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[tuple[str, ...], list[str], str | None]:
+    """Flags that cannot be served here, what is told of those that will be missed, and the draft model, if it is pinned
+    here."""
     said = {flag.key for flag in parse_flags(argv)[1]}
     dropped = [flag for flag in (EXECUTOR, REVISION, NODES, *PER_NODE) if flag in said]
     lacking: list[str] = []
@@ -146,10 +148,12 @@ def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[t
         dropped.append(TEMPLATE)
         lacking.append(f"{TEMPLATE} {file}: that file is not here; the model's own template is used")
     plan = read_json(flag_value(argv, SPECULATION) or "")
-    if draft := plan.get("model") if isinstance(plan, dict) else None:
+    draft = plan.get("model") if isinstance(plan, dict) else None
+    pinned = {pin.repositories[pin.base].repo for pin in manifests.readable_models(project)[0] if pin.drafts}
+    if draft and draft not in pinned:
         dropped.append(SPECULATION)
-        lacking.append(f"{SPECULATION}: the draft model {draft} would have to be fetched; served without")
-    return tuple(dropped), lacking
+        lacking.append(f"{SPECULATION}: no pin has the draft model {draft} (docs/drafters.md); served without")
+    return tuple(dropped), lacking, draft if draft in pinned else None
 
 
 def changed(argv: Sequence[str], dropped: Sequence[str]) -> list[str]:

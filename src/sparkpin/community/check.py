@@ -24,7 +24,7 @@ from sparkpin.community.render import machines_of, render, served_model, vllm_se
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError, short
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model_files import config_here
-from sparkpin.pins import manifests, schema, vllm_command
+from sparkpin.pins import drafters, manifests, schema, vllm_command
 from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
 from sparkpin.pins.cache_types import refuse_patched
 from sparkpin.pins.community_mods import read_run_mods
@@ -114,12 +114,15 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
         return ordered(found)
     if words[2] in unfilled.values():
         words[2] = MODEL_PATH
-    argv, env = vllm_command.settled([*words[:2], MODEL_PATH, *words[3:]], recipe, stack, chain or ())
+    own_words = [*words[:2], MODEL_PATH, *words[3:]]
+    with contextlib.suppress(ManifestError):  # it is told below
+        own_words = drafters.mounted(own_words, recipe)
+    argv, env = vllm_command.settled(own_words, recipe, stack, chain or ())
     wrong = [
         *vllm_command.own_faults([word for word in words if word not in unfilled.values()], recipe),
         *vllm_command.tls_faults(argv, recipe),
     ]
-    rules = pin.hybrid.rules if pin and pin.hybrid and chain and "hybrid" in checkpoint_steps(chain) else ()
+    rules = pin.hybrid.rules if pin and pin.hybrid and chain and "hybrid" in checkpoint_steps(chain, pin) else ()
     found += of_nodes(recipe.model, argv, stack, config_of(project, pin), rules, own)
     found += [of_error(fault) for fault in wrong]
     argv = without(argv, {str(fault.seen) for fault in wrong})

@@ -31,7 +31,7 @@ def findings(served: PlannedServer, issues: Iterable[KnownIssue]) -> Iterator[Re
     draft = served.speculation.get("model")
     if isinstance(draft, str) and not draft.startswith("/model"):
         text = f"the draft model {draft} is not fetched, and a container has no network"
-        yield error(text, "leave --speculative-config out")
+        yield error(text, f"pin it and write `drafter: {draft}` (docs/drafters.md), or leave --speculative-config out")
     yield from machine(served)
 
 

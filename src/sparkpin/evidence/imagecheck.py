@@ -127,9 +127,9 @@ def check_model(paths: Paths, release: Release, say: Say) -> list[Check]:
     """
     try:
         with project_of(paths, release) as project:
-            pin = manifests.load_model(project, release.model)
+            pin = manifests.load_models(project, release.model, release.drafter)
             lock = manifests.load_model_lock(project, pin)
-            steps = checkpoint_steps(manifests.load_chain(project, release.stage))
+            steps = checkpoint_steps(manifests.load_chain(project, release.stage), pin)
             used = used_repositories(pin, steps)
         locked = {name: lock.repositories[name] for name in used}
     except (SparkpinError, KeyError) as error:
@@ -138,7 +138,7 @@ def check_model(paths: Paths, release: Release, say: Say) -> list[Check]:
     wanted: dict[Path, str] = {}
     store = Store(paths.store)
     for name, entry in locked.items():
-        parts = fetched_of(entry, whole=name == pin.base)
+        parts = fetched_of(entry, whole=pin.is_whole(name))
         wanted |= {repository_folder(paths, entry) / file.file: file.sha256 for file in parts.files}
         wanted |= {store.path(row.sha256): row.sha256 for row in blobs_of(parts)}
         # Of the base they need not be there; where they are, its plan is made from them.
@@ -169,7 +169,7 @@ def check_model(paths: Paths, release: Release, say: Say) -> list[Check]:
             return f"{len(files)} files with the hashes of its own record; not all that it was made from is there"
         try:
             listings = {name: listing_of(paths, pin, name, entry) for name, entry in locked.items()}
-            verify_checkpoint(folder, places_of(paths, locked, pin.base), make_plan(listings, pin, steps))
+            verify_checkpoint(folder, places_of(paths, pin, locked), make_plan(listings, pin, steps))
         except SparkpinError as error:
             raise IntegrityError(error.message) from None
         return "every tensor and file has the bytes of what it was made from"

@@ -73,16 +73,16 @@ class ModelInputs:
 
 def model_inputs(project: Path, release: Release) -> ModelInputs:
     """Reads the release's own project (`kept_inputs.project_of`)."""
-    pin = manifests.load_model(project, release.model)
+    pin = manifests.load_models(project, release.model, release.drafter)
     lock = manifests.load_model_lock(project, pin)
-    steps = checkpoint_steps(manifests.load_chain(project, release.stage))
+    steps = checkpoint_steps(manifests.load_chain(project, release.stage), pin)
     used = sorted(used_repositories(pin, steps))
     if missing := [name for name in used if name not in lock.repositories]:
         raise IntegrityError(
             f"pins/models/{pin.name}.lock has no repository {missing[0]!r}",
             next_step=f"invoke lock --model {pin.name}",
         )
-    parts = (fetched_of(lock.repositories[name], whole=name == pin.base) for name in used)
+    parts = (fetched_of(lock.repositories[name], whole=pin.is_whole(name)) for name in used)
     return ModelInputs(tuple(parts), pin.is_made, lock.gguf.wheel if lock.gguf else None)
 
 

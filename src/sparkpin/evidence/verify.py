@@ -316,7 +316,9 @@ def pins_of(release: Release, read: Callable[[str], bytes]) -> Iterator[Path]:
 def pinned_models(evidence: Claimed) -> ModelInputs | None:
     """What the release's own pin, lock and stages say about its model; None when they were not looked at."""
     release = evidence.release
-    needed = [f"pins/models/{release.model}.yaml", f"pins/models/{release.model}.lock", f"stages/{release.stage}.yaml"]
+    models = filter(None, (release.model, release.drafter))
+    needed = [f"pins/models/{name}.{end}" for name in models for end in ("yaml", "lock")]
+    needed.append(f"stages/{release.stage}.yaml")
     if evidence.read is None or not release.inputs.keys() >= set(needed):
         return None
     try:

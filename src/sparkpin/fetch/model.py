@@ -51,26 +51,28 @@ def fetch_model(
     """
     wanted = wanted_of(paths, pin, lock, only)
     store = Store(paths.store)
-    donors = {name: entry for name, entry in wanted.items() if name != pin.base}
+    donors = {name: entry for name, entry in wanted.items() if not pin.is_whole(name)}
     with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
         fetched = fetch_pieces(paths, pin, outlines(paths, site, donors, say), say).received
         pieces: list[FilePiece] = []
+        whole: list[tuple[Verified, list[LockedFile]]] = []
         for name, entry in wanted.items():
-            if name == pin.base:
+            if pin.is_whole(name):
                 verified = Verified(paths, entry, deep=deep)
                 remove_strays(verified.folder, entry, say)
-                base = [file for file in verified.missing(entry.files, say) if not site[name].linked(file)]
-                pieces += [site[name].locked(file) for file in base]
+                new = [file for file in verified.missing(entry.files, say) if not site[name].linked(file)]
+                pieces += [site[name].locked(file) for file in new]
+                whole.append((verified, new))
             elif absent := lacking(store, entry.tensors, say):
                 pieces += tensor_pieces(site[name], listing_of(paths, pin, name, entry), absent)
         fetched += fetch_pieces(paths, pin, pieces, say).received
-        if pin.base in wanted:
-            verified.save(base)
+        for verified, new in whole:
+            verified.save(new)
         for entry in wanted.values():
             shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
     if fetched:
         tell_share(pin.name, fetched, sum(file.size for entry in wanted.values() for file in entry.files), say)
-    return places_of(paths, wanted, pin.base)
+    return places_of(paths, pin, wanted)
 
 
 def listings(
@@ -112,13 +114,13 @@ def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[
     """What `fetch_model` would ask a Hub for, by names and sizes; nothing where the model is generated, or a folder."""
     store, found = Store(paths.store), 0
     for name in only:
-        if pin.is_made or pin.repositories[name].folder:
+        if pin.owner(name).is_made or pin.repositories[name].folder:
             continue
         entry = lock.repositories[name]
         folder, begun = repository_folder(paths, entry), download_folder(paths, entry)
-        wanted = fetched_of(entry, whole=name == pin.base)
+        wanted = fetched_of(entry, whole=pin.is_whole(name))
         found += sum(file.size for file in wanted.files if not is_whole(folder / file.file, file.size))
-        if name != pin.base:
+        if not pin.is_whole(name):
             found += sum(row.size for row in blobs_of(entry) if not store.has(row))
         found -= sum(path.stat().st_size for path in begun.rglob("*") if path.is_file())
     return max(0, found)
@@ -190,8 +192,12 @@ def tell_share(name: str, fetched: int, total: int, say: Say) -> None:
 def sites(paths: Paths, pin: ModelPin, lock: ModelLock, say: Say) -> Iterator[Mapping[str, Site]]:
     """Where each repository comes from. A model is generated when a byte of it is needed."""
     with contextlib.ExitStack() as stack:
-        made = functools.cache(lambda: stack.enter_context(generated(paths, pin, lock.gguf, say)))
-        yield {name: site_of(paths, pin, name, entry.revision, made) for name, entry in lock.repositories.items()}
+        owners = {pin.owner(name).name: pin.owner(name) for name in lock.repositories}
+        made = functools.cache(lambda name: stack.enter_context(generated(paths, owners[name], lock.gguf, say)))
+        yield {
+            name: site_of(paths, pin, name, entry.revision, functools.partial(made, pin.owner(name).name))
+            for name, entry in lock.repositories.items()
+        }
 
 
 def hold(paths: Paths, pin: ModelPin, say: Say) -> contextlib.AbstractContextManager[None]:

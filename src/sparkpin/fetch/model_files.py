@@ -88,7 +88,7 @@ def check_sources(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock)
     it, if one does. CheckpointError before anything is fetched or written."""
     own, store = source_folder(paths, pin, name), Store(paths.store)
     folder = repository_folder(paths, entry)
-    places = [(file.file, folder / file.file) for file in fetched_of(entry, whole=name == pin.base).files]
+    places = [(file.file, folder / file.file) for file in fetched_of(entry, whole=pin.is_whole(name)).files]
     places += [(row.file, store.path(row.sha256)) for row in blobs_of(entry)]
     for file, path in places:
         if is_there(path, f"move it away, then the same command, which brings the right one: mv {path} {path}.old"):
@@ -108,23 +108,24 @@ def listing_of(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) ->
     return Listing(name, origin, sizes, FileBytes(headers, read_header_bytes), FileBytes(texts), mend)
 
 
-def config_here(paths: Paths, pin: ModelPin, lock: ModelLock) -> dict[str, Any] | None:
-    """config.json of a model's base: as locked where it was fetched, else what is known without it, else None."""
-    if entry := lock.repositories.get(pin.base):
+def config_here(paths: Paths, pin: ModelPin, lock: ModelLock, name: str = "") -> dict[str, Any] | None:
+    """config.json of a model's base, or its drafter's: as locked where it was fetched, else what is known without it,
+    else None. name: the pin's of the repository."""
+    name = name or pin.base
+    if entry := lock.repositories.get(name):
         path, hashes = repository_folder(paths, entry) / CONFIG, {file.file: file.sha256 for file in entry.files}
         if path.is_file() and sha256_file(path)[0] == hashes.get(CONFIG):
             return dict(json.loads(path.read_text(encoding="utf-8")))
-    if pin.generator:
+    if generator := pin.owner(name).generator:
         from sparkpin.fetch.tinymodel import FORMS, config_ahead
 
-        return config_ahead(FORMS[pin.generator.name])
-    return published.config_ahead(pin.repositories[pin.base].repo)
+        return config_ahead(FORMS[generator.name])
+    return published.config_ahead(pin.repositories[name].repo)
 
 
-def places_of(paths: Paths, entries: Mapping[str, RepositoryLock], base: str) -> Places:
-    """Of the repositories in `entries`, by the pin's names; base: that of the base."""
+def places_of(paths: Paths, pin: ModelPin, entries: Mapping[str, RepositoryLock]) -> Places:
+    """Of the repositories in `entries`, by the pin's names."""
     store = Store(paths.store)
-    donors = {name: entry for name, entry in entries.items() if name != base}
+    donors = {name: entry for name, entry in entries.items() if not pin.is_whole(name)}
     tensors = {name: {row.name: store.path(row.sha256) for row in entry.tensors} for name, entry in donors.items()}
-    folders = {name: repository_folder(paths, entry) for name, entry in entries.items() if name == base}
-    return Places(folders, tensors)
+    return Places({name: repository_folder(paths, entries[name]) for name in entries.keys() - donors.keys()}, tensors)

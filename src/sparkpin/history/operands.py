@@ -114,7 +114,7 @@ def release_side(paths: Paths, release: Release) -> Side:
     with contextlib.suppress(SparkpinError), project_of(paths, release) as project:  # another sparkpin's manifests
         chain = manifests.load_chain(project, release.stage)
         descriptions = {stage.name: stage.description for stage in chain}
-        model = manifests.load_model(project, release.model)
+        model = manifests.load_models(project, release.model, release.drafter)
         checkpoint = checkpoint_of(release.checkpoint_key, model, manifests.load_model_lock(project, model), chain)
     return Side(
         name=release.tag,
@@ -257,7 +257,7 @@ def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
 def checkpoint_of(
     key: str, model: schema.ModelPin, lock: schema.ModelLock, chain: Sequence[schema.Stage]
 ) -> Checkpoint:
-    steps = checkpoint_steps(chain)
+    steps = checkpoint_steps(chain, model)
     values = {"model": model.name, "steps": " + ".join(steps)}
     for step in ("hybrid", "mtp"):
         parameters = getattr(model, step)
@@ -265,7 +265,7 @@ def checkpoint_of(
             values |= {f"{step}: {name}": json.dumps(value) for name, value in parameters.model_dump().items()}
     sources = {}
     for name in sorted(used_repositories(model, steps)):
-        entry = fetched_of(lock.repositories[name], whole=name == model.base)
+        entry = fetched_of(lock.repositories[name], whole=model.is_whole(name))
         sources[f"repository {name}"] = f"{entry.repo} at {entry.revision[:12]}"
         given = {tensor.file for tensor in entry.tensors}  # headers that no tensor is taken from do not count
         used = entry.model_copy(update={"headers": [header for header in entry.headers if header.file in given]})

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from sparkpin.core.errors import WHOLE, InputError, ManifestError
 from sparkpin.core.names import choose
 from sparkpin.pins.schema import (
+    DRAFTER,
     UNRESOLVED,
     CommunityLock,
     CommunityPin,
@@ -254,6 +255,12 @@ def load_model(project: Path, name: str) -> ModelPin:
     return pin
 
 
+def load_models(project: Path, name: str, drafter: str | None) -> ModelPin:
+    """A model with its drafter, as a release names both."""
+    pin = load_model(project, name)
+    return pin.with_drafter(load_model(project, drafter)) if drafter else pin
+
+
 def load_recipe(project: Path, name: str) -> Recipe:
     return load_named(Recipe, project / "recipes", name, "recipe")
 
@@ -313,10 +320,21 @@ def load_known_issues(project: Path) -> tuple[KnownIssue, ...]:
 
 
 def model_of(project: Path, recipe: Recipe) -> ModelPin:
-    """The model pin whose base repository the recipe names."""
+    """The model pin whose base repository the recipe names, with that of its drafter if it names one."""
+    pin = _pin_of(project, recipe, "model", recipe.model, recipe.model_revision)
+    if recipe.drafter is None:
+        return pin
+    drafter = _pin_of(project, recipe, "drafter", recipe.drafter, recipe.drafter_revision)
+    if drafter.drafts is None:
+        path = project / f"pins/models/{drafter.name}.yaml"
+        raise ManifestError(path, "drafts", "(missing)", "its method, tokens and acceptance_floor (docs/drafters.md)")
+    return pin.with_drafter(drafter)
+
+
+def _pin_of(project: Path, recipe: Recipe, key: str, repo: str, wanted_revision: str) -> ModelPin:
     path = project / f"recipes/{recipe.name}.yaml"
     pins, faults = readable_models(project)
-    found = [pin for pin in pins if pin.repositories[pin.base].repo == recipe.model]
+    found = [pin for pin in pins if pin.repositories[pin.base].repo == repo]
     if not found and faults:
         raise faults[0]  # it may be of the one that was meant
     if len(found) != 1:
@@ -324,16 +342,16 @@ def model_of(project: Path, recipe: Recipe) -> ModelPin:
         known = ", ".join(sorted({pin.repositories[pin.base].repo for pin in pins}))
         wanted = several if found else f"of a model of pins/models/ ({known})"
         step = "move one of these pins out of pins/models/" if found else f"correct it in {path}, or pin that model"
-        raise ManifestError(path, "model", recipe.model, f"the base repository {wanted}", next_step=step)
+        raise ManifestError(path, key, repo, f"the base repository {wanted}", next_step=step)
     pin = found[0]
     revision, where = pin.repositories[pin.base].revision, project / f"pins/models/{pin.name}.yaml"
-    if recipe.model_revision == UNRESOLVED:  # whatever the lock says, if there is one
+    if wanted_revision == UNRESOLVED:  # whatever the lock says, if there is one
         return pin
     if revision == UNRESOLVED:
         revision = load_model_lock(project, pin).repositories[pin.base].revision
         where = where.with_suffix(".lock")
-    if recipe.model_revision != revision:
-        raise ManifestError(path, "model_revision", recipe.model_revision, f"{revision}, as in {where}")
+    if wanted_revision != revision:
+        raise ManifestError(path, f"{key}_revision", wanted_revision, f"{revision}, as in {where}")
     return pin
 
 
@@ -395,8 +413,8 @@ def stack_inputs(stack: Stack) -> str:
 
 def model_inputs(pin: ModelPin) -> str:
     """Over what decides which commits, files and tensors are locked."""
-    value = pin.model_dump(
-        mode="json", exclude={"name": True, "description": True, "smoke": True, "hybrid": {"unused"}}
+    value = pin.owner(pin.base).model_dump(
+        mode="json", exclude={"name": True, "description": True, "smoke": True, "drafts": True, "hybrid": {"unused"}}
     )
     if pin.gguf is None:
         del value["gguf"]  # a lock from before this key stays good
@@ -430,6 +448,12 @@ def model_lock_file(project: Path, name: str) -> Path:
     return project / f"pins/models/{name}.lock"
 
 
+def unlocked(project: Path, pin: ModelPin) -> list[str]:
+    """Names of the pin, and of its drafter's, where there is no lock."""
+    names = [pin.name, pin.drafter.name] if pin.drafter else [pin.name]
+    return [name for name in names if not model_lock_file(project, name).is_file()]
+
+
 def load_model_lock(project: Path, pin: ModelPin) -> ModelLock:
     path, command = model_lock_file(project, pin.name), f"invoke lock --model {pin.name}"
     if not path.is_file():
@@ -440,7 +464,11 @@ def load_model_lock(project: Path, pin: ModelPin) -> ModelLock:
         raise ManifestError(
             path, "(whole file)", "no such file", "a lock: this model has not been locked yet", next_step=step
         )
-    return _load_lock(ModelLock, path, model_inputs(pin), command)
+    lock = _load_lock(ModelLock, path, model_inputs(pin), command)
+    if pin.drafter is None:
+        return lock
+    drafter = load_model_lock(project, pin.drafter).repositories[pin.drafter.base]
+    return lock.model_copy(update={"repositories": lock.repositories | {DRAFTER: drafter}})
 
 
 def former_model_lock(project: Path, name: str) -> ModelLock:

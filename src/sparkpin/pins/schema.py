@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -427,7 +427,7 @@ class PinnedRepository(StrictModel):
 class Generator(StrictModel):
     """A model that is made here instead of fetched from the Hub; see sparkpin.fetch.tinymodel."""
 
-    name: Literal["scripted-tiny", "scripted-wide"]
+    name: Literal["scripted-tiny", "scripted-wide", "scripted-drafter"]
     seed: int
 
 
@@ -498,10 +498,30 @@ class ModelSmoke(StrictModel):
     idle: dict[Name, Reason] = {}
 
 
+DRAFTER = "drafter"  # a recipe's second model among the repositories of its first, and its folder in a checkpoint
+DRAFT_METHODS = Literal["draft_model", "eagle3", "dflash", "dspark"]
+
+
+class Drafts(StrictModel):
+    """What makes a model another one's drafter.
+
+    method: vLLM's word; tokens: the most in a draft that it was made for; acceptance_floor, position_floors: as of a
+    stage's `smoke`, in whose place they stand; accepted: share of the drafted tokens, as published, for `roofline`.
+    """
+
+    method: DRAFT_METHODS
+    tokens: Annotated[int, Field(ge=1)]
+    acceptance_floor: Annotated[float, Field(ge=0, le=1)]
+    position_floors: list[Annotated[float, Field(ge=0, le=1)]] = []
+    accepted: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
 class ModelPin(StrictModel):
     """pins/models/<name>.yaml: repositories with revisions, and what the checkpoint steps take from each.
 
     base is fetched whole; of every other repository only index, config, headers and the tensors that the steps take.
+    drafts: of a drafter. No file says what the property `drafter` is: a recipe's second model (`manifests.model_of`),
+    whose only repository stands among the others as DRAFTER, to be fetched whole.
     """
 
     name: Name
@@ -512,7 +532,35 @@ class ModelPin(StrictModel):
     repositories: dict[Name, PinnedRepository]
     hybrid: HybridStep | None = None
     mtp: MtpStep | None = None
+    drafts: Drafts | None = None
     smoke: ModelSmoke = Field(default_factory=ModelSmoke)
+
+    _drafter: ModelPin | None = PrivateAttr(default=None)
+
+    @property
+    def drafter(self) -> ModelPin | None:
+        return self._drafter
+
+    def with_drafter(self, drafter: ModelPin) -> ModelPin:
+        repositories = self.repositories | {DRAFTER: drafter.repositories[drafter.base]}
+        made = self.model_copy(update={"repositories": repositories})
+        made._drafter = drafter
+        return made
+
+    def owner(self, name: str) -> ModelPin:
+        """The pin, as its file has it, that one of the repositories is of."""
+        if self.drafter is None:
+            return self
+        if name == DRAFTER:
+            return self.drafter
+        own = {key: repository for key, repository in self.repositories.items() if key != DRAFTER}
+        alone = self.model_copy(update={"repositories": own})
+        alone._drafter = None
+        return alone
+
+    def is_whole(self, name: str) -> bool:
+        """Whether all files of a repository are fetched."""
+        return name in (self.base, DRAFTER)
 
     @property
     def is_made(self) -> bool:
@@ -523,6 +571,10 @@ class ModelPin(StrictModel):
     def check_gguf(self) -> ModelPin:
         if self.gguf and (self.generator or list(self.repositories) != [self.base]):
             raise ValueError("`gguf` with one repository, the base that is made of it, and without `generator`")
+        if self.drafts and (self.gguf or self.hybrid or self.mtp or list(self.repositories) != [self.base]):
+            raise ValueError("`drafts` with one repository, served as published: without `gguf`, `hybrid` and `mtp`")
+        if DRAFTER in self.repositories and not self.drafts:
+            raise ValueError(f"repositories with other names than {DRAFTER!r}, which a recipe's second model has")
         return self
 
 
@@ -650,7 +702,8 @@ class Recipe(StrictModel):
     """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
 
     mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md).
-    nodes: machines that serve it together, each with one process (docs/nodes.md).
+    nodes: machines that serve it together, each with one process (docs/nodes.md). drafter, drafter_revision: of a
+    second model, which --speculative-config names (docs/drafters.md).
     """
 
     recipe_version: Literal["1"]
@@ -658,6 +711,8 @@ class Recipe(StrictModel):
     description: str = ""
     model: str
     model_revision: str
+    drafter: str | None = None
+    drafter_revision: str = UNRESOLVED
     container: str
     stack: Name
     stage: Name

@@ -131,6 +131,8 @@ def overlaid(
 
 def own_argv(recipe: Recipe, model_path: str = MODEL_PATH, overrides: Mapping[str, Scalar] | None = None) -> list[str]:
     """The recipe's command alone, filled in and split. Errors: see `serve_argv`."""
+    from sparkpin.pins.drafters import mounted  # it stands on this file's functions
+
     file = file_of(recipe)
     overrides = dict(overrides or {})
     known = sorted({*recipe.defaults, *ADDRESS})
@@ -141,7 +143,7 @@ def own_argv(recipe: Recipe, model_path: str = MODEL_PATH, overrides: Mapping[st
     words = split(fill(recipe.command, {**recipe.defaults, **overrides}, file), file)
     for fault in own_faults(words, recipe):
         raise fault
-    argv = [*words[:2], model_path, *words[3:]]
+    argv = mounted([*words[:2], model_path, *words[3:]], recipe)
     for key in ADDRESS:
         if key in overrides:
             argv = set_flag(argv, f"--{key}", overrides[key])
@@ -150,6 +152,8 @@ def own_argv(recipe: Recipe, model_path: str = MODEL_PATH, overrides: Mapping[st
 
 def own_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
     """What is wrong with the words of a recipe's command, whatever vLLM it is for."""
+    from sparkpin.pins.drafters import command_faults  # it stands on this file's functions
+
     file = file_of(recipe)
     if words[2] not in (recipe.model, MODEL_PATH):
         yield ManifestError(file, "command", words[2], f"{recipe.model!r} (the recipe's model) or {MODEL_PATH!r}")
@@ -157,7 +161,8 @@ def own_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
     if recipe.nodes > 1 and backend not in (None, "mp"):
         wanted = "mp, vLLM's own executor, or a command without the flag"
         yield ManifestError(file, "command", f"--distributed-executor-backend {backend}", wanted)
-    yield from json_faults(words, file)
+    broken = list(json_faults(words, file))
+    yield from broken or command_faults(words, recipe)
     yield from value_faults(words, environment(recipe.env), file)
     try:
         refuse_patched(flag_value(words, CACHE_TYPE), file)

@@ -102,6 +102,7 @@ class Release:
     stage: Name
     stack: Name
     model: Name
+    drafter: Name | None = None
     key: Sha256
     build_key: Sha256
     image: Digest

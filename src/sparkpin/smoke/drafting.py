@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from sparkpin.core.errors import ManifestError
+from sparkpin.pins.drafters import FLAG, speculation
+from sparkpin.pins.drafters import TOKENS as KEY
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import drop_flags, parse_flags, set_flag
-from sparkpin.pins.vllm_flags import Flags
 from sparkpin.releases.record import Release
-
-FLAG, KEY = "--speculative-config", "num_speculative_tokens"
-
-
-def config_of(argv: Sequence[str]) -> dict[str, Any]:
-    """Empty where it drafts nothing."""
-    return Flags(argv, "the release's command", {}).json(FLAG)
 
 
 def drafted(release: Release) -> int:
     """Tokens that its own flags let it draft; 0 for none."""
-    return int(config_of(release.argv).get(KEY) or 0)
+    return int(speculation(release.argv).get(KEY) or 0)
 
 
 def require_drafter(stage: Stage, recipe: str, argv: Sequence[str]) -> None:
     """ManifestError where the stage wants drafts of a length proven, and the recipe serves it without a drafter: a
     number alone says not what should draft.
     """
-    if any(stage.smoke.draft_lengths) and not config_of(argv):
+    if any(stage.smoke.draft_lengths) and not speculation(argv):
         raise ManifestError(
             f"stages/{stage.name}.yaml",
             "smoke.draft_lengths",
@@ -58,4 +51,4 @@ def with_length(release: Release, length: int) -> list[str]:
     argv = drop_flags(release.argv, *parts)
     if not length:
         return drop_flags(argv, FLAG)
-    return set_flag(argv, FLAG, {**config_of(release.argv), KEY: length})
+    return set_flag(argv, FLAG, {**speculation(release.argv), KEY: length})

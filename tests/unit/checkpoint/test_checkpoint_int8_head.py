@@ -174,9 +174,9 @@ def test_a_head_that_cannot_be_stored_is_refused(model: Model, change: Callable[
 
 
 def test_only_a_stage_asks_for_it(model: Model) -> None:
-    assert checkpoint_steps(load_chain(PROJECT, "v2-stored")) == STEPS
+    assert checkpoint_steps(load_chain(PROJECT, "v2-stored"), model.pin) == STEPS
     for stage in ("v2", "v2-tq"):
-        assert checkpoint_steps(load_chain(PROJECT, stage)) == ALL
+        assert checkpoint_steps(load_chain(PROJECT, stage), model.pin) == ALL
     assert all_steps(model.pin) == ALL
     pin, lock = model.pin, lock_of(model.folders(), model.pin)
     assert checkpoint_key(pin, lock, STEPS) != checkpoint_key(pin, lock, ALL)

@@ -47,11 +47,14 @@ def test_the_stages_of_the_project_give_the_known_steps() -> None:
     def chain(name: str | None) -> list[schema.Stage]:
         return [*chain(stages[name].parent), stages[name]] if name else []
 
-    assert checkpoint_steps(chain("base")) == ("copy",)
-    assert checkpoint_steps(chain("mtp")) == ("copy", "hybrid", "mtp")
-    assert checkpoint_steps(chain("v2-tq")) == checkpoint_steps(chain("mtp"))
+    pin = manifests.load_model(PROJECT, "scripted-tiny")
+    assert checkpoint_steps(chain("base"), pin) == ("copy",)
+    assert checkpoint_steps(chain("mtp"), pin) == ("copy", "hybrid", "mtp")
+    assert checkpoint_steps(chain("v2-tq"), pin) == checkpoint_steps(chain("mtp"), pin)
+    drafted = pin.with_drafter(manifests.load_model(PROJECT, "scripted-drafter"))
+    assert checkpoint_steps(chain("hybrid"), drafted) == ("copy", "hybrid", "drafter")
     with pytest.raises(CheckpointError, match="wanted 'copy' first"):
-        checkpoint_steps(chain("hybrid")[1:])
+        checkpoint_steps(chain("hybrid")[1:], pin)
 
 
 def test_copy_links_everything_and_writes_nothing(sample: Sample) -> None:

@@ -104,7 +104,7 @@ def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> Neede
     command = "invoke plan" if default else f"invoke plan --recipe {recipe.name}"
     try:
         pin = manifests.model_of(paths.project, recipe)
-        ahead = published.is_known(pin) and not manifests.model_lock_file(paths.project, pin.name).is_file()
+        ahead = published.is_known(pin) and bool(manifests.unlocked(paths.project, pin))
         if not ahead and not is_here(paths, manifests.load_model_lock(paths.project, pin)):
             return NeededMemory(name, None, "its headers are not fetched yet", f"{command} (it fetches them)", command)
         chain = manifests.load_chain(paths.project, recipe.stage)
@@ -123,11 +123,11 @@ def model_of(paths: Paths, recipe: schema.Recipe, images: host.Needs, *, served:
         pin = manifests.model_of(paths.project, recipe)
         if pin.is_made:
             return []
-        locked = manifests.model_lock_file(paths.project, pin.name).is_file()
+        locked = not manifests.unlocked(paths.project, pin)
         lock = manifests.load_model_lock(paths.project, pin) if locked else None
         known = is_here(paths, lock) if lock else published.is_known(pin)
         chain = manifests.load_chain(paths.project, recipe.stage)
-        steps = [checkpoint_steps(chain[:end]) for end in range(1, len(chain) + 1)]
+        steps = [checkpoint_steps(chain[:end], pin) for end in range(1, len(chain) + 1)]
         needs = needs_of(paths, pin, lock, steps, terminal.say) if known else None
     except SparkpinError as error:
         return [MachineFinding("model", "advice", error.message, error.next_step)]

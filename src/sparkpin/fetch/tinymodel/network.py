@@ -26,7 +26,6 @@ from sparkpin.fetch.tinymodel.vocabulary import BLANK, CALL, END, PAD, RECALL, V
 from sparkpin.fetch.tinymodel.weights import Weights, bf16, random_weights, to_bf16
 
 HIDDEN = 128
-FULL_ATTENTION_EVERY = 4
 EXPERTS = 4
 EXPERTS_PER_TOKEN = 2
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
@@ -49,14 +48,20 @@ CodeKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """name: of the generator; layers: every fourth has full attention; intermediate: width of an expert; divided: the
-    modes among the KV heads.
+    """name: of the generator; layers: each `every`-th has full attention; intermediate: width of an expert; divided:
+    the modes among the KV heads; drafts: it is another model's drafter, a dense Qwen3 in one repository.
     """
 
     name: str
     layers: int
     intermediate: int
     divided: bool = False
+    every: int = 4
+    drafts: bool = False
+
+    @property
+    def bf16_repo(self) -> str:
+        return f"sparkpin/{self.name}"
 
     @property
     def int4_repo(self) -> str:
@@ -68,7 +73,10 @@ class Form:
 
     def modes_of(self, layer: int, kv_head: int) -> range:
         """The modes that a KV head of layer `layer` of the body looks for."""
-        return self._share(layer // FULL_ATTENTION_EVERY, kv_head, self.layers // FULL_ATTENTION_EVERY)
+        return self._share(layer // self.every, kv_head, self.layers // self.every)
+
+    def is_full(self, layer: int) -> bool:
+        return (layer + 1) % self.every == 0
 
     def draft_modes_of(self, kv_head: int) -> range:
         """As `modes_of`, of the MTP layer, which is the only one of its model."""
@@ -84,7 +92,10 @@ TINY = Form("scripted-tiny", 4, 128)
 WIDE = Form("scripted-wide", 8, 256, divided=True)
 """Halves of it are whole: FP8 blocks of its experts, and one layer with full attention in each half."""
 
-FORMS: Mapping[str, Form] = {form.name: form for form in (TINY, WIDE)}
+DRAFTER = Form("scripted-drafter", 1, 128, every=1, drafts=True)
+"""It says what the others say, so that its drafts are right. Qwen3, since vLLM takes a Qwen3.5 for an MTP layer."""
+
+FORMS: Mapping[str, Form] = {form.name: form for form in (TINY, WIDE, DRAFTER)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +120,12 @@ def config(vocabulary: Vocabulary, form: Form = TINY) -> dict[str, Any]:
         "bos_token_id": None,
         "dtype": "bfloat16",
         "eos_token_id": vocabulary.id_of(END),
-        "full_attention_interval": FULL_ATTENTION_EVERY,
+        "full_attention_interval": form.every,
         "head_dim": HEAD_DIM,
         "hidden_act": "silu",
         "hidden_size": HIDDEN,
         "initializer_range": 0.02,
-        "layer_types": ["full_attention" if _is_full(i) else "linear_attention" for i in range(form.layers)],
+        "layer_types": ["full_attention" if form.is_full(i) else "linear_attention" for i in range(form.layers)],
         "linear_conv_kernel_dim": CONV,
         "linear_key_head_dim": LINEAR_DIM,
         "linear_num_key_heads": LINEAR_KEY_HEADS,
@@ -155,9 +166,39 @@ def body_tensors(seed: int, vocabulary: Vocabulary, form: Form = TINY) -> dict[s
         "lm_head.weight": Plain("BF16", (VOCABULARY_SIZE, HIDDEN), b"".join(head.output_rows())),
     }
     for i in range(form.layers):
-        modes = [form.modes_of(i, kv_head) for kv_head in range(KV_HEADS)] if _is_full(i) else None
+        modes = [form.modes_of(i, kv_head) for kv_head in range(KV_HEADS)] if form.is_full(i) else None
         tensors |= _layer(seed, f"{BODY}layers.{i}.", form.intermediate, modes)
     return tensors
+
+
+DENSE = (
+    "attention_bias", "bos_token_id", "dtype", "eos_token_id", "head_dim", "hidden_act", "hidden_size",
+    "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "pad_token_id",
+    "rms_norm_eps", "rope_parameters", "tie_word_embeddings", "vocab_size",
+)  # fmt: skip
+"""Keys of `config` that a dense Qwen3 has, too."""
+
+
+def drafter_config(vocabulary: Vocabulary, form: Form) -> dict[str, Any]:
+    own = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "intermediate_size": form.intermediate}
+    return own | {key: value for key, value in config(vocabulary, form).items() if key in DENSE}
+
+
+def drafter_tensors(seed: int, vocabulary: Vocabulary, form: Form) -> dict[str, Weights | Plain]:
+    """The body as a dense Qwen3: one expert, no output gates, norms that multiply by their weight and not by 1 more."""
+    found: dict[str, Weights | Plain] = {}
+    for name, tensor in body_tensors(seed, vocabulary, form).items():
+        name = name.replace(BODY, "model.")
+        if ".experts." in name or "gate.weight" in name:
+            continue
+        if isinstance(tensor, Plain) and len(tensor.shape) == 1:
+            tensor = _constant(tensor.shape[0], 4.0 if "q_norm" in name else 1.0)
+        elif isinstance(tensor, Weights) and "q_proj" in name:
+            rows = [row for row in range(tensor.rows) if row % (2 * HEAD_DIM) < HEAD_DIM]
+            codes, exponents = b"".join(map(tensor.row, rows)), tuple(tensor.exponents[row] for row in rows)
+            tensor = Weights(len(rows), tensor.cols, codes, exponents)
+        found[name.replace(".shared_expert.", ".")] = tensor
+    return found
 
 
 def mtp_tensors(seed: int, form: Form = TINY) -> dict[str, Weights | Plain]:
@@ -251,10 +292,6 @@ def _code(seed: int, kind: str, number: int) -> tuple[float, ...]:
     """112 values, uniform in (-2, 2): two codes are all but orthogonal."""
     digest = hashlib.shake_256(f"{seed}:code:{kind}:{number}".encode()).digest(_CODE_DIM)
     return tuple((2 * byte - 255) / 128 for byte in digest)
-
-
-def _is_full(layer: int) -> bool:
-    return (layer + 1) % FULL_ATTENTION_EVERY == 0
 
 
 def _constant(size: int, value: float, dtype: str = "BF16") -> Plain:

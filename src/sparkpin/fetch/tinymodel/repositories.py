@@ -21,6 +21,8 @@ from sparkpin.fetch.tinymodel.network import (
     Tensors,
     body_tensors,
     config,
+    drafter_config,
+    drafter_tensors,
     mtp_tensors,
     plain_bf16,
 )
@@ -34,15 +36,20 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _SHARDS = 2
 _METADATA = {"format": "pt"}
-_LAYER = re.compile(re.escape(BODY) + r"layers\.(\d+)\.")
+_LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d+)\.")
 
 
 def generate(out_dir: Path, *, seed: int, form: Form = TINY) -> None:
     """Make ``out_dir/<repository>/`` for both repositories: the same bytes for a seed on every machine.
 
     The INT4 repository keeps shared experts in BF16 and its MTP tensors in a file that the index does not list; the
-    FP8 repository holds the same network with every linear layer in FP8. Folders that are there are replaced.
+    FP8 repository holds the same network with every linear layer in FP8. Folders that are there are replaced. A drafter
+    has one repository.
     """
+    if form.drafts:
+        shutil.rmtree(out_dir / form.bf16_repo, ignore_errors=True)
+        generate_plain(out_dir / form.bf16_repo, seed=seed, form=form)
+        return
     body = body_tensors(seed, vocabulary(), form)
     mtp = mtp_tensors(seed, form)
     for repository in (form.int4_repo, form.fp8_repo):
@@ -58,18 +65,25 @@ def generate(out_dir: Path, *, seed: int, form: Form = TINY) -> None:
 
 
 def generate_plain(folder: Path, *, seed: int, positions: int = MAX_POSITIONS, form: Form = TINY) -> None:
-    """The same network in `folder`, all of it in BF16 with MTP, for a server that wants no quantised kernels.
+    """The same network in `folder`, all of it in BF16 with MTP, for a server that wants no quantised kernels; a
+    drafter's is dense.
 
     positions: the longest sequence; nothing in the network depends on it.
     """
-    tensors = _bf16(body_tensors(seed, vocabulary(), form) | mtp_tensors(seed, form))
+    if form.drafts:
+        tensors, values = _bf16(drafter_tensors(seed, vocabulary(), form)), drafter_config(vocabulary(), form)
+    else:
+        tensors = _bf16(body_tensors(seed, vocabulary(), form) | mtp_tensors(seed, form))
+        values = config(vocabulary(), form)
     with atomic_folder(folder) as made:
-        _write_common(made, config(vocabulary(), form) | {"max_position_embeddings": positions})
+        _write_common(made, values | {"max_position_embeddings": positions})
         _write_shards(made, tensors, form.layers)
 
 
 def config_ahead(form: Form) -> dict[str, Any]:
-    """config.json of the INT4 repository without the list of modules that stay in 16 bits."""
+    """config.json of the INT4 repository without the list of modules that stay in 16 bits; that of a drafter."""
+    if form.drafts:
+        return drafter_config(vocabulary(), form)
     return config(vocabulary(), form) | {"quantization_config": {"bits": 4, "group_size": GROUP}}
 
 

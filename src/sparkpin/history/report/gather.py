@@ -195,7 +195,7 @@ def pin_rows(project: Path, release: Release) -> Iterator[ReportRow]:
     versions = {wheel.name: wheel.version for wheel in lock.wheels}
     if found := [f"{name} {versions[name]}" for name in NAMED if name in versions]:
         yield ReportRow("of these", ", ".join(found))
-    model = manifests.load_model(project, release.model)
+    model = manifests.load_models(project, release.model, release.drafter)
     for repository in manifests.load_model_lock(project, model).repositories.values():
         yield ReportRow("model", f"{repository.repo} at {repository.revision}")
 
@@ -226,9 +226,9 @@ def memory_of(paths: Paths, release: Release) -> ReportMemory:
 def absent_files(paths: Paths, release: Release) -> int:
     """Headers, configurations and indexes that a plan would fetch."""
     with project_of(paths, release) as project:
-        model = manifests.load_model(project, release.model)
+        model = manifests.load_models(project, release.model, release.drafter)
         lock = manifests.load_model_lock(project, model)
-        steps = checkpoint_steps(manifests.load_chain(project, release.stage))
+        steps = checkpoint_steps(manifests.load_chain(project, release.stage), model)
     absent = 0
     for entry in (lock.repositories[name] for name in used_repositories(model, steps)):
         texts = [file for file in entry.files if file.file in TEXTS]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sparkpin.core.paths import Paths
 from sparkpin.measure.bench import record as bench
 from sparkpin.measure.roofline.published import ACCEPTED
+from sparkpin.pins.schema import Drafts
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.drafting import drafted
 
@@ -22,13 +23,17 @@ class Acceptance:
 PUBLISHED = Acceptance(ACCEPTED, "as published for the 122B; --accepted")
 
 
-def acceptance_of(paths: Paths, recipe: str, stage: str, tokens: int) -> Acceptance:
+def acceptance_of(paths: Paths, recipe: str, stage: str, tokens: int, drafts: Drafts | None = None) -> Acceptance:
     """Of the newest release of the recipe's stage that drafts as many tokens and has passed: its benchmark's prompts,
-    else its smoke test, whose prompts are short and alike. PUBLISHED where nobody has measured.
+    else its smoke test, whose prompts are short and alike. As published where nobody has measured. drafts: of the
+    recipe's drafter.
     """
+    published = PUBLISHED
+    if drafts and drafts.accepted is not None:
+        published = Acceptance(drafts.accepted, "as published for its drafter; --accepted")
     releases = [one for one in Releases(paths).of_recipe(recipe) if one.stage == stage and one.is_good]
     measured = (of_bench(paths, one) or of_smoke(one) for one in reversed(releases) if drafted(one) == tokens)
-    return next(filter(None, measured), PUBLISHED)
+    return next(filter(None, measured), published)
 
 
 def of_bench(paths: Paths, release: Release) -> Acceptance | None:

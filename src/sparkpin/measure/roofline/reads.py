@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from sparkpin.checkpoint.safetensors import TensorInfo
-from sparkpin.serve.memory.cache import Cache, lay_out
+from sparkpin.serve.memory.cache import Cache, lay_out, slot_bytes
 from sparkpin.serve.memory.geometry import Geometry
 from sparkpin.serve.memory.settings import Settings
-from sparkpin.serve.memory.weights import HEAD, KINDS, MTP, VISION, Loading, held_bytes, kind_of, parts_of
+from sparkpin.serve.memory.weights import DRAFTER, HEAD, KINDS, MTP, VISION, Loading, held_bytes, kind_of, parts_of
 
 NUMBER = re.compile(r"\.experts\.(\d+)\.")
 EMBEDDINGS = "embeddings"
@@ -45,6 +45,11 @@ class DecodeModel:
     ranks: int = 1  # tensor-parallel; all bytes are those of one
     hidden: int = 0
     vocabulary: int = 0
+    draft_passes: int = 0  # of a second model
+    shares_head: bool = False  # the second model with the first
+    draft_caches: tuple[
+        tuple[int, int], ...
+    ] = ()  # bytes of a token in the second model's layers, tokens that they see
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +124,19 @@ def model_of(
 ) -> DecodeModel:
     """symmetric: the INT4 codes have no zero points of their own, so that kernels leave `qzeros` unread."""
     dense, routed = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
-    experts = 0
+    experts, has_head = 0, False
     for info in tensors:
         kind = kind_of(info)
         if symmetric and info.name.endswith((".qzeros", ".g_idx")):
             continue
         size = -(-held_bytes(info, kind, loading) // parts_of(info, loading))
-        if ".experts." not in info.name:
+        if kind == DRAFTER and "embed_tokens" in info.name:
+            continue
+        if (
+            ".experts." not in info.name or kind == DRAFTER
+        ):  # of a second model all, which is too much where it has some
             dense[kind] += size
+            has_head |= info.name.endswith("/lm_head.weight")
             continue
         routed[kind] += size
         found = NUMBER.search(info.name)
@@ -148,7 +158,19 @@ def model_of(
         ranks=settings.ranks,
         hidden=geometry.hidden,
         vocabulary=geometry.vocabulary,
+        draft_passes=settings.draft_passes,
+        shares_head=settings.drafter is not None and not has_head,
+        draft_caches=tuple(draft_caches(settings)),
     )
+
+
+def draft_caches(settings: Settings) -> Iterable[tuple[int, int]]:
+    if (drafter := settings.drafter) is None:
+        return
+    slot = drafter.shard(settings.ranks).kv_heads * slot_bytes(settings.cache_dtype, drafter.head_dim)
+    for layers, window in ((drafter.attention - drafter.sliding, 0), (drafter.sliding, drafter.window)):
+        if layers:
+            yield slot * layers, window
 
 
 def collectives(model: DecodeModel) -> list[tuple[int, float]]:
@@ -204,12 +226,16 @@ def reads_of(model: DecodeModel, context: int, routed_tokens: int) -> Iterable[R
         if row.kind == MTP:
             yield from drafting(model, row, reached)
             continue
+        if row.kind == DRAFTER:
+            once = "all tokens of a draft at once" if model.draft_passes == 1 else "once a draft"
+            yield Read(DRAFTER, row.dense, model.draft_passes, once)
+            continue
         if row.kind == HEAD and model.draft_share < 1:
             yield Read(HEAD, row.dense, 1, "once to check")
             yield Read("LM head, listed rows", row.dense * model.draft_share, drafted, "once a draft")
         elif row.dense:
-            head = row.kind == HEAD and model.draft_layers > 0
-            yield Read(row.kind, row.dense, 1 + drafted if head else 1, "once to check, once a draft" if head else "")
+            passes = (drafted if model.draft_layers else model.draft_passes * model.shares_head) * (row.kind == HEAD)
+            yield Read(row.kind, row.dense, 1 + passes, "once to check, once a pass that drafts" if passes else "")
         if row.experts:
             yield Read(row.kind, row.experts / experts, reached, f"of {experts} a layer, {1 + drafted} tokens")
     cache = model.cache
@@ -220,6 +246,9 @@ def reads_of(model: DecodeModel, context: int, routed_tokens: int) -> Iterable[R
         yield Read("KV cache", cache.slot_bytes * model.attention, context, cache.cache_dtype)
         if model.draft_layers:
             yield Read("KV cache of the MTP layer", cache.slot_bytes * model.draft_layers, context * drafted, "a draft")
+        for size, window in model.draft_caches:
+            seen = min(context, window or context)
+            yield Read("KV cache of the drafter", size, seen * model.draft_passes, f"the last {seen:,} tokens a pass")
 
 
 def drafting(model: DecodeModel, row: WeightReads, reached: float) -> Iterable[Read]:

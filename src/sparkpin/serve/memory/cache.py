@@ -22,13 +22,28 @@ PACKED_BLOCK: Mapping[str, int] = {"cpu": 16, "cuda": 128}  # mods/turboquant: i
 
 
 @dataclass(frozen=True, slots=True)
+class DraftGroups:
+    """Of a second model's layers of one kind. sizes: layers of each group; block_size: tokens of a block; window: what
+    a request holds at most, 0 for all of it."""
+
+    sizes: tuple[int, ...]
+    block_size: int
+    window: int
+
+    def request_blocks(self, length: int) -> int:
+        """v1/kv_cache_interface.py, SlidingWindowSpec: one more, since a window need not begin with a block."""
+        held = min(length, self.window) if self.window else length
+        return len(self.sizes) * (-(-held // self.block_size) + (self.window > 0))
+
+
+@dataclass(frozen=True, slots=True)
 class Cache:
     """The KV pool's layout. A block of any group takes `page_bytes` of each layer that the widest group has.
 
     slot_bytes: key and value of one token in one attention layer; state_bytes: conv and recurrent state of one linear
     layer, conv_bytes and ssm_bytes its parts. groups: layers of each group, attention's first; state_blocks: that one
     request holds in each of the state groups, whatever its length. padding: layers' worth of each block that
-    nothing uses, summed over the groups.
+    nothing uses, summed over the groups. drafts: groups of a second model's layers that are cached apart.
     """
 
     cache_dtype: str
@@ -40,6 +55,11 @@ class Cache:
     attention_groups: tuple[int, ...]
     state_groups: tuple[int, ...]
     state_blocks: int
+    drafts: tuple[DraftGroups, ...] = ()
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        return (*self.attention_groups, *self.state_groups, *(size for one in self.drafts for size in one.sizes))
 
     @property
     def state_bytes(self) -> int:
@@ -47,12 +67,11 @@ class Cache:
 
     @property
     def group_size(self) -> int:
-        return max((*self.attention_groups, *self.state_groups))
+        return max(self.groups)
 
     @property
     def padding(self) -> int:
-        groups = (*self.attention_groups, *self.state_groups)
-        return len(groups) * self.group_size - sum(groups)
+        return len(self.groups) * self.group_size - sum(self.groups)
 
     @property
     def block_bytes(self) -> int:
@@ -74,7 +93,9 @@ class Cache:
 
         v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config; v1/kv_cache_interface.py.
         """
-        return len(self.attention_groups) * -(-length // self.block_size) + len(self.state_groups) * self.state_blocks
+        states = len(self.state_groups) * self.state_blocks
+        drafted = sum(one.request_blocks(length) for one in self.drafts)
+        return len(self.attention_groups) * -(-length // self.block_size) + states + drafted
 
     def blocks(self, pool: int) -> int:
         """Blocks of a pool of so many bytes: get_kv_cache_config_from_groups."""
@@ -87,7 +108,10 @@ class Cache:
     def longest(self, blocks: int) -> int:
         """Tokens of the longest request that fits alone."""
         left = blocks - 1 - len(self.state_groups) * self.state_blocks
-        return max(left, 0) // len(self.attention_groups) * self.block_size
+        found = max(left, 0) // len(self.attention_groups) * self.block_size
+        while found > 0 and self.drafts and self.request_blocks(found) > blocks - 1:
+            found -= self.block_size
+        return found
 
     def capacity(self, blocks: int, length: int) -> tuple[int, float]:
         """What vLLM logs as `KV cache size: N tokens, Maximum concurrency for <length> tokens per request: X`.
@@ -106,7 +130,21 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
     conv, ssm = state_bytes(own, settings)
     block = block_size(settings, cache_dtype, slot, conv + ssm)
     attention = geometry.attention + settings.draft_layers
-    counts = group_counts(attention, geometry.linear)
+    drafts, page = [], block * slot
+    if drafter := settings.drafter and settings.drafter.shard(settings.ranks):
+        draft_slot = drafter.kv_heads * slot_bytes(cache_dtype, drafter.head_dim)
+        full = drafter.attention - drafter.sliding
+        if draft_slot == slot:  # cached with the model's own
+            attention, full = attention + full, 0
+        # unify_kv_cache_spec_page_size: the smaller page gets more tokens, or stays in part empty.
+        page = max(page, block * draft_slot)
+        draft_block = block * max(1, slot // draft_slot if slot % draft_slot == 0 else 1)
+        if draft_slot > slot and draft_slot % slot == 0:
+            block *= draft_slot // slot
+        # What is scheduled and not settled counts with the window: as many tokens as a step has.
+        window = drafter.window - 1 + settings.max_num_batched_tokens
+        drafts = [(n, draft_block, held) for n, held in ((full, 0), (drafter.sliding, window)) if n]
+    counts = group_counts(attention, geometry.linear, *(layers for layers, *_ in drafts))
     # One state is running. "align" (prefix caching) keeps a second, and a third where a prefill stores one on its way;
     # each drafted token has its own: MambaSpec.
     states = 1 + settings.prefix_caching + settings.checkpoints + settings.draft_tokens
@@ -116,10 +154,14 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
         conv_bytes=conv,
         ssm_bytes=ssm,
         block_size=block,
-        page_bytes=block * slot,
+        page_bytes=page,
         attention_groups=split(attention, counts[0]),
         state_groups=split(geometry.linear, counts[1]),
         state_blocks=states if geometry.linear else 0,
+        drafts=tuple(
+            DraftGroups(split(layers, groups), tokens, window)
+            for (layers, tokens, window), groups in zip(drafts, counts[2:], strict=True)
+        ),
     )
 
 
@@ -168,17 +210,16 @@ def block_size(settings: Settings, cache_dtype: str, slot: int, state: int) -> i
     return max(asked, kernel * -(-wanted // kernel))
 
 
-def group_counts(attention: int, linear: int) -> tuple[int, int]:
-    """Groups of attention and of linear layers.
+def group_counts(attention: int, linear: int, *drafts: int) -> tuple[int, ...]:
+    """Groups of attention and of linear layers, and of each kind of a second model's.
 
-    v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size: groups as large as the rarer kind, or as the
-    more frequent one if it is less than one and a half times as frequent.
+    v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size: groups as large as the rarest kind, or as the
+    most frequent one if it is less than one and a half times as frequent.
     """
-    if not linear:
-        return 1, 0
-    few, many = sorted((attention, linear))
+    kinds = (attention, linear, *drafts)
+    few, many = min(filter(None, kinds)), max(kinds)
     size = many if many < few * 1.5 else few
-    return -(-attention // size), -(-linear // size)
+    return tuple(-(-layers // size) for layers in kinds)
 
 
 def split(layers: int, groups: int) -> tuple[int, ...]:

@@ -34,7 +34,8 @@ CHUNK = 64
 
 def graphs(geometry: Geometry, settings: Settings) -> int:
     """CUDA graphs; vLLM takes them out of the budget before the KV pool since 0.21."""
-    return 0 if settings.eager else GRAPHS_PER_LAYER * (geometry.layers + settings.draft_layers)
+    drafting = settings.drafter.layers if settings.drafter else settings.draft_layers
+    return 0 if settings.eager else GRAPHS_PER_LAYER * (geometry.layers + drafting)
 
 
 def activations(geometry: Geometry, settings: Settings) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,8 @@ ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """attention, linear: layers of each kind; draft: MTP layers, each with full attention.
+    """attention, linear: layers of each kind; draft: MTP layers, each with full attention. sliding: of a drafter's
+    attention layers those that see the last `window` tokens alone.
 
     key_heads to value_dim and conv_kernel are those of the linear attention (Gated DeltaNet), 0 where there is none.
     ssm_dtype: the type that the config demands of the recurrent state, None where it demands none.
@@ -46,6 +47,8 @@ class Geometry:
     dtype: str
     ssm_dtype: str | None
     vision: bool
+    sliding: int = 0
+    window: int = 0
 
     @property
     def layers(self) -> int:
@@ -80,8 +83,8 @@ class Geometry:
         )
 
 
-def read_geometry(config: Mapping[str, Any], origin: str) -> Geometry:
-    """The text model's sizes; a config of a model with vision has them in `text_config`.
+def read_geometry(config: Mapping[str, Any], origin: str, *, drafter: bool = False) -> Geometry:
+    """The text model's sizes; a config of a model with vision has them in `text_config`. drafter: of a second model.
 
     Raises ManifestError for a key that is missing or no positive number.
     """
@@ -96,8 +99,8 @@ def read_geometry(config: Mapping[str, Any], origin: str) -> Geometry:
         return value
 
     layers = number("num_hidden_layers")
-    kinds = layer_kinds(text, layers, origin)
-    linear = kinds.count("linear_attention")
+    kinds = layer_kinds(text, layers, origin, KNOWN if drafter else KNOWN[:2])
+    linear, sliding = kinds.count("linear_attention"), kinds.count("sliding_attention")
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     default = None if linear else 0
     return Geometry(
@@ -119,6 +122,8 @@ def read_geometry(config: Mapping[str, Any], origin: str) -> Geometry:
         max_positions=positions(number("max_position_embeddings"), text),
         dtype=dtype_of(config, text, origin),
         ssm_dtype=state_dtype(text, origin),
+        sliding=sliding,
+        window=number("sliding_window") if sliding else 0,
         vision=any(str(name).endswith("ForConditionalGeneration") for name in config.get("architectures") or ()),
     )
 
@@ -134,7 +139,10 @@ def positions(stored: int, text: Mapping[str, Any]) -> int:
     return int(stored * factor) if isinstance(factor, int | float) else stored
 
 
-def layer_kinds(text: Mapping[str, Any], layers: int, origin: str) -> list[str]:
+KNOWN = ("full_attention", "linear_attention", "sliding_attention")
+
+
+def layer_kinds(text: Mapping[str, Any], layers: int, origin: str, known: Sequence[str]) -> list[str]:
     """One word a layer: from `layer_types`, else every n-th is full attention, else all are."""
     kinds = text.get("layer_types")
     if kinds is None:
@@ -145,11 +153,11 @@ def layer_kinds(text: Mapping[str, Any], layers: int, origin: str) -> list[str]:
     if not isinstance(kinds, list) or len(kinds) != layers:
         seen = f"{len(kinds)} entries" if isinstance(kinds, list) else kinds
         raise ManifestError(origin, "layer_types", seen, f"{layers} entries, one a layer", next_step=NEXT)
-    if "full_attention" not in kinds:
+    if not {"full_attention", "sliding_attention"} & set(kinds):
         raise ManifestError(origin, "layer_types", kinds[:3], "at least one full_attention", next_step=NEXT)
-    unknown = sorted({str(kind) for kind in kinds} - {"full_attention", "linear_attention"})
+    unknown = sorted({str(kind) for kind in kinds} - set(known))
     if unknown:
-        wanted = "full_attention and linear_attention, whose caches this plan knows"
+        wanted = f"{' and '.join(known)}, whose caches this plan knows"
         raise ManifestError(origin, "layer_types", unknown[0], wanted, next_step=NEXT)
     return kinds
 

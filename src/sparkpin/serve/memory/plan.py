@@ -255,10 +255,9 @@ def notes(
     if max_len > geometry.max_positions and settings.longer:
         found.append(f"--max-model-len {max_len:,} is more than the model's {geometry.max_positions:,} positions")
     if cache.padding:
-        groups = (*cache.attention_groups, *cache.state_groups)
         found.append(
-            f"the layers do not fill the cache's groups {list(groups)}: {cache.padding} of "
-            f"{len(groups) * cache.group_size} places stay empty"
+            f"the layers do not fill the cache's groups {list(cache.groups)}: {cache.padding} of "
+            f"{len(cache.groups) * cache.group_size} places stay empty"
         )
     if whole := sum(row.whole for row in weights):
         found.append(f"{gib(whole)} of the weights are not divided: routers, norms and others are on every node")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.checkpoint import published as shapes
-from sparkpin.checkpoint.repository import is_shard
+from sparkpin.checkpoint.repository import CONFIG, header_of, is_shard
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, InputError, ManifestError
@@ -18,6 +19,7 @@ from sparkpin.host import machine as host
 from sparkpin.pins import cache_types, manifests, schema, vllm_command
 from sparkpin.pins import nodes as placement
 from sparkpin.pins import precedence as overruling
+from sparkpin.pins.schema import DRAFTER
 from sparkpin.pins.weight_loaders import WeightBytes, choose
 from sparkpin.pins.wheel_layers import normal
 from sparkpin.serve.memory import estimates
@@ -158,7 +160,7 @@ def known_of(
     published: from published shapes instead; nothing is locked or fetched. nodes: see `plan`.
     """
     pin = manifests.model_of(paths.project, recipe)
-    steps = checkpoints.checkpoint_steps(chain)
+    steps = checkpoints.checkpoint_steps(chain, pin)
     used = checkpoints.used_repositories(pin, steps)
     if published:
         listings = shapes.listings(pin, used)
@@ -166,7 +168,9 @@ def known_of(
         listings = model.listings(paths, pin, shapes.model_lock(paths.project, pin), terminal.say, only=used)
     planned = checkpoints.make_plan(listings, pin, steps)
     origin = f"{listings[pin.base].origin}: config.json"
-    geometry = read_geometry(planned.config, origin)
+    geometry, drafter = read_geometry(planned.config, origin), None
+    if draft := listings.get(DRAFTER):
+        drafter = read_geometry(json.loads(draft.texts[CONFIG]), f"{draft.origin}: config.json", drafter=True)
     argv, env = vllm_command.serve_argv(recipe, stack, chain)
     platform: Platform = "cuda" if stack.platform == SPARK else "cpu"
     if nodes is not None:
@@ -180,6 +184,7 @@ def known_of(
         wide_state=has_wide_state(),
         origin=vllm_command.file_of(recipe),
         origins=overruling.origins(recipe, stack, chain),
+        drafter=drafter,
     )
     mods = {mod for part in chain for mod in part.mods}
     loading = Loading(
@@ -192,6 +197,9 @@ def known_of(
         kv_heads=geometry.kv_heads,
     )
     tensors = tuple(placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)
+    if draft:
+        infos = (info for file in draft.headers for info in header_of(draft, file).tensors.values())
+        tensors += tuple(info._replace(name=f"{DRAFTER}/{info.name}") for info in infos)
     quantised = planned.config.get("quantization_config")
     symmetric = isinstance(quantised, dict) and quantised.get("sym") is True
     largest = max((size for file, size in listings[pin.base].files.items() if is_shard(file)), default=0)

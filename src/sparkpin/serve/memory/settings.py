@@ -31,8 +31,9 @@ class Settings:
     """max_model_len: AUTO where vLLM shall find the longest that fits. cache_dtype: vLLM's word, never `auto`.
 
     draft_tokens: per step, 0 without speculation; draft_layers: attention layers of the drafter; draft_rows: of the LM
-    head that the mod draft-vocabulary lets it read, 0 for all. block_size: None where
-    nobody asks for one. kv_bytes: an explicit size of the KV pool, instead of what `utilization` leaves.
+    head that the mod draft-vocabulary lets it read, 0 for all. drafter: a second model that drafts; draft_passes: of
+    it, in a step. block_size: None where nobody asks for one. kv_bytes: an explicit size of the KV pool, instead of
+    what `utilization` leaves.
     kv_from: the setting that gives kv_bytes, and its file. checkpoints: see `takes_checkpoints`. longer: whether
     max_model_len may be more than the model's positions. unread: flags whose share of the memory is not known.
     ranks: tensor-parallel, over `nodes` machines; all sizes are of one of them.
@@ -62,6 +63,8 @@ class Settings:
     longer: bool
     unread: tuple[str, ...]
     nodes: int = 1
+    drafter: Geometry | None = None
+    draft_passes: int = 0
 
 
 def read_settings(
@@ -74,8 +77,9 @@ def read_settings(
     wide_state: bool,
     origin: str,
     origins: Mapping[str, str] = NOWHERE,
+    drafter: Geometry | None = None,
 ) -> Settings:
-    """Settings of a command line.
+    """Settings of a command line. drafter: the recipe's second model.
 
     origin: the file to name in an error; origins: flag or variable -> its own file, where that is another.
     vllm: major and minor version. wide_state: the CPU has AVX512-BF16, see `state_dtype`.
@@ -109,7 +113,7 @@ def read_settings(
         if not space.isdecimal():
             raise ManifestError(flags.origin(CPU_SPACE), CPU_SPACE, space, "a whole number of GiB", next_step=NEXT)
         kv_bytes, kv_from = int(space) * GIB, f"{CPU_SPACE}={space} of {flags.origin(CPU_SPACE)}"
-    draft_tokens, draft_layers = drafting(flags, geometry)
+    draft_tokens, draft_layers, draft_passes = drafting(flags, geometry, drafter)
     rows, unread = draft_rows(flags)
     caching = flags.on("--enable-prefix-caching", default=True)
     max_len = flags.number("--max-model-len", auto=True) or geometry.max_positions
@@ -151,6 +155,8 @@ def read_settings(
         longer=longer,
         unread=(*flags.unread(), *unread),
         nodes=flags.number(NODES) or 1,
+        drafter=drafter if draft_passes else None,
+        draft_passes=draft_passes,
     )
 
 
@@ -175,15 +181,23 @@ def takes_checkpoints(flags: Flags, geometry: Geometry) -> bool:
     return geometry.key_dim == 128 and flags.text("--gdn-prefill-backend") in (None, "auto", "flashinfer")
 
 
-def drafting(flags: Flags, geometry: Geometry) -> tuple[int, int]:
-    """Tokens drafted in a step and attention layers of the drafter: (0, 0) without speculation."""
+AT_ONCE = ("dflash", "dspark")
+"""Methods that draft all tokens in one pass: vLLM 0.32, config/speculative.py, `parallel_drafting`."""
+
+
+def drafting(flags: Flags, geometry: Geometry, drafter: Geometry | None) -> tuple[int, int, int]:
+    """Tokens drafted in a step, attention layers of an MTP drafter, and passes of a second model: (0, 0, 0) without
+    speculation."""
     config = flags.json("--speculative-config")
     if not config:
-        return 0, 0
+        return 0, 0, 0
     method = str(config.get("method"))
+    if drafter:
+        tokens = int(config["num_speculative_tokens"])
+        return tokens, 0, 1 if method in AT_ONCE or config.get("parallel_drafting") is True else tokens
     is_mtp = method == "mtp" or method.endswith("_mtp")
     if not is_mtp and method != "ngram":
-        wanted = "mtp or ngram, whose caches this plan knows"
+        wanted = "mtp, ngram or that of the recipe's drafter, whose caches this plan knows"
         raise ManifestError(
             flags.origin("--speculative-config"), "--speculative-config method", method, wanted, next_step=NEXT
         )
@@ -202,7 +216,7 @@ def drafting(flags: Flags, geometry: Geometry) -> tuple[int, int]:
             "a positive whole number",
             next_step=NEXT,
         )
-    return tokens, layers
+    return tokens, layers, 0
 
 
 def draft_rows(flags: Flags) -> tuple[int, tuple[str, ...]]:

@@ -10,10 +10,10 @@ from sparkpin.checkpoint.safetensors import TensorInfo
 
 INT4 = ("qweight", "qzeros", "scales", "g_idx")
 FP8 = ("F8_E4M3", "F8_E5M2")
-HEAD, MTP, VISION = "LM head", "MTP layer", "vision tower"
+HEAD, MTP, VISION, DRAFTER = "LM head", "MTP layer", "vision tower", "drafter"
 KINDS = (
     "INT4 experts", "INT4 layers", "FP4 experts", "FP4 layers", "FP8 experts", "FP8 layers",
-    "16-bit experts", "16-bit layers", "32-bit layers", "embeddings", HEAD, MTP, VISION,
+    "16-bit experts", "16-bit layers", "32-bit layers", "embeddings", HEAD, MTP, VISION, DRAFTER,
 )  # fmt: skip
 """In the order of a table."""
 
@@ -103,8 +103,11 @@ def parts_of(info: TensorInfo, loading: Loading) -> int:
 
 
 def kind_of(info: TensorInfo) -> str:
-    """By the tensor's name and type: INT4 as AutoRound and GPTQ name it, FP8 as Qwen, FP4 as ModelOpt."""
+    """By the tensor's name and type: INT4 as AutoRound and GPTQ name it, FP8 as Qwen, FP4 as ModelOpt. A second model's
+    names begin with its folder."""
     name, part = f".{info.name}", info.name.rpartition(".")[2]
+    if name.startswith(f".{DRAFTER}/"):
+        return DRAFTER
     if ".mtp." in name:
         return MTP
     if ".visual." in name:
@@ -132,7 +135,7 @@ def kind_of(info: TensorInfo) -> str:
 def held_bytes(info: TensorInfo, kind: str, loading: Loading) -> int:
     if (kind == MTP and not loading.draft) or (kind == VISION and not loading.vision):
         return 0
-    if kind == HEAD and loading.int8_head and len(info.shape) == 2:
+    if (kind == HEAD or info.name.endswith("/lm_head.weight")) and loading.int8_head and len(info.shape) == 2:
         # mods/int8-lm-head: codes in rows of whole 64 columns, a 16-bit scale for each row and column, which a
         # checkpoint that holds the codes has as tensors of their own.
         rows, columns = info.shape

@@ -1,0 +1,74 @@
+"""What vLLM does with the head of a second model that drafts, through its own code for that."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+import sparkpin_int8_lm_head
+import torch
+from sparkpin_int8_lm_head import method
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.v1.spec_decode import llm_base_proposer
+
+UTILS = "vllm.v1.worker.gpu.spec_decode.eagle.utils"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, unregistered: None, world: object) -> None:
+    original = ParallelLMHead.__init__
+    monkeypatch.setattr(ParallelLMHead, "__init__", getattr(original, "__wrapped__", original))
+    sparkpin_int8_lm_head.register()
+
+
+def head(seed: int | None) -> ParallelLMHead:
+    """As loaded; seed: of its weights, None for a drafter that has none."""
+    made = ParallelLMHead(500, 128, params_dtype=torch.bfloat16)
+    if seed is not None:
+        weight = torch.randn(500, 128, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+        made.weight.weight_loader(made.weight, weight)
+    made.quant_method.process_weights_after_loading(made)
+    return made
+
+
+def drafter(seed: int | None) -> torch.nn.Module:
+    made = torch.nn.Module()
+    made.has_own_lm_head, made.lm_head, made.model = seed is not None, head(seed), torch.nn.Module()
+    return made
+
+
+CASES = pytest.mark.parametrize(("own", "shared"), [(1, True), (2, False), (None, True)], ids=["copy", "own", "none"])
+
+if importlib.util.find_spec("vllm.v1.worker.gpu") and importlib.util.find_spec(UTILS):  # not before vLLM 0.32
+
+    @CASES
+    def test_the_runner_of_a_gpu_shares_a_head_that_is_the_target_s(installed, own: int | None, shared: bool) -> None:
+        """EAGLE-3, DFlash and DSpark: `_should_share` reads `weight` of both."""
+        utils = importlib.import_module(UTILS)
+        target, second = head(1), drafter(own)
+        assert utils._should_share(second, "has_own_lm_head", second.lm_head, target) is shared
+
+
+@CASES
+def test_the_older_runner_does_so_too(installed, own: int | None, shared: bool) -> None:
+    target, second = torch.nn.Module(), drafter(own)
+    target.lm_head, target.model = head(1), torch.nn.Module()
+    settings = SimpleNamespace(speculative_config=None)
+    self = SimpleNamespace(model=second, vllm_config=settings, use_local_argmax_reduction=False)
+    llm_base_proposer.SpecDecodeBaseProposer._maybe_share_lm_head(self, target)
+    assert (second.lm_head is target.lm_head) is shared
+    x = torch.ones(1, 128, dtype=torch.bfloat16)
+    said = second.lm_head.quant_method.apply(second.lm_head, x)
+    assert torch.equal(said, target.lm_head.quant_method.apply(target.lm_head, x)) is shared
+
+
+def test_a_drafter_without_a_head_costs_no_memory(installed) -> None:
+    empty = head(None)
+    assert not list(empty.parameters()) and not list(empty.buffers()) and empty not in method._heads
+
+
+def test_no_two_heads_have_one_number(installed) -> None:
+    first, second, empty = head(1), head(2), head(None)
+    assert len({int(one.weight) for one in (first, second, empty)}) == 3
+    assert int(head(1).weight) == int(first.weight)

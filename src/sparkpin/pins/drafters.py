@@ -1,0 +1,104 @@
+"""A recipe's second model: what --speculative-config must say of it, and what it must be to draft for the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins.schema import DRAFTER, Drafts, Recipe
+from sparkpin.pins.vllm_command import MODEL_PATH, file_of, set_flag
+from sparkpin.pins.vllm_flags import Flags
+
+FLAG, TOKENS = "--speculative-config", "num_speculative_tokens"
+PATH = f"{MODEL_PATH}/{DRAFTER}"  # of a checkpoint's folder vLLM reads no weights but those that lie in it directly
+WITHOUT_MODEL = ("mtp", "ngram", "ngram_gpu", "suffix")  # vLLM names their model itself
+SINCE: Mapping[str, str] = {"draft_model": "0.19.1", "eagle3": "0.19.1", "dflash": "0.20.2", "dspark": "0.32.0"}
+"""Of the stacks' releases of vLLM, the first that knows each method."""
+
+
+def speculation(argv: Sequence[str]) -> dict[str, Any]:
+    """Empty where nothing is drafted."""
+    return Flags(argv, "the command", {}).json(FLAG)
+
+
+def command_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
+    """What is wrong with the draft model that a recipe's own command names."""
+    file = file_of(recipe)
+    try:
+        plan = speculation(words)
+    except ManifestError as fault:
+        yield ManifestError(file, "command", fault.seen, fault.wanted)
+        return
+    model = plan.get("model")
+    if recipe.drafter is None:
+        if model not in (None, MODEL_PATH) and plan.get("method") not in WITHOUT_MODEL:
+            step = f"write `drafter: {model}` there, and its pin in pins/models/ (docs/drafters.md)"
+            wanted = "a drafter that the recipe names in `drafter`: what is not pinned is not there in a container"
+            yield ManifestError(file, f"command, {FLAG}: model", model, wanted, next_step=step)
+        return
+    if model not in (recipe.drafter, PATH):
+        yield ManifestError(file, f"command, {FLAG}: model", model, f"{recipe.drafter!r}, the recipe's drafter")
+    tokens = plan.get(TOKENS)
+    if type(tokens) is not int or tokens < 1:
+        yield ManifestError(file, f"command, {FLAG}: {TOKENS}", tokens, "how many tokens a draft has")
+
+
+def mounted(argv: Sequence[str], recipe: Recipe) -> list[str]:
+    """The words with the drafter where a container has it."""
+    return set_flag(argv, FLAG, {**speculation(argv), "model": PATH}) if recipe.drafter else list(argv)
+
+
+def require_used(recipe: Recipe, argv: Sequence[str]) -> None:
+    """ManifestError where a stage sets another way of drafting over the recipe's."""
+    if recipe.drafter and speculation(argv).get("model") != PATH:
+        wanted = f"a stage that leaves {FLAG} to the recipe, such as hybrid or v2-drafter"
+        raise ManifestError(file_of(recipe), "stage", recipe.stage, wanted)
+
+
+def method_faults(plan: Mapping[str, Any], drafts: Drafts, vllm: str, file: str) -> Iterator[ManifestError]:
+    """plan: of --speculative-config; vllm: version of the stack's."""
+    from packaging.version import Version
+
+    method = plan.get("method")
+    if method != drafts.method:
+        yield ManifestError(file, f"{FLAG}: method", method, f"{drafts.method!r}, as the drafter's pin says")
+    elif Version(vllm) < Version(SINCE[drafts.method]):
+        known = ", ".join(name for name, since in SINCE.items() if Version(vllm) >= Version(since))
+        yield ManifestError(file, f"{FLAG}: method", method, f"a method of the stack's vLLM {vllm}: {known}")
+    if plan[TOKENS] > drafts.tokens:
+        wanted = f"at most {drafts.tokens}, as the drafter's pin says"
+        yield ManifestError(file, f"{FLAG}: {TOKENS}", plan[TOKENS], wanted)
+
+
+def pair_faults(
+    plan: Mapping[str, Any], target: Mapping[str, Any], drafter: Mapping[str, Any], file: str
+) -> Iterator[ManifestError]:
+    """Why the model of one config.json cannot draft for that of another. plan: of --speculative-config; file: of the
+    drafter's pin.
+
+    vLLM 0.32: config/speculative.py, models/llama_eagle3.py, models/qwen3_dflash.py.
+    """
+    text = target.get("text_config")
+    text = text if isinstance(text, Mapping) else target
+
+    def differ(key: str, seen: object, wanted: object) -> Iterator[ManifestError]:
+        if seen != wanted:
+            yield ManifestError(file, f"config.json: {key}", seen, f"{wanted}, as the model has that it drafts for")
+
+    if plan.get("use_heterogeneous_vocab") is not True:  # else vLLM maps one vocabulary to the other
+        yield from differ("vocab_size", drafter.get("vocab_size"), text.get("vocab_size"))
+    if plan["method"] == "draft_model":
+        return
+    own = drafter.get("target_hidden_size") or drafter.get("hidden_size")
+    yield from differ("target_hidden_size or hidden_size", own, text.get("hidden_size"))
+    inner = drafter.get("dflash_config") or drafter.get("eagle_config") or {}
+    layers = text.get("num_hidden_layers", 0)
+    for key in ("target_layer_ids", "eagle_aux_hidden_state_layer_ids"):
+        if (highest := max(inner.get(key) or (), default=0)) > layers:
+            wanted = f"at most {layers}, the layers of the model that it drafts for"
+            yield ManifestError(file, f"config.json: {key}", highest, wanted)
+    block = inner.get("block_size") or drafter.get("block_size")
+    if plan["method"] == "dflash" and block and plan[TOKENS] >= block:
+        wanted = f"at most {block - 1}: a block of {block} begins with the model's own token"
+        yield ManifestError(file, TOKENS, plan[TOKENS], wanted)

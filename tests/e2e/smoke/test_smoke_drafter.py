@@ -1,0 +1,48 @@
+"""A second model that drafts, on a real server, with the LM heads of both in INT8. One server: vLLM 0.32 on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+from checkout import PROJECT
+
+from sparkpin.build.checkpoint import build_checkpoint
+from sparkpin.build.pair import pair
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.releases.container import ready_timeout
+from sparkpin.releases.record import Release
+from sparkpin.smoke.checks import run_check
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.run import subject_of
+from sparkpin.smoke.server import started
+from sparkpin.smoke.subject import SmokeSubject
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory, stages: dict[str, Release]) -> Iterator[SmokeSubject]:
+    paired = pair(PROJECT, "scripted-drafted", stage="v2-drafter")[-1]
+    # Stage v2 bakes in the same mods, and is built.
+    release = dataclasses.replace(stages["v2"], argv=paired.argv, env=paired.env, demands=paired.demands)
+    own = dataclasses.replace(Paths.from_env(PROJECT), home=tmp_path_factory.mktemp("home"))
+    model = build_checkpoint(own, paired.model, paired.model_lock, paired.steps, print)
+    with (
+        started(own, Engine.connect(), release, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
+        Client.unix(server.socket, timeout=1200) as client,
+    ):
+        server.wait_ready(client)
+        yield subject_of(release, client, server, 3)
+
+
+def test_its_drafts_are_right_and_the_answers_those_of_the_model(subject: SmokeSubject) -> None:
+    for name in ("chat", "tool-call", "tool-answer", "long-text", "mods", "acceptance"):
+        found = run_check(name, subject)
+        assert found.passed and found.applicable, (name, found.detail)
+    strict = dataclasses.replace(subject.demands, acceptance_floor=0.999)
+    assert not run_check("acceptance", dataclasses.replace(subject, demands=strict)).passed
+    log = subject.log().decode(errors="replace")
+    assert "model='/model/drafter'" in log
+    heads = [line for line in log.splitlines() if '"mod":"int8-lm-head"' in line and '"event":"active"' in line]
+    assert len(heads) == 2

@@ -1,0 +1,168 @@
+"""A second model through pairing, key and checkpoint. Both models are generated; no engine, no network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from checkout import PROJECT
+
+from sparkpin.build import pair as pairing
+from sparkpin.build.checkpoint import build_checkpoint, verify_built
+from sparkpin.build.pair import Pairing, pair
+from sparkpin.checkpoint import published as shapes
+from sparkpin.checkpoint.content import is_complete
+from sparkpin.checkpoint.plan import checkpoint_key
+from sparkpin.checkpoint.repository import header_of
+from sparkpin.core.errors import CheckpointError, ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.evidence.materials import model_inputs
+from sparkpin.measure.roofline.published import GEOMETRY, tensors
+from sparkpin.measure.roofline.reads import model_of, roofline
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import DRAFTER
+from sparkpin.pins.vllm_command import own_argv
+from sparkpin.releases.record import Release
+from sparkpin.serve.memory.cache import DraftGroups
+from sparkpin.serve.memory.geometry import read_geometry
+from sparkpin.serve.memory.plan import make_plan
+from sparkpin.serve.memory.recipe import Known, Machine, known_of
+from sparkpin.serve.memory.settings import read_settings
+from sparkpin.serve.memory.weights import Loading, weigh
+
+
+@pytest.fixture(scope="module")
+def paired() -> Pairing:
+    return pair(PROJECT, "scripted-drafted")[-1]
+
+
+def test_it_is_part_of_key_inputs_command_and_demands(paired: Pairing) -> None:
+    alone = pair(PROJECT, "scripted-tiny", stage="base")[-1]
+    assert paired.steps == (*alone.steps, DRAFTER) and paired.checkpoint_key != alone.checkpoint_key
+    assert paired.rendered.key == alone.rendered.key  # the image is the same
+    assert {"pins/models/scripted-drafter.yaml", "pins/models/scripted-drafter.lock"} <= paired.inputs.keys()
+    assert paired.demands.checks == (*alone.demands.checks, "acceptance")
+    assert (paired.demands.acceptance_floor, paired.demands.position_floors) == (0.9, (0.9, 0.9, 0.85))
+
+
+def test_other_bytes_of_it_are_another_checkpoint(paired: Pairing) -> None:
+    lock = paired.model_lock
+    entry = lock.repositories[DRAFTER]
+    other = entry.files[0].model_copy(update={"sha256": "0" * 64})
+    changed = entry.model_copy(update={"files": [other, *entry.files[1:]]})
+    repositories = {**lock.repositories, DRAFTER: changed}
+    assert checkpoint_key(paired.model, lock, paired.steps) == paired.checkpoint_key
+    key = checkpoint_key(paired.model, lock.model_copy(update={"repositories": repositories}), paired.steps)
+    assert key != paired.checkpoint_key
+
+
+def test_a_stage_that_drafts_another_way_is_refused() -> None:
+    with pytest.raises(ManifestError) as caught:
+        pair(PROJECT, "scripted-drafted", stage="mtp")
+    assert caught.value.key == "stage"
+
+
+def test_a_drafter_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pairing.config_here
+
+    def other(paths: object, pin: object, lock: object, name: str = "") -> dict[str, object]:
+        return {**(real(paths, pin, lock, name) or {}), **({"vocab_size": 7} if name == DRAFTER else {})}
+
+    monkeypatch.setattr(pairing, "config_here", other)
+    with pytest.raises(ManifestError) as caught:
+        pair(PROJECT, "scripted-drafted")
+    assert caught.value.key == "config.json: vocab_size"
+
+
+def test_the_checkpoint_has_it_in_a_folder_and_is_verified_with_it(paired: Pairing, tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    parts = paths, paired.model, paired.model_lock, paired.steps
+    made = build_checkpoint(*parts, len)
+    record = json.loads((made / "sparkpin.json").read_text())
+    assert record["sources"][DRAFTER]["repo"] == "sparkpin/scripted-drafter"
+    assert {path.name for path in (made / DRAFTER).iterdir()} == {
+        row.file for row in paired.model_lock.repositories[DRAFTER].files
+    }
+    assert verify_built(*parts, len) == made
+    config = made / DRAFTER / "config.json"
+    text = config.read_bytes()
+    config.unlink()
+    config.write_bytes(text.replace(b'"head_dim": 64', b'"head_dim": 46'))
+    with pytest.raises(CheckpointError, match=r"drafter/config\.json"):
+        verify_built(*parts, len)
+    config.unlink()
+    assert not is_complete(made, paired.checkpoint_key)
+
+
+def test_evidence_names_its_files(paired: Pairing) -> None:
+    release = Release.__new__(Release)
+    for name, value in {"drafter": "scripted-drafter", "stage": "base", "model": "scripted-tiny"}.items():
+        object.__setattr__(release, name, value)
+    repos = [entry.repo for entry in model_inputs(PROJECT, release).repositories]
+    assert repos == ["sparkpin/scripted-drafter", "sparkpin/scripted-tiny-int4-AutoRound"]
+
+
+def known() -> Known:
+    recipe = manifests.load_recipe(PROJECT, "scripted-drafted")
+    stack, chain = manifests.load_stack(PROJECT, recipe.stack), manifests.load_chain(PROJECT, recipe.stage)
+    return known_of(Paths.from_env(PROJECT), recipe, stack, chain)
+
+
+def dflash() -> Known:
+    """Recipe qwen3.5-122b-dflash from published shapes, a layer's experts as one tensor: all of them take seconds."""
+    recipe = manifests.load_recipe(PROJECT, "qwen3.5-122b-dflash")
+    config = shapes.DRAFTERS[recipe.drafter or ""]
+    drafter = read_geometry(config, "published", drafter=True)
+    settings = read_settings(
+        own_argv(recipe), {}, GEOMETRY, "cuda", vllm=(0, 33), wide_state=False, origin="", drafter=drafter
+    )
+    listed = shapes.dflash_listing(config)
+    own = (info for file in listed.headers for info in header_of(listed, file).tensors.values())
+    every = (*tensors(fp8=True), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
+    loading = Loading(draft=False, vision=True, int8_head=True, widened=False)
+    return Known(GEOMETRY, settings, loading, every, True, 0)
+
+
+def test_the_plan_is_what_vllm_logged_with_a_drafter_of_the_model_s_own_geometry() -> None:
+    """vLLM 0.32 on a CPU, this recipe: `CPU KV cache size: 399,360 tokens, Maximum concurrency for 2,048 tokens per
+    request: 195.00x`."""
+    found = known()
+    weights = weigh(found.tensors, found.loading)
+    made = make_plan(found.geometry, found.settings, weights, Machine(1 << 34, 1 << 34, "a test", "flag"))
+    assert (made.chosen.tokens, made.chosen.concurrency) == (399_360, 195.0)
+    assert [(row.kind, row.tensors) for row in weights if row.kind == DRAFTER] == [(DRAFTER, 14)]
+
+
+def test_a_drafter_of_other_geometry_has_groups_of_its_own() -> None:
+    """The 122B with DFlash: keys and values of a token take 4,096 bytes of each of 6 layers, and 2,048 of the model's
+    12, whose blocks become twice as long."""
+    found = dflash()
+    made = make_plan(
+        found.geometry,
+        found.settings,
+        weigh(found.tensors, found.loading),
+        Machine(130 << 30, 118 << 30, "a test", "flag"),
+    )
+    cache = made.chosen.cache
+    assert cache.groups == (6,) * 9 and [one.sizes for one in cache.drafts] == [(6,)]
+    assert cache.block_size == 2 * cache.drafts[0].block_size
+    assert cache.request_blocks(10 * cache.block_size) == 2 * 10 + 6 * 13 + 20  # 13 states: its own and 12 drafts'
+
+
+def test_a_window_bounds_what_a_request_holds() -> None:
+    assert [DraftGroups((6,), 100, 0).request_blocks(n) for n in (100, 10_000)] == [1, 100]
+    assert [DraftGroups((6,), 100, 1000).request_blocks(n) for n in (100, 10_000)] == [2, 11]
+
+
+def test_the_roofline_reads_a_drafter_as_often_as_it_runs() -> None:
+    def reads(found: Known) -> dict[str, float]:
+        made = model_of(found.tensors, found.geometry, found.settings, found.loading, symmetric=found.symmetric)
+        line = roofline(made, context=1000, bandwidth=273e9, accepted=0.45)
+        return {read.what: read.times for read in line.reads} | {"ceiling": line.ceiling}
+
+    one_by_one, at_once = reads(known()), reads(dflash())
+    assert (one_by_one["drafter"], one_by_one["LM head"], one_by_one["KV cache of the drafter"]) == (3, 1, 3000)
+    assert (at_once["drafter"], at_once["LM head"], at_once["KV cache of the drafter"]) == (1, 2, 1000)
+    assert at_once["INT4 experts"] == pytest.approx(86.57, abs=0.01)
+    assert at_once["ceiling"] == pytest.approx(61.7, abs=0.1)

@@ -1,0 +1,120 @@
+"""A recipe's second model: what its command must say of it, and which models go together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkout import PROJECT
+from packaging.version import Version
+
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins import drafters, manifests
+from sparkpin.pins.schema import Drafts, Recipe
+from sparkpin.pins.vllm_command import flag_value, own_argv
+
+DATA = PROJECT / "src/sparkpin/community/vllm"
+PLAN = {"method": "dflash", "model": drafters.PATH, "num_speculative_tokens": 12}
+TARGET = {"text_config": {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 48}}
+DRAFTER = {
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "dflash_config": {"block_size": 16, "target_layer_ids": [1, 45]},
+}
+
+
+def recipe(**changes: Any) -> Recipe:
+    return manifests.load_recipe(PROJECT, "scripted-drafted").model_copy(update=changes)
+
+
+def test_a_container_has_the_drafter_beside_the_model_s_own_files() -> None:
+    plan = json.loads(flag_value(own_argv(recipe()), drafters.FLAG) or "")
+    assert plan == {"method": "draft_model", "model": "/model/drafter", "num_speculative_tokens": 3}
+    mounted = recipe(command=recipe().command.replace("sparkpin/scripted-drafter", "/model/drafter"))
+    assert own_argv(mounted) == own_argv(recipe())
+
+
+@pytest.mark.parametrize(
+    ("changes", "old", "new", "key"),
+    [
+        ({}, "sparkpin/scripted-drafter", "somebody/else", "model"),
+        ({}, '"model": "sparkpin/scripted-drafter", ', "", "model"),
+        ({}, ', "num_speculative_tokens": 3', "", "num_speculative_tokens"),
+        ({}, ": 3}}", ': "3"}}', "num_speculative_tokens"),
+        ({}, ": 3}}", ": 0}}", "num_speculative_tokens"),
+        ({"drafter": None}, "", "", "model"),
+    ],
+)
+def test_a_command_that_names_no_pinned_drafter_is_refused(
+    changes: dict[str, Any], old: str, new: str, key: str
+) -> None:
+    changed = recipe(**changes, command=recipe().command.replace(old, new))
+    with pytest.raises(ManifestError) as caught:
+        own_argv(changed)
+    assert caught.value.key.endswith(key) and caught.value.file == "recipes/scripted-drafted.yaml"
+
+
+@pytest.mark.parametrize(
+    ("plan", "vllm", "key"),
+    [
+        ({"method": "eagle3"}, "0.33.0", "method"),
+        ({}, "0.19.1", "method"),
+        ({"num_speculative_tokens": 16}, "0.33.0", "num_speculative_tokens"),
+    ],
+)
+def test_a_method_or_number_that_is_not_the_drafter_s_is_refused(plan: dict[str, Any], vllm: str, key: str) -> None:
+    drafts = Drafts(method="dflash", tokens=15, acceptance_floor=0.1)
+    assert list(drafters.method_faults(PLAN, drafts, "0.33.0", "f")) == []
+    (fault,) = drafters.method_faults(PLAN | plan, drafts, vllm, "f")
+    assert fault.key.endswith(key)
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes", "key"),
+    [
+        ({}, {"vocab_size": 999}, "vocab_size"),
+        ({}, {"hidden_size": 128}, "hidden_size"),
+        ({}, {"target_hidden_size": 128}, "hidden_size"),
+        ({}, {"dflash_config": {"block_size": 16, "target_layer_ids": [1, 49]}}, "target_layer_ids"),
+        ({"num_speculative_tokens": 16}, {}, "num_speculative_tokens"),
+        ({"method": "draft_model"}, {"vocab_size": 999}, "vocab_size"),
+    ],
+)
+def test_models_that_do_not_go_together_are_refused(plan: dict[str, Any], changes: dict[str, Any], key: str) -> None:
+    assert list(drafters.pair_faults(PLAN, TARGET, DRAFTER, "f")) == []
+    (fault,) = drafters.pair_faults(PLAN | plan, TARGET, DRAFTER | changes, "f")
+    assert fault.key.endswith(key)
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": 8}, {"vocab_size": 9, "target_hidden_size": 64}])
+def test_models_that_vllm_joins_are_not(changes: dict[str, Any]) -> None:
+    plan = PLAN | {"method": "draft_model", "use_heterogeneous_vocab": True}
+    assert list(drafters.pair_faults(plan, TARGET, DRAFTER | changes, "f")) == []
+
+
+def test_each_method_is_known_to_vllm_from_the_release_on_that_is_said() -> None:
+    for file in DATA.glob("*.json"):
+        known = json.loads(file.read_text())["speculative_methods"]
+        for method, since in drafters.SINCE.items():
+            assert (method in known) == (Version(file.stem) >= Version(since)), (file.stem, method)
+
+
+def test_a_drafter_s_pin_says_what_it_drafts(tmp_path: Path) -> None:
+    (tmp_path / "pins/models").mkdir(parents=True)
+    for name in ("scripted-tiny", "scripted-drafter"):
+        for end in ("yaml", "lock"):
+            path = PROJECT / f"pins/models/{name}.{end}"
+            (tmp_path / f"pins/models/{path.name}").write_bytes(path.read_bytes())
+    assert manifests.model_of(tmp_path, recipe()).drafter is not None
+    assert manifests.unlocked(tmp_path, manifests.model_of(tmp_path, recipe())) == []
+    for wrong, key in (({"drafter": "x/y"}, "drafter"), ({"drafter_revision": "0" * 40}, "drafter_revision")):
+        with pytest.raises(ManifestError) as caught:
+            manifests.model_of(tmp_path, recipe(**wrong))
+        assert caught.value.key == key
+    with pytest.raises(ManifestError) as caught:
+        manifests.model_of(tmp_path, recipe(drafter=recipe().model, drafter_revision="unresolved"))
+    assert caught.value.key == "drafts"
+    (tmp_path / "pins/models/scripted-drafter.lock").unlink()
+    assert manifests.unlocked(tmp_path, manifests.model_of(tmp_path, recipe())) == ["scripted-drafter"]
