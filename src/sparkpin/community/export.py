@@ -85,7 +85,7 @@ def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
     words[2] = "{model}"
     if subject.published:
         words[3:3] = ["--revision", subject.revision]  # sparkrun 0.2.40 fills in no {model_revision}
-    if settings.get("host") == "127.0.0.1":  # sparkrun may run elsewhere, and asks the server for its health there
+    if settings.get("host") == "127.0.0.1":  # sparkrun 0.4.2 asks the machine's own address whether it is up
         settings["host"] = "0.0.0.0"
     command = template.command_of(words, settings, doubled=False)
     return {
