@@ -15,10 +15,11 @@ from sparkpin.community import template, yamlfile
 from sparkpin.community.render import escaped
 from sparkpin.pins.nodes import EXECUTOR, NODES, PIPELINE, TENSOR, nodes_of
 from sparkpin.pins.values import require_values
-from sparkpin.pins.vllm_command import MODEL_PATH, drop_flags, parse_flags
+from sparkpin.pins.vllm_command import MODEL_PATH, drop_flags, flag_value, parse_flags
 
 Format = Literal["v1", "v2"]
 TOOLS: dict[Format, str] = {"v1": "spark-vllm-docker", "v2": "sparkrun"}
+HERE = "127.0.0.1"
 AS_ROOT = "VLLM_SPARK_EXTRA_DOCKER_ARGS='--user 0:0'"
 """spark-vllm-docker makes /workspace in the container, which our image's user may not."""
 SETTINGS = {
@@ -85,7 +86,7 @@ def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
     words[2] = "{model}"
     if subject.published:
         words[3:3] = ["--revision", subject.revision]  # sparkrun 0.2.40 fills in no {model_revision}
-    if settings.get("host") == "127.0.0.1":  # sparkrun may run elsewhere, and asks the server for its health there
+    if settings.get("host") == HERE:  # sparkrun 0.4.2 asks the machine's own address whether it is up
         settings["host"] = "0.0.0.0"
     command = template.command_of(words, settings, doubled=False)
     return {
@@ -140,6 +141,10 @@ def comments(subject: ExportedRecipe, form: Format) -> list[str]:
     if (nodes := nodes_of(subject.argv)) > 1:
         lines.append(f"For {nodes} machines, each of which needs the image and the model's files.")
     model = f"Model: {subject.repo} at {subject.revision}, as published."
+    if form == "v2" and flag_value(subject.argv, "--host") == HERE:
+        lines.append(
+            "It listens on all addresses of its machine. Where sparkrun runs there, too, host: 127.0.0.1 does."
+        )
     made_here = f"Checkpoint: {subject.checkpoint}, which `invoke checkpoint` makes."
     lines.append(model if subject.published else made_here)
     if form == "v1":

@@ -21,7 +21,7 @@ READ_ANYWAY = {"tensor_parallel", "pipeline_parallel", "data_parallel", "port", 
                "speculative_config", "expert_parallel", "ep_size", "init_port", "api_key", "data_parallel_rpc_port",
                "executor", "image_prefix", "launcher_image", "use_sentinel_image", "save_build_logs", "transformers",
                "kubectl", "benchmark_framework", "benchmark_output_dir"}  # fmt: skip
-"""What sparkrun reads of `defaults` beside the command: its runtimes/base.py of 2026 (0129882) has the list."""
+"""What sparkrun reads of `defaults` beside the command: its runtimes/base.py of 0.4.2 has the list."""
 DESCRIBED = re.compile(
     r"\b(?:[2-9]|two|dual|three|four|eight)(?:x|×)?[ -]?(?:x |× )?(?:NVIDIA )?(?:DGX )?(?:sparks?|nodes?|machines?)\b",
     re.I,

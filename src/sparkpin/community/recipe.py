@@ -16,15 +16,15 @@ V1_KEYS = {
     *V1_NEEDED, "description", "model", "mods", "defaults", "env", "build_args", "cluster_only", "solo_only",
 }  # fmt: skip
 V2_KEYS = {
-    "benchmark", "builder", "builder_config", "capabilities", "cluster_config", "cluster_only", "command", "container",
-    "containers", "defaults", "description", "distribution_config", "env", "executor", "executor_config", "include",
-    "layout", "max_nodes", "metadata", "min_nodes", "mode", "model", "model_revision", "mods", "name", "overrides",
-    "post_commands", "post_exec", "pre_exec", "readiness", "recipe_version", "runtime", "runtime_cache",
-    "runtime_config", "runtime_version", "scheduler", "solo_only", "sparkrun_version", "stop_after_post",
-    "unsupported_capabilities",
+    "benchmark", "builder", "builder_config", "capabilities", "cluster_config", "cluster_only", "command",
+    "container", "containers", "defaults", "description", "distribution_config", "env", "executor",
+    "executor_config", "include", "layout", "max_nodes", "metadata", "min_nodes", "min_sparkrun_version", "mode",
+    "model", "model_revision", "mods", "name", "overrides", "post_commands", "post_exec", "pre_exec", "readiness",
+    "recipe_version", "runtime", "runtime_cache", "runtime_config", "runtime_version", "scheduler", "solo_only",
+    "sparkrun_version", "stop_after_post", "unsupported_capabilities",
 }  # fmt: skip
 ELSEWHERE = {"benchmark", "capabilities", "description", "distribution_config", "draft_model", "maintainer",
-             "metadata", "name", "recipe_version", "runbook", "sparkrun_version",
+             "metadata", "min_sparkrun_version", "name", "recipe_version", "runbook", "sparkrun_version",
              "unsupported_capabilities"}  # fmt: skip
 """Keys that say nothing about what is served."""
 

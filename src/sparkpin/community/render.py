@@ -29,7 +29,7 @@ TEXT = ("auto", "none", "generate", "draft")  # what --runner, --convert and --t
 WORDS = 500  # of a command; vLLM has some 300 flags
 SHARE = "gpu_memory_utilization"
 ON_A_SPARK = {SHARE: 0.8}
-"""What sparkrun sets on a DGX Spark where nobody does, read in its platforms/dgx_spark.py of 0.4."""
+"""What sparkrun sets on a DGX Spark where nobody does, read in its platforms/dgx_spark.py, 0.4.2."""
 PREPARING = {
     ".", ":", "apt", "apt-get", "cd", "chmod", "cp", "curl", "echo", "export", "git", "ln", "mkdir", "mv", "patch",
     "pip", "pip3", "ray", "rm", "sed", "set", "sleep", "source", "touch", "true", "ulimit", "unset", "uv", "wget",
