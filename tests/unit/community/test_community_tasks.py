@@ -400,7 +400,7 @@ def test_an_import_can_be_tried_and_one_with_errors_ends_as_such(
     done = capsys.readouterr().out
     text = (paths.project / "recipes/some-recipe.yaml").read_text()
     assert tried == text + "\n" + done.replace("wrote", "would write")
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match=f"{paths.project}/recipes/some-recipe.yaml is there already"):
         tasks.recipe("import", [file], **OPTIONS | {"dry_run": True})
     bad = written(tmp_path, V1 | {"command": "vllm serve acme/sample-int4 --prot 1"}, "bad.yaml")
     for dry_run in (True, False):
