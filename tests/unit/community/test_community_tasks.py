@@ -330,7 +330,7 @@ def test_check_takes_files_folders_and_globs(paths: Paths, tmp_path: Path, capsy
     (tmp_path / "many/below").mkdir(parents=True)
     for name, change in {
         "good": {"mods": [], "command": "vllm serve acme/sample-int4 --port {port}"},
-        "bad": {"command": "vllm serve acme/sample-int4 --prot {port}", "name": "\x1b[31m"},
+        "bad": {"command": "vllm serve acme/sample-int4 --prot {port}"},
         "below/cluster": {"cluster_only": True, "command": "vllm serve acme/sample-int4 -tp {tensor_parallel}"},
         "below/\x1b[31m": {"command": ""},
     }.items():
