@@ -125,7 +125,7 @@ def recipe_import(
     with mirrored(paths) if dry_run else contextlib.nullcontext(paths) as to:
         made = imported(to, file, name=name, stack=stack, stage=stage, lock=lock and not dry_run)
         if dry_run:
-            show(made.target.read_text(encoding="utf-8"))
+            show(tame(made.target.read_text(encoding="utf-8")))
     for line in made.lines:
         show(line.replace("wrote", "would write", 1) if dry_run else line)
     report(made.found)
@@ -142,7 +142,12 @@ def mirrored(paths: Paths) -> Iterator[Paths]:
             for file in (paths.project / place).iterdir():
                 if (below := Path(place, file.name)).as_posix() not in MIRRORED:
                     (project / below).symlink_to(file.resolve())
-        yield replace(paths, project=project)
+        try:
+            yield replace(paths, project=project)
+        except SparkpinError as error:  # it is to name the files that people have
+            error.message = error.message.replace(folder, str(paths.project))
+            error.next_step = error.next_step.replace(folder, str(paths.project))
+            raise
 
 
 def imported(paths: Paths, file: str, *, name: str, stack: str | None, stage: str | None, lock: bool) -> ImportedRecipe:
@@ -177,7 +182,7 @@ def recipe_show(
     """Print the command and environment of a server to be, with where each word is from. Nothing need be locked."""
     path, own = check.file_or_name(paths.project, what)
     with contextlib.nullcontext(paths) if own else mirrored(paths) as to:
-        made = None if own else imported(to, str(path), name="shown", stack=stack, stage=stage, lock=False)
+        made = None if own else imported(to, str(path), name=f"{path.stem}-shown", stack=stack, stage=stage, lock=False)
         read = manifests.load_recipe(to.project, made.target.stem if made else path.stem)
         chosen = manifests.load_stack(to.project, read.stack)
         chain = manifests.load_chain(to.project, stage or read.stage)
@@ -203,7 +208,7 @@ def recipe_show(
         value = {key: [{"text": text, "from": place} for text, place in found] for key, found in rows.items()}
         show(json.dumps({"recipe": what, **value, "notes": notes}, indent=2))
         return
-    show(f"{what}: stack {chosen.name} (vLLM {vllm_version(chosen)}), stage {chain[-1].name}, model {read.model}")
+    show(f"{tame(what)}: stack {chosen.name} (vLLM {vllm_version(chosen)}), stage {chain[-1].name}, model {read.model}")
     table(("command", "from"), words)
     table(("environment", "from"), variables)
     for note in notes:

@@ -43,7 +43,7 @@ V2 = {
         "defaults": {"distributed_executor_backend": "mp", "served_model_name": "x"},
     },
     "no-command": {
-        "defaults": {"port": 8000, "host": "0.0.0.0", "tensor_parallel": 1, "max_model_len": 4096, "strange": 1},
+        "defaults": {"port": 8000, "tensor_parallel": 1, "gpu_memory_utilization": 0.7, "max_model_len": 9, "odd": 1},
     },
     "env": {"command": "vllm serve {model}", "env": {"A": 1, "B": "x y"}},
 }  # fmt: skip
