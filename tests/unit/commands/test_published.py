@@ -61,7 +61,7 @@ def test_a_plan_tells_what_has_broken_with_such_memory(copy: CheckoutHere) -> No
 
 
 def test_a_million_tokens(copy: CheckoutHere) -> None:
-    """The table of docs/memory.md: concurrency from the blocks of its pool, which two experts a layer do not have."""
+    """The table of docs/memory.md: concurrency from the pool of the whole model, in bytes."""
     long = ("--recipe", "qwen3.5-122b-1m", "--published")
     plan = json.loads(copy.done("plan", *long, "--json"))
     assert plan["fits"] and any("1,048,576" in note for note in plan["notes"])
@@ -72,8 +72,9 @@ def test_a_million_tokens(copy: CheckoutHere) -> None:
         row, cache = rows.get(one["cache"]["cache_dtype"]), one["cache"]
         if row:
             assert int(row[2].replace(",", "")) == cache["token_bytes"]
-            assert float(row[4]) == round(764 / cache["request_blocks"], 2)
-            assert int(row[3].replace(",", "")) == int(764 / cache["request_blocks"] * 1_010_000)
+            requests = 39_681_436_985 // cache["block_bytes"] / cache["request_blocks"]
+            assert float(row[4]) == round(requests, 2)
+            assert int(row[3].replace(",", "")) == int(requests * 1_010_000)
     assert len(rows.keys() & {one["cache"]["cache_dtype"] for one in plan["capacities"]}) == 4
     file = copy.folder / "recipes/qwen3.5-122b-1m.yaml"
     file.write_text(file.read_text().replace("  VLLM_ALLOW_LONG_MAX_MODEL_LEN: 1\n", ""))
