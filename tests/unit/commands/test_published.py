@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from checkout_here import CheckoutHere
+from places import PROJECT
 
 from sparkpin.build.model_needs import ModelNeeds
 from sparkpin.build.pair import pair
@@ -27,7 +28,10 @@ MODEL = "qwen3.5-122b-a10b"
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckoutHere:
     """With two experts a layer, which is quicker; sizes with all of them: tests/e2e/fetch/test_large_pins.py."""
-    few = {repo: (replace(geometry, experts=2), kind) for repo, (geometry, kind) in published.SHAPES.items()}
+    few = {
+        repo: (replace(geometry, experts=min(2, geometry.experts)), kind)
+        for repo, (geometry, kind) in published.SHAPES.items()
+    }
     monkeypatch.setattr(published, "SHAPES", few)
     monkeypatch.setattr(published, "G122B", few["Qwen/Qwen3.5-122B-A10B-FP8"][0])
     return CheckoutHere.make(tmp_path / "copy")
@@ -54,6 +58,33 @@ def test_a_plan_tells_what_has_broken_with_such_memory(copy: CheckoutHere) -> No
     assert "vllm#46307" not in copy.done("plan", *LARGE, "--published")
     file.write_text(file.read_text().replace("gpu_memory_utilization: 0.76", "gpu_memory_utilization: 0.9"))
     assert "vllm#46307" in copy.invoke("plan", *LARGE, "--published").stderr
+
+
+def test_a_million_tokens(copy: CheckoutHere) -> None:
+    """The table of docs/memory.md: concurrency from the pool of the whole model, in bytes."""
+    long = ("--recipe", "qwen3.5-122b-1m", "--published")
+    plan = json.loads(copy.done("plan", *long, "--json"))
+    assert plan["fits"] and any("1,048,576" in note for note in plan["notes"])
+    assert not any("not counted" in note for note in plan["notes"])
+    text = (PROJECT / "docs/memory.md").read_text().partition("## A million tokens")[2].partition("\n## ")[0]
+    rows = {row[1].split(",")[0].strip(): row for line in text.splitlines() if len(row := line.split("|")) == 8}
+    for one in plan["capacities"]:
+        row, cache = rows.get(one["cache"]["cache_dtype"]), one["cache"]
+        if row:
+            assert int(row[2].replace(",", "")) == cache["token_bytes"]
+            requests = 39_681_436_985 // cache["block_bytes"] / cache["request_blocks"]
+            assert float(row[4]) == round(requests, 2)
+            assert int(row[3].replace(",", "")) == int(requests * 1_010_000)
+    assert len(rows.keys() & {one["cache"]["cache_dtype"] for one in plan["capacities"]}) == 4
+    file = copy.folder / "recipes/qwen3.5-122b-1m.yaml"
+    file.write_text(file.read_text().replace("  VLLM_ALLOW_LONG_MAX_MODEL_LEN: 1\n", ""))
+    assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in copy.invoke("plan", *long).stdout
+
+
+@pytest.mark.parametrize("name", ["27b-fp8", "27b-nvfp4", "35b-a3b-fp8", "35b-a3b-nvfp4"])
+def test_recipes_of_qwen36_can_be_planned(copy: CheckoutHere, name: str) -> None:
+    plan = json.loads(copy.done("plan", "--recipe", f"qwen3.6-{name}", "--published", "--json"))
+    assert plan["fits"] and plan["problems"] == []
 
 
 def test_of_the_smaller_pair_more_is_guessed(copy: CheckoutHere) -> None:

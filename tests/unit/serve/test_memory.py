@@ -34,7 +34,7 @@ from sparkpin.serve.memory.estimates import activations, graphs
 from sparkpin.serve.memory.geometry import read_geometry
 from sparkpin.serve.memory.plan import Machine, gib, make_plan
 from sparkpin.serve.memory.recipe import as_if
-from sparkpin.serve.memory.settings import GIB, read_settings
+from sparkpin.serve.memory.settings import GIB, Settings, read_settings
 from sparkpin.serve.memory.text import log_line, memory_rows, title, to_json
 from sparkpin.serve.memory.weights import Loading, kind_of
 
@@ -315,6 +315,27 @@ def test_more_tokens_than_positions_do_not_fit_unless_vllm_is_told_to_take_them(
     assert geometry_122b(max_position_embeddings=8192, rope_parameters=rope).max_positions == 16_384
     yarn = {"rope_type": "yarn", "factor": 2.0}
     assert geometry_122b(max_position_embeddings=8192, rope_parameters=yarn).max_positions == 8192
+
+
+def test_yarn_is_read_and_does_not_make_vllm_take_more_tokens() -> None:
+    """vLLM 0.32 counts no factor of YaRN, as the config's positions are meant to hold it; older ones did."""
+    geometry = geometry_122b(max_position_embeddings=262_144)
+
+    def of(text: dict[str, object], vllm: tuple[int, int] = (0, 32), **env: str) -> Settings:
+        words = json.dumps({"text_config": text}, separators=(",", ":"))
+        return settings_of(geometry, f"--max-model-len 1010000 --hf-overrides {words}", "cuda", vllm, **env)
+
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262_144}
+    made = of({"rope_parameters": rope})
+    assert (made.yarn, made.longer, made.unread) == (1_048_576, False, ())
+    assert of({"rope_parameters": rope}, (0, 20)).longer
+    assert of({"rope_parameters": rope}, VLLM_ALLOW_LONG_MAX_MODEL_LEN="1").longer
+    mixed = of({"rope_parameters": rope, "max_position_embeddings": 1_010_000})
+    assert (mixed.yarn, mixed.longer, len(mixed.unread)) == (0, True, 1)
+    weights = weights_122b(Loading(draft=False, vision=True, int8_head=False, widened=False))
+    planned = make_plan(geometry, made, weights, SPARK)
+    assert any("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in problem for problem in planned.problems)
+    assert any("1,048,576" in note for note in planned.notes)
 
 
 def test_what_does_not_fit_comes_with_what_would() -> None:

@@ -11,7 +11,7 @@ from sparkpin.pins.vllm_flags import AUTO
 from sparkpin.serve.memory import estimates
 from sparkpin.serve.memory.cache import FORMATS, Cache, lay_out
 from sparkpin.serve.memory.geometry import Geometry
-from sparkpin.serve.memory.settings import GIB, Settings
+from sparkpin.serve.memory.settings import GIB, LONG, Settings
 from sparkpin.serve.memory.weights import HEAD, WeightKind
 
 SEE_BELOW = "see below"  # in the tables of `invoke plan`
@@ -211,9 +211,8 @@ def too_long(geometry: Geometry, settings: Settings, max_len: int) -> list[str]:
     """vllm/config/model.py, _get_and_verify_max_len."""
     if max_len <= geometry.max_positions or settings.longer:
         return []
-    return [
-        f"--max-model-len {max_len:,} is more than the model's {geometry.max_positions:,} positions: vLLM refuses it"
-    ]
+    said = f"--max-model-len {max_len:,} is more than the model's {geometry.max_positions:,} positions: vLLM refuses it"
+    return [f"{said} without {LONG}=1, YaRN or not" if settings.yarn else said]
 
 
 def hints(
@@ -254,6 +253,10 @@ def notes(
         found.append(f"not counted, since this plan does not know what they do: {', '.join(settings.unread)}")
     if max_len > geometry.max_positions and settings.longer:
         found.append(f"--max-model-len {max_len:,} is more than the model's {geometry.max_positions:,} positions")
+    if settings.yarn:
+        found.append(
+            f"YaRN reaches {settings.yarn:,} positions and changes short prompts, too (docs/memory.md#a-million-tokens)"
+        )
     if cache.padding:
         found.append(
             f"the layers do not fill the cache's groups {list(cache.groups)}: {cache.padding} of "

@@ -23,6 +23,7 @@ GIB = 1 << 30
 CACHE_DTYPES = ("auto", *DTYPE_BYTES, *ONE_BYTE, *TURBOQUANT)
 LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 ADDITIONAL = "--additional-config"
+OVERRIDES = "--hf-overrides"
 NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -36,7 +37,8 @@ class Settings:
     what `utilization` leaves.
     kv_from: the setting that gives kv_bytes, and its file. checkpoints: see `takes_checkpoints`. longer: whether
     max_model_len may be more than the model's positions. unread: flags whose share of the memory is not known.
-    ranks: tensor-parallel, over `nodes` machines; all sizes are of one of them.
+    ranks: tensor-parallel, over `nodes` machines; all sizes are of one of them. yarn: positions that YaRN reaches, 0
+    where --hf-overrides has none.
     """
 
     platform: Platform
@@ -65,6 +67,7 @@ class Settings:
     nodes: int = 1
     drafter: Geometry | None = None
     draft_passes: int = 0
+    yarn: int = 0
 
 
 def read_settings(
@@ -128,8 +131,10 @@ def read_settings(
         )
     text_only = flags.on("--language-model-only") or not geometry.vision
     eager = flags.on("--enforce-eager") or platform == "cpu"
-    # --hf-overrides may change the positions, so that what the config says does not decide.
-    longer = env.get(LONG, "").strip().lower() in ("1", "true") or any("--hf-overrides" in word for word in argv)
+    yarn, others = yarn_positions(flags)
+    # Other overrides may change the positions, so that what the config says does not decide; YaRN does not (vLLM 0.32).
+    overridden = any(OVERRIDES in word for word in argv) and not (yarn and vllm >= (0, 32))
+    longer = env.get(LONG, "").strip().lower() in ("1", "true") or overridden
     return Settings(
         platform=platform,
         max_model_len=max_len,
@@ -153,7 +158,8 @@ def read_settings(
         checkpoints=caching and platform == "cuda" and vllm >= (0, 33) and takes_checkpoints(flags, geometry),
         kv_from=kv_from,
         longer=longer,
-        unread=(*flags.unread(), *unread),
+        yarn=yarn,
+        unread=(*flags.unread(), *unread, *others),
         nodes=flags.number(NODES) or 1,
         drafter=drafter if draft_passes else None,
         draft_passes=draft_passes,
@@ -232,3 +238,17 @@ def draft_rows(flags: Flags) -> tuple[int, tuple[str, ...]]:
     else:
         rows = 0
     return rows, (f"{ADDITIONAL} {json.dumps(rest)}",) if rest else ()
+
+
+def yarn_positions(flags: Flags) -> tuple[int, tuple[str, ...]]:
+    """Positions that YaRN in --hf-overrides reaches, else 0; and what else the flag says, which is not known here."""
+    overrides = flags.json(OVERRIDES)
+    if not overrides:
+        return 0, ()
+    text = overrides.get("text_config", overrides)
+    rope = text.get("rope_parameters") if isinstance(text, dict) else None
+    if isinstance(rope, dict) and rope.get("rope_type") == "yarn" and len(overrides) == len(text) == 1:
+        factor, stored = rope.get("factor"), rope.get("original_max_position_embeddings")
+        if isinstance(factor, int | float) and isinstance(stored, int):
+            return int(stored * factor), ()
+    return 0, (f"{OVERRIDES} {json.dumps(overrides)}",)
