@@ -25,7 +25,7 @@ from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, say, show, table, tame
 from sparkpin.fetch import lock_model
-from sparkpin.pins import community_mods, families, manifests, schema, vllm_command
+from sparkpin.pins import community_mods, drafters, families, manifests, schema, vllm_command
 from sparkpin.pins.families import vllm_version
 from sparkpin.pins.nodes import spread
 from sparkpin.pins.precedence import origins
@@ -292,6 +292,11 @@ def recipe_export(
         raise InputError(f"--format: saw {form!r}, wanted v1 or v2", next_step="invoke recipe export NAME --format v1")
     target = files.output_file("--output", output) if output else None
     subject = of_release(paths, what, release) if release else of_tree(paths, what, stage)
+    if drafters.speculation(subject.argv).get("model") == drafters.PATH:
+        raise InputError(
+            f"{subject.image} is served with a second model that lies in its checkpoint: no file of {form} can say so",
+            next_step=f"invoke export {subject.image}, which takes both",
+        )
     kind: export.Format = "v1" if form == "v1" else "v2"
     text = export.text_of(subject, kind)
     if Releases(paths).find(subject.image) is None:

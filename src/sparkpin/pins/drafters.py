@@ -95,7 +95,7 @@ def pair_faults(
     inner = drafter.get("dflash_config") or drafter.get("eagle_config") or {}
     layers = text.get("num_hidden_layers", 0)
     for key in ("target_layer_ids", "eagle_aux_hidden_state_layer_ids"):
-        if (highest := max(inner.get(key) or (), default=0)) > layers:
+        if (highest := max(inner.get(key) or drafter.get(key) or (), default=0)) > layers:
             wanted = f"at most {layers}, the layers of the model that it drafts for"
             yield ManifestError(file, f"config.json: {key}", highest, wanted)
     block = inner.get("block_size") or drafter.get("block_size")

@@ -427,7 +427,7 @@ class PinnedRepository(StrictModel):
 class Generator(StrictModel):
     """A model that is made here instead of fetched from the Hub; see sparkpin.fetch.tinymodel."""
 
-    name: Literal["scripted-tiny", "scripted-wide", "scripted-drafter"]
+    name: Literal["scripted-tiny", "scripted-wide", "scripted-drafter", "scripted-eagle3"]
     seed: int
 
 

@@ -561,6 +561,13 @@ def test_a_draft_model_that_is_pinned_here_stays() -> None:
     assert adopt.left_out(PROJECT, argv, []) == ((), [], "sparkpin/scripted-drafter")
 
 
+def test_a_recipe_with_a_drafter_is_not_exported(tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    for form in ("v1", "v2"):
+        with pytest.raises(InputError, match="a second model"):
+            tasks.recipe_export(paths, "scripted-drafted", form=form)
+
+
 def test_names() -> None:
     assert [adopt.plain_name(text) for text in ("Qwen3.5_122B (x)", "--", "A/b")] == ["qwen3.5-122b-x", "recipe", "a-b"]
 

@@ -19,7 +19,7 @@ from sparkpin.community.shell import commands
 from sparkpin.core.paths import Paths
 
 CORPUS = [path for name in ("recipes", "public") for path in (PROJECT.parent / "shared/corpus" / name).glob("*.yaml")]
-DRAFT, PATCHED = "the draft model", "has no flag --mxfp4-"
+DRAFT, PATCHED, POOLED = "the draft model", "has no flag --mxfp4-", "/v1/embeddings"
 REFUSED = {  # how the name ends -> how its errors begin; all others that are for one machine pass
     "recipes-0xBakeer__qwen3.8-27b-nvfp4-dspark-vllm": DRAFT,
     "recipes-laguna-s-2.1": DRAFT,
@@ -29,6 +29,10 @@ REFUSED = {  # how the name ends -> how its errors begin; all others that are fo
     "recipes-qwen3.6-35b-a3b-fp8-dflash": DRAFT,
     "openai-gpt-oss-120b-vllm": PATCHED,  # a fork's flags
     "qwen3.6-27b-fp8-dflash-vllm": DRAFT,
+    "recipes-4x-spark-cluster-qwen3.5-397b-int4-autoround": "says that the model needs more",
+    "recipes-nomic-embed-v2-moe": POOLED,
+    "vl-embedding-8b-vllm": POOLED,
+    "vl-reranker-8b-vllm": POOLED,
 }
 V2 = {
     "plain-json": {"command": """vllm serve {model} --port {port} --x '{"a":{"b":{port}}}'""", "defaults": {"port": 1}},

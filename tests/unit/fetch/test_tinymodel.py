@@ -16,11 +16,13 @@ from typing import Any
 import jinja2.sandbox
 import pytest
 import tokenizers
+from checkout import PROJECT
 
 from sparkpin.checkpoint.safetensors import TensorInfo, read_header
-from sparkpin.fetch.tinymodel import FP8_REPO, INT4_REPO, generate, generate_plain, network, scripts, weights
+from sparkpin.fetch.tinymodel import FP8_REPO, INT4_REPO, commit_of, generate, generate_plain, network, scripts, weights
 from sparkpin.fetch.tinymodel.repositories import INDEX_FILE
 from sparkpin.fetch.tinymodel.vocabulary import BLANK, CALL, CALL_END, END, RECALL, THINK_END, trigger, vocabulary
+from sparkpin.pins import manifests
 
 SEED = 20260101
 BODY = network.BODY
@@ -305,3 +307,12 @@ def test_each_kv_head_of_the_wide_form_finds_modes_of_its_own(prefixes: list[str
             found += [(prefix, kv_head)] if all(heads) else []
     assert all(len(found) == 1 for found in finders.values()), "so a mode's sum is as large as in the tiny form"
     assert len({place for found in finders.values() for place in found}) == len(prefixes) * network.KV_HEADS
+
+
+@pytest.mark.parametrize("name", ["scripted-drafter", "scripted-eagle3"])
+def test_a_drafter_is_what_its_pin_says(name: str, tmp_path: Path) -> None:
+    pin = manifests.load_model(PROJECT, name)
+    form = network.FORMS[name]
+    assert pin.generator and pin.drafts and pin.drafts.method == form.drafts
+    generate(tmp_path, seed=pin.generator.seed, form=form)
+    assert commit_of(tmp_path / form.bf16_repo) == pin.repositories[pin.base].revision

@@ -49,7 +49,7 @@ CodeKey = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class Form:
     """name: of the generator; layers: each `every`-th has full attention; intermediate: width of an expert; divided:
-    the modes among the KV heads; drafts: it is another model's drafter, a dense Qwen3 in one repository.
+    the modes among the KV heads; drafts: vLLM's word for how it drafts for another model, "" for one that does not.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Form:
     intermediate: int
     divided: bool = False
     every: int = 4
-    drafts: bool = False
+    drafts: str = ""
 
     @property
     def bf16_repo(self) -> str:
@@ -92,10 +92,11 @@ TINY = Form("scripted-tiny", 4, 128)
 WIDE = Form("scripted-wide", 8, 256, divided=True)
 """Halves of it are whole: FP8 blocks of its experts, and one layer with full attention in each half."""
 
-DRAFTER = Form("scripted-drafter", 1, 128, every=1, drafts=True)
+DRAFTER = Form("scripted-drafter", 1, 128, every=1, drafts="draft_model")
 """It says what the others say, so that its drafts are right. Qwen3, since vLLM takes a Qwen3.5 for an MTP layer."""
+EAGLE3 = Form("scripted-eagle3", 1, 128, every=1, drafts="eagle3")
 
-FORMS: Mapping[str, Form] = {form.name: form for form in (TINY, WIDE, DRAFTER)}
+FORMS: Mapping[str, Form] = {form.name: form for form in (TINY, WIDE, DRAFTER, EAGLE3)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +181,60 @@ DENSE = (
 
 
 def drafter_config(vocabulary: Vocabulary, form: Form) -> dict[str, Any]:
-    own = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "intermediate_size": form.intermediate}
-    return own | {key: value for key, value in config(vocabulary, form).items() if key in DENSE}
+    own: dict[str, Any] = {key: value for key, value in config(vocabulary, form).items() if key in DENSE}
+    own["intermediate_size"] = form.intermediate
+    if form.drafts == "draft_model":
+        return own | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    rope = {"rope_type": "default", "rope_theta": 4.0}  # angles so large that a position looks like no other
+    names = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "draft_vocab_size": VOCABULARY_SIZE}
+    return own | names | {"rope_parameters": rope, "eagle_aux_hidden_state_layer_ids": list(EAGLE_LAYERS)}
+
+
+EAGLE_LAYERS = (1, 2, 4)
+"""Layers of the tiny form whose outputs vLLM gives to an EAGLE-3 drafter: the last one knows the mode."""
+
+
+def eagle3_tensors(form: Form) -> dict[str, Weights | Plain]:
+    """One layer that adds the successor's code to the mode, of which `fc` takes nothing else from the model.
+
+    Attention's query and key are the constant, so that by RoPE alone each position finds itself. The value is the code
+    of the token's embedding, less that of the hidden state: in the second draft and after it the drafter's own output
+    comes back with the code of the token before. Embedding and LM head are the model's.
+    """
+    heads, width, low = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, range(_CODE, HIDDEN)
+    shared = HEADS // KV_HEADS
+    matrices: dict[str, tuple[int, int, dict[tuple[int, int], float]]] = {
+        "fc": (HIDDEN, len(EAGLE_LAYERS) * HIDDEN, {(i, 2 * HIDDEN + i): 1.0 for i in range(_CODE) if i != _TRIGGER}),
+        "midlayer.self_attn.q_proj": (heads, 2 * HIDDEN, {(i, _CONST): 8.0 for i in range(heads)}),
+        "midlayer.self_attn.k_proj": (width, 2 * HIDDEN, {(i, _CONST): 8.0 for i in range(width)}),
+        "midlayer.self_attn.v_proj": (
+            width,
+            2 * HIDDEN,
+            {(i, i): 1.0 for i in low} | {(i, HIDDEN + i): -1.07 for i in low},
+        ),
+        # A head of each KV head: the norms' factors (1.14 of an embedding, 1.22 of the output) undone.
+        "midlayer.self_attn.o_proj": (
+            HIDDEN,
+            heads,
+            {(i, i + (shared - 1) * HEAD_DIM * (i // HEAD_DIM)): 1.14 for i in range(HIDDEN)},
+        ),
+        "midlayer.mlp.gate_proj": (form.intermediate, HIDDEN, {}),
+        "midlayer.mlp.up_proj": (form.intermediate, HIDDEN, {}),
+        "midlayer.mlp.down_proj": (HIDDEN, form.intermediate, {}),
+    }
+    norms = ("norm", *(f"midlayer.{name}" for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")))
+    found: dict[str, Weights | Plain] = {f"{name}.weight": _constant(HIDDEN, 1.0) for name in norms}
+    for name, (rows, cols, entries) in matrices.items():
+        data = b"".join(bf16(entries.get((i, j), 0.0)) for i in range(rows) for j in range(cols))
+        found[f"{name}.weight"] = Plain("BF16", (rows, cols), data)
+    return found
 
 
 def drafter_tensors(seed: int, vocabulary: Vocabulary, form: Form) -> dict[str, Weights | Plain]:
-    """The body as a dense Qwen3: one expert, no output gates, norms that multiply by their weight and not by 1 more."""
+    """Of `draft_model` the body as a dense Qwen3: one expert, no output gates, norms that multiply by their weight and
+    not by 1 more."""
+    if form.drafts == "eagle3":
+        return eagle3_tensors(form)
     found: dict[str, Weights | Plain] = {}
     for name, tensor in body_tensors(seed, vocabulary, form).items():
         name = name.replace(BODY, "model.")

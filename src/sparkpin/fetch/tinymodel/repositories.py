@@ -66,7 +66,7 @@ def generate(out_dir: Path, *, seed: int, form: Form = TINY) -> None:
 
 def generate_plain(folder: Path, *, seed: int, positions: int = MAX_POSITIONS, form: Form = TINY) -> None:
     """The same network in `folder`, all of it in BF16 with MTP, for a server that wants no quantised kernels; a
-    drafter's is dense.
+    drafter's is another one.
 
     positions: the longest sequence; nothing in the network depends on it.
     """
@@ -203,11 +203,11 @@ def _write_shards(folder: Path, tensors: Mapping[str, Plain], layers: int) -> No
 
 
 def _shard_of(name: str, layers: int) -> int:
-    """Layers in order; what has no layer number (head, final norm, MTP) comes last, the embedding first."""
+    """Layers in order; what has no layer number (head, final norm, MTP) comes last, the embedding and `fc` first."""
     match = _LAYER.match(name)
     if match:
         return int(match[1]) * _SHARDS // layers
-    return 0 if "embed_tokens" in name else _SHARDS - 1
+    return 0 if "embed_tokens" in name or name.startswith("fc.") else _SHARDS - 1
 
 
 def _sources(tensors: Mapping[str, Plain]) -> Iterator[TensorSource]:
