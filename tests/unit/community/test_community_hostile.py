@@ -127,9 +127,12 @@ def test_a_mod_with_a_line_end_sets_no_variable(
 ) -> None:
     hostile = "x\nenv:\n  LD_PRELOAD: /tmp/x.so\n#"
     value = V1 | {"mods": [hostile], "container": hostile, hostile: 1, "build_args": [hostile]}
-    made = tasks.recipe_import(paths, written(tmp_path, value), lock=False).target
-    assert manifests.load_recipe(paths.project, made.stem).env == {"VLLM_MARLIN_USE_ATOMIC_ADD": "1", "J": '{"a": 1}'}
-    assert "LD_PRELOAD" not in yaml.safe_dump(yaml.safe_load(made.read_text()))
+    tasks.recipe_import(paths, written(tmp_path, value), lock=False)
+    assert manifests.load_recipe(paths.project, "some-recipe").env == {
+        "VLLM_MARLIN_USE_ATOMIC_ADD": "1",
+        "J": '{"a": 1}',
+    }
+    assert "LD_PRELOAD" not in yaml.safe_dump(yaml.safe_load((paths.project / "recipes/some-recipe.yaml").read_text()))
     assert "\nenv:" not in capsys.readouterr().out
 
 
