@@ -208,6 +208,14 @@ def test_a_checkpoint_without_any_of_them_stops_the_server(world) -> None:
         Model().load({})
 
 
+def test_a_drafter_without_a_head_leaves_none(world, tmp_path: Path) -> None:
+    """vLLM makes it while the model's own config is the current one, so as a stored head; the target's is there."""
+    target = Model().load(built(weights(500, 100, torch.bfloat16, 1.5), tmp_path))
+    empty = Model().lm_head
+    empty.quant_method.process_weights_after_loading(empty)
+    assert not list(empty.parameters()) and not torch.equal(empty.weight, target.weight)
+
+
 def test_dummy_weights_go_through(world) -> None:
     """vllm serve --load-format dummy fills what is floating point."""
     model = Model()
