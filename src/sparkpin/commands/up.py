@@ -102,7 +102,9 @@ def up(
         made = smoke_chain(plan, made, serve=serve)
     first_is_current(plan.paths, made[-1])
     report(plan.paths, made, smoked=smoke, serves=serve)
-    if serve and Releases(plan.paths).current_tag(made[-1].recipe):
+    if serve and (tag := Releases(plan.paths).current_tag(made[-1].recipe)):
+        if tag != made[-1].tag:
+            show(f"{tag} is current, so that is served, and not {made[-1].tag}")
         serving.serve(recipe=made[-1].recipe, release=None)  # what runs already is left alone
 
 

@@ -115,7 +115,9 @@ def way_back(
             next_step="invoke images lists the releases; invoke promote TAG chooses any one that passed",
         )
     if found.tag not in before:
-        say(f"nothing that was current before {current.tag} is left; {found.tag} passed its smoke test, and never was")
+        say(
+            f"nothing is left that was current before {current.tag}: back to one that passed and never was, {found.tag}"
+        )
     return current, found, False
 
 

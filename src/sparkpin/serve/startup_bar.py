@@ -10,6 +10,7 @@ from typing import Protocol
 from sparkpin.core.terminal import Say
 from sparkpin.releases import container as running
 from sparkpin.serve.startup import LastStart, Startup
+from sparkpin.smoke.server import PROGRESS_SECONDS
 
 QUARTERS = 25  # percent between two lines where there is no terminal
 
@@ -19,13 +20,17 @@ class View(Protocol):
 
 
 class Lines:
-    """Each step of vLLM once, and the weights by quarters."""
+    """Each step of vLLM once, the weights by quarters, and that it goes on where it says nothing for a while."""
 
     def __init__(self, say: Say) -> None:
-        self.say, self.steps, self.told = say, running.StartProgress(say), 0
+        self.say, self.steps, self.told, self.last = say, running.StartProgress(say), 0, 0.0
 
     def update(self, startup: Startup, log: bytes, seconds: float) -> None:
-        self.steps.update(log)
+        if self.steps.update(log):
+            self.last = seconds
+        elif seconds - self.last > PROGRESS_SECONDS:
+            self.last = seconds
+            self.say(f"waiting for the server, {seconds:.0f} s")
         if startup.stage != "weights" or startup.percent is None:
             self.told = 0
         elif startup.percent >= self.told + QUARTERS:

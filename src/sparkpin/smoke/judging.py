@@ -132,7 +132,7 @@ def judge_logprobs(value: dict[str, Any], tokens: int) -> str:
         share = sum(math.exp(one) for one in others)
         require(share <= 1.01, f"token {place}: the likeliest add up to {share:.3f}, wanted 1 at most")
         least = min(least, chosen)
-    return f"{tokens} tokens, the least likely {least:.3f}"
+    return f"{tokens} tokens, the least likely {round(least, 3) + 0.0:.3f}"
 
 
 def logprob(entry: dict[str, Any], place: int, *, top: bool = False) -> float:

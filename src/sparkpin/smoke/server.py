@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # slow to import, and `prune` needs only what killed runs lef
     from sparkpin.smoke.client import Client
 
 LABEL = "sparkpin.smoke"
-WAITING = "waiting for invoke smoke, quality, bench or bisect to end: one server is asked at a time"
+WAITING = "waiting for invoke up, smoke, quality, bench or bisect to end: one server is asked at a time"
 SOCKET_FOLDER = "/run/sparkpin"
 SOCKET = "vllm.sock"
 NODE_FOLDER = "/run/sparkpin-node"  # of process 1, where there are several containers
