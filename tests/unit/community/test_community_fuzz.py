@@ -59,7 +59,7 @@ LONG = [
     (part, 5000) for part in ("9", "a", "{", "[", "{}", "[[", "a;", "${", "$A\\\n", "--x ", "0xf", "1:", "\\", "' ")
 ]
 
-hypothesis.configuration.set_hypothesis_home_dir("/nonexistent")  # no folder of its own in the checkout
+hypothesis.configuration.set_hypothesis_home_dir(PROJECT / ".pytest_cache/hypothesis")  # else one of its own
 
 
 def run(examples: int) -> settings:
