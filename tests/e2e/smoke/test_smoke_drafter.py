@@ -40,7 +40,7 @@ def test_its_drafts_are_right_and_the_answers_those_of_the_model(subject: SmokeS
     for name in ("chat", "tool-call", "tool-answer", "long-text", "mods", "acceptance"):
         found = run_check(name, subject)
         assert found.passed and found.applicable, (name, found.detail)
-    strict = dataclasses.replace(subject.demands, acceptance_floor=0.999)
+    strict = subject.demands.model_copy(update={"acceptance_floor": 0.999})
     assert not run_check("acceptance", dataclasses.replace(subject, demands=strict)).passed
     log = subject.log().decode(errors="replace")
     assert "model='/model/drafter'" in log
