@@ -18,7 +18,7 @@ from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import check_form, records_of
 from sparkpin.build.reproduce import require_inputs
 from sparkpin.core import prune_lock
-from sparkpin.core.errors import CheckpointError, InputError, SmokeError
+from sparkpin.core.errors import CheckpointError, EngineError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import stage_tag
 from sparkpin.core.terminal import say
@@ -31,7 +31,8 @@ from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.choose_loader import with_loader
-from sparkpin.serve.launch import LaunchOrder, reached
+from sparkpin.serve.launch import LaunchOrder, reached, was_stopped
+from sparkpin.serve.switching import Test
 from sparkpin.smoke.evidence import kept
 from sparkpin.smoke.server import Place
 
@@ -200,12 +201,29 @@ def smoke_releases(
     return tuple(found)
 
 
-def smoke_served(paths: Paths, container: Container, order: LaunchOrder) -> None:
-    """The smoke test of a server that is about to be served (`serve.switching.Test`). SmokeError where it fails."""
-    from sparkpin.smoke import run  # slow to import, as all that asks a server
+@contextlib.contextmanager
+def smoke_of_served(paths: Paths) -> Iterator[Test]:
+    """The smoke test of a server that is about to be served. No other one runs meanwhile, from before its start."""
+    from sparkpin.smoke.run import alone  # slow to import, as all that asks a server
 
-    with reached(container) as port:
-        result, write = run.smoke_served(paths, engine_of(paths), order.release, container, port, order.timeout, say)
+    with alone(paths, engine_of(paths), say):
+        yield partial(smoke_served, paths)
+
+
+def smoke_served(paths: Paths, container: Container, order: LaunchOrder) -> None:
+    """SmokeError where it fails; of a server that somebody stopped meanwhile nothing is kept."""
+    from sparkpin.smoke import run
+
+    engine, stopped = engine_of(paths), f"{order.release.tag} was stopped while it was tested"
+    try:
+        with reached(container) as port:
+            result, write = run.smoke_served(paths, engine, order.release, container, port, order.timeout, say)
+    except EngineError:
+        if was_stopped(container):
+            raise SmokeError(stopped, next_step=f"invoke smoke {order.release.tag}") from None
+        raise
+    if was_stopped(container):
+        raise SmokeError(stopped, next_step=f"invoke smoke {order.release.tag}")
     if not kept(paths, order.release, result, write).smoke_passed:
         raise SmokeError(
             f"{order.release.tag} failed its smoke test and is not served",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sparkpin.build.consistent import require_consistent
-from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_releases, smoke_served
+from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_of_served, smoke_releases
 from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
 from sparkpin.build.pair import Pairing
 from sparkpin.checkpoint import published
@@ -35,6 +35,7 @@ from sparkpin.pins.schema import LockedFile
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, obstacle_of
+from sparkpin.serve.launch import is_kept_up
 from sparkpin.serve.served import find, name_of, running_release
 from sparkpin.smoke import drafting, drift
 
@@ -238,7 +239,7 @@ def smoke_chain(plan: BuildPlan, made: tuple[Release, ...], *, serve: bool) -> t
         if told and serve and not has_room(plan):
             show("the others are not smoked beside the server, for which the memory is: invoke stop, then invoke smoke")
             break
-        if serve and release == end and release in soonest and is_testable_as_served(plan, end):
+        if serve and release == end and release in soonest and is_testable_as_served(plan, end, total=len(waiting)):
             told = smoke_as_served(plan, end, total=len(waiting))
         else:
             smoke_releases(paths, (release,), done=number, total=len(waiting))
@@ -257,16 +258,17 @@ def smoke_chain(plan: BuildPlan, made: tuple[Release, ...], *, serve: bool) -> t
     return tuple(records.get(release.tag) for release in made)
 
 
-def is_testable_as_served(plan: BuildPlan, end: Release) -> bool:
-    """Whether one start is enough: the server that is tested is the recipe's first, and stays."""
+def is_testable_as_served(plan: BuildPlan, end: Release, *, total: int) -> bool:
+    """Whether one start is enough: the server that is tested is the recipe's first, and stays. total: tests to come."""
     paths = plan.paths
+    there = find(engine_of(paths), name_of(paths, end.recipe))
     return (
         Releases(paths).current_tag(end.recipe) is None
-        and find(engine_of(paths), name_of(paths, end.recipe)) is None
+        and (there is None or not is_kept_up(there))  # else a killed run left it, and `serve` removes it
         and nodes_of(end.argv) == 1
         and len(list(drafting.variants(end))) == 1
         and not quality_gate.is_refused(paths, end)
-        and has_room(plan)
+        and (total == 1 or has_room(plan))
     )
 
 
@@ -274,7 +276,8 @@ def smoke_as_served(plan: BuildPlan, end: Release, *, total: int) -> bool:
     """The smoke test of the end of the chain, by the server that answers clients afterwards; whether it does."""
     say(f"smoke test 1 of {total}: {end.tag}")
     try:
-        serving.serve(recipe=None, release=end.tag, test=partial(smoke_served, plan.paths))
+        with smoke_of_served(plan.paths) as test:
+            serving.serve(recipe=None, release=end.tag, test=test)
     except SmokeError:
         if not Releases(plan.paths).get(end.tag).smoke_failed:
             raise

@@ -118,8 +118,9 @@ def connected(container: Container, argv: Sequence[str]) -> socket.socket:
         with contextlib.suppress(OSError, ValueError):
             for _, data in frames(there):
                 inner.sendall(data)
-        with contextlib.suppress(OSError):
-            inner.shutdown(socket.SHUT_RDWR)
+        for end in (inner, there):  # whichever the other way waits for
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
         incoming.join()
         inner.close()
         with contextlib.suppress(OSError, docker.errors.DockerException):

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sparkpin.core.errors import EngineError
 from sparkpin.host.attached import connected
-from sparkpin.host.containers import APIError, Container, Healthcheck, Mount
+from sparkpin.host.containers import APIError, Container, Healthcheck, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_command import drop_flags, served_name
 from sparkpin.releases import container as running
@@ -43,7 +44,7 @@ class Health:
 class LaunchOrder:
     """What is to be served, and how. checkpoint: a folder, or the name of a volume; memory: limit in bytes, swap
     included; labels: whose it is; timeout: seconds that its start may take; node: which one of several machines, None
-    where it is one."""
+    where it is one; tested: no health check asks it before `keep_up`."""
 
     release: Release
     checkpoint: Path | str
@@ -54,6 +55,7 @@ class LaunchOrder:
     health: Health = Health()
     limits: Limits = field(default_factory=Limits)
     node: Node | None = None
+    tested: bool = False
 
 
 def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None, folder: str = "a") -> Container:
@@ -93,7 +95,7 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
         **settings,
     )
     try:
-        put(container, FOLDER, parts(wanted, folder), owned=("state",))
+        put(container, FOLDER, parts(wanted, folder, quiet=wanted.tested), owned=("state",))
         put(container, SOCKETS, {}, owned=(folder,))
     except BaseException:
         remove(container)
@@ -117,8 +119,8 @@ def healthcheck(wanted: LaunchOrder) -> Healthcheck:
     )
 
 
-def parts(wanted: LaunchOrder, folder: str) -> dict[str, bytes]:
-    """The files in FOLDER. The container's user can read them and change nothing."""
+def parts(wanted: LaunchOrder, folder: str, *, quiet: bool = False) -> dict[str, bytes]:
+    """The files in FOLDER. The container's user can read them and change nothing. quiet: health checks ask nothing."""
     settings = {
         "model": served_name(wanted.release.argv),
         "socket": socket_of(folder),
@@ -127,6 +129,7 @@ def parts(wanted: LaunchOrder, folder: str) -> dict[str, bytes]:
         "start": wanted.timeout,
         "restarts": wanted.limits.restarts,
         "refill": wanted.limits.refill,
+        "quiet": quiet,
     }
     return running.process_one(wanted.release, wanted.node, settings)
 
@@ -155,9 +158,25 @@ def keep_up(container: Container, wanted: LaunchOrder) -> None:
 
 
 def remove(container: Container) -> None:
-    """With the volume of its own; the cache's has a name and stays."""
-    with engine_errors():
+    """With the volume of its own; the cache's has a name and stays. It may have gone already."""
+    with engine_errors(), contextlib.suppress(NotFound):
         container.remove(force=True, v=True)
+
+
+def is_kept_up(container: Container) -> bool:
+    """Whether it was ready once (`keep_up`)."""
+    policy = container.attrs["HostConfig"].get("RestartPolicy") or {}
+    return policy.get("Name", "") not in ("", "no")
+
+
+def was_stopped(container: Container) -> bool:
+    """Whether somebody asked it to end (`inside.outcome`), or removed it."""
+    with engine_errors():
+        try:
+            container.reload()
+        except NotFound:
+            return True
+    return container.status == "exited" and container.attrs["State"]["ExitCode"] == 0
 
 
 def asks(container: Container) -> tuple[bool, str]:
@@ -176,7 +195,10 @@ def reached(container: Container) -> Iterator[int]:
     """A port on 127.0.0.1 on which this user alone reaches a server that has no front yet."""
 
     async def dial() -> Ends:
-        held = await asyncio.to_thread(connected, container, [*PYTHON, PROGRAM, "carry"])
+        try:
+            held = await asyncio.to_thread(connected, container, [*PYTHON, PROGRAM, "carry"])
+        except EngineError as error:  # it has just ended
+            raise ConnectionError(error.message) from None
         return await asyncio.open_unix_connection(sock=held)
 
     with carrying(dial) as port:

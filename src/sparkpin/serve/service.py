@@ -101,6 +101,10 @@ def start(
     ):
         name, drain = name_of(paths, release.recipe), DRAIN_SECONDS if drain is None else drain
         old, front = tidy(engine, name)
+        if old is not None and front is None and not linked.nodes_of(old) and not launch.is_kept_up(old):
+            say(f"removing {old.name}, left by a run that was killed while it tested it")
+            launch.remove(old)
+            old = None
         if test and old is not None:
             raise BusyError(
                 f"{old.labels.get(RELEASE_LABEL)} is served by {name}, and a new server was to be tested in its place",
@@ -151,6 +155,7 @@ def start(
             timeout=running.ready_timeout(checkpoint),
             health=health or Health(),
             limits=address.limits,
+            tested=test is not None,
         )
         if checked and old is not None and was_there and not same:
             nodes.require_rooms(checked, release, linked.held(paths, old))

@@ -54,7 +54,7 @@ def launched(
         if test:
             begin()
             test(container, wanted)
-            linked.keep_up(container, wanted, spread)
+            keep(container, wanted, spread)
         with fronts.opened(engine, order, folder) as front:
             fronts.use(front, folder)
             try:
@@ -92,10 +92,14 @@ def ready(paths: Paths, container: Container, wanted: LaunchOrder, say: Say, spr
     """It answers a request from within, and from now on Docker keeps it up."""
     folder = crash_facts.folder_of(paths, wanted.release.recipe, wanted.release.name)
     seconds = waiting.until_ready(container, wanted.release, wanted.timeout, folder, say, fresh=True)
+    keep(container, wanted, spread)
+    say(f"ready after {seconds:.0f} s")
+
+
+def keep(container: Container, wanted: LaunchOrder, spread: Spread | None) -> None:
     if wanted.gpus and isinstance(wanted.checkpoint, Path):
         memory_limit.forget_files(wanted.checkpoint)
     linked.keep_up(container, wanted, spread)
-    say(f"ready after {seconds:.0f} s")
 
 
 def answered(container: Container, front: Container, key: str | None, say: Say) -> None:

@@ -140,13 +140,14 @@ def run_smoke(
 def smoke_served(
     paths: Paths, engine: Engine, release: Release, container: Container, port: int, timeout: float, say: Say
 ) -> tuple[SmokeResult, Write]:
-    """The same of a server that was started to be served, and that nobody else asks yet; it goes on.
+    """The same of a server that was started just now to be served, and that nobody else asks yet; it goes on. The
+    caller holds `alone`.
 
     port: on 127.0.0.1, where it can be asked; timeout: seconds that its start may take. Errors: as of `run_smoke`.
     """
     require_known(release.demands.checks, f"the record of {release.tag}", "demands.checks")
     begin = time.monotonic()
-    with alone(paths, engine, say), Client.tcp("127.0.0.1", port) as client:
+    with Client.tcp("127.0.0.1", port) as client:
         evidence, length = ServerEvidence(container.attrs["Config"]["Cmd"]), drafting.drafted(release)
         server = Distant(container, timeout, say)
         known = {"reference": drift.reference(paths, release)}

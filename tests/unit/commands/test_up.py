@@ -6,6 +6,7 @@ them drifts when it is told to. tests/e2e runs the real ones.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,6 +118,8 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
     for name in ("smoke_releases", "first_is_current"):
         monkeypatch.setattr(up, name, getattr(found, name))
     monkeypatch.setattr(up, "find", lambda engine, name: found.served)
+    monkeypatch.setattr(up, "is_kept_up", lambda container: True)
+    monkeypatch.setattr(up, "smoke_of_served", lambda paths: contextlib.nullcontext(len))
     monkeypatch.setattr(up.serving, "serve", found.serve)
     return found
 
@@ -245,6 +248,14 @@ def test_another_release_that_is_current_is_not_replaced(chain: Chain) -> None:
     chain.records.point(other)
     chain.run(serve=True)
     assert not [line for line in chain.happened if line.startswith("serve")]
+
+
+def test_one_that_waits_alone_is_tested_as_served_without_room_for_a_second(chain: Chain) -> None:
+    chain.smoke_releases(chain.plan.paths, chain.made[:-1])
+    chain.happened.clear()
+    chain.room, chain.made = False, tuple(chain.records.get(release.tag) for release in chain.made)
+    end = chain.run(serve=True)["v2-tq"]
+    assert chain.happened == [*ends_with(end, serve=True), "promote v2-tq"]
 
 
 def test_what_was_smoked_is_not_smoked_again(chain: Chain) -> None:
