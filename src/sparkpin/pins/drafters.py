@@ -45,7 +45,7 @@ def command_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestErr
         yield ManifestError(file, f"command, {SHORT}", short, f"a drafter as `model` of {FLAG} (docs/drafters.md)")
         return
     if recipe.drafter is None:
-        if model not in (None, MODEL_PATH) and not (model in WITHOUT_MODEL and plan.get("method", model) == model):
+        if model not in (None, MODEL_PATH) and not (model in WITHOUT_MODEL and (plan.get("method") or model) == model):
             step = f"write `drafter: {model}` there, and its pin in pins/models/ (docs/drafters.md)"
             wanted = "a drafter that the recipe names in `drafter`: what is not pinned is not there in a container"
             yield ManifestError(file, f"command, {FLAG}: model", model, wanted, next_step=step)
