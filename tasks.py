@@ -373,7 +373,7 @@ def roofline(
     bandwidth: Annotated[str, "of the memory in GB/s (default: 273, a DGX Spark's)"] = "273",
     context: Annotated[int, "tokens in the cache (default: 1000)", 32768] = 1000,
     accepted: Annotated[
-        str, "share of the drafted tokens that the model accepts (default: as measured of a release, else 0.79)"
+        str, "share of the drafted tokens that the model accepts (default: as measured, else as published)"
     ] = "",
     measured: Annotated[str, "tokens a second, to say what fraction of the ceiling they are"] = "",
     nodes: Annotated[int | None, "as if the recipe were for so many machines, tensor-parallel", 2] = None,

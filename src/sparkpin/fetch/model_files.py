@@ -12,7 +12,7 @@ from typing import Any
 from sparkpin.checkpoint import published
 from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places
 from sparkpin.checkpoint.safetensors import read_header_bytes
-from sparkpin.core.errors import CheckpointError
+from sparkpin.core.errors import WHOLE, CheckpointError, ManifestError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
@@ -110,12 +110,19 @@ def listing_of(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) ->
 
 def config_here(paths: Paths, pin: ModelPin, lock: ModelLock, name: str = "") -> dict[str, Any] | None:
     """config.json of a model's base, or its drafter's: as locked where it was fetched, else what is known without it,
-    else None. name: the pin's of the repository."""
+    else None. name: the pin's of the repository. ManifestError where anybody published something else."""
     name = name or pin.base
     if entry := lock.repositories.get(name):
         path, hashes = repository_folder(paths, entry) / CONFIG, {file.file: file.sha256 for file in entry.files}
         if path.is_file() and sha256_file(path)[0] == hashes.get(CONFIG):
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            try:
+                value = json.loads(path.read_text(encoding="utf-8"))
+            except (ValueError, RecursionError) as error:
+                value = str(error)
+            if not isinstance(value, dict):
+                step = f"pin another revision of {entry.repo} in pins/models/{pin.owner(name).name}.yaml"
+                raise ManifestError(path, WHOLE, value, "a JSON object", next_step=step)
+            return value
     if generator := pin.owner(name).generator:
         from sparkpin.fetch.tinymodel import FORMS, config_ahead
 

@@ -68,6 +68,7 @@ class Side:
     checkpoint: Checkpoint
     config: Mapping[str, str] | None  # the image's configuration, flat; None while it is not built
     layers: tuple[str, ...] | None  # diff IDs; None while it is not built
+    drafter: str = ""  # the pin of a second model, "" for none
     host: str = ""  # the machine that made it, "" where that is not known; it is no difference
 
     @property
@@ -79,6 +80,8 @@ class Side:
             f"pins/stacks/{self.stack}.lock": "stack.lock",
             f"pins/models/{self.model}.yaml": "model",
             f"pins/models/{self.model}.lock": "model.lock",
+            f"pins/models/{self.drafter}.yaml": "drafter",
+            f"pins/models/{self.drafter}.lock": "drafter.lock",
         }
 
 
@@ -212,7 +215,8 @@ def compare(before: Side, after: Side, read: Read, listing: Callable[[str], Cont
 
 
 def names_of(side: Side) -> dict[str, str]:
-    return {"recipe": side.recipe, "stage": side.stage, "stack": side.stack, "model": side.model}
+    drafter = {"drafter": side.drafter} if side.drafter else {}
+    return {"recipe": side.recipe, "stage": side.stage, "stack": side.stack, "model": side.model, **drafter}
 
 
 def values_apart(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[ValueChange]:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.schema import DRAFTER, Drafts, Recipe
-from sparkpin.pins.vllm_command import MODEL_PATH, file_of, set_flag
+from sparkpin.pins.vllm_command import MODEL_PATH, file_of, flag_value, set_flag
 from sparkpin.pins.vllm_flags import Flags
 
 FLAG, TOKENS = "--speculative-config", "num_speculative_tokens"
+SHORT = "--spec-model"  # of vLLM 0.32 and later: `model` of FLAG, and refused beside it
 PATH = f"{MODEL_PATH}/{DRAFTER}"  # of a checkpoint's folder vLLM reads no weights but those that lie in it directly
-WITHOUT_MODEL = ("mtp", "ngram", "ngram_gpu", "suffix")  # vLLM names their model itself
+WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")  # the methods whose name stands for their model, too
+MODEL_CONFIG = "config.json of the model that it drafts for"
 SINCE: Mapping[str, str] = {"draft_model": "0.19.1", "eagle3": "0.19.1", "dflash": "0.20.2", "dspark": "0.32.0"}
 """Of the stacks' releases of vLLM, the first that knows each method."""
+ADDED: Mapping[str, int] = {"target_layer_ids": 1, "dspark_target_layer_ids": 1, "eagle_aux_hidden_state_layer_ids": 0}
+"""What vLLM adds to a key's numbers of layers. The sum counts layers: the model's last one has their number."""
+NUMBER, NUMBERS, OBJECT = "a positive whole number", "a list of whole numbers", "a JSON object"
+KINDS: Mapping[str, Callable[[Any], bool]] = {
+    NUMBER: lambda value: type(value) is int and value > 0,
+    NUMBERS: lambda value: isinstance(value, list) and all(type(item) is int for item in value),
+    OBJECT: lambda value: isinstance(value, Mapping),
+}
 
 
 def speculation(argv: Sequence[str]) -> dict[str, Any]:
@@ -31,8 +41,11 @@ def command_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestErr
         yield ManifestError(file, "command", fault.seen, fault.wanted)
         return
     model = plan.get("model")
+    if short := flag_value(words, SHORT):
+        yield ManifestError(file, f"command, {SHORT}", short, f"a drafter as `model` of {FLAG} (docs/drafters.md)")
+        return
     if recipe.drafter is None:
-        if model not in (None, MODEL_PATH) and plan.get("method") not in WITHOUT_MODEL:
+        if model not in (None, MODEL_PATH) and not (model in WITHOUT_MODEL and (plan.get("method") or model) == model):
             step = f"write `drafter: {model}` there, and its pin in pins/models/ (docs/drafters.md)"
             wanted = "a drafter that the recipe names in `drafter`: what is not pinned is not there in a container"
             yield ManifestError(file, f"command, {FLAG}: model", model, wanted, next_step=step)
@@ -71,16 +84,28 @@ def method_faults(plan: Mapping[str, Any], drafts: Drafts, vllm: str, file: str)
         yield ManifestError(file, f"{FLAG}: {TOKENS}", plan[TOKENS], wanted)
 
 
+def read(
+    config: Mapping[str, Any], key: str, kind: str, file: str, where: str = "config.json", *, needed: bool = False
+) -> Any:
+    """A value of a config.json, None where there is none and none is needed. kind: one of KINDS."""
+    value = config.get(key)
+    if (needed or value is not None) and not KINDS[kind](value):
+        raise ManifestError(file, f"{where}: {key}", value, kind)
+    return value
+
+
 def pair_faults(
     plan: Mapping[str, Any], target: Mapping[str, Any], drafter: Mapping[str, Any], file: str
 ) -> Iterator[ManifestError]:
     """Why the model of one config.json cannot draft for that of another. plan: of --speculative-config; file: of the
     drafter's pin.
 
-    vLLM 0.32: config/speculative.py, models/llama_eagle3.py, models/qwen3_dflash.py.
+    vLLM 0.32: config/speculative.py, v1/worker/gpu_model_runner.py, v1/worker/gpu/spec_decode/eagle/eagle3_utils.py,
+    models/llama_eagle3.py, models/qwen3_dflash.py.
+
+    Raises ManifestError for a value of another kind: anybody may have written either file.
     """
-    text = target.get("text_config")
-    text = text if isinstance(text, Mapping) else target
+    text = read(target, "text_config", OBJECT, file, MODEL_CONFIG) or target
 
     def differ(key: str, seen: object, wanted: object) -> Iterator[ManifestError]:
         if seen != wanted:
@@ -92,13 +117,15 @@ def pair_faults(
         return
     own = drafter.get("target_hidden_size") or drafter.get("hidden_size")
     yield from differ("target_hidden_size or hidden_size", own, text.get("hidden_size"))
-    inner = drafter.get("dflash_config") or drafter.get("eagle_config") or {}
-    layers = text.get("num_hidden_layers", 0)
-    for key in ("target_layer_ids", "eagle_aux_hidden_state_layer_ids"):
-        if (highest := max(inner.get(key) or drafter.get(key) or (), default=0)) > layers:
-            wanted = f"at most {layers}, the layers of the model that it drafts for"
+    inner = read(drafter, "dflash_config", OBJECT, file) or read(drafter, "eagle_config", OBJECT, file) or {}
+    for key, added in ADDED.items():
+        if not (numbers := read(inner, key, NUMBERS, file) or read(drafter, key, NUMBERS, file)):
+            continue
+        layers = read(text, "num_hidden_layers", NUMBER, file, MODEL_CONFIG, needed=True)
+        if (highest := max(numbers)) > layers - added:
+            wanted = f"at most {layers - added}: the model that it drafts for has {layers} layers"
             yield ManifestError(file, f"config.json: {key}", highest, wanted)
-    block = inner.get("block_size") or drafter.get("block_size")
+    block = read(inner, "block_size", NUMBER, file) or read(drafter, "block_size", NUMBER, file)
     if plan["method"] == "dflash" and block and plan[TOKENS] >= block:
         wanted = f"at most {block - 1}: a block of {block} begins with the model's own token"
         yield ManifestError(file, TOKENS, plan[TOKENS], wanted)

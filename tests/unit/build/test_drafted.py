@@ -16,9 +16,11 @@ from sparkpin.checkpoint.content import is_complete
 from sparkpin.checkpoint.plan import checkpoint_key
 from sparkpin.checkpoint.repository import header_of
 from sparkpin.core.errors import CheckpointError, ManifestError
+from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.evidence.materials import model_inputs
-from sparkpin.measure.roofline.published import GEOMETRY, tensors
+from sparkpin.fetch.model_files import config_here, repository_folder
+from sparkpin.measure.roofline.published import GEOMETRY, SHAPES, tensors
 from sparkpin.measure.roofline.reads import model_of, roofline
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import DRAFTER
@@ -95,6 +97,20 @@ def test_the_checkpoint_has_it_in_a_folder_and_is_verified_with_it(paired: Pairi
     assert not is_complete(made, paired.checkpoint_key)
 
 
+@pytest.mark.parametrize("text", ["[1]", "no JSON"])
+def test_a_config_that_is_no_object_is_told(paired: Pairing, tmp_path: Path, text: str) -> None:
+    paths, entry = Paths(PROJECT, tmp_path / "cache", tmp_path / "home"), paired.model_lock.repositories[DRAFTER]
+    config = repository_folder(paths, entry) / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text(text)
+    hashed = sha256_file(config)[0]
+    files = [file.model_copy(update={"sha256": hashed}) if file.file == config.name else file for file in entry.files]
+    lock = paired.model_lock.model_copy(update={"repositories": {DRAFTER: entry.model_copy(update={"files": files})}})
+    with pytest.raises(ManifestError) as caught:
+        config_here(paths, paired.model, lock, DRAFTER)
+    assert (caught.value.file, caught.value.wanted) == (str(config), "a JSON object")
+
+
 def test_evidence_names_its_files(paired: Pairing) -> None:
     release = Release.__new__(Release)
     for name, value in {"drafter": "scripted-drafter", "stage": "base", "model": "scripted-tiny"}.items():
@@ -119,7 +135,7 @@ def dflash() -> Known:
     )
     listed = shapes.dflash_listing(config)
     own = (info for file in listed.headers for info in header_of(listed, file).tensors.values())
-    every = (*tensors(fp8=True), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
+    every = (*tensors(SHAPES, "int4", fp8=True), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
     loading = Loading(draft=False, vision=True, int8_head=True, widened=False)
     return Known(GEOMETRY, settings, loading, every, True, 0)
 

@@ -298,6 +298,17 @@ def test_a_plan_that_wants_the_network_is_not_made(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_drafter_of_a_hub_is_told_of_a_generated_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    recipe = manifests.load_recipe(PROJECT, "scripted-drafted")
+    assert command.model_of(paths, recipe, machine.Needs(), served=True) == []  # both are generated
+    drafter = manifests.load_model(PROJECT, "qwen3.5-122b-dflash")
+    joined = manifests.load_model(PROJECT, "scripted-tiny").with_drafter(drafter)
+    monkeypatch.setattr(command.manifests, "model_of", lambda *_: joined)
+    (told,) = command.model_of(paths, recipe, machine.Needs(), served=True)
+    assert (told.name, told.state) == ("model", "advice") and told.fix.startswith("invoke up --recipe")
+
+
 def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.suppress(HostError):  # a machine that lacks something says so in the same form
         command.doctor(fix=False, stack="cpu", online=False, as_json=True)

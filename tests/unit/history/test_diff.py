@@ -18,7 +18,7 @@ from sparkpin.build.record import layer_file, records_of, write_record
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.fetch.store import Store
 from sparkpin.history import operands
-from sparkpin.history.comparison import PartChange, ValueChange, checkpoints_apart, text_diff
+from sparkpin.history.comparison import PartChange, Side, ValueChange, checkpoints_apart, compare_files, text_diff
 from sparkpin.history.text import difference_json, difference_lines
 from sparkpin.pins import manifests
 
@@ -223,6 +223,20 @@ def test_another_tensor_of_a_donor_is_told_by_its_name() -> None:
     assert [change for change in checkpoints_apart(*sides_of) if change.name != "key"] == [
         ValueChange(f"fp8/{row.file}/{row.name}", row.sha256[:12], "0" * 12)
     ]
+
+
+def test_another_drafter_s_pin_is_compared_with_the_former_one_s(site: Site) -> None:
+    def side_of(name: str) -> Side:
+        side = operands.release_side(site.paths, dataclasses.replace(site.first(), drafter=name))
+        return dataclasses.replace(
+            side, files={f"pins/models/{name}.{end}": sha(name + end) for end in ("lock", "yaml")}
+        )
+
+    texts = {sha(name + "yaml"): f"of {name}\n".encode() for name in ("a", "b")}
+    found = operands.recorded_difference(site.paths, side_of("a"), side_of("b"))
+    assert found.names == (ValueChange("drafter", "a", "b"),)
+    assert [change.path.count(" -> ") for change in found.files] == [1, 1]
+    assert list(compare_files(side_of("a"), side_of("b"), texts.get))[1].diff == ("@@ -1 +1 @@", "-of a", "+of b")
 
 
 def test_stages_of_one_recipe(tmp_path: Path) -> None:

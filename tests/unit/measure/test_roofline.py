@@ -50,6 +50,7 @@ from sparkpin.measure.roofline.reads import (
     roofline,
 )
 from sparkpin.pins import manifests
+from sparkpin.pins.schema import Drafts
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.memory.weights import Loading
 
@@ -353,6 +354,18 @@ def test_the_share_accepted_is_what_the_newest_release_that_passed_measured(tmp_
     bench = SimpleNamespace(of_kind=lambda _: [SimpleNamespace(drafted=60, accepted=45)])
     with mock.patch("sparkpin.measure.bench.record.newest", lambda _, made: bench if made == one else None):
         assert acceptance_of(paths, "tiny", "v2", 2) == Acceptance(0.75, f"bench of {one.tag}")
+
+
+def test_the_share_of_a_drafter_is_never_that_of_another_model(tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    drafts = Drafts(method="eagle3", tokens=8, acceptance_floor=0.5)
+    with pytest.raises(InputError) as caught:
+        acceptance_of(paths, "tiny", "v2", 2, drafts)
+    assert "--accepted" in caught.value.next_step
+    assert acceptance_of(paths, "tiny", "v2", 2, drafts.model_copy(update={"accepted": 0.4})).share == 0.4
+    smoke = {"passed": True, "seconds": 1.0, "checks": [], "acceptance": 0.625}
+    Releases(paths).save(release(1, "passed", argv=("vllm", "serve", "/model", *DRAFTS), smoke=smoke, stage="v2"))
+    assert acceptance_of(paths, "tiny", "v2", 2, drafts).share == 0.625
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from packaging.version import Version
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import drafters, manifests
 from sparkpin.pins.schema import Drafts, Recipe
-from sparkpin.pins.vllm_command import flag_value, own_argv
+from sparkpin.pins.vllm_command import flag_value, own_argv, split
 
 DATA = PROJECT / "src/sparkpin/community/vllm"
 PLAN = {"method": "dflash", "model": drafters.PATH, "num_speculative_tokens": 12}
@@ -88,6 +88,86 @@ def test_models_that_do_not_go_together_are_refused(plan: dict[str, Any], change
     assert fault.key.endswith(key)
 
 
+LAYERS = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 8}
+
+
+@pytest.mark.parametrize(
+    ("key", "highest"),
+    [("target_layer_ids", 7), ("dspark_target_layer_ids", 7), ("eagle_aux_hidden_state_layer_ids", 8)],
+)
+def test_the_last_layer_that_a_key_can_name(key: str, highest: int) -> None:
+    drafter = {"vocab_size": 1000, "hidden_size": 64}
+    for config in ({key: [0, highest]}, {"dflash_config": {key: [0, highest]}}):
+        assert list(drafters.pair_faults(PLAN, LAYERS, drafter | config, "f")) == []
+    for config in ({key: [0, highest + 1]}, {"dflash_config": {key: [0, highest + 1]}}):
+        (fault,) = drafters.pair_faults(PLAN, LAYERS, drafter | config, "f")
+        assert (fault.key, fault.seen) == (f"config.json: {key}", highest + 1)
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "key", "seen"),
+    [
+        ({}, {"dflash_config": "x"}, "dflash_config", "x"),
+        ({}, {"dflash_config": None, "eagle_config": ["x"]}, "eagle_config", ["x"]),
+        ({}, {"dflash_config": {"target_layer_ids": 5}}, "target_layer_ids", 5),
+        ({}, {"dflash_config": {"target_layer_ids": ["5"]}}, "target_layer_ids", ["5"]),
+        ({}, {"dflash_config": {"block_size": "16"}}, "block_size", "16"),
+        ({"num_hidden_layers": None}, {}, "num_hidden_layers", None),
+        ({"num_hidden_layers": "48"}, {}, "num_hidden_layers", "48"),
+        ({"text_config": 5}, {}, "text_config", 5),
+    ],
+)
+def test_a_config_that_says_something_else_is_told(
+    target: dict[str, Any], drafter: dict[str, Any], key: str, seen: object
+) -> None:
+    whole = LAYERS | {"num_hidden_layers": 48}
+    assert list(drafters.pair_faults(PLAN, whole, DRAFTER, "f")) == []
+    with pytest.raises(ManifestError) as caught:
+        list(drafters.pair_faults(PLAN, whole | target, DRAFTER | drafter, "f"))
+    assert caught.value.file == "f" and caught.value.key.endswith(key) and caught.value.seen == seen
+
+
+def test_a_model_of_unknown_depth_is_not_one_without_layers() -> None:
+    whole = {key: value for key, value in LAYERS.items() if key != "num_hidden_layers"}
+    with pytest.raises(ManifestError) as caught:
+        list(drafters.pair_faults(PLAN, whole, DRAFTER, "f"))
+    assert (caught.value.key.split(": ")[-1], caught.value.seen) == ("num_hidden_layers", None)
+
+
+def plan_of(**plan: object) -> str:
+    text = json.dumps({"num_speculative_tokens": 2} | plan)
+    return "--speculative-config '" + text.replace("{", "{{").replace("}", "}}") + "'"
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (plan_of(method="mtp"), ""),
+        (plan_of(method="mtp", model="/model"), ""),
+        (plan_of(method="ngram", model="ngram"), ""),
+        (plan_of(model="ngram"), ""),
+        (plan_of(method="suffix"), ""),
+        (plan_of(method="mtp", model="other/repo"), "model"),
+        (plan_of(method="ngram", model="other/repo"), "model"),
+        (plan_of(method="eagle3", model="suffix"), "model"),
+        ("--spec-method eagle3 --spec-model other/repo --spec-tokens 2", "command, --spec-model"),
+        ("--spec_model=other/repo", "command, --spec-model"),
+    ],
+)
+def test_without_a_drafter_no_model_is_named_but_vllm_s_own(words: str, key: str) -> None:
+    alone = manifests.load_recipe(PROJECT, "scripted-tiny")
+    command = alone.command.rstrip() + " " + words
+    found = list(drafters.command_faults(split(command.format(**alone.defaults), "f"), alone))
+    assert [fault.key.endswith(key) for fault in found] == [True] * bool(key)
+
+
+def test_a_drafter_is_named_in_one_place() -> None:
+    changed = recipe(command=recipe().command.rstrip() + " --spec-model sparkpin/scripted-drafter")
+    with pytest.raises(ManifestError) as caught:
+        own_argv(changed)
+    assert caught.value.key == "command, --spec-model"
+
+
 @pytest.mark.parametrize("changes", [{"hidden_size": 8}, {"vocab_size": 9, "target_hidden_size": 64}])
 def test_models_that_vllm_joins_are_not(changes: dict[str, Any]) -> None:
     plan = PLAN | {"method": "draft_model", "use_heterogeneous_vocab": True}
@@ -96,7 +176,9 @@ def test_models_that_vllm_joins_are_not(changes: dict[str, Any]) -> None:
 
 def test_each_method_is_known_to_vllm_from_the_release_on_that_is_said() -> None:
     for file in DATA.glob("*.json"):
-        known = json.loads(file.read_text())["speculative_methods"]
+        data = json.loads(file.read_text())
+        known = data["speculative_methods"]
+        assert (drafters.SHORT in data["flags"]) == (Version(file.stem) >= Version("0.32")), file.stem
         for method, since in drafters.SINCE.items():
             assert (method in known) == (Version(file.stem) >= Version(since)), (file.stem, method)
 

@@ -117,11 +117,11 @@ def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> Neede
 
 
 def model_of(paths: Paths, recipe: schema.Recipe, images: host.Needs, *, served: bool) -> list[MachineFinding]:
-    """What a recipe takes of a Hub and of the disk; nothing for a model that is generated. images: what building them
-    takes; served: by this machine."""
+    """What a recipe takes of a Hub and of the disk; nothing where all its models are generated. images: what building
+    them takes; served: by this machine."""
     try:
         pin = manifests.model_of(paths.project, recipe)
-        if pin.is_made:
+        if all(pin.owner(name).is_made for name in pin.repositories):
             return []
         locked = not manifests.unlocked(paths.project, pin)
         lock = manifests.load_model_lock(paths.project, pin) if locked else None

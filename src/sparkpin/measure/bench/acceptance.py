@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.measure.bench import record as bench
 from sparkpin.measure.roofline.published import ACCEPTED
@@ -26,14 +27,21 @@ PUBLISHED = Acceptance(ACCEPTED, "as published for the 122B; --accepted")
 def acceptance_of(paths: Paths, recipe: str, stage: str, tokens: int, drafts: Drafts | None = None) -> Acceptance:
     """Of the newest release of the recipe's stage that drafts as many tokens and has passed: its benchmark's prompts,
     else its smoke test, whose prompts are short and alike. As published where nobody has measured. drafts: of the
-    recipe's drafter.
+    recipe's drafter; InputError where its pin has no published share, either.
     """
-    published = PUBLISHED
-    if drafts and drafts.accepted is not None:
-        published = Acceptance(drafts.accepted, "as published for its drafter; --accepted")
     releases = [one for one in Releases(paths).of_recipe(recipe) if one.stage == stage and one.is_good]
     measured = (of_bench(paths, one) or of_smoke(one) for one in reversed(releases) if drafted(one) == tokens)
-    return next(filter(None, measured), published)
+    if found := next(filter(None, measured), None):
+        return found
+    if drafts is None:
+        return PUBLISHED
+    if drafts.accepted is None:
+        raise InputError(
+            f"recipe {recipe}, stage {stage}: no release says which share of {tokens} drafted tokens is accepted, and "
+            "its drafter's pin has no `accepted`",
+            next_step="say it, for example --accepted 0.45, or measure a release: invoke bench",
+        )
+    return Acceptance(drafts.accepted, "as published for its drafter; --accepted")
 
 
 def of_bench(paths: Paths, release: Release) -> Acceptance | None:

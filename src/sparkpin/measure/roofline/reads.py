@@ -47,9 +47,8 @@ class DecodeModel:
     vocabulary: int = 0
     draft_passes: int = 0  # of a second model
     shares_head: bool = False  # the second model with the first
-    draft_caches: tuple[
-        tuple[int, int], ...
-    ] = ()  # bytes of a token in the second model's layers, tokens that they see
+    # bytes of a token in the second model's layers, tokens that they see
+    draft_caches: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +131,8 @@ def model_of(
         size = -(-held_bytes(info, kind, loading) // parts_of(info, loading))
         if kind == DRAFTER and "embed_tokens" in info.name:
             continue
-        if (
-            ".experts." not in info.name or kind == DRAFTER
-        ):  # of a second model all, which is too much where it has some
+        # of a second model all experts, which is too much where it has some
+        if ".experts." not in info.name or kind == DRAFTER:
             dense[kind] += size
             has_head |= info.name.endswith("/lm_head.weight")
             continue

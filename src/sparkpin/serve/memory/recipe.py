@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.checkpoint import published as shapes
-from sparkpin.checkpoint.repository import CONFIG, header_of, is_shard
+from sparkpin.checkpoint.repository import CONFIG, header_of, is_shard, read_json
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, InputError, ManifestError
@@ -170,7 +169,7 @@ def known_of(
     origin = f"{listings[pin.base].origin}: config.json"
     geometry, drafter = read_geometry(planned.config, origin), None
     if draft := listings.get(DRAFTER):
-        drafter = read_geometry(json.loads(draft.texts[CONFIG]), f"{draft.origin}: config.json", drafter=True)
+        drafter = read_geometry(read_json(draft, CONFIG), f"{draft.origin}: config.json", drafter=True)
     argv, env = vllm_command.serve_argv(recipe, stack, chain)
     platform: Platform = "cuda" if stack.platform == SPARK else "cpu"
     if nodes is not None:
