@@ -384,6 +384,7 @@ def test_check_says_all_that_import_would(
     except ManifestError:
         assert checked.count("error: ") == 1, "and none that check has told in other words"
         return
+    assert made.good or "error: " in checked
     said = [line.strip() for line in made.lines if " -> " in line or "not mapped" in line]
     assert said and all(f"import: {line}" in checked for line in said)
 
