@@ -336,7 +336,7 @@ class Quality(StrictModel):
     needles: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-CommunityName = Annotated[str, Field(pattern=r"^(mods/|community/)?[A-Za-z][\w.-]*$")]
+CommunityName = Annotated[str, Field(pattern=r"^(mods/|community/)?[A-Za-z][\w.-]{0,99}$")]
 
 
 def condition(text: str) -> str:

@@ -323,6 +323,14 @@ def test_a_draft_model_that_is_no_text(
         assert caught.value.key.endswith("model")
 
 
+@pytest.mark.parametrize("name", ["9" * 5000, "a" * 5000, "a" * 251])
+def test_a_mod_whose_name_no_file_can_have(paths: Paths, tmp_path: Path, name: str) -> None:
+    file = written(tmp_path, V1 | {"mods": [name]})
+    tasks.recipe_check(paths, [file])
+    tasks.recipe_import(paths, file, lock=False)
+    assert "mods" not in yaml.safe_load((paths.project / "recipes/some-recipe.yaml").read_text())
+
+
 HOSTILE = "a\u202eb\x1b[2J\nZc"
 
 
