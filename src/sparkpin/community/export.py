@@ -6,6 +6,7 @@ here lies in a folder of this machine: sparkrun mounts the folder that `model` n
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ def host_of(subject: ExportedRecipe, form: Format) -> str | None:
 
 def listening(host: str | None) -> str:
     """Empty for a loopback address. vLLM listens on all addresses where none is given."""
-    if host and (host in ("localhost", "::1") or host.startswith("127.")):
+    if host and re.fullmatch(r"localhost|::1|127(\.\d{1,3}){3}", host):
         return ""
     where = "all addresses" if host in (None, "", "0.0.0.0", "::") else host
     return f"It listens on {where}, without an API key: whoever reaches its machine may use it."

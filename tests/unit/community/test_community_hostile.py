@@ -101,6 +101,15 @@ def test_a_default_of_a_variable_that_is_set_anyway(name: str) -> None:
         list(commands(script + "\n", {}, "f"))
 
 
+@pytest.mark.parametrize("script", ["echo $RANDOM", "echo ${PPID}"])
+def test_what_bash_sets_whatever_the_environment_says(script: str) -> None:
+    env = {"PPID": "x", "RANDOM": "x"}
+    done = subprocess.run(["bash", "--norc", "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() != "x"
+    with pytest.raises(ManifestError):
+        list(commands(script + "\n", env, "f"))
+
+
 def test_what_is_unset_is_unset(tmp_path: Path) -> None:
     script = "export A=1 B=2\nunset A\n"
     done = subprocess.run(["bash", "--norc", "-c", script + "echo ${A:-d} $B"], capture_output=True, text=True)
@@ -202,7 +211,7 @@ def test_an_exported_value_does_not_end_its_quotes(form: str, tmp_path: Path) ->
     ("host", "local"),
     [(["--host", "0.0.0.0"], ()), ([], ()), (["--host=0.0.0.0"], ()), (["--host", "localhost"], ("v1", "v2")),
      (["--host=127.0.0.1"], ("v1", "v2")), (["--host", "127.0.0.1"], ("v1",)),
-     (["--host", "127.0.0.1", "--root-path", "{host}"], ("v1", "v2"))],
+     (["--host", "127.0.0.1", "--root-path", "{host}"], ("v1", "v2")), (["--host=127.0.0.2"], ("v1", "v2"))],
 )  # fmt: skip
 def test_an_export_that_listens_on_all_addresses_says_so(host: list[str], local: tuple[str, ...]) -> None:
     subject = replace(exported(), argv=("vllm", "serve", "/model", *host))

@@ -233,7 +233,8 @@ def test_a_checkpoint_that_is_made_here_is_given_as_a_folder(
     folder = paths.checkpoints / "scripted-tiny" / last.checkpoint_key[:16]
     for form, model in (("v1", "/model"), ("v2", str(folder))):
         tasks.recipe_export(paths, "scripted-tiny", form=form)
-        text = capsys.readouterr().out
+        text, told_beside = capsys.readouterr()
+        assert ("listens on all addresses" in told_beside) == (form == "v2")
         (tmp_path / "r.yaml").write_text(text)
         made = render.render(recipe.load(tmp_path / "r.yaml"))
         host = "0.0.0.0" if form == "v2" else "127.0.0.1"  # sparkrun asks the machine's own address whether it is up
