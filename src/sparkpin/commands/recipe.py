@@ -23,7 +23,7 @@ from sparkpin.community.render import machines_of
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import count, say, show, table, tame
+from sparkpin.core.terminal import count, printable, say, show, table, tame
 from sparkpin.fetch import lock_model
 from sparkpin.pins import community_mods, drafters, families, manifests, schema, vllm_command
 from sparkpin.pins.families import vllm_version
@@ -103,7 +103,7 @@ def recipe_list(paths: Paths) -> None:
     for name in names_of(paths):
         try:
             read = manifests.load_recipe(paths.project, name)
-            rows.append((name, read.model, read.stack, read.stage, read.description))
+            rows.append(tuple(map(printable, (name, read.model, read.stack, read.stage, read.description))))
         except SparkpinError:
             rows.append((name, "(cannot be read)", "", "", f"invoke recipe check {name}"))
     table(("recipe", "model", "stack", "stage", "what it is"), rows, spare="model")
@@ -167,7 +167,9 @@ def imported(paths: Paths, file: str, *, name: str, stack: str | None, stage: st
     lines += [f"not mapped: {line}" for line in made.unmapped]
     with files.atomic_file(target) as out:
         out.write(yamlfile.text_of(made.value, lines).encode())
-    told = [f"  {tame(line)}" for line in (*pinned, *made.told, *(f"not mapped: {line}" for line in made.unmapped))]
+    told = [
+        f"  {printable(line)}" for line in (*pinned, *made.told, *(f"not mapped: {line}" for line in made.unmapped))
+    ]
     of = f"stack {chosen.name} (vLLM {version}), stage {found.stage}, model {recipe.model}"
     todo = [f"lock --mod {mod}" for mod in made.value.get("mods", ()) if mapping.is_unlocked(project, mod)]
     todo += [f"lock --model {model_name(paths, recipe.model)}"] if revision == UNRESOLVED else []
@@ -197,9 +199,11 @@ def recipe_show(
     where = {key: places[file] for key, file in origins(read, chosen, chain).items()}
     where |= {vllm_command.Flag((one.flag,)).key: f"family {family.name}" for one in added if family}
     head, flags = vllm_command.parse_flags(argv)
-    words = [(shlex.join(head), LAUNCHER)]
-    words += [(shlex.join(flag.words), where.get(flag.key, LAUNCHER)) for flag in flags]
-    variables = [(f"{name}={value}", where.get(name, LAUNCHER)) for name, value in (container.ENV | env).items()]
+    words = [(printable(shlex.join(head)), LAUNCHER)]
+    words += [(printable(shlex.join(flag.words)), where.get(flag.key, LAUNCHER)) for flag in flags]
+    variables = [
+        (printable(f"{name}={value}"), where.get(name, LAUNCHER)) for name, value in (container.ENV | env).items()
+    ]
     notes = differences(chosen, env, added)
     notes += [mapping.about(*one) for one in community_mods.templates_of(paths.project, read.mods).items()]
     notes += [line.strip() for line in made.lines if line.startswith("  not mapped")] if made else []
@@ -208,11 +212,12 @@ def recipe_show(
         value = {key: [{"text": text, "from": place} for text, place in found] for key, found in rows.items()}
         show(json.dumps({"recipe": what, **value, "notes": notes}, indent=2))
         return
-    show(f"{tame(what)}: stack {chosen.name} (vLLM {vllm_version(chosen)}), stage {chain[-1].name}, model {read.model}")
+    of = f"stack {chosen.name} (vLLM {vllm_version(chosen)}), stage {chain[-1].name}, model {read.model}"
+    show(printable(f"{what}: {of}"))
     table(("command", "from"), words)
     table(("environment", "from"), variables)
     for note in notes:
-        show(f"note: {tame(note)}")
+        show(f"note: {printable(note)}")
 
 
 def differences(stack: schema.Stack, env: Mapping[str, str], added: Sequence[families.Chosen]) -> list[str]:
@@ -299,6 +304,8 @@ def recipe_export(
         )
     kind: export.Format = "v1" if form == "v1" else "v2"
     text = export.text_of(subject, kind)
+    if line := export.listening(export.host_of(subject, kind)):
+        say(f"note: {line}")
     if Releases(paths).find(subject.image) is None:
         at = f" --stage {stage}" if stage else ""
         say(f"note: {subject.image} is not built yet; next: invoke build --recipe {subject.name}{at}")
@@ -372,17 +379,24 @@ def recipe_check(paths: Paths, what: Sequence[str] = (), *, stack: str | None = 
     elif alone:
         one_check(every[0])
     else:
-        root = os.path.commonpath([Path(one.name).parent for one in every]) if every else ""
+        folders = [Path(one.name).parent for one in every]  # ours are told as of the project
+        root = os.path.commonpath(folders) if len({folder.is_absolute() for folder in folders}) == 1 else ""
         table(
             ("recipe", "verdict", "machines", "model", "what is missing"),
             [
-                (tame(os.path.relpath(one.name, root or ".")), one.verdict, one.machines, tame(one.model), missing(one))
+                (
+                    printable(os.path.relpath(one.name, root or ".")),
+                    one.verdict,
+                    one.machines,
+                    printable(one.model),
+                    missing(one),
+                )
                 for one in every
             ],
         )
         refused = len(every) - len(good)
-        step = f"; next: invoke recipe check {shlex.quote(root)}/FILE tells all of one" if refused else ""
-        show(f"{count(len(every), 'recipe')} of {root or '.'}: {len(good)} pass, {refused} refused{step}")
+        step = f"; next: invoke recipe check {shlex.quote(root or '.')}/FILE tells all of one" if refused else ""
+        show(printable(f"{count(len(every), 'recipe')} of {root or '.'}: {len(good)} pass, {refused} refused{step}"))
     return len(good) == len(every)
 
 
@@ -406,7 +420,7 @@ def missing(checked: CheckedRecipe) -> str:
     if not checked.errors:
         return ""
     first, more = checked.errors[0], len(checked.errors) - 1
-    return tame(f"{first.key}: {first.text}" + (f" (+{more})" if more else ""))
+    return printable(f"{first.key}: {first.text}" + (f" (+{more})" if more else ""))
 
 
 def checked(paths: Paths, word: str, *, stack: str | None, alone: bool) -> CheckedRecipe:
@@ -451,14 +465,14 @@ def as_imported(
 
 
 def one_check(checked: CheckedRecipe) -> None:
-    errors, name = len(checked.errors), checked.name
+    errors, name = len(checked.errors), printable(checked.name)
     others = len(checked.found) - errors
     if checked.read_as:
-        show(f"{name}: {checked.read_as}")
+        show(f"{name}: {printable(checked.read_as)}")
     show(f"{name}: {count(errors, 'error')}, {others} other" if checked.found else f"{name}: nothing found")
     report(checked.found)
 
 
 def report(found: list[RecipeFinding]) -> None:
     for finding in found:
-        show(f"  {tame(str(finding))}")
+        show(f"  {printable(str(finding))}")

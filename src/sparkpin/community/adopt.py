@@ -16,7 +16,7 @@ from sparkpin.community.recipe import CommunityRecipe, whole
 from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, machines_of, render, served_model, vllm_serve
 from sparkpin.core.errors import ManifestError, clipped
 from sparkpin.core.terminal import printable
-from sparkpin.pins import manifests, vllm_command
+from sparkpin.pins import drafters, manifests, vllm_command
 from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE, PIPELINE, TENSOR
 from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.pins.values import require_values
@@ -53,6 +53,7 @@ def as_served(recipe: CommunityRecipe) -> tuple[CommunityRecipe, RenderedRecipe]
     if rendered.missing:
         raise ManifestError(recipe.path, "command", f"{{{rendered.missing[0]}}}", "a key of `defaults`")
     vllm_command.check_json(argv, recipe.path)
+    drafters.require_plan(argv, recipe.path)
     kept = {name: value for name, value in rendered.env.items() if not mapping.useless(name)}
     require_values(argv, kept, recipe.path)
     revision = recipe.revision or flag_value(argv, REVISION) or ""

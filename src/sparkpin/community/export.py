@@ -6,13 +6,17 @@ here lies in a folder of this machine: sparkrun mounts the folder that `model` n
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sparkpin.community import recipe as foreign
 from sparkpin.community import template, yamlfile
-from sparkpin.community.render import escaped
+from sparkpin.community.render import escaped, render
+from sparkpin.core.errors import ManifestError
 from sparkpin.pins.nodes import EXECUTOR, NODES, PIPELINE, TENSOR, nodes_of
 from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_command import MODEL_PATH, drop_flags, flag_value, parse_flags
@@ -62,6 +66,41 @@ def text_of(subject: ExportedRecipe, form: Format) -> str:
 
 
 def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
+    """ManifestError for words that this format cannot hold: its runner would make others of them."""
+    value = written(subject, form)
+    made = runner_words(subject, form, value)
+    if (seen := as_compared(made)) != (wanted := as_compared(subject.argv)):
+        word = next((one for one in wanted if one not in seen), shlex.join(made))
+        file = f"recipe {subject.name}, for {TOOLS[form]}"
+        step = "take the other format, or leave that flag out of the recipe"
+        raise ManifestError(file, "command", word, "words without its runner's placeholders", next_step=step)
+    return value
+
+
+def runner_words(subject: ExportedRecipe, form: Format, value: dict[str, Any]) -> tuple[str, ...]:
+    made = render(foreign.of(value, Path(f"{subject.name}.yaml"), form[1:], ()))
+    return (*made.argv, *made.before, *made.lost, *filter(None, [made.plumbing]))
+
+
+def as_compared(argv: Sequence[str]) -> list[str]:
+    """Without what a format says in its own way."""
+    return drop_flags([*argv[:2], MODEL_PATH, *argv[3:]], "--host", "--revision", EXECUTOR, NODES)
+
+
+def host_of(subject: ExportedRecipe, form: Format) -> str | None:
+    """Where the server that the runner starts will listen; None where no flag says it."""
+    return flag_value(runner_words(subject, form, written(subject, form)), "--host")
+
+
+def listening(host: str | None) -> str:
+    """Empty for a loopback address. vLLM listens on all addresses where none is given."""
+    if host and re.fullmatch(r"localhost|::1|127(\.\d{1,3}){3}", host):
+        return ""
+    where = "all addresses" if host in (None, "", "0.0.0.0", "::") else host
+    return f"It listens on {where}, without an API key: whoever reaches its machine may use it."
+
+
+def written(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
     require_values(subject.argv, subject.env, subject.name)  # their runners' shells read all of it
     nodes = nodes_of(subject.argv)
     own = drop_flags(subject.argv, EXECUTOR, NODES) if nodes > 1 else subject.argv  # their runners add them
@@ -141,10 +180,10 @@ def comments(subject: ExportedRecipe, form: Format) -> list[str]:
     if (nodes := nodes_of(subject.argv)) > 1:
         lines.append(f"For {nodes} machines, each of which needs the image and the model's files.")
     model = f"Model: {subject.repo} at {subject.revision}, as published."
-    if form == "v2" and flag_value(subject.argv, "--host") == HERE:
-        lines.append(
-            "It listens on all addresses of its machine. Where sparkrun runs there, too, host: 127.0.0.1 does."
-        )
+    host = host_of(subject, form)
+    lines += [line] if (line := listening(host)) else []
+    if host != flag_value(subject.argv, "--host"):  # written for sparkrun
+        lines.append(f"Where sparkrun runs on that machine, too, host: {HERE} does.")
     made_here = f"Checkpoint: {subject.checkpoint}, which `invoke checkpoint` makes."
     lines.append(model if subject.published else made_here)
     if form == "v1":

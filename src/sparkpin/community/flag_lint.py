@@ -15,6 +15,7 @@ from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import Flag, parse_flags
 from sparkpin.pins.vllm_flags import Flags
 
+SPECULATION = "--speculative-config"
 LENGTH, SHARE = "--max-model-len", "--gpu-memory-utilization"
 NUMBERS = (LENGTH, SHARE, "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--num-gpu-blocks-override",
            "--tensor-parallel-size", "--kv-cache-memory-bytes")  # fmt: skip
@@ -60,7 +61,7 @@ class PlannedServer:
         """--speculative-config, whether it stands as JSON or in parts."""
         found: dict[str, Any] = {}
         for name, flag in self.flags:
-            if name != "--speculative-config":
+            if name != SPECULATION:
                 continue
             part = flag.words[0].partition("=")[0].partition(".")[2]
             value = read_json(flag.value or "")
@@ -93,6 +94,7 @@ def findings(served: PlannedServer) -> Iterator[RecipeFinding]:
         yield from of_flag(served, name, flag)
     yield from of_numbers(served)
     yield from of_limits(served)
+    yield from of_drafts(served)
     yield from of_parsers(served)
     yield from of_environment(served)
 
@@ -121,6 +123,16 @@ def of_flag(served: PlannedServer, name: str, flag: Flag) -> Iterator[RecipeFind
         if value.startswith("{") and not LEFT_OVER.fullmatch(value) and isinstance(read_json(value), str):
             hint = "double quotes around names and texts, no backslashes"
             yield error(f"{word}: {value} is no JSON", hint)
+
+
+def of_drafts(served: PlannedServer) -> Iterator[RecipeFinding]:
+    for name, flag in served.flags:
+        value = flag.value or ""
+        whole = name == SPECULATION and "." not in flag.words[0].partition("=")[0]
+        if whole and value and not value.startswith("{"):  # else it is told above
+            yield error(f"{name}: saw {short(value)}, wanted a JSON object")
+    if not isinstance(model := served.speculation.get("model"), str | None):
+        yield error(f"{SPECULATION}: saw the model {short(model)}, wanted a repository of the Hub, as text")
 
 
 def of_numbers(served: PlannedServer) -> Iterator[RecipeFinding]:

@@ -27,7 +27,6 @@ DESCRIBED = re.compile(
     re.I,
 )
 """A description of what needs several machines."""
-TOLD = 10
 TELLING = re.compile(r"[|&;<>()`$#\n'\"\\]")  # of a value that is none to bash
 
 JINJA = re.compile(r"(?<!\$)\{\{\s*([A-Za-z_]\w*)\s*\}\}")
@@ -153,8 +152,15 @@ def of_rendered(recipe: CommunityRecipe, rendered: RenderedRecipe) -> Iterator[R
 
 def of_values(recipe: CommunityRecipe, rendered: RenderedRecipe) -> Iterator[RecipeFinding]:
     """Of settings that end the command, or send its output elsewhere: rendered without them it is another script."""
-    telling = [name for name, value in recipe.defaults.items() if isinstance(value, str) and TELLING.search(value)]
-    for name in telling[:TOLD]:
+    if recipe.command is None:
+        used = set(recipe.defaults) - set(structured.unread(recipe.defaults))
+    elif recipe.version == "1":
+        used = placeholders.names_v1(recipe.command) or set()
+    else:
+        used = placeholders.names_v2(recipe.command, recipe.defaults) | READ_ANYWAY
+    for name in (name for name, value in recipe.defaults.items() if isinstance(value, str) and TELLING.search(value)):
+        if name not in used:
+            continue
         try:
             other = render(replace(recipe, defaults={**recipe.defaults, name: "x"}))
         except (InputError, ManifestError):

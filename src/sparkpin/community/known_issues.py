@@ -22,6 +22,7 @@ LOADERS = {"fastsafetensors": "fastsafetensors", "instanttensor": "instanttensor
            "runai_streamer": "runai-model-streamer", "tensorizer": "tensorizer"}  # fmt: skip
 PARALLEL = (TENSOR, PIPELINE, "--data-parallel-size")
 COMPARISON = re.compile(r"([<>]=?) *(\d+(?:\.\d+)?)")
+OR = "unset or "
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 THREAD = re.compile(r"(?:\S+/)?(\S+)#(\d+)")
 
@@ -73,6 +74,10 @@ def holds(issue: KnownIssue, value: Callable[[str], str | None]) -> bool:
 
 
 def fits(condition: str, value: str | None) -> bool:
+    """`unset or CONDITION` is for what is at fault by default, too."""
+    if condition.startswith(OR) and value is None:
+        return True
+    condition = condition.removeprefix(OR)
     if condition in ("set", "unset") or value is None:
         return condition == ("unset" if value is None else "set")
     if not (found := COMPARISON.fullmatch(condition)):

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.community import yamlfile
-from sparkpin.core.errors import WHOLE, ManifestError
+from sparkpin.core.errors import WHOLE, ManifestError, clipped
+from sparkpin.core.terminal import printable
 
 V1_NEEDED = ("name", "recipe_version", "container", "command")
 V1_KEYS = {
@@ -72,7 +73,7 @@ class CommunityRecipe:
 
     @property
     def said_version(self) -> str:
-        said = str(self.raw.get("recipe_version", "2"))
+        said = clipped(printable(str(self.raw.get("recipe_version", "2"))))
         return said if said == self.version else f"{said}, read as {self.version}"
 
     @property

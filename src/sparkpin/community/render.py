@@ -14,6 +14,7 @@ from sparkpin.community.recipe import CommunityRecipe, whole
 from sparkpin.community.shell import ShellCommand, commands
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.pins.nodes import MOST_NODES, PIPELINE, TENSOR
+from sparkpin.pins.values import ENV_NAME
 from sparkpin.pins.vllm_command import drop_flags, flag_value
 
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
@@ -133,9 +134,15 @@ def read_script(recipe: CommunityRecipe, text: str, env: dict[str, str]) -> Rend
             lost.append(shown(command))
         elif command.words[:1] == ("export",) or not command.words:
             pairs = [word.partition("=") for word in command.words[1:]]
+            if odd := next((name for name, _, _ in pairs if not ENV_NAME.fullmatch(name)), None):
+                seen = shown(command)
+                raise ManifestError(recipe.path, "command", seen, f"export NAME=value: only a shell could tell {odd!r}")
             env |= {name: value for name, equals, value in pairs if equals} | dict(command.assigned)
         elif command.words[0] == "set":
             continue
+        elif command.words[0] == "unset" and set(command.words[1:]) <= env.keys():
+            for name in command.words[1:]:
+                del env[name]
         elif command.words[0] in PREPARING:
             before.append(shown(command))
         else:

@@ -23,6 +23,14 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 SEQUENCE = re.compile(r"-?\w+\.\.-?\w+(\.\.-?\d+)?")
 ENDS = ("", *"/ \t\n;&|<>()")  # what may follow the ~ of a home
 HOME = "/root"  # both runners' containers run as root unless told otherwise
+SETS_ITSELF = re.compile(
+    r"BASH\w*|E?UID|PPID|PWD|OLDPWD|IFS|_|GROUPS|DIRSTACK|FUNCNAME|LINENO|S?RANDOM|SECONDS|EPOCH(SECONDS|REALTIME)|SHLVL"
+    r"|SHELLOPTS|PIPESTATUS|OPT(IND|ERR|ARG)|(HOST|OS|MACH)TYPE|PS4"
+)
+"""Bash has a value of its own for these. Of most it takes none from the environment, and some cannot be exported."""
+GIVEN = {"HOME", "PATH", "HOSTNAME", "SHELL", "TERM", "USER", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VERSION",
+         "VIRTUAL_ENV", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}  # fmt: skip
+"""Bash, Docker or the usual images set these where the recipe does not."""
 SIMPLE = "$NAME or ${NAME:-text}, without quotes and braces in the text: only a shell could tell what this becomes"
 KEYWORDS = {"if", "for", "while", "until", "case", "function", "select", "{", "[[", "do", "then"}
 
@@ -188,12 +196,15 @@ class ShellReader:
     def variable(self, depth: int) -> str | None:
         """The value of one that stands behind a `$`, or the text that stands in for it: with a colon for an empty one,
         too. What a variable holds is not read again: bash does not, either."""
-        if self.text[self.at] != "{":
-            return self.variables.get(self.name())
-        begin, self.at = self.at - 1, self.at + 1
-        value = self.variables.get(self.name())
-        operator = next((one for one in (":-", "-") if self.text.startswith(one, self.at)), "")
+        begin, braced = self.at - 1, self.text[self.at] == "{"
+        self.at += braced
+        value = self.variables.get(name := self.name())
+        operator = next((one for one in (":-", "-") if braced and self.text.startswith(one, self.at)), "")
         self.at += len(operator)
+        if SETS_ITSELF.fullmatch(name) or (operator and value is None and name in GIVEN):
+            self.refuse(self.text[begin : self.at], "a variable that neither bash nor the container sets", begin)
+        if not braced:
+            return value
         default = self.default(depth) if operator else None
         if not self.text.startswith("}", self.at) or depth > DEEPEST:
             self.refuse(self.text[begin : begin + 20], SIMPLE, begin)

@@ -24,7 +24,7 @@ def is_plain(path: str) -> bool:
 def choose(folder: Path, name: str, what: str, suffix: str = ".yaml") -> Path:
     """The file of a named manifest; an unknown name lists the known ones."""
     path = folder / f"{name}{suffix}"
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or not path.is_file():
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or not is_plain(path.name) or not path.is_file():
         names = [file.name.removesuffix(suffix) for file in folder.glob(f"*{suffix}")]
         if name in names:
             raise InputError(

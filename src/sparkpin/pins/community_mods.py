@@ -76,6 +76,9 @@ def read_run_mod(project: Path, name: str, file: str, key: str, versions: Mappin
     locked = manifests.load_community_lock(project, pin).archive
     path = project / FOLDER / f"{pin.name}{'.jinja' if pin.template else '.tar'}"
     step = f"invoke lock --mod {pin.name}"
+    if pin.template and pin.template.sha256 not in ("", locked.sha256):
+        wanted = f"{locked.sha256}, as in {pin.name}.lock"
+        raise ManifestError(f"{PINS}/{pin.name}.yaml", "template.sha256", pin.template.sha256, wanted, next_step=step)
     if not path.is_file():
         raise ManifestError(file, key, name, f"{FOLDER}/{path.name}, which its pin describes", next_step=step)
     data = path.read_bytes()

@@ -32,6 +32,13 @@ def speculation(argv: Sequence[str]) -> dict[str, Any]:
     return Flags(argv, "the command", {}).json(FLAG)
 
 
+def require_plan(argv: Sequence[str], file: object) -> None:
+    """ManifestError where --speculative-config is no JSON object, or the draft model in it no text."""
+    model = Flags(argv, str(file), {}).json(FLAG).get("model")
+    if not isinstance(model, str | None):
+        raise ManifestError(file, f"command, {FLAG}: model", model, "a repository of the Hub, as text")
+
+
 def command_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
     """What is wrong with the draft model that a recipe's own command names."""
     file = file_of(recipe)

@@ -336,7 +336,7 @@ class Quality(StrictModel):
     needles: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-CommunityName = Annotated[str, Field(pattern=r"^(mods/|community/)?[A-Za-z][\w.-]*$")]
+CommunityName = Annotated[str, Field(pattern=r"^(mods/|community/)?[A-Za-z][\w.-]{0,99}$")]
 
 
 def condition(text: str) -> str:
@@ -660,7 +660,7 @@ class Family(StrictModel):
     unverified: Reason | None = None
 
 
-Condition = Annotated[str, Field(min_length=1)]  # set, unset, a comparison with a number, or a pattern (fnmatch)
+Condition = Annotated[str, Field(min_length=1)]  # as known_issues.fits reads it
 Named = Annotated[str, Field(pattern=r"^(--[a-z][a-z-]*(\.[a-z_]+)?|[A-Z][A-Z0-9_]*|kernel|driver|memory)$")]
 
 

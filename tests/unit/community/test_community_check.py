@@ -29,9 +29,8 @@ def found(folder: Path, base: dict[str, Any], command: str | None, stack: str = 
     value = base | more | ({} if command is None else {"command": command})
     path = folder / "r.yaml"
     path.write_text(yaml.safe_dump(value, sort_keys=False))
-    return [
-        str(one) for one in check.foreign_findings(PROJECT, recipe.load(path), manifests.load_stack(PROJECT, stack))
-    ]
+    told = check.foreign_findings(PROJECT, recipe.load(path), manifests.load_stack(PROJECT, stack))
+    return [line for line in map(str, told) if "no --gpu-memory-utilization: " not in line]  # test_known_issues.py
 
 
 def served(folder: Path, flags: str, stack: str = "spark", model: str = "a/b", **more: Any) -> list[str]:

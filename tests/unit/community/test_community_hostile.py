@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,39 @@ def test_what_only_a_shell_could_tell_of_a_default(script: str) -> None:
         list(commands(script + "\n", {}, "f"))
 
 
+@pytest.mark.parametrize("name", ["UID", "PWD", "RANDOM", "BASH_VERSION", "HOME", "PATH"])
+def test_a_default_of_a_variable_that_is_set_anyway(name: str) -> None:
+    script = f"echo ${{{name}:-default}}"
+    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() != "default"
+    with pytest.raises(ManifestError):
+        list(commands(script + "\n", {}, "f"))
+
+
+@pytest.mark.parametrize("script", ["echo $RANDOM", "echo ${PPID}"])
+def test_what_bash_sets_whatever_the_environment_says(script: str) -> None:
+    env = {"PPID": "x", "RANDOM": "x"}
+    done = subprocess.run(["bash", "--norc", "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() != "x"
+    with pytest.raises(ManifestError):
+        list(commands(script + "\n", env, "f"))
+
+
+def test_what_is_unset_is_unset(tmp_path: Path) -> None:
+    script = "export A=1 B=2\nunset A\n"
+    done = subprocess.run(["bash", "--norc", "-c", script + "echo ${A:-d} $B"], capture_output=True, text=True)
+    command = script + "vllm serve {model} ${A:-d} $B"
+    made = render.render(recipe.load(Path(written(tmp_path, V2 | {"command": command, "env": {"A": "0"}}))))
+    assert list(made.argv[3:]) == done.stdout.split() == ["d", "2"]
+    assert made.env == {"B": "2"} and made.before == ()
+
+
+@pytest.mark.parametrize("line", ["export A+=x", "export -n A"])
+def test_an_export_that_only_bash_could_tell(tmp_path: Path, line: str) -> None:
+    (told,) = errors(tmp_path, command=f"{line}\nvllm serve {{model}}", defaults={}, env={"A": "1"})
+    assert line in told
+
+
 # YAML.
 
 
@@ -171,6 +205,27 @@ def test_an_exported_value_does_not_end_its_quotes(form: str, tmp_path: Path) ->
     (tmp_path / "r.yaml").write_text(text)
     made = render.render(recipe.load(tmp_path / "r.yaml"))
     assert made.argv[-2:] == ("--served-model-name", name) and made.lost == ()
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [(["--host", "0.0.0.0"], ()), ([], ()), (["--host=0.0.0.0"], ()), (["--host", "localhost"], ("v1", "v2")),
+     (["--host=127.0.0.1"], ("v1", "v2")), (["--host", "127.0.0.1"], ("v1",)),
+     (["--host", "127.0.0.1", "--root-path", "{host}"], ("v1", "v2")), (["--host=127.0.0.2"], ("v1", "v2"))],
+)  # fmt: skip
+def test_an_export_that_listens_on_all_addresses_says_so(host: list[str], local: tuple[str, ...]) -> None:
+    subject = replace(exported(), argv=("vllm", "serve", "/model", *host))
+    for form in ("v1", "v2"):
+        text = export.text_of(subject, form)  # type: ignore[arg-type]
+        assert ("listens on all addresses, without an API key" not in text) == (form in local)
+
+
+@pytest.mark.parametrize("words", [("--chat-template", "x {{a}}"), ("--served-model-name", "{model}")])
+def test_words_that_sparkrun_would_change_are_not_exported(words: tuple[str, str]) -> None:
+    assert export.text_of(exported(None, *words), "v1")
+    with pytest.raises(ManifestError) as caught:
+        export.text_of(exported(None, *words), "v2")
+    assert caught.value.seen == words[1]
 
 
 def test_what_sparkrun_sets_on_a_spark(tmp_path: Path) -> None:
@@ -262,6 +317,53 @@ def test_flags_behind_a_pipe(tmp_path: Path) -> None:
     assert "--host stands behind |" in line
 
 
+@pytest.mark.parametrize("model", ['{"a": 1}', '["a"]', "1"])
+def test_a_draft_model_that_is_no_text(
+    paths: Paths, tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = f"""--speculative-config '{{"model": {model}, "method": "eagle3"}}'"""
+    file = written(tmp_path, V2 | {"command": f"vllm serve {{model}} {flag}", "defaults": {}})
+    for what in ([file], [file, "scripted-tiny"]):  # one alone, and several of which one is ours
+        assert not tasks.recipe_check(paths, what)
+    assert "saw the model" in capsys.readouterr().out
+    for task in (tasks.recipe_import, tasks.recipe_show):
+        with pytest.raises(ManifestError) as caught:
+            task(paths, file)
+        assert caught.value.key.endswith("model")
+
+
+@pytest.mark.parametrize("name", ["9" * 5000, "a" * 5000, "a" * 251])
+def test_a_mod_whose_name_no_file_can_have(paths: Paths, tmp_path: Path, name: str) -> None:
+    file = written(tmp_path, V1 | {"mods": [name]})
+    tasks.recipe_check(paths, [file])
+    tasks.recipe_import(paths, file, lock=False)
+    assert "mods" not in yaml.safe_load((paths.project / "recipes/some-recipe.yaml").read_text())
+
+
+HOSTILE = "a\u202eb\x1b[2J\nZc"
+
+
+def test_no_terminal_obeys_a_recipe(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / HOSTILE
+    folder.mkdir()
+    value = {"recipe_version": "9\u202e\n" + "x" * 5000, "command": "vllm serve {model} --served-model-name a\u202eb"}
+    file = written(folder, V2 | {"defaults": {"\u202ed": 1}} | value)
+    (folder / "other\u202e\n.yaml").write_text(Path(file).read_text())
+    for what in (file, str(folder), str(folder / "other\u202e\n.yaml")):
+        tasks.recipe_check(paths, [what])
+    tasks.recipe_show(paths, file)
+    shown = capsys.readouterr().out
+    assert not [c for c in shown.replace("\n", "") if not c.isprintable()] and "\nZc" not in shown
+    assert max(map(len, shown.splitlines())) < 2500
+    assert "\\u202e" in shown
+
+
+def test_unused_values_hide_no_used_one(tmp_path: Path) -> None:
+    defaults = {f"a{number}": "'x'" for number in range(12)} | {"port": "8000 | tee x"}
+    told = errors(tmp_path, command="vllm serve {model} --port {port} --host x", defaults=defaults)
+    assert [line for line in told if line.startswith("error: defaults.port: ")]
+
+
 @pytest.mark.parametrize(
     ("model", "flags"),
     [("Qwen/Qwen3-Embedding-8B", ""), ("Qwen/Qwen3-VL-Reranker-8B", "--runner pooling"), ("a/b", "--convert embed"), 
@@ -295,7 +397,7 @@ def test_other_engines_are_named(tmp_path: Path, change: dict[str, Any], engine:
 
 @pytest.mark.parametrize("version", ["4", 3, "x"])
 def test_a_version_that_nobody_knows_is_told(tmp_path: Path, version: object) -> None:
-    (line,) = found(tmp_path, V2 | {"recipe_version": version})
+    (line,) = (line for line in found(tmp_path, V2 | {"recipe_version": version}) if "recipe_version" in line)
     assert line.startswith(f"warning: recipe_version: {version}, ")
     assert (
         recipe.load(Path(written(tmp_path, V2 | {"recipe_version": version}))).said_version == f"{version}, read as 2"

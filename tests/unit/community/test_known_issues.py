@@ -9,7 +9,7 @@ import pytest
 from places import PROJECT
 
 from sparkpin.community.flag_lint import PlannedServer
-from sparkpin.community.known_issues import COMPARISON, findings, fits
+from sparkpin.community.known_issues import COMPARISON, OR, findings, fits
 from sparkpin.community.release import release
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests
@@ -18,11 +18,13 @@ from sparkpin.pins.schema import KnownIssue
 ISSUES = {issue.name: issue for issue in manifests.load_known_issues(PROJECT)}
 OF_MACHINES = {name for name, issue in ISSUES.items() if {"kernel", "driver", "memory"} & issue.when.keys()}
 VERSIONS = ("0.33.0", "0.29.0", "0.20.2")
+HARMLESS = ("--moe-backend", "x", "--max-num-seqs", "1", "--gpu-memory-utilization", "0.8")
 NUMBERS = {">": 1, ">=": 0, "<": -1, "<=": 0}
 
 
 def meets(condition: str) -> str:
     """A value that fits a condition."""
+    condition = condition.removeprefix(OR)
     if found := COMPARISON.fullmatch(condition):
         return f"{float(found[2]) + NUMBERS[found[1]]:g}"
     return "" if condition == "set" else condition.replace("*", "")
@@ -68,9 +70,9 @@ def test_it_is_found_where_all_conditions_hold_and_not_where_one_fails(name: str
     assert all(
         one.source.rpartition("/")[2] in found.text for one in issue.evidence if "vllm-project/vllm#" in one.source
     )
-    elsewhere = [
-        replace(served, argv=("vllm", "serve", "/model", "--moe-backend", "x"), env={"VLLM_DISABLED_KERNELS": "x"})
-    ]
+    elsewhere = [replace(served, argv=("vllm", "serve", "/model", *HARMLESS), env={"VLLM_DISABLED_KERNELS": "x"})]
+    if any(condition.startswith(OR) for condition in issue.when.values()):
+        assert name in names(replace(served, argv=("vllm", "serve", "/model")))
     if issue.gpu is not None:
         elsewhere.append(replace(served, gpu=not served.gpu))
     if issue.hybrid or issue.models:
@@ -94,6 +96,7 @@ def test_of_machines() -> None:
         ("set", "", True), ("set", None, False), ("unset", None, True), ("unset", "", False),
         ("> 0.85", "0.9", True), ("> 0.85", "0.85", False), (">= 32768", "32768", True), ("> 1", "auto", False),
         ("< 100", None, False), ("*Fp8*", "FP8_e4m3", True), ("fp8", "fp8_e4m3", False),
+        ("unset or > 1", None, True), ("unset or > 1", "2", True), ("unset or > 1", "1", False),
     ],
 )  # fmt: skip
 def test_conditions(condition: str, value: str | None, wanted: bool) -> None:

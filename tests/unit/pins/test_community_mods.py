@@ -226,6 +226,10 @@ def test_a_pinned_template_is_one_file_known_by_its_hash(pinned: Callable[..., P
         "runmods/fix/files/run.sh",
     ]
     assert context["runmods/fix/files/run.sh"].executable and "dockerfiles/template.sh" in last.executable
+    pinned(template=PINNED | {"sha256": "0" * 64})
+    with pytest.raises(ManifestError, match=r"template\.sha256"):
+        pair(paths.project, "scripted-tiny")
+    pinned(template=PINNED)
     file.write_text(TEMPLATE + "\n")
     with pytest.raises(IntegrityError, match=lock.archive.sha256):
         pair(paths.project, "scripted-tiny")

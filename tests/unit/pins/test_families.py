@@ -33,6 +33,8 @@ FAMILIES = manifests.load_families(PROJECT)
         ("cyankiwi/gemma-4-26B-A4B-it-AWQ-4bit", "gemma-4"),
         ("google/diffusiongemma-26B-A4B-it", "gemma-4"),
         ("google/gemma-3-27b-it", "gemma-3"),
+        ("google/gemma-3-1b-it", "gemma-3-text"),
+        ("google/gemma-3-270m", "gemma-3-text"),
         ("nvidia/MiniMax-M2.7-NVFP4", "minimax-m2"),
         ("sparkarena/Minimax-M3-v0-NVFP4", "minimax-m3"),
         ("stepfun-ai/Step-3.7-Flash-FP8", "step-3.7"),
@@ -52,7 +54,7 @@ def test_each_family_has_evidence() -> None:
     assert len(patterns) == len(set(patterns))
 
 
-@pytest.mark.parametrize("version", ["0.20.2", "0.32.0", "0.33.0"])
+@pytest.mark.parametrize("version", ["0.19.1", "0.20.2", "0.32.0", "0.33.0"])
 def test_each_parser_that_is_chosen_is_one_of_that_vllm(version: str) -> None:
     """vLLM refuses to start with a parser it does not know, and with automatic tool calls without one."""
     parsers = release(version)
@@ -62,6 +64,8 @@ def test_each_parser_that_is_chosen_is_one_of_that_vllm(version: str) -> None:
         assert tool is None or tool in parsers.tool_parsers, family.name
         assert reasoning is None or reasoning in parsers.reasoning_parsers, family.name
         assert ("--enable-auto-tool-choice" in argv) == (tool is not None), family.name
+        mode = flag_value(argv, "--tokenizer-mode")
+        assert mode is None or mode in parsers.flags["--tokenizer-mode"]["values"], family.name
 
 
 def test_a_parser_that_an_older_vllm_lacks_is_not_chosen() -> None:
