@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -59,4 +60,5 @@ def test_a_program_that_ends_while_it_is_sent_more_than_it_reads_leaves_no_threa
             ours.send(b"x" * 65536)
     program.shutdown(socket.SHUT_WR)
     ours.settimeout(10)
-    assert ours.recv(1) == b""
+    with contextlib.suppress(ConnectionResetError):  # what was sent and not read makes it one
+        assert ours.recv(1) == b""
