@@ -18,7 +18,7 @@ from sparkpin.serve import crash_facts, fronts, launch, linked, memory_limit, wa
 from sparkpin.serve.fronts import FrontOrder
 from sparkpin.serve.launch import SOCKET_LABEL, LaunchOrder, requests_under_way
 from sparkpin.serve.linked import Spread
-from sparkpin.serve.served import FORMER, NEXT, RELEASE_LABEL, Served, client_of, describe, is_running
+from sparkpin.serve.served import FORMER, FRONT, NEXT, RELEASE_LABEL, Served, client_of, describe, find, is_running
 from sparkpin.serve.waiting import Detached
 
 STOP_SECONDS = 30
@@ -52,6 +52,8 @@ def launched(
 
     try:
         if test:
+            if (left := find(engine, name + FRONT)) is not None:
+                launch.remove(left)  # by a server that has gone: nobody is to come to one that is not tested
             begin()
             test(container, wanted)
             keep(container, wanted, spread)

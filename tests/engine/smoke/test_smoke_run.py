@@ -137,6 +137,14 @@ def test_one_that_somebody_stops_amid_its_test_has_not_failed_it(
     assert not site.engine.client.containers.list(all=True, filters=home)
 
 
+def test_a_front_that_was_left_leads_nobody_to_a_server_that_is_tested(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = site.start(port=site.port)
+    site.engine.client.containers.get(served.container).remove(force=True, v=True)
+    serve_tested(site, site.release, monkeypatch)
+
+
 @pytest.mark.parametrize("again", ["served", "tested"])
 def test_what_a_run_left_that_was_killed_while_it_tested_is_not_served(
     site: FakeSite, monkeypatch: pytest.MonkeyPatch, again: str
