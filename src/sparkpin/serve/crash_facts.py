@@ -11,7 +11,7 @@ from typing import Any
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
-from sparkpin.host.containers import Container
+from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import engine_errors
 from sparkpin.host.gpus import Gpu, read_gpus
 from sparkpin.releases import container as running
@@ -44,8 +44,11 @@ def last_check(state: dict[str, Any]) -> str:
 
 def examine(container: Container, recipe: str, tag: str, how: str) -> Death:
     with engine_errors():
-        log = running.log_of(container)
         attrs = container.attrs
+        try:
+            log = running.log_of(container)
+        except NotFound:  # somebody has removed it meanwhile
+            log = b""
     return Death(
         tag=tag,
         recipe=recipe,

@@ -23,7 +23,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import fronts, service, status, switching
+from sparkpin.serve import crash_facts, fronts, service, status, switching
 from sparkpin.serve import served as services
 from sparkpin.serve.address import AddressOptions
 
@@ -287,3 +287,10 @@ def test_other_settings_of_its_container_are_another_front(site: FakeSite, monke
     assert site.start().started == served.started
     front = containers.get(served.container + services.FRONT)
     assert front.id != before and front.attrs["HostConfig"]["Memory"] == fronts.MEMORY
+
+
+def test_a_server_that_is_removed_while_it_is_looked_at_ends_nothing(site: FakeSite) -> None:
+    container = site.engine.client.containers.get(site.start(port=site.port).container)
+    container.remove(force=True, v=True)
+    death = crash_facts.examine(container, "fake", site.release.tag, "exited with 1")
+    assert (death.tag, death.log) == (site.release.tag, b"")
