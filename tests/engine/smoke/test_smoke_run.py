@@ -86,8 +86,7 @@ def serve_tested(
     def test(container: Container, order: LaunchOrder) -> None:
         assert find(site.engine, f"{container.name}{FRONT}") is None, "nobody can ask it yet"
         asked = launch.within(container, "health")
-        container.reload()
-        assert asked == (True, "not asked: it is tested now") or container.status == "exited"
+        assert asked == (True, "not asked: it is tested now") or container.wait(timeout=5), "or it has ended"
         with pytest.raises(BusyError), lock(server.smoke_lock(site.paths), wait=False):
             pass
         meanwhile(container)
