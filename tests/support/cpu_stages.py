@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from checkout import INVOKE, PROJECT
 
 from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release, Releases
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.run import subject_of
+from sparkpin.smoke.server import started
+from sparkpin.smoke.subject import SmokeSubject
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +31,15 @@ def main_job() -> Releases:
 def stages(main_job: Releases) -> dict[str, Release]:
     """The newest release of each stage."""
     return {release.stage: release for release in main_job.of_recipe("scripted-tiny")}
+
+
+@contextmanager
+def asked(own: Paths, release: Release, model: Path, drafted: int) -> Iterator[SmokeSubject]:
+    """What checks are asked of: a server of the release. own: with a home of the test's, so that its container is no
+    leftover of ours; drafted: tokens."""
+    with (
+        started(own, Engine.connect(), release, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
+        Client.unix(server.socket, timeout=1200) as client,
+    ):
+        server.wait_ready(client)
+        yield subject_of(release, client, server, drafted)

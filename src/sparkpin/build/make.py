@@ -214,18 +214,18 @@ def smoke_served(paths: Paths, container: Container, order: LaunchOrder) -> None
     """SmokeError where it fails; of a server that somebody stopped meanwhile nothing is kept."""
     from sparkpin.smoke import run
 
-    engine, stopped = engine_of(paths), f"{order.release.tag} was stopped while it was tested"
+    release, found = order.release, None
     try:
         with reached(container) as port:
-            result, write = run.smoke_served(paths, engine, order.release, container, port, order.timeout, say)
+            found = run.smoke_served(paths, engine_of(paths), release, container, port, order.timeout, say)
     except EngineError:
-        if was_stopped(container):
-            raise SmokeError(stopped, next_step=f"invoke smoke {order.release.tag}") from None
-        raise
-    if was_stopped(container):
-        raise SmokeError(stopped, next_step=f"invoke smoke {order.release.tag}")
-    if not kept(paths, order.release, result, write).smoke_passed:
+        if not was_stopped(container):
+            raise
+    if found is None or was_stopped(container):
+        raise SmokeError(f"{release.tag} was stopped while it was tested", next_step=f"invoke smoke {release.tag}")
+    result, write = found
+    if not kept(paths, release, result, write).smoke_passed:
         raise SmokeError(
-            f"{order.release.tag} failed its smoke test and is not served",
-            next_step=f"read {result.log_path}, then invoke smoke {order.release.tag}",
+            f"{release.tag} failed its smoke test and is not served",
+            next_step=f"read {result.log_path}, then invoke smoke {release.tag}",
         )

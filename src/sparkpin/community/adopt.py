@@ -12,7 +12,7 @@ from typing import Any
 from sparkpin.community import mapping, template
 from sparkpin.community.finding import LONGEST
 from sparkpin.community.flag_lint import read_json
-from sparkpin.community.recipe import CommunityRecipe, whole
+from sparkpin.community.recipe import CommunityRecipe, divided
 from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, machines_of, render, served_model, vllm_serve
 from sparkpin.core.errors import ManifestError, clipped
 from sparkpin.core.terminal import printable
@@ -23,7 +23,7 @@ from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_command import ALIASES, drop_flags, flag_value, parse_flags, set_flag, tls_flags
 
 HERE = "127.0.0.1"
-TEMPLATE, SPECULATION = "--chat-template", "--speculative-config"
+TEMPLATE = "--chat-template"
 REVISION = "--revision"
 
 
@@ -96,7 +96,7 @@ def adopt(
     if rendered.argv[2] != recipe.model:
         told.append(f"vllm serve {rendered.argv[2]} -> {recipe.model}, which is mounted at {vllm_command.MODEL_PATH}")
     told += [f"env {variable} -> left out: {why}" for variable in rendered.env if (why := mapping.useless(variable))]
-    told += [f"{key} {count} -> 1: one machine with one GPU" for key, count in divided(recipe, nodes)]
+    told += [f"{text} -> 1: one machine with one GPU" for text in divided(recipe) if nodes == 1]
     command, defaults = with_settings(recipe, rendered.argv, dropped)
     value: dict[str, Any] = {
         "recipe_version": "1",
@@ -116,15 +116,6 @@ def adopt(
     }
     lines = [tuple(clipped(printable(line), LONGEST) for line in part) for part in (told, unmapped)]
     return Adopted({key: part for key, part in value.items() if part not in ([], {})}, *lines)
-
-
-def divided(recipe: CommunityRecipe, nodes: int) -> list[tuple[str, Any]]:
-    """Settings for several machines of a recipe that is taken over for one."""
-    return [
-        (key, count)
-        for key in ("tensor_parallel", "pipeline_parallel")
-        if nodes == 1 and (whole(count := recipe.defaults.get(key)) or 1) > 1
-    ]
 
 
 def require_one_gpu(file: Path, argv: Sequence[str], nodes: int) -> None:
@@ -148,12 +139,12 @@ def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[t
     if file and "{" not in file and file.rpartition("/")[2] not in mapping.templates_of(project, mods, file):
         dropped.append(TEMPLATE)
         lacking.append(f"{TEMPLATE} {file}: that file is not here; the model's own template is used")
-    plan = read_json(flag_value(argv, SPECULATION) or "")
+    plan = read_json(flag_value(argv, drafters.FLAG) or "")
     draft = plan.get("model") if isinstance(plan, dict) else None
     pinned = {pin.repositories[pin.base].repo for pin in manifests.readable_models(project)[0] if pin.drafts}
     if draft and draft not in pinned:
-        dropped.append(SPECULATION)
-        lacking.append(f"{SPECULATION}: no pin has the draft model {draft} (docs/drafters.md); served without")
+        dropped.append(drafters.FLAG)
+        lacking.append(f"{drafters.FLAG}: no pin has the draft model {draft} (docs/drafters.md); served without")
     return tuple(dropped), lacking, draft if draft in pinned else None
 
 

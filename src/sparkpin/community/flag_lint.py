@@ -11,11 +11,11 @@ from typing import Any
 from sparkpin.community.finding import RecipeFinding, error, warning
 from sparkpin.community.release import VllmRelease, nearest, nearest_few
 from sparkpin.core.errors import ManifestError, short
+from sparkpin.pins.drafters import FLAG as SPECULATION
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import Flag, parse_flags
 from sparkpin.pins.vllm_flags import Flags
 
-SPECULATION = "--speculative-config"
 LENGTH, SHARE = "--max-model-len", "--gpu-memory-utilization"
 NUMBERS = (LENGTH, SHARE, "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--num-gpu-blocks-override",
            "--tensor-parallel-size", "--kv-cache-memory-bytes")  # fmt: skip

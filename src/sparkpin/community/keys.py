@@ -9,7 +9,7 @@ from typing import Any
 
 from sparkpin.community import placeholders, structured
 from sparkpin.community.finding import RecipeFinding, error, note
-from sparkpin.community.recipe import MOST, V1_KEYS, V2_KEYS, CommunityRecipe, whole
+from sparkpin.community.recipe import MOST, V1_KEYS, V2_KEYS, CommunityRecipe, divided
 from sparkpin.community.release import nearest
 from sparkpin.community.render import ON_A_SPARK, ONLY_BASH, RenderedRecipe, eaten, render
 from sparkpin.core.errors import InputError, ManifestError, short
@@ -117,8 +117,7 @@ def of_recipe(recipe: CommunityRecipe) -> Iterator[RecipeFinding]:
 
 def of_size(recipe: CommunityRecipe, argv: Sequence[str]) -> Iterator[RecipeFinding]:
     """Of a recipe for one machine that divides its model over several."""
-    said = {key: whole(recipe.defaults.get(key)) or 1 for key in ("tensor_parallel", "pipeline_parallel")}
-    several = [f"{key} {count}" for key, count in said.items() if count > 1]
+    several = divided(recipe)
     if not several or any(flag_value(argv, flag) not in (None, "1") for flag in (TENSOR, PIPELINE)):  # told as a flag
         return
     described = DESCRIBED.search(f"{recipe.name}\n{recipe.description}")

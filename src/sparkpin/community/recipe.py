@@ -225,6 +225,12 @@ def whole(value: object) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
+def divided(recipe: CommunityRecipe) -> list[str]:
+    """Settings that divide the model over several machines, `key count`."""
+    said = {key: whole(recipe.defaults.get(key)) or 1 for key in ("tensor_parallel", "pipeline_parallel")}
+    return [f"{key} {count}" for key, count in said.items() if count > 1]
+
+
 def text(value: Mapping[str, Any], key: str, path: Path) -> str:
     found = value.get(key)
     if isinstance(found, dict | list):

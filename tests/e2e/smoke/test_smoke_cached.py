@@ -11,18 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 from checkout import PROJECT
+from cpu_stages import asked
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.core.paths import Paths
-from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_command import drop_flags, set_flag
-from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release
 from sparkpin.smoke import probes
 from sparkpin.smoke.checks import run_check
-from sparkpin.smoke.client import Client
-from sparkpin.smoke.run import subject_of
-from sparkpin.smoke.server import started
 from sparkpin.smoke.subject import SmokeSubject
 
 LENGTH = 12_288
@@ -42,12 +38,8 @@ def subject(tmp_path_factory: pytest.TempPathFactory, stages: dict[str, Release]
     variant = dataclasses.replace(release, argv=tuple(argv))
     own = dataclasses.replace(paths, home=tmp_path_factory.mktemp("home"))  # its container is no leftover of ours
     model = checkpoint_of(paths, release)
-    with (
-        started(own, Engine.connect(), variant, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
-        Client.unix(server.socket, timeout=1200) as client,
-    ):
-        server.wait_ready(client)
-        yield subject_of(variant, client, server, 0)
+    with asked(own, variant, model, 0) as found:
+        yield found
 
 
 def test_a_prompt_of_8k_is_read_and_answered_from_the_cache_as_from_nothing(subject: SmokeSubject) -> None:

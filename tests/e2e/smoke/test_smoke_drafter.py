@@ -7,17 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 from checkout import PROJECT
+from cpu_stages import asked
 
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.pair import pair
 from sparkpin.core.paths import Paths
-from sparkpin.host.engine import Engine
-from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release
 from sparkpin.smoke.checks import run_check
-from sparkpin.smoke.client import Client
-from sparkpin.smoke.run import subject_of
-from sparkpin.smoke.server import started
 from sparkpin.smoke.subject import SmokeSubject
 
 
@@ -28,12 +24,8 @@ def subject(tmp_path_factory: pytest.TempPathFactory, stages: dict[str, Release]
     release = dataclasses.replace(stages["v2"], argv=paired.argv, env=paired.env, demands=paired.demands)
     own = dataclasses.replace(Paths.from_env(PROJECT), home=tmp_path_factory.mktemp("home"))
     model = build_checkpoint(own, paired.model, paired.model_lock, paired.steps, print)
-    with (
-        started(own, Engine.connect(), release, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
-        Client.unix(server.socket, timeout=1200) as client,
-    ):
-        server.wait_ready(client)
-        yield subject_of(release, client, server, 3)
+    with asked(own, release, model, 3) as found:
+        yield found
 
 
 def test_its_drafts_are_right_and_the_answers_those_of_the_model(subject: SmokeSubject) -> None:
