@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from made_releases import keep_bytes
-from places import PROJECT, copied_to
+from places import PROJECT, copied_to, rewrite
 
 from sparkpin.build.context_files import ContextFile
 from sparkpin.build.image import BuiltImage
@@ -70,7 +70,7 @@ def edit(project: Path, name: str, *pairs: tuple[str, str]) -> None:
     for old, new in pairs:
         assert old in text, f"{old!r} is not in {name}"
         text = text.replace(old, new)
-    (project / name).write_text(text)
+    rewrite(project / name, text)
 
 
 @dataclass(frozen=True)
