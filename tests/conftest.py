@@ -11,7 +11,7 @@ import durations
 import pytest
 import trials
 import wheelhouse
-from places import NO_ENGINE, PROJECT, copied_to
+from places import NO_ENGINE, PROJECT, copied_to, written_through
 
 
 @pytest.hookimpl(wrapper=True)
@@ -30,7 +30,10 @@ def pytest_runtest_call() -> Generator[None]:
             os.environ["COLUMNS"] = before
 
 
-pytest_runtest_teardown = pytest_runtest_call
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    yield from pytest_runtest_call()
+    assert not written_through(), "a test wrote into a file that other copies of the project have, too: places.rewrite"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from places import PROJECT
+from places import PROJECT, copied_to, rewrite
 from private_engine import remove_tags
 
 from sparkpin.core.paths import Paths
@@ -33,15 +33,13 @@ def heeds_interrupts() -> None:
 class Checkout:
     """folder: holds tasks.py; home: SPARKPIN_HOME. The cache is the machine's: what it holds is verified on use."""
 
-    PARTS: ClassVar = ("src", "pins", "stages", "recipes", "dockerfiles", "mods")
+    CODE: ClassVar = ("src",)
     folder: Path
     home: Path
 
     @classmethod
     def make(cls, folder: Path) -> Self:
-        folder.mkdir()
-        for name in cls.PARTS:
-            shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+        copied_to(folder, *cls.CODE)
         shutil.copy(PROJECT / "tasks.py", folder)
         return cls(folder, folder.with_name(folder.name + "-home"))
 
@@ -98,7 +96,7 @@ class Checkout:
         path = self.folder / file
         text = path.read_text()
         assert old in text, f"{file} has no {old!r}"
-        path.write_text(text.replace(old, new, 1))
+        rewrite(path, text.replace(old, new, 1))
 
     @staticmethod
     def remove_tags(recipe: str) -> None:
@@ -108,7 +106,7 @@ class Checkout:
     def change_mod(self, name: str) -> None:
         """Another source than anybody has had: the images from its stage on are made anew."""
         init = self.folder / f"mods/{name}/sparkpin_{name.replace('-', '_')}/__init__.py"
-        init.write_text(f"{init.read_text()}\n# {time.time_ns()}\n")
+        rewrite(init, f"{init.read_text()}\n# {time.time_ns()}\n")
 
     def remove_built(self, recipe: str) -> None:
         """Its tags, and what only this checkout has made in the engine."""

@@ -19,7 +19,7 @@ from sparkpin.core.paths import Paths
 class CheckoutHere(Checkout):
     """Only the data that people edit is copied: the code is that of the tests."""
 
-    PARTS = tuple(name for name in Checkout.PARTS if name != "src")
+    CODE = ()
 
     def invoke(self, *arguments: str, **env: str) -> CompletedProcess[str]:
         out, err, code = io.StringIO(), io.StringIO(), 0

@@ -9,9 +9,7 @@ from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.commands.client import told_context
 from sparkpin.commands.notes import how_to_carry, say_overruled_of
-from sparkpin.core.errors import (
-    InputError,
-)
+from sparkpin.core.errors import BusyError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import engine_of
@@ -26,7 +24,7 @@ from sparkpin.serve.nodes import NodesOptions
 from sparkpin.serve.served import FRONT, address_of, find, status
 from sparkpin.serve.switching import Test
 from sparkpin.serve.waiting import Detached
-from sparkpin.smoke.server import clear_leftovers
+from sparkpin.smoke.server import clear_leftovers, is_testing
 
 
 def serve(
@@ -54,6 +52,11 @@ def serve(
     else:
         name = choose_recipe(paths, recipe, stack)
         require_recipe(paths, records, name)
+        if records.current_tag(name) is None and is_testing(paths):
+            raise BusyError(
+                f"recipe {name!r} has no current release yet, and a smoke test is under way",
+                next_step="wait until `invoke up` or ./install.sh has ended, then invoke serve",
+            )
         chosen = retention.require_current(records, name)
     if unit and where != (None, None, False):
         raise InputError(

@@ -73,6 +73,10 @@ def smoke(
     complete_above(paths, done)
     done = tuple(records.get(one.tag) for one in done)
     tables.show_built(done)
+    for one in done:
+        if one.smoke_passed and not drift.is_compared(one) and drift.reference(paths, one) is None:
+            step = f"invoke smoke --recipe {one.recipe} --stage {one.demands.parent}, which compares the two"
+            show(f"{one.tag} was compared with nothing; next: {step}")
     finish(records, done)
     return done
 

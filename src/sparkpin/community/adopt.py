@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -53,6 +54,7 @@ def as_served(recipe: CommunityRecipe) -> tuple[CommunityRecipe, RenderedRecipe]
     if rendered.missing:
         raise ManifestError(recipe.path, "command", f"{{{rendered.missing[0]}}}", "a key of `defaults`")
     vllm_command.check_json(argv, recipe.path)
+    argv = tuple(with_plan(argv))
     drafters.require_plan(argv, recipe.path)
     kept = {name: value for name, value in rendered.env.items() if not mapping.useless(name)}
     require_values(argv, kept, recipe.path)
@@ -140,7 +142,7 @@ def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[t
         dropped.append(TEMPLATE)
         lacking.append(f"{TEMPLATE} {file}: that file is not here; the model's own template is used")
     plan = read_json(flag_value(argv, drafters.FLAG) or "")
-    draft = plan.get("model") if isinstance(plan, dict) else None
+    draft = drafters.second_model(plan) if isinstance(plan, dict) else None
     pinned = {pin.repositories[pin.base].repo for pin in manifests.readable_models(project)[0] if pin.drafts}
     if draft and draft not in pinned:
         dropped.append(drafters.FLAG)
@@ -150,11 +152,25 @@ def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[t
 
 def changed(argv: Sequence[str], dropped: Sequence[str]) -> list[str]:
     """The words as they are served here. A mark in the place of the host stays."""
-    words = [*argv[:2], vllm_command.MODEL_PATH, *argv[3:]]
+    words = with_plan([*argv[:2], vllm_command.MODEL_PATH, *argv[3:]])
     host = flag_value(words, "--host")
     if host is not None and not template.MARK.fullmatch(host):
         words = set_flag(words, "--host", HERE)
     return drop_flags(words, *dropped)
+
+
+def with_plan(argv: Sequence[str]) -> list[str]:
+    """The words with what stands in flags of its keys in --speculative-config. A mark in the place of a number stays
+    one."""
+    said = {key: value for flag, key in drafters.SHORTS.items() if (value := flag_value(argv, flag)) is not None}
+    plan = read_json(flag_value(argv, drafters.FLAG) or "{}")
+    if not said or not isinstance(plan, dict):
+        return list(argv)
+    text = json.dumps(plan | {key: read_json(value) for key, value in said.items()}, ensure_ascii=False)
+    tokens = said.get(drafters.TOKENS, "")
+    if template.MARK.fullmatch(tokens):
+        text = text.replace(json.dumps(tokens, ensure_ascii=False), tokens)
+    return set_flag(drop_flags(argv, *drafters.SHORTS), drafters.FLAG, text)
 
 
 def with_settings(recipe: CommunityRecipe, argv: Sequence[str], dropped: Sequence[str]) -> tuple[str, dict[str, Any]]:

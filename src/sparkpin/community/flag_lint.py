@@ -12,6 +12,7 @@ from sparkpin.community.finding import RecipeFinding, error, warning
 from sparkpin.community.release import VllmRelease, nearest, nearest_few
 from sparkpin.core.errors import ManifestError, short
 from sparkpin.pins.drafters import FLAG as SPECULATION
+from sparkpin.pins.drafters import SHORTS
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import Flag, parse_flags
 from sparkpin.pins.vllm_flags import Flags
@@ -58,9 +59,11 @@ class PlannedServer:
 
     @property
     def speculation(self) -> dict[str, Any]:
-        """--speculative-config, whether it stands as JSON or in parts."""
+        """--speculative-config, whether it stands as JSON, in parts or in flags of its keys."""
         found: dict[str, Any] = {}
         for name, flag in self.flags:
+            if name in SHORTS:
+                found[SHORTS[name]] = read_json(flag.value or "")
             if name != SPECULATION:
                 continue
             part = flag.words[0].partition("=")[0].partition(".")[2]

@@ -12,6 +12,7 @@ from packaging.specifiers import SpecifierSet
 from sparkpin.community.finding import RecipeFinding, error, warning
 from sparkpin.community.flag_lint import PlannedServer
 from sparkpin.pins import cache_types
+from sparkpin.pins.drafters import second_model
 from sparkpin.pins.nodes import PIPELINE, TENSOR, nodes_of
 from sparkpin.pins.schema import KnownIssue
 from sparkpin.pins.vllm_command import tls_flags
@@ -29,7 +30,7 @@ THREAD = re.compile(r"(?:\S+/)?(\S+)#(\d+)")
 
 def findings(served: PlannedServer, issues: Iterable[KnownIssue]) -> Iterator[RecipeFinding]:
     yield from known(served, issues)
-    draft = served.speculation.get("model")
+    draft = second_model(served.speculation)
     if isinstance(draft, str) and not draft.startswith("/model"):
         text = f"the draft model {draft} is not fetched, and a container has no network"
         yield error(text, f"pin it and write `drafter: {draft}` (docs/drafters.md), or leave --speculative-config out")

@@ -68,6 +68,8 @@ class Attached:
             self.errors = b"it answered something else than lines of JSON"
         finally:
             self.answers.put(None)
+            with contextlib.suppress(OSError):  # else `send` waits two minutes longer for a reader that is gone
+                self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """The container's standard input ends, and with it what it runs."""

@@ -11,9 +11,12 @@ from sparkpin.pins.vllm_command import MODEL_PATH, file_of, flag_value, set_flag
 from sparkpin.pins.vllm_flags import Flags
 
 FLAG, TOKENS = "--speculative-config", "num_speculative_tokens"
-SHORT = "--spec-model"  # of vLLM 0.32 and later: `model` of FLAG, and refused beside it
+SHORT = "--spec-model"
+SHORTS: Mapping[str, str] = {SHORT: "model", "--spec-method": "method", "--spec-tokens": TOKENS}
+"""Of vLLM 0.32 and later: keys of FLAG, and refused beside them there."""
 PATH = f"{MODEL_PATH}/{DRAFTER}"  # of a checkpoint's folder vLLM reads no weights but those that lie in it directly
 WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")  # the methods whose name stands for their model, too
+NGRAM = ("ngram", "[ngram]")  # one method, and the only one that is known by its model alone
 MODEL_CONFIG = "config.json of the model that it drafts for"
 SINCE: Mapping[str, str] = {"draft_model": "0.19.1", "eagle3": "0.19.1", "dflash": "0.20.2", "dspark": "0.32.0"}
 """Of the stacks' releases of vLLM, the first that knows each method."""
@@ -30,6 +33,13 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
 def speculation(argv: Sequence[str]) -> dict[str, Any]:
     """Empty where nothing is drafted."""
     return Flags(argv, "the command", {}).json(FLAG)
+
+
+def second_model(plan: Mapping[str, Any]) -> Any:
+    """The draft model that a plan names; None where it names none but its method (vLLM 0.32, config/speculative.py)."""
+    model, method = plan.get("model"), plan.get("method")
+    by_name = (model in NGRAM and method in (None, *NGRAM)) or (model in WITHOUT_MODEL and method == model)
+    return None if by_name else model
 
 
 def require_plan(argv: Sequence[str], file: object) -> None:
@@ -52,7 +62,7 @@ def command_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestErr
         yield ManifestError(file, f"command, {SHORT}", short, f"a drafter as `model` of {FLAG} (docs/drafters.md)")
         return
     if recipe.drafter is None:
-        if model not in (None, MODEL_PATH) and not (model in WITHOUT_MODEL and (plan.get("method") or model) == model):
+        if second_model(plan) not in (None, MODEL_PATH):
             step = f"write `drafter: {model}` there, and its pin in pins/models/ (docs/drafters.md)"
             wanted = "a drafter that the recipe names in `drafter`: what is not pinned is not there in a container"
             yield ManifestError(file, f"command, {FLAG}: model", model, wanted, next_step=step)

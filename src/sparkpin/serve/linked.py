@@ -349,10 +349,15 @@ def states(container: Container | None) -> list[NodeState]:
         return []
     with reached(its.urls[1:]) as (machines, away):
         found = {url: NodeState(url, "away", why=error.message) for url, error in away.items()}
-        found |= {machine.where: NodeState(machine.where, "gone") for machine in machines}
-        for url, one in group_of(container, machines):
-            state = "down" if stays_down(one) else one.status
-            found[url] = NodeState(url, state, int(one.attrs.get("RestartCount", 0)))
+        for machine in machines:
+            found[machine.where] = NodeState(machine.where, "gone")
+            try:
+                group = group_of(container, [machine])
+            except SparkpinError as error:  # it answered at first, and not any more
+                group, found[machine.where] = [], NodeState(machine.where, "away", why=error.message)
+            for url, one in group:
+                state = "down" if stays_down(one) else one.status
+                found[url] = NodeState(url, state, int(one.attrs.get("RestartCount", 0)))
     return [found[url] for url in its.urls[1:]]
 
 

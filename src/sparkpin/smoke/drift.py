@@ -62,7 +62,7 @@ def compared(own: Reference, below: Reference | None, limit: float | None, stage
     if below is None:
         raise NotApplicable(
             f"{told}; no release of stage {stage} has passed and left its own to compare them with: "
-            f"invoke smoke --stage {stage}, then this one again"
+            "they are compared once one has"
         )
     if below.text != own.text or below.tokens != own.tokens:
         raise NotApplicable(f"{told}; {below.release} was asked another text, or has other tokens")

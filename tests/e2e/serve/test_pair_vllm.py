@@ -1,13 +1,13 @@
-"""One model over two containers with a real vLLM, tensor parallel, with drafts and all mods of v2-tq: the usual smoke
-test, and a worker that dies. Neither has a network. Needs what ./install.sh leaves.
+"""One model over two containers with a real vLLM, tensor parallel, with drafts and all mods of v2-tq: they have no
+network, and a worker dies. Needs what ./install.sh leaves.
 
-The other faults have a stand-in for vLLM in tests/engine/serve/test_peers.py, for each costs a start of the pair.
+The other faults have a stand-in for vLLM in tests/engine/serve/test_peers.py, for each costs a start of the pair. The
+usual smoke test is in test_two_engines.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -18,10 +18,8 @@ from watched import signal_processes, until
 from sparkpin.build.make import checkpoint_of
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
-from sparkpin.pins.nodes import nodes_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.launch import Health
-from sparkpin.smoke import mods
 
 RECIPE = "paired"
 
@@ -44,18 +42,6 @@ def paths(copy: Checkout) -> Paths:
 @pytest.fixture(scope="module")
 def release(paths: Paths) -> Release:
     return next(one for one in Releases(paths).of_recipe(RECIPE) if one.stage == "v2-tq")
-
-
-def test_two_nodes_pass_the_usual_smoke_test(copy: Checkout, release: Release) -> None:
-    assert nodes_of(release.argv) == 2 and {"acceptance", "mods", "long-text"} <= set(release.demands.checks)
-    copy.done("smoke", release.tag)
-    folder = copy.evidence(release.tag)
-    result = json.loads((folder / "result.json").read_text())
-    assert result["passed"] and result["acceptance"] == 1.0 and result["drafted_tokens"] > 100
-    logs = [(folder / name).read_bytes() for name in ("server.log", "server-1.log")]
-    active = [mods.active(mods.reports(log)) for log in logs]
-    assert active[0] == active[1] == {"hybrid-int4-fp8", "int8-lm-head", "turboquant", "vllm-cpu"}
-    assert b"rank 1 is here" in logs[0] and b"(Worker_TP1" in logs[1], "halves, each in a container of its own"
 
 
 def test_a_worker_that_dies_ends_both_and_they_answer_again(paths: Paths, release: Release) -> None:

@@ -1,4 +1,5 @@
-"""One model over two machines: a release is carried to the other, smoked, served, switched, brought back and stopped.
+"""One model over two machines, with drafts and all mods of v2-tq: a release is carried to the other, smoked, served,
+switched, brought back and stopped. Each start costs that of two vLLMs.
 
 The other machine is a Docker engine in a network namespace of this one, with a cable between, behind a real ssh server.
 """
@@ -12,6 +13,7 @@ import os
 import shlex
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.volumes import volume_name
 from sparkpin.serve.ports import listeners
+from sparkpin.smoke import mods
 from sparkpin.smoke.server import LABEL, owner
 
 RECIPE = "two-engines"
@@ -73,7 +76,6 @@ def copy(host: OtherHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         .read_text()
         .replace("name: scripted-pair\n", f"name: {RECIPE}\n", 1)
         .replace("container: sparkpin/scripted-pair", f"container: sparkpin/{RECIPE}")
-        .replace("stage: v2-tq", "stage: base")
         .replace("port: 8000", f"port: {free_port()}")
     )
     yield made
@@ -175,20 +177,54 @@ def test_smoke_over_the_link(copy: Checkout, host: OtherHost, records: Releases,
     copy.done("stop")  # which knows the machines by now
     assert records.get(first.tag).smoke_passed and nothing_runs(copy, host)
     evidence = records.evidence(first) / "smoke"
-    assert all("sparkpin" in (evidence / name).read_text() for name in ("server.log", "server-1.log"))
+    result = json.loads((evidence / "result.json").read_text())
+    assert {"acceptance", "mods", "long-text"} <= set(first.demands.checks)
+    assert result["passed"] and result["acceptance"] == 1.0 and result["drafted_tokens"] > 100
+    logs = [(evidence / name).read_bytes() for name in ("server.log", "server-1.log")]
+    assert b"rank 1 is here" in logs[0] and b"(Worker_TP1" in logs[1], "halves, each in a container of its own"
+    for log in logs:
+        reports_of_a_half([value for _, value in mods.lines(log)])
     copy.done("promote", first.tag)
 
 
-def test_two_machines_serve_one_model(copy: Checkout, host: OtherHost, first: Release) -> None:
+def reports_of_a_half(reports: list[dict[str, Any]]) -> None:
+    """What the mods of one rank of two say. The drafter, too, has a head and a cache."""
+    active = Counter(one["mod"] for one in reports if one.get("event") == "active")
+    assert active == {"hybrid-int4-fp8": 1, "vllm-cpu": 1, "int8-lm-head": 2, "turboquant": 2}
+    heads = [one for one in reports if one["mod"] == "int8-lm-head"]
+    assert [(head["V"], head["outlier_columns"]) for head in heads] == [(512, 5)] * 2, "made of this half at load"
+    agreed = [one for one in reports if one.get("event") == mods.AGREED]
+    assert [one["ranks"] for one in agreed] == [2, 2] and sum("turboquant in use" in one["on"] for one in agreed) == 1
+
+
+def test_both_machines_start_anew(copy: Checkout, host: OtherHost, first: Release) -> None:
+    """The unit waits for the other machine, whose engine starts its container by itself. The own engine has others'
+    containers: ours end as a reboot ends them, while they start."""
     serve = ("serve", "--recipe", RECIPE)  # the machines are known since the smoke test
     assert "detached" in interrupted(copy, *serve, said="started ")
     assert served(copy)["release"] == first.tag and len(ranks(host)) == 1, "as of one machine: it goes on starting"
-    copy.done("stop", "--recipe", RECIPE)
-    assert nothing_runs(copy, host)
-    told = copy.invoke(*serve)
-    assert told.returncode == 0 and first.tag in told.stdout and answers(copy), told.stderr
+    unit = copy.invoke("serve", "--unit", "--recipe", RECIPE)
+    assert f"at {host.url}: sudo systemctl enable docker" in unit.stderr
+    rows = [line.partition("=")[::2] for line in unit.stdout.splitlines()]
+    env = copy.env | dict(shlex.split(value)[0].split("=", 1) for name, value in rows if name == "Environment")
+    wait, start = (shlex.split(value) for name, value in rows if name in ("ExecStartPre", "ExecStart"))
+    stop_engine(host.daemon, quiet)
+    for container in Engine.connect().client.containers.list(filters={"label": f"sparkpin.home={copy.home}"}):
+        container.stop(timeout=60)
+    waits = subprocess.Popen(wait, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        waits.wait(timeout=8)
+    host.boot()
+    (other,) = ranks(host)
+    assert other.status == "running" and waits.wait(timeout=60) == 0, waits.communicate()
+    done = subprocess.run(start, cwd=copy.folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and first.tag in done.stdout and answers(copy), done.stdout + done.stderr
+    assert served(copy)["release"] == first.tag and "torch's store" not in done.stderr
+
+
+def test_two_machines_serve_one_model(copy: Checkout, host: OtherHost, first: Release) -> None:
     own = str(ipaddress.ip_network(host.network)[1])
-    assert {ip for ip, _ in listeners(STORE_PORT)} == {own} and "torch's store" not in told.stderr
+    assert {ip for ip, _ in listeners(STORE_PORT)} == {own}
     assert f"listened on at {own}\n" in copy.done("doctor", "--nodes", f"here,{host.url}", "--link", host.own)
     refused(copy, BusyError, f"invoke stop --recipe {RECIPE}", "smoke", first.tag, "--nodes", host.url)
     (other,) = ranks(host)
@@ -255,27 +291,6 @@ def test_switch_and_back(copy: Checkout, host: OtherHost, records: Releases, fir
     assert served(copy)["release"] == first.tag and answers(copy) and len(ranks(host)) == 1
 
 
-def test_both_machines_start_anew(copy: Checkout, host: OtherHost, first: Release) -> None:
-    """The unit waits for the other machine, whose engine starts its container by itself. The own engine has others'
-    containers: ours end as a reboot ends them."""
-    unit = copy.invoke("serve", "--unit", "--recipe", RECIPE)
-    assert f"at {host.url}: sudo systemctl enable docker" in unit.stderr
-    rows = [line.partition("=")[::2] for line in unit.stdout.splitlines()]
-    env = copy.env | dict(shlex.split(value)[0].split("=", 1) for name, value in rows if name == "Environment")
-    wait, serve = (shlex.split(value) for name, value in rows if name in ("ExecStartPre", "ExecStart"))
-    stop_engine(host.daemon, quiet)
-    for container in Engine.connect().client.containers.list(filters={"label": f"sparkpin.home={copy.home}"}):
-        container.stop(timeout=60)
-    waits = subprocess.Popen(wait, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    with pytest.raises(subprocess.TimeoutExpired):
-        waits.wait(timeout=8)
-    host.boot()
-    (other,) = ranks(host)
-    assert other.status == "running" and waits.wait(timeout=60) == 0, waits.communicate()
-    done = subprocess.run(serve, cwd=copy.folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and served(copy)["release"] == first.tag and answers(copy), done.stdout + done.stderr
-
-
 def test_a_machine_that_is_away(copy: Checkout, host: OtherHost) -> None:
     allowed = (host.ssh.folder / "allowed").read_text()
     host.ssh.refuse()
@@ -289,7 +304,7 @@ def test_a_machine_that_is_away(copy: Checkout, host: OtherHost) -> None:
 
 def test_what_goes_from_the_other_machine(copy: Checkout, host: OtherHost, records: Releases, first: Release) -> None:
     """Caches of an image that no release here has any more; those of the pair stay, though it is stopped."""
-    copy.change_mod("vllm-cpu")
+    copy.change_mod("turboquant")
     other = made_release(copy, records)
     assert other.build_key != first.build_key
     for release in (first, other):

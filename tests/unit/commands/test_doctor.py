@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from checkout import PROJECT
 
+from sparkpin.build.model_needs import DiskRow, ModelNeeds
 from sparkpin.commands.doctor import command, minimums, rules
 from sparkpin.commands.doctor import facts as reading
 from sparkpin.commands.doctor.facts import Docker, MachineFacts
@@ -309,6 +310,15 @@ def test_a_drafter_of_a_hub_is_told_of_a_generated_model(tmp_path: Path, monkeyp
     assert (told.name, told.state) == ("model", "advice") and told.fix.startswith("invoke up --recipe")
 
 
+@pytest.mark.parametrize(
+    ("free", "served", "state"), [(9, True, "MISSING"), (10, True, "ok"), (9, False, "n/a"), (10, False, "n/a")]
+)
+def test_a_disk_that_is_too_small_for_a_recipe(free: int, served: bool, state: str) -> None:
+    needs, row = ModelNeeds(("a/b",), 4, 6), DiskRow(10 << 30, free << 30, PROJECT)
+    *_, found = rules.model("a-model", "a-recipe", locked=True, needs=needs, disk=[row], served=served)
+    assert (found.name, found.state) == ("disk in all", state) and bool(found.fix) == (state == "MISSING")
+
+
 def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.suppress(HostError):  # a machine that lacks something says so in the same form
         command.doctor(fix=False, stack="cpu", online=False, as_json=True)
@@ -326,8 +336,10 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
     monkeypatch.setattr(machine, "read_host", lambda *_: here)
     monkeypatch.setattr(reading, "read_gpus", lambda run: ())
     monkeypatch.setattr(reading, "toolkit_version", lambda run: "")
-    with pytest.raises(HostError, match="NVIDIA driver") as caught:
-        command.doctor(fix=False, stack="spark", online=False, as_json=False)
+    monkeypatch.setattr(command, "needs_of", lambda *_: ModelNeeds(("a/b",), 1 << 60, 0))  # more than any disk has
+    monkeypatch.setattr(command, "memory_of", lambda *_: NeededMemory("qwen3.5-122b", 97 * GIB))
+    with pytest.raises(HostError, match=r"NVIDIA driver.*disk in all") as caught:
+        command.doctor(fix=False, stack=None, online=False, as_json=False, recipe_name="qwen3.5-122b")
     assert caught.value.exit_code == 3
     out = capsys.readouterr().out
     assert "none is loaded; 580.65.06 or newer wanted for CUDA 13.0" in out

@@ -14,11 +14,13 @@ from typing import Any
 
 import made_releases
 import pytest
+from held_lock import held_lock
 
 from sparkpin.build.pair import pair
+from sparkpin.commands import serve as commands_serve
 from sparkpin.commands import smoke as commands_smoke
 from sparkpin.commands import up
-from sparkpin.core.errors import SmokeError
+from sparkpin.core.errors import BusyError, InputError, SmokeError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Demands, Release, Releases
@@ -26,11 +28,12 @@ from sparkpin.serve import switching
 from sparkpin.smoke import drift
 from sparkpin.smoke.answers import NotApplicable, Wrong
 from sparkpin.smoke.evidence import evidence_folder
+from sparkpin.smoke.server import smoke_lock
 
 STAGES = ("base", "hybrid", "mtp", "v2", "v2-tq")
 LAYERS = tuple(f"sha256:{number:064}" for number in range(len(STAGES)))
 REST = ["base", "hybrid", "mtp"]
-FIRST_IS_CURRENT, HAS_ROOM = up.first_is_current, up.has_room
+FIRST_IS_CURRENT, HAS_ROOM, SERVE = up.first_is_current, up.has_room, commands_serve.serve
 
 
 @dataclass
@@ -276,3 +279,31 @@ def test_an_up_that_was_cut_off_after_the_end_goes_on_with_the_others(chain: Cha
     chain.made = tuple(chain.records.get(release.tag) for release in chain.made)
     end = chain.run(serve=True)["v2-tq"]
     assert chain.happened == [f"serve {end.tag}", "v2", "promote v2-tq", *REST] and drift.is_compared(end)
+
+
+def test_what_a_test_alone_leaves_uncompared_is_told_and_a_chain_tells_nobody_to_do_it(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tested(paths: Paths, wanted: tuple[Release, ...], **_: object) -> tuple[Release, ...]:
+        chain.smoke_releases(paths, wanted)
+        return tuple(chain.records.get(one.tag) for one in wanted)
+
+    monkeypatch.setattr(Paths, "from_env", lambda: chain.plan.paths)
+    monkeypatch.setattr(commands_smoke, "smoke_releases", tested)
+    step = "next: invoke smoke --recipe scripted-tiny --stage {}, which compares"
+    commands_smoke.smoke(tag=chain.made[-1].tag, stage=None, recipe=None, load=False)
+    assert step.format("v2") in capsys.readouterr().out
+    chain.run()
+    commands_smoke.smoke(tag=chain.made[-1].tag, stage=None, recipe=None, load=False)
+    commands_smoke.smoke(tag=chain.made[0].tag, stage=None, recipe=None, load=False)
+    assert step[:20] not in "".join(capsys.readouterr())
+
+
+def test_a_server_that_is_asked_for_too_early_is_to_wait_for_the_test(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands_serve.Paths, "from_env", lambda: chain.plan.paths)
+    with held_lock(smoke_lock(chain.plan.paths)), pytest.raises(BusyError, match="a smoke test is under way"):
+        SERVE(recipe="scripted-tiny", release=None)
+    with pytest.raises(InputError, match="no current release"):
+        SERVE(recipe="scripted-tiny", release=None)

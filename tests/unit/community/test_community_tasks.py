@@ -562,6 +562,36 @@ def test_a_draft_model_that_is_pinned_here_stays() -> None:
     assert adopt.left_out(PROJECT, argv, []) == ((), [], "sparkpin/scripted-drafter")
 
 
+@pytest.mark.parametrize(
+    ("words", "made", "drafter"),
+    [
+        ("--spec-method mtp --spec-tokens {n}", '{{"method": "mtp", "num_speculative_tokens": {n}}}', None),
+        (
+            "--spec_model=sparkpin/scripted-drafter --spec-tokens 2",
+            '{{"model": "sparkpin/scripted-drafter", "num_speculative_tokens": 2}}',
+            "sparkpin/scripted-drafter",
+        ),
+        ("--spec-model x/draft --spec-method eagle3 --spec-tokens {n}", None, None),
+        ("""--speculative-config '{{"model": "ngram"}}'""", '{{"model": "ngram"}}', None),
+        ("--spec-model [ngram] --spec-tokens 2", '{{"model": "[ngram]", "num_speculative_tokens": 2}}', None),
+        ("--spec-method suffix --spec-model suffix", '{{"model": "suffix", "method": "suffix"}}', None),
+    ],
+)
+def test_drafts_that_are_set_by_flags_of_their_own_come_to_one_plan(
+    paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, made: str | None, drafter: str | None
+) -> None:
+    command = f"vllm serve acme/sample-int4 --port {{port}} {words}"
+    recipe = V1 | {"mods": [], "command": command, "defaults": {"port": 8001, "n": 3}}
+    value = imported(paths, tmp_path, recipe)
+    plan = [] if made is None else [f"--speculative-config '{made}'"]
+    assert value["command"] == " \\\n  ".join(["vllm serve /model", "--port {port}", *plan]) + "\n"
+    assert value.get("drafter") == drafter and value["defaults"].get("n") == (3 if "{n}" in (made or "") else None)
+    tasks.recipe_check(paths, [str(tmp_path / "Some Recipe.yaml")])
+    checked = " ".join(capsys.readouterr().out.split())
+    assert ("x/draft is not fetched" in checked) == (made is None)
+    assert "ngram] is not fetched" not in checked and "ngram is not fetched" not in checked
+
+
 def test_a_recipe_with_a_drafter_is_not_exported(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     for form in ("v1", "v2"):

@@ -366,3 +366,18 @@ def test_a_node_that_stays_down_is_not_whole_nor_waited_for(engine: Site, monkey
     assert linked.whole(both) and waiting.look(both, PAIR)[0] is None
     other.log = b"sparkpin: stays down: it has been started again 5 times\n"
     assert not linked.whole(both) and "ssh://b" in str(waiting.look(both, PAIR)[0])
+
+
+def test_a_machine_that_answers_once_and_no_more_is_away(engine: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def reached(urls: tuple[str, ...]) -> Iterator[Any]:
+        yield [nodes.Machine(1, url, engine) for url in urls], {}  # type: ignore[arg-type]
+
+    def partners(*_: object) -> list[Any]:
+        raise EngineError("Read timed out")
+
+    head = Box(engine, "p", "running", {linked.NODES_LABEL: KEPT.text})
+    monkeypatch.setattr(linked, "reached", reached)
+    monkeypatch.setattr(linked, "partners", partners)
+    (one,) = linked.states(head)  # type: ignore[arg-type]
+    assert (one.state, one.why) == ("away", "Read timed out")

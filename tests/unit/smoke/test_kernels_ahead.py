@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from checkout import PROJECT
 from elf_samples import Elf, cubin, facts_of, put
+from places import rewrite
 
 from sparkpin.build import render
 from sparkpin.build.demands import demands_of
@@ -39,7 +40,7 @@ def rendered(project: Path, stack: str, stage: str) -> render.RenderedImage:
 
 def edit(path: Path, old: str, new: str) -> None:
     assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
+    rewrite(path, path.read_text().replace(old, new))
 
 
 def test_the_image_for_a_gpu_compiles_them_itself_and_the_other_does_not() -> None:

@@ -72,7 +72,9 @@ def doctor(
     if recipe_name:
         why = obstacle_of(chosen, host.this_platform(), facts.gpus, facts.docker.elsewhere)
         images = host.needs_for(machine, chosen)
-        found += [rules.server(recipe_name, why), *model_of(paths, recipe, images, served=not why)]
+        # A Spark whose driver or GPU is to be mended first is to serve it, too.
+        served = not why or (machine.is_spark and not facts.docker.elsewhere)
+        found += [rules.server(recipe_name, why), *model_of(paths, recipe, images, served=served)]
     if as_json:
         whom = fingerprint_of(machine, facts.gpus, host.ROOT, facts.docker.version).model_dump(mode="json")
         value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": list(map(asdict, found))}

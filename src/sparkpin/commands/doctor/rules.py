@@ -11,6 +11,7 @@ from sparkpin.build.model_needs import DiskRow, ModelNeeds
 from sparkpin.commands.doctor import minimums
 from sparkpin.commands.doctor.facts import MachineFacts
 from sparkpin.community import known_issues
+from sparkpin.core import terminal
 from sparkpin.core.errors import ManifestError
 from sparkpin.host.gpus import Gpu
 from sparkpin.pins.schema import KnownIssue
@@ -98,8 +99,8 @@ def server(recipe: str, why: str) -> MachineFinding:
 def model(
     name: str, recipe: str, *, locked: bool, needs: ModelNeeds | None, disk: Sequence[DiskRow], served: bool
 ) -> list[MachineFinding]:
-    """needs: None where headers, and so sizes, are not known; disk: with images to be built; served: whether a lack of
-    room stops anything here."""
+    """needs: None where headers, and so sizes, are not known; disk: with images to be built; served: whether this
+    machine is to serve it, so that a lack of room stops the work."""
     up = f"invoke up --recipe {recipe}"
     if needs is None:
         fix = f"{up} {'fetches' if locked else 'locks'} it"
@@ -115,9 +116,10 @@ def model(
         found = [MachineFinding("model", "ok", f"{name} is here")]
     for row in disk:
         short = row.free < row.needed
-        fix = "free space, or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere" if short else ""
-        state: State = "ok" if not short else "MISSING" if served else "advice"
-        found.append(MachineFinding("disk in all", state, f"{row.text}; model, checkpoints, images", fix))
+        fix = "free space, or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere" if short and served else ""
+        state: State = "n/a" if not served else "MISSING" if short else "ok"
+        text = row.text if served else f"{terminal.size(row.needed)} needed where it can be served"
+        found.append(MachineFinding("disk in all", state, f"{text}; model, checkpoints, images", fix))
     return found
 
 

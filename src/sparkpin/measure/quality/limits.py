@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -27,10 +28,10 @@ class LimitRow:
     stage: str
     limit: str
     allowed: float | None  # None where the stage sets none
-    newest: Figure  # of the newest release that was measured
-    verdict: Kept | None  # of it
-    releases: int  # how many were measured
-    would_keep_all: float  # as a limit: what every interval of the releases keeps
+    newest: Figure | None = None  # of the newest release that was measured
+    verdict: Kept | None = None  # of it
+    releases: int = 0  # how many were measured
+    would_keep_all: float | None = None  # as a limit: what every interval of the releases keeps
 
     @property
     def cells(self) -> tuple[object, ...]:
@@ -38,26 +39,23 @@ class LimitRow:
             self.stage,
             self.limit,
             "-" if self.allowed is None else f"{self.allowed:g}",
-            f"{self.newest.value:.4g}",
-            f"{self.newest.low:.4g} .. {self.newest.high:.4g}",
+            f"{self.newest.value:.4g}" if self.newest else "-",
+            f"{self.newest.low:.4g} .. {self.newest.high:.4g}" if self.newest else "-",
             "" if self.verdict is None else quality_allowance.TOLD[self.verdict],
             self.releases,
-            f"{self.would_keep_all:g}",
+            "-" if self.would_keep_all is None else f"{self.would_keep_all:g}",
         )
 
 
 def show(paths: Paths, recipe: str, *, as_json: bool = False) -> None:
-    """InputError where nobody has measured a release of the recipe against its parent."""
+    """Of each stage that was measured; where none was, the limits of the recipe's chain."""
     measured: dict[str, list[QualityRecord]] = {}
     for release in Releases(paths).of_recipe(recipe):
         if found := against_parent(paths, release):
             measured.setdefault(release.stage, []).append(found)
-    if not measured:
-        raise InputError(
-            f"no release of {recipe!r} was compared with its parent stage yet",
-            next_step=f"invoke quality --recipe {recipe}",
-        )
     rows: list[LimitRow] = []
+    for stage in () if measured else chain_of(paths, recipe):
+        rows += [LimitRow(stage.name, name, one) for name, one in stage.quality.model_dump().items() if one is not None]
     for name, records in measured.items():
         try:
             rows += rows_of(manifests.load_stage(paths.project, name), records)
@@ -72,7 +70,17 @@ def show(paths: Paths, recipe: str, *, as_json: bool = False) -> None:
         terminal.table(COLUMNS, [row.cells for row in rows])
     if quick:
         terminal.show(f"{terminal.count(quick, 'record')} of --quick among them: wide intervals")
-    terminal.show("how limits are derived from these: docs/quality.md")
+    if measured:
+        terminal.show("how limits are derived from these: docs/quality.md")
+    else:
+        told = f"nothing was measured: no release of {recipe} was compared with its parent stage yet"
+        terminal.show(f"{told}; next: invoke quality --recipe {recipe}")
+
+
+def chain_of(paths: Paths, recipe: str) -> Sequence[Stage]:
+    with contextlib.suppress(InputError, ManifestError):  # of a recipe that is gone releases may be left
+        return manifests.load_chain(paths.project, manifests.load_recipe(paths.project, recipe).stage)
+    return ()
 
 
 def rows_of(stage: Stage, found: Sequence[QualityRecord]) -> Iterator[LimitRow]:
