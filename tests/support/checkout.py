@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from places import PROJECT
+from places import PROJECT, WEIGHTS
 from private_engine import remove_tags
 
 from sparkpin.core.paths import Paths
@@ -41,7 +41,9 @@ class Checkout:
     def make(cls, folder: Path) -> Self:
         folder.mkdir()
         for name in cls.PARTS:
-            shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+            shutil.copytree(
+                PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "tests", WEIGHTS)
+            )
         shutil.copy(PROJECT / "tasks.py", folder)
         return cls(folder, folder.with_name(folder.name + "-home"))
 
