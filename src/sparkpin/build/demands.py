@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from sparkpin.core.errors import ManifestError
 from sparkpin.pins.schema import Drafts, ModelPin, ModelSmoke, Stack, Stage
 from sparkpin.releases.record import Demands
 from sparkpin.smoke import mods
@@ -15,7 +16,12 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
     """Of the last stage of a chain; of drafts, what the pin of a drafter says. ManifestError when it names a check that
     does not exist, or proves nothing."""
     own, floors = model.smoke, chain[-1].smoke
-    require_known(own.drop_checks, f"pins/models/{model.name}.yaml", "smoke.drop_checks")
+    file = f"pins/models/{model.name}.yaml"
+    require_known(own.drop_checks, file, "smoke.drop_checks")
+    if "mods" in own.drop_checks:
+        raise ManifestError(
+            file, "smoke.drop_checks", "mods", "others: it says whether a mod is at work"
+        )
     checks = tuple(name for name in checks_of(chain[-1]) if name not in own.drop_checks)
     drafts: Drafts | ModelSmoke | None = model.drafter.drafts if model.drafter else None
     if not drafts and own.acceptance_floor is not None and "acceptance" in checks:
