@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_samples import sample_paths
+from places import PROJECT
 from tiny_repository import Repo
 
 from sparkpin.build.checkpoint import build_checkpoint
@@ -242,3 +243,11 @@ def test_a_pin_has_one_way_to_its_pair(project: Project) -> None:
         project.pin(sha256, **more)
         with pytest.raises(ManifestError):
             manifests.load_model(project.paths.project, NAME)
+
+
+def test_the_project_s_own_weights_are_the_pinned_ones() -> None:
+    pin = manifests.load_model(PROJECT, "trained-tiny")
+    assert pin.packed
+    file = PROJECT / pin.packed.folder / "model.safetensors"
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == pin.packed.sha256
+    assert file.stat().st_size <= 48e6
