@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.schema import Drafts, ModelPin, ModelSmoke, Stack, Stage
+from sparkpin.pins.schema import ModelPin, Stack, Stage
 from sparkpin.releases.record import Demands
 from sparkpin.smoke import mods
 from sparkpin.smoke.checks import checks_of, require_known
@@ -19,13 +19,9 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
     file = f"pins/models/{model.name}.yaml"
     require_known(own.drop_checks, file, "smoke.drop_checks")
     if "mods" in own.drop_checks:
-        raise ManifestError(
-            file, "smoke.drop_checks", "mods", "others: it says whether a mod is at work"
-        )
+        raise ManifestError(file, "smoke.drop_checks", "mods", "others: it says whether a mod is at work")
     checks = tuple(name for name in checks_of(chain[-1]) if name not in own.drop_checks)
-    drafts: Drafts | ModelSmoke | None = model.drafter.drafts if model.drafter else None
-    if not drafts and own.acceptance_floor is not None and "acceptance" in checks:
-        drafts = own
+    drafts = model.drafter.drafts if model.drafter else None
     names = (*stack.mods, *(mod for stage in chain for mod in stage.mods))
     return Demands(
         checks=checks if not drafts or "acceptance" in checks else (*checks, "acceptance"),

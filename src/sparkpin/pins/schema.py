@@ -500,16 +500,14 @@ class ModelSmoke(StrictModel):
 
     follows: false of a model too small to do what it is told to the letter: no tools are asked of it, and what others
     are told to repeat it is led to go on with. idle: mod -> why it finds nothing to do in this model, and so must not
-    say that it is at work. drop_checks: check -> why it is not asked. acceptance_floor, position_floors, and drift by
-    stage: in place of the stages' own, where these have such.
+    say that it is at work. drop_checks: check -> why it is not asked. drift: stage -> nats, in place of the
+    stage's own.
     """
 
     english: Annotated[float, Field(gt=0)] | None = None
     follows: bool = True
     idle: dict[Name, Reason] = {}
     drop_checks: dict[Name, Reason] = {}
-    acceptance_floor: Annotated[float, Field(ge=0, le=1)] | None = None
-    position_floors: list[Annotated[float, Field(ge=0, le=1)]] = []
     drift: dict[Name, Annotated[float, Field(gt=0)]] = {}
 
 

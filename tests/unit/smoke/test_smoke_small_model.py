@@ -104,15 +104,10 @@ def test_a_scripted_answer_says_where_real_words_are() -> None:
 def test_a_model_has_limits_of_its_own() -> None:
     """They stand where the stage has some; where it has none, there is nothing to limit."""
     stack = load_stack(PROJECT, "cpu")
-    smoke = ModelSmoke(
-        drop_checks={"tool-calls-parallel": "it calls one"},
-        acceptance_floor=0.3, position_floors=[0.4, 0.2], drift={"v2": 0.5, "base": 0.5},
-    )  # fmt: skip
+    smoke = ModelSmoke(drop_checks={"tool-calls-parallel": "it calls one"}, drift={"v2": 0.5, "base": 0.5})
     pin = load_model(PROJECT, "scripted-tiny").model_copy(update={"smoke": smoke})
     found = {stage: demands_of(PROJECT, stack, load_chain(PROJECT, stage), pin) for stage in ("base", "mtp", "v2")}
-    assert (found["base"].acceptance_floor, found["base"].position_floors, found["base"].drift) == (None, (), None)
-    assert (found["mtp"].acceptance_floor, found["mtp"].position_floors, found["mtp"].drift) == (0.3, (0.4, 0.2), 0.03)
-    assert found["v2"].drift == 0.5
+    assert [one.drift for one in found.values()] == [None, 0.03, 0.5]
     assert not any("tool-calls-parallel" in one.checks for one in found.values()) and "acceptance" in found["v2"].checks
 
 
