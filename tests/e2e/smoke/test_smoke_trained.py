@@ -17,10 +17,9 @@ from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.pair import pair
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release
-from sparkpin.smoke import metrics, probes
 from sparkpin.smoke.checks import READERS
 
-ASKED = ("completion", "chat", "chat-stream", "long-text", "logprobs", *READERS)
+ASKED = ("completion", "chat-stream", "tool-call-stream", "tool-answer", "unicode", "long-text", "logprobs", *READERS)
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +40,11 @@ def test_it_answers_and_its_drafts_are_accepted(broken: Broken) -> None:
 
 
 def test_a_shuffled_mtp_layer_loses_its_drafts(broken: Broken) -> None:
-    """Its acceptance is its training's: the next token of a scripted model needs none."""
-    before = counts(broken)
+    """They are right by training alone; the model itself checks them, so its answers stay."""
     broken.by("mtp-shuffled")
     try:
-        assert set(broken.verdicts("long-text", "chat").values()) == {"ok"}
+        seen = broken.verdicts("long-text", "chat", "acceptance")
     finally:
         broken.by("")
-    after = counts(broken)
-    share = (after.accepted - before.accepted) / (after.drafted - before.drafted)
-    floor = broken.subject.demands.acceptance_floor
-    assert floor and share < floor < before.share
-
-
-def counts(broken: Broken) -> metrics.DraftCounts:
-    seen = metrics.acceptance(probes.scraped(broken.subject))
-    assert seen
-    return seen
+    assert {name for name, verdict in seen.items() if verdict != "ok"} == {"acceptance"}, seen
+    assert "drafted tokens accepted (" in seen["acceptance"]
