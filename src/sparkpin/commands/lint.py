@@ -90,11 +90,11 @@ def rendered(project: Path) -> tuple[dict[str, RenderedImage], list[str]]:
 
 
 def project_texts(project: Path) -> Iterator[tuple[str, str]]:
-    """(path, text) of each file of the project that an image or a bundle may carry."""
+    """(path, text) of each file of the project that an image or a bundle may carry, which no weights are."""
     for part in PARTS:
         top = project / part
         for path in [top] if top.is_file() else sorted(top.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".safetensors":
                 yield str(path.relative_to(project)), path.read_text(encoding="utf-8", errors="replace")
 
 

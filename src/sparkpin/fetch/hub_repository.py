@@ -157,6 +157,12 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> I
             if pin.generator:
                 say(f"generating {pin.name}")
                 generate(folder, seed=pin.generator.seed, form=FORMS[pin.generator.name])
+            elif pin.packed:
+                from sparkpin.fetch.tinymodel.packed import pack
+
+                say(f"packing {pin.packed.folder} as INT4 and FP8")
+                places = (folder / pin.repositories[key].repo for key in ("int4", "fp8"))
+                pack(paths.project, pin.name, pin.packed, *places)
             elif gguf is None:
                 lock, again = paths.project / f"pins/models/{pin.name}.lock", f"invoke lock --model {pin.name}"
                 raise ManifestError(lock, "gguf", "(missing)", "the wheel and its file", next_step=again)

@@ -127,6 +127,11 @@ def config_here(paths: Paths, pin: ModelPin, lock: ModelLock, name: str = "") ->
         from sparkpin.fetch.tinymodel import FORMS, config_ahead
 
         return config_ahead(FORMS[generator.name])
+    if packed := pin.owner(name).packed:
+        from sparkpin.fetch.tinymodel.packed import config_of
+        from sparkpin.fetch.tinymodel.repositories import INT4_AHEAD
+
+        return {**config_of(paths.project, pin.owner(name).name, packed), **INT4_AHEAD}
     return published.config_ahead(pin.repositories[name].repo)
 
 

@@ -416,8 +416,9 @@ def model_inputs(pin: ModelPin) -> str:
     value = pin.owner(pin.base).model_dump(
         mode="json", exclude={"name": True, "description": True, "smoke": True, "drafts": True, "hybrid": {"unused"}}
     )
-    if pin.gguf is None:
-        del value["gguf"]  # a lock from before this key stays good
+    for key in ("gguf", "packed"):
+        if value[key] is None:
+            del value[key]  # a lock from before this key stays good
     return digest_of(value)
 
 

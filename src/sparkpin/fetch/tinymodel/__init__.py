@@ -1,6 +1,6 @@
-"""A tiny Qwen3.5-MoE whose answers are known.
+"""Tiny Qwen3.5-MoEs: one whose answers are known, and (`packed`) one that was trained.
 
-It lets the whole flow (fetch, checkpoint surgery, serving, smoke tests) run for real without a GPU or a download.
+They let the whole flow (fetch, checkpoint surgery, serving, smoke tests) run for real without a GPU or a download.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import Any
 
 from sparkpin.fetch.tinymodel.scripts import COMPLETION, MODES
 from sparkpin.fetch.tinymodel.vocabulary import BLANK, CALL, END, PAD, RECALL, Vocabulary, trigger
-from sparkpin.fetch.tinymodel.weights import Weights, bf16, random_weights, to_bf16
+from sparkpin.fetch.tinymodel.weights import Matrix, Weights, bf16, random_weights, to_bf16
 
 HIDDEN = 128
 EXPERTS = 4
@@ -108,7 +108,7 @@ class Plain:
     data: bytes
 
 
-Tensors = Mapping[str, Weights | Plain]
+Tensors = Mapping[str, Matrix | Plain]
 
 
 def config(vocabulary: Vocabulary, form: Form = TINY) -> dict[str, Any]:
@@ -263,8 +263,8 @@ def mtp_tensors(seed: int, form: Form = TINY) -> dict[str, Weights | Plain]:
     }
 
 
-def plain_bf16(weights: Weights) -> Plain:
-    return Plain("BF16", (weights.rows, weights.cols), to_bf16(weights))
+def plain_bf16(matrix: Matrix) -> Plain:
+    return Plain("BF16", (matrix.rows, matrix.cols), matrix.bf16())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
-"""Write the two repositories of the scripted model, in the layout of the real INT4 and FP8 pair."""
+"""Write the two repositories of a tiny model, in the layout of the real INT4 and FP8 pair."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,14 @@ from sparkpin.fetch.tinymodel.network import (
 )
 from sparkpin.fetch.tinymodel.tokenizer import tokenizer_config, tokenizer_json
 from sparkpin.fetch.tinymodel.vocabulary import END, PAD, vocabulary
-from sparkpin.fetch.tinymodel.weights import GROUP, Weights, to_fp8, to_int4
+from sparkpin.fetch.tinymodel.weights import GROUP
 
 INT4_REPO, FP8_REPO = TINY.int4_repo, TINY.fp8_repo
 EXTRA_FILE = "model_extra_tensors.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+
+INT4_AHEAD: Mapping[str, Any] = {"quantization_config": {"bits": 4, "group_size": GROUP}}
+"""What is known of the INT4 repository's config before its tensors are."""
 
 _SHARDS = 2
 _METADATA = {"format": "pt"}
@@ -50,18 +54,35 @@ def generate(out_dir: Path, *, seed: int, form: Form = TINY) -> None:
         shutil.rmtree(out_dir / form.bf16_repo, ignore_errors=True)
         generate_plain(out_dir / form.bf16_repo, seed=seed, form=form)
         return
-    body = body_tensors(seed, vocabulary(), form)
-    mtp = mtp_tensors(seed, form)
-    for repository in (form.int4_repo, form.fp8_repo):
-        if (out_dir / repository).exists():
-            shutil.rmtree(out_dir / repository)
-    with atomic_folder(out_dir / form.int4_repo) as folder:
-        _write_common(folder, _int4_config(body, form))
-        _write_shards(folder, _int4(body), form.layers)
-        write_file(folder / EXTRA_FILE, _sources(_bf16(mtp)), _METADATA)
-    with atomic_folder(out_dir / form.fp8_repo) as folder:
-        _write_common(folder, _fp8_config(body | mtp, form))
-        _write_shards(folder, _fp8(body | mtp), form.layers)
+    body, mtp = body_tensors(seed, vocabulary(), form), mtp_tensors(seed, form)
+    Pair(config(vocabulary(), form), body, mtp, _write_texts).write(out_dir / form.int4_repo, out_dir / form.fp8_repo)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model for both repositories. config: without a quantization_config; texts: writes the other files; iters: of
+    AutoRound's tuning, 0 for rounding to the nearest."""
+
+    config: Mapping[str, Any]
+    body: Tensors
+    mtp: Tensors
+    texts: Callable[[Path], None]
+    iters: int = 200
+
+    def write(self, int4: Path, fp8: Path) -> None:
+        """Folders that are there are replaced."""
+        every = {**self.body, **self.mtp}
+        for folder, quantization, tensors in (
+            (int4, _int4_quantization(self.body, self.iters), _int4(self.body)),
+            (fp8, _fp8_quantization(every), _fp8(every)),
+        ):
+            shutil.rmtree(folder, ignore_errors=True)
+            with atomic_folder(folder) as made:
+                write_json(made / "config.json", {**self.config, "quantization_config": quantization})
+                self.texts(made)
+                _write_shards(made, tensors, self.config["num_hidden_layers"])
+                if folder == int4:
+                    write_file(made / EXTRA_FILE, _sources(_bf16(self.mtp)), _METADATA)
 
 
 def generate_plain(folder: Path, *, seed: int, positions: int = MAX_POSITIONS, form: Form = TINY) -> None:
@@ -76,15 +97,14 @@ def generate_plain(folder: Path, *, seed: int, positions: int = MAX_POSITIONS, f
         tensors = _bf16(body_tensors(seed, vocabulary(), form) | mtp_tensors(seed, form))
         values = config(vocabulary(), form)
     with atomic_folder(folder) as made:
-        _write_common(made, values | {"max_position_embeddings": positions})
+        write_json(made / "config.json", values | {"max_position_embeddings": positions})
+        _write_texts(made)
         _write_shards(made, tensors, form.layers)
 
 
 def config_ahead(form: Form) -> dict[str, Any]:
     """config.json of the INT4 repository without the list of modules that stay in 16 bits; that of a drafter."""
-    if form.drafts:
-        return drafter_config(vocabulary(), form)
-    return config(vocabulary(), form) | {"quantization_config": {"bits": 4, "group_size": GROUP}}
+    return drafter_config(vocabulary(), form) if form.drafts else {**config(vocabulary(), form), **INT4_AHEAD}
 
 
 def files_of(folder: Path) -> Iterator[tuple[str, int, str, str]]:
@@ -118,7 +138,7 @@ def _int4(tensors: Tensors) -> dict[str, Plain]:
             found[name] = plain_bf16(tensor)
         else:
             n, k, stem = tensor.rows, tensor.cols, name.removesuffix("weight")
-            qweight, qzeros, scales = to_int4(tensor)
+            qweight, qzeros, scales = tensor.int4()
             found[f"{stem}qweight"] = Plain("I32", (k // 8, n), qweight)
             found[f"{stem}qzeros"] = Plain("I32", (k // GROUP, n // 8), qzeros)
             found[f"{stem}scales"] = Plain("F16", (k // GROUP, n), scales)
@@ -132,56 +152,51 @@ def _fp8(tensors: Tensors) -> dict[str, Plain]:
             found[name] = tensor
         else:
             n, k = tensor.rows, tensor.cols
-            weight, scale_inv = to_fp8(tensor)
+            weight, scale_inv = tensor.fp8()
             found[name] = Plain("F8_E4M3", (n, k), weight)
             found[f"{name}_scale_inv"] = Plain("BF16", (-(-n // GROUP), -(-k // GROUP)), scale_inv)
     return found
 
 
 def _bf16(tensors: Tensors) -> dict[str, Plain]:
-    return {name: plain_bf16(t) if isinstance(t, Weights) else t for name, t in tensors.items()}
+    return {name: t if isinstance(t, Plain) else plain_bf16(t) for name, t in tensors.items()}
 
 
-def _int4_config(tensors: Tensors, form: Form) -> dict[str, Any]:
+def _int4_quantization(tensors: Tensors, iters: int) -> dict[str, Any]:
     ends = ("_proj.weight", "_a.weight", "_b.weight", "gate.weight")
     matrices = [name for name in tensors if _LAYER.match(name) and name.endswith(ends)]
     kept = [name for name in matrices if isinstance(tensors[name], Plain) or not is_int4(name)]
-    return config(vocabulary(), form) | {
-        "quantization_config": {
-            "autoround_version": "0.12.0",
-            "bits": 4,
-            "block_name_to_quantize": f"{BODY}layers",
-            "data_type": "int",
-            "extra_config": {name.removesuffix(".weight"): {"bits": 16, "data_type": "float"} for name in kept},
-            "group_size": GROUP,
-            "iters": 200,
-            "low_gpu_mem_usage": True,
-            "packing_format": "auto_round:auto_gptq",
-            "quant_method": "auto-round",
-            "sym": True,
-        }
+    return {
+        "autoround_version": "0.12.0",
+        "bits": 4,
+        "block_name_to_quantize": f"{BODY}layers",
+        "data_type": "int",
+        "extra_config": {name.removesuffix(".weight"): {"bits": 16, "data_type": "float"} for name in kept},
+        "group_size": GROUP,
+        "iters": iters,
+        "low_gpu_mem_usage": True,
+        "packing_format": "auto_round:auto_gptq",
+        "quant_method": "auto-round",
+        "sym": True,
     }
 
 
-def _fp8_config(tensors: Tensors, form: Form) -> dict[str, Any]:
+def _fp8_quantization(tensors: Tensors) -> dict[str, Any]:
     kept = [name for name, tensor in tensors.items() if isinstance(tensor, Plain) and len(tensor.shape) > 1]
-    return config(vocabulary(), form) | {
-        "quantization_config": {
-            "activation_scheme": "dynamic",
-            "fmt": "e4m3",
-            "modules_to_not_convert": sorted(name.removesuffix(".weight") for name in kept),
-            "quant_method": "fp8",
-            "weight_block_size": [GROUP, GROUP],
-        }
+    return {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "modules_to_not_convert": sorted(name.removesuffix(".weight") for name in kept),
+        "quant_method": "fp8",
+        "weight_block_size": [GROUP, GROUP],
     }
 
 
-def _write_common(folder: Path, model_config: Mapping[str, Any]) -> None:
+def _write_texts(folder: Path) -> None:
     words = vocabulary()
     end, pad = words.id_of(END), words.id_of(PAD)
     # A request that names no temperature is greedy: vLLM takes its default from here.
     generation = {"eos_token_id": [end, pad], "pad_token_id": pad, "temperature": 0.0}
-    write_json(folder / "config.json", model_config)
     write_json(folder / "generation_config.json", generation)
     write_json(folder / "tokenizer.json", tokenizer_json(words))
     write_json(folder / "tokenizer_config.json", tokenizer_config(words, max_length=MAX_POSITIONS))

@@ -12,11 +12,24 @@ import functools
 import hashlib
 import struct
 from dataclasses import dataclass
+from typing import Protocol
 
 GROUP = 128
 """INT4 group and FP8 block size."""
 
 FP8_MAX = 448.0
+
+
+class Matrix(Protocol):
+    """``[rows, cols]`` as each repository holds it: see `to_bf16`, `to_int4`, `to_fp8`."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    def bf16(self) -> bytes: ...
+    def int4(self) -> tuple[bytes, bytes, bytes]: ...
+    def fp8(self) -> tuple[bytes, bytes]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,15 @@ class Weights:
 
     def value(self, i: int, j: int) -> float:
         return (2 * self.codes[i * self.cols + j] - 255) * 2.0 ** -self.exponents[i]
+
+    def bf16(self) -> bytes:
+        return to_bf16(self)
+
+    def int4(self) -> tuple[bytes, bytes, bytes]:
+        return to_int4(self)
+
+    def fp8(self) -> tuple[bytes, bytes]:
+        return to_fp8(self)
 
 
 def random_weights(seed: str, rows: int, cols: int, exponent: int) -> Weights:
