@@ -1,4 +1,4 @@
-"""What is asked of a server for the ledger, and for a proof with planted faults. Runs with the project's src on the path.
+"""What is asked of a server for the ledger, and for a proof with planted faults. The project's src is on the path.
 
 `invoke quality` and `invoke prove` start containers; this asks an address, in threads, with the same functions.
 """
@@ -33,6 +33,7 @@ AT_ONCE = 8  # questions
 SHORT = 400  # tokens of an answer: a model of this size may never stop
 LENGTHS = (500, 1000, 2000, 4000, 8000, 14000)  # tokens between a needle and where it is wanted
 COPIES = 3  # needles of each length
+FILLER = " ".join(f"Log {number}: the gate was opened, then closed." for number in range(99))
 CROSSING = (-1, -2, -3, -5, -8, -13)  # tokens, of the 16 that are decoded
 FAULTS = {
     "drafts-kept": passes.READ,
@@ -77,7 +78,7 @@ def needles(client: Client, say: Say) -> list[SkillAnswer]:
     def one(case: tuple[int, int]) -> SkillAnswer:
         length, copy = case
         begin, word = f"Note {copy + 1}: the pass word of the north gate is", WORDS[copy]
-        filler = asking.tokens_of(client, "m", " ".join(f"Log {n}: the gate was opened, then closed." for n in range(99)))
+        filler = asking.tokens_of(client, "m", FILLER)
         head, tail = asking.tokens_of(client, "m", f"{begin} {word}.\n"), asking.tokens_of(client, "m", begin)
         prompt = head + (filler * (length // len(filler) + 1))[: length - len(tail)] + tail
         body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0}
@@ -129,7 +130,8 @@ def proved(client: Client, what: str, folder: Path, say: Say) -> tuple[dict[str,
     met = meet(client)
     warm = run.begun(met, 2, (4, 2), say)  # kernels are compiled at their first use, and a cold pass's time is used
     warm.timed(passes.COLD, warm.read_cold)
-    warm.timed(passes.COMPANY, lambda seen: warm.send_all(passes.COMPANY, passes.company(warm.prompts, warm.salt), seen))
+    steps = passes.company(warm.prompts, warm.salt)
+    warm.timed(passes.COMPANY, lambda seen: warm.send_all(passes.COMPANY, steps, seen))
     proof = run.begun(met, 1, (4, 3), say)
     proof.run(folder, resume=False)
     return to_json(verdict.concluded(proof, folder, what)), proof
@@ -150,10 +152,12 @@ def switch(folder: Path, name: str) -> None:
 
 
 def crossed(client: Client, what: str, folder: Path, say: Say) -> dict[str, Any]:
-    """Turns that end just before a block does, so that it is filled by decoding; and each asked again from the cache."""
+    """Turns that end just before a block does, so that decoding fills it; and each asked again from the cache."""
     once = passes.warm
-    shape = {"EDGES": CROSSING, "STEP": 1.0}
-    with mock.patch.multiple(sessions, **shape), mock.patch.object(passes, "warm", lambda *args: 2 * once(*args)):
+    with (
+        mock.patch.multiple(sessions, EDGES=CROSSING, STEP=1.0),
+        mock.patch.object(passes, "warm", lambda *args: 2 * once(*args)),
+    ):
         proof = run.begun(meet(client), 3, (6, 3), say)
         proof.run(folder, resume=False)
         return to_json(verdict.concluded(proof, folder, f"{what}, crossing"))

@@ -59,11 +59,15 @@ class Server:
         environment = {**os.environ, **COMMON, **setup.environment}
         if cpu:  # a rehearsal
             flags |= {"--enforce-eager": None, "--distributed-executor-backend": "uni", "--block-size": "128"}
+            if "--speculative-config" in setup.flags:  # 0.32 has no cache with drafts there
+                flags |= setup.flags | {"--no-enable-prefix-caching": None}
+                del flags["--enable-prefix-caching"], flags["--block-size"]
             flags |= {"--max-model-len": "4096", "--num-gpu-blocks-override": "64", "--gpu-memory-utilization": "0.15"}
-            environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+            environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"}
+            environment |= {"VLLM_CPU_KVCACHE_SPACE": "1"}
             command = ["vllm", "serve", cpu]
         else:
-            flags |= {"--kv-cache-memory-bytes": str(setup.mib << 20), "--gpu-memory-utilization": "0.02"}
+            flags |= {"--kv-cache-memory-bytes": str(setup.mib << 20), "--gpu-memory-utilization": "0.05"}
             flags |= {"--gdn-prefill-backend": "triton", "--compilation-config": json.dumps(GRAPHS)}
             flags |= setup.flags
             command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(models / setup.weights)]
@@ -120,12 +124,19 @@ def one(setup: Setup, port: int, models: Path, until: float, cpu: str) -> None:
     server = None
     try:
         import asking
+
         from sparkpin.measure.quality import measured as kept
         from sparkpin.smoke.client import Client
 
         server = Server(setup, port, models, cpu)
         with Client.url(f"http://127.0.0.1:{port}", timeout=150) as client:
-            server.wait(client.healthy, until - 15)
+            try:
+                server.wait(client.healthy, until - 15)
+            except RuntimeError:
+                if "ddress already in use" not in server.log.read_text(errors="replace"):
+                    raise
+                server = Server(setup, port, models, cpu)  # another one took its port in between
+                server.wait(client.healthy, until - 15)
             found["ready_s"] = round(time.monotonic() - begin, 1)
 
             def say(text: str) -> None:
@@ -197,19 +208,17 @@ def archive(out: Path) -> None:
         for path in (*sorted((WORK / "logs").iterdir()), *sorted((WORK / "proofs").rglob("*-session.jsonl"))):
             if path.stat().st_size < 4 << 20:
                 tar.add(path, path.relative_to(WORK))
-    number, size, tar = 1, 0, None
+    parts, size = list[list[Path]](), 0
     for folder in sorted((WORK / "rows").iterdir(), key=lambda path: path.stat().st_mtime):
         own = sum(path.stat().st_size for path in folder.iterdir())
-        if tar is None or size + own > PART:
-            if number > 4:
-                break
-            if tar:
-                tar.close()
-            tar, size, number = tarfile.open(out / f"rows-{number}.tar", "w"), 0, number + 1
-        tar.add(folder, folder.name)
+        if not parts or size + own > PART:
+            parts, size = [*parts, []], 0
+        parts[-1].append(folder)
         size += own
-    if tar:
-        tar.close()
+    for number, part in enumerate(parts[:4]):
+        with tarfile.open(out / f"rows-{number}.tar", "w") as tar:
+            for folder in part:
+                tar.add(folder, folder.name)
 
 
 def run(names: list[Setup], given: argparse.Namespace, until: float) -> None:

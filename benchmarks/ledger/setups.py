@@ -14,9 +14,9 @@ LISTED = {
     ),
     "--additional-config": json.dumps({"draft_vocabulary": {"first": 1024}}),
 }
+BLOCKS = {"--block-size": "256"}  # a multiple of 32, which the smallest one for BF16 may not be
 MATCH = {"--prefix-match-unit": "32"}
-BLOCKS = {"--block-size": "256"}  # so that prompts of two of them are read in several parts
-CHUNKS = {"--max-num-batched-tokens": "256"}
+CHUNKS = {"--max-num-batched-tokens": "512"}  # prompts have 512 tokens and more
 DENSE = {"--prefix-cache-retention-interval": "256"}  # states of all blocks stay, those that decoding wrote, too
 TRITON = {"--attention-backend": "TRITON_ATTN"}  # FlashAttention's FP8 kernels are not carried
 
@@ -26,7 +26,7 @@ def kv(name: str) -> dict[str, str]:
 
 
 TQ = kv("turboquant_4bit_nc")
-TQ_CHUNKS = {"--max-num-batched-tokens": "768"}  # a block of 4-bit K and V has 640 tokens here, and steps end at blocks
+TQ_CHUNKS = {"--max-num-batched-tokens": "1280"}  # blocks have 640 tokens, and steps end at blocks
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,10 @@ class Setup:
         return {f"SPARKPIN_MOD_{mod}": str(int(mod in self.mods)) for mod in MODS}
 
 
-def prove(name: str, what: str, weights: str, mods: tuple[str, ...], *flags: dict[str, str], job: str = "prove") -> Setup:
+Mods = tuple[str, ...]
+
+
+def prove(name: str, what: str, weights: str, mods: Mods, *flags: dict[str, str], job: str = "prove") -> Setup:
     """A small cache, which is soon full."""
     merged = {key: value for one in flags for key, value in one.items()}
     return Setup(name, what, weights, mods, merged, job, mib=384)
@@ -64,12 +67,12 @@ RANDOM = (
     prove("r-control", "with planted faults", "random", (), job="control"),
     prove("r-mtp", "MTP-2", "random", (), MTP),
     prove("r-tq-mtp", "4-bit K and V, MTP-2", "random", (CACHE,), MTP, TQ),
-    prove("r-mtp-match", "MTP-2, matches of 32", "random", (), MTP, MATCH),
+    prove("r-mtp-match", "MTP-2, matches of 32", "random", (), MTP, BLOCKS, MATCH),
     prove("r-mtp-dense", "MTP-2, states of all blocks are kept", "random", (), MTP, BLOCKS, DENSE),
-    prove("r-mtp-chunks", "MTP-2, steps of 256 tokens", "random", (), MTP, BLOCKS, CHUNKS),
-    prove("r-match-chunks", "matches of 32, steps of 256", "random", (), MATCH, BLOCKS, CHUNKS),
+    prove("r-mtp-chunks", "MTP-2, steps of 512 tokens", "random", (), MTP, BLOCKS, CHUNKS),
+    prove("r-match-chunks", "matches of 32, steps of 512", "random", (), BLOCKS, MATCH, CHUNKS),
     prove("r-tq", "4-bit K and V", "random", (CACHE,), TQ),
-    prove("r-tq-mtp-match-chunks", "4-bit K and V, MTP-2, matches of 32, steps of 768", "random", (CACHE,), MTP, TQ,
+    prove("r-tq-mtp-match-chunks", "4-bit K and V, MTP-2, matches of 32, steps of 1280", "random", (CACHE,), MTP, TQ,
           MATCH, TQ_CHUNKS),
     prove("r-plain", "none of these", "random", ()),
 )  # fmt: skip
@@ -80,9 +83,9 @@ TRAINED = (
     prove("t-mtp", "BF16, MTP-2", "bf16", (), MTP),
     prove("t-mtp-dense", "BF16, MTP-2, states of all blocks are kept", "bf16", (), MTP, BLOCKS, DENSE),
     prove("t-v2-tq-mtp", "v2-tq: MTP-2, 4-bit K and V", "mtp", (HYBRID, HEAD, CACHE), MTP, TQ),
-    prove("t-v2-mtp-chunks", "v2: MTP-2, steps of 256", "mtp", (HYBRID, HEAD), MTP, BLOCKS, CHUNKS),
-    prove("t-v2-match", "v2 without MTP, matches of 32", "mtp", (HYBRID, HEAD), MATCH),
-    prove("t-v2-tq-match-chunks", "v2-tq without MTP, matches of 32, steps of 768", "mtp", (HYBRID, HEAD, CACHE), TQ,
+    prove("t-v2-mtp-chunks", "v2: MTP-2, steps of 512", "mtp", (HYBRID, HEAD), MTP, BLOCKS, CHUNKS),
+    prove("t-v2-match", "v2 without MTP, matches of 32", "mtp", (HYBRID, HEAD), BLOCKS, MATCH),
+    prove("t-v2-tq-match-chunks", "v2-tq without MTP, matches of 32, steps of 1280", "mtp", (HYBRID, HEAD, CACHE), TQ,
           MATCH, TQ_CHUNKS),
     prove("t-tq-mtp-match", "BF16, MTP-2, 4-bit K and V, matches of 32", "bf16", (CACHE,), MTP, TQ, MATCH),
 )  # fmt: skip
