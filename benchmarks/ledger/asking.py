@@ -30,6 +30,7 @@ from sparkpin.smoke.subject import SmokeSubject
 
 DEMANDS = Demands(checks=(), mods=(), acceptance_floor=None, scripted=False)
 AT_ONCE = 8  # questions
+ODD = 3.0  # times the furthest answer of the sound server: told beside the verdict, whose bound for decoding is wide
 SHORT = 400  # tokens of an answer: a model of this size may never stop
 LENGTHS = (500, 1000, 2000, 4000, 8000, 14000)  # tokens between a needle and where it is wanted
 COPIES = 3  # needles of each length
@@ -183,7 +184,10 @@ def planted(proof: run.Proof, fault: str, folder: Path, sabotage: Path) -> dict[
     far = [(key, distance, bounds.of(one, broken.turns[key], broken.done[one.name].preempted))
            for key, distance in broken.distances(one)]  # fmt: skip
     beyond = sum(distance > bound for _, distance, bound in far)
+    sound = [distance for _, distance in proof.distances(one)]  # of the same server, without the fault
+    odd = sum(distance > ODD * max(sound, default=0.0) for _, distance, _ in far)
     return {"fault": fault, "way": one.name, "answers": beyond, "of": len(far), "found": beyond > 0,
             "nats": max((distance for _, distance, _ in far), default=0.0), "bounds": sorted({b for *_, b in far}),
-            "hits": broken.done[one.name].hits, "drafted": broken.drafts[0], "accepted": broken.drafts[1],
+            "sound": [round(distance, 4) for distance in sound], "odd": odd, "hits": broken.done[one.name].hits,
+            "drafted": broken.drafts[0], "accepted": broken.drafts[1],
             "distances": [round(distance, 4) for _, distance, _ in far]}  # fmt: skip

@@ -18,7 +18,7 @@ import numpy as np
 BODY = "model.language_model."
 GAIN = 1.2  # what a layer's matrix does to the size of its input
 MIXING = 3.0  # the same of what attention and states give: what is far back must move an answer
-SURE = 1.6  # of the embedding's code, against the layers' noise
+SURE = 1.0  # of the embedding's code, against the layers' noise
 LOGITS = 3.0  # their standard deviation
 REMEMBERS = -7.0  # dt_bias: states of linear attention last for hundreds of tokens
 

@@ -20,6 +20,8 @@ LEDGER = (
 PROVED = ("server", "weights", "verdict", "furthest: warm, resumed, at once, evicted", "bound", "control", "noise",
           "hits", "drafted, accepted", "block")  # fmt: skip
 
+FAULTS = ("server", "fault", "found by", "answers beyond", "beyond 3 x sound", "furthest, nats", "sound", "bounds")
+
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
@@ -70,6 +72,16 @@ def proof(found: dict[str, Any], record: dict[str, Any], more: str = "") -> tupl
     )  # fmt: skip
 
 
+def planted(server: str, one: dict[str, Any]) -> tuple[str, ...]:
+    if "answers" not in one:
+        return (server, one["fault"], "", one.get("error") or one["skipped"], "", "", "", "")
+    sound, bounds = max(one["sound"], default=0), one["bounds"]
+    return (
+        server, one["fault"], one["way"], f"{one['answers']} of {one['of']}", str(one["odd"]), f"{one['nats']:.2g}",
+        f"{sound:.2g}", f"{bounds[0]:.2g} .. {bounds[-1]:.2g}" if bounds else "",
+    )  # fmt: skip
+
+
 def main(folders: list[Path]) -> None:
     lines = [line for folder in folders for line in (folder / "results.jsonl").read_text().splitlines() if line]
     results = {found["name"]: found for found in map(json.loads, lines)}
@@ -81,13 +93,8 @@ def main(folders: list[Path]) -> None:
         proofs += [proof(found, found["record"])] if "record" in found else []
         proofs += [proof(found, found["crossing"], ", crossing")] if "crossing" in found else []
     print(table(PROVED, proofs), "\n")
-    faults = [
-        (found["name"], one["fault"], one.get("way", ""), f"{one['answers']} of {one['of']}", f"{one['nats']:.2g}",
-         f"{one['bounds'][0]:.2g} .. {one['bounds'][-1]:.2g}" if one["bounds"] else "")
-        if "answers" in one else (found["name"], one["fault"], "", one.get("error") or one.get("skipped", ""), "", "")
-        for found in results.values() for one in found.get("faults", ())
-    ]  # fmt: skip
-    print(table(("server", "fault", "found by", "answers beyond", "furthest, nats", "bounds"), faults), "\n")
+    faults = [planted(found["name"], one) for found in results.values() for one in found.get("faults", ())]
+    print(table(FAULTS, faults), "\n")
     refused = [
         (found["name"], found["what"], (found.get("why") or found["error"])[:300])
         for found in results.values() if "error" in found
