@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ FAULTS = {
     "neighbours-block": passes.WARM,
     "stale-after-eviction": passes.EVICTED,
 }
-run.FILL_SECONDS = 240.0  # as a cold pass goes, whose time decoding takes; filling is faster
+FILLING = 240.0  # seconds, as a cold pass goes, whose time decoding takes; filling is faster
 SWITCHED = 30.0  # seconds that the engine may take to plant a fault
 
 
@@ -134,7 +136,8 @@ def proved(client: Client, what: str, folder: Path, say: Say) -> tuple[dict[str,
     steps = passes.company(warm.prompts, warm.salt)
     warm.timed(passes.COMPANY, lambda seen: warm.send_all(passes.COMPANY, steps, seen))
     proof = run.begun(met, 1, (4, 3), say)
-    proof.run(folder, resume=False)
+    with mock.patch.object(run, "FILL_SECONDS", FILLING):
+        proof.run(folder, resume=False)
     return to_json(verdict.concluded(proof, folder, what)), proof
 
 
@@ -152,14 +155,19 @@ def switch(folder: Path, name: str) -> None:
         raise Wrong(said[-400:])
 
 
+@contextlib.contextmanager
+def crossing() -> Iterator[None]:
+    once, shape = passes.warm, {"EDGES": CROSSING, "STEP": 1.0}
+    twice = mock.patch.object(passes, "warm", lambda *args: 2 * once(*args))
+    with mock.patch.dict(vars(sessions), shape), twice:
+        yield
+
+
 def crossed(client: Client, what: str, folder: Path, say: Say) -> dict[str, Any]:
     """Turns that end just before a block does, so that decoding fills it; and each asked again from the cache."""
-    once = passes.warm
-    with (
-        mock.patch.multiple(sessions, EDGES=CROSSING, STEP=1.0),
-        mock.patch.object(passes, "warm", lambda *args: 2 * once(*args)),
-    ):
+    with crossing():
         proof = run.begun(meet(client), 3, (6, 3), say)
+        proof.done = {one.name: run.Seen(hits=0) for one in (passes.RESUMED, passes.EVICTED)}  # asked before
         proof.run(folder, resume=False)
         return to_json(verdict.concluded(proof, folder, f"{what}, crossing"))
 
@@ -177,7 +185,8 @@ def planted(proof: run.Proof, fault: str, folder: Path, sabotage: Path) -> dict[
     broken = dataclasses.replace(proof, done=done, prompts=[] if one is passes.READ else proof.prompts, sent={})
     switch(sabotage, fault)
     try:
-        broken.run(folder, resume=False)
+        with mock.patch.object(run, "FILL_SECONDS", FILLING):
+            broken.run(folder, resume=False)
     finally:
         switch(sabotage, "")
     bounds = verdict.bounds(proof)  # of the sound server

@@ -26,7 +26,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
+import asking  # noqa: E402
+import compared  # noqa: E402
 from setups import BY_NAME, CALLS, GRAPHS, Setup  # noqa: E402
+
+from sparkpin.measure.quality import measured as kept  # noqa: E402
+from sparkpin.smoke.client import Client  # noqa: E402
 
 PROJECT = HERE.parents[1]
 WORK = Path("/tmp/ledger")
@@ -35,6 +40,7 @@ COMMON = {
     "VLLM_USE_DEEP_GEMM": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
     "TRITON_CACHE_DIR": str(CACHE / "triton"), "TRITON_CACHE_AUTOTUNING": "1", "VLLM_CACHE_ROOT": str(CACHE / "vllm"),
     "CUDA_CACHE_PATH": str(CACHE / "nv"), "CUDA_CACHE_MAXSIZE": str(4 << 30), "OMP_NUM_THREADS": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }  # fmt: skip
 ENOUGH = 100.0  # seconds before the end after which no server is started
 CLOSING = 35.0  # seconds for comparisons and archives
@@ -123,11 +129,8 @@ def one(setup: Setup, port: int, models: Path, until: float, cpu: str) -> None:
     said = (WORK / "logs" / f"{setup.name}.said").open("w", buffering=1)
     server = None
     try:
-        import asking
-
-        from sparkpin.measure.quality import measured as kept
-        from sparkpin.smoke.client import Client
-
+        while not cpu and not (models / setup.weights).exists() and until - time.monotonic() > ENOUGH / 2:
+            time.sleep(0.5)  # it is being made
         server = Server(setup, port, models, cpu)
         with Client.url(f"http://127.0.0.1:{port}", timeout=150) as client:
             try:
@@ -282,8 +285,6 @@ def main() -> None:
     finally:
         flush(given.out)
         archive(given.out)
-        import compared
-
         (given.out / "figures.json").write_text(json.dumps(compared.all_of(WORK / "rows", BY_NAME)))
 
 

@@ -22,8 +22,15 @@ NAME = "trained-tiny"
 STEPS = {"base": ("copy",), "mtp": ("copy", "hybrid", "mtp"), "draft": ("copy", "hybrid", "mtp")}
 
 
+def placed(folder: Path, out: Path) -> None:
+    """Whole, or not there: servers wait for it."""
+    new = out.with_suffix(".new")
+    shutil.copytree(folder, new)
+    new.rename(out)
+
+
 def main(project: Path, out: Path) -> None:
-    shutil.copytree(project / manifests.load_model(project, NAME).packed.folder, out / "bf16")
+    placed(project / manifests.load_model(project, NAME).packed.folder, out / "bf16")
     with tempfile.TemporaryDirectory() as work:
         other = Path(work) / "project"  # whose pin takes the MTP layer in FP8, too
         shutil.copytree(project / "pins", other / "pins")
@@ -38,7 +45,7 @@ def main(project: Path, out: Path) -> None:
             try:
                 lock = lock_model(paths, NAME, print) if where == other else former_lock(where, NAME, print)
                 made = build_checkpoint(paths, manifests.load_model(where, NAME), lock, steps, print)
-                shutil.copytree(made, out / name)
+                placed(made, out / name)
             except Exception:  # the others are served all the same
                 traceback.print_exc()
 

@@ -59,6 +59,20 @@ def row(found: dict[str, Any], figures: dict[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def lengths(figures: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Needles and tool calls, of all that were compared with bf16: right of those asked; bf16's own first."""
+    own = {one["name"]: {skill["name"]: skill for skill in one["skills"]} for one in figures
+           if "skills" in one and one["against"] == "bf16"}  # fmt: skip
+    names = list(dict.fromkeys(name for skills in own.values() for name in skills))
+    rows = []
+    for who, skills in [("bf16", next(iter(own.values()), {})), *own.items()]:
+        side = "reference" if who == "bf16" else "release"
+        rows.append(
+            (who, *(f"{skills[name][side]} of {skills[name]['asked']}" if name in skills else "" for name in names))
+        )
+    return ("server", *names), rows
+
+
 def proof(found: dict[str, Any], record: dict[str, Any], more: str = "") -> tuple[str, ...]:
     passes = {one["name"]: one for one in record["passes"]}
     warm = [passes[name] for name in ("warm", "resumed", "together", "evicted") if name in passes]
@@ -88,6 +102,7 @@ def main(folders: list[Path]) -> None:
     figures = [one for folder in folders for one in json.loads((folder / "figures.json").read_text())]
     rows = [row(results[one["name"]], one) for one in figures if "texts" in one]
     print(table(LEDGER, rows), "\n")
+    print(table(*lengths(figures)), "\n")
     proofs = []
     for found in results.values():
         proofs += [proof(found, found["record"])] if "record" in found else []
