@@ -17,9 +17,10 @@ import numpy as np
 
 BODY = "model.language_model."
 GAIN = 1.2  # what a layer's matrix does to the size of its input
-MIXING = 3.0  # the same of what attention and states give: what is far back must move an answer
+MIXING = 2.5  # the same of what attention and states give: what is far back must move an answer
+EXPERTS = 0.3  # of what experts give: rounding turns near ties of the router, and must move little
 SURE = 1.0  # of the embedding's code, against the layers' noise
-LOGITS = 3.0  # their standard deviation
+LOGITS = 1.2  # their standard deviation: what rounding does stays below what prove never tells
 REMEMBERS = -7.0  # dt_bias: states of linear attention last for hundreds of tokens
 
 CONFIG: dict[str, Any] = {
@@ -85,7 +86,9 @@ def values(name: str, shape: tuple[int, ...], chance: np.random.Generator) -> np
         return np.full(shape, 1.0 if "q_norm" in name or "k_norm" in name else 0.0)
     if len(shape) == 3:
         return chance.standard_normal(shape) * 0.3
-    gain = MIXING if "o_proj" in name or "out_proj" in name else GAIN
+    gain = (
+        MIXING if "o_proj" in name or "out_proj" in name else EXPERTS if "experts" in name and "down" in name else GAIN
+    )
     return chance.standard_normal(shape) * gain / shape[1] ** 0.5
 
 
