@@ -1,6 +1,6 @@
 """Make what a CUDA machine without a network needs to run a real vLLM server with our mods, in one folder to carry.
 
-usage: python benchmarks/stage_table/prepare.py OUT [--sm 90] [--ptx]
+usage: python benchmarks/stage_table/prepare.py OUT [--sm 90] [--ptx] [--heads 64 256]
 
 The machine must have Python 3.12, torch for CUDA 13, Triton, transformers and what usually comes with them. Everything
 else is installed into OUT/site.tar.xz: vLLM's own wheel without the machine code of other GPUs and without parts that a
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,10 +49,10 @@ LOOP = re.compile(
     rb"EfNS_4arch4Sm90E((?:Lb[01]E)+)"
 )
 """A kernel's tile, head size of values, type and switches (causal, local, split, paged ...), in mangled names."""
-TILES = (
-    re.compile(rb"ILi64EEEEEELi64ENS\w*_(10bfloat16_t|6half_t)"),  # K of the tile, the size of values, in mangled names
-    re.compile(rb"ILi256EEEEEELi256ENS\w*_(10bfloat16_t|6half_t)"),
-)
+TILES = {  # by head size: K of the tile, the size of values, in mangled names
+    64: re.compile(rb"ILi64EEEEEELi64ENS\w*_(10bfloat16_t|6half_t)"),
+    256: re.compile(rb"ILi256EEEEEELi256ENS\w*_(10bfloat16_t|6half_t)"),
+}
 LEFT_OUT = (
     "vllm/third_party/deep_gemm",
     "vllm/third_party/fmha_sm100",
@@ -71,6 +72,7 @@ def main() -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="the folder to carry")
     parser.add_argument("--sm", type=int, default=90, help="architecture whose machine code is kept")
     parser.add_argument("--ptx", action="store_true", help="keep the PTX of INT4 experts (needs zstandard)")
+    parser.add_argument("--heads", type=int, nargs="*", choices=TILES, default=list(TILES), help="head sizes")
     arguments = parser.parse_args()
     if arguments.ptx and find_spec("zstandard") is None:
         parser.error("--ptx needs zstandard: pip install --target FOLDER zstandard, and FOLDER on PYTHONPATH")
@@ -85,11 +87,14 @@ def main() -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         for library in sorted((site / "vllm").rglob("*.so")):
             data, kept = fatbin.slim(
-                library.read_bytes(), arguments.sm, needed_cubin, needed_ptx if arguments.ptx else lambda _: False
+                library.read_bytes(),
+                arguments.sm,
+                partial(needed_cubin, heads=arguments.heads),
+                needed_ptx if arguments.ptx else lambda _: False,
             )
             library.write_bytes(data)
             if str(library.relative_to(site)) == FLASH3:
-                check_flash(data)
+                check_flash(data, arguments.heads)
             say(f"  {library.relative_to(site)}: {fatbin.described(kept)}")
         size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) / 2**20
         say(f"compressing {size:.0f} MiB into {out / 'site.tar.xz'}, 2 to 6 minutes")
@@ -107,8 +112,8 @@ def main() -> None:
     say(f"{size:.1f} MiB in {out}")
 
 
-def needed_cubin(payload: bytes) -> bool:
-    """Of FlashAttention's loops those for head sizes of 64 and 256, as the two models have them.
+def needed_cubin(payload: bytes, heads: Iterable[int] = TILES) -> bool:
+    """Of FlashAttention's loops those for these head sizes: 64 and 256, as the two models have them.
 
     In bfloat16, and in float16, which is what 4-bit keys and values are expanded to.
     """
@@ -116,10 +121,10 @@ def needed_cubin(payload: bytes) -> bool:
         return True
     if b"float_e4m3_t" in payload:
         return False
-    return b"MainloopFwdSm90" not in payload or any(tile.search(payload) for tile in TILES)
+    return b"MainloopFwdSm90" not in payload or any(TILES[head].search(payload) for head in heads)
 
 
-def check_flash(library: bytes) -> None:
+def check_flash(library: bytes, heads: Iterable[int] = TILES) -> None:
     """The kernels for float16, which 4-bit K and V are expanded to, are those for bfloat16, and none of either is gone.
 
     Raises:
@@ -129,8 +134,8 @@ def check_flash(library: bytes) -> None:
     cubins = (library[entry.begin : entry.end] for entry in fatbin.entries(library) if entry.kind == fatbin.CUBIN)
     for tile, head, kind, switches in (names for cubin in cubins for names in LOOP.findall(cubin)):
         found.setdefault((head.decode(), kind.decode()), set()).add((tile, switches))
-    for head in ("64", "256"):
-        bfloat16, half = (found.get((head, kind), set()) for kind in ("10bfloat16_t", "6half_t"))
+    for head in heads:
+        bfloat16, half = (found.get((str(head), kind), set()) for kind in ("10bfloat16_t", "6half_t"))
         if not bfloat16 or bfloat16 != half:
             raise RuntimeError(
                 f"{FLASH3}, head size {head}: saw {len(bfloat16)} kernels for bfloat16 and {len(half)} for float16, "

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import multiprocessing
+import os
 import threading
 import time
 import traceback
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path("/run/sparkpin")
+FOLDER = Path(os.environ.get("SPARKPIN_SABOTAGE", "/run/sparkpin"))
 WINDOW = 600
 USED = 0.1  # standard deviation of a state that requests have left
 Undo = list[Callable[[], object]]
@@ -25,10 +27,9 @@ Undo = list[Callable[[], object]]
 
 def register() -> None:
     """Entry point of ``vllm.general_plugins``."""
-    with contextlib.suppress(ImportError):  # where a test has put it beside this file
-        from sparkpin_cache_faults import FAULTS
-
-        ENGINE.update(FAULTS)
+    for beside in ("sparkpin_cache_faults", "sparkpin_gpu_faults"):  # where a test has put them
+        with contextlib.suppress(ImportError):
+            ENGINE.update(importlib.import_module(beside).FAULTS)
     threading.Thread(target=watch, daemon=True).start()
 
 

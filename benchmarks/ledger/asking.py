@@ -1,0 +1,202 @@
+"""What is asked of a server for the ledger, and for a proof with planted faults. The project's src is on the path.
+
+`invoke quality` and `invoke prove` start containers; this asks an address, in threads, with the same functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from sparkpin.core.terminal import Say
+from sparkpin.measure.prove import passes, run, sessions, verdict
+from sparkpin.measure.prove.asking import meet
+from sparkpin.measure.prove.record import to_json
+from sparkpin.measure.quality import asking, skills, texts
+from sparkpin.measure.quality import run as quality
+from sparkpin.measure.quality.measured import QualityMeasured, SkillAnswer
+from sparkpin.releases.record import Demands
+from sparkpin.smoke import metrics
+from sparkpin.smoke.answers import Wrong, json_of, only_choice
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.expectations import WORDS, Case, said, shape_only
+from sparkpin.smoke.replies import Fault
+from sparkpin.smoke.subject import SmokeSubject
+
+DEMANDS = Demands(checks=(), mods=(), acceptance_floor=None, scripted=False)
+AT_ONCE = 8  # questions
+ODD = 3.0  # times the furthest answer of the sound server: told beside the verdict, whose bound for decoding is wide
+SHORT = 400  # tokens of an answer: a model of this size may never stop
+LENGTHS = (500, 1000, 2000, 4000, 8000, 14000)  # tokens between a needle and where it is wanted
+COPIES = 3  # needles of each length
+FILLER = " ".join(f"Log {number}: the gate was opened, then closed." for number in range(99))
+CROSSING = (-1, -2, -3, -5, -8, -13)  # tokens, of the 16 that are decoded
+FAULTS = {
+    "drafts-kept": passes.READ,
+    "state-not-restored": passes.WARM,
+    "state-one-block-late": passes.WARM,
+    "hit-off-by-one": passes.WARM,
+    "neighbours-block": passes.WARM,
+    "stale-after-eviction": passes.EVICTED,
+}
+FILLING = 240.0  # seconds, as a cold pass goes, whose time decoding takes; filling is faster
+SWITCHED = 30.0  # seconds that the engine may take to plant a fault
+
+
+def subject_at(client: Client) -> SmokeSubject:
+    """As if its model could say no more than SHORT tokens."""
+    return SmokeSubject(client, "m", shape_only(), bytes, DEMANDS, ("--max-model-len", str(2 * SHORT)))
+
+
+def measured(client: Client, say: Say) -> tuple[QualityMeasured, dict[str, Any]]:
+    """As `invoke quality`, with shorter answers, and with needles of more lengths."""
+    begin, corpus, notes, subject = time.monotonic(), texts.load(), list[str](), subject_at(client)
+    readings = quality.read(subject, corpus, say, notes)
+    counts = metrics.acceptance(scraped := scraped_of(client))
+    told: dict[str, Any] = {"drafted": counts.drafted, "accepted": counts.accepted} if counts else {}
+    told["by_position"] = metrics.by_position(scraped)
+    found = needles(client, say)
+    tools = skills.tool_questions(subject, corpus.questions, quick=False)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        found += threads.map(lambda one: skills.asked(skills.TOOL_CALLS, *one), tools)
+    client.exchanges.clear()
+    told["tool_calls"] = sum(one.right for one in found if one.skill == skills.TOOL_CALLS)
+    told["tokens_a_second"] = speed(client)
+    seconds = round(time.monotonic() - begin, 1)
+    return QualityMeasured(asking.version(client), seconds, readings, tuple(found), tuple(notes)), told
+
+
+def needles(client: Client, say: Say) -> list[SkillAnswer]:
+    """A line far up a log, whose beginning stands at its end: the word that follows is copied. Without a template."""
+    cases = [(length, copy) for length in LENGTHS for copy in range(COPIES)]
+    room = asking.room(client)
+
+    def one(case: tuple[int, int]) -> SkillAnswer:
+        length, copy = case
+        begin, word = f"Note {copy + 1}: the pass word of the north gate is", WORDS[copy]
+        filler = asking.tokens_of(client, "m", FILLER)
+        head, tail = asking.tokens_of(client, "m", f"{begin} {word}.\n"), asking.tokens_of(client, "m", begin)
+        prompt = head + (filler * (length // len(filler) + 1))[: length - len(tail)] + tail
+        body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+        name, skill = f"{length:,} tokens, {word}", f"{skills.NEEDLES}, {length:,} tokens"
+        try:
+            text = str(only_choice(json_of(client.post("/v1/completions", body))).get("text"))
+        except (Wrong, Fault) as fault:
+            return SkillAnswer(skill, name, False, str(fault)[:200])
+        return SkillAnswer(skill, name, text.strip().startswith(word), "" if word in text else repr(text[:60]))
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        found = list(threads.map(one, [case for case in cases if case[0] + 100 < room]))
+    for case in shape_only().recall(1000):  # by chat, as the smoke test asks
+        found += recalled(client, case)
+    say(f"needles: {sum(one.right for one in found)} of {len(found)}")
+    return found
+
+
+def recalled(client: Client, case: Case) -> list[SkillAnswer]:
+    subject = subject_at(client)
+    short = dataclasses.replace(case, request=case.request | {"max_tokens": SHORT // 2})
+    try:
+        content = str(subject.chat(short).content)
+    except (Wrong, Fault) as fault:
+        content = f"({fault})"
+    return [SkillAnswer(f"{skills.NEEDLES}, by chat", word, word in content, content[:60]) for word in case.holds]
+
+
+def speed(client: Client) -> float:
+    """Tokens a second of one stream, while others use the GPU, too."""
+    body = {"model": "m", "temperature": 0, "ignore_eos": True, **said("Count from one to two hundred, please.")}
+    begin = time.monotonic()
+    client.post("/v1/chat/completions", body | {"max_tokens": 1})
+    middle = time.monotonic()
+    client.post("/v1/chat/completions", body | {"max_tokens": 129})
+    return round(128 / max(time.monotonic() - middle - (middle - begin), 1e-3), 1)
+
+
+def scraped_of(client: Client) -> str:
+    return client.get("/metrics").body.decode(errors="replace")
+
+
+def first_words(client: Client) -> str:
+    body = {"model": "m", "prompt": "The build of a node", "max_tokens": 24, "temperature": 0}
+    return str(only_choice(json_of(client.post("/v1/completions", body))).get("text"))
+
+
+def proved(client: Client, what: str, folder: Path, say: Say) -> tuple[dict[str, Any], run.Proof]:
+    met = meet(client)
+    warm = run.begun(met, 2, (4, 2), say)  # kernels are compiled at their first use, and a cold pass's time is used
+    warm.timed(passes.COLD, warm.read_cold)
+    steps = passes.company(warm.prompts, warm.salt)
+    warm.timed(passes.COMPANY, lambda seen: warm.send_all(passes.COMPANY, steps, seen))
+    proof = run.begun(met, 1, (4, 3), say)
+    with mock.patch.object(run, "FILL_SECONDS", FILLING):
+        proof.run(folder, resume=False)
+    return to_json(verdict.concluded(proof, folder, what)), proof
+
+
+def switch(folder: Path, name: str) -> None:
+    """Once the engine says that it is so. "" mends it. Wrong where it cannot."""
+    wanted = f"{name} {time.monotonic_ns()}"
+    (folder / "sabotage.new").write_text(wanted)
+    os.replace(folder / "sabotage.new", folder / "sabotage")
+    until, done = time.monotonic() + SWITCHED, folder / "done-engine"
+    while not (said := done.read_text() if done.exists() else "").startswith(wanted):
+        if time.monotonic() > until:
+            raise Wrong(f"the engine did not do {wanted!r}: {said}")
+        time.sleep(0.05)
+    if said != wanted:
+        raise Wrong(said[-400:])
+
+
+@contextlib.contextmanager
+def crossing() -> Iterator[None]:
+    once, shape = passes.warm, {"EDGES": CROSSING, "STEP": 1.0}
+    twice = mock.patch.object(passes, "warm", lambda *args: 2 * once(*args))
+    with mock.patch.dict(vars(sessions), shape), twice:
+        yield
+
+
+def crossed(client: Client, what: str, folder: Path, say: Say) -> dict[str, Any]:
+    """Turns that end just before a block does, so that decoding fills it; and each asked again from the cache."""
+    with crossing():
+        proof = run.begun(meet(client), 3, (6, 3), say)
+        proof.done = {one.name: run.Seen(hits=0) for one in (passes.RESUMED, passes.EVICTED)}  # asked before
+        proof.run(folder, resume=False)
+        return to_json(verdict.concluded(proof, folder, f"{what}, crossing"))
+
+
+def faults(proof: run.Proof) -> list[str]:
+    return [name for name, one in FAULTS.items() if one is not passes.READ or proof.drafts[0]]
+
+
+def planted(proof: run.Proof, fault: str, folder: Path, sabotage: Path) -> dict[str, Any]:
+    """The pass that should find it, asked again with the fault. What a fault cannot change is not asked again."""
+    one = FAULTS[fault]
+    done = {name: seen for name, seen in proof.done.items() if name != one.name}
+    if one is passes.READ:  # what was decoded soundly would be compared
+        done = {name: run.Seen() for name in done if name != passes.COLD.name}
+    broken = dataclasses.replace(proof, done=done, prompts=[] if one is passes.READ else proof.prompts, sent={})
+    switch(sabotage, fault)
+    try:
+        with mock.patch.object(run, "FILL_SECONDS", FILLING):
+            broken.run(folder, resume=False)
+    finally:
+        switch(sabotage, "")
+    bounds = verdict.bounds(proof)  # of the sound server
+    far = [(key, distance, bounds.of(one, broken.turns[key], broken.done[one.name].preempted))
+           for key, distance in broken.distances(one)]  # fmt: skip
+    beyond = sum(distance > bound for _, distance, bound in far)
+    sound = [distance for _, distance in proof.distances(one)]  # of the same server, without the fault
+    odd = sum(distance > ODD * max(sound, default=0.0) for _, distance, _ in far)
+    return {"fault": fault, "way": one.name, "answers": beyond, "of": len(far), "found": beyond > 0,
+            "nats": max((distance for _, distance, _ in far), default=0.0), "bounds": sorted({b for *_, b in far}),
+            "sound": [round(distance, 4) for distance in sound], "odd": odd, "hits": broken.done[one.name].hits,
+            "drafted": broken.drafts[0], "accepted": broken.drafts[1],
+            "distances": [round(distance, 4) for _, distance, _ in far]}  # fmt: skip

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# assemble.sh SITE.TAR.XZ VENV OUT: the harness as it is carried, into OUT/call1 and OUT/call2. See README.md.
+set -euo pipefail
+site=$1 venv=$2 out=$3
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -r "$work"' EXIT
+mkdir -p "$work"/{once,extra,project/benchmarks,project/tests/support} "$out"/{call1,call2}
+cp "$root/benchmarks/stage_table/sitecustomize.py" "$work/once"
+cp -r "$venv"/lib/python3*/site-packages/{docker,uv} "$work/extra" # imported, not used
+cp -r "$root/src" "$work/project"
+cp -r "$root/benchmarks/ledger" "$work/project/benchmarks"
+cp -r "$root/tests/support/sabotage" "$work/project/tests/support"
+find "$work" -name __pycache__ -prune -exec rm -r {} +
+tar cJf "$out/call1/harness.tar.xz" -C "$work" once extra project
+cp "$out/call1/harness.tar.xz" "$out/call2"
+cp "$root"/benchmarks/ledger/call1.sh "$out/call1"
+cp "$root"/benchmarks/ledger/call2.sh "$out/call2"
+ln -f "$site" "$out/call1/site.tar.xz"
+du -sh "$out"/call*

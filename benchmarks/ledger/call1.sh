@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# On the GPU machine, in the folder that was carried: call1.sh [SECONDS]. Random weights: proofs, planted faults, and which
+# caches start. It unpacks vLLM to /tmp/site and fills /tmp/cache for call2.sh.
+set -u
+here=$(cd "$(dirname "$0")" && pwd) seconds=${1:-430}
+OUT=$(realpath "$OUT")
+export OUT PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+date -u
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+mkdir -p /tmp/site /tmp/carried /tmp/models /tmp/cache
+tar xJf "$here/site.tar.xz" -C /tmp/site
+tar xJf "$here/harness.tar.xz" -C /tmp/carried
+export PYTHONPATH=/tmp/carried/once:/tmp/site/site:/tmp/carried/project/src:/tmp/carried/extra
+cd /tmp/carried/project || exit
+ledger=benchmarks/ledger
+python3 -c 'import sys; from pathlib import Path; from sparkpin.fetch.tinymodel import generate_plain
+generate_plain(Path(sys.argv[1]), seed=7, positions=16384)' /tmp/scripted
+python3 $ledger/random_shape.py /tmp/scripted /tmp/models/random
+date -u
+timeout -s KILL $((seconds + 40)) python3 $ledger/ledger.py "$OUT" --call 1 --seconds "$seconds" --at-once 14
+date -u
+ls -l "$OUT"

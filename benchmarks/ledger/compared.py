@@ -1,0 +1,38 @@
+"""What each setup has lost: figures from the rows that were kept, against `bf16` and against the setup before it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from sparkpin.measure.quality import asking, compare, measured
+from sparkpin.measure.quality.measured import QualityMeasured
+
+REFERENCE = "bf16"
+
+
+def all_of(rows: Path, setups: Mapping[str, Any]) -> list[dict[str, Any]]:
+    known = {folder.name: found for folder in sorted(rows.iterdir()) if (found := measured.known(folder))}
+    pairs = [(name, other) for name in known for other in dict.fromkeys((REFERENCE, setups[name].against))]
+    return [pair(known, name, other) for name, other in pairs if other in known and other != name]
+
+
+def pair(known: Mapping[str, QualityMeasured], name: str, other: str) -> dict[str, Any]:
+    try:
+        texts = compare.texts(known[other], known[name], asking.TOP)
+        skills = compare.skills(known[other], known[name])
+    except Exception as error:
+        return {"name": name, "against": other, "error": f"{type(error).__name__}: {error}"[:400]}
+    return dict(to_jsonable_python({"name": name, "against": other, "texts": texts, "skills": skills}))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    from setups import BY_NAME
+
+    print(json.dumps(all_of(Path(sys.argv[1]), BY_NAME)))

@@ -1,0 +1,137 @@
+"""A Qwen3.5-MoE of the trained model's shape with random weights: each token depends on all before it. Made in seconds.
+
+The embedding carries a code of one next token, which the LM head knows, so that some of the MTP layer's drafts are
+right; the layers drown it often enough that others are not. numpy only.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BODY = "model.language_model."
+GAIN = 1.2  # what a layer's matrix does to the size of its input
+MIXING = 2.5  # the same of what attention and states give: what is far back must move an answer
+EXPERTS = 0.3  # of what experts give: rounding turns near ties of the router, and must move little
+SURE = 1.0  # of the embedding's code, against the layers' noise
+LOGITS = 1.2  # their standard deviation: what rounding does stays below what prove never tells
+REMEMBERS = -7.0  # dt_bias: states of linear attention last for hundreds of tokens
+
+CONFIG: dict[str, Any] = {
+    "hidden_size": 256, "num_hidden_layers": 8, "full_attention_interval": 4, "num_experts": 16,
+    "num_experts_per_tok": 4, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "head_dim": 256,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 16384,
+}  # fmt: skip
+"""Of `config.json` what the scripted model has otherwise."""
+
+
+def layer(c: dict[str, Any], prefix: str, *, full: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of matrices [out, in], and of vectors."""
+    hidden, dim = c["hidden_size"], c["head_dim"]
+    heads, shared = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
+    keys = c["linear_num_key_heads"] * c["linear_key_head_dim"]
+    values = c["linear_num_value_heads"] * c["linear_value_head_dim"]
+    yield f"{prefix}input_layernorm.weight", (hidden,)
+    yield f"{prefix}post_attention_layernorm.weight", (hidden,)
+    if full:
+        for name, rows in (("q", 2 * heads), ("k", shared), ("v", shared)):
+            yield f"{prefix}self_attn.{name}_proj.weight", (rows, hidden)
+        yield f"{prefix}self_attn.o_proj.weight", (hidden, heads)
+        yield f"{prefix}self_attn.q_norm.weight", (dim,)
+        yield f"{prefix}self_attn.k_norm.weight", (dim,)
+    else:
+        own, few = f"{prefix}linear_attn.", c["linear_num_value_heads"]
+        for name, rows in (("in_proj_qkv", 2 * keys + values), ("in_proj_z", values), ("in_proj_a", few),
+                           ("in_proj_b", few)):  # fmt: skip
+            yield f"{own}{name}.weight", (rows, hidden)
+        yield f"{own}out_proj.weight", (hidden, values)
+        yield f"{own}conv1d.weight", (2 * keys + values, 1, c["linear_conv_kernel_dim"])
+        yield f"{own}A_log", (few,)
+        yield f"{own}dt_bias", (few,)
+        yield f"{own}norm.weight", (c["linear_value_head_dim"],)
+    yield f"{prefix}mlp.gate.weight", (c["num_experts"], hidden)
+    yield f"{prefix}mlp.shared_expert_gate.weight", (1, hidden)
+    wide = [("shared_expert", c["shared_expert_intermediate_size"])]
+    for name, width in [*wide, *((f"experts.{e}", c["moe_intermediate_size"]) for e in range(c["num_experts"]))]:
+        yield f"{prefix}mlp.{name}.gate_proj.weight", (width, hidden)
+        yield f"{prefix}mlp.{name}.up_proj.weight", (width, hidden)
+        yield f"{prefix}mlp.{name}.down_proj.weight", (hidden, width)
+
+
+def shapes(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, every = c["hidden_size"], c["full_attention_interval"]
+    for number in range(c["num_hidden_layers"]):
+        yield from layer(c, f"{BODY}layers.{number}.", full=(number + 1) % every == 0)
+    yield from layer(c, "mtp.layers.0.", full=True)
+    for name in (f"{BODY}norm", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"):
+        yield f"{name}.weight", (hidden,)
+
+
+def values(name: str, shape: tuple[int, ...], chance: np.random.Generator) -> np.ndarray:
+    if name.endswith("A_log"):
+        return np.linspace(0.0, 1.5, shape[0])
+    if name.endswith("dt_bias"):
+        return np.full(shape, REMEMBERS)
+    if name.endswith("linear_attn.norm.weight"):
+        return np.ones(shape)
+    if len(shape) == 1:  # these norms multiply by 1 more
+        return np.full(shape, 1.0 if "q_norm" in name or "k_norm" in name else 0.0)
+    if len(shape) == 3:
+        return chance.standard_normal(shape) * 0.3
+    gain = (
+        MIXING if "o_proj" in name or "out_proj" in name else EXPERTS if "experts" in name and "down" in name else GAIN
+    )
+    return chance.standard_normal(shape) * gain / shape[1] ** 0.5
+
+
+def bf16(values: np.ndarray) -> bytes:
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+
+
+def write(path: Path, c: dict[str, Any], seed: int) -> None:
+    """A safetensors file with all of the model."""
+    chance, hidden, words = np.random.default_rng(seed), c["hidden_size"], c["vocab_size"]
+    codes = chance.standard_normal((words, hidden))
+    after = chance.permutation(words)
+    embedding = chance.standard_normal((words, hidden)) + SURE * codes[after]
+    fc = np.concatenate([np.eye(hidden), np.zeros((hidden, hidden))], 1) + chance.normal(0, 0.02, (hidden, 2 * hidden))
+    made = [(f"{BODY}embed_tokens.weight", embedding), ("lm_head.weight", codes * LOGITS / hidden**0.5),
+            ("mtp.fc.weight", fc)]  # fmt: skip
+    made += [(name, values(name, shape, chance)) for name, shape in shapes(c)]
+    header, parts, at = dict[str, Any](), list[bytes](), 0
+    for name, tensor in made:
+        wide = name.endswith(("A_log", "linear_attn.norm.weight"))
+        parts.append(tensor.astype("<f4").tobytes() if wide else bf16(tensor))
+        header[name] = {"dtype": "F32" if wide else "BF16", "shape": list(tensor.shape),
+                        "data_offsets": [at, at := at + len(parts[-1])]}  # fmt: skip
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))
+
+
+def main(like: Path, out: Path, seed: int = 1) -> None:
+    """like: a folder with a config.json, a tokenizer and a chat template of that model type."""
+    out.mkdir(parents=True, exist_ok=True)
+    for file in like.iterdir():
+        if file.is_file() and file.suffix != ".safetensors" and "index" not in file.name:
+            shutil.copy(file, out)
+    c = json.loads((like / "config.json").read_text()) | CONFIG
+    c["layer_types"] = [
+        "full_attention" if (i + 1) % c["full_attention_interval"] == 0 else "linear_attention"
+        for i in range(c["num_hidden_layers"])
+    ]
+    (out / "config.json").write_text(json.dumps(c, indent=1))
+    write(out / "model.safetensors", c, seed)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,136 @@
+"""The servers of both calls: what each one serves, with which flags. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+HYBRID, HEAD, CACHE, LIST = MODS = ("HYBRID_INT4_FP8", "INT8_LM_HEAD", "TURBOQUANT", "DRAFT_VOCABULARY")
+GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 3, 4, 6, 8, 16, 24, 48]}
+MTP = {"--speculative-config": json.dumps({"method": "mtp", "num_speculative_tokens": 2})}
+LISTED = {
+    "--speculative-config": json.dumps(
+        {"method": "mtp", "num_speculative_tokens": 2, "use_local_argmax_reduction": True}
+    ),
+    "--additional-config": json.dumps({"draft_vocabulary": {"first": 1024}}),
+}
+BLOCKS = {"--block-size": "256"}  # a multiple of 32, which the smallest one for BF16 may not be
+MATCH = {"--prefix-match-unit": "32"}
+CHUNKS = {"--max-num-batched-tokens": "512"}  # prompts have 512 tokens and more
+DENSE = {"--prefix-cache-retention-interval": "256"}  # states of all blocks stay, those that decoding wrote, too
+TRITON = {"--attention-backend": "TRITON_ATTN"}  # FlashAttention's FP8 kernels are not carried
+
+
+def kv(name: str) -> dict[str, str]:
+    return {"--kv-cache-dtype": name}
+
+
+TQ = kv("turboquant_4bit_nc")
+TQ_CHUNKS = {"--max-num-batched-tokens": "1280"}  # blocks have 640 tokens, and steps end at blocks
+
+
+@dataclass(frozen=True)
+class Setup:
+    """weights: a folder of the models'; mods: those that are on; job: what is done with it; against: the setup that
+    its figures are compared with, beside `bf16`; mib: of its KV cache."""
+
+    name: str
+    what: str
+    weights: str
+    mods: tuple[str, ...] = ()
+    flags: dict[str, str] = field(default_factory=dict)
+    job: str = "ledger"
+    against: str = "bf16"
+    mib: int = 1024
+
+    @property
+    def crosses(self) -> bool:
+        """Whether drafts are refused while a block is filled, so that turns must end just before a block does."""
+        return self.job == "prove" and "--speculative-config" in self.flags
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {f"SPARKPIN_MOD_{mod}": str(int(mod in self.mods)) for mod in MODS}
+
+
+Mods = tuple[str, ...]
+
+
+def prove(name: str, what: str, weights: str, mods: Mods, *flags: dict[str, str], job: str = "prove") -> Setup:
+    """A small cache, which is soon full."""
+    merged = {key: value for one in flags for key, value in one.items()}
+    return Setup(name, what, weights, mods, merged, job, mib=384)
+
+
+RANDOM = (
+    prove("r-control-mtp", "MTP-2, with planted faults", "random", (), MTP, job="control"),
+    prove("r-control", "with planted faults", "random", (), job="control"),
+    prove("r-mtp", "MTP-2", "random", (), MTP),
+    prove("r-tq-mtp", "4-bit K and V, MTP-2", "random", (CACHE,), MTP, TQ),
+    prove("r-mtp-match", "MTP-2, matches of 32", "random", (), MTP, BLOCKS, MATCH),
+    prove("r-mtp-dense", "MTP-2, states of all blocks are kept", "random", (), MTP, BLOCKS, DENSE),
+    prove("r-mtp-chunks", "MTP-2, steps of 512 tokens", "random", (), MTP, BLOCKS, CHUNKS),
+    prove("r-match-chunks", "matches of 32, steps of 512", "random", (), BLOCKS, MATCH, CHUNKS),
+    prove("r-tq", "4-bit K and V", "random", (CACHE,), TQ),
+    prove("r-tq-mtp-match-chunks", "4-bit K and V, MTP-2, matches of 32, steps of 1280", "random", (CACHE,), MTP, TQ,
+          MATCH, TQ_CHUNKS),
+    prove("r-plain", "none of these", "random", ()),
+)  # fmt: skip
+"""Each pair of features meets. The next call repeats the main ones with trained weights."""
+
+TRAINED = (
+    prove("t-control-mtp", "MTP-2, with planted faults", "bf16", (), MTP, job="control"),
+    prove("t-mtp", "BF16, MTP-2", "bf16", (), MTP),
+    prove("t-mtp-dense", "BF16, MTP-2, states of all blocks are kept", "bf16", (), MTP, BLOCKS, DENSE),
+    prove("t-v2-tq-mtp", "v2-tq: MTP-2, 4-bit K and V", "mtp", (HYBRID, HEAD, CACHE), MTP, TQ),
+    prove("t-v2-mtp-chunks", "v2: MTP-2, steps of 512", "mtp", (HYBRID, HEAD), MTP, BLOCKS, CHUNKS),
+    prove("t-v2-match", "v2 without MTP, matches of 32", "mtp", (HYBRID, HEAD), BLOCKS, MATCH),
+    prove("t-v2-tq-match-chunks", "v2-tq without MTP, matches of 32, steps of 1280", "mtp", (HYBRID, HEAD, CACHE), TQ,
+          MATCH, TQ_CHUNKS),
+    prove("t-tq-mtp-match", "BF16, MTP-2, 4-bit K and V, matches of 32", "bf16", (CACHE,), MTP, TQ, MATCH),
+)  # fmt: skip
+
+
+def cached(name: str, kind: str, what: str, *, ours: bool = False, flags: dict[str, str] | None = None) -> Setup:
+    return Setup(name, what, "bf16", (CACHE,) if ours else (), kv(kind) | (flags or {}))
+
+
+CACHES = (
+    cached("tq-4bit", "turboquant_4bit_nc", "K and V: our 4 bits", ours=True),
+    cached("tq-k8v4", "turboquant_k8v4", "K and V: our k8v4", ours=True),
+    cached("fp8-kv", "fp8", "K and V: FP8, Triton's attention", flags=TRITON),
+    cached("own-4bit", "turboquant_4bit_nc", "K and V: vLLM's turboquant_4bit_nc"),
+    cached("own-int4", "int4_per_token_head", "K and V: vLLM's int4_per_token_head", flags=TRITON),
+    Setup("triton", "Triton's attention, K and V in BF16", "bf16", (), TRITON),
+    cached("tq-3bit", "turboquant_3bit_nc", "K and V: our 3 bits", ours=True),
+    cached("tq-k3v4", "turboquant_k3v4_nc", "K and V: our k3v4", ours=True),
+    cached("own-k8v4", "turboquant_k8v4", "K and V: vLLM's turboquant_k8v4"),
+    cached("own-3bit", "turboquant_3bit_nc", "K and V: vLLM's turboquant_3bit_nc"),
+    cached("own-int8", "int8_per_token_head", "K and V: vLLM's int8_per_token_head", flags=TRITON),
+    cached("own-fp8", "fp8_per_token_head", "K and V: vLLM's fp8_per_token_head", flags=TRITON),
+    cached("nvfp4", "nvfp4", "K and V: nvfp4"),
+    cached("ultraquant", "ultraquant_4bit", "K and V: vLLM's ultraquant_4bit"),
+    cached("octave", "octave_k3v4", "K and V: vLLM's octave_k3v4"),
+)
+LEDGER = (
+    Setup("bf16", "as trained, K and V in BF16", "bf16"),
+    Setup("base", "INT4 weights", "base"),
+    Setup("hybrid", "+ shared experts in FP8", "mtp", (HYBRID,), against="base"),
+    Setup("v2", "+ LM head in INT8", "mtp", (HYBRID, HEAD), against="hybrid"),
+    Setup("mtp", "BF16 with its drafter, MTP-2", "bf16", (), MTP),
+    *CACHES[:5],
+    Setup("v2-mtp", "v2 with MTP-2, the drafter in BF16", "mtp", (HYBRID, HEAD), MTP, against="v2"),
+    Setup("v2-tq", "v2-tq: + 4-bit K and V, MTP-2", "mtp", (HYBRID, HEAD, CACHE), MTP | TQ, against="v2-mtp"),
+    Setup("head", "LM head in INT8 alone", "bf16", (HEAD,)),
+    Setup("v2-draft", "v2 with MTP-2, the drafter in FP8", "draft", (HYBRID, HEAD), MTP, against="v2-mtp"),
+    Setup("v2-list", "v2, drafts from 1,024 of 4,096 tokens", "mtp", (HYBRID, HEAD, LIST), LISTED, against="v2-mtp"),
+    Setup("again", "as trained, a second server: noise", "bf16"),
+    *CACHES[5:],
+)
+BOOTED = tuple(
+    Setup(f"b-{one.name}", one.what, "random", one.mods, one.flags, job="boot") for one in (*CACHES, LEDGER[0])
+)
+"""In the first call, with random weights: does it start, and what does it say if not. It fills Triton's cache, too."""
+
+CALLS = {"1": (*RANDOM, *BOOTED), "2": (*LEDGER[:10], *TRAINED, *LEDGER[10:])}
+BY_NAME = {setup.name: setup for setups in CALLS.values() for setup in setups}

@@ -1,0 +1,128 @@
+"""The ledger and the proofs as Markdown: `tell.py RESULTS...`, folders that ledger.py left. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HEADS, DIM, LAYERS = 2, 256, 2  # KV heads, and layers with full attention, of the trained model
+BYTES = {  # of K and V of a token, a layer and a head, as vLLM reserves them; scales are float32
+    "bfloat16": 4 * DIM, "fp8": 2 * DIM, "turboquant_k8v4": 388, "turboquant_4bit_nc": 262, "turboquant_k3v4_nc": 230,
+    "turboquant_3bit_nc": 198, "int4_per_token_head": 2 * (DIM // 2 + 4), "int8_per_token_head": 2 * (DIM + 4),
+    "fp8_per_token_head": 2 * (DIM + 4),
+}  # fmt: skip
+LEDGER = (
+    "change", "against", "KL, nats a token", "same first choice", "perplexity", "KL while decoding", "same words",
+    "needles", "drafts accepted", "bytes a token", "tokens that fit",
+)  # fmt: skip
+PROVED = ("server", "weights", "verdict", "furthest: warm, resumed, at once, evicted", "bound", "control", "noise",
+          "hits", "drafted, accepted", "block")  # fmt: skip
+
+FAULTS = ("server", "fault", "found by", "answers beyond", "beyond 3 x sound", "furthest, nats", "sound", "bounds")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines)
+
+
+def span(figure: dict[str, float], form: str) -> str:
+    return f"{figure['value']:{form}} [{figure['low']:{form}}, {figure['high']:{form}}]"
+
+
+def small(figure: dict[str, float]) -> str:
+    return span(figure, ".2g")
+
+
+def bytes_of(found: dict[str, Any]) -> str:
+    kind = found["flags"].get("--kv-cache-dtype", "bfloat16")
+    return f"{HEADS * LAYERS * BYTES[kind]:,}" if kind in BYTES else "?"
+
+
+def accepted(found: dict[str, Any]) -> str:
+    asked = found.get("asked", {})
+    by = ", ".join(f"{share:.0%}" for share in asked.get("by_position", ()))
+    return f"{asked['accepted'] / asked['drafted']:.1%} ({by})" if asked.get("drafted") else ""
+
+
+def row(found: dict[str, Any], figures: dict[str, Any]) -> tuple[str, ...]:
+    texts, skills = figures["texts"][0], {one["name"]: one for one in figures["skills"]}
+    perplexity = f"{texts['perplexity_reference']:.2f} -> {texts['perplexity']:.2f}: {span(texts['ratio'], '.4f')}"
+    needles = skills.get("needles")
+    return (
+        f"{found['what']} (`{found['name']}`)", f"`{figures['against']}`", small(texts["kl"]),
+        span(texts["top1"], ".1%"), perplexity, small(texts["continued_kl"]), span(texts["continued_same"], ".0%"),
+        f"{needles['reference']} -> {needles['release']} of {needles['asked']}" if needles else "",
+        accepted(found), bytes_of(found), f"{found['tokens']:,}" if found.get("tokens") else "",
+    )  # fmt: skip
+
+
+def lengths(figures: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Needles and tool calls, of all that were compared with bf16: right of those asked; bf16's own first."""
+    own = {one["name"]: {skill["name"]: skill for skill in one["skills"]} for one in figures
+           if "skills" in one and one["against"] == "bf16"}  # fmt: skip
+    names = list(dict.fromkeys(name for skills in own.values() for name in skills))
+    rows = []
+    for who, skills in [("bf16", next(iter(own.values()), {})), *own.items()]:
+        side = "reference" if who == "bf16" else "release"
+        rows.append(
+            (who, *(f"{skills[name][side]} of {skills[name]['asked']}" if name in skills else "" for name in names))
+        )
+    return ("server", *names), rows
+
+
+def proof(found: dict[str, Any], record: dict[str, Any], more: str = "") -> tuple[str, ...]:
+    passes = {one["name"]: one for one in record["passes"]}
+    warm = [passes[name] for name in ("warm", "resumed", "together", "evicted") if name in passes]
+    far = ", ".join(f"{max(one['distances'], default=0):.2g}" for one in warm)
+    bounds = sorted({bound for one in warm for bound in one["bounds"]})
+    drafted = f"{record['drafted']:,}, {record['accepted']:,}" if record["drafted"] else ""
+    return (
+        f"{found['what']}{more}", found["weights"], record["verdict"], far,
+        f"{bounds[0]:.2g} .. {bounds[-1]:.2g}" if bounds else "", f"{record['control'] or 0:.2g}",
+        f"{record['noise'] or 0:.2g}", f"{sum(one['hits'] or 0 for one in warm):,}", drafted, str(record["block"]),
+    )  # fmt: skip
+
+
+def planted(server: str, one: dict[str, Any]) -> tuple[str, ...]:
+    if "answers" not in one:
+        return (server, one["fault"], "", one.get("error") or one["skipped"], "", "", "", "")
+    sound, bounds = max(one["sound"], default=0), one["bounds"]
+    return (
+        server, one["fault"], one["way"], f"{one['answers']} of {one['of']}", str(one["odd"]), f"{one['nats']:.2g}",
+        f"{sound:.2g}", f"{bounds[0]:.2g} .. {bounds[-1]:.2g}" if bounds else "",
+    )  # fmt: skip
+
+
+def main(folders: list[Path]) -> None:
+    lines = [line for folder in folders for line in (folder / "results.jsonl").read_text().splitlines() if line]
+    results = {found["name"]: found for found in map(json.loads, lines)}
+    figures = [one for folder in folders for one in json.loads((folder / "figures.json").read_text())]
+    rows = [row(results[one["name"]], one) for one in figures if "texts" in one]
+    print(table(LEDGER, rows), "\n")
+    print(table(*lengths(figures)), "\n")
+    proofs = []
+    for found in results.values():
+        proofs += [proof(found, found["record"])] if "record" in found else []
+        proofs += [proof(found, found["crossing"], ", crossing")] if "crossing" in found else []
+    print(table(PROVED, proofs), "\n")
+    faults = [planted(found["name"], one) for found in results.values() for one in found.get("faults", ())]
+    print(table(FAULTS, faults), "\n")
+    refused = [
+        (found["name"], found["what"], (found.get("why") or found["error"])[:300])
+        for found in results.values() if "error" in found
+    ]  # fmt: skip
+    print(table(("server", "what", "its last error"), refused), "\n")
+    for found in results.values():
+        asked = found.get("asked") or {}
+        ready = f"{found['name']}: ready {found.get('ready_s')} s, done {found.get('done_s')} s"
+        print(f"- {ready}; block {found.get('block')}; {found.get('backends')};",
+              f"{asked.get('tokens_a_second', '')} tokens/s of one stream beside others;",
+              f"tool calls right: {asked.get('tool_calls', '')};",
+              f"mods: {', '.join(sorted({one['mod'] for one in found.get('mods', ()) if 'mod' in one}))}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main([Path(name) for name in sys.argv[1:]])
