@@ -98,6 +98,16 @@ def test_the_bound_is_not_moved_by_two_damaged_readings_of_twelve() -> None:
     assert judging.bound([0.1], 60) == math.inf
 
 
+def test_readings_alike_to_the_bit_among_others_make_no_endless_bound(tmp_path: Path) -> None:
+    """Distances of an H100: their logarithms alone give a bound of 48 nats, which hid planted faults of 3."""
+    floor = [0.0119, 0.0206, 0.0005, 0.0255, 0.0085, 0.0034, 0.0, 0.0259, 0.0, 0.0112, 0.0293, 0.0032]
+    control = [0.5, 0.31, 0.26, 0.5]
+    assert judging.bound(floor, 70) > 10 and not judging.is_unstable(floor, control)
+    assert judging.is_unstable([*floor, 0.3], control) and judging.is_unstable([], control)
+    found = proved(ToyEndpoint(noise=0.001), tmp_path)
+    assert found.least is not None and found.control is not None and found.least <= found.control
+
+
 def test_the_shortest_list_that_shows_it_is_found() -> None:
     asked = 0
 

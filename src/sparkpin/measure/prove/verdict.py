@@ -28,12 +28,16 @@ class Bounds:
     single token may be far off; begun_again: of an answer whose request was preempted, and read what it had decoded.
     """
 
-    noise: float | None  # median distance of two cold readings
+    floor: tuple[float, ...]  # distances of two cold readings
     first: float
     grown: float
     decoded: float
     begun_again: float
     control: tuple[float, ...]
+
+    @property
+    def noise(self) -> float | None:
+        return median(self.floor) if self.floor else None
 
     @property
     def moved(self) -> float:
@@ -50,16 +54,16 @@ class Bounds:
 
 
 def bounds(proof: Proof) -> Bounds:
-    floor = [distance for _, distance in proof.distances(passes.COMPANY)]
+    floor = tuple(distance for _, distance in proof.distances(passes.COMPANY))
     control = tuple(distance for _, distance in proof.distances(passes.CONTROL))
     tests = sum(len(proof.distances(one)) for one in passes.TRIED)
-    first = judging.bound(floor, tests)
-    read = [distance for _, distance in proof.distances(passes.READ)]
     moved = median(control) if control else 0.0
+    first = judging.bound(floor, tests)
+    if not judging.is_blind(control):
+        first = min(first, moved)
+    read = [distance for _, distance in proof.distances(passes.READ)]
     grown = max(first, median(read) if read else moved / judging.IN_CACHE)
-    return Bounds(
-        median(floor) if floor else None, first, grown, max(first, moved), max(grown, moved / judging.AGAIN), control
-    )
+    return Bounds(floor, first, grown, max(first, moved), max(grown, moved / judging.AGAIN), control)
 
 
 @dataclass(frozen=True)
@@ -105,11 +109,9 @@ def power() -> str:
 def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
     """Why nothing found would mean nothing; "" where it means something."""
     warm, cold = hits(proof)
-    if judging.is_unstable(found.first, found.control) and not judging.is_blind(found.control):
-        return (
-            f"not stable: cold readings differ so much that {found.first:.2g} nats may be rounding, and other text in "
-            f"the first third of a prompt does {found.moved:.2g}"
-        )
+    if not judging.is_blind(found.control) and judging.is_unstable(found.floor, found.control):
+        far = f"up to {max(found.floor):.2g} nats apart" if found.floor else "none"
+        return f"not stable: cold readings are {far}, and other text in the first third of a prompt does {found.moved:.2g}"
     if judging.is_blind(found.control):
         return (
             f"blind: this model does not use its context: other text in the first third of a prompt moves it by "
