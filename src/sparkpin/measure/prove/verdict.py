@@ -111,7 +111,8 @@ def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
     warm, cold = hits(proof)
     if not judging.is_blind(found.control) and judging.is_unstable(found.floor, found.control):
         far = f"up to {max(found.floor):.2g} nats apart" if found.floor else "none"
-        return f"not stable: cold readings are {far}, and other text in the first third of a prompt does {found.moved:.2g}"
+        other = f"other text in the first third of a prompt does {found.moved:.2g}"
+        return f"not stable: cold readings are {far}, and {other}"
     if judging.is_blind(found.control):
         return (
             f"blind: this model does not use its context: other text in the first third of a prompt moves it by "
