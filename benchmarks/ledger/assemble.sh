@@ -8,6 +8,9 @@ trap 'rm -r "$work"' EXIT
 mkdir -p "$work"/{once,extra,project/benchmarks,project/tests/support} "$out"/{call1,call2}
 cp "$root/benchmarks/stage_table/sitecustomize.py" "$work/once"
 cp -r "$venv"/lib/python3*/site-packages/{docker,uv} "$work/extra" # imported, not used
+"$venv/bin/uv" pip install -q --no-deps --target "$work/extra" --python-version 3.12 --python-platform x86_64-manylinux_2_35 \
+    mistral-common==1.13.1 pycountry==26.2.16 # what vLLM's parsers of tool calls import
+rm -r "$work"/extra/mistral_common/data "$work"/extra/pycountry/locales
 cp -r "$root/src" "$work/project"
 cp -r "$root/benchmarks/ledger" "$work/project/benchmarks"
 cp -r "$root/tests/support/sabotage" "$work/project/tests/support"

@@ -132,5 +132,17 @@ BOOTED = tuple(
 )
 """In the first call, with random weights: does it start, and what does it say if not. It fills Triton's cache, too."""
 
-CALLS = {"1": (*RANDOM, *BOOTED), "2": (*LEDGER[:10], *TRAINED, *LEDGER[10:])}
+UNITS = (
+    prove("x-control-mtp", "MTP-2, with planted faults", "random", (), MTP, job="control"),
+    prove("x-whole", "blocks of 256", "random", (), BLOCKS),
+    prove("x-32", "matches of 32", "random", (), BLOCKS, MATCH),
+    prove("x-64", "matches of 64", "random", (), BLOCKS, {"--prefix-match-unit": "64"}),
+    prove("x-128", "matches of 128", "random", (), BLOCKS, {"--prefix-match-unit": "128"}),
+    prove("x-mtp-64", "MTP-2, matches of 64", "random", (), BLOCKS, MTP, {"--prefix-match-unit": "64"}),
+    prove("x-mtp-32", "MTP-2, matches of 32", "random", (), BLOCKS, MTP, MATCH),
+    prove("x-mtp", "MTP-2, blocks of 256", "random", (), BLOCKS, MTP),
+)
+"""What of it is wrong: a hit inside a block. 229 s in all, with cold caches."""
+
+CALLS = {"1": (*RANDOM, *BOOTED), "3": UNITS, "2": (*LEDGER[:10], *TRAINED, *LEDGER[10:])}
 BY_NAME = {setup.name: setup for setups in CALLS.values() for setup in setups}
