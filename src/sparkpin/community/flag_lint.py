@@ -45,9 +45,13 @@ class PlannedServer:
         return [(name, flag) for name, flag in found if name is not None]
 
     def value(self, name: str) -> str | None:
-        """The last one given counts; "" for a bare flag, None for one that is absent or negated."""
-        found = [flag for known, flag in self.flags if known == name]
-        if not found or found[-1].words[0].startswith("--no-"):
+        """The last one given counts; "" for a bare flag, None for one that is absent or negated.
+
+        name: `--no-X` is there where X is negated.
+        """
+        no = name.startswith("--no-")
+        found = [flag for known, flag in self.flags if known == (f"--{name[5:]}" if no else name)]
+        if not found or found[-1].words[0].startswith("--no-") != no:
             return None
         return found[-1].value or ""
 

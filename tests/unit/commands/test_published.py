@@ -44,11 +44,11 @@ def test_four_tasks_look_ahead_and_say_so(copy: CheckoutHere) -> None:
     assert any("guessed" in note for note in plan["notes"])
     speed = json.loads(copy.done("roofline", *LARGE, "--stage", "v2", "--published", "--json"))
     assert speed["published"] is True and speed["drafted"] == 2
-    rendered = copy.done("render", *LARGE, "--published")
+    rendered = copy.done("render", *LARGE, "--stage", "hybrid", "--published")
     assert "FROM sparkpin/stack-spark:base-" in rendered and "0" * 64 in rendered and "placeholder" in rendered
     checkpoint = copy.done("checkpoint", "--model", MODEL, "--stage", "hybrid", "--dry-run", "--published")
     assert "144 replaced, 144 added" in checkpoint and "408 tensors" in checkpoint and "guessed" in checkpoint
-    of_recipe = copy.done("checkpoint", *LARGE, "--dry-run", "--published")
+    of_recipe = copy.done("checkpoint", *LARGE, "--stage", "hybrid", "--dry-run", "--published")
     assert checkpoint.splitlines()[0] == of_recipe.splitlines()[0]
     assert not (copy.folder / f"pins/models/{MODEL}.lock").exists() and not copy.home.exists()
 
@@ -146,7 +146,7 @@ def test_the_line_that_says_yes_has_all_that_was_typed(
     monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(InputError) as caught:
         up.agree(plan, ModelNeeds((), 1, 0), yes=False, typed=["--stack spark", "--serve"])
-    assert caught.value.next_step == f"invoke up {' '.join(LARGE)} --stage hybrid --stack spark --serve --yes"
+    assert caught.value.next_step == f"invoke up {' '.join(LARGE)} --stage v2 --stack spark --serve --yes"
 
 
 def test_doctor_lists_what_a_recipe_needs(copy: CheckoutHere) -> None:

@@ -101,15 +101,26 @@ def test_words_of_the_command(tmp_path: Path, flags: str, stack: str, wanted: st
 def test_what_breaks_with_models_of_linear_attention(tmp_path: Path) -> None:
     mtp = """--enable-prefix-caching --speculative-config '{{"method": "qwen3_5_mtp", "num_speculative_tokens": 3}}'"""
     (line,) = served(tmp_path, mtp, model="Intel/Qwen3.5-122B-A10B-int4-AutoRound")
-    assert line.startswith("warning: command: --enable-prefix-caching: together with MTP") and "#53912" in line
+    assert line.startswith("note: command: --speculative-config.method qwen3_5_mtp: together with MTP")
+    assert "invoke prove" in line
     assert served(tmp_path, mtp, model="meta/Llama-4") == []
+    (line, *_) = served(tmp_path, mtp, "spark-seed", model="Qwen/Qwen3.5-1B")
+    assert line.startswith("warning: command: --enable-prefix-caching: together with MTP") and "#53912" in line
+    off = mtp.replace("--enable", "--no-enable")
+    assert served(tmp_path, off, model="Qwen/Qwen3.5-1B") == []
+    (line,) = served(tmp_path, "--prefix-match-unit 32", model="Qwen/Qwen3.5-1B")
+    assert line.startswith("warning: command: --prefix-match-unit 32: a hit that ends inside a block")
+    assert served(tmp_path, "--prefix-match-unit 32 --no-enable-prefix-caching", model="Qwen/Qwen3.5-1B") == []
+    lines = served(tmp_path, off + " --enable-prefix-caching", model="Qwen/Qwen3.5-1B")
+    assert any("together with MTP" in line for line in lines), "the last one counts"
     parts = "--enable-prefix-caching --speculative-config.method mtp --speculative-config.num_speculative_tokens 1"
     (line,) = served(tmp_path, parts, model="Qwen/Qwen3.6-1B")
     assert "together with MTP" in line
     tools = mtp.removeprefix("--enable-prefix-caching ") + " --enable-auto-tool-choice --tool-call-parser qwen3_coder"
     (line,) = served(tmp_path, tools, "spark-seed", model="Qwen/Qwen3.5-1B")
     assert "parts of tool calls are lost" in line and "0.24" in line
-    assert served(tmp_path, tools, model="Qwen/Qwen3.5-1B") == []
+    (line,) = served(tmp_path, tools, model="Qwen/Qwen3.5-1B")
+    assert line.startswith("note:") and "together with MTP" in line, "where it is on by default"
 
 
 def test_a_cache_type_depends_on_the_mod_of_the_stage(tmp_path: Path) -> None:
@@ -128,7 +139,7 @@ def test_a_cache_type_depends_on_the_mod_of_the_stage(tmp_path: Path) -> None:
     ("recipe_name", "stage", "flags", "wanted"),
     [
         ("qwen3.5-122b", "v2-tq", "--kv-cache-dtype turboquant_4bit_nc", ["together with MTP"]),
-        ("qwen3.5-122b", "v2", "--kv-cache-dtype turboquant_4bit_nc", ["together with MTP", "no mod turboquant"]),
+        ("qwen3.5-122b", "v2", "--kv-cache-dtype turboquant_4bit_nc", ["no mod turboquant", "together with MTP"]),
         ("scripted-tiny", "v2", "--kv-cache-dtype turboquant_4bit_nc", ["the image of stage v2 has no mod turboquant"]),
         ("scripted-tiny", "v2-tq", "--kv-cache-dtype turboquant35", ["saw 'turboquant35', wanted turboquant_4bit_nc"]),
         ("scripted-tiny", "v9", "", ["unknown stage 'v9'"]),
