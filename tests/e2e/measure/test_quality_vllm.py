@@ -56,8 +56,8 @@ def test_a_damaged_stage_is_measured_and_not_promoted(copy: tuple[Checkout, str]
     assert (told["role"], told["quick"], told["vllm_release"]) == ("parent", True, "0.32.0")
     every = told["texts"][0]
     assert every["texts"] == 8 and every["tokens"] == 8 * 271
-    assert every["kl"]["low"] > 0.02 and every["top1"]["high"] < 0.95
-    assert {judged["name"]: judged["kept"] for judged in told["judged"]}["kl"] == "more"
+    refused = {judged["name"] for judged in told["judged"] if judged["kept"] == "more"}
+    assert refused >= {"kl", "continued_kl", "top1"}, told["judged"]
 
     # All of it is known now: no server is started, so the measurement is the same to the last digit.
     again = made.invoke("quality", "--recipe", name, "--quick", "--json")
@@ -67,8 +67,8 @@ def test_a_damaged_stage_is_measured_and_not_promoted(copy: tuple[Checkout, str]
     release = made.release(recipe=name, stage="hybrid")["tag"]
     paths = Paths(made.folder, made.home, made.home)
     Releases(paths).smoked(release, {"passed": True, "seconds": 1.0, "checks": []})  # it would pass, and a server costs
-    refused = made.invoke("promote", release)
-    assert refused.returncode == 15 and "kl: MORE" in refused.stderr and "--accept-loss" in refused.stderr
+    answer = made.invoke("promote", release)
+    assert answer.returncode == 15 and "kl: MORE" in answer.stderr and "--accept-loss" in answer.stderr
     assert made.release(recipe=name, stage="hybrid")["state"] == "passed"
     assert "accepted: kl: MORE" in made.done("promote", release, "--accept-loss", "a test")
     assert made.release(recipe=name, stage="hybrid")["state"] == "current"

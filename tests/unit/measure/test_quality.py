@@ -334,6 +334,59 @@ def test_limits_of_which_nothing_was_measured_are_shown(paths: Paths, capsys: py
         assert (row["newest"], row["releases"], row["verdict"]) == (None, 0, None)
 
 
+def table(first: str) -> list[list[str]]:
+    """The rows of docs/quality.md's table whose first title is that."""
+    page = (PROJECT / "docs/quality.md").read_text(encoding="utf-8")
+    lines = page.partition(f"| {first} |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def in_the_table(row: list[str]) -> Texts:
+    """A measured row's figures. First choices stand there as the share that differs, in per cent."""
+    kl, differ, ratio, continued = ([float(one) for one in re.findall(r"[\d.]+", cell)] for cell in row[1:])
+    same = [1 - one / 100 for one in (differ[0], *reversed(differ[1:]))]
+    found = [
+        Figure(**dict(zip(("value", "low", "high"), each * 3, strict=False))) for each in (kl, same, ratio, continued)
+    ]  # without an interval all three are the value
+    return dataclasses.replace(figures(), kl=found[0], top1=found[1], ratio=found[2], continued_kl=found[3])
+
+
+def lost(texts: Texts) -> list[float]:
+    """The worse end of each interval, as a distance from no loss."""
+    return [texts.kl.high, texts.continued_kl.high, texts.ratio.high - 1, 1 - texts.top1.low]
+
+
+def test_limits_of_stages_follow_from_the_figures_by_the_rule_that_is_written_down() -> None:
+    seen = {row[0].split(",")[0]: in_the_table(row) for row in table("measured of sound models")}
+    kernel = next(texts for name, texts in seen.items() if name.startswith("another attention kernel"))
+    head = {name: seen[name] for name in ("v2 against hybrid", "head against base")}
+    sound = {  # the first stage of a row -> of which its limits come
+        "mtp": [seen["v2 with two drafts against v2 without"], seen["the same server a second time"]],
+        "v2": list(head.values()),
+        "hybrid": [seen["hybrid against base"]],
+        "v2-tq": [seen["v2-tq against v2"]],
+    }
+    written: dict[str, Quality] = {}
+    for stages, _, limits_told, _ in table("stage"):
+        told = {name: float(value) for name, value in re.findall(r"(kl|decoding|top1|ratio) ([\d.]+)", limits_told)}
+        for name in stages.split(", "):
+            written[name] = own = manifests.load_stage(PROJECT, name).quality
+            limits_set = [own.kl, own.continued_kl, own.perplexity, own.top1]
+            assert limits_set == [told[one] for one in ("kl", "decoding", "ratio", "top1")], name
+            rows = [*sound[stages.split(", ")[0]], kernel]
+            for texts in rows:
+                assert {one.kept for one in quality_allowance.judge(texts, (), own)} == {"within"}, name
+            ends = [max(column) for column in zip(*map(lost, rows), strict=True)]
+            *times, choices = (
+                room / end for room, end in zip([*limits_set[:2], own.perplexity - 1, 1 - own.top1], ends, strict=True)
+            )
+            assert all(3 < one < 5 for one in times) and 1.25 < choices <= 1.5, (name, times, choices)
+    files = (path.stem for path in (PROJECT / "stages").glob("*.yaml"))
+    assert written.keys() == {name for name in files if manifests.load_stage(PROJECT, name).quality != Quality()}
+    (judged,) = quality_allowance.judge(head["head against base"], (), Quality(top1=0.97))  # the limit before
+    assert judged.kept == "unclear"
+
+
 def test_what_could_not_be_measured_is_no_limit_kept() -> None:
     allowed = Quality(kl=0.03, continued_kl=0.03, needles=0.1)
     lines = quality_allowance.judge(dataclasses.replace(figures(), continued=0), (), allowed)
