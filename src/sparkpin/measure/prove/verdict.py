@@ -102,7 +102,7 @@ def hits(proof: Proof) -> tuple[int | None, int | None]:
 def power() -> str:
     told = json.loads(POWER.read_text(encoding="utf-8"))
     found = [one["found"] for one in told["faults"].values()]
-    where = f"planted into vLLM {told['vllm']} with random weights on a CPU"
+    where = f"planted into vLLM {told['vllm']} with {told['model']} on a CPU"
     return f"this finds {sum(found)} of {len(found)} faults {where}"
 
 
@@ -111,7 +111,9 @@ def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
     warm, cold = hits(proof)
     if not judging.is_blind(found.control) and judging.is_unstable(found.floor, found.control):
         far = f"up to {max(found.floor):.2g} nats apart" if found.floor else "none"
-        return f"not stable: cold readings are {far}, and other text in the first third of a prompt does {found.moved:.2g}"
+        return (
+            f"not stable: cold readings are {far}, and other text in the first third of a prompt does {found.moved:.2g}"
+        )
     if judging.is_blind(found.control):
         return (
             f"blind: this model does not use its context: other text in the first third of a prompt moves it by "
