@@ -13,19 +13,12 @@ from sparkpin.fetch.tinymodel import network, repositories, weights
 from sparkpin.fetch.tinymodel.weights import Weights, to_fp8
 
 NOISE = 10  # weights of up to 0.25: the layers drown what the embedding says
-REMEMBERS = -7.0  # dt_bias: states of linear attention last for hundreds of tokens
 
 
 def doubled(weights: Weights) -> tuple[bytes, bytes]:
     """FP8 with scales twice as large: BF16's exponent begins at bit 7."""
     codes, scales = to_fp8(weights)
     return codes, array.array("H", (word + 0x80 for word in array.array("H", scales))).tobytes()
-
-
-def plain(folder: Path, *, positions: int) -> None:
-    """A checkpoint in BF16 whose next token depends on keys, values and states of all that came before it."""
-    with mock.patch.multiple(network, _NOISE=NOISE, _FORGETS=REMEMBERS):
-        repositories.generate_plain(folder, seed=11, positions=positions)
 
 
 def add(project: Path, folder: Path, name: str, *, stage: str, length: int = 1024, damaged: bool = False) -> None:

@@ -1,6 +1,6 @@
 """`invoke prove` at real servers: it finds nothing in sound ones, and each fault that is planted into vLLM.
 
-A model with random weights whose every token depends on all before it: that of the scripted one does not. What a fault
+The trained model in BF16: each of its tokens depends on all before it, those of the scripted one do not. What a fault
 cannot change (cold prompts, and those of ways in which it is not looked for) is asked once, of the sound server.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import random_model
 from checkout import PROJECT
 from sabotaged import installed, switch
 
@@ -39,8 +39,9 @@ ROOM = 4096
 ASKED = ProveOptions(model="", key="", seed=1, sessions=4, turns=3, replay="", resume=False, as_json=True)
 CACHED = {"--enable-prefix-caching": None, "--block-size": "128", "--num-gpu-blocks-override": "64"}
 """Few blocks, so that they are soon used up; the size: see smoke/test_smoke_cached.py."""
+SHORTENED = "state-not-restored"
 FAULTS = {
-    "state-not-restored": passes.WARM,
+    SHORTENED: passes.WARM,
     "state-one-block-late": passes.WARM,
     "neighbours-block": passes.WARM,
     "hit-off-by-one": passes.WARM,
@@ -63,8 +64,7 @@ def serving(release: Release, flags: dict[str, str | None], folder: Path) -> Ite
     argv = list(drop_flags(release.argv, "--no-enable-prefix-caching") if "--block-size" in flags else release.argv)
     for name, value in {"--max-model-len": str(ROOM), "--max-num-seqs": "16", **flags}.items():
         argv = set_flag(argv, name, value)
-    model = folder / "model"
-    random_model.plain(model, positions=2 * ROOM)
+    model = shutil.copytree(PROJECT / "pins/models/trained-tiny", folder / "model", copy_function=shutil.copyfile)
     variant = installed(dataclasses.replace(release, argv=tuple(argv)), model)
     own = dataclasses.replace(Paths.from_env(PROJECT), home=folder / "home")  # its containers are no leftovers of ours
     engine = Engine.connect()
@@ -93,8 +93,9 @@ def sound(cached: Faulty, tmp_path_factory: pytest.TempPathFactory) -> Proof:
 
 def test_nothing_is_found_in_a_sound_server(sound: Proof, tmp_path: Path) -> None:
     found = verdict.concluded(sound, tmp_path, "sound")
+    print(found.line, *(f"{one.name} {[round(far, 3) for far in one.distances]}" for one in found.passes), sep="\n")
     assert found.verdict == "nothing found", found.line
-    assert found.control and found.least and found.control > 20 * found.least
+    assert found.control and found.least and found.control > 10 * found.least
     hits = {one.name: one.hits or 0 for one in found.passes}
     assert min(hits[one.name] for one in passes.TRIED if not one.cold) > 2000, hits
     assert max(hits[one.name] for one in passes.TRIED if one.cold) == 0, hits
@@ -113,19 +114,23 @@ def broken(sound: Proof, fault: str, one: Pass, folder: Path, cached: Faulty) ->
     return proof
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(fault: str, sound: Proof, cached: Faulty, tmp_path: Path) -> None:
-    one = FAULTS[fault]
-    try:
-        proof = broken(sound, fault, one, tmp_path, cached)
-    finally:
-        switch(cached.folder, "")
-    bounds = verdict.bounds(proof)
+def assert_found(fault: str, proof: Proof) -> None:
+    """Only the way in which it is looked for finds it, and not by chance: of the sound server, no answer is beyond."""
+    one, bounds = FAULTS[fault], verdict.bounds(proof)
     every = verdict.beyond(proof, bounds)
     print(fault, [round(far, 3) for _, far in proof.distances(one)], bounds)
     assert {each.one for each in every} == {one}
-    assert len(every) >= 3, "not by chance: of the sound server, none is. How far depends on the blocks that were free"
+    assert len(every) >= 3, "how far depends on the blocks that were free"
     assert power()[fault]["way"] == one.name
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != SHORTENED])
+def test_a_planted_fault_is_found(fault: str, sound: Proof, cached: Faulty, tmp_path: Path) -> None:
+    try:
+        proof = broken(sound, fault, FAULTS[fault], tmp_path, cached)
+    finally:
+        switch(cached.folder, "")
+    assert_found(fault, proof)
 
 
 def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
@@ -133,8 +138,10 @@ def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
 ) -> None:
     monkeypatch.setattr(shortest, "SECONDS", 600.0)  # a busy machine finds the shortest one, too
     try:
-        proof = broken(sound, "state-not-restored", passes.WARM, tmp_path, cached)
+        proof = broken(sound, SHORTENED, FAULTS[SHORTENED], tmp_path, cached)
+        assert_found(SHORTENED, proof)
         found = verdict.concluded(proof, tmp_path, "broken")
+        print(found.line)
         assert found.verdict == "found" and found.finding and found.finding.again, found.line
         assert found.finding.requests == 2
         (path,) = tmp_path.glob("*-session.jsonl")
@@ -150,6 +157,7 @@ def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
 def test_what_drafts_leave_in_the_state_is_found(
     stages: dict[str, Release], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """Three answers are read again. The fault reached two (1.6 and 2.4 nats, bound 0.69); the third was the same."""
     folder = tmp_path_factory.mktemp("drafted")
     with serving(stages["mtp"], {}, folder) as server:
         for fault in ("", DRAFTS):
@@ -164,6 +172,7 @@ def test_what_drafts_leave_in_the_state_is_found(
             print(fault, [round(far, 3) for _, far in proof.distances(passes.READ)], bounds, drafted, accepted)
             assert drafted > accepted, "some were refused"
             assert {each.one for each in every} == ({passes.READ} if fault else set())
+            assert len(every) >= 2 or not fault
 
 
 def test_the_power_that_is_told_is_of_these_faults() -> None:

@@ -276,7 +276,7 @@ def test_an_odd_list_of_models_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_line_says_of_the_cache_only_what_is_told(tmp_path: Path) -> None:
     untold = proved(ToyEndpoint(metrics=False, drafts=True), tmp_path)
     assert untold.verdict == "nothing found" and "nobody tells how many" in untold.line
-    assert "NOT IN USE" not in untold.line and "random weights on a CPU" in untold.line
+    assert "NOT IN USE" not in untold.line and "trained-tiny on a CPU" in untold.line
     unused = proved(ToyEndpoint(caches=False, drafts=True), tmp_path)
     assert unused.verdict == "nothing found" and "NOT IN USE" in unused.line
 

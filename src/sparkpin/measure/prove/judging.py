@@ -20,7 +20,7 @@ from sparkpin.measure.quality.distance import Rows, kl, until_they_part
 from sparkpin.measure.student_t import t_beyond
 
 ALARMS = 0.01  # of sound runs that may say that something was found
-LEAST = 0.03  # nats: smaller differences are never told. A trained model on a CPU reads hits 0.018 off, cold ones alike
+LEAST = 0.03  # nats: smaller differences are never told. For a trained model on a CPU it is too low: docs/prove.md
 ALIKE = 0.3  # at least so much do logarithms of distances differ
 SCALE = 1 / NormalDist().inv_cdf(0.75)  # of a median absolute deviation, to a standard deviation
 MOVED = 0.1  # nats: other text has to move the answers so much, or the model is blind to its context

@@ -102,7 +102,7 @@ def hits(proof: Proof) -> tuple[int | None, int | None]:
 def power() -> str:
     told = json.loads(POWER.read_text(encoding="utf-8"))
     found = [one["found"] for one in told["faults"].values()]
-    where = f"planted into vLLM {told['vllm']} with random weights on a CPU"
+    where = f"planted into vLLM {told['vllm']} with {told['model']} on a CPU"
     return f"this finds {sum(found)} of {len(found)} faults {where}"
 
 
