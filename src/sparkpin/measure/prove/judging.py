@@ -20,7 +20,8 @@ from sparkpin.measure.quality.distance import Rows, kl, until_they_part
 from sparkpin.measure.student_t import t_beyond
 
 ALARMS = 0.01  # of sound runs that may say that something was found
-LEAST = 0.03  # nats: smaller differences are never told. For a trained model on a CPU it is too low: docs/prove.md
+LEAST = 0.05  # nats: smaller differences are never told. A trained model on a CPU may be further off: docs/prove.md
+ALIKE_TO_THE_BIT = 0.003  # nats: stands for a smaller distance, which has no logarithm
 ALIKE = 0.3  # at least so much do logarithms of distances differ
 SCALE = 1 / NormalDist().inv_cdf(0.75)  # of a median absolute deviation, to a standard deviation
 MOVED = 0.1  # nats: other text has to move the answers so much, or the model is blind to its context
@@ -41,7 +42,7 @@ def bound(floor: Sequence[float], tests: int) -> float:
     `floor` may be damaged themselves."""
     if len(floor) < 2:
         return math.inf
-    logs = [math.log(max(value, LEAST / 10)) for value in floor]
+    logs = [math.log(max(value, ALIKE_TO_THE_BIT)) for value in floor]
     middle = median(logs)
     spread = max(ALIKE, SCALE * median(abs(value - middle) for value in logs))
     # The median of n is by sqrt(pi / 2) less sure than their mean.
