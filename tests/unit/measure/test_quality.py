@@ -374,8 +374,8 @@ def test_limits_of_stages_follow_from_the_figures_by_the_rule_that_is_written_do
             limits_set = [own.kl, own.continued_kl, own.perplexity, own.top1]
             assert limits_set == [told[one] for one in ("kl", "decoding", "ratio", "top1")], name
             rows = [*sound[stages.split(", ")[0]], kernel]
-            for texts in rows:
-                assert {one.kept for one in quality_allowance.judge(texts, (), own)} == {"within"}, name
+            for row in rows:
+                assert {one.kept for one in quality_allowance.judge(row, (), own)} == {"within"}, name
             ends = [max(column) for column in zip(*map(lost, rows), strict=True)]
             *times, choices = (
                 room / end for room, end in zip([*limits_set[:2], own.perplexity - 1, 1 - own.top1], ends, strict=True)
