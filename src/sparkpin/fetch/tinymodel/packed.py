@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sparkpin.checkpoint.from_gguf import SAFETENSORS, bf16
 from sparkpin.checkpoint.int8_quantiser import Floats, floats
-from sparkpin.checkpoint.safetensors import read_header
+from sparkpin.checkpoint.safetensors import parse_header
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
 from sparkpin.core.files import atomic_file
 from sparkpin.fetch.tinymodel.network import Plain, Tensors
@@ -139,7 +139,7 @@ def weights_of(path: Path, name: str, packed: PackedFolder) -> Tensors:
             f"pins/models/{name}.yaml, then: invoke lock --model {name}",
         )
     found: dict[str, Trained | Plain] = {}
-    for info in read_header(path).tensors.values():
+    for info in parse_header(data, file_size=len(data), origin=str(path)).tensors.values():
         part = data[info.begin : info.end]
         found[info.name] = Plain(info.dtype, info.shape, part)
         if LINEAR.search(info.name):

@@ -109,15 +109,15 @@ def power() -> str:
 def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
     """Why nothing found would mean nothing; "" where it means something."""
     warm, cold = hits(proof)
-    if not judging.is_blind(found.control) and judging.is_unstable(found.floor, found.control):
-        far = f"up to {max(found.floor):.2g} nats apart" if found.floor else "none"
-        other = f"other text in the first third of a prompt does {found.moved:.2g}"
-        return f"not stable: cold readings are {far}, and {other}"
     if judging.is_blind(found.control):
         return (
             f"blind: this model does not use its context: other text in the first third of a prompt moves it by "
             f"{found.moved:.2g} nats, wanted {judging.MOVED} at least"
         )
+    if judging.is_unstable(found.floor, found.control):
+        far = f"up to {max(found.floor):.2g} nats apart" if found.floor else "none"
+        other = f"other text in the first third of a prompt does {found.moved:.2g}"
+        return f"not stable: cold readings are {far}, and {other}"
     if warm is None:
         return "" if drafted else "the server does not say whether a prompt came from its cache"
     if cold:
