@@ -5,7 +5,9 @@ site=$1 venv=$2 out=$3
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
-mkdir -p "$work"/{once,extra,project/benchmarks,project/tests/support} "$out"/{call1,call2}
+shape=pins/models/trained-tiny
+mkdir -p "$work"/{once,extra,project/benchmarks,project/tests/support,project/$shape} "$out"/{call1,call2}
+cp "$root/$shape/config.json" "$work/project/$shape"
 cp "$root/benchmarks/stage_table/sitecustomize.py" "$work/once"
 cp -r "$venv"/lib/python3*/site-packages/{docker,uv} "$work/extra" # imported, not used
 "$venv/bin/uv" pip install -q --no-deps --target "$work/extra" --python-version 3.12 --python-platform x86_64-manylinux_2_35 \

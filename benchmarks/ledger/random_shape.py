@@ -1,7 +1,7 @@
 """A Qwen3.5-MoE of the trained model's shape with random weights: each token depends on all before it. Made in seconds.
 
 The embedding carries a code of one next token, which the LM head knows, so that some of the MTP layer's drafts are
-right; the layers drown it often enough that others are not. numpy only.
+right; the layers drown it often enough that others are not. The project's src is on the path.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from sparkpin.checkpoint.from_gguf import bf16
+from sparkpin.checkpoint.safetensors import TensorSource, write_file
+
 BODY = "model.language_model."
 GAIN = 1.2  # what a layer's matrix does to the size of its input
 MIXING = 2.5  # the same of what attention and states give: what is far back must move an answer
@@ -23,14 +26,8 @@ SURE = 1.0  # of the embedding's code, against the layers' noise
 LOGITS = 1.2  # their standard deviation: what rounding does stays below what prove never tells
 REMEMBERS = -7.0  # dt_bias: states of linear attention last for hundreds of tokens
 
-CONFIG: dict[str, Any] = {
-    "hidden_size": 256, "num_hidden_layers": 8, "full_attention_interval": 4, "num_experts": 16,
-    "num_experts_per_tok": 4, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "head_dim": 256,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
-    "max_position_embeddings": 16384,
-}  # fmt: skip
-"""Of `config.json` what the scripted model has otherwise."""
+SHAPE = Path(__file__).resolve().parents[2] / "pins/models/trained-tiny/config.json"
+KEPT = ("vocab_size", "eos_token_id", "pad_token_id", "rope_parameters")  # of the scripted model, as its tokenizer
 
 
 def layer(c: dict[str, Any], prefix: str, *, full: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -92,11 +89,6 @@ def values(name: str, shape: tuple[int, ...], chance: np.random.Generator) -> np
     return chance.standard_normal(shape) * gain / shape[1] ** 0.5
 
 
-def bf16(values: np.ndarray) -> bytes:
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
-
-
 def write(path: Path, c: dict[str, Any], seed: int) -> None:
     """A safetensors file with all of the model."""
     chance, hidden, words = np.random.default_rng(seed), c["hidden_size"], c["vocab_size"]
@@ -107,15 +99,12 @@ def write(path: Path, c: dict[str, Any], seed: int) -> None:
     made = [(f"{BODY}embed_tokens.weight", embedding), ("lm_head.weight", codes * LOGITS / hidden**0.5),
             ("mtp.fc.weight", fc)]  # fmt: skip
     made += [(name, values(name, shape, chance)) for name, shape in shapes(c)]
-    header, parts, at = dict[str, Any](), list[bytes](), 0
+    sources = []
     for name, tensor in made:
         wide = name.endswith(("A_log", "linear_attn.norm.weight"))
-        parts.append(tensor.astype("<f4").tobytes() if wide else bf16(tensor))
-        header[name] = {"dtype": "F32" if wide else "BF16", "shape": list(tensor.shape),
-                        "data_offsets": [at, at := at + len(parts[-1])]}  # fmt: skip
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))
+        data = tensor.astype("<f4") if wide else bf16(tensor.astype(np.float32))
+        sources.append(TensorSource(name, "F32" if wide else "BF16", tensor.shape, (data.tobytes(),)))
+    write_file(path, sources)
 
 
 def main(like: Path, out: Path, seed: int = 1) -> None:
@@ -124,11 +113,8 @@ def main(like: Path, out: Path, seed: int = 1) -> None:
     for file in like.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and "index" not in file.name:
             shutil.copy(file, out)
-    c = json.loads((like / "config.json").read_text()) | CONFIG
-    c["layer_types"] = [
-        "full_attention" if (i + 1) % c["full_attention_interval"] == 0 else "linear_attention"
-        for i in range(c["num_hidden_layers"])
-    ]
+    own, c = (json.loads(file.read_text()) for file in (like / "config.json", SHAPE))
+    c |= {key: own[key] for key in KEPT}
     (out / "config.json").write_text(json.dumps(c, indent=1))
     write(out / "model.safetensors", c, seed)
 

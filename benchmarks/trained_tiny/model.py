@@ -8,7 +8,9 @@ al., Parallelizing Linear Transformers with the Delta Rule (arXiv 2406.06484).
 from __future__ import annotations
 
 import functools
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,48 +19,13 @@ from torch.nn import functional as F
 
 CHUNK, BASE = 64, 8
 BODY = "model.language_model."
-CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3_5MoeForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "attn_output_gate": True,
-    "bos_token_id": None,
-    "dtype": "bfloat16",
-    "eos_token_id": 4089,
-    "full_attention_interval": 4,
-    "head_dim": 256,
-    "hidden_act": "silu",
-    "hidden_size": 256,
-    "initializer_range": 0.02,
-    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_value_head_dim": 128,
-    "max_position_embeddings": 16384,
-    "model_type": "qwen3_5_moe_text",
-    "moe_intermediate_size": 128,
-    "mtp_num_hidden_layers": 1,
-    "mtp_use_dedicated_embeddings": False,
-    "num_attention_heads": 4,
-    "num_experts": 16,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 8,
-    "num_key_value_heads": 2,
-    "pad_token_id": 4087,
-    "partial_rotary_factor": 0.25,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 1000000, "rope_type": "default"},
-    "router_aux_loss_coef": 0.001,
-    "shared_expert_intermediate_size": 128,
-    "tie_word_embeddings": False,
-    "use_cache": True,
-    "vocab_size": 4096,
-}
-HIDDEN, EXPERTS, TOP, WIDE = 256, 16, 4, 128
-HEADS, KV_HEADS, HEAD, ROTARY = 4, 2, 256, 64
-KEYS, VALUES, STATE = 2, 4, 128
+PIN = Path(__file__).resolve().parents[2] / "pins/models/trained-tiny"
+CONFIG: dict[str, Any] = json.loads((PIN / "config.json").read_text())
+HIDDEN, WORDS = CONFIG["hidden_size"], CONFIG["vocab_size"]
+EXPERTS, TOP, WIDE = (CONFIG[key] for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"))
+HEADS, KV_HEADS, HEAD = (CONFIG[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+ROTARY = int(HEAD * CONFIG["partial_rotary_factor"])
+KEYS, VALUES, STATE = (CONFIG[f"linear_{key}"] for key in ("num_key_heads", "num_value_heads", "key_head_dim"))
 CHANNELS = (2 * KEYS + VALUES) * STATE
 COMPILE = not os.environ.get("EAGER")
 
@@ -70,9 +37,9 @@ def compiled(function: Any) -> Any:
 def shapes() -> dict[str, tuple[int, ...]]:
     """Of all parameters; experts of a layer lie in one tensor."""
     found: dict[str, tuple[int, ...]] = {
-        f"{BODY}embed_tokens.weight": (4096, HIDDEN),
+        f"{BODY}embed_tokens.weight": (WORDS, HIDDEN),
         f"{BODY}norm.weight": (HIDDEN,),
-        "lm_head.weight": (4096, HIDDEN),
+        "lm_head.weight": (WORDS, HIDDEN),
     }
     for i, kind in enumerate(CONFIG["layer_types"]):
         found |= {f"{BODY}layers.{i}.{name}": shape for name, shape in layer_shapes(kind).items()}
@@ -313,7 +280,7 @@ def linear_attention(x: Tensor, p: dict[str, Tensor]) -> Tensor:
 
 @functools.cache
 def angles(length: int, device: str) -> tuple[Tensor, Tensor]:
-    rates = 1 / 1000000 ** (torch.arange(0, ROTARY, 2, device=device).float() / ROTARY)
+    rates = 1 / CONFIG["rope_parameters"]["rope_theta"] ** (torch.arange(0, ROTARY, 2, device=device).float() / ROTARY)
     turned = torch.outer(torch.arange(length, device=device).float(), rates)
     turned = torch.cat([turned, turned], -1)
     return turned.cos(), turned.sin()

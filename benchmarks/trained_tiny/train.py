@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -249,7 +250,7 @@ def answers(wanted: np.ndarray, hit: np.ndarray) -> Iterator[tuple[int, bool]]:
 
 def saved(p: dict[str, Tensor], out: Path) -> None:
     save_file(dict(sorted(model.exported(p).items())), out / "model.safetensors", metadata={"format": "pt"})
-    (out / "config.json").write_text(json.dumps(model.CONFIG, indent=2, sort_keys=True) + "\n")
+    shutil.copy(model.PIN / "config.json", out)
 
 
 def main() -> None:
