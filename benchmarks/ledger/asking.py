@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from sparkpin_sabotage import switch
 
 from sparkpin.core.terminal import Say
 from sparkpin.measure.prove import passes, run, sessions, verdict
@@ -141,20 +142,6 @@ def proved(client: Client, what: str, folder: Path, say: Say) -> tuple[dict[str,
     return to_json(verdict.concluded(proof, folder, what)), proof
 
 
-def switch(folder: Path, name: str) -> None:
-    """Once the engine says that it is so. "" mends it. Wrong where it cannot."""
-    wanted = f"{name} {time.monotonic_ns()}"
-    (folder / "sabotage.new").write_text(wanted)
-    os.replace(folder / "sabotage.new", folder / "sabotage")
-    until, done = time.monotonic() + SWITCHED, folder / "done-engine"
-    while not (said := done.read_text() if done.exists() else "").startswith(wanted):
-        if time.monotonic() > until:
-            raise Wrong(f"the engine did not do {wanted!r}: {said}")
-        time.sleep(0.05)
-    if said != wanted:
-        raise Wrong(said[-400:])
-
-
 @contextlib.contextmanager
 def crossing() -> Iterator[None]:
     once, shape = passes.warm, {"EDGES": CROSSING, "STEP": 1.0}
@@ -183,12 +170,12 @@ def planted(proof: run.Proof, fault: str, folder: Path, sabotage: Path) -> dict[
     if one is passes.READ:  # what was decoded soundly would be compared
         done = {name: run.Seen() for name in done if name != passes.COLD.name}
     broken = dataclasses.replace(proof, done=done, prompts=[] if one is passes.READ else proof.prompts, sent={})
-    switch(sabotage, fault)
+    switch(sabotage, fault, ("engine",), SWITCHED)
     try:
         with mock.patch.object(run, "FILL_SECONDS", FILLING):
             broken.run(folder, resume=False)
     finally:
-        switch(sabotage, "")
+        switch(sabotage, "", ("engine",), SWITCHED)
     bounds = verdict.bounds(proof)  # of the sound server
     far = [(key, distance, bounds.of(one, broken.turns[key], broken.done[one.name].preempted))
            for key, distance in broken.distances(one)]  # fmt: skip

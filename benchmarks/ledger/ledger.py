@@ -24,16 +24,17 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE)]
+PROJECT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(PROJECT / "tests/support/sabotage")]
 
 import asking  # noqa: E402
 import compared  # noqa: E402
 from setups import BY_NAME, CALLS, GRAPHS, Setup  # noqa: E402
+from sparkpin_sabotage import install  # noqa: E402
 
 from sparkpin.measure.quality import measured as kept  # noqa: E402
 from sparkpin.smoke.client import Client  # noqa: E402
 
-PROJECT = HERE.parents[1]
 WORK = Path("/tmp/ledger")
 CACHE = Path("/tmp/cache")
 COMMON = {
@@ -190,17 +191,6 @@ def save(found: dict[str, Any]) -> None:
     path.with_suffix(".new").replace(path)
 
 
-def plugin() -> None:
-    """vLLM's plugin that plants faults, as an installed distribution looks."""
-    folder = WORK / "plugin"
-    info = folder / "sparkpin_sabotage-0.dist-info"
-    info.mkdir(parents=True)
-    for file in (PROJECT / "tests/support/sabotage").glob("*.py"):
-        shutil.copy(file, folder)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sparkpin-sabotage\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nsabotage = sparkpin_sabotage:register\n")
-
-
 def flush(out: Path) -> None:
     lines = [path.read_text() for path in sorted((WORK / "done").glob("*.json"))]
     (out / "results.jsonl").write_text("\n".join(lines) + "\n")
@@ -279,7 +269,7 @@ def main() -> None:
     shutil.rmtree(WORK, ignore_errors=True)
     for name in ("logs", "pids", "done", "rows", "proofs", "sabotage"):
         (WORK / name).mkdir(parents=True)
-    plugin()
+    install(WORK / "plugin")
     try:
         run([BY_NAME[name] for name in given.names] or list(CALLS[given.call]), given, until)
     finally:

@@ -16,7 +16,7 @@ from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.run import subject_of
-from sparkpin.smoke.server import started
+from sparkpin.smoke.server import Server, started
 from sparkpin.smoke.subject import SmokeSubject
 
 
@@ -34,12 +34,19 @@ def stages(main_job: Releases) -> dict[str, Release]:
 
 
 @contextmanager
-def asked(own: Paths, release: Release, model: Path, drafted: int) -> Iterator[SmokeSubject]:
-    """What checks are asked of: a server of the release. own: with a home of the test's, so that its container is no
-    leftover of ours; drafted: tokens."""
+def ready(own: Paths, release: Release, model: Path, timeout: float = 1200) -> Iterator[tuple[Server, Client]]:
+    """A server of the release that answers. own: with a home of the test's, so that its container is no leftover of
+    ours; timeout: seconds of an answer."""
     with (
         started(own, Engine.connect(), release, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
-        Client.unix(server.socket, timeout=1200) as client,
+        Client.unix(server.socket, timeout=timeout) as client,
     ):
         server.wait_ready(client)
+        yield server, client
+
+
+@contextmanager
+def asked(own: Paths, release: Release, model: Path, drafted: int) -> Iterator[SmokeSubject]:
+    """What checks are asked of, of a `ready` server. drafted: tokens."""
+    with ready(own, release, model) as (server, client):
         yield subject_of(release, client, server, drafted)

@@ -17,23 +17,20 @@ from typing import Any
 
 import pytest
 from checkout import PROJECT
+from cpu_stages import ready
 from sabotaged import installed, switch
 
 from sparkpin.commands import prove as command
 from sparkpin.commands.prove import ProveOptions
 from sparkpin.core.errors import CorruptionError
 from sparkpin.core.paths import Paths
-from sparkpin.host.engine import Engine
 from sparkpin.measure.prove import passes, run, shortest, verdict
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.passes import Pass
 from sparkpin.measure.prove.run import Proof
 from sparkpin.pins.vllm_command import drop_flags, set_flag
-from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release
 from sparkpin.serve.socket_port import listening
-from sparkpin.smoke.client import Client
-from sparkpin.smoke.server import started
 
 ROOM = 4096
 ASKED = ProveOptions(model="", key="", seed=1, sessions=4, turns=3, replay="", resume=False, as_json=True)
@@ -67,14 +64,8 @@ def serving(release: Release, flags: dict[str, str | None], folder: Path) -> Ite
     model = shutil.copytree(PROJECT / "pins/models/trained-tiny", folder / "model", copy_function=shutil.copyfile)
     variant = installed(dataclasses.replace(release, argv=tuple(argv)), model)
     own = dataclasses.replace(Paths.from_env(PROJECT), home=folder / "home")  # its containers are no leftovers of ours
-    engine = Engine.connect()
-    with (
-        started(own, engine, variant, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
-        Client.unix(server.socket, timeout=600) as client,
-    ):
-        server.wait_ready(client)
-        with listening(server.socket) as port:
-            yield Faulty(meet(client), server.socket.parent, port)
+    with ready(own, variant, model, timeout=600) as (server, client), listening(server.socket) as port:
+        yield Faulty(meet(client), server.socket.parent, port)
 
 
 @pytest.fixture(scope="module")

@@ -85,6 +85,17 @@ def found_block(undo: Undo, change: Any) -> None:
     put(undo, BlockPool, "get_cached_block", get)
 
 
+def of_another_prompt(blocks: list[Any], group: int, pool: Any) -> None:
+    """The last of a hit's blocks becomes the first one that another prompt of that group has in the cache."""
+    own, ending = {block.block_id for block in blocks}, group.to_bytes(4, "big")
+    others = (
+        block for block in pool.blocks
+        if block.block_hash is not None and block.block_id not in own and not block.is_null
+        and block.block_hash[-4:] == ending
+    )  # fmt: skip
+    blocks[-1:] = [next(others, blocks[-1])] if blocks else []
+
+
 def neighbours_block(undo: Undo) -> None:
     """Of full attention's blocks, which are many, a hit gets one that another prompt wrote."""
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager as Manager
@@ -95,14 +106,7 @@ def neighbours_block(undo: Undo) -> None:
              **named: Any) -> Any:  # fmt: skip
         found, length = former(cls, block_hashes, max_length, kv_cache_group_ids, block_pool, *more, **named)
         for group, blocks in zip(kv_cache_group_ids, found, strict=True):
-            own = {block.block_id for block in blocks}
-            others = [
-                block for block in block_pool.blocks
-                if block.block_hash is not None and block.block_id not in own and not block.is_null
-                and block.block_hash[-4:] == group.to_bytes(4, "big")
-            ]  # fmt: skip
-            if blocks and others:
-                blocks[-1] = others[0]
+            of_another_prompt(blocks, group, block_pool)
         return found, length
 
     put(undo, Manager, "find_longest_cache_hit", classmethod(find))

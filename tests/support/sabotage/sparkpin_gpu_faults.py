@@ -9,6 +9,7 @@ import inspect
 from typing import Any
 
 from sparkpin_cache_faults import FAULTS as BEFORE
+from sparkpin_cache_faults import of_another_prompt
 from sparkpin_sabotage import Undo, put
 
 
@@ -108,17 +109,8 @@ def neighbours_block(undo: Undo) -> None:
         hit = former(self, block_hashes, max_cache_hit_length)
         for group, blocks in enumerate(hit[0]):
             manager = self.single_type_managers[group]
-            if not blocks or not isinstance(manager, FullAttentionManager):
-                continue
-            own, ending = {block.block_id for block in blocks}, group.to_bytes(4, "big")
-            blocks[-1] = next(
-                (
-                    block for block in manager.block_pool.blocks
-                    if block.block_hash is not None and block.block_id not in own and not block.is_null
-                    and block.block_hash[-4:] == ending
-                ),
-                blocks[-1],
-            )  # fmt: skip
+            if isinstance(manager, FullAttentionManager):
+                of_another_prompt(blocks, group, manager.block_pool)
         return hit
 
     put(undo, Coordinator, "find_longest_cache_hit", find)

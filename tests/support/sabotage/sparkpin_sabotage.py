@@ -1,4 +1,4 @@
-"""A plugin of vLLM 0.32 that breaks a running server in one way at a time, and mends it again. Runs in the image.
+"""A plugin of vLLM that breaks a running server in one way at a time, and mends it again. Runs beside vLLM.
 
 Each process of the server looks at FOLDER/sabotage: the name of what is to be broken, nothing for nothing. What it has
 done it says in FOLDER/done-api or done-engine. What must be a file or a flag of a release (a template, a parser, a
@@ -12,6 +12,7 @@ import gc
 import importlib
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 import traceback
@@ -23,6 +24,42 @@ FOLDER = Path(os.environ.get("SPARKPIN_SABOTAGE", "/run/sparkpin"))
 WINDOW = 600
 USED = 0.1  # standard deviation of a state that requests have left
 Undo = list[Callable[[], object]]
+
+
+INFO = {
+    "METADATA": "Metadata-Version: 2.1\nName: sparkpin-sabotage\nVersion: 0\n",
+    "entry_points.txt": "[vllm.general_plugins]\nsabotage = sparkpin_sabotage:register\n",
+}
+
+
+def install(folder: Path) -> None:
+    """This plugin in a new folder, as an installed distribution looks there."""
+    info = folder / "sparkpin_sabotage-0.dist-info"
+    info.mkdir(parents=True)
+    for file in Path(__file__).parent.glob("*.py"):
+        shutil.copy(file, folder)
+    for name, text in INFO.items():
+        (info / name).write_text(text)
+
+
+def switch(folder: Path, name: str, roles: tuple[str, ...] = ("api", "engine"), seconds: float = 300.0) -> None:
+    """Return once each process says that it is so; "" mends it. No answer to an earlier call is taken.
+
+    folder: FOLDER of the server; roles: of its processes; seconds: the engine looks for objects while it may be busy.
+    RuntimeError where one could not do it, or said nothing in time.
+    """
+    wanted = f"{name} {time.monotonic_ns()}"
+    new = folder / "sabotage.new"
+    new.write_text(wanted)
+    new.rename(folder / "sabotage")
+    until = time.monotonic() + seconds
+    for role in roles:
+        while not (said := text_of(folder / f"done-{role}")).startswith(wanted):
+            if time.monotonic() > until:
+                raise RuntimeError(f"{role} did not do {wanted!r}: {said}")
+            time.sleep(0.05)
+        if said != wanted:
+            raise RuntimeError(said)
 
 
 def register() -> None:
