@@ -115,7 +115,7 @@ def place_of(checked: nodes.Checked, machine: nodes.Machine, release: Release, c
 def require_not_served(engine: Engine, release: Release) -> None:
     """BusyError where a model is served on several machines, this one among them: torch's port is the same."""
     with engine_errors():
-        for server in engine.containers.list(filters={"label": linked.NODES_LABEL}):
+        for server in engine.containers.list(filters={"label": linked.NODES_LABEL}, ignore_removed=True):
             raise BusyError(
                 f"{server.name} is served on several machines, and {release.tag} wants the same ports of their link",
                 next_step=f"invoke stop --recipe {server.labels[LABEL]}, then invoke smoke {release.tag}",

@@ -83,7 +83,7 @@ def own(paths: Paths, engine: Engine, *, elsewhere: bool = False) -> list[Contai
     """Containers of this home's tests."""
     label = f"{LABEL}={owner(paths, elsewhere=elsewhere)}"
     with engine_errors():
-        return list(engine.client.containers.list(all=True, filters={"label": label}))
+        return list(engine.client.containers.list(all=True, filters={"label": label}, ignore_removed=True))
 
 
 def remove_leftovers(paths: Paths, engine: Engine, say: Say, others: Sequence[Engine] = ()) -> None:

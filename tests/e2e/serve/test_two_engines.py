@@ -118,12 +118,12 @@ def interrupted(copy: Checkout, *arguments: str, once: Callable[[], bool] = lamb
 
 
 def ranks(host: OtherHost) -> list[Container]:
-    return list(host.engine.client.containers.list(all=True))
+    return list(host.engine.client.containers.list(all=True, ignore_removed=True))  # probes of the link come and go
 
 
 def nothing_runs(copy: Checkout, host: OtherHost) -> bool:
     label = {"label": f"sparkpin.home={copy.home}"}
-    return not ranks(host) and not Engine.connect().client.containers.list(all=True, filters=label)
+    return not ranks(host) and not Engine.connect().client.containers.list(all=True, filters=label, ignore_removed=True)
 
 
 def served(copy: Checkout) -> dict[str, Any]:
