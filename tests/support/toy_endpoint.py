@@ -9,6 +9,7 @@ import json
 import math
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from json import dumps
 from typing import Any
@@ -27,7 +28,8 @@ class ToyEndpoint:
     """logprobs, tokens, salts, metrics: what it takes or tells; noise: of its logits; sees: it uses more of its context
     than the last token; caches: it has a prefix cache; fault: "lost", the state of a hit, or "kept", nothing is ever
     cold; usage: what is added to the completion tokens of a stream; drafts: it says that it drafts
-    two for each token; odd: its log-probabilities of a chat have a form of their own."""
+    two for each token; odd: its log-probabilities of a chat have a form of their own; off: prompts and lengths of hits
+    whose answers are off."""
 
     logprobs: bool = True
     tokens: bool = True
@@ -40,6 +42,7 @@ class ToyEndpoint:
     usage: int = 0
     drafts: bool = False
     odd: bool = False
+    off: Callable[[list[int], int], bool] = lambda ids, hit: False
     hits: int = 0
     drafted: int = 0
     asked: int = 0
@@ -93,7 +96,7 @@ class ToyEndpoint:
         self.hits += hit
         said, rows = list[int](), list[dict[int, float]]()
         for _ in range(body["max_tokens"]):
-            rows.append(self.row([*ids, *said], hit))
+            rows.append(self.row([*ids, *said], hit, self.off(ids, hit)))
             said.append(max(rows[-1], key=lambda token: rows[-1][token]))
         self.drafted += 2 * len(said)
         whole = [*ids, *said]
@@ -129,11 +132,13 @@ class ToyEndpoint:
             }
         return answered(200, json={"choices": [choice], "usage": usage})
 
-    def row(self, ids: list[int], hit: int) -> dict[int, float]:
+    def row(self, ids: list[int], hit: int, off: bool) -> dict[int, float]:
         seen = ids[hit:] if self.fault == "lost" and hit else ids
         seen = seen if self.sees else seen[-1:]
         digest = hashlib.shake_256(str(seen).encode()).digest(VOCABULARY)
         logits = [value / 16 + self.chance.gauss(0, self.noise) for value in digest]
+        if off and hit:
+            logits[max(range(VOCABULARY), key=logits.__getitem__)] += 1
         total = math.log(sum(map(math.exp, logits)))
         return {token: value - total for token, value in enumerate(logits)}
 

@@ -169,6 +169,37 @@ def test_a_lost_state_is_found_and_its_shortest_session_shows_it_again(tmp_path:
         shortest.read(path, meet(client))
 
 
+def test_one_prompt_beyond_the_bound_has_to_show_with_other_words(tmp_path: Path) -> None:
+    """Cold readings alike to the bit say nothing of rounding. A near tie is one of words, a fault of places."""
+    with ToyEndpoint().client() as client:
+        proof = run.begun(meet(client), 1, (3, 3), print)
+        proof.run(tmp_path, resume=False)
+    prompt = proof.prompts[-1]
+    length = len(proof.prompts[-2]) // BLOCK * BLOCK
+    for off, verdict in (
+        (lambda ids, hit: ids == prompt, "nothing found"),
+        (lambda ids, hit: len(ids) == len(prompt) and hit >= length, "found"),
+    ):
+        found = proved(ToyEndpoint(off=off), tmp_path)
+        assert sum(one.beyond for one in found.passes) >= 2, "in each way that reads it from the cache"
+        assert found.verdict == verdict, found.line
+        assert any("of 5 tries" in note for note in found.notes) == (verdict == "nothing found")
+
+
+def test_other_words_keep_what_requests_share() -> None:
+    """Two of a session, which begin alike, and a stranger's between them."""
+    prompts = [list(range(100)), list(range(500, 600)), [*range(100), *range(200, 300)]]
+    trial = shortest.Trial(tuple(passes.Step(prompt, "s", 0) for prompt in prompts), 0.05)
+    told, other = (shortest.with_other_words(trial, seed, exact=True) for seed in (1, 2))
+    first, stranger, last = (step.prompt for step in told.steps)
+    assert first == last[:100] != prompts[0] and sorted(last) == sorted(prompts[2]) and stranger == prompts[1]
+    assert last[66:] == prompts[2][66:] and other.steps[2].prompt != last
+    messages = [[{"role": "user", "content": "one two three four five"}]] * 2
+    trial = shortest.Trial(tuple(passes.Step(prompt, "s", 0) for prompt in messages), 0.05)
+    one, two = (step.prompt for step in shortest.with_other_words(trial, 1, exact=False).steps)
+    assert one == two != messages[0]
+
+
 @pytest.mark.parametrize(
     ("toy", "says"),
     [

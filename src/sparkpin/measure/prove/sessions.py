@@ -127,10 +127,15 @@ def fitted(ids: Sequence[int], length: int) -> list[int]:
 
 
 def other_text(ids: Sequence[int], seed: int) -> list[int]:
-    """The first third in another order, the very first tokens aside: as long, as common, and not the same."""
-    chance, begin, end = random.Random(f"other {seed}"), min(8, len(ids) // 6), len(ids) // 3
+    """The first third in another order: as long, as common, and not the same."""
+    return reordered(ids, seed, len(ids) // 3)
+
+
+def reordered(ids: Sequence[int], seed: int, end: int) -> list[int]:
+    """The first `end` tokens in another order, the very first ones aside."""
+    begin = min(8, end // 2)
     middle = list(ids[begin:end])
-    chance.shuffle(middle)
+    random.Random(f"other {seed}").shuffle(middle)
     return [*ids[:begin], *middle, *ids[end:]]
 
 

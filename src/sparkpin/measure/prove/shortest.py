@@ -17,6 +17,7 @@ from sparkpin.measure.prove.asking import Prompt, ProvedEndpoint, Said
 from sparkpin.measure.prove.passes import TOKENS, Pass, Step
 from sparkpin.measure.prove.record import said_to_json
 from sparkpin.measure.prove.run import Proof, read_distance, send
+from sparkpin.measure.prove.sessions import other_messages, reordered
 from sparkpin.measure.prove.shrinking import cut, fewer
 from sparkpin.smoke.answers import Wrong
 
@@ -24,6 +25,7 @@ AGAIN = 2  # tries to see it once more
 TRIES = 12  # of leaving out requests, and as many of cutting tokens
 SECONDS = 60.0  # that all of them may take
 LEAST_CUT = 16  # tokens
+RETOLD = 5  # tries with other words
 HOW = (
     "Send the requests in order; those of one `wave` other than 0 at once; break off those with a `stop`. Then send "
     "the last one again with a cache_salt of its own (`alone`). The two answers should be the same."
@@ -80,6 +82,35 @@ def tried(met: ProvedEndpoint, proof: Proof, trial: Trial) -> Tried:
     place = min(trial.place, len(answer) - 1)
     alone = met.ask([*prompt, *answer[:place]], next(proof.salt), 1)
     return Tried(read_distance(seen, alone, place, top), seen, alone)
+
+
+def with_other_words(trial: Trial, seed: int, *, exact: bool) -> Trial:
+    """Requests as long, and alike as far as they were: what depends on places is the same, the model's numbers are not.
+    The words of the part that all share are in another order."""
+    last = trial.steps[-1].prompt
+    if exact:
+        alike = [common(step.prompt, last) for step in trial.steps]
+        end = min(len(last) // 3, *(length for length in alike if length >= LEAST_CUT), len(last))
+        prompts = [
+            reordered(step.prompt, seed, end) if length >= end else step.prompt
+            for step, length in zip(trial.steps, alike, strict=True)
+        ]
+    else:
+        prompts = [other_messages(step.prompt, seed) for step in trial.steps]
+    steps = [dataclasses.replace(step, prompt=prompt) for step, prompt in zip(trial.steps, prompts, strict=True)]
+    return dataclasses.replace(trial, steps=tuple(steps))
+
+
+def common(one: Prompt, other: Prompt) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (own, its) in pairs if own != its), min(len(one), len(other)))
+
+
+def retold(met: ProvedEndpoint, proof: Proof, trial: Trial) -> int:
+    """How many of RETOLD tries with other words show a difference, too."""
+    others = (with_other_words(trial, seed, exact=met.exact) for seed in range(RETOLD))
+    return sum(tried(met, proof, other).distance > trial.bound for other in others)
 
 
 def without(steps: Sequence[Step], begin: int, end: int) -> tuple[Step, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -13,10 +14,13 @@ from sparkpin.measure.prove.passes import Pass
 from sparkpin.measure.prove.record import Finding, PassResult, ProveRecord
 from sparkpin.measure.prove.run import Proof
 from sparkpin.measure.prove.sessions import Turn
+from sparkpin.measure.prove.shortest import Trial
 from sparkpin.releases.record import now
 
 POWER = Path(__file__).parent / "power.json"
 """Planted faults, and by how much each was beyond its bound: tests/e2e/measure/test_prove_vllm.py measures them."""
+FEW = 2  # prompts beyond their bound that may be near ties
+SHOWN = 2  # tries with other words that have to show it, too
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,9 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
     turns = sum(len(proof.distances(one)) for one in passes.TRIED)
     finding: Finding | None = None
     verdict: Literal["nothing found", "found", "cannot tell"]
-    if every and not unstable:
-        finding, line = told(proof, every[0], found, folder / f"{record.file_name(time)}-session.jsonl")
+    first = None if unstable else first_to_tell(proof, every, found)
+    if first:
+        finding, line = told(proof, first, found, folder / f"{record.file_name(time)}-session.jsonl")
         verdict = "found"
     elif why:
         verdict, line = "cannot tell", f"cannot tell: {why}"
@@ -178,9 +183,33 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
         accepted=accepted if drafted else None,
         passes=results,
         finding=finding,
-        others=max(0, len(every) - 1) if not unstable else 0,
+        others=len(every) - 1 if first else 0,
         notes=(*proof.met.notes, *proof.notes),
     )
+
+
+def first_to_tell(proof: Proof, every: Sequence[Beyond], found: Bounds) -> Beyond | None:
+    """Cold readings that are alike to the bit say nothing of rounding. One or two prompts beyond a bound that they made
+    may be where a model is near a tie, of experts say. A fault depends on places, and shows with other words."""
+    prompts = {one.key: one for one in reversed(every)}  # of each the simplest way
+    if len(prompts) > FEW or found.first > judging.LEAST:
+        return every[0] if every else None
+    for one in reversed(prompts.values()):
+        trial, name = trial_of(proof, one, found), f"{one.one.words}, {proof.turns[one.key].name}"
+        proof.say(f"{name}: {one.distance:.2g} nats; asking with other words")
+        shown = shortest.retold(proof.met, proof, trial)
+        if shown >= SHOWN:
+            return one
+        proof.note(
+            f"{name}: {one.distance:.2g} nats, bound {trial.bound:.2g}; beyond with other words in {shown} of "
+            f"{shortest.RETOLD} tries, so it is taken for rounding"
+        )
+    return None
+
+
+def trial_of(proof: Proof, one: Beyond, found: Bounds) -> Trial:
+    bound = found.of(one.one, proof.turns[one.key], proof.done[one.one.name].preempted)
+    return shortest.trial_of(proof, one.one, one.key, bound)
 
 
 def result_of(proof: Proof, one: Pass, found: Bounds) -> PassResult:
@@ -200,10 +229,10 @@ def result_of(proof: Proof, one: Pass, found: Bounds) -> PassResult:
 
 
 def told(proof: Proof, first: Beyond, found: Bounds, path: Path) -> tuple[Finding, str]:
-    turn = proof.turns[first.key]
-    bound = found.of(first.one, turn, proof.done[first.one.name].preempted)
+    turn, asked = proof.turns[first.key], trial_of(proof, first, found)
+    bound = asked.bound
     proof.say(f"found: {first.one.words}, {turn.name}: {first.distance:.2g} nats; looking for the shortest session")
-    trial, shown, again = shortest.shortest(proof.met, proof, shortest.trial_of(proof, first.one, first.key, bound))
+    trial, shown, again = shortest.shortest(proof.met, proof, asked)
     words = f"{first.one.words}, {turn.name}"
     shortest.write(path, proof.met, trial, shown, words)
     finding = Finding(
