@@ -512,9 +512,10 @@ def lock(
     keep_layers: Annotated[
         bool, "keep the former layers, put the wheels that changed on top: costs only their disk"
     ] = False,
+    digests: Annotated[bool, "resolve nothing: build what the locks give, write its digests to pins/digests"] = False,
 ) -> None:
     """Resolve the pins and write their locks (network)."""
-    commands.lock.lock(stack=stack, model=model, mod=mod, keep_layers=keep_layers)
+    commands.lock.lock(stack=stack, model=model, mod=mod, keep_layers=keep_layers, digests=digests)
 
 
 @task("inputs")
