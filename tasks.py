@@ -569,9 +569,16 @@ def verify(
 
 
 @task("prove and carry")
-def attest(c: Context, tag: Annotated[str, "release whose SBOM, statement and signature to make anew"]) -> None:
+def attest(
+    c: Context,
+    tag: Annotated[str, "release whose SBOM, statement and signature to make anew"],
+    *,
+    builder: Annotated[
+        str | None, "instead: sign, under this name in pins/digests/builders, that these bytes were built here"
+    ] = None,
+) -> None:
     """Make SBOM, statement and signature of a release anew."""
-    commands.evidence.attest(tag)
+    commands.evidence.attest(tag, builder=builder)
 
 
 @task("prove and carry")

@@ -85,7 +85,9 @@ def hold(
     for wanted, got in zip_longest(named, diff_ids):
         name, diff_id = wanted or ("one more than published", "none")
         if diff_id != got:
-            return Held(last.image, f"the first layer that differs is {name}: published {diff_id}, here {got or 'none'}")
+            return Held(
+                last.image, f"the first layer that differs is {name}: published {diff_id}, here {got or 'none'}"
+            )
     return Held(last.image, "each layer is the same, the configuration is another")
 
 
@@ -109,7 +111,7 @@ def publish(paths: Paths, engine: Engine, name: str, say: Say) -> int:
 
 
 def entry_of(record: BuildRecord, below: int) -> PublishedImage:
-    """below: how many layers its parent has. What no tree of the Dockerfile made is the root file system, or numbered."""
+    """below: how many layers its parent has. What no tree of the Dockerfile made is `rootfs` or has a number."""
     own, named = record.diff_ids[below:], [layer.name for layer in record.layers if layer.diff_id]
     others = len(own) - len(named)
     names = ["rootfs"] if others == 1 and record.rootfs else [f"layer-{number}" for number in range(1, others + 1)]
