@@ -588,10 +588,13 @@ def reproduce(
     *,
     stage: Annotated[str | None, "the newest release of this stage (default: the recipe's)"] = None,
     recipe: Recipe = None,
+    commit: Annotated[
+        str | None, "instead: what this earlier commit of the project gives, by its own code, pins and mods"
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Build a release again from its record, and compare."""
-    commands.build.reproduce(tag=tag, stage=stage, recipe=recipe, trusted=trust)
+    commands.build.reproduce(tag=tag, stage=stage, recipe=recipe, trusted=trust, commit=commit)
 
 
 @task("prove and carry")

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Protocol
 
 from sparkpin.build.image import build_image
 from sparkpin.build.make import fetch_for
 from sparkpin.build.record import BuildRecord, read_record, record_file
-from sparkpin.build.render import RenderedImage, render_chain
+from sparkpin.build.render import render_chain
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
@@ -66,9 +67,16 @@ def load(project: Path, stack: str) -> Published | None:
     return manifests.parse(Published, manifests.read_yaml(path), path) if path.is_file() else None
 
 
-def hold(
-    published: Published | None, chain: Sequence[RenderedImage | BuildRecord], image: str, diff_ids: Sequence[str]
-) -> Held | None:
+class Keyed(Protocol):
+    """An image of a chain, rendered or recorded."""
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+
+
+def hold(published: Published | None, chain: Sequence[Keyed], image: str, diff_ids: Sequence[str]) -> Held | None:
     """The last image of a chain, by its config digest and diff IDs; None where nothing is published for its key."""
     known = published.images if published else {}
     entries = [known.get(one.stage) for one in chain]
