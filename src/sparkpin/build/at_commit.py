@@ -181,8 +181,8 @@ def fetched(paths: Paths, project: Path, stack: str, say: Say) -> Iterator[str]:
         wanted = manifests.load_stack(project, stack)
         lock = manifests.load_stack_lock(project, wanted)
         native = cross_build.stand_in_debs(Paths(project, paths.cache, paths.home), wanted, this_platform())
-    except ManifestError as error:
-        yield f"today's sparkpin cannot read that lock, so the old code fetched by itself ({error.key})"
+    except (ManifestError, InputError) as error:
+        yield f"today's sparkpin cannot read those pins, so the old code fetched by itself ({error.message})"
         return
     for one, its in filter(None, ((wanted, lock), native)):
         fetching.fetch_stack(paths, one, its, say, partial(how_to_get, paths))
