@@ -6,7 +6,6 @@ code runs with the packages of this environment; where they are others than it l
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -94,7 +93,7 @@ def reproduce_commit(paths: Paths, commit: str, recipe: str | None, stage: str |
                 f"in {paths.images}: there is nothing to compare with",
                 next_step=f"a commit of: git log --oneline -- {digests.FOLDER}",
             )
-        notes = [f"built by the code of {full[:12]}, compared with {where}", *packages(code.folder)]
+        notes = [f"built by the code of {full[:12]}, compared with {where}", packages(code.folder, paths.project)]
         notes += fetched(paths, code.folder, stack, say)
         with private_engine(paths, own, say) as (engine, version):
             code.run("build", *chosen, **engine.host)
@@ -155,24 +154,14 @@ def recorded(paths: Paths, stack: str, key: str) -> digests.Published | None:
     return digests.Published(images=images) if images else None
 
 
-def packages(folder: Path) -> Iterator[str]:
-    """Those of this environment that are others than the commit locked; of them uv goes into the build keys."""
-    lock = folder / "requirements.lock"
-    rows = re.findall(r"^([\w.-]+)==(\S+)(.*)$", lock.read_text(), re.M) if lock.is_file() else []
-    other = []
-    for name, version, more in rows:
-        try:
-            if (here := importlib.metadata.version(name)) != version:
-                other.append(f"{name} {version} -> {here}")
-        except importlib.metadata.PackageNotFoundError:
-            if ";" not in more:  # else it may be for another system
-                other.append(f"{name} {version} -> none")
-    if not rows:
-        yield "that commit locks no packages of its own; it ran with those of this environment"
-    elif other:
-        yield f"it ran with other packages than it locked: {', '.join(other)}"
-    else:
-        yield "it ran with the packages that it locked"
+def packages(folder: Path, project: Path) -> str:
+    """What the code ran with, beside what the commit locked: uv, of them, goes into the build keys."""
+    locks = [file.read_text() if (file := one / "requirements.lock").is_file() else "" for one in (folder, project)]
+    then, now = (set(re.findall(r"^[\w.-]+==\S+", lock, re.M)) for lock in locks)
+    if not then:
+        return "that commit locks no packages of its own; it ran with today's"
+    other = sorted(then - now)
+    return f"it ran with today's packages, not with {', '.join(other)}" if other else "it ran with what it locked"
 
 
 def fetched(paths: Paths, project: Path, stack: str, say: Say) -> Iterator[str]:

@@ -93,9 +93,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     (project / "src/sparkpin").mkdir(parents=True)
     (project / "src/sparkpin/__init__.py").write_text("")
     (project / "tasks.py").write_text(OLD_CODE)
-    (project / "requirements.lock").write_text(
-        "invoke==0.0.1 \\\n    --hash=x\ncolorama==9 ; sys_platform == 'win32'\n"
-    )
+    (project / "requirements.lock").write_text("uv==0.0.1 \\\n    --hash=x\nsame==1\n")
     (project / "shown").write_text(f"# {sample.records[-1].ref}\nFROM x\n")
     rows = [json.loads(record.model_dump_json(by_alias=True)) for record in sample.records]
     made = Repository(sample, dataclasses.replace(sample.paths, project=project), rows)
@@ -116,13 +114,14 @@ def test_what_was_published_at_that_commit_counts(repository: Repository) -> Non
     repository.publish()
     old = repository.commit()
     (repository.folder / digests.file_of("cpu")).write_text("no such file\n")
+    (repository.folder / "requirements.lock").write_text("uv==0.0.2\nsame==1\n")
     (repository.folder / "tasks.py").write_text("raise SystemExit('today')\n")
     repository.commit()
     made = repository.reproduced("HEAD^")
     assert made.verdict == "identical" and [stage.stage for stage in made.stages] == ["base", "hybrid"]
     assert old[:12] in made.release and len(repository.fetches) == 1
     said = " ".join(made.notes)
-    assert "invoke 0.0.1 -> " in said and "colorama" not in said and digests.file_of("cpu") in said
+    assert "not with uv==0.0.1" in said and "same==1" not in said and digests.file_of("cpu") in said
 
 
 def test_other_bytes_and_other_keys_are_different(repository: Repository) -> None:
