@@ -512,9 +512,10 @@ def lock(
     keep_layers: Annotated[
         bool, "keep the former layers, put the wheels that changed on top: costs only their disk"
     ] = False,
+    digests: Annotated[bool, "resolve nothing: build what the locks give, write its digests to pins/digests"] = False,
 ) -> None:
     """Resolve the pins and write their locks (network)."""
-    commands.lock.lock(stack=stack, model=model, mod=mod, keep_layers=keep_layers)
+    commands.lock.lock(stack=stack, model=model, mod=mod, keep_layers=keep_layers, digests=digests)
 
 
 @task("inputs")
@@ -568,9 +569,16 @@ def verify(
 
 
 @task("prove and carry")
-def attest(c: Context, tag: Annotated[str, "release whose SBOM, statement and signature to make anew"]) -> None:
+def attest(
+    c: Context,
+    tag: Annotated[str, "release whose SBOM, statement and signature to make anew"],
+    *,
+    builder: Annotated[
+        str | None, "instead: sign, under this name in pins/digests/builders, that these bytes were built here"
+    ] = None,
+) -> None:
     """Make SBOM, statement and signature of a release anew."""
-    commands.evidence.attest(tag)
+    commands.evidence.attest(tag, builder=builder)
 
 
 @task("prove and carry")
@@ -580,10 +588,13 @@ def reproduce(
     *,
     stage: Annotated[str | None, "the newest release of this stage (default: the recipe's)"] = None,
     recipe: Recipe = None,
+    commit: Annotated[
+        str | None, "instead: what this earlier commit of the project gives, by its own code, pins and mods"
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Build a release again from its record, and compare."""
-    commands.build.reproduce(tag=tag, stage=stage, recipe=recipe, trusted=trust)
+    commands.build.reproduce(tag=tag, stage=stage, recipe=recipe, trusted=trust, commit=commit)
 
 
 @task("prove and carry")

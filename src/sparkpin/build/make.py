@@ -16,6 +16,7 @@ from sparkpin.build.lost_files import how_to_get
 from sparkpin.build.origin import adopt, is_brought, ready_checkpoint
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import check_form, records_of
+from sparkpin.build.render import RenderedImage
 from sparkpin.build.reproduce import require_inputs
 from sparkpin.core import prune_lock
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, SmokeError
@@ -26,6 +27,7 @@ from sparkpin.fetch import stack as fetching
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
+from sparkpin.pins.schema import Stack, StackLock
 from sparkpin.releases import record as releases
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
@@ -52,16 +54,22 @@ def fetch_missing(paths: Paths, engine: Engine, pairings: Sequence[Pairing], *, 
     engine's machine is another; nothing for images that are there. offline: what is missing is an error.
     """
     for pairing in pairings:
-        image = pairing.rendered
-        if image.parent_key is not None or builder.is_built(paths, engine, image):
-            continue  # what stands on an image of ours needs nothing else
-        cross_build.require_own_uv(image, engine.platform)  # before gigabytes are fetched for nothing
-        native = cross_build.stand_in_debs(paths, pairing.stack, engine.platform)
-        for stack, lock in filter(None, ((pairing.stack, pairing.stack_lock), native)):
-            if offline:
-                fetching.require_fetched(paths, lock)
-            else:
-                fetching.fetch_stack(paths, stack, lock, say, partial(how_to_get, paths))
+        fetch_for(paths, engine, pairing.rendered, pairing.stack, pairing.stack_lock, offline=offline)
+
+
+def fetch_for(
+    paths: Paths, engine: Engine, image: RenderedImage, stack: Stack, stack_lock: StackLock, *, offline: bool = False
+) -> None:
+    """As `fetch_missing`, for one image."""
+    if image.parent_key is not None or builder.is_built(paths, engine, image):
+        return  # what stands on an image of ours needs nothing else
+    cross_build.require_own_uv(image, engine.platform)  # before gigabytes are fetched for nothing
+    native = cross_build.stand_in_debs(paths, stack, engine.platform)
+    for one, lock in filter(None, ((stack, stack_lock), native)):
+        if offline:
+            fetching.require_fetched(paths, lock)
+        else:
+            fetching.fetch_stack(paths, one, lock, say, partial(how_to_get, paths))
 
 
 def build_images(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> tuple[builder.BuiltImage, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 
+from sparkpin.build import at_commit
 from sparkpin.build import reproduce as reproducing
 from sparkpin.build.make import rebuild as remake
 from sparkpin.commands.choose import choose_recipe, newest_of_stage, pairings_of, require_trust
 from sparkpin.core import files, terminal
-from sparkpin.core.errors import DifferenceError, EngineError, HostError
+from sparkpin.core.errors import DifferenceError, EngineError, HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import engine_of
@@ -42,10 +43,22 @@ def rebuild(tag: str, *, trusted: bool) -> None:
     show(f"{release.tag} is there: image {release.image}, checkpoint {release.checkpoint_key[:16]}")
 
 
-def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted: bool) -> None:
-    """Build a release again from its record; DifferenceError unless every image came out identical."""
+def reproduce(
+    *, tag: str | None, stage: str | None, recipe: str | None, trusted: bool, commit: str | None = None
+) -> None:
+    """Build a release again from its record, or the pins of an earlier commit by its own code; DifferenceError unless
+    every image came out identical."""
     paths = Paths.from_env()
     records = Releases(paths)
+    if commit:
+        if tag:
+            raise InputError(
+                f"{tag} is built from its record, --commit {commit} from the project as it was then",
+                next_step=f"invoke reproduce --commit {commit}",
+            )
+        say(f"building commit {commit} again by its own code, in an engine of its own")
+        tell(at_commit.reproduce_commit(paths, commit, recipe, stage, say))
+        return
     if tag:
         release = records.get(tag)
     else:
@@ -59,6 +72,10 @@ def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted
         original = None
     result = reproducing.reproduce(paths, release, original, say)
     files.write_json(records.evidence(release) / "reproduced.json", reproducing.to_json(result))
+    tell(result)
+
+
+def tell(result: reproducing.Reproduction) -> None:
     terminal.table(
         ("stage", "verdict", "image", "layers", "build"),
         [(s.stage, s.verdict, terminal.digest(s.got), s.layers, terminal.seconds(s.seconds)) for s in result.stages],
@@ -73,9 +90,8 @@ def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted
         show(f"note: {note}")
     if result.verdict != "identical":
         raise DifferenceError(
-            f"{release.tag} came out {result.verdict}: not the recorded bytes",
+            f"{result.release} came out {result.verdict}: not the recorded bytes",
             next_step="what differs stands above; a build step that reads time, chance or the machine makes it so",
         )
-    show(
-        f"identical: {terminal.count(len(result.stages), 'image')} of {release.tag}, built with Docker {result.engine}"
-    )
+    images = terminal.count(len(result.stages), "image")
+    show(f"identical: {images} of {result.release}, built with Docker {result.engine}")

@@ -17,12 +17,18 @@ from sparkpin.releases import current
 from sparkpin.releases.record import Release, Releases
 
 
-def attest(tag: str) -> None:
-    """Make a release's SBOM, statement and, with a key, signature anew."""
+def attest(tag: str, *, builder: str | None = None) -> None:
+    """Make a release's SBOM, statement and, with a key, signature anew. builder: add it to that builder's statement."""
     paths = Paths.from_env()
     with prune_lock.claim(paths, say):
         release, keys = Releases(paths).get(tag), signing.Keys.from_env()
         require_consistent(paths, release)  # a signature says that this is what was built
+        if builder is not None:
+            from sparkpin.evidence import builders  # slow to import, for this alone
+
+            path = builders.state(paths, release, builder, keys.signing)
+            show(f"{path}: signed with {keys.signing}; to be counted, it and {path.name}.sig go into the project")
+            return
         made = attesting.attest(paths, release, keys)
     for path in made.files:
         show(str(path))
@@ -68,7 +74,7 @@ def step_of(wrong: Sequence[str], paths: Paths, release: Release) -> str:
 def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
     """One line a check, then what was not checked; IntegrityError when one is wrong."""
     from sparkpin.bundle import form
-    from sparkpin.evidence import imagecheck  # slow to import, and no other task needs them
+    from sparkpin.evidence import builders, imagecheck  # slow to import, and no other task needs them
     from sparkpin.evidence import verify as verifying
 
     paths = Paths.from_env()
@@ -101,6 +107,8 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
         sign = f"{key}invoke attest {release.tag}"
         engine, evidence = engine_of(paths), imagecheck.evidence_of(paths, release)
         checks = [*verifying.check_evidence(evidence), imagecheck.check_loaded(engine, release)]
+        allowed = signing.Keys.from_env().allowed
+        checks.append(builders.check_published(paths.project, release, evidence.records, allowed))
         if deep:
             checks.append(imagecheck.check_fetched(paths, release, evidence.records))
             checks += imagecheck.check_model(paths, release, say)

@@ -18,7 +18,15 @@ from sparkpin.fetch import stack as fetching
 from sparkpin.host.machine import this_platform
 
 
-def lock(*, stack: str | None, model: str | None, mod: str | None = None, keep_layers: bool) -> None:
+def lock(
+    *, stack: str | None, model: str | None, mod: str | None = None, keep_layers: bool, digests: bool = False
+) -> None:
+    """digests: no pin is resolved; the digests of the images that the locks give are written."""
+    if digests:
+        if model or mod or keep_layers:
+            raise InputError("--digests goes with --stack alone", next_step="invoke lock --digests")
+        publish_digests(stack)
+        return
     if mod:
         if stack or model:
             raise InputError(f"--mod {mod} goes without --stack and --model", next_step=f"invoke lock --mod {mod}")
@@ -47,6 +55,21 @@ def lock(*, stack: str | None, model: str | None, mod: str | None = None, keep_l
                 size = terminal.size(sum(tensor.size for tensor in repository.tensors))
                 parts += f", {len(repository.tensors)} tensors of {size}"
             show(f"pins/models/{name}.lock: {repository.repo} at {repository.revision}: {parts}")
+
+
+def publish_digests(stack: str | None) -> None:
+    """Of one stack, or of each that has published some before."""
+    from sparkpin.build import digests as published  # slow to import: only this asks an engine
+    from sparkpin.build.make import at_work
+
+    paths = Paths.from_env()
+    if not (wanted := [stack] if stack else names(paths.project / published.FOLDER)):
+        raise InputError(
+            f"{published.FOLDER} has no file yet, and no stack is named", next_step="invoke lock --digests --stack cpu"
+        )
+    with at_work(paths) as engine:
+        for name in wanted:
+            show(f"{published.file_of(name)}: {published.publish(paths, engine, name, say)} images")
 
 
 def names(folder: Path) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from sparkpin.build import digests
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_of_served, smoke_releases
 from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
@@ -19,10 +20,12 @@ from sparkpin.commands.choose import choose_recipe, pairings_of
 from sparkpin.commands.notes import finish, next_smoke, notes_of
 from sparkpin.commands.smoke import complete_above, waiting_for_smoke
 from sparkpin.core import terminal
-from sparkpin.core.errors import DiskError, InputError, SmokeError
+from sparkpin.core.errors import DiskError, InputError, SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
+from sparkpin.evidence import builders
 from sparkpin.evidence.attest import ensure_attested
+from sparkpin.evidence.signing import Keys
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.model import absent_wheel, fetch_model
 from sparkpin.fetch.store import Store
@@ -124,7 +127,39 @@ def carry_out(plan: BuildPlan, *, offline: bool = False) -> tuple[Release, ...]:
     with at_work(plan.paths) as engine:
         fetch_missing(plan.paths, engine, plan.pairings, offline=offline)
         built = build_releases(plan.paths, engine, plan.pairings)
-        return tuple(attest(plan.paths, release) for release in built)
+        made = tuple(attest(plan.paths, release) for release in built)
+    try:
+        compare_published(plan, made)
+    except SparkpinError as error:  # all is built: what others publish changes nothing of it
+        say(f"warning: not held against published digests: {error}")
+    return made
+
+
+def compare_published(plan: BuildPlan, made: Sequence[Release]) -> None:
+    """Whether the images are those that the project publishes for these pins, and how many builders got the last."""
+    images, last = [pairing.rendered for pairing in plan.pairings], made[-1]
+    if (published := digests.load(plan.paths.project, last.stack)) is None:
+        return
+    file, found = digests.file_of(last.stack), dict[str, list[str]]()
+    for end, release in enumerate(made, start=1):
+        held = digests.hold(published, images[:end], release.image, release.diff_ids)
+        if held and held.difference:
+            say(
+                f"warning: {release.stage}: NOT the bytes that {file} publishes for these pins: image {release.image}, "
+                f"published {held.wanted}; {held.difference}\n  next: invoke reproduce {release.tag} (does it come out "
+                f"so again?), then invoke diff {release.tag} OTHER --files, where OTHER is the release of who published"
+            )
+        else:
+            found.setdefault("same bytes as published" if held else "not published for these pins", []).append(
+                release.stage
+            )
+    said = builders.confirmations(plan.paths.project, last.build_key, last.image, Keys.from_env().allowed)
+    for why in said.uncounted:
+        say(f"not counted: {why}")
+    for other in said.others:
+        say(f"warning: {other} got another image than {last.tag} of these pins")
+    lines = [f"{what}: {', '.join(stages)} ({file})" for what, stages in found.items()]
+    show("; ".join([*lines, f"{last.stage} is {said.line}"]))
 
 
 def plan_of(recipe: str | None, stage: str | None, stack: str | None, *, locked: bool = True) -> BuildPlan:

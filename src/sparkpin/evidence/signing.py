@@ -72,9 +72,9 @@ class Signer:
         return f"{self.principal} ({self.key})" if self.principal else self.key
 
 
-def sign(data: bytes, key: Path) -> bytes:
+def sign(data: bytes, key: Path, namespace: str = NAMESPACE) -> bytes:
     """An armored SSH signature. HostError when ssh-keygen or the key cannot be used; never asks for a passphrase."""
-    done = ssh_keygen("-Y", "sign", "-f", str(key), "-n", NAMESPACE, data=data)
+    done = ssh_keygen("-Y", "sign", "-f", str(key), "-n", namespace, data=data)
     if done.returncode or not done.stdout.startswith(b"-----BEGIN SSH SIGNATURE-----"):
         why, step = reason(done), f"name a key in {SIGNING_KEY} that ssh-keygen can sign with"
         if "passphrase" in why:  # which ssh-keygen calls incorrect, though nobody was asked for it
@@ -86,7 +86,7 @@ def sign(data: bytes, key: Path) -> bytes:
     return done.stdout
 
 
-def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
+def verify(data: bytes, signature: bytes, allowed: Path | None, namespace: str = NAMESPACE) -> Signer:
     """Who signed exactly these bytes.
 
     IntegrityError for a signature over other bytes or for another purpose, UntrustedError for a signer who is not in
@@ -95,7 +95,7 @@ def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
     with tempfile.TemporaryDirectory(prefix="sparkpin-signature-") as folder:
         file = Path(folder) / "signature"
         file.write_bytes(signature)
-        done = ssh_keygen("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(file), data=data)
+        done = ssh_keygen("-Y", "check-novalidate", "-n", namespace, "-s", str(file), data=data)
         found = re.search(rb"signature with (.*)", done.stdout)
         if done.returncode or not found:
             raise IntegrityError(
@@ -112,14 +112,15 @@ def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
             why = f"{'no line of it can be read' if is_broken else why} ({'; '.join(unreadable[:SHOWN])})"
         for principal in principals:
             whose = ("-f", str(allowed), "-I", principal)
-            done = ssh_keygen("-Y", "verify", *whose, "-n", NAMESPACE, "-s", str(file), data=data)
+            done = ssh_keygen("-Y", "verify", *whose, "-n", namespace, "-s", str(file), data=data)
             if not done.returncode:
                 return Signer(key, principal)
             why = reason(done)
+    line = LINE.replace(f'"{NAMESPACE}"', f'"{namespace}"')
     if is_broken:
-        step = f"write lines as ssh-keygen(1) wants them under ALLOWED SIGNERS into {allowed}: {LINE}"
+        step = f"write lines as ssh-keygen(1) wants them under ALLOWED SIGNERS into {allowed}: {line}"
     else:
-        step = f"find out whose key that is; if you trust it, add to {allowed}: {LINE}"
+        step = f"find out whose key that is; if you trust it, add to {allowed}: {line}"
     raise UntrustedError(f"signed with {key}, which {allowed} does not allow: {why}", next_step=step)
 
 

@@ -70,6 +70,10 @@ def test_two_builds_at_once_both_complete_with_one_image(main_job: Releases, cop
     runs = [copy.start("build", "--recipe", TRIAL) for _ in range(2)]
     outputs = [run.communicate(timeout=LONGEST)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], "\n".join(outputs)
+    assert all("same bytes as published: base, hybrid, mtp, v2 (" in output for output in outputs)
+    assert all(
+        "not published for these pins: v2-tq (" in output and "NOT the bytes" not in output for output in outputs
+    )
     assert len([row for row in copy.images() if row["stage"] == "v2-tq"]) == 1
     copy.remove_built(TRIAL)
 

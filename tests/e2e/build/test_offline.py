@@ -92,6 +92,7 @@ def test_every_stage_is_built_offline_after_a_fetch(
     result = alone(copy.folder, *WATCHED, tmp_path / "calls", *build, **copy.env)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "AF_UNIX" in (tmp_path / "calls").read_text() and attempts(tmp_path / "calls") == []
+    assert "same bytes as published: base, hybrid, mtp, v2, v2-tq (pins/digests/cpu.yaml)" in result.stdout
     made = {
         release.stage: release.image for release in Releases(Paths(copy.folder, main_job.paths.cache, copy.home)).all()
     }

@@ -80,7 +80,7 @@ def test_task_says_what_it_checked(loaded: Sample, capsys: pytest.CaptureFixture
     assert any(line.startswith("--") and "not signed" in line for line in lines)
     assert any("the layers' bytes: 2 of 2 hashes" in line for line in lines)
     assert "11 checks hold; none is wrong; not checked: signature" in lines[-1]
-    assert "not checked: signature, fetched packages, model files, checkpoint, what the smoke" in lines[-1]
+    assert "not checked: signature, published, fetched packages, model files, checkpoint, what the smoke" in lines[-1]
     with pytest.raises(IntegrityError, match="lacks a trusted signature: signature\n") as failed:
         commands_evidence.verify(loaded.release.tag, deep=False, require_signature=True)
     assert SIGNING_KEY in failed.value.next_step, "without a key `invoke attest` alone leads in a circle"

@@ -14,8 +14,10 @@ from typing import Any
 
 import made_releases
 import pytest
+from evidence_samples import make_sample, pairings
 from held_lock import held_lock
 
+from sparkpin.build import digests
 from sparkpin.build.pair import pair
 from sparkpin.commands import serve as commands_serve
 from sparkpin.commands import smoke as commands_smoke
@@ -307,3 +309,40 @@ def test_a_server_that_is_asked_for_too_early_is_to_wait_for_the_test(
         SERVE(recipe="scripted-tiny", release=None)
     with pytest.raises(InputError, match="no current release"):
         SERVE(recipe="scripted-tiny", release=None)
+
+
+def test_other_bytes_than_published_are_a_warning_and_other_pins_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = make_sample(tmp_path)
+    records, chain = sample.records, pairings("hybrid", sample.paths.project)
+    base = dataclasses.replace(
+        sample.release, stage="base", image=records[0].config_digest, diff_ids=tuple(records[0].diff_ids)
+    )
+    paths = dataclasses.replace(sample.paths, project=tmp_path / "project")
+    plan, made = up.BuildPlan(paths, chain, ()), (base, sample.release)
+    up.compare_published(plan, made)
+    assert capsys.readouterr() == ("", ""), "nothing is published of the stack"
+
+    entries = {"base": digests.entry_of(records[0], 0), "hybrid": digests.entry_of(records[1], len(base.diff_ids))}
+    file = paths.project / digests.file_of("cpu")
+    file.parent.mkdir(parents=True)
+
+    def told(*edits: str) -> tuple[str, str]:
+        text = "".join(("images:\n", *digests.rows(entries)))
+        for edit in edits:
+            assert edit in text
+            text = text.replace(edit, "0" * len(edit))
+        file.write_text(text)
+        up.compare_published(plan, made)
+        return capsys.readouterr()
+
+    assert told() == (
+        "same bytes as published: base, hybrid (pins/digests/cpu.yaml); hybrid is confirmed by 0 builders\n",
+        "",
+    )
+    out, err = told(records[1].key)
+    assert "same bytes as published: base (" in out and "not published for these pins: hybrid (" in out and not err
+    out, err = told(entries["hybrid"].image[7:], records[1].diff_ids[-1][7:])
+    assert "same bytes as published: base (" in out and "hybrid (" not in out
+    assert "warning: hybrid" in err and "differs is hybrid-int4-fp8 of hybrid" in err and "invoke diff" in err

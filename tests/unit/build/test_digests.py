@@ -1,0 +1,95 @@
+"""Published digests: those of this checkout fit its pins, and an image is held against them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from evidence_samples import Sample, make_sample, pairings
+from places import PROJECT
+
+from sparkpin.build import digests
+from sparkpin.build.digests import Published, PublishedImage, entry_of, hold, load, rows
+from sparkpin.build.render import render_chain
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins import manifests
+
+MAIN = {"base", "hybrid", "mtp", "v2", "v2-tq"}
+REPRODUCIBILITY = PROJECT / "docs/reproducibility.md"
+STACKS = [path.stem for path in (PROJECT / digests.FOLDER).glob("*.yaml")]
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_every_entry_is_of_today_s_pins(name: str) -> None:
+    """CI's word that `invoke lock --digests` ran after the last change of a pin, a mod or a stage."""
+    stack = manifests.load_stack(PROJECT, name)
+    published, lock = load(PROJECT, name), manifests.load_stack_lock(PROJECT, stack)
+    assert published and set(published.images) >= ({"base"} if stack.build_on else MAIN)
+    stale = {
+        stage
+        for stage, entry in published.images.items()
+        if render_chain(PROJECT, stack, lock, manifests.load_chain(PROJECT, stage))[-1].key != entry.key
+    }
+    assert not stale, f"{digests.file_of(name)} is of other pins: invoke lock --digests --stack {name}"
+
+
+def test_the_documents_show_what_is_published() -> None:
+    """The line of a build in docs/reproducibility.md; and no digest of an image that is not that of today's pins."""
+    published = load(PROJECT, "cpu")
+    line = re.search(r"^    same bytes as published: (.*) \((.*)\);", REPRODUCIBILITY.read_text(), re.M)
+    assert published and line and line[2] == digests.file_of("cpu")
+    assert line[1].split(", ") == [stage.name for stage in manifests.load_chain(PROJECT, "v2-tq")]
+    known = {entry.image for name in STACKS for entry in load(PROJECT, name).images.values()}  # type: ignore[union-attr]
+    for path in (PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))):
+        for shown in re.findall(r"\bimage (?:sha256:)?([0-9a-f]{12,64})\b", path.read_text()):
+            assert [one for one in known if one.startswith(f"sha256:{shown}")], f"{path.name} shows {shown}"
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    return make_sample(tmp_path_factory.mktemp("sample"))
+
+
+def published_of(sample: Sample) -> Published:
+    below, images = 0, dict[str, PublishedImage]()
+    for record in sample.records:
+        images[record.stage] = entry_of(record, below)
+        below = len(record.diff_ids)
+    return Published(images=images)
+
+
+def test_what_is_written_is_read_again(sample: Sample, tmp_path: Path) -> None:
+    made = published_of(sample)
+    path = tmp_path / digests.file_of("cpu")
+    assert load(tmp_path, "cpu") is None
+    path.parent.mkdir(parents=True)
+    text = "".join((digests.HEAD.format("cpu"), *rows(made.images)))
+    path.write_text(text)
+    assert load(tmp_path, "cpu") == made
+    assert [*made.images["base"].layers][:2] == ["rootfs", "venv"]
+    path.write_text(text.replace("sha256:", "md5:", 1))
+    with pytest.raises(ManifestError, match=r"cpu\.yaml: images\.base\.image"):
+        load(tmp_path, "cpu")
+
+
+def test_an_image_is_held_against_the_one_of_its_key(sample: Sample) -> None:
+    """The same; another layer of its own or of the stage below, one too many, another configuration; other pins."""
+    chain = [pairing.rendered for pairing in pairings("hybrid", sample.paths.project)]
+    made, release = published_of(sample), sample.release
+    held = hold(made, chain, release.image, release.diff_ids)
+    assert held == digests.Held(release.image)
+    other, changed = f"sha256:{'0' * 64}", list(release.diff_ids)
+    names = [f"{name} of {stage}" for stage in ("base", "hybrid") for name in made.images[stage].layers]
+    for place in (len(changed) - 1, 2, 0):
+        changed[place] = other
+        held = hold(made, chain, other, changed)
+        assert held and held.wanted == release.image
+        assert names[place] in held.difference and release.diff_ids[place] in held.difference
+    for image, ids in ((other, [*release.diff_ids, other]), (other, release.diff_ids[:-1]), (other, release.diff_ids)):
+        held = hold(made, chain, image, ids)
+        assert held and held.difference
+    for key, stage in (("0" * 64, "hybrid"), (chain[-1].key, "v2")):
+        entry = made.images["hybrid"].model_copy(update={"key": key})
+        assert hold(Published(images={stage: entry}), chain, other, changed) is None
+    assert hold(None, chain, other, changed) is None
