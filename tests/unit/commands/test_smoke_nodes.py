@@ -106,11 +106,11 @@ def test_leftovers_elsewhere_are_this_machines_own(paths: Paths, monkeypatch: py
 
 def test_a_served_pair_is_stopped_first() -> None:
     serving: Any = SimpleNamespace(name="sparkpin-p", labels={"sparkpin.serve": "p"})
-    engine: Any = SimpleNamespace(containers=SimpleNamespace(list=lambda filters: [serving]))
+    engine: Any = SimpleNamespace(containers=SimpleNamespace(list=lambda **asked: [serving]))
     with pytest.raises(BusyError, match="sparkpin-p") as caught:
         smoke.require_not_served(engine, PAIR)
     assert "invoke stop --recipe p" in caught.value.next_step
-    engine.containers.list = lambda filters: []
+    engine.containers.list = lambda **asked: []
     smoke.require_not_served(engine, PAIR)
 
 
