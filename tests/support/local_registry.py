@@ -25,12 +25,13 @@ CRYPTED = "$2y$05$abcdefghijklmnopqrstuumxx42w4WTSXBqR0A1e.D1tFajsBt2C."
 @dataclass
 class LocalRegistry:
     folder: Path
+    address: str
     port: int
     ca: str  # PEM file; "" for a registry with neither TLS nor password
 
     @property
     def url(self) -> str:
-        return f"oci://127.0.0.1:{self.port}/spark/releases"
+        return f"oci://{self.address}:{self.port}/spark/releases"
 
     @property
     def log(self) -> str:
@@ -52,18 +53,18 @@ class LocalRegistry:
 
 
 @contextlib.contextmanager
-def local_registry(folder: Path, *, closed: bool = True) -> Iterator[LocalRegistry]:
+def local_registry(folder: Path, *, closed: bool = True, address: str = "127.0.0.1") -> Iterator[LocalRegistry]:
     """closed: with TLS and a password."""
     program = shutil.which("docker-registry")
     if program is None or shutil.which("skopeo") is None:
         pytest.skip("needs docker-registry and skopeo (apt-get install docker-registry skopeo)")
     folder.mkdir()
-    made = LocalRegistry(folder, free_port(), "")
+    made = LocalRegistry(folder, address, free_port(), "")
     config: dict[str, object] = {
         "version": 0.1,
         "storage": {"filesystem": {"rootdirectory": str(folder / "store")}, "delete": {"enabled": True}},
     }
-    http: dict[str, object] = {"addr": f"127.0.0.1:{made.port}"}
+    http: dict[str, object] = {"addr": f"{address}:{made.port}"}
     if closed:
         made.ca, key = certificate(folder / "registry")
         http["tls"] = {"certificate": made.ca, "key": key}

@@ -118,7 +118,8 @@ class Registry:
 
     def failed(self, said: str) -> SparkpinError:
         lines = [line for line in said.strip().splitlines() if "level=fatal" in line] or said.strip().splitlines()
-        why = printable(lines[-1].partition("msg=")[2].strip('"') or lines[-1]) if lines else "skopeo said nothing"
+        last = lines[-1] if lines else "skopeo said nothing"
+        why = printable((last.partition('msg="')[2].removesuffix('"') or last).replace('\\"', '"'))
         message = f"{self}: {clipped(why)}"
         if any(word in said for word in DENIED):
             return NetworkError(message, next_step=login(self.host))

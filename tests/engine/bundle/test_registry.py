@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ from carried_release import Source, carried_release, engine_with_url
 from local_registry import WORD, LocalRegistry, local_registry
 from private_engine import quiet
 
-from sparkpin.build.record import records_of
+from sparkpin.build.consistent import require_consistent
+from sparkpin.build.make import checkpoint_of
 from sparkpin.bundle import registry as registries
 from sparkpin.bundle.registry import INDEX_TYPE, artifact, publish, pull, referrers_tag
 from sparkpin.core.errors import InputError, IntegrityError, NetworkError
@@ -25,6 +27,7 @@ from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.image import oci
 from sparkpin.releases import current
 from sparkpin.releases.record import SBOM, SIGNATURE, Release, Releases
+from sparkpin.releases.rollback import rollback
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +103,13 @@ def test_a_release_goes_over_and_can_be_promoted(
     image = empty.image(top.tag)
     assert image and image.config_digest == top.image and image.diff_ids == top.diff_ids
     assert (Releases(paths).evidence(top) / SIGNATURE).is_file() and not list(paths.work.glob("pull-*"))
+    shutil.copytree(source.paths.models, paths.models)
     for release in (below, top):
         Releases(paths).update(release.tag, lambda known: dataclasses.replace(known, state="passed"))
-        current.promote(paths, empty, release.tag, lambda release: None)
-    assert Releases(paths).current_tag(top.recipe) == top.tag and Releases(paths).current(top.recipe)
+        checkpoint_of(paths, Releases(paths).get(release.tag))
+        current.promote(paths, empty, release.tag, lambda release: require_consistent(paths, release, finished=True))
+    assert Releases(paths).current_tag(top.recipe) == top.tag
+    assert rollback(paths, empty, top.recipe, quiet)[1].tag == below.tag
     asked = there.asked("GET", "blobs/" + top.diff_ids[-1])
     pull(paths, empty, dataclasses.replace(second, tag="", digest=digest_at(second)), quiet)
     assert there.asked("GET", "blobs/" + top.diff_ids[-1]) == asked, "what the engine has is not fetched"
@@ -186,7 +192,7 @@ def test_a_damaged_blob_is_refused(source: Source, there: LocalRegistry, paths: 
     image = place.manifest(place.reference)
     (row,) = json.loads(place.manifest(referrers_tag(image or b"")) or b"")["manifests"]
     record = json.loads(place.manifest(f"@{row['digest']}") or b"")["layers"][0]["digest"]
-    for digest in (source.release.diff_ids[-1], record):
+    for digest in (record, source.release.diff_ids[-1]):
         blob = there.blob(digest)
         good = blob.read_bytes()
         blob.write_bytes(good[:-1000] + b"!" + good[-999:])
@@ -300,9 +306,12 @@ def test_plain_http_is_for_this_machine(source: Source, paths: Paths, empty: Eng
     with local_registry(tmp_path / "open", closed=False) as there:
         place = sent(source, there)
         assert pull(paths, empty, place, quiet, unsigned=True).release.tag == source.release.tag
-        far = Registry.parse(f"oci://127.0.0.2:{there.port}/spark/releases")
-        with pytest.raises(NetworkError, match="HTTP"):
-            far.manifest(":any")
+    with (
+        local_registry(tmp_path / "far", closed=False, address="127.0.0.2") as there,
+        pytest.raises(NetworkError, match="HTTP"),
+    ):
+        Registry.parse(there.url).manifest(":any")
+    assert '"GET' not in there.log
 
 
 def test_two_releases_of_one_image_lie_beside_each_other(source: Source, there: LocalRegistry) -> None:
@@ -322,4 +331,3 @@ def test_two_releases_of_one_image_lie_beside_each_other(source: Source, there: 
     assert sorted(tags) == sorted([source.release.tag, "sparkpin/other:two-0123456789ab"])
     with pytest.raises(InputError):
         registries.artifact_about(dataclasses.replace(place, tag="", digest=registries.digest_of(image)), image)
-    assert records_of(source.paths, source.release)
