@@ -41,10 +41,13 @@ def up(
     no_smoke: Annotated[bool, "build only"] = False,
     serve: Annotated[bool, "serve the last stage as soon as its smoke test passed; the others come after it"] = False,
     yes: Annotated[bool, "fetch the model's files without a question"] = False,
+    from_: Annotated[str, "take what is published there and signed, and build the rest", "oci://HOST/NAME"] = "",
+    ca: Authority = "",
     dry_run: Annotated[bool, "say it only"] = False,
 ) -> None:
     """The main job: lock, fetch, build, checkpoint and smoke."""
-    commands.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run, yes=yes, serve=serve)
+    commands.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run, yes=yes, serve=serve,
+                   published=(from_, ca))  # fmt: skip
 
 
 @task("serve")
@@ -642,9 +645,7 @@ def publish(
     tag: Annotated[str, "release to publish"],
     to: Annotated[str, "repository of a registry: oci://HOST[:PORT]/NAME"],
     *,
-    redistribute: Annotated[
-        bool, "NVIDIA's wheels in it may be given to whoever reads there (docs/registry.md)"
-    ] = False,
+    redistribute: Annotated[bool, "whoever reads there may have its NVIDIA wheels (docs/registry.md)"] = False,
     ca: Authority = "",
 ) -> None:
     """Send a release to a registry: image, SBOM, statement, record."""

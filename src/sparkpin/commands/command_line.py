@@ -98,7 +98,7 @@ class TaskArgument(Argument):
         self.example = example[0] if example else parameter.default
         name = parameter.name
         super().__init__(
-            names=(name.replace("_", "-"), *filter(None, [SHORT.get(name)])),
+            names=(name.rstrip("_").replace("_", "-"), *filter(None, [SHORT.get(name)])),
             attr_name=name if "_" in name else None,
             kind=list
             if get_origin(kind) is tuple
