@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,8 +19,13 @@ from private_engine import quiet
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
+from sparkpin.build.origin import is_brought
+from sparkpin.build.pair import pair
+from sparkpin.build.record import records_of
 from sparkpin.bundle import registry as registries
+from sparkpin.bundle.form import locked_files
 from sparkpin.bundle.registry import INDEX_TYPE, artifact, publish, pull, referrers_tag
+from sparkpin.commands import up
 from sparkpin.core.errors import InputError, IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
@@ -331,3 +337,48 @@ def test_two_releases_of_one_image_lie_beside_each_other(source: Source, there: 
     assert sorted(tags) == sorted([source.release.tag, "sparkpin/other:two-0123456789ab"])
     with pytest.raises(InputError):
         registries.artifact_about(dataclasses.replace(place, tag="", digest=registries.digest_of(image)), image)
+
+
+def test_up_takes_what_is_published_and_builds_the_rest(
+    source: Source, there: LocalRegistry, empty: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, between, top = source.releases
+    for release in (base, top):
+        sent(source, there, release)
+    monkeypatch.setattr(up, "at_work", lambda paths: contextlib.nullcontext(empty))
+    paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
+    plan = up.BuildPlan(paths, pair(paths.project, base.recipe), ())
+    place = Registry.parse(there.url, there.ca)
+    made = up.carry_out(plan, place=place)
+    assert [(release.tag, release.image) for release in made] == [(one.tag, one.image) for one in source.releases]
+    assert [is_brought(paths, release) for release in made] == [True, False, True]
+    asked = there.asked("GET", "blobs")
+    assert up.carry_out(plan, place=place) == made and there.asked("GET", "blobs") == asked
+    assert between.image != top.image
+
+
+def test_up_builds_what_does_not_verify(
+    source: Source, there: LocalRegistry, empty: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = sent(source, there)
+    monkeypatch.delenv("SPARKPIN_ALLOWED_SIGNERS")
+    said: list[str] = []
+    monkeypatch.setattr(up, "say", said.append)
+    paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
+    plan = up.BuildPlan(paths, pair(paths.project, source.release.recipe), ())
+    assert up.take_published(plan, empty, dataclasses.replace(place, tag="")) == {}
+    assert len([line for line in said if "built here" in line]) == 3
+    assert "signature" in said[-1] and nothing_of(paths, empty)
+
+
+def test_what_is_not_free_is_published_when_somebody_says_so(
+    source: Source, there: LocalRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = locked_files(records_of(source.paths, source.release))[0].name
+    monkeypatch.setattr(registries, "PROPRIETARY", name[:4])
+    with pytest.raises(InputError) as refused:
+        sent(source, there)
+    assert "--redistribute" in refused.value.next_step and not there.asked("PUT", "")
+    place = Registry.parse(there.url, there.ca)
+    publish(source.paths, source.engine, source.release, place, quiet, agreed=True)
+    sent(source, there)  # it was said for this one
