@@ -38,7 +38,9 @@ from sparkpin.core.terminal import Told, tame
 
 METAVARS = {
     "bad": "TAG",
+    "ca": "FILE",
     "compare": "A",
+    "from": "PLACE",
     "good": "TAG",
     "keep": "COUNT",
     "lines": "COUNT",
@@ -47,6 +49,8 @@ METAVARS = {
     "rounds": "COUNT",
     "subject": "TAG|FILE|.venv",
     "copy to": "ENGINE",
+    "publish to": "PLACE",
+    "source": "PLACE",
     "copy link": "ADDRESS",
     "rollback to": "TAG",
     "tool": "TOOL",
