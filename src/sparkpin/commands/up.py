@@ -133,8 +133,8 @@ def carry_out(plan: BuildPlan, *, offline: bool = False, place: Registry | None 
         taken = take_published(plan, engine, place) if place else {}
         rest = [pairing for pairing in plan.pairings if pairing.tag not in taken]
         fetch_missing(plan.paths, engine, rest, offline=offline)
-        built = {release.tag: attest(plan.paths, release) for release in build_releases(plan.paths, engine, rest)}
-        return tuple((built | taken)[pairing.tag] for pairing in plan.pairings)
+        built = iter([attest(plan.paths, release) for release in build_releases(plan.paths, engine, rest)])
+        return tuple(taken[pairing.tag] if pairing.tag in taken else next(built) for pairing in plan.pairings)
 
 
 def take_published(plan: BuildPlan, engine: Engine, place: Registry) -> dict[str, Release]:
