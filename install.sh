@@ -7,7 +7,7 @@ unset SPARKPIN_PROJECT # this checkout is meant
 usage() {
   cat <<'TEXT'
 usage: ./install.sh [--stack S] [--recipe R] [--stage G] [--no-smoke] [--serve] [--yes]
-                    [--dry-run] [--help]
+                    [--from oci://HOST/NAME [--ca FILE]] [--dry-run] [--help]
 
 Looks at this machine, says what it will do, installs what is missing (as root on Debian or Ubuntu),
 makes .venv from requirements.lock, and runs `invoke up`: fetch, build, checkpoint, smoke.
@@ -19,6 +19,8 @@ Run it again at any time: it does only what is missing.
   --no-smoke   build, but start no server
   --serve      serve the last stage as soon as its smoke test has passed
   --yes        fetch a large model without a question
+  --from URL   take what a registry has of the images, signed by whom you trust (docs/registry.md)
+  --ca FILE    the certificate authority of that registry
   --dry-run    say what would be done, and change nothing
   --help       this text
 
@@ -31,12 +33,12 @@ dry_run=''
 arguments=()
 while (($#)); do
   case $1 in
-    --stack | --recipe | --stage)
+    --stack | --recipe | --stage | --from | --ca)
       (($# > 1)) || { echo "error: $1 wants a value; see ./install.sh --help" >&2; exit 2; }
       arguments+=("$1" "$2")
       shift
       ;;
-    --stack=* | --recipe=* | --stage=* | --no-smoke | --serve | --yes) arguments+=("$1") ;;
+    --stack=* | --recipe=* | --stage=* | --from=* | --ca=* | --no-smoke | --serve | --yes) arguments+=("$1") ;;
     --dry-run) dry_run=1 ;;
     --help | -h) usage; exit 0 ;;
     *) echo "error: unknown option $1; see ./install.sh --help" >&2; exit 2 ;;

@@ -27,6 +27,7 @@ Published = Annotated[bool, "from the shapes that are published of the model, be
 Link = Annotated[str | None, "interface, address or network between them (default: as before, else the only one)"]
 SharedLink = Annotated[bool, "take the link though others are on it"]
 Trust = Annotated[bool, "build an imported release, too: its steps run as root"]
+Authority = Annotated[str, "PEM file of the registry's own certificate authority"]
 Signed = Annotated[bool, "what is not signed by somebody whom allowed_signers names is wrong"]
 
 
@@ -40,10 +41,13 @@ def up(
     no_smoke: Annotated[bool, "build only"] = False,
     serve: Annotated[bool, "serve the last stage as soon as its smoke test passed; the others come after it"] = False,
     yes: Annotated[bool, "fetch the model's files without a question"] = False,
+    from_: Annotated[str, "take what is published there and signed, and build the rest", "oci://HOST/NAME"] = "",
+    ca: Authority = "",
     dry_run: Annotated[bool, "say it only"] = False,
 ) -> None:
     """The main job: lock, fetch, build, checkpoint and smoke."""
-    commands.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run, yes=yes, serve=serve)
+    commands.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run, yes=yes, serve=serve,
+                   published=(from_, ca))  # fmt: skip
 
 
 @task("serve")
@@ -644,6 +648,31 @@ def import_(
 ) -> None:
     """Verify a bundle, then load its image and record."""
     commands.bundle.import_bundle(file, signed=require_signature)
+
+
+@task("prove and carry")
+def publish(
+    c: Context,
+    tag: Annotated[str, "release to publish"],
+    to: Annotated[str, "repository of a registry: oci://HOST[:PORT]/NAME"],
+    *,
+    redistribute: Annotated[bool, "whoever reads there may have its NVIDIA wheels (docs/registry.md)"] = False,
+    ca: Authority = "",
+) -> None:
+    """Send a release to a registry: image, SBOM, statement, record."""
+    commands.bundle.publish(tag, to, agreed=redistribute, ca=ca)
+
+
+@task("prove and carry")
+def pull(
+    c: Context,
+    source: Annotated[str, "oci://HOST[:PORT]/NAME:TAG or ...@sha256:DIGEST, as `publish` has printed it"],
+    *,
+    unsigned: Annotated[bool, "take what is not signed by somebody whom allowed_signers names, too"] = False,
+    ca: Authority = "",
+) -> None:
+    """Fetch a release from a registry, verify it, take it in."""
+    commands.bundle.pull(source, unsigned=unsigned, ca=ca)
 
 
 @task("prove and carry")

@@ -81,7 +81,7 @@ def export(
     """
     files.output_file("-o", str(target), like=f"{release.name}.tar")
     records = records_of(paths, release)
-    pieces = [*release_pieces(paths, release, records, say), *input_pieces(paths, release, records)]
+    pieces = record_pieces(paths, release, records, say)
     if wanted.store:
         pieces += store_pieces(paths, release, records)
     if wanted.checkpoint:
@@ -146,6 +146,11 @@ class Members(Mapping[str, Slice]):
 
     def __len__(self) -> int:
         return len(self.pieces)
+
+
+def record_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord], say: Say) -> list[BundlePiece]:
+    """What every bundle holds."""
+    return [*release_pieces(paths, release, records, say), *input_pieces(paths, release, records)]
 
 
 def release_pieces(

@@ -69,6 +69,7 @@ NAME_LIMIT = 100  # bytes: longer ones need more than one header
 PART_LIMIT, PATH_LIMIT = 200, 1000  # bytes of a file name and of a path: a half-written file has a longer one
 LAYER_LIMIT = 128  # the engine takes no more
 SHOWN = 3  # bundles that lie in a folder
+LISTINGS = "listings"  # name of a check
 SAID_VALUE = 100  # characters of a value that does not fit
 SAID = 2000  # characters of a refusal: it may quote what a stranger wrote
 STAGE = re.compile(r"[a-z0-9][a-z0-9.-]*")
@@ -145,8 +146,9 @@ class Bundle:
 
     @cached_property
     def layers(self) -> dict[str, Slice]:
-        """Diff ID -> the layer's tar, for each layer of the image that the bundle holds."""
-        return {diff_id: self.data[oci.blob(diff_id)] for diff_id in self.release.diff_ids} if self.index.image else {}
+        """Diff ID -> the layer's tar, for each layer of the image that the bundle holds, or that came beside it."""
+        names = {diff_id: oci.blob(diff_id) for diff_id in self.release.diff_ids}
+        return {diff_id: self.data[name] for diff_id, name in names.items() if name in self.data}
 
     @property
     def evidence(self) -> dict[str, str]:
@@ -541,8 +543,9 @@ def check_listings(bundle: Bundle) -> verify.Check:
         if tar is not None and found != contents_of(read_layer(cast(BinaryIO, tar), everything=True)):
             raise Refused(f"{name} does not list what lies in its layer")
     if bundle.layers:
-        return verify.Check("listings", "ok", f"{total:,} files in {len(diff_ids)} layers, as they lie in the bundle")
-    return verify.Check("listings", "open", "the bundle has no layers to hold them against")
+        came = f"{len(bundle.layers)} of {len(diff_ids)} layers lie here, and hold what their listings say"
+        return verify.Check(LISTINGS, "ok", f"{total:,} files in all; {came}")
+    return verify.Check(LISTINGS, "open", "the bundle has no layers to hold them against")
 
 
 def listing(diff_id: str) -> str:

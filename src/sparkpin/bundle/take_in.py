@@ -73,7 +73,8 @@ def import_bundle(paths: Paths, engine: Engine, path: Path, say: Say, *, signed:
             return take_in(paths, engine, bundle, say)
 
 
-def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say) -> Imported:
+def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say, source: str = "") -> Imported:
+    """source: where it comes from, if that is no file."""
     is_own = require_no_conflict(paths, engine, bundle)
     require_space(paths, bundle)
     sent = load_image(engine, bundle, say)
@@ -86,7 +87,7 @@ def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say) -> Imported:
     keep_evidence(paths, bundle)
     if not is_own:
         row = {
-            "file": str(bundle.path.absolute()),
+            "file": source or str(bundle.path.absolute()),
             "with_store": bundle.index.store,
             "with_statement": STATEMENT in bundle.evidence,
             "checks": [check.line for check in bundle.checks],

@@ -1,4 +1,4 @@
-"""`invoke export`, `import`, `copy`."""
+"""`invoke export`, `import`, `copy`, `publish`, `pull`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from pathlib import Path
 
 from sparkpin.bundle import copy as transfer
 from sparkpin.bundle import export as exporting
-from sparkpin.bundle import take_in
+from sparkpin.bundle import registry, take_in
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host import machine
 from sparkpin.host.engine import engine_of
+from sparkpin.host.skopeo import Registry
 from sparkpin.host.ssh import way_to
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.releases.record import Releases
@@ -34,7 +35,24 @@ def export(tag: str, output: str, *, store: bool, checkpoint: bool, image: bool)
 
 def import_bundle(file: str, *, signed: bool) -> None:
     paths = Paths.from_env()
-    done = take_in.import_bundle(paths, engine_of(paths), Path(file), say, signed=signed)
+    show_taken_in(paths, take_in.import_bundle(paths, engine_of(paths), Path(file), say, signed=signed))
+
+
+def publish(tag: str, to: str, *, agreed: bool, ca: str) -> None:
+    paths = Paths.from_env()
+    place = Registry.parse(to, ca)
+    show(f"before anyone publishes an image: {registry.TERMS}, says what may be given to others")
+    done = registry.publish(paths, engine_of(paths), Releases(paths).get(tag), place, say, agreed=agreed)
+    show(f"{tag} is published; elsewhere: invoke pull {done}")
+
+
+def pull(source: str, *, unsigned: bool, ca: str) -> None:
+    paths = Paths.from_env()
+    place = Registry.parse(source, ca)
+    show_taken_in(paths, registry.pull(paths, engine_of(paths), place, say, unsigned=unsigned))
+
+
+def show_taken_in(paths: Paths, done: take_in.Imported) -> None:
     for check in done.checks:
         show(check.line)
     show(f"{done.release.tag} is here, {done.release.state}: what another machine's smoke test said is no proof here")

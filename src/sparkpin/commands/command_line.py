@@ -38,7 +38,9 @@ from sparkpin.core.terminal import Told, tame
 
 METAVARS = {
     "bad": "TAG",
+    "ca": "FILE",
     "compare": "A",
+    "from": "PLACE",
     "good": "TAG",
     "keep": "COUNT",
     "lines": "COUNT",
@@ -47,6 +49,8 @@ METAVARS = {
     "rounds": "COUNT",
     "subject": "TAG|FILE|.venv",
     "copy to": "ENGINE",
+    "publish to": "PLACE",
+    "source": "PLACE",
     "copy link": "ADDRESS",
     "rollback to": "TAG",
     "tool": "TOOL",
@@ -98,7 +102,7 @@ class TaskArgument(Argument):
         self.example = example[0] if example else parameter.default
         name = parameter.name
         super().__init__(
-            names=(name.replace("_", "-"), *filter(None, [SHORT.get(name)])),
+            names=(name.rstrip("_").replace("_", "-"), *filter(None, [SHORT.get(name)])),
             attr_name=name if "_" in name else None,
             kind=list
             if get_origin(kind) is tuple

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from sparkpin.build import digests
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_of_served, smoke_releases
 from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
+from sparkpin.build.origin import is_brought
 from sparkpin.build.pair import Pairing
 from sparkpin.checkpoint import published
 from sparkpin.checkpoint.plan import used_repositories
@@ -20,7 +21,7 @@ from sparkpin.commands.choose import choose_recipe, pairings_of
 from sparkpin.commands.notes import finish, next_smoke, notes_of
 from sparkpin.commands.smoke import complete_above, waiting_for_smoke
 from sparkpin.core import terminal
-from sparkpin.core.errors import DiskError, InputError, SmokeError, SparkpinError
+from sparkpin.core.errors import DiskError, InputError, IntegrityError, SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.evidence import builders
@@ -30,8 +31,9 @@ from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.model import absent_wheel, fetch_model
 from sparkpin.fetch.store import Store
 from sparkpin.host import machine as host
-from sparkpin.host.engine import engine_of
+from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.gpus import read_gpus
+from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.pins import manifests
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.pins.schema import LockedFile
@@ -74,22 +76,28 @@ def up(
     dry_run: bool,
     yes: bool = False,
     serve: bool = False,
+    published: tuple[str, str] = ("", ""),
 ) -> None:
     """The main job: what is missing of locks and programs, fetch, build, checkpoint and smoke, then the table.
+
+    published: a place in a registry and its authority, to take from what is there of the chain.
 
     yes: a large download is not asked for; serve: the last stage is served as soon as its smoke test has passed, unless
     another release is current: then that one, at the end.
     """
     paths = Paths.from_env()
+    place = Registry.parse(*published) if published[0] else None
     unlocked = unlocked_models(paths, recipe, stack)
     for name in () if dry_run else unlocked:
         say(f"{name} is not locked yet: invoke lock --model {name}, which fetches headers and what steps take")
         lock_model(paths, name, say)
     plan = plan_of(recipe, stage, stack, locked=not (unlocked and dry_run))
     announce(plan)
+    if place:
+        show(f"What {place} has of it, signed by whom this machine trusts, is taken and not built.")
     download = model_download(plan, dry_run=dry_run) if smoke else None
     machine = host.read_host()
-    lacking = host.missing(plan.paths, machine, stack=plan.pairings[-1].stack)
+    lacking = host.missing(plan.paths, machine, stack=plan.pairings[-1].stack, published=place is not None)
     for requirement in lacking:
         show(f"missing: {requirement.name}: {requirement.detail}; {requirement.fix}")
     if dry_run:
@@ -101,7 +109,7 @@ def up(
     host.install(lacking, machine, say)
     if download:
         fetch_download(plan)
-    made = carry_out(plan)
+    made = carry_out(plan, place=place)
     if smoke:
         made = smoke_chain(plan, made, serve=serve)
     first_is_current(plan.paths, made[-1])
@@ -122,12 +130,14 @@ def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: 
     return made
 
 
-def carry_out(plan: BuildPlan, *, offline: bool = False) -> tuple[Release, ...]:
-    """The releases of the plan, the stage asked for last."""
+def carry_out(plan: BuildPlan, *, offline: bool = False, place: Registry | None = None) -> tuple[Release, ...]:
+    """The releases of the plan, the stage asked for last. place: a registry that may have some of them."""
     with at_work(plan.paths) as engine:
-        fetch_missing(plan.paths, engine, plan.pairings, offline=offline)
-        built = build_releases(plan.paths, engine, plan.pairings)
-        made = tuple(attest(plan.paths, release) for release in built)
+        taken = take_published(plan, engine, place) if place else {}
+        rest = [pairing for pairing in plan.pairings if pairing.tag not in taken]
+        fetch_missing(plan.paths, engine, rest, offline=offline)
+        built = iter([attest(plan.paths, release) for release in build_releases(plan.paths, engine, rest)])
+        made = tuple(taken[pairing.tag] if pairing.tag in taken else next(built) for pairing in plan.pairings)
     try:
         compare_published(plan, made)
     except SparkpinError as error:  # all is built: what others publish changes nothing of it
@@ -160,6 +170,27 @@ def compare_published(plan: BuildPlan, made: Sequence[Release]) -> None:
         say(f"warning: {other} got another image than {last.tag} of these pins")
     lines = [f"{what}: {', '.join(stages)} ({file})" for what, stages in found.items()]
     show("; ".join([*lines, f"{last.stage} is {said.line}"]))
+
+
+def take_published(plan: BuildPlan, engine: Engine, place: Registry) -> dict[str, Release]:
+    """By tag: what a registry has of the chain, and what it gave before. What does not verify is built instead."""
+    from sparkpin.bundle.registry import pull
+
+    records, taken = Releases(plan.paths), dict[str, Release]()
+    for pairing in plan.pairings:
+        known = records.find(pairing.tag)
+        if known is None or (is_brought(plan.paths, known) and current.present_ref(engine, known) is None):
+            try:
+                known = pull(plan.paths, engine, replace(place, tag=pairing.tag.rpartition(":")[2]), say).release
+            except (AbsentError, IntegrityError) as error:
+                say(f"{pairing.stage.name} is built here: {error.message}")
+                continue
+        if is_brought(plan.paths, known):
+            if known.demands == pairing.demands:
+                taken[pairing.tag] = known
+            else:
+                say(f"{pairing.stage.name} is built here: the published one asks for another smoke test")
+    return taken
 
 
 def plan_of(recipe: str | None, stage: str | None, stack: str | None, *, locked: bool = True) -> BuildPlan:

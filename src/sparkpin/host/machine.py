@@ -195,8 +195,14 @@ def requirements(paths: Paths, host: Host, needs: Needs | None = None, stack: St
     return [*found, *disk(paths, needs), memory(host, needs)]
 
 
-def missing(paths: Paths, host: Host, needs: Needs | None = None, stack: Stack | None = None) -> list[Requirement]:
-    return [requirement for requirement in requirements(paths, host, needs, stack) if not requirement.ok]
+def missing(
+    paths: Paths, host: Host, needs: Needs | None = None, stack: Stack | None = None, *, published: bool = False
+) -> list[Requirement]:
+    """published: images are to come from a registry, too."""
+    wanted = requirements(paths, host, needs, stack)
+    if published:
+        wanted.append(program(host, "skopeo", "skopeo", "registries"))
+    return [requirement for requirement in wanted if not requirement.ok]
 
 
 def commands_for(packages: Sequence[str], *then: Sequence[str]) -> list[Sequence[str]]:

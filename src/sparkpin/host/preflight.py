@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.names import choose
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> int:
     options.add_argument("--dry-run", action="store_true")
     for flag in ("--no-smoke", "--serve", "--yes"):  # of `invoke up`
         options.add_argument(flag, action="store_true")
-    for name in FOLDERS:
+    for name in (*FOLDERS, "from", "ca"):
         options.add_argument(f"--{name}")
     chosen = options.parse_args(arguments)
     run: list[str] = []
@@ -36,21 +37,24 @@ def main(arguments: list[str]) -> int:
         for name, folder in FOLDERS.items():
             if value := getattr(chosen, name):
                 choose(paths.project / folder, value, name)
-        look(paths, chosen.stack, dry_run=chosen.dry_run, show=lambda line: print(line, flush=True), say=install)
+        published = getattr(chosen, "from") is not None
+        show = partial(print, flush=True)
+        look(paths, chosen.stack, published=published, dry_run=chosen.dry_run, show=show, say=install)
     except SparkpinError as error:
         print(f"error: {error}", *([] if run else ["Nothing was changed."]), sep="\n", file=sys.stderr)
         return error.exit_code
     return 0
 
 
-def look(paths: Paths, stack: str | None, *, dry_run: bool, show: Say, say: Say) -> None:
+def look(paths: Paths, stack: str | None, *, published: bool = False, dry_run: bool, show: Say, say: Say) -> None:
     """Raises HostError, with nothing changed, when this machine lacks what only a person can give.
 
-    stack: None for the one for this machine; say: is told each command that is run, before it runs.
+    stack: None for the one for this machine; published: images are to come from a registry; say: is told each command
+    that is run, before it runs.
     """
     host = machine.read_host()
     show(f"This machine: {host.summary}. Stack: {stack or machine.default_stack(paths.project, host)}.")
-    lacking = machine.missing(paths, host)
+    lacking = machine.missing(paths, host, published=published)
     if not lacking:
         show("It has what is needed; nothing to install.")
         return

@@ -288,11 +288,11 @@ def test_preflight_says_that_nothing_was_changed_only_if_so(
     monkeypatch.setattr(preflight.machine, "default_stack", lambda *_: "cpu")
     monkeypatch.setattr(preflight.machine, "read_host", lambda: DEBIAN)
     monkeypatch.setattr(
-        preflight.machine, "missing", lambda *_: [dataclasses.replace(MMDEBSTRAP, packages=("no-such",))]
+        preflight.machine, "missing", lambda *_, **__: [dataclasses.replace(MMDEBSTRAP, packages=("no-such",))]
     )
     assert preflight.main([]) == 3
     assert "Nothing was changed" not in capsys.readouterr().err
-    monkeypatch.setattr(preflight.machine, "missing", lambda *_: [FULL])
+    monkeypatch.setattr(preflight.machine, "missing", lambda *_, **__: [FULL])
     assert preflight.main([]) == 3
     seen = capsys.readouterr()
     assert "Nothing was changed" in seen.err

@@ -32,8 +32,8 @@ from sparkpin.releases.quality_record import KEY_DIGITS
 from sparkpin.releases.record import Release, Releases
 
 STORED = "[0-9a-f][0-9a-f]/[!.]*"  # of a store by SHA-256
-WORK = ("context-*", "saved-*", "seal-*", "lm-eval-*")
-"""What a build works in, whose next run looks for its own key only, and lm-eval's results."""
+WORK = ("context-*", "saved-*", "seal-*", "lm-eval-*", "publish-*", "pull-*")
+"""What a build works in, whose next run looks for its own key only, lm-eval's results, layers for registries."""
 
 
 @dataclass
