@@ -19,6 +19,9 @@ _CONFIG = "is_checkpoint_fp8_serialized, activation_scheme, ignored_layers, weig
 _EVERYWHERE: Touches = {
     f"{_INC}:INCConfig.get_quant_method": "self, layer, prefix",
     f"{_LAYERS}.linear:LinearBase": None,
+    "vllm.config:get_current_vllm_config_or_none": "",
+    "vllm.config:VllmConfig.model_config": None,
+    "vllm.config:ModelConfig.model": None,
     "vllm.platforms:current_platform": None,
     "vllm.platforms.interface:Platform.is_cpu": "self",
 }
