@@ -33,8 +33,8 @@ _EVERYWHERE: Touches = {
     f"{_SPECULATIVE}.draft_sample_method": None,
     f"{_SPECULATIVE}.use_local_argmax_reduction": None,
     "vllm.platforms:current_platform": None,
-    "vllm.platforms.interface:Platform.is_cpu": "self",
-    "vllm.platforms.interface:Platform.is_cuda": "self",
+    "vllm.platforms.interface:Platform.is_cpu": "(self)",
+    "vllm.platforms.interface:Platform.is_cuda": "(self)",
     "vllm.platforms.interface:Platform.device_type": None,
 }
 _ON_CUDA: Touches = {

@@ -11,8 +11,6 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from sparkpin_hybrid.dequantise import dequantise_blocks
 
-UNSET = -1.0
-
 
 class ReferenceFp8Experts(UnquantizedFusedMoEMethod):
     """Same parameters and loaders as vLLM's ``Fp8MoEMethod`` with blocks, without its kernel.
@@ -47,7 +45,7 @@ class ReferenceFp8Experts(UnquantizedFusedMoEMethod):
         }
         for name, (rows, columns) in shapes.items():
             weight = torch.empty(num_experts, rows, columns, dtype=torch.float8_e4m3fn)
-            scale = torch.full((num_experts, -(-rows // self.block[0]), -(-columns // self.block[1])), UNSET)
+            scale = torch.empty(num_experts, -(-rows // self.block[0]), -(-columns // self.block[1]))
             attributes = {
                 f"{name}_weight": (weight, extra_weight_attrs),
                 f"{name}_weight_scale_inv": (
@@ -62,11 +60,6 @@ class ReferenceFp8Experts(UnquantizedFusedMoEMethod):
     def process_weights_after_loading(self, layer: Any) -> None:
         for name in ("w13", "w2"):
             scale = getattr(layer, f"{name}_weight_scale_inv").data
-            if not bool((scale >= 0).all()):
-                raise ValueError(
-                    f"{self.prefix}: {name}_weight_scale_inv: the checkpoint left scales unset or negative; wanted one "
-                    f"for each block of {self.block[0]} x {self.block[1]} weights of every expert"
-                )
             packed = getattr(layer, f"{name}_weight").data
             weight = torch.empty(packed.shape, dtype=layer.orig_dtype)
             for expert in range(packed.shape[0]):

@@ -44,11 +44,11 @@ def install() -> None:
         if isinstance(layer, LinearBase):
             entry = fp8_entry(prefix, self.extra_config, getattr(self, "packed_modules_mapping", None) or {})
             if entry is not None:
-                return COUNT.watch(*forms.linear(layer, prefix, entry))
+                return COUNT.watch(*forms.linear(layer, prefix, entry), prefix)
         elif isinstance(layer, forms.EXPERTS):
             entry = experts_entry(prefix, self.extra_config)
             if entry is not None:
-                return COUNT.watch(*forms.experts(layer, prefix, entry))
+                return COUNT.watch(*forms.experts(layer, prefix, entry), prefix)
         else:
             refuse_other_layers(type(layer).__name__, prefix, self.extra_config)
         return original(self, layer, prefix)

@@ -21,8 +21,7 @@ from sparkpin_hybrid.dequantise import dequantise_blocks
 class ReferenceFp8Scheme(INCLinearScheme):
     """Same parameters and loaders as vLLM's ``INCFp8LinearScheme``, without its kernel."""
 
-    def __init__(self, prefix: str, block: tuple[int, int]) -> None:
-        self.prefix = prefix
+    def __init__(self, block: tuple[int, int]) -> None:
         self.block = block
         self.dense = UnquantizedLinearMethod()
 
@@ -59,14 +58,7 @@ class ReferenceFp8Scheme(INCLinearScheme):
         )
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        scale = layer.weight_scale_inv.data
-        # vLLM fills scales with the lowest float32 until the checkpoint's arrive.
-        if not bool((scale >= 0).all()):
-            raise ValueError(
-                f"{self.prefix}.weight_scale_inv: the checkpoint left scales unset or negative; wanted one "
-                f"float32 per block of {self.block[0]} x {self.block[1]} weights"
-            )
-        weight = dequantise_blocks(layer.weight.data, scale, self.block, layer.orig_dtype)
+        weight = dequantise_blocks(layer.weight.data, layer.weight_scale_inv.data, self.block, layer.orig_dtype)
         del layer.weight_scale_inv
         layer.weight = Parameter(weight, requires_grad=False)
         self.dense.process_weights_after_loading(layer)

@@ -19,7 +19,7 @@ def linear(layer: Any, prefix: str, entry: Fp8Entry) -> tuple[Any, str]:
     if current_platform.is_cpu():
         from sparkpin_hybrid.reference import ReferenceFp8Scheme
 
-        return INCLinearMethod(ReferenceFp8Scheme(prefix, entry.block)), "dequantised at load"
+        return INCLinearMethod(ReferenceFp8Scheme(entry.block)), "dequantised at load"
     from vllm.model_executor.layers.quantization.inc.schemes.inc_fp8_linear import INCFp8LinearScheme
 
     return INCLinearMethod(INCFp8LinearScheme(prefix, entry.block)), "vLLM block FP8"

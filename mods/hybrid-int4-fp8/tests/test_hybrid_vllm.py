@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import sparkpin_hybrid
 import torch
@@ -17,11 +19,13 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
+from vllm.model_executor.layers.quantization import fp8
 from vllm.model_executor.layers.quantization.inc import INCConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.utils import configure_quant_config
 from vllm.model_executor.models.qwen3_5 import Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration
 from vllm.model_executor.models.qwen3_5_mtp import Qwen3_5MoeMTP
+from vllm.platforms import current_platform
 
 FULL = {"bits": 16, "data_type": "float"}
 FP8 = {"bits": 8, "group_size": [128, 128], "sym": True, "data_type": "fp"}
@@ -145,17 +149,65 @@ def test_active_is_reported_once_all_layers_have_weights(installed, monkeypatch,
     assert (line["event"], line["fp8_layers"]) == ("active", 2)
 
 
-def test_scales_that_never_came_raise(installed) -> None:
-    layer = RowParallelLinear(
+@pytest.fixture(params=["cpu", "kernels"])
+def path(request: pytest.FixtureRequest, installed, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The forms of a CPU, and those of CUDA: vLLM's own methods on a CPU's memory, all but the choice of a kernel."""
+    if request.param == "kernels":
+        monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+        kernel = SimpleNamespace(process_weights_after_loading=PROCESSED.append)
+        monkeypatch.setattr(fp8, "init_fp8_linear_kernel", lambda **_: kernel)
+        monkeypatch.setattr(fp8, "select_fp8_moe_backend", lambda **_: (None, None))
+        monkeypatch.setattr(fp8.Fp8MoEMethod, "process_weights_after_loading", lambda self, layer: PROCESSED.append(1))
+        monkeypatch.setattr(installed, "model_config", SimpleNamespace(dtype=torch.bfloat16, model="/model"))
+    PROCESSED.clear()
+    return str(request.param)
+
+
+PROCESSED: list[object] = []
+
+
+@pytest.mark.parametrize("comes", [None, 0, 1], ids=["no scale", "gate's only", "up's only"])
+def test_a_scale_that_never_came_stops_each_path(path: str, comes: int | None, monkeypatch, capfd) -> None:
+    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+    layer = MergedColumnParallelLinear(
         128,
-        128,
+        [128, 128],
         bias=False,
-        quant_config=config(down_proj=FP8),
-        prefix=f"{SHARED}.down_proj",
+        quant_config=config(gate_proj=FP8, up_proj=FP8),
+        prefix=f"{SHARED}.gate_up_proj",
         params_dtype=torch.bfloat16,
     )
-    with pytest.raises(ValueError, match=rf"{SHARED}.down_proj.weight_scale_inv: the checkpoint left scales unset"):
+    assert type(layer.quant_method.scheme).__name__ == {"cpu": "ReferenceFp8Scheme"}.get(path, "INCFp8LinearScheme")
+    if comes is not None:
+        _, scale, _ = fp8_tensors(128, 128, seed=0)
+        layer.weight_scale_inv.weight_loader(layer.weight_scale_inv, scale, comes)
+    with pytest.raises(
+        ValueError, match=rf"{SHARED}.gate_up_proj.weight_scale_inv: .* unset, {1 + (comes is None)} of"
+    ):
         layer.quant_method.process_weights_after_loading(layer)
+    [line] = parse_reports(capfd.readouterr().err)
+    assert line["event"] == "failed" and "model.safetensors.index.json" in line["error"]
+    assert PROCESSED == [] and hook.COUNT.loaded == 0
+    _, scale, _ = fp8_tensors(128, 128, seed=1)
+    for part in (0, 1):
+        layer.weight_scale_inv.weight_loader(layer.weight_scale_inv, scale, part)
+    layer.quant_method.process_weights_after_loading(layer)
+    assert hook.COUNT.loaded == 1
+
+
+def test_one_scale_of_one_expert_that_never_came_stops_each_path(path: str) -> None:
+    layer = mtp_experts(EXPERTS)
+    assert type(layer.quant_method).__name__ == {"cpu": "ReferenceFp8Experts"}.get(path, "Fp8MoEMethod")
+    for expert in range(3):
+        for shard, rows, columns in (("w1", 128, 256), ("w3", 128, 256), ("w2", 256, 128)):
+            name = f"{'w2' if shard == 'w2' else 'w13'}_weight_scale_inv"
+            if (expert, shard) != (1, "w3"):
+                parameter = getattr(layer, name)
+                _, scale, _ = fp8_tensors(rows, columns, seed=1)
+                parameter.weight_loader(parameter, scale, f"experts.{name}", shard, expert)
+    with pytest.raises(ValueError, match=r"mtp.layers.0.mlp.experts.w13_weight_scale_inv: .* unset, 2 of 12"):
+        layer.quant_method.process_weights_after_loading(layer)
+    assert PROCESSED == [] and hook.COUNT.loaded == 0
 
 
 def test_other_layers_get_what_vllm_gives(installed) -> None:
@@ -316,12 +368,6 @@ def test_experts_in_fp8(installed, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(layer.w13_weight.data[:, 128:], torch.stack(wanted["w3"]))
     assert torch.equal(layer.w2_weight.data, torch.stack(wanted["w2"]))
     assert (hook.COUNT.dispatched, hook.COUNT.loaded) == (1, 1)
-
-
-def test_experts_whose_scales_never_came_raise(installed) -> None:
-    layer = mtp_experts(EXPERTS)
-    with pytest.raises(ValueError, match="experts: w13_weight_scale_inv: the checkpoint left scales unset"):
-        layer.quant_method.process_weights_after_loading(layer)
 
 
 def test_experts_that_split_a_block_are_refused(installed) -> None:

@@ -13,7 +13,10 @@ from sparkpin_int8_lm_head.kernel import digit_tokens, launch_digits, launch_hea
 from sparkpin_int8_lm_head.tuned import Tuned, tile_for
 
 DTYPES = (torch.bfloat16, torch.float16)
-CHECKED_ROWS = 64
+EDGE_ROWS, SPREAD_ROWS = 64, 1024
+LARGEST_ERROR = 1e-3
+"""Of rehearsed logits, relative norm. Fixed point comes to 5e-4 at worst (K = 3072: a column scale that leaves a token
+one component); without the low digit it is 8.7e-3. Logits of 16 bits may have the rounding of their type beside it."""
 FLOAT32_TOKENS = 1024
 """Up to so many tokens logits are not rounded to the model's type, which would make ties of what INT8 tells apart:
 vLLM's samplers reckon in float32, whatever they are given. More come with prompt_logprobs only, where memory counts."""
@@ -79,22 +82,28 @@ def rehearse(
 ) -> None:
     """Run each tile size on this head once, so that no request compiles or loads a kernel, and check what comes out.
 
+    Looked at are the first and last rows and as many in between, so that each part of the vocabulary has some.
+
     Raises:
-        ModError: some logits of the first or last rows are not what naive.logits gives.
+        ModError: some logits are not what naive.logits gives.
     """
     generator = torch.Generator(device=q.device).manual_seed(0)
-    last = slice(max(0, q.shape[0] - CHECKED_ROWS), q.shape[0])
+    last = q.shape[0] - 1
+    ends = torch.arange(min(EDGE_ROWS, q.shape[0]))
+    rows = torch.cat([ends, last - ends, torch.linspace(0, last, SPREAD_ROWS, dtype=torch.float64).long()])
+    rows = rows.unique().to(q.device)
     ones = torch.ones(q.shape[1], device=q.device)
     for size in (entry.block_b if size == entry.block_b else entry.block_b + 1 for size, entry in tuned.items()):
         x = torch.randn(size, q.shape[1], generator=generator, device=q.device).to(dtype)
         out = int8_linear(x, q, row_scale, column_scale, bias, tuned, float32=float32)
-        for rows in (slice(0, CHECKED_ROWS), last):
-            wanted = naive.logits(x, q[rows], row_scale[rows].float(), ones if column_scale is None else column_scale)
-            if bias is not None:
-                wanted += bias[rows].float()
-            error = float((out[:, rows].float() - wanted).norm() / wanted.norm().clamp(min=1e-30))
-            if not error < 0.01:
-                raise ModError(
-                    f"int8-lm-head: for {size} tokens the kernel differs from the reference by {error:.3g} (relative "
-                    f"norm), wanted less than 0.01, with {tile_for(size, tuned)}; set SPARKPIN_MOD_INT8_LM_HEAD=0"
-                )
+        wanted = naive.logits(x, q[rows], row_scale[rows].float(), ones if column_scale is None else column_scale)
+        if bias is not None:
+            wanted += bias[rows].float()
+        error = float((out[:, rows].float() - wanted).norm() / wanted.norm().clamp(min=1e-30))
+        largest = LARGEST_ERROR + (0 if out.dtype == torch.float32 else torch.finfo(out.dtype).eps / 2)
+        if not error < largest:
+            raise ModError(
+                f"int8-lm-head: for {size} tokens the kernel differs from the reference by {error:.3g} (relative "
+                f"norm of {len(rows)} rows), wanted less than {largest:.3g}, with {tile_for(size, tuned)}; set "
+                "SPARKPIN_MOD_INT8_LM_HEAD=0, or serve the stage below (invoke rollback)"
+            )

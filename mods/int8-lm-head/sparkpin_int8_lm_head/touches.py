@@ -10,20 +10,20 @@ _METHOD = f"{_LAYERS}.quantization.base_config:QuantizeMethodBase"
 
 _EVERYWHERE: Touches = {
     f"{_HEAD}:ParallelLMHead.tie_weights": "self, embed_tokens",
-    f"{_HEAD}:ParallelLMHead.weight_loader": "self, param, loaded_weight",
+    f"{_HEAD}:ParallelLMHead.weight_loader": "(self, param, loaded_weight)",
     f"{_HEAD}:UnquantizedEmbeddingMethod.apply": "self, layer, x, bias",
     f"{_LAYERS}.linear:UnquantizedLinearMethod": None,
     f"{_METHOD}.create_weights": "self, layer, *weight_args, **extra_weight_attrs",
     f"{_METHOD}.process_weights_after_loading": "self, layer",
     f"{_METHOD}.apply": "self, layer, *args, **kwargs",
-    "vllm.config:get_current_vllm_config_or_none": "",
+    "vllm.config:get_current_vllm_config_or_none": "()",
     "vllm.config:ModelConfig.hf_config": None,
     "vllm.config:VllmConfig.lora_config": None,
     "vllm.config:VllmConfig.model_config": None,
     "vllm.config:VllmConfig.speculative_config": None,
     "vllm.platforms:current_platform": None,
-    "vllm.platforms.interface:Platform.is_cpu": "self",
-    "vllm.platforms.interface:Platform.is_cuda": "self",
+    "vllm.platforms.interface:Platform.is_cpu": "(self)",
+    "vllm.platforms.interface:Platform.is_cuda": "(self)",
     "vllm.platforms.interface:Platform.device_type": None,
 }
 _NEWER: Touches = _EVERYWHERE | {"vllm.config:SpeculativeConfig.draft_sample_method": None}

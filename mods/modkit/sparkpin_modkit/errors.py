@@ -23,7 +23,7 @@ class UnsupportedPlatform(ModError):
 
 
 class SignatureChanged(ModError):
-    """A function that the mod replaces no longer takes the parameters that it was written against."""
+    """What the mod touches is missing, takes other parameters than it was written against, or is other code."""
 
 
 class RanksDiffer(ModError):

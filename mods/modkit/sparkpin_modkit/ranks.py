@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin_modkit.checks import check_vllm
-from sparkpin_modkit.errors import EXIT_CODE, RanksDiffer
+from sparkpin_modkit.errors import EXIT_CODE, RanksDiffer, UnsupportedVLLM
 from sparkpin_modkit.reports import in_use, report, reporting_failure
 from sparkpin_modkit.touches import TOUCHES
 
@@ -50,11 +50,10 @@ def take_part(mod: str, version: str, install: Callable[[], None] | None) -> Non
 
 @functools.cache
 def _wrap() -> None:
-    import vllm
-
-    if str(vllm.__version__).partition("+")[0] not in TOUCHES:
+    try:
+        check_vllm(TOUCHES)
+    except UnsupportedVLLM:
         return  # a mod that is on has refused it
-    check_vllm(TOUCHES)
     from vllm.distributed.parallel_state import get_tp_group, get_world_group
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 

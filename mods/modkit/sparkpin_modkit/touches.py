@@ -8,11 +8,11 @@ _STATE, _WRAPPER = "vllm.distributed.parallel_state", "vllm.v1.worker.worker_bas
 
 _EVERYWHERE: Touches = {
     "vllm:__version__": None,
-    "vllm.logger:init_logger": "name",
+    "vllm.logger:init_logger": "(name)",
     f"{_WRAPPER}.init_device": "self",
     f"{_WRAPPER}.initialize_from_config": "self, kv_cache_configs",
-    f"{_STATE}:get_world_group": "",
-    f"{_STATE}:get_tp_group": "",
+    f"{_STATE}:get_world_group": "()",
+    f"{_STATE}:get_tp_group": "()",
     f"{_STATE}:GroupCoordinator.cpu_group": None,
     f"{_STATE}:GroupCoordinator.ranks": None,
     f"{_STATE}:GroupCoordinator.world_size": None,

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import vllm
@@ -16,6 +18,7 @@ from sparkpin_modkit import (
     require_vllm,
     switch_name,
 )
+from sparkpin_modkit.checks import check_call
 
 
 class Replaced:
@@ -140,3 +143,82 @@ def test_a_refused_release_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "__version__", "0.20.2")
     with pytest.raises(UnsupportedVLLM, match=r"vLLM 0.20.2 is installed, wanted one of: 0.32.0: no such cache$"):
         check_vllm({"0.32.0": {}}, {"0.20.2": "no such cache"})
+
+
+def called(config, spec, layers=(), *, device="cpu", **more):
+    pass
+
+
+@pytest.mark.parametrize(
+    "call", ["(config, spec)", "(config, spec, layers)", "(config, spec, *, device)", "(config, *, spec, anything)"]
+)
+def test_a_function_that_is_only_called_may_take_more(call: str) -> None:
+    check_call(called, call)
+
+
+@pytest.mark.parametrize(
+    ("fn", "call"),
+    [
+        (called, "(config)"),  # one that it needs is not given
+        (called, "(spec, config)"),  # the same number, in another order
+        (called, "(config, spec, layers, device)"),
+        (lambda config, *, spec: None, "(config, spec)"),
+        (lambda config, *rest: None, "(config, spec)"),
+        (lambda config, spec, needed: None, "(config, spec)"),
+        (lambda config, spec: None, "(config, *, spec, device)"),
+        (max, "(a, b)"),
+    ],
+)
+def test_a_call_that_is_not_taken_or_means_something_else(fn, call: str) -> None:
+    with pytest.raises(SignatureChanged, match=r"call|by place"):
+        check_call(fn, call)
+
+
+RELEASE = vllm.__version__.partition("+")[0]
+INC = "vllm.model_executor.layers.quantization.inc"
+REAL = {
+    f"{INC}:INCConfig.get_quant_method": "self, layer, prefix",
+    f"{INC}.inc_linear:INCLinearMethod": "(scheme)",
+    "vllm.logger:init_logger": "(name)",
+    "vllm:__version__": None,
+}
+
+
+@pytest.fixture
+def patch_release(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The installed vLLM as if it were a patch of its release; what it holds of inc is a copy, to be doctored."""
+    before, inc = Path(vllm.__file__).parent, "/".join(INC.split(".")[1:])
+    shutil.copytree(before / inc, tmp_path / "vllm" / inc)
+    monkeypatch.setattr(vllm, "__version__", f"{RELEASE.rpartition('.')[0]}.7+cpu")
+    monkeypatch.setattr(vllm, "__file__", str(tmp_path / "vllm/__init__.py"))
+    return tmp_path / "vllm" / inc
+
+
+def doctor(folder: Path, before: str, after: str) -> None:
+    hits = [path for path in folder.rglob("*.py") if before in path.read_text()]
+    assert hits
+    for path in hits:
+        path.write_text(path.read_text().replace(before, after))
+
+
+def test_a_patch_release_that_left_it_alone_is_taken_for_its_release(patch_release: Path) -> None:
+    assert check_vllm({RELEASE: REAL}) == RELEASE
+
+
+def test_what_is_only_called_may_be_other_code_in_a_patch_release(patch_release: Path) -> None:
+    doctor(patch_release, "self.scheme = scheme", "self.scheme = (scheme)")
+    assert check_vllm({RELEASE: REAL}) == RELEASE
+
+
+@pytest.mark.parametrize("after", ["def get_quant_method(  ", "def gone("])
+def test_a_patch_release_that_changed_what_is_replaced_is_named(patch_release: Path, after: str) -> None:
+    doctor(patch_release, "def get_quant_method(", after)
+    with pytest.raises(SignatureChanged, match=r"\.7 is installed, whose code .*:INCConfig.get_quant_method; wanted"):
+        check_vllm({RELEASE: REAL})
+
+
+@pytest.mark.parametrize("seen", ["7.7.7", "dev", f"{RELEASE}rc1", f"{RELEASE.rpartition('.')[0]}.7.dev1"])
+def test_other_releases_are_refused_as_before(monkeypatch: pytest.MonkeyPatch, seen: str) -> None:
+    monkeypatch.setattr(vllm, "__version__", seen)
+    with pytest.raises(UnsupportedVLLM):
+        check_vllm({RELEASE: REAL})

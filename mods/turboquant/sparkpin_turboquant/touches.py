@@ -13,10 +13,10 @@ _ATTENTION = "vllm.model_executor.layers.attention.attention"
 
 _EVERYWHERE: Touches = {
     "vllm.platforms:current_platform": None,
-    "vllm.platforms.interface:Platform.is_cpu": "self",
-    "vllm.platforms.interface:Platform.is_cuda": "self",
+    "vllm.platforms.interface:Platform.is_cpu": "(self)",
+    "vllm.platforms.interface:Platform.is_cuda": "(self)",
     "vllm.platforms.interface:Platform.device_type": None,
-    f"{_REGISTRY}:register_backend": "backend, class_path, is_mamba",
+    f"{_REGISTRY}:register_backend": "(backend, class_path)",
     f"{_REGISTRY}:AttentionBackendEnum.TURBOQUANT": None,
     f"{_BACKEND}:AttentionBackend.forward_includes_kv_cache_update": None,
     f"{_BACKEND}:AttentionBackend.supported_dtypes": None,
@@ -39,13 +39,13 @@ _EVERYWHERE: Touches = {
     # The one that calls the implementation's do_kv_cache_update.
     f"{_ATTENTION}:unified_kv_cache_update": "key, value, layer_name",
     f"{_BACKEND}:AttentionType.DECODER": None,
-    f"{_BACKEND}:MultipleOf": "base",
+    f"{_BACKEND}:MultipleOf": "(base)",
     **{
         f"{_BACKEND}:CommonAttentionMetadata.{field}": None
         for field in ("causal", "query_start_loc_cpu", "seq_lens", "block_table_tensor", "slot_mapping")
     },
     f"{_CACHE}:AttentionSpec.head_size": None,
-    f"{_PRESET}.from_cache_dtype": "cache_dtype, head_dim",
+    f"{_PRESET}.from_cache_dtype": "(cache_dtype, head_dim)",
     f"{_PRESET}.slot_size_aligned": None,
 }
 
@@ -54,23 +54,22 @@ _ON_CUDA: Touches = {
     f"{_BACKEND}:AttentionCGSupport.UNIFORM_BATCH": None,
     f"{_BACKEND}:AttentionMetadataBuilder.reorder_batch_threshold": None,
     f"{_BACKEND}:AttentionMetadataBuilder._init_reorder_batch_threshold": (
-        "self, reorder_batch_threshold, supports_spec_as_decode, supports_dcp_with_varlen"
+        "(self, reorder_batch_threshold, *, supports_spec_as_decode)"
     ),
     **{
         f"{_BACKEND}:CommonAttentionMetadata.{field}": None
         for field in ("query_start_loc", "max_query_len", "seq_lens_cpu_upper_bound")
     },
-    f"{_BACKENDS}.utils:split_decodes_and_prefills": (
-        "common_attn_metadata, decode_threshold, require_uniform, treat_short_extends_as_decodes"
-    ),
-    f"{_BACKENDS}.fa_utils:is_fa_version_supported": "fa_version",
+    f"{_BACKENDS}.utils:split_decodes_and_prefills": "(common_attn_metadata, *, decode_threshold)",
+    f"{_BACKENDS}.fa_utils:is_fa_version_supported": "(fa_version)",
+    f"{_BACKENDS}.fa_utils:get_flash_attn_version": "(*, head_size)",
 }
-_FLASH = (
-    "q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k, seqused_k, q_v, dropout_p, softmax_scale, "
-    "causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table, return_softmax_lse, "
-    "out, scheduler_metadata, q_descale, k_descale, v_descale, num_splits, "
-)
-_VERSION = "requires_alibi, head_size, head_size_v, has_sinks"
+_FLASH: Touches = {
+    "vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func": (
+        "(q, k, v, *, max_seqlen_q, cu_seqlens_q, max_seqlen_k, softmax_scale, causal, return_softmax_lse, out, "
+        "fa_version, cu_seqlens_k)"
+    ),
+}
 
 _BEFORE_LAYOUTS: Touches = (
     _EVERYWHERE
@@ -80,10 +79,9 @@ _BEFORE_LAYOUTS: Touches = (
         f"{_BACKEND}:AttentionBackend.get_kv_cache_shape": (
             "num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str"
         ),
-        f"{_BACKENDS}.fa_utils:get_flash_attn_version": _VERSION,
         f"{_CACHE}:TQFullAttentionSpec.tq_slot_size": None,
         "vllm.engine.arg_utils:EngineArgs.create_engine_config": "self, usage_context, headless",
-        "vllm.model_executor.model_loader.utils:get_model_cls": "model_config",
+        "vllm.model_executor.model_loader.utils:get_model_cls": "(model_config)",
         "vllm.platforms.interface:Platform._align_hybrid_block_size": "vllm_config, backend_cls",
         f"{_ATTENTION}:Attention._init_turboquant_buffers": "self, cache_dtype, head_size, prefix",
     }
@@ -92,7 +90,7 @@ _BEFORE_LAYOUTS: Touches = (
 _LAYOUTS: Touches = _EVERYWHERE | {
     "vllm.platforms.cpu:CpuPlatform.get_attn_backend_cls": "selected_backend, attn_selector_config, num_heads",
     "vllm.v1.attention.selector:AttentionSelectorConfig.kv_cache_dtype": None,
-    f"{_REGISTRY}:AttentionBackendEnum.get_path": "self, include_classname",
+    f"{_REGISTRY}:AttentionBackendEnum.get_path": "(self)",
     f"{_BACKEND}:AttentionBackend.get_supported_kernel_block_sizes": "kv_cache_spec",
     f"{_BACKEND}:AttentionBackend.supported_kv_cache_layouts": "",
     f"{_BACKEND}:AttentionBackend.customize_spec": "spec",
@@ -102,23 +100,8 @@ _LAYOUTS: Touches = _EVERYWHERE | {
 }
 
 TOUCHES: dict[str, Touches] = {"0.20.2": _BEFORE_LAYOUTS, "0.32.0": _LAYOUTS, "0.33.0": _LAYOUTS}
-_FLASH_NAME = "vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func"
-_OLD = f"{_FLASH}fa_version, s_aux, cp_world_size, cp_rank, cp_tot_seqused_k"
-_NEW = (
-    f"{_FLASH}output_scale, fa_version, s_aux, cp_world_size, cp_rank, cp_tot_seqused_k, mask_mod, "
-    "block_sparse_tensors, aux_tensors, aux_tensor_leading_dims, dynamic_causal"
-)
-_CUDA_LAYOUTS = _ON_CUDA | {
-    f"{_BACKEND}:AttentionBackend.supports_device_cpu_query_lens_mismatch": "",
-    f"{_BACKENDS}.fa_utils:get_flash_attn_version": (
-        f"{_VERSION}, requires_softcap, kv_cache_block_size, supports_fa4_hd256"
-    ),
-}
-ON_CUDA: dict[str, Touches] = {
-    "0.20.2": {_FLASH_NAME: _OLD},
-    "0.32.0": _CUDA_LAYOUTS | {_FLASH_NAME: _NEW},
-    "0.33.0": _CUDA_LAYOUTS | {_FLASH_NAME: f"{_NEW}, gather_kv_indices, gather_kv_valid_length"},
-}
+_CUDA_LAYOUTS = _ON_CUDA | _FLASH | {f"{_BACKEND}:AttentionBackend.supports_device_cpu_query_lens_mismatch": ""}
+ON_CUDA: dict[str, Touches] = {"0.20.2": _FLASH, "0.32.0": _CUDA_LAYOUTS, "0.33.0": _CUDA_LAYOUTS}
 """What is there on the CUDA platform only, or matters there only."""
 BEFORE_LAYOUTS = tuple(release for release, touches in TOUCHES.items() if touches is _BEFORE_LAYOUTS)
 REFUSED = {"0.19.1": "it has no cache of this type; set SPARKPIN_MOD_TURBOQUANT=0"}

@@ -453,3 +453,58 @@ def test_wrong_options_are_one_clear_error(copy: CheckoutHere) -> None:
         result = copy.invoke("roofline", *arguments)
         assert (result.returncode, "Traceback" in result.stderr) == (2, False), arguments
         assert said in result.stderr and "next: " in result.stderr
+
+
+LEVERS = {"LM head": "v2-vocab", "MTP layer": "v2-draft", "GDN states": "v2-state"}
+
+
+@pytest.mark.parametrize("users", [1, 4, 8, 16])
+def test_the_table_by_users_is_what_the_bytes_say(users: int) -> None:
+    model = model_published(V2)
+
+    def of(drafted: int) -> Roofline:
+        layers = model.draft_layers if drafted else 0
+        one = dataclasses.replace(model, drafted=drafted, draft_layers=layers)
+        return roofline(one, context=1000, bandwidth=SPARK, accepted=ACCEPTED, users=users)
+
+    step = of(2)
+    size = dict.fromkeys(("INT4 experts", *LEVERS), 0.0)
+    for read in step.reads:
+        what = read.what.replace("MTP experts", "MTP layer")
+        if what in size:
+            size[what] += read.bytes / 1e9
+    tokens = ", ".join(f"{of(drafted).ceiling:.1f}" for drafted in (0, 1, 2))
+    first = max(LEVERS, key=lambda what: size[what])
+    cells = [f"{one:.2f}" for one in (step.step_bytes / 1e9, *size.values())]
+    row = " | ".join([str(users), *cells, tokens, f"{first}: `{LEVERS[first]}`"])
+    assert f"| {row} |" in (PROJECT / "docs/performance.md").read_text()
+
+
+def test_users_share_weights_and_nothing_else() -> None:
+    one, two = (roofline(model_published(V2), context=1000, bandwidth=SPARK, accepted=0.5, users=n) for n in (1, 2))
+    first, second = reads(one), reads(two)
+    for what in ("INT4 layers", "LM head", "MTP layer"):
+        assert second[what].bytes == first[what].bytes
+    for what in ("GDN states", "KV cache", "KV cache of the MTP layer"):
+        assert second[what].bytes == 2 * first[what].bytes
+    assert second["INT4 experts"].times == pytest.approx(distinct(256, 8, 6))
+    assert second["MTP experts"].times == pytest.approx(distinct(256, 8, 6) + distinct(256, 8, 2))
+    assert two.step_tokens == 2 * one.step_tokens
+
+
+def test_the_formats_of_the_cache_are_the_ledger_s() -> None:
+    ledger = rows_of("quality-ledger.md", 7)
+    formats = {
+        name: cells for name, cells in rows_of("performance.md", 5).items() if name in ledger and cells[1][:1] == "0"
+    }
+    assert len(formats) == 6
+    for name, (size, loss, *_) in formats.items():
+        assert 4 * int(size) == int(ledger[name][0].replace(",", "")), name  # two layers of two heads
+        assert loss == ledger[name][3].partition(" ")[0], name
+
+
+def rows_of(document: str, columns: int) -> dict[str, list[str]]:
+    """Tables' rows of so many columns: the first cell, plain -> the others."""
+    lines = (PROJECT / "docs" / document).read_text().splitlines()
+    cells = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return {row[0].replace("vLLM's `fp8`", "FP8 (Triton's attention)"): row[1:] for row in cells if len(row) == columns}

@@ -1,6 +1,6 @@
 """The mods' declarations of what they touch in vLLM, against the source of each release: no vLLM, no torch needed.
 
-mods/modkit/tests/vllm_source.json holds what was read from the releases' source distributions. With
+mods/modkit/sparkpin_modkit/vllm_source.json holds what was read from the releases' source distributions. With
 SPARKPIN_VLLM_SOURCES set to a folder that holds them as vllm-RELEASE/vllm, the same is read from there too.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,8 +51,18 @@ def test_an_accepted_release_has_what_the_mod_touches(mod: str, release: str) ->
     for name, parameters in DECLARED[mod][0][release].items():
         found = DATA[release][name]
         assert found is not None, f"vLLM {release} has no {name}"
-        if parameters is not None:
+        if parameters is not None and parameters.startswith("("):
+            (by_place, by_name), taken = call_of(parameters), found["parameters"].split(", ")
+            assert taken[: len(by_place)] == by_place and by_name <= set(taken), name
+        elif parameters is not None:
             assert found["parameters"] == parameters, name
+
+
+def call_of(declared: str) -> tuple[list[str], set[str]]:
+    """Names by place and by name of a declared call."""
+    by_place, _, by_name = declared.strip("()").partition("*")
+    places, names = ([part.strip() for part in text.split(",") if part.strip()] for text in (by_place, by_name))
+    return places, set(names)
 
 
 @pytest.mark.parametrize(("mod", "release"), REFUSED)
@@ -69,6 +80,25 @@ def test_the_table_of_each_readme_names_each_release() -> None:
                 assert f"| {release} | {'yes' if release in touches else 'no'} |" in readme, f"{mod}: {release}"
 
 
+def test_the_names_that_changed_last_stand_in_the_documentation() -> None:
+    rows = {}
+    for line in (PROJECT / "docs/mods.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[0] in DECLARED:
+            rows[cells[0]] = [sorted(re.findall(r"`([^`]+)`", cell)) for cell in cells[1:]]
+    wanted = {mod: [[], [], []] for mod in DECLARED}
+    for mod, (touches, _) in DECLARED.items():
+        for name, parameters in touches["0.33.0"].items():
+            if DATA["0.32.0"][name] is None or DATA["0.32.0"][name]["sha256"] != DATA["0.33.0"][name]["sha256"]:
+                kind = 2 if parameters is None else int(parameters.startswith("("))
+                module, _, qualified = name.partition(":")
+                wanted[mod][kind].append("vllm.__version__" if module == "vllm" else qualified)
+    assert rows == {mod: [sorted(names) for names in kinds] for mod, kinds in wanted.items()}
+    count = sum(len(names) for kinds in wanted.values() for names in kinds)
+    touched = sum(len(touches["0.33.0"]) for touches, _ in DECLARED.values())
+    assert f"{count} of {touched} touched names changed" in (PROJECT / "docs/mods.md").read_text()
+
+
 class Uses(ast.NodeVisitor):
     """What a module takes from vLLM: names (also as attributes of imported names), and those called or replaced."""
 
@@ -76,6 +106,7 @@ class Uses(ast.NodeVisitor):
         self.imported: dict[str, str] = {}
         self.names: set[str] = set()
         self.called: set[str] = set()
+        self.calls: list[tuple[str, int, set[str]]] = []
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -109,6 +140,7 @@ class Uses(ast.NodeVisitor):
         name = self.name_of(node.func)
         if name:
             self.called.add(name)
+            self.calls.append((name, len(node.args), {keyword.arg or "**" for keyword in node.keywords}))
         self.generic_visit(node)
 
 
@@ -143,6 +175,11 @@ def test_all_that_a_mod_takes_from_vllm_is_declared(mod: str) -> None:
             assert any(known == name or known.startswith(f"{name}.") for known in declared), f"{path.name}: {name}"
         for name in uses.called - UNQUANTISED.keys():
             assert declared.get(SAME.get(name, name)) is not None, f"{path.name} calls or replaces {name}"
+        for name, by_place, by_name in uses.calls:
+            call = declared.get(SAME.get(name, name)) or ""
+            if call.startswith("("):
+                places, names = call_of(call)
+                assert by_place <= len(places) and by_name <= names | set(places), f"{path.name} calls {name}"
         taken += len(uses.names)
     assert taken
 

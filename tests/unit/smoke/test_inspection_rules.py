@@ -302,6 +302,7 @@ def test_what_is_found(root: Root, files: Mapping[str, bytes | Elf | str | None]
         (mod('VLLM_VERSIONS: tuple = ("0.33.0",)'), ""),
         (mod('VLLM_VERSIONS: tuple = ["0.32.0", "0.33"]'), ""),
         (mod('VLLM_VERSIONS: tuple = ("0.32.0",)'), "sparkpin_made 1 is made for vLLM 0.32.0, the image has 0.33.0"),
+        (mod('VLLM_VERSIONS: tuple = ("0.33.7",)'), "sparkpin_made 1 is made for vLLM 0.33.7, the image has 0.33.0"),
         (mod("VLLM_VERSIONS: tuple = SOMETHING"), "sparkpin_made 1 does not say which vLLM it is made for"),
         # As our mods have it: by release, a text for each function.
         (mod(TOUCHES), "sparkpin_made 1 is made for vLLM 0.31.0, 0.32.0, the image has 0.33.0"),
@@ -310,6 +311,12 @@ def test_what_is_found(root: Root, files: Mapping[str, bytes | Elf | str | None]
 )
 def test_our_plugins_are_there_and_made_for_this_vllm(root: Root, files: dict[str, str], wanted: str) -> None:
     assert texts(root(files), mods=["sparkpin-made"]) == ([f"plugins sparkpin-made: {wanted}"] if wanted else [])
+
+
+@pytest.mark.parametrize(("made_for", "severity"), [("0.33.7", "warning"), ("0.32.0", "error"), ("0.3.0", "error")])
+def test_a_patch_release_is_left_to_the_mod_itself(root: Root, made_for: str, severity: str) -> None:
+    [one] = found(root(mod(f"VLLM_VERSIONS: tuple = ({made_for!r},)")), 121, mods=["sparkpin-made"])
+    assert (one.rule, one.severity) == ("plugins", severity)
 
 
 def test_where_the_loader_searches(root: Root) -> None:

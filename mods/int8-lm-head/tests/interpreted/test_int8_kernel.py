@@ -168,15 +168,57 @@ def test_a_token_of_zeros_gives_zeros() -> None:
     assert bool((int8_linear(torch.zeros(2, 33, dtype=torch.float16), q, row_scale, None, None, SMALL) == 0).all())
 
 
-def test_rehearsal_notices_a_kernel_that_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+ROWS, COLUMNS = 1400, 66
+
+
+@pytest.fixture(scope="module")
+def tall() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """More rows than the rehearsal looks at."""
+    return head(ROWS, COLUMNS)
+
+
+def without_low_digit(out, digits, *rest) -> None:
+    digits = digits.clone()
+    digits[:, 1] = 0
+    launch_head(out, digits, *rest)
+
+
+def spoils(rows: slice):
+    def launch(out, *rest) -> None:
+        launch_head(out, *rest)
+        out[:, rows] = out[:, rows] * 1.2 + 1e-3
+
+    return launch
+
+
+FAULTS = {
+    "another number": lambda out, *_: out.fill_(0.5),
+    "no low digit": without_low_digit,
+    "NaN in one row": lambda out, *rest: (launch_head(out, *rest), out[:, 1].fill_(torch.nan)),
+    "first row": spoils(slice(0, 1)),
+    "last row": spoils(slice(ROWS - 1, ROWS)),
+    "a tile within": spoils(slice(700, 716)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("float32", [True, False], ids=["float32", "16 bits"])
+def test_rehearsal_notices_a_kernel_that_computes_something_else(tall, fault, float32, monkeypatch) -> None:
+    q, row_scale, column_scale = tall
+    monkeypatch.setattr("sparkpin_int8_lm_head.cuda.launch_head", FAULTS[fault])
+    with pytest.raises(ModError, match=r"for 8 tokens the kernel differs .* by .*wanted less than .*LM_HEAD=0, or"):
+        rehearse(q, row_scale, column_scale.bfloat16(), None, torch.bfloat16, {8: SMALL[8]}, float32=float32)
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("float32", [True, False], ids=["float32", "16 bits"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rehearsal_lets_a_sound_kernel_through(dtype, float32, with_bias) -> None:
+    """The interpreter rounds to 16 bits towards zero, so with twice the error of a GPU."""
     q, row_scale, column_scale = head(200, 33)
-    bias = torch.ones(200, dtype=torch.bfloat16)
-    rehearse(q, row_scale, column_scale.bfloat16(), bias, torch.bfloat16, SMALL)
-    monkeypatch.setattr(
-        "sparkpin_int8_lm_head.cuda.launch_head", lambda out, *_: out.fill_(0.5)
-    )  # a miscompiled kernel
-    with pytest.raises(ModError, match=r"for 8 tokens the kernel differs .*wanted less than 0\.01"):
-        rehearse(q, row_scale, None, None, torch.bfloat16, SMALL)
+    column_scale[0] = 64  # a column that leaves the other components few digits
+    bias = torch.ones(200, dtype=dtype) if with_bias else None
+    rehearse(q, row_scale, column_scale.to(dtype), bias, dtype, SMALL, float32=float32)
 
 
 def test_no_tokens_give_no_logits() -> None:

@@ -81,6 +81,7 @@ class Roofline:
     bandwidth: float  # bytes a second
     accepted: float  # share of the drafted tokens that the model accepts
     link_seconds: float = 0.0  # of a step, between nodes
+    users: int = 1
 
     @property
     def step_bytes(self) -> float:
@@ -92,8 +93,8 @@ class Roofline:
 
     @property
     def step_tokens(self) -> float:
-        """The token that the model itself adds, and the accepted ones."""
-        return 1 + self.drafted * self.accepted
+        """The token that the model itself adds for each user, and the accepted ones."""
+        return self.users * (1 + self.drafted * self.accepted)
 
     @property
     def ceiling(self) -> float:
@@ -207,22 +208,26 @@ def roofline(
     accepted: float,
     same_experts: bool = False,
     link: Link | None = None,
+    users: int = 1,
 ) -> Roofline:
-    """context: tokens in the cache. same_experts: all tokens of a step reach the experts that one token reaches, the
-    other end of what routing can do; otherwise they are uniform and independent.
+    """context: tokens in the cache of each of the users. same_experts: all tokens of a step reach the experts that one
+    token reaches, the other end of what routing can do; otherwise they are uniform and independent.
     """
-    reads = tuple(reads_of(model, context, 1 if same_experts else 1 + model.drafted))
+    tokens = 1 + model.drafted
+    reads = tuple(reads_of(model, context, *((1, 1) if same_experts else (users * tokens, users)), users=users))
     seconds = link_seconds(model, link) if link else 0.0
-    return Roofline(reads, model.drafted, context, bandwidth, accepted, seconds)
+    return Roofline(reads, model.drafted, context, bandwidth, accepted, seconds, users)
 
 
-def reads_of(model: DecodeModel, context: int, routed_tokens: int) -> Iterable[Read]:
-    """routed_tokens: those that choose experts on their own in the pass that checks `1 + drafted` tokens."""
+def reads_of(model: DecodeModel, context: int, routed_tokens: int, routed_drafts: int, *, users: int) -> Iterable[Read]:
+    """routed_tokens: those that choose experts on their own in the pass that checks `1 + drafted` tokens of each user;
+    routed_drafts: in a pass that drafts one more.
+    """
     drafted, experts = model.drafted, model.experts
     reached = distinct(experts, model.active, routed_tokens)
     for row in model.weights:
         if row.kind == MTP:
-            yield from drafting(model, row, reached)
+            yield from drafting(model, row, reached, distinct(experts, model.active, routed_drafts))
             continue
         if row.kind == DRAFTER:
             once = "all tokens of a draft at once" if model.draft_passes == 1 else "once a draft"
@@ -239,21 +244,25 @@ def reads_of(model: DecodeModel, context: int, routed_tokens: int) -> Iterable[R
     cache = model.cache
     if model.linear:
         note = f"read once, written {1 + drafted}x"
-        yield Read("GDN states", cache.state_bytes * model.linear, 2 + drafted, note)
+        yield Read("GDN states", cache.state_bytes * model.linear * users, 2 + drafted, note)
     if context:
-        yield Read("KV cache", cache.slot_bytes * model.attention, context, cache.cache_dtype)
+        yield Read("KV cache", cache.slot_bytes * model.attention * users, context, cache.cache_dtype)
         if model.draft_layers:
-            yield Read("KV cache of the MTP layer", cache.slot_bytes * model.draft_layers, context * drafted, "a draft")
+            yield Read(
+                "KV cache of the MTP layer", cache.slot_bytes * model.draft_layers * users, context * drafted, "a draft"
+            )
         for size, window in model.draft_caches:
             seen = min(context, window or context)
-            yield Read("KV cache of the drafter", size, seen * model.draft_passes, f"the last {seen:,} tokens a pass")
+            yield Read(
+                "KV cache of the drafter", size * users, seen * model.draft_passes, f"the last {seen:,} tokens a pass"
+            )
 
 
-def drafting(model: DecodeModel, row: WeightReads, reached: float) -> Iterable[Read]:
-    """The MTP layer's passes. The first takes all tokens that were checked, the others one each."""
+def drafting(model: DecodeModel, row: WeightReads, reached: float, one_each: float) -> Iterable[Read]:
+    """The MTP layer's passes. The first takes all tokens that were checked, the others one of each user."""
     if not model.draft_layers:
         return
     yield Read(MTP, row.dense, model.drafted, "once a draft")
     if row.experts:
-        times = reached + (model.drafted - 1) * model.active
+        times = reached + (model.drafted - 1) * one_each
         yield Read("MTP experts", row.experts / model.experts, times, f"first draft {reached:.1f} of {model.experts}")
