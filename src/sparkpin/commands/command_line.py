@@ -56,7 +56,7 @@ METAVARS = {
 }
 HOW_MUCH = {"quiet": "no lines of progress", "verbose": "more of them; the traceback of an error"}  # -q, -v: every task
 SHORT = {"output": "o", "follow": "f", "lines": "n"}
-ALONE = {"--watch": "2"}  # what an option without its value stands for
+ALONE = {"--watch": "2", "--schedule": "systemd"}  # what an option without its value stands for
 WIDTH = 80
 
 
