@@ -127,7 +127,10 @@ class Trial:
 
     def smoke_again(self, release: Release) -> str:
         """Only what failed, of a release that need have no record."""
-        failed = [check["name"].partition("@")[0] for check in (self.release.smoke or {}).get("checks", ())]
+        records = Releases(self.paths)
+        smoked = [records.get(pairing.tag).smoke or {} for pairing in self.pairings[-2:]]
+        checks = [check for one in smoked for check in one.get("checks", ()) if not check["passed"]]
+        failed = [check["name"].partition("@")[0] for check in checks]
         names = tuple(dict.fromkeys(name for name in failed if name in release.demands.checks))
         asked = dataclasses.replace(release, demands=release.demands.model_copy(update={"checks": names}))
         checkpoint, gpus = checkpoint_of(self.paths, release), uses_gpu(self.paths, release)
