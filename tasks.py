@@ -453,6 +453,9 @@ def bump(
     what: Annotated[
         Literal["all", "vllm", "python", "debian", "model"], "of what: vllm, python, debian or model (default: all)"
     ] = "all",
+    to: Annotated[
+        str, "a version that the stack is to pin, such as vllm==0.34.0; --apply writes it into its file"
+    ] = "",
     recipe: Recipe = None,
     apply: Annotated[bool, "where the verdict is `promote`: promote it, and write the lock"] = False,
     quick: Annotated[bool, "fewer texts, questions and cells: sooner, and less sure"] = False,
@@ -471,6 +474,7 @@ def bump(
         quick=quick,
         hold=hold,
         busy=busy,
+        to=to,
         plan_for_later=schedule,
     )
 

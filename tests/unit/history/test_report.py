@@ -277,10 +277,15 @@ def test_bumps_stand_in_a_line_of_their_own(made: Made, tmp_path: Path) -> None:
     ends = {"recipe": first.recipe, "what": "all", "current": first.tag, "release": second.tag}
     speed = Step(name="speed", passed=True, detail="decode_rate x1.010 [0.990, 1.030]", seconds=9.0)
     smoke = Step(name="smoke", passed=False, detail=f"tool-call: {HOSTILE}", seconds=9.0)
-    for bump in (
-        Bump(**ends, time="2026-01-05T00:00:00Z", changes=["~ wheel a: 1 -> 2"], steps=(speed,), verdict="promote", applied="2026-01-05T02:00:00Z"),
-        Bump(**{**ends, "release": ""}, time="2026-01-06T00:00:00Z", changes=[], steps=(smoke,), verdict="stay", reason="smoke: no", guilty="~ wheel b: 1 -> 3"),
-    ):  # fmt: skip
+    taken = {
+        "changes": ["~ wheel a: 1 -> 2"],
+        "steps": (speed,),
+        "verdict": "promote",
+        "applied": "2026-01-05T02:00:00Z",
+    }
+    refused = {"release": "", "changes": [], "steps": (smoke,), "verdict": "stay", "reason": "smoke: no"}
+    for day, more in (("05", taken), ("06", refused | {"guilty": "~ wheel b: 1 -> 3"})):
+        bump = Bump.model_validate({**ends, "time": f"2026-01-{day}T00:00:00Z", **more})
         record.write(paths.home / record.FOLDER / bump.time[:10], bump)
     part = gather(paths, first.recipe).recipes[0]
     assert [bump.verdict for bump in part.bumps] == ["stay", "promote"]

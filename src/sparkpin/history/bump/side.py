@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sparkpin.build.pair import Pairing
 from sparkpin.core import files
-from sparkpin.core.errors import HostError
+from sparkpin.core.errors import HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.lock_model import lock_model
@@ -22,6 +22,7 @@ from sparkpin.fetch.uv_resolver import Newer
 from sparkpin.history.bisect.changes import ReleaseChange, of_parts
 from sparkpin.history.bump.record import FOLDER
 from sparkpin.history.comparison import VersionedPart, parts_apart
+from sparkpin.pins.manifests import load_stack
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelPin, Stack
 from sparkpin.releases.record import Release
 
@@ -47,6 +48,23 @@ def locks_of(stack: Stack, model: ModelPin) -> list[str]:
     """The lock files that a release is made from."""
     models = [model, *filter(None, [model.drafter])]
     return [f"pins/stacks/{stack.name}.lock", *(f"pins/models/{one.name}.lock" for one in models)]
+
+
+def pinned_to(side: Paths, stack: Stack, to: str) -> Stack:
+    """The stack whose file on the side asks for another version of what it pins. to: NAME==VERSION; "" for none.
+
+    InputError for a name that it does not pin.
+    """
+    file, name = side.project / f"pins/stacks/{stack.name}.yaml", to.partition("==")[0].strip()
+    row = next((row for row in stack.python.requirements if to and row.partition("==")[0] == name), "")
+    text = file.read_text(encoding="utf-8")
+    if to and (not row or "==" not in to or text.count(row) != 1):
+        wanted = " or ".join(f"{row.partition('==')[0]}==VERSION" for row in stack.python.requirements)
+        raise InputError(
+            f"--to: saw {to!r}, wanted what pins/stacks/{stack.name}.yaml pins", next_step=f"--to {wanted}"
+        )
+    file.write_text(text.replace(row, to) if to else text, encoding="utf-8")
+    return load_stack(side.project, stack.name)
 
 
 def lock_newer(side: Paths, stack: Stack, model: ModelPin, what: str, hold: int, say: Say) -> None:
