@@ -147,7 +147,7 @@ def resolve(
 
 def gone_back(former: Sequence[LockedFile], found: Sequence[Mapping[str, Any]]) -> list[LockedFile]:
     """The former wheels of which an older version was found."""
-    versions = {canonicalize_name(package["name"]): Version(package["version"]) for package in found}
+    versions: dict[str, Version] = {canonicalize_name(one["name"]): Version(one["version"]) for one in found}
     return [wheel for wheel in former if wheel.name in versions and versions[wheel.name] < Version(wheel.version)]
 
 
