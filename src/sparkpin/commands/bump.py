@@ -174,14 +174,16 @@ def judge_speed(made: Comparison) -> str:
         raise BumpError(f"{terminal.count(made.failed, 'request')} of the benchmark were not answered")
     if slow := [row for row in together if is_slower(row)]:
         raise BumpError(f"slower: {', '.join(map(ratio_text, slow))}")
-    return ", ".join(map(ratio_text, together))
+    unsure = any(is_slower(row, surely=False) for row in together)
+    return ", ".join(map(ratio_text, together)) + (f"; {SLOWER:.0%} slower is not excluded" if unsure else "")
 
 
-def is_slower(row: Ratio) -> bool:
-    """One round has no interval, and tells nothing."""
+def is_slower(row: Ratio, *, surely: bool = True) -> bool:
+    """surely: the whole interval, and not its worse end alone. One round has none, and tells nothing."""
     if row.low is None or row.high is None:
-        return False
-    return row.high < 1 - SLOWER if row.metric in HIGHER else row.low > 1 + SLOWER
+        return not surely
+    best, worst = (row.high, row.low) if row.metric in HIGHER else (1 / row.low, 1 / row.high)
+    return (best if surely else worst) < 1 - SLOWER
 
 
 def ratio_text(row: Ratio) -> str:
