@@ -88,7 +88,9 @@ def index_closure(
         fixed |= {wheel.name for wheel in back}  # locked before it was as old as is asked for now
         done = closure(python.exclude, *kept)
     if done.returncode == UNSATISFIABLE:
-        wanted = f"requirements that fit together; uv says:\n{tail(done, 15)}"
+        dates = newer.before if newer else ""
+        among = f", of files from before {dates} (for an index without dates: --hold 0)" if dates else ""
+        wanted = f"requirements that fit together{among}; uv says:\n{tail(done, 15)}"
         raise ManifestError(file, "python.requirements", python.requirements, wanted)
     if done.returncode:
         raise NetworkError(f"uv could not resolve {python.requirements}:\n{tail(done, 15)}", next_step=CONFIG)

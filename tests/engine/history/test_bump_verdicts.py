@@ -408,6 +408,10 @@ def test_fresh_files_are_held(site: Site, ask: Ask) -> None:
     }
     make_wheel(site.index.folder, "gamma", "0.9")
     site.index.uploaded["gamma-0.9-py3-none-any.whl"] = stamp[30]
+    site.index.sizes = False
+    code, _, err = ask(hold="--hold 7")
+    assert code == 19 and "--hold 0" in err, "an index without dates"
+    site.index.sizes = True
     _, out, err = ask(hold="--hold 7")
     assert "alpha: 1.0 -> 1.1" in out and "beta" not in out and "gamma" not in out, err
     _, out, _ = ask(hold="--hold 0")
