@@ -33,6 +33,7 @@ from sparkpin.core.errors import (
     ManifestError,
     QualityError,
     SmokeError,
+    clipped,
 )
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
@@ -123,7 +124,8 @@ class Trial:
         smoke_releases(self.paths, tuple(one for one in chain if not one.smoke_passed))
         for one in (records.get(one.tag) for one in chain):
             if not one.smoke_passed:
-                raise SmokeError(f"{one.stage}: {'; '.join(one.smoke_failures) or one.smoke_text}")
+                first, *more = one.smoke_failures or [one.smoke_text]
+                raise SmokeError(f"{one.stage}: {clipped(first)}{f' (and {len(more)} more)' if more else ''}")
         return self.release.smoke_text
 
     def smoke_again(self, release: Release) -> str:
@@ -138,7 +140,7 @@ class Trial:
         started = with_loader(self.paths, asked, checkpoint, say, gpus=gpus)
         result, _ = run_smoke(self.paths, self.engine, started, checkpoint, say, gpus=gpus)
         if bad := [f"{check.name}: {check.detail}" for check in result.checks if not check.passed]:
-            raise SmokeError("; ".join(bad))
+            raise SmokeError(clipped(bad[0]))
         return "passed"
 
     def quality(self, release: Release, *, keep: bool = True) -> str:
