@@ -449,6 +449,40 @@ def bisect(
     )
 
 
+@task("measure")
+def bump(
+    c: Context,
+    *,
+    stack: Stack = None,
+    what: Annotated[
+        Literal["all", "vllm", "python", "debian", "model"], "of what: vllm, python, debian or model (default: all)"
+    ] = "all",
+    to: Annotated[
+        str, "a version that the stack is to pin, such as vllm==0.34.0; --apply writes it into its file"
+    ] = "",
+    recipe: Recipe = None,
+    apply: Annotated[bool, "where the verdict is `promote`: promote it, and write the lock"] = False,
+    quick: Annotated[bool, "fewer texts, questions and cells: sooner, and less sure"] = False,
+    hold: Annotated[int, "days that a wheel must have been offered for (default: 7; 0: take all)"] = 7,
+    busy: Annotated[bool, "promote though the recipe's server answers requests"] = False,
+    schedule: Annotated[
+        Literal["", "systemd", "github"], "print a timer and its service, or a workflow, and try nothing now"
+    ] = "",
+) -> None:
+    """Try newer versions against the current release, on the side."""
+    commands.bump.bump(
+        stack=stack,
+        what=what,
+        recipe=recipe,
+        apply=apply,
+        quick=quick,
+        hold=hold,
+        busy=busy,
+        to=to,
+        plan_for_later=schedule,
+    )
+
+
 @task("build")
 def build(
     c: Context,

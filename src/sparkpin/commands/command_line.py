@@ -48,6 +48,9 @@ METAVARS = {
     "output": "FILE",
     "rounds": "COUNT",
     "subject": "TAG|FILE|.venv",
+    "bump hold": "DAYS",
+    "bump what": "PART",
+    "bump to": "NAME==VERSION",
     "copy to": "ENGINE",
     "publish to": "PLACE",
     "source": "PLACE",
@@ -60,7 +63,7 @@ METAVARS = {
 }
 HOW_MUCH = {"quiet": "no lines of progress", "verbose": "more of them; the traceback of an error"}  # -q, -v: every task
 SHORT = {"output": "o", "follow": "f", "lines": "n"}
-ALONE = {"--watch": "2"}  # what an option without its value stands for
+ALONE = {"--watch": "2", "--schedule": "systemd"}  # what an option without its value stands for
 WIDTH = 80
 
 

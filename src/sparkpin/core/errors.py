@@ -159,3 +159,9 @@ class UntoldError(SparkpinError):
     """What was asked for cannot be told of this server or model. Exit code 18."""
 
     exit_code = 18
+
+
+class BumpError(SparkpinError):
+    """Newer versions were tried, and the current release stays. Exit code 19."""
+
+    exit_code = 19

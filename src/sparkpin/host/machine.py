@@ -341,8 +341,8 @@ def folders_of(paths: Paths, needs: Needs) -> dict[str, tuple[Path, int]]:
     return wanted
 
 
-def disk(paths: Paths, needs: Needs) -> list[Requirement]:
-    """One requirement per file system, with the sum of what is needed on it."""
+def disk(paths: Paths, needs: Needs, *, anew: bool = False) -> list[Requirement]:
+    """One requirement per file system, with the sum of what is needed on it. anew: beside what lies there already."""
     wanted = folders_of(paths, needs)
     systems: dict[int, list[str]] = {}
     for use, (path, _) in wanted.items():
@@ -351,7 +351,7 @@ def disk(paths: Paths, needs: Needs) -> list[Requirement]:
     for uses in systems.values():
         path, need = wanted[uses[0]][0], sum(wanted[use][1] for use in uses)
         free = shutil.disk_usage(existing_parent(path)).free
-        used = sum(size_of(wanted[use][0], wanted[use][1]) for use in uses if free < need)
+        used = sum(size_of(wanted[use][0], wanted[use][1]) for use in uses if free < need and not anew)
         detail = f"{free / 1e9:.0f} GB free at {path}, {need / 1e9:.0f} GB wanted for {', '.join(uses)}"
         detail += f", of which {used / 1e9:.0f} GB may lie there" if used else ""
         ok = free + used >= need

@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 
 import made_releases
 import pytest
+from markupsafe import escape
 from places import PROJECT
 from report_samples import HOST, HOSTILE, Made, benched, comparison, figure
 from report_samples import made as made
@@ -28,6 +29,8 @@ from report_samples import made as made
 from sparkpin.commands import report as tasks
 from sparkpin.core.errors import BusyError, InputError
 from sparkpin.core.paths import Paths
+from sparkpin.history.bump import record
+from sparkpin.history.bump.record import Bump, Step
 from sparkpin.history.report import charts, drawing, measured, offer
 from sparkpin.history.report import gather as gathering
 from sparkpin.history.report.facts import Chart, LimitBar, Point, Reading, Report, ReportMemory, Series
@@ -264,6 +267,36 @@ def test_records_that_are_damaged_are_told(made: Made, tmp_path: Path) -> None:
     items = {item.tag: item for item in found.items}
     assert items[first.tag].speed.text == items[second.tag].quality.text == "record damaged"
     assert f"{third.name}.json" in html(Report("2026-01-04T00:00:00Z", "", (found,)))
+
+
+def test_bumps_stand_in_a_line_of_their_own(made: Made, tmp_path: Path) -> None:
+    """One that was promoted, and one that was refused, which is shown with what turned it."""
+    paths = dataclasses.replace(made[0], home=tmp_path / "home")
+    shutil.copytree(made[0].home, paths.home)
+    first, second = made[1][:2]
+    ends = {"recipe": first.recipe, "what": "all", "current": first.tag, "release": second.tag}
+    speed = Step(name="speed", passed=True, detail="decode_rate x1.010 [0.990, 1.030]", seconds=9.0)
+    smoke = Step(name="smoke", passed=False, detail=f"tool-call: {HOSTILE}", seconds=9.0)
+    taken = {
+        "changes": ["~ wheel a: 1 -> 2"],
+        "steps": (speed,),
+        "verdict": "promote",
+        "applied": "2026-01-05T02:00:00Z",
+    }
+    refused = {"release": "", "changes": [], "steps": (smoke,), "verdict": "stay", "reason": "smoke: no"}
+    for day, more in (("05", taken), ("06", refused | {"guilty": "~ wheel b: 1 -> 3"})):
+        bump = Bump.model_validate({**ends, "time": f"2026-01-{day}T00:00:00Z", **more})
+        record.write(paths.home / record.FOLDER / bump.time[:10], bump)
+    part = gather(paths, first.recipe).recipes[0]
+    assert [bump.verdict for bump in part.bumps] == ["stay", "promote"]
+    assert {item.tag: item.bump for item in part.items if item.bump} == {second.tag: "promoted"}
+    page = html(Report("2026-01-07T00:00:00Z", "", (part,)))
+    for text in ("stay: smoke: no; turned by ~ wheel b: 1 -> 3", "~ wheel a: 1 -> 2", speed.detail, smoke.detail):
+        assert str(escape(text)) in page
+    assert HOSTILE not in page
+    (paths.home / record.FOLDER / "2026-01-06" / record.FILE).write_text("{}")
+    part = gather(paths, first.recipe).recipes[0]
+    assert not part.bumps and "2026-01-06/bump.json" in part.faults[0]
 
 
 def test_the_page_stands_for_itself(page: str) -> None:

@@ -61,13 +61,16 @@ class Bench:
             log.write_text(f"{error}\n")
             return "unresolved", f"cannot be made: {error.message.splitlines()[0]}", log.name
         try:
-            with self.started(release, chosen, log) as endpoint:
-                verdict, how = run_check(self.check, self.check_env(release, ref, endpoint, log), log, limit=self.limit)
+            verdict, how = self.judged(release, ref, chosen, log)
         except StartFault as fault:
             log.write_text(f"{fault}\n")
             word: Verdict = "bad" if self.unstarted_is_bad else "unresolved"
             return word, f"does not start: {str(fault).splitlines()[0]}", log.name
         return verdict, how, log.name
+
+    def judged(self, release: Release, ref: str, chosen: Sequence[ReleaseChange], log: Path) -> tuple[Verdict, str]:
+        with self.started(release, chosen, log) as endpoint:
+            return run_check(self.check, self.check_env(release, ref, endpoint, log), log, limit=self.limit)
 
     def made(self, chosen: Sequence[ReleaseChange]) -> tuple[Release, str]:
         """The combination as a release that has no record, and the name of its image in the engine.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sparkpin.history.bump.record import Bump
 from sparkpin.releases.record import Release
 
 Kind = Literal["good", "bad", "unclear", "none"]
@@ -134,6 +135,8 @@ class Item:
     changes: Changes
     command: ReportCommand | None
     pinned: str = ""  # why it is kept
+    bump: str = ""  # the verdict of the bump that made it
+    confirmed: str = ""  # by whom else its digest was found
 
     @property
     def tag(self) -> str:
@@ -179,6 +182,7 @@ class RecipePart:
     inputs: tuple[ReportRow, ...]  # what it was made from
     sbom: tuple[tuple[str, int], ...]  # kind -> how many the SBOM lists; empty where there is none
     items: tuple[Item, ...]  # from the newest to the oldest
+    bumps: tuple[Bump, ...] = ()  # the same, those that were refused, too
     faults: tuple[str, ...] = ()  # records that cannot be read
 
 

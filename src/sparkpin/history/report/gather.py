@@ -17,6 +17,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.fetch import model as hub
 from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store
+from sparkpin.history.bump.record import bumps_of
 from sparkpin.history.report.changes import changes_of, read_sides
 from sparkpin.history.report.charts import charts_of, histories_of
 from sparkpin.history.report.facts import (
@@ -84,6 +85,12 @@ def recipe_part(
     except ManifestError as fault:
         pins = {}
         told.append(fault.message)
+    try:
+        bumps = bumps_of(paths, name)
+    except ManifestError as fault:
+        bumps = ()
+        told.append(fault.message)
+    verdicts = {bump.release: bump.text for bump in bumps}
     items = {
         release.tag: Item(
             release=release,
@@ -93,6 +100,7 @@ def recipe_part(
             changes=changes_of(paths, releases, sides, release),
             command=way_to(paths, release),
             pinned=pins.get(release.tag, ""),
+            bump=verdicts.get(release.tag, ""),
         )
         for release in releases
     }
@@ -114,6 +122,7 @@ def recipe_part(
         inputs=tuple(inputs_of(paths, shown)),
         sbom=tuple(counts(records.evidence(shown) / SBOM)),
         items=tuple(reversed(items.values())),
+        bumps=tuple(reversed(bumps)),
         faults=tuple(told),
     )
 

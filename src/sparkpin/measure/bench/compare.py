@@ -18,8 +18,11 @@ from sparkpin.releases.record import Release, now
 from sparkpin.serve import memory_limit
 
 
-def compare(place: BenchPlace, subjects: tuple[BenchSubject, BenchSubject], plan: BenchPlan, rounds: int) -> Comparison:
-    """Measure and keep with both releases. Nothing is kept of a comparison that was broken off."""
+def compare(
+    place: BenchPlace, subjects: tuple[BenchSubject, BenchSubject], plan: BenchPlan, rounds: int, *, keep: bool = True
+) -> Comparison:
+    """Measure and keep with both releases. Nothing is kept of a comparison that was broken off. keep: not for a
+    release that has no record."""
     order = order_of(rounds)
 
     def server_of(letter: str) -> contextlib.AbstractContextManager[BenchTarget]:
@@ -50,7 +53,7 @@ def compare(place: BenchPlace, subjects: tuple[BenchSubject, BenchSubject], plan
         ratios=ratios_of(rows["A"], rows["B"]),
         interval=INTERVAL.format(rounds) if rounds > 1 else ONE_ROUND,
     )
-    for subject in subjects:
+    for subject in subjects if keep else ():
         path = record.folder(place.paths, subject.release) / f"{record.COMPARE}{record.file_name(made.time)}"
         write_json(path, record.to_json(made))
         place.say(f"kept: {path}")

@@ -1,0 +1,1 @@
+"""Newer versions, tried on the side of the current release."""

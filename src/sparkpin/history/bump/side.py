@@ -1,0 +1,132 @@
+"""A copy of the project, in which newer versions are locked: the user's files are never touched."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from sparkpin.build.pair import Pairing
+from sparkpin.core import files
+from sparkpin.core.errors import HostError, InputError
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
+from sparkpin.fetch.lock_model import lock_model
+from sparkpin.fetch.lock_stack import lock_stack
+from sparkpin.fetch.uv_resolver import Newer
+from sparkpin.history.bisect.changes import ReleaseChange, of_parts
+from sparkpin.history.bump.record import FOLDER
+from sparkpin.history.comparison import VersionedPart, parts_apart
+from sparkpin.pins.manifests import load_stack
+from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelPin, Stack
+from sparkpin.releases.record import Release
+
+FOLDERS = ("pins", "stages", "recipes", "dockerfiles", "mods", "community")
+SLACK = 60  # seconds by which clocks may differ
+
+
+@contextlib.contextmanager
+def side_project(paths: Paths) -> Iterator[Paths]:
+    """The caller holds the lock of bumps: what a killed one left is swept."""
+    root = paths.home / FOLDER
+    with files.disk_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        files.sweep(root)
+        with tempfile.TemporaryDirectory(prefix=files.PARTIAL, dir=root) as folder:
+            ignore = shutil.ignore_patterns("__pycache__", f"{files.PARTIAL}*")
+            for name in filter(lambda name: (paths.project / name).is_dir(), FOLDERS):
+                shutil.copytree(paths.project / name, Path(folder, name), ignore=ignore, ignore_dangling_symlinks=True)
+            yield dataclasses.replace(paths, project=Path(folder))
+
+
+def locks_of(stack: Stack, model: ModelPin) -> list[str]:
+    """The lock files that a release is made from."""
+    models = [model, *filter(None, [model.drafter])]
+    return [f"pins/stacks/{stack.name}.lock", *(f"pins/models/{one.name}.lock" for one in models)]
+
+
+def pinned_to(side: Paths, stack: Stack, to: str) -> Stack:
+    """The stack whose file on the side asks for another version of what it pins. to: NAME==VERSION; "" for none.
+
+    InputError for a name that it does not pin.
+    """
+    file, name = side.project / f"pins/stacks/{stack.name}.yaml", to.partition("==")[0].strip()
+    row = next((row for row in stack.python.requirements if to and row.partition("==")[0] == name), "")
+    text = file.read_text(encoding="utf-8")
+    if to and (not row or not re.fullmatch(r"[\w.-]+==[\w.+!]+", to, re.ASCII) or text.count(row) != 1):
+        wanted = " or ".join(f"{row.partition('==')[0]}==VERSION" for row in stack.python.requirements)
+        raise InputError(
+            f"--to: saw {to!r}, wanted what pins/stacks/{stack.name}.yaml pins", next_step=f"--to {wanted}"
+        )
+    file.write_text(text.replace(row, to) if to else text, encoding="utf-8")
+    return load_stack(side.project, stack.name)
+
+
+def lock_newer(side: Paths, stack: Stack, model: ModelPin, what: str, hold: int, say: Say) -> None:
+    """Lock what is newer into the side's project. hold: days that a file must have been offered for. Errors: as of
+    `lock_stack` and `lock_model`; network."""
+    if what != "model":
+        before = (datetime.now(UTC) - timedelta(days=hold)).date().isoformat() if hold else ""
+        lock_stack(side, stack.name, say, newer=Newer(what, before))  # type: ignore[arg-type]
+    for one in (model, model.drafter) if what in ("model", "all") else ():
+        if one and not is_fixed(one):
+            (side.project / f"pins/models/{one.name}.lock").unlink()  # a lock keeps the commit that it has
+            lock_model(side, one.name, say)
+
+
+def is_fixed(model: ModelPin) -> bool:
+    """Whether its pin names a commit of each repository, which nothing is newer than."""
+    return all(one.revision != UNRESOLVED for one in model.repositories.values())
+
+
+def fixed_by(stack: Stack, model: ModelPin, what: str) -> list[str]:
+    """What keeps a newer version out, of that which was asked for."""
+    rows = [row for row in stack.python.requirements if "==" in row] if what in ("all", "vllm", "python") else []
+    rows += [f"as_of {stack.python.as_of}"] if stack.python.as_of and what != "model" else []
+    found = [f"pins/stacks/{stack.name}.yaml: {', '.join(rows)}"] if rows else []
+    if what in ("all", "model") and is_fixed(model):
+        found.append(f"pins/models/{model.name}.yaml: a commit for each repository")
+    return found
+
+
+def differences(old: Pairing, new: Pairing) -> list[str]:
+    """One line for each package and each repository of a model that is another."""
+    found: list[str] = []
+    for kind, key in (("wheel", "wheels"), ("deb", "debs")):
+        sides = [parts(getattr(one.stack_lock, key)) for one in (old, new)]
+        found += [change.text for change in of_parts(kind, list(parts_apart(key, *sides)))]  # type: ignore[arg-type]
+    for name, entry in new.model_lock.repositories.items():
+        before = old.model_lock.repositories.get(name)
+        if before is None or before.revision != entry.revision:
+            was = before.revision[:12] if before else None
+            found.append(ReleaseChange("checkpoint", entry.repo, was, entry.revision[:12]).text)
+    return found
+
+
+def parts(rows: list[LockedFile]) -> dict[str, VersionedPart]:
+    return {row.name: VersionedPart(row.version, row.sha256) for row in rows}
+
+
+def contents(paths: Paths, locks: list[str], new: Pairing) -> dict[str, str]:
+    """SHA-256 of what a person may edit meanwhile: the locks that are there, and the files of the new release."""
+    names = {name for name in (*locks, *new.inputs) if (paths.project / name).is_file()}
+    return {name: files.sha256_file(paths.project / name)[0] for name in sorted(names)}
+
+
+def require_clock(paths: Paths, locks: list[str], current: Release) -> None:
+    """HostError where the clock is behind a lock or the current release: no holding time could be told."""
+    known = {file: path.stat().st_mtime for file in locks if (path := paths.project / file).is_file()}
+    known[current.tag] = datetime.fromisoformat(current.created).timestamp()
+    name, newest = max(known.items(), key=lambda one: one[1])
+    if time.time() < newest - SLACK:
+        seen, wanted = (datetime.fromtimestamp(one, UTC).isoformat(timespec="seconds") for one in (time.time(), newest))
+        raise HostError(
+            f"the clock of this machine says {seen}, and {name} is from {wanted}",
+            next_step="timedatectl set-ntp true; invoke doctor --online compares the time; then the same command",
+        )

@@ -1,0 +1,82 @@
+"""What of a bump needs neither an index nor an engine: is it slower, and what does it by itself."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from report_samples import HOST
+from typed import typed
+
+from sparkpin.commands.bump import judge_speed
+from sparkpin.core.errors import BumpError
+from sparkpin.history.bump import schedule
+from sparkpin.measure.bench.ratios import ALL, ratio
+from sparkpin.measure.bench.record import Comparison, Conditions
+
+RECIPE = "scripted-tiny"
+NOISY = [10.0, 13.0, 8.0, 11.0]  # the machine's own, which both sides of a round have
+
+
+def compared(metric: str, factors: Sequence[float], failed: int = 0) -> Comparison:
+    rows = [ratio(ALL, metric, NOISY, [one * factor for one, factor in zip(NOISY, factors, strict=True)])]
+    rows.append(ratio("one prompt", metric, NOISY, [one / 2 for one in NOISY]))  # a single one decides nothing
+    known = Conditions(release="", image="", host=HOST, vllm="", tool="", argv=(), env={}, server="started")
+    return Comparison(
+        time="", a=known, b=known, order="ABBAABBA", restarted=False, failed=failed, ratios=tuple(rows), interval=""
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "factors", "slower"),
+    [
+        ("decode_rate", (0.90, 0.91, 0.89, 0.90), True),
+        ("decode_rate", (0.98, 0.985, 0.98, 0.979), False),  # sure, and too little to matter
+        ("decode_rate", (0.6, 1.3, 0.9, 0.7), None),
+        ("decode_rate", (1.2, 1.2, 1.21, 1.2), False),
+        ("ttft", (1.10, 1.11, 1.09, 1.10), True),
+        ("ttft", (0.9, 0.9, 0.91, 0.9), False),
+        ("ttft", (1.6, 0.8, 1.1, 1.3), None),
+    ],
+)
+def test_slower_is_what_an_interval_says(metric: str, factors: Sequence[float], slower: bool | None) -> None:
+    """None: nobody can tell, which is said."""
+    made = compared(metric, factors)
+    if not slower:
+        said = judge_speed(made)
+        assert metric in said and ("not excluded" in said) == (slower is None)
+        return
+    with pytest.raises(BumpError, match=metric):
+        judge_speed(made)
+
+
+def test_requests_that_failed_turn_it() -> None:
+    with pytest.raises(BumpError, match="2 requests"):
+        judge_speed(compared("decode_rate", (1, 1.01, 0.99, 1), failed=2))
+
+
+def test_the_units_are_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, err = typed(f"bump --recipe {RECIPE} --hold 0 --quick --schedule", capsys)
+    assert code == 0
+    command = next(line for line in err.splitlines() if "awk" in line)
+    split = re.sub(r".*\| (awk -v to=)\S+", rf"\1{tmp_path}/", command)
+    subprocess.run(["/bin/sh", "-c", split], input=text, text=True, check=True)
+    service, timer = ((tmp_path / f"{schedule.name_of(RECIPE)}.{end}").read_text() for end in ("service", "timer"))
+    assert f'bump --recipe {RECIPE} "--hold" "0" "--quick"' in service and "--apply" not in service
+    assert f"SuccessExitStatus={BumpError.exit_code}\n" in service and "ExecStopPost=" in service
+    assert "[Timer]" in timer and "ExecStart" not in timer
+    if shutil.which("systemd-analyze"):
+        subprocess.run(["systemd-analyze", "verify", tmp_path / f"{schedule.name_of(RECIPE)}.timer"], check=True)
+
+
+def test_a_fork_s_workflow(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = typed(f"bump --recipe {RECIPE} --quick --schedule github", capsys)
+    made = yaml.safe_load(text)
+    lines = [step.get("run", "") for step in made["jobs"]["bump"]["steps"]]
+    assert code == 0 and any(line.startswith(f".venv/bin/invoke bump --recipe {RECIPE} --quick") for line in lines)
+    assert made["permissions"] == {"contents": "read"} and "--apply" not in text
