@@ -364,7 +364,7 @@ def test_limits_of_stages_follow_from_the_figures_by_the_rule_that_is_written_do
         "mtp": [seen["v2 with two drafts against v2 without"], seen["the same server a second time"]],
         "v2": list(head.values()),
         "hybrid": [seen["hybrid against base"]],
-        "v2-tq": [seen["v2-tq against v2"]],
+        "v2-tq": [seen["v2-tq against v2"], seen["v2-tq on a CPU against v2"]],
     }
     written: dict[str, Quality] = {}
     for stages, _, limits_told, _ in table("stage"):
