@@ -29,7 +29,7 @@ class ToyEndpoint:
     than the last token; caches: it has a prefix cache; fault: "lost", the state of a hit, or "kept", nothing is ever
     cold; usage: what is added to the completion tokens of a stream; drafts: it says that it drafts
     two for each token; odd: its log-probabilities of a chat have a form of their own; off: prompts and lengths of hits
-    whose answers are off."""
+    whose answers are off, a logit by `far`."""
 
     logprobs: bool = True
     tokens: bool = True
@@ -43,6 +43,7 @@ class ToyEndpoint:
     drafts: bool = False
     odd: bool = False
     off: Callable[[list[int], int], bool] = lambda ids, hit: False
+    far: float = 1.0
     hits: int = 0
     drafted: int = 0
     asked: int = 0
@@ -138,7 +139,7 @@ class ToyEndpoint:
         digest = hashlib.shake_256(str(seen).encode()).digest(VOCABULARY)
         logits = [value / 16 + self.chance.gauss(0, self.noise) for value in digest]
         if off and hit:
-            logits[max(range(VOCABULARY), key=logits.__getitem__)] += 1
+            logits[max(range(VOCABULARY), key=logits.__getitem__)] += self.far
         total = math.log(sum(map(math.exp, logits)))
         return {token: value - total for token, value in enumerate(logits)}
 

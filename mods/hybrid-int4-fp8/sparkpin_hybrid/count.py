@@ -43,11 +43,11 @@ class LayerCount:
         def process_weights_after_loading(layer: Any) -> None:
             with reporting_failure(MOD, version=VERSION):
                 for name, scale in _scales(layer):
-                    if missing := int((scale == UNSET).sum()):
+                    if missing := int(((scale == UNSET) | scale.isnan()).sum()):
                         raise ValueError(
-                            f"{prefix}.{name}: the checkpoint left scales unset, {missing} of {scale.numel()}; wanted "
-                            f"one for each block of FP8 weights, in the files that {index} names. Make the checkpoint "
-                            "again: invoke checkpoint"
+                            f"{prefix}.{name}: the checkpoint left scales unset or NaN, {missing} of {scale.numel()}; "
+                            f"wanted one for each block of FP8 weights, in the files that {index} names. Make the "
+                            "checkpoint again: invoke checkpoint"
                         )
             process(layer)
             self.loaded += 1

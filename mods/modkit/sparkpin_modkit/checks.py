@@ -55,7 +55,7 @@ def check_vllm(touches: Mapping[str, Touches], refused: Mapping[str, str] = Mapp
         UnsupportedVLLM: see `require_vllm`.
         SignatureChanged: something is missing, takes other parameters, or was changed by a patch release.
     """
-    release = _patched(touches) or require_vllm(tuple(touches), refused)
+    release = _patched(touches, refused) or require_vllm(tuple(touches), refused)
     for name, parameters in touches[release].items():
         found = _find(name)
         if parameters is not None:
@@ -63,13 +63,13 @@ def check_vllm(touches: Mapping[str, Touches], refused: Mapping[str, str] = Mapp
     return release
 
 
-def _patched(touches: Mapping[str, Touches]) -> str | None:
+def _patched(touches: Mapping[str, Touches], refused: Mapping[str, str]) -> str | None:
     """The release of `touches` that the installed vLLM, itself none of them, is a patch of; None if there is none."""
     import vllm
 
     seen = str(vllm.__version__).partition("+")[0]
     near = [release for release in touches if release.rpartition(".")[0] == seen.rpartition(".")[0]]
-    if seen in touches or not near or not re.fullmatch(r"\d+\.\d+\.\d+", seen):
+    if seen in touches or seen in refused or not near or not re.fullmatch(r"\d+\.\d+\.\d+", seen):
         return None
     was, now = json.loads(source.READ.read_text())[near[-1]], source.Source(Path(inspect.getfile(vllm)).parents[1])
     replaced = [name for name, of in touches[near[-1]].items() if of is not None and not of.startswith("(")]

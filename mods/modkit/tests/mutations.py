@@ -60,7 +60,7 @@ MUTATIONS = {
     ),
     "FP8 layer without scale": Mutation(
         f"{HYBRID}/count.py",
-        "if missing := int((scale == UNSET).sum()):",
+        "if missing := int(((scale == UNSET) | scale.isnan()).sum()):",
         "if missing := 0:",
         f"{ON_HYBRID}::test_a_scale_that_never_came_stops_each_path",
     ),

@@ -210,6 +210,12 @@ def test_what_is_only_called_may_be_other_code_in_a_patch_release(patch_release:
     assert check_vllm({RELEASE: REAL}) == RELEASE
 
 
+def test_a_patch_release_may_be_refused_by_name(patch_release: Path) -> None:
+    seen = str(vllm.__version__).partition("+")[0]
+    with pytest.raises(UnsupportedVLLM, match="known to be broken"):
+        check_vllm({RELEASE: REAL}, {seen: "known to be broken"})
+
+
 @pytest.mark.parametrize("after", ["def get_quant_method(  ", "def gone("])
 def test_a_patch_release_that_changed_what_is_replaced_is_named(patch_release: Path, after: str) -> None:
     doctor(patch_release, "def get_quant_method(", after)

@@ -6,12 +6,14 @@ code runs with the packages of this environment; where they are others than it l
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +24,7 @@ from sparkpin.build.lost_files import how_to_get
 from sparkpin.build.record import BuildRecord, read_record, records_with_key
 from sparkpin.build.reproduce import Reproduction, StageResult, clear_leftovers, private_engine, scratch
 from sparkpin.core.errors import BuildError, HostError, InputError, ManifestError
+from sparkpin.core.files import disk_errors
 from sparkpin.core.paths import PROJECT, Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import stack as fetching
@@ -106,7 +109,9 @@ def reproduce_commit(paths: Paths, commit: str, recipe: str | None, stage: str |
 def git(project: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     if shutil.which("git") is None:
         raise HostError("an earlier commit is read by git, which is not there", next_step="apt-get install git")
-    return subprocess.run(["git", "-C", project, *arguments], capture_output=True)
+    # As root in a user's clone: its code is run by root anyway.
+    safe = f"safe.directory={project.resolve()}"
+    return subprocess.run(["git", "-c", safe, "-C", project, *arguments], capture_output=True)
 
 
 def commit_of(project: Path, commit: str) -> str:
@@ -129,11 +134,13 @@ def commit_of(project: Path, commit: str) -> str:
 def code_of(project: Path, commit: str, own: Paths) -> Code:
     """The commit's files beside its state folders, without Git's. No key of ours signs what it builds."""
     folder = own.cache.parent / "project"
-    folder.mkdir()
+    with disk_errors(own.cache.parent):
+        folder.mkdir()
     archive = git(project, "archive", "--format=tar", commit)
     if archive.returncode:
         raise HostError(f"git archive {commit[:12]}: {os.fsdecode(archive.stderr).strip()}", next_step="git fsck")
-    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+    with disk_errors(folder), tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
+        tar.extractall(folder, filter="data")
     if not (folder / "src/sparkpin").is_dir() or not (folder / "tasks.py").is_file():
         raise InputError(f"{commit[:12]} holds no sparkpin: no src/sparkpin and tasks.py", next_step="a newer commit")
     env = {name: value for name, value in os.environ.items() if not name.startswith("SPARKPIN_")}

@@ -108,6 +108,12 @@ class Layout:
     def blob(self, digest: str) -> Path:
         return self.folder / oci.blob(digest)
 
+    def drop_damaged(self) -> None:
+        """What a killed run left, but for whole blobs: skopeo takes any file under a digest for fetched."""
+        for path in (self.folder / form.BLOBS).iterdir():
+            if files.sha256_file(path)[0] != path.name:
+                path.unlink()
+
     def add(self, data: bytes, kind: str = "", name: str = "") -> None:
         """A small blob. name: by which skopeo finds it, for a manifest."""
         row = described(kind, data)
@@ -134,7 +140,7 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, say
         require_agreed(records, release, place, agreed=agreed)
     else:
         require_image(seen, release, records, place)
-    with working(paths, f"publish-{release.key[:12]}", say) as folder:
+    with prune_lock.claim(paths, say), working(paths, f"publish-{release.key[:12]}", say) as folder:
         layout, file = Layout(folder), folder / "release.tar"
         wanted = export.BundleParts(image=False)
         pieces = export.record_pieces(paths, release, records, say)
@@ -206,8 +212,10 @@ def pull(paths: Paths, engine: Engine, place: Registry, say: Say, *, unsigned: b
         raise AbsentError(f"{place} is not there", next_step="look at the name, and whether it was published")
     if place.digest and digest_of(image) != place.digest:
         raise IntegrityError(f"{place}: the registry gave {digest_of(image)}", next_step=STRANGE)
-    with working(paths, f"pull-{digest_of(image)[7:19]}", say) as folder, contextlib.ExitStack() as stack:
+    name = f"pull-{digest_of(image)[7:19]}"
+    with prune_lock.claim(paths, say), working(paths, name, say) as folder, contextlib.ExitStack() as stack:
         layout = Layout(folder)
+        layout.drop_damaged()
         made = artifact_about(place, image)
         say(f"fetching the record of {place}")
         place.fetch(folder, f"@{digest_of(made)}", "release")
@@ -217,8 +225,7 @@ def pull(paths: Paths, engine: Engine, place: Registry, say: Say, *, unsigned: b
             verify.require([verify.demanded(check, step) for check in bundle.checks], str(place))
         take_in.require_no_conflict(paths, engine, bundle)
         bundle = with_layers(paths, engine, place, image, bundle, layout, stack, say)
-        with prune_lock.claim(paths, say):
-            done = take_in.take_in(paths, engine, bundle, say, source=str(place))
+        done = take_in.take_in(paths, engine, bundle, say, source=str(place))
     shutil.rmtree(folder, ignore_errors=True)
     return done
 
@@ -234,7 +241,9 @@ def artifact_about(place: Registry, image: bytes) -> bytes:
     if len(fitting) > 1:
         tags = printable(", ".join(about.rpartition(":")[2] for about in fitting))
         raise InputError(f"{place} is the image of several releases", next_step=f"the same command with a tag: {tags}")
-    return fetched(place, found[fitting[0]])
+    if (made := fetched(place, found[fitting[0]])) is None:
+        raise IntegrityError(f"{place}: its record was deleted just now", next_step="the same command again")
+    return made
 
 
 def referrers(place: Registry, image: bytes) -> list[tuple[dict[str, Any], str]]:
@@ -242,20 +251,31 @@ def referrers(place: Registry, image: bytes) -> list[tuple[dict[str, Any], str]]
     data = place.manifest(referrers_tag(image))
     found = []
     with reading(place, "the list of what belongs to it"):
-        for row in verify.strict_json(data)["manifests"][:REFERRERS] if data else ():
-            value = verify.strict_json(fetched(place, row["digest"]))
+        rows = verify.strict_json(data)["manifests"] if data else []
+        for row in rows[:REFERRERS]:
+            if (about := fetched(place, row["digest"])) is None:  # deleted there: no release's, and not ours to drop
+                found.append((row, ""))
+                continue
+            value = verify.strict_json(about)
             is_ours = value.get("artifactType") == ARTIFACT and value["subject"]["digest"] == digest_of(image)
             found.append((row, str(value["annotations"][REF_NAME]) if is_ours else ""))
+        found += [(row, "") for row in rows[REFERRERS:]]
     return found
 
 
-def fetched(place: Registry, digest: str) -> bytes:
-    """A manifest by its digest."""
-    if (data := place.manifest(f"@{digest}")) is None or digest_of(data) != digest:
-        raise IntegrityError(
-            f"{place}: {printable(digest)} belongs to it, and is not there or another", next_step=STRANGE
-        )
+def fetched(place: Registry, digest: str) -> bytes | None:
+    """A manifest by its digest, None where the registry has none."""
+    data = place.manifest(f"@{require_digest(digest)}")
+    if data is not None and digest_of(data) != digest:
+        raise IntegrityError(f"{place}: {digest} belongs to it, and came as another", next_step=STRANGE)
     return data
+
+
+def require_digest(value: object) -> str:
+    """ValueError for what a registry says that is none."""
+    if isinstance(value, str) and DIGEST.fullmatch(value):
+        return value
+    raise ValueError(f"saw {str(value)[:80]!r}, wanted sha256 and 64 digits")
 
 
 @contextlib.contextmanager
@@ -271,9 +291,8 @@ def reading(place: Registry, what: str) -> Iterator[None]:
 def opened(place: Registry, image: bytes, made: bytes, layout: Layout, say: Say) -> Iterator[form.Bundle]:
     """The bundle of the artifact, verified as every bundle, and held against image, artifact and the tag asked for."""
     with reading(place, "its artifact"):
-        path = layout.blob(
-            next(row["digest"] for row in verify.strict_json(made)["layers"] if row["mediaType"] == BUNDLE)
-        )
+        (digest,) = (row["digest"] for row in verify.strict_json(made)["layers"] if row["mediaType"] == BUNDLE)
+        path = layout.blob(require_digest(digest))
     try:
         with form.open_bundle(path, say) as bundle:
             release, index = bundle.release, bundle.index
@@ -320,19 +339,16 @@ def with_layers(
     sizes = {row["digest"]: row["size"] for row in json.loads(image)["layers"]}
     below = transfer.present(engine, release.diff_ids)
     lacking, there = dict.fromkeys(release.diff_ids[below:]), release.diff_ids[:below]
-    for diff_id in lacking:  # what a killed run left
-        if layout.blob(diff_id).is_file() and f"sha256:{files.sha256_file(layout.blob(diff_id))[0]}" != diff_id:
-            layout.blob(diff_id).unlink()
     total = sum(sizes[diff_id] for diff_id in lacking if not layout.blob(diff_id).is_file())
     files.require_space(paths.work, total, "the image's layers", "SPARKPIN_CACHE")
     say(f"fetching {len(lacking)} of {count(len(sizes), 'layer')}, {size(total)}")
-    stand_ins = [layout.blob(diff_id) for diff_id in there if diff_id not in lacking]
-    for path, diff_id in zip(stand_ins, there, strict=False):
-        with path.open("wb") as file:  # holes: skopeo takes the blob for fetched, and nobody reads it
+    stand_ins = set(there) - lacking.keys()
+    for diff_id in stand_ins:
+        with layout.blob(diff_id).open("wb") as file:  # holes: skopeo takes the blob for fetched, and nobody reads it
             file.truncate(sizes[diff_id])
     place.fetch(layout.folder, f"@{digest_of(image)}", "image")
-    for path in stand_ins:
-        path.unlink()
+    for diff_id in stand_ins:
+        layout.blob(diff_id).unlink()
     data = dict(bundle.data)
     for diff_id in lacking:
         data[oci.blob(diff_id)] = tar = Slice(stack.enter_context(layout.blob(diff_id).open("rb")), 0, sizes[diff_id])

@@ -148,7 +148,9 @@ def carry_out(plan: BuildPlan, *, offline: bool = False, place: Registry | None 
 def compare_published(plan: BuildPlan, made: Sequence[Release]) -> None:
     """Whether the images are those that the project publishes for these pins, and how many builders got the last."""
     images, last = [pairing.rendered for pairing in plan.pairings], made[-1]
-    if (published := digests.load(plan.paths.project, last.stack)) is None:
+    published = digests.load(plan.paths.project, last.stack)
+    said = builders.confirmations(plan.paths.project, last.build_key, last.image, Keys.from_env().allowed)
+    if published is None and said == builders.Confirmations():
         return
     file, found = digests.file_of(last.stack), dict[str, list[str]]()
     for end, release in enumerate(made, start=1):
@@ -163,13 +165,23 @@ def compare_published(plan: BuildPlan, made: Sequence[Release]) -> None:
             found.setdefault("same bytes as published" if held else "not published for these pins", []).append(
                 release.stage
             )
-    said = builders.confirmations(plan.paths.project, last.build_key, last.image, Keys.from_env().allowed)
     for why in said.uncounted:
         say(f"not counted: {why}")
     for other in said.others:
         say(f"warning: {other} got another image than {last.tag} of these pins")
     lines = [f"{what}: {', '.join(stages)} ({file})" for what, stages in found.items()]
     show("; ".join([*lines, f"{last.stage} is {said.line}"]))
+
+
+def is_taken(paths: Paths, engine: Engine, release: Release) -> bool:
+    """Whether a release that was brought before is here, and signed by whom this machine trusts today: an import may
+    have taken it unsigned."""
+    from sparkpin.evidence import imagecheck, verify
+
+    if current.present_ref(engine, release) is None:
+        return False
+    checks = verify.check_evidence(imagecheck.evidence_of(paths, release))
+    return all(verify.demanded(check).result != "wrong" for check in checks)
 
 
 def take_published(plan: BuildPlan, engine: Engine, place: Registry) -> dict[str, Release]:
@@ -179,7 +191,7 @@ def take_published(plan: BuildPlan, engine: Engine, place: Registry) -> dict[str
     records, taken = Releases(plan.paths), dict[str, Release]()
     for pairing in plan.pairings:
         known = records.find(pairing.tag)
-        if known is None or (is_brought(plan.paths, known) and current.present_ref(engine, known) is None):
+        if known is None or (is_brought(plan.paths, known) and not is_taken(plan.paths, engine, known)):
             try:
                 known = pull(plan.paths, engine, replace(place, tag=pairing.tag.rpartition(":")[2]), say).release
             except (AbsentError, IntegrityError) as error:

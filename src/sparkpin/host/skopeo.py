@@ -26,7 +26,9 @@ PLACE = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127})|@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:|$)")
-ABSENT = re.compile(r"reading manifest .*(unknown|not found|404)", re.S | re.I)
+ABSENT = re.compile(
+    r"reading manifest \S+ in \S+: (manifest unknown|name unknown|StatusCode: 404|unknown: .*not found)", re.I
+)
 DENIED = ("unauthorized", "authentication required", "denied", "invalid username/password", "status 401", "status 403")
 DAMAGED = ("did not match", "Digest mismatch", "digest mismatch", "invalid digest", "unexpected EOF")
 SECONDS = 120  # that a registry may take for a manifest
@@ -121,6 +123,9 @@ class Registry:
         last = lines[-1] if lines else "skopeo said nothing"
         why = printable((last.partition('msg="')[2].removesuffix('"') or last).replace('\\"', '"'))
         message = f"{self}: {clipped(why)}"
+        if "permission denied" in said:
+            step = "let this user read the file of --ca, and write SPARKPIN_CACHE"
+            return DiskError(message, next_step=step)
         if any(word in said for word in DENIED):
             return NetworkError(message, next_step=login(self.host))
         if ABSENT.search(said):

@@ -42,6 +42,9 @@ def test_credentials_in_a_place_are_refused_and_not_shown_again() -> None:
     ("said", "kind"),
     [
         ("reading manifest v2 in HOST/a: manifest unknown: manifest unknown", AbsentError),
+        ("reading manifest v2-404404 in HOST/a: received unexpected HTTP status: 503", NetworkError),
+        ("reading manifest v2 in HOST/a: unknown", NetworkError),
+        ("open /tmp/ca.crt: permission denied", DiskError),
         ("docker-credential-x: executable file not found in $PATH", NetworkError),
         ("reading manifest v2 in HOST/a: unauthorized: authentication required", NetworkError),
         ("writing blob: no space left on device", DiskError),

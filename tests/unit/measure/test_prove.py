@@ -176,14 +176,16 @@ def test_one_prompt_beyond_the_bound_has_to_show_with_other_words(tmp_path: Path
         proof.run(tmp_path, resume=False)
     prompt = proof.prompts[-1]
     length = len(proof.prompts[-2]) // BLOCK * BLOCK
-    for off, verdict in (
-        (lambda ids, hit: ids == prompt, "nothing found"),
-        (lambda ids, hit: len(ids) == len(prompt) and hit >= length, "found"),
+    for off, far, verdict in (
+        (lambda ids, hit: ids == prompt, 0.5, "nothing found"),
+        (lambda ids, hit: ids == prompt, 20.0, "found"),  # no near tie is so far off
+        (lambda ids, hit: len(ids) == len(prompt) and hit >= length, 0.5, "found"),
     ):
-        found = proved(ToyEndpoint(off=off), tmp_path)
+        found = proved(ToyEndpoint(off=off, far=far), tmp_path)
         assert sum(one.beyond for one in found.passes) >= 2, "in each way that reads it from the cache"
         assert found.verdict == verdict, found.line
         assert any("of 5 tries" in note for note in found.notes) == (verdict == "nothing found")
+        assert ("taken for rounding" in found.line) == (verdict == "nothing found")
 
 
 def test_other_words_keep_what_requests_share() -> None:

@@ -20,6 +20,7 @@ from sparkpin.releases.record import now
 POWER = Path(__file__).parent / "power.json"
 """Planted faults, and by how much each was beyond its bound: tests/e2e/measure/test_prove_vllm.py measures them."""
 FEW = 2  # prompts beyond their bound that may be near ties
+NEAR = 0.5  # nats: the furthest near tie that was seen was 0.178 off (docs/prove.md); more is no rounding
 SHOWN = 2  # tries with other words that have to show it, too
 
 
@@ -160,6 +161,9 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
     else:
         verdict = "nothing found"
         parts = [f"nothing found in {turns} answers of {len(proof.prompts)} turns"]
+        if every:
+            far = max(one.distance for one in every)
+            parts.append(f"{far:.2g} nats with some words alone were taken for rounding")
         least = f"{found.first:.2g} nats ({found.grown:.2g} where answers lie in the cache)"
         parts.append(f"a difference of {least} would have been seen; other text does {found.moved:.2g}")
         parts.append(cache_words(warm))
@@ -192,7 +196,7 @@ def first_to_tell(proof: Proof, every: Sequence[Beyond], found: Bounds) -> Beyon
     """Cold readings that are alike to the bit say nothing of rounding. One or two prompts beyond a bound that they made
     may be where a model is near a tie, of experts say. A fault depends on places, and shows with other words."""
     prompts = {one.key: one for one in reversed(every)}  # of each the simplest way
-    if len(prompts) > FEW or found.first > judging.LEAST:
+    if len(prompts) > FEW or found.first > judging.LEAST or any(one.distance > NEAR for one in every):
         return every[0] if every else None
     for one in reversed(prompts.values()):
         trial, name = trial_of(proof, one, found), f"{one.one.words}, {proof.turns[one.key].name}"

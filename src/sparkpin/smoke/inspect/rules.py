@@ -219,7 +219,10 @@ def plugin_findings(facts: ImageFacts, mods: Sequence[str]) -> Iterator[ImageFin
         elif vllm and not any(same_release(vllm.version, version) for version in package.accepts):
             text = f"{where} {package.version} is made for vLLM {made_for}, the image has {vllm.version}"
             step = "take a version of the mod that is made for this vLLM, or adapt it and add the version"
-            patch = any(vllm.version.rpartition(".")[0] == version.rpartition(".")[0] for version in package.accepts)
+            seen = vllm.version.partition("+")[0]
+            patch = bool(re.fullmatch(r"\d+\.\d+\.\d+", seen)) and any(
+                seen.rpartition(".")[0] == version.rpartition(".")[0] for version in package.accepts
+            )
             if patch:  # decided by its source, when the server starts
                 step = "smoke test it: the mod starts only if the patch left what it replaces as it was"
             yield ImageFinding("warning" if patch else "error", "plugins", package.name, text, step)
