@@ -16,7 +16,7 @@ from sparkpin.host.engine import engine_of
 from sparkpin.host.skopeo import Registry
 from sparkpin.host.ssh import way_to
 from sparkpin.pins.nodes import nodes_of
-from sparkpin.releases.record import Releases
+from sparkpin.releases.record import SIGNATURE, Releases
 
 
 def export(tag: str, output: str, *, store: bool, checkpoint: bool, image: bool) -> None:
@@ -42,8 +42,12 @@ def publish(tag: str, to: str, *, agreed: bool, ca: str) -> None:
     paths = Paths.from_env()
     place = Registry.parse(to, ca)
     show(f"before anyone publishes an image: {registry.TERMS}, says what may be given to others")
-    done = registry.publish(paths, engine_of(paths), Releases(paths).get(tag), place, say, agreed=agreed)
+    releases = Releases(paths)
+    release = releases.get(tag)
+    done = registry.publish(paths, engine_of(paths), release, place, say, agreed=agreed)
     show(f"{tag} is published; elsewhere: invoke pull {done}")
+    if not (releases.evidence(release) / SIGNATURE).is_file():
+        show(f"not signed, so a pull wants --unsigned; with a key: invoke attest {release.tag}, then publish again")
 
 
 def pull(source: str, *, unsigned: bool, ca: str) -> None:

@@ -200,6 +200,7 @@ def take_published(plan: BuildPlan, engine: Engine, place: Registry) -> dict[str
         if is_brought(plan.paths, known):
             if known.demands == pairing.demands:
                 taken[pairing.tag] = known
+                say(f"{pairing.stage.name} is taken, not built: {pairing.tag}")
             else:
                 say(f"{pairing.stage.name} is built here: the published one asks for another smoke test")
     return taken

@@ -149,7 +149,8 @@ def require(
     why = [check.what if told else printable(f"{check.what}: {check.detail}") for check in wrong]
     fault = "holds, but lacks a trusted signature" if all(check.is_trust for check in wrong) else NOT_SO
     steps = dict.fromkeys(check.next_step or next_step for check in wrong)
-    raise IntegrityError(f"{what} {fault}: {(', ' if told else '; ').join(why)}", next_step="; ".join(steps))
+    once = [step for step in steps if not any(step != other and step in other for other in steps)]
+    raise IntegrityError(f"{what} {fault}: {(', ' if told else '; ').join(why)}", next_step="; ".join(once))
 
 
 def demanded(check: Check, sign: str = "ask for a bundle that its maker has signed") -> Check:

@@ -166,6 +166,13 @@ def test_a_signer_who_is_not_trusted_is_no_damage(signed: Sample, keys: Keys) ->
     assert failed.value.next_step.startswith("invoke rebuild; ")
 
 
+def test_a_step_that_another_names_is_said_once() -> None:
+    checks = [Check("a", "wrong", "x", ""), Check("b", "wrong", "y", "invoke attest t makes it again")]
+    with pytest.raises(IntegrityError) as failed:
+        require(checks, "it", next_step="invoke attest t")
+    assert failed.value.next_step == "invoke attest t makes it again"
+
+
 @pytest.mark.parametrize(
     ("what", "wrong"),
     [
