@@ -209,8 +209,7 @@ def pull(paths: Paths, engine: Engine, place: Registry, say: Say, *, unsigned: b
     if not place.reference:
         raise InputError(f"{place}: which image?", next_step=f"invoke pull {place}:<stage>-<key>, or @sha256:...")
     if (image := place.manifest(place.reference)) is None:
-        step = f"skopeo list-tags docker://{place.host}/{place.name} names what was published there"
-        raise AbsentError(f"{place} is not there", next_step=step)
+        raise AbsentError(f"{place} is not there", next_step="look at the name, and whether it was published")
     if place.digest and digest_of(image) != place.digest:
         raise IntegrityError(f"{place}: the registry gave {digest_of(image)}", next_step=STRANGE)
     name = f"pull-{digest_of(image)[7:19]}"

@@ -355,6 +355,8 @@ def test_up_takes_what_is_published_and_builds_the_rest(
     asked = there.asked("GET", "blobs")
     assert up.carry_out(plan, place=place) == made and there.asked("GET", "blobs") == asked
     assert between.image != top.image
+    monkeypatch.delenv("SPARKPIN_ALLOWED_SIGNERS")  # nobody is trusted any more
+    assert up.take_published(plan, empty, place) == {}
 
 
 def test_up_builds_what_does_not_verify(
