@@ -120,7 +120,7 @@ class DiskError(SparkpinError):
 
 
 class DifferenceError(SparkpinError):
-    """An image that was built again is not the image that was recorded. Exit code 13."""
+    """An image that was built again is not the image that was recorded, or published. Exit code 13."""
 
     exit_code = 13
 
