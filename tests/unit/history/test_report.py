@@ -29,6 +29,7 @@ from report_samples import made as made
 from sparkpin.commands import report as tasks
 from sparkpin.core.errors import BusyError, InputError
 from sparkpin.core.paths import Paths
+from sparkpin.evidence import builders
 from sparkpin.history.bump import record
 from sparkpin.history.bump.record import Bump, Step
 from sparkpin.history.report import charts, drawing, measured, offer
@@ -477,3 +478,14 @@ def test_the_task_tells_what_is_damaged(
     page = html(gather(Paths.from_env(), None))
     assert page.count('<p class="fault">') == 4 and "No release yet" not in page
     assert "No release yet" in html(Report("2026-01-04T00:00:00Z", "", ()))
+
+
+def test_builders_who_got_the_image_are_named(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody where there are none."""
+    paths, first = made[0], made[1][0]
+    said = builders.Confirmations(("ann", "bob"))
+    monkeypatch.setattr(builders, "confirmations", lambda project, key, image, allowed: said)
+    part = gather(paths, first.recipe).recipes[0]
+    assert "confirmed by 2 builders (ann, bob)" in html(Report("2026-01-07T00:00:00Z", "", (part,)))
+    said = builders.Confirmations()
+    assert not gather(paths, first.recipe).recipes[0].shown.confirmed

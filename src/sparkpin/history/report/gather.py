@@ -14,6 +14,8 @@ from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
 from sparkpin.core import terminal
 from sparkpin.core.errors import ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.evidence import builders
+from sparkpin.evidence.signing import Keys
 from sparkpin.fetch import model as hub
 from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store
@@ -99,6 +101,7 @@ def recipe_part(
             speed=speeds[release.tag].evidence,
             changes=changes_of(paths, releases, sides, release),
             command=way_to(paths, release),
+            confirmed=confirmed_of(paths, release),
             pinned=pins.get(release.tag, ""),
             bump=verdicts.get(release.tag, ""),
         )
@@ -125,6 +128,12 @@ def recipe_part(
         bumps=tuple(reversed(bumps)),
         faults=tuple(told),
     )
+
+
+def confirmed_of(paths: Paths, release: Release) -> str:
+    """Who else got this image, of those that this machine trusts."""
+    said = builders.confirmations(paths.project, release.build_key, release.image, Keys.from_env().allowed)
+    return said.line if said.builders else ""
 
 
 def tiles_of(item: Item, speed: Speed, memory: ReportMemory) -> Iterator[Tile]:
