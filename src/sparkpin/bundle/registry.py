@@ -38,8 +38,7 @@ from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release
 ARTIFACT, BUNDLE = "application/vnd.sparkpin.release.v1", "application/vnd.sparkpin.bundle.v1.tar"
 EVIDENCE = {SBOM: "application/vnd.cyclonedx+json", STATEMENT: "application/vnd.in-toto+json", SIGNATURE: "text/plain"}
 EMPTY = b"{}"
-EMPTY_TYPE, INDEX_TYPE = "application/vnd.oci.empty.v1+json", "application/vnd.oci.image.index.v1+json"
-REF_NAME, TITLE = "org.opencontainers.image.ref.name", "org.opencontainers.image.title"
+EMPTY_TYPE, TITLE = "application/vnd.oci.empty.v1+json", "org.opencontainers.image.title"
 DIGEST = re.compile("sha256:[0-9a-f]{64}")
 LARGEST = 1 << 40  # bytes of a layer
 REFERRERS = 50  # artifacts about an image that are looked at
@@ -55,14 +54,6 @@ class Hashed(Protocol):
     def size(self) -> int: ...
 
 
-def described(kind: str, data: bytes) -> dict[str, Any]:
-    return {"mediaType": kind, "digest": digest_of(data), "size": len(data)}
-
-
-def index_of(rows: Sequence[dict[str, Any]]) -> bytes:
-    return oci.text({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows})
-
-
 def artifact(image: bytes, tag: str, rows: Sequence[tuple[str, str, str, int]]) -> bytes:
     """Manifest of what belongs to an image. tag: of the release; rows: media type, name, SHA-256 (hex), size."""
     layers = [
@@ -74,10 +65,10 @@ def artifact(image: bytes, tag: str, rows: Sequence[tuple[str, str, str, int]]) 
             "schemaVersion": 2,
             "mediaType": oci.MANIFEST_TYPE,
             "artifactType": ARTIFACT,
-            "config": described(EMPTY_TYPE, EMPTY),
+            "config": oci.described(EMPTY_TYPE, EMPTY),
             "layers": layers,
-            "subject": described(oci.MANIFEST_TYPE, image),
-            "annotations": {REF_NAME: tag},
+            "subject": oci.described(oci.MANIFEST_TYPE, image),
+            "annotations": {oci.REF_NAME: tag},
         }
     )
 
@@ -103,7 +94,7 @@ class Layout:
     def __init__(self, folder: Path) -> None:
         self.folder, self.named = folder, dict[str, dict[str, Any]]()
         (folder / form.BLOBS).mkdir(parents=True, exist_ok=True)
-        (folder / oci.LAYOUT).write_bytes(oci.text({"imageLayoutVersion": "1.0.0"}))
+        (folder / oci.LAYOUT).write_bytes(oci.LAYOUT_TEXT)
 
     def blob(self, digest: str) -> Path:
         return self.folder / oci.blob(digest)
@@ -116,12 +107,12 @@ class Layout:
 
     def add(self, data: bytes, kind: str = "", name: str = "") -> None:
         """A small blob. name: by which skopeo finds it, for a manifest."""
-        row = described(kind, data)
+        row = oci.described(kind, data)
         self.blob(row["digest"]).write_bytes(data)
         if name:
             self.named[name] = row
-            rows = [{**row, "annotations": {REF_NAME: name}} for name, row in self.named.items()]
-            (self.folder / oci.INDEX).write_bytes(index_of(rows))
+            rows = [{**row, "annotations": {oci.REF_NAME: name}} for name, row in self.named.items()]
+            (self.folder / oci.INDEX).write_bytes(oci.index_of(rows))
 
 
 def publish(paths: Paths, engine: Engine, release: Release, place: Registry, say: Say, *, agreed: bool) -> Registry:
@@ -158,8 +149,12 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, say
         say(f"sending the record of {release.tag}, {size(written[1])}")
         place.push(folder, "release", f"@{digest_of(made)}")
         others = [row for row, about in referrers(place, image) if about != release.tag]
-        own = {**described(oci.MANIFEST_TYPE, made), "artifactType": ARTIFACT, "annotations": {REF_NAME: release.tag}}
-        layout.add(index_of([own, *others]), INDEX_TYPE, "referrers")
+        own = {
+            **oci.described(oci.MANIFEST_TYPE, made),
+            "artifactType": ARTIFACT,
+            "annotations": {oci.REF_NAME: release.tag},
+        }
+        layout.add(oci.index_of([own, *others]), oci.INDEX_TYPE, "referrers")
         place.push_index(folder, "referrers", referrers_tag(image))
         if seen is None:
             say(f"sending its image: of {count(len(release.diff_ids), 'layer')} those that {place.host} lacks")
@@ -258,7 +253,7 @@ def referrers(place: Registry, image: bytes) -> list[tuple[dict[str, Any], str]]
                 continue
             value = verify.strict_json(about)
             is_ours = value.get("artifactType") == ARTIFACT and value["subject"]["digest"] == digest_of(image)
-            found.append((row, str(value["annotations"][REF_NAME]) if is_ours else ""))
+            found.append((row, str(value["annotations"][oci.REF_NAME]) if is_ours else ""))
         found += [(row, "") for row in rows[REFERRERS:]]
     return found
 

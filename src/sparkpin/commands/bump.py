@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import os
 import sys
 import time
@@ -361,7 +359,7 @@ def bump(
 
 def identity(current: Release, *parts: str) -> str:
     """Names a bump: the same one goes on where it was broken off."""
-    return hashlib.sha256(json.dumps([current.key, *parts]).encode()).hexdigest()[:12]
+    return manifests.digest_of([current.key, *parts])[:12]
 
 
 def stays(bump: Bump, step: str) -> BumpError:

@@ -19,6 +19,8 @@ LAYOUT, INDEX = "oci-layout", "index.json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+REF_NAME = "org.opencontainers.image.ref.name"
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,26 @@ def text(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
+LAYOUT_TEXT = text({"imageLayoutVersion": "1.0.0"})
+
+
+def described(kind: str, data: bytes) -> dict[str, Any]:
+    """A descriptor. kind: the media type."""
+    return {"mediaType": kind, "digest": digest_of(data), "size": len(data)}
+
+
+def index_of(rows: Sequence[dict[str, Any]]) -> bytes:
+    """rows: descriptors of manifests."""
+    return text({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows})
+
+
 def manifest(config: bytes, layers: Sequence[OciLayer]) -> bytes:
     """OCI image specification, "Image Manifest"."""
     return text(
         {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
-            "config": {"mediaType": CONFIG_TYPE, "digest": digest_of(config), "size": len(config)},
+            "config": described(CONFIG_TYPE, config),
             "layers": [{"mediaType": LAYER_TYPE, "digest": layer.digest, "size": layer.size} for layer in layers],
         }
     )
@@ -66,25 +81,17 @@ def layout(config: bytes, layers: Sequence[OciLayer], tag: str) -> dict[str, byt
     """Path -> content of a layout's files, all but the layers. manifest.json is for `docker load`, which wants it."""
     image = manifest(config, layers)
     platform = json.loads(config)
-    index = {
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": [
-            {
-                "mediaType": MANIFEST_TYPE,
-                "digest": digest_of(image),
-                "size": len(image),
-                "platform": {"architecture": platform["architecture"], "os": platform["os"]},
-                "annotations": {"org.opencontainers.image.ref.name": tag},
-            }
-        ],
+    row = {
+        **described(MANIFEST_TYPE, image),
+        "platform": {"architecture": platform["architecture"], "os": platform["os"]},
+        "annotations": {REF_NAME: tag},
     }
     docker = [
         {"Config": blob(digest_of(config)), "Layers": [blob(layer.digest) for layer in layers], "RepoTags": [tag]}
     ]
     return {
-        LAYOUT: text({"imageLayoutVersion": "1.0.0"}),
-        INDEX: text(index),
+        LAYOUT: LAYOUT_TEXT,
+        INDEX: index_of([row]),
         ARCHIVE_MANIFEST: text(docker),
         blob(digest_of(image)): image,
         blob(digest_of(config)): config,

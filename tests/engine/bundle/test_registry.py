@@ -24,7 +24,7 @@ from sparkpin.build.pair import pair
 from sparkpin.build.record import records_of
 from sparkpin.bundle import registry as registries
 from sparkpin.bundle.form import locked_files
-from sparkpin.bundle.registry import INDEX_TYPE, artifact, publish, pull, referrers_tag
+from sparkpin.bundle.registry import artifact, publish, pull, referrers_tag
 from sparkpin.commands import up
 from sparkpin.core.errors import InputError, IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
@@ -132,7 +132,7 @@ def test_other_tools_find_what_belongs_to_an_image(source: Source, there: LocalR
     place = sent(source, there)
     image = place.manifest(place.reference)
     listed = place.manifest(referrers_tag(image or b""))
-    assert image and listed and json.loads(listed)["mediaType"] == INDEX_TYPE
+    assert image and listed and json.loads(listed)["mediaType"] == oci.INDEX_TYPE
     (row,) = json.loads(listed)["manifests"]
     about = json.loads(place.manifest(f"@{row['digest']}") or b"")
     assert about["subject"]["digest"] == digest_at(place)
@@ -243,9 +243,7 @@ def replaced(place: Registry, image: bytes, about: dict[str, object], tmp_path: 
     data = oci.text(about)
     layout.add(data, oci.MANIFEST_TYPE, "made")
     place.push(layout.folder, "made", f"@{registries.digest_of(data)}")
-    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE}
-    rows = [registries.described(oci.MANIFEST_TYPE, data)]
-    layout.add(oci.text({**index, "manifests": rows}), INDEX_TYPE, "index")
+    layout.add(oci.index_of([oci.described(oci.MANIFEST_TYPE, data)]), oci.INDEX_TYPE, "index")
     place.push_index(layout.folder, "index", referrers_tag(image))
 
 
@@ -256,7 +254,7 @@ def test_another_sbom_is_refused(
     image = place.manifest(place.reference) or b""
     (row,) = json.loads(place.manifest(referrers_tag(image)) or b"")["manifests"]
     about, bill = json.loads(place.manifest(f"@{row['digest']}") or b""), b'{"bomFormat": "CycloneDX"}'
-    about["layers"][1] |= {key: registries.described("", bill)[key] for key in ("digest", "size")}
+    about["layers"][1] |= {key: oci.described("", bill)[key] for key in ("digest", "size")}
     replaced(place, image, about, tmp_path, bill)
     with pytest.raises(IntegrityError, match="SBOM"):
         pull(paths, empty, place, quiet)

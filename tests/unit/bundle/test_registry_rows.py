@@ -10,10 +10,11 @@ import pytest
 
 from sparkpin.bundle import registry
 from sparkpin.core.errors import IntegrityError
+from sparkpin.image import oci
 from sparkpin.image.seal import digest_of
 
 IMAGE = b'{"layers": []}'
-GONE = registry.described("", b"deleted there")
+GONE = oci.described("", b"deleted there")
 
 
 class Said:
@@ -21,7 +22,7 @@ class Said:
 
     def __init__(self, rows: list[dict[str, Any]], *manifests: bytes) -> None:
         self.known = {f"@{digest_of(one)}": one for one in manifests}
-        self.known[registry.referrers_tag(IMAGE)] = registry.index_of(rows)
+        self.known[registry.referrers_tag(IMAGE)] = oci.index_of(rows)
 
     def manifest(self, reference: str) -> bytes | None:
         return self.known.get(reference)
@@ -33,7 +34,7 @@ def listed(place: Any) -> list[tuple[dict[str, Any], str]]:
 
 def test_rows_of_others_stay_deleted_ones_and_those_beyond_what_is_read_too() -> None:
     own = registry.artifact(IMAGE, "sparkpin/a:base-0", [])
-    rows = [GONE, registry.described("", own), *({"digest": f"row {number}"} for number in range(60))]
+    rows = [GONE, oci.described("", own), *({"digest": f"row {number}"} for number in range(60))]
     rows[2:] = [GONE] * 48 + rows[2:]  # of rows that are read, each has a digest
     found = listed(Said(rows, own))
     assert [row for row, _ in found] == rows
