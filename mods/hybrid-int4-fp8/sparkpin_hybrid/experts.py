@@ -45,7 +45,8 @@ class ReferenceFp8Experts(UnquantizedFusedMoEMethod):
         }
         for name, (rows, columns) in shapes.items():
             weight = torch.empty(num_experts, rows, columns, dtype=torch.float8_e4m3fn)
-            scale = torch.empty(num_experts, -(-rows // self.block[0]), -(-columns // self.block[1]))
+            blocks = -(-rows // self.block[0]), -(-columns // self.block[1])
+            scale = torch.empty(num_experts, *blocks, dtype=torch.float32)  # vLLM's default is the model's dtype
             attributes = {
                 f"{name}_weight": (weight, extra_weight_attrs),
                 f"{name}_weight_scale_inv": (

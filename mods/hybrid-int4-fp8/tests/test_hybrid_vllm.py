@@ -317,15 +317,20 @@ def test_fp8_head_is_refused(installed, model: type, prefix: str) -> None:
 
 
 def mtp_experts(extra: dict[str, dict[str, object]], *, inner: int = 128) -> RoutedExperts:
-    module = FusedMoEFactory(
-        num_experts=3,
-        top_k=2,
-        hidden_size=256,
-        intermediate_size=inner,
-        params_dtype=torch.bfloat16,
-        quant_config=configured(Qwen3_5MoeMTP, extra),
-        prefix="mtp.layers.0.mlp.experts",
-    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)  # as vLLM does while it makes a model
+    try:
+        module = FusedMoEFactory(
+            num_experts=3,
+            top_k=2,
+            hidden_size=256,
+            intermediate_size=inner,
+            params_dtype=torch.bfloat16,
+            quant_config=configured(Qwen3_5MoeMTP, extra),
+            prefix="mtp.layers.0.mlp.experts",
+        )
+    finally:
+        torch.set_default_dtype(before)
     return next(m for m in module.modules() if isinstance(m, RoutedExperts))
 
 
@@ -337,6 +342,7 @@ EXPERTS = {
 def test_experts_in_fp8(installed, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = mtp_experts(EXPERTS)
     assert layer.w13_weight.dtype == layer.w2_weight.dtype == torch.float8_e4m3fn
+    assert layer.w13_weight_scale_inv.dtype == layer.w2_weight_scale_inv.dtype == torch.float32
     wanted: dict[str, list[torch.Tensor]] = {"w1": [], "w2": [], "w3": []}
     for expert in range(3):
         for shard, rows, columns in (("w1", 128, 256), ("w3", 128, 256), ("w2", 256, 128)):
