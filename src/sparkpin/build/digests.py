@@ -113,9 +113,35 @@ def publish(paths: Paths, engine: Engine, name: str, say: Say) -> int:
             record = read_record(record_file(paths, image))
             found.setdefault(image.stage, entry_of(record, below))
             below = len(record.diff_ids)
-    with atomic_file(paths.project / file_of(name)) as file:
-        file.write("".join((HEAD.format(name), *rows(found))).encode())
+    write(paths.project, name, found)
     return len(found)
+
+
+def stale(project: Path, name: str, images: dict[str, PublishedImage]) -> list[str]:
+    """The stages whose entries are of other pins, stages or mods than today's."""
+    stack = manifests.load_stack(project, name)
+    lock = manifests.load_stack_lock(project, stack)
+    chains = {stage: manifests.load_chain(project, stage) for stage in images if is_stage(project, stage)}
+    today = {stage: render_chain(project, stack, lock, chain)[-1].key for stage, chain in chains.items()}
+    return [stage for stage, entry in images.items() if today.get(stage) != entry.key]
+
+
+def is_stage(project: Path, name: str) -> bool:
+    return (project / f"stages/{name}.yaml").is_file()
+
+
+def take_out_stale(project: Path, name: str) -> list[str]:
+    """From the file of a stack; nothing is built. The stages that it has no more."""
+    published = load(project, name)
+    images = published.images if published else {}
+    if gone := stale(project, name, images):
+        write(project, name, {stage: entry for stage, entry in images.items() if stage not in gone})
+    return gone
+
+
+def write(project: Path, name: str, images: dict[str, PublishedImage]) -> None:
+    with atomic_file(project / file_of(name)) as file:
+        file.write("".join((HEAD.format(name), *rows(images))).encode())
 
 
 def entry_of(record: BuildRecord, below: int) -> PublishedImage:

@@ -16,6 +16,7 @@ from sparkpin.fetch import lock_community_mod, lock_model, lock_stack
 from sparkpin.fetch import model as hub
 from sparkpin.fetch import stack as fetching
 from sparkpin.host.machine import this_platform
+from sparkpin.pins import manifests
 
 
 def lock(
@@ -58,7 +59,8 @@ def lock(
 
 
 def publish_digests(stack: str | None) -> None:
-    """Of one stack, or of each that has published some before."""
+    """Of one stack, or of each that has published some before. Those for another architecture are not built then, for
+    that can take an hour: what does not hold is taken out of their files."""
     from sparkpin.build import digests as published  # slow to import: only this asks an engine
     from sparkpin.build.make import at_work
 
@@ -67,9 +69,16 @@ def publish_digests(stack: str | None) -> None:
         raise InputError(
             f"{published.FOLDER} has no file yet, and no stack is named", next_step="invoke lock --digests --stack cpu"
         )
+    machine = this_platform()
     with at_work(paths) as engine:
         for name in wanted:
-            show(f"{published.file_of(name)}: {published.publish(paths, engine, name, say)} images")
+            file = published.file_of(name)
+            if stack or manifests.load_stack(paths.project, name).platform == machine:
+                show(f"{file}: {published.publish(paths, engine, name, say)} images")
+            elif gone := published.take_out_stale(paths.project, name):
+                show(f"{file}: taken out, of other pins: {', '.join(gone)}; invoke lock --digests --stack {name}")
+            else:
+                show(f"{file}: all of it holds")
 
 
 def names(folder: Path) -> list[str]:

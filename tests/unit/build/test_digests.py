@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from places import PROJECT
 
 from sparkpin.build import digests
 from sparkpin.build.digests import Published, PublishedImage, entry_of, hold, load, rows
-from sparkpin.build.render import render_chain
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests
 
@@ -23,15 +23,23 @@ STACKS = [path.stem for path in (PROJECT / digests.FOLDER).glob("*.yaml")]
 @pytest.mark.parametrize("name", STACKS)
 def test_every_entry_is_of_today_s_pins(name: str) -> None:
     """CI's word that `invoke lock --digests` ran after the last change of a pin, a mod or a stage."""
-    stack = manifests.load_stack(PROJECT, name)
-    published, lock = load(PROJECT, name), manifests.load_stack_lock(PROJECT, stack)
-    assert published and set(published.images) >= ({"base"} if stack.build_on else MAIN)
-    stale = {
-        stage
-        for stage, entry in published.images.items()
-        if render_chain(PROJECT, stack, lock, manifests.load_chain(PROJECT, stage))[-1].key != entry.key
-    }
-    assert not stale, f"{digests.file_of(name)} is of other pins: invoke lock --digests --stack {name}"
+    published = load(PROJECT, name)
+    assert published and set(published.images) >= ({"base"} if manifests.load_stack(PROJECT, name).build_on else MAIN)
+    assert not digests.stale(PROJECT, name, published.images), "invoke lock --digests"
+
+
+def test_what_is_of_other_pins_is_taken_out(tmp_path: Path) -> None:
+    """And what is of a stage that is no more; the rest stays as it is."""
+    for folder in ("stages", "pins/stacks", "dockerfiles", "mods"):
+        shutil.copytree(PROJECT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    published = load(PROJECT, "cpu")
+    assert published
+    old = published.images["v2"].model_copy(update={"key": "0" * 64})
+    digests.write(tmp_path, "cpu", {**published.images, "v2": old, "v1": old})
+    assert digests.take_out_stale(tmp_path, "cpu") == ["v2", "v1"]
+    left = load(tmp_path, "cpu")
+    assert left and left.images == {name: one for name, one in published.images.items() if name != "v2"}
+    assert digests.take_out_stale(tmp_path, "cpu") == []
 
 
 def test_the_documents_show_what_is_published() -> None:
