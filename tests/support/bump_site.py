@@ -108,13 +108,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         wheelhouse.use_index(patch, index.url)
         patch.setattr(lock_module, "open_apt", lambda root, stack: Apt())
         lock_stack(paths, "cpu", print)
-    release = make_sample(where, "base", site.project).release
-    records = Releases(paths)
+    make_current(site, "made")
+    locked(paths)
+    yield where
+
+
+def make_current(site: Site, name: str) -> None:
+    """The release that the pins of now give. name: of a folder that keeps them."""
+    copy = Path(shutil.copytree(site.project, site.where / name))
+    release, records = make_sample(site.where, "base", copy).release, Releases(make_paths(site))
     records.smoked(release.tag, {"passed": True, "seconds": 1.0, "checks": []})
     with records.locked(RECIPE):
         records.point(records.get(release.tag))
-    locked(paths)
-    yield where
 
 
 class Apt:

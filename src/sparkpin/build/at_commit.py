@@ -16,18 +16,16 @@ import sys
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from sparkpin.build import cross_build, digests
-from sparkpin.build.lost_files import how_to_get
+from sparkpin.build import digests
+from sparkpin.build.make import fetch_locked
 from sparkpin.build.record import BuildRecord, read_record, records_with_key
 from sparkpin.build.reproduce import Reproduction, StageResult, clear_leftovers, private_engine, scratch
 from sparkpin.core.errors import BuildError, HostError, InputError, ManifestError
 from sparkpin.core.files import disk_errors
 from sparkpin.core.paths import PROJECT, Paths
 from sparkpin.core.terminal import Say
-from sparkpin.fetch import stack as fetching
 from sparkpin.host.machine import this_platform
 from sparkpin.pins import manifests
 
@@ -78,6 +76,7 @@ def reproduce_commit(paths: Paths, commit: str, recipe: str | None, stage: str |
     InputError for an unknown commit, a project that is no checkout of Git, and where there is nothing to compare with.
     """
     full = commit_of(paths.project, commit)
+    say(f"building commit {full[:12]} again by its own code, in an engine of its own")
     chosen = [*(("--recipe", recipe) if recipe else ()), *(("--stage", stage) if stage else ())]
     clear_leftovers(paths, say)
     with scratch(paths, say) as own:
@@ -97,7 +96,7 @@ def reproduce_commit(paths: Paths, commit: str, recipe: str | None, stage: str |
                 next_step=f"a commit of: git log --oneline -- {digests.FOLDER}",
             )
         notes = [f"built by the code of {full[:12]}, compared with {where}", packages(code.folder, paths.project)]
-        notes += fetched(paths, code.folder, stack, say)
+        notes += fetched(Paths(code.folder, paths.cache, paths.home), stack)
         with private_engine(paths, own, say) as (engine, version):
             code.run("build", *chosen, **engine.host)
         if not (chain := made_in(own.images)):
@@ -171,17 +170,13 @@ def packages(folder: Path, project: Path) -> str:
     return f"it ran with today's packages, not with {', '.join(other)}" if other else "it ran with what it locked"
 
 
-def fetched(paths: Paths, project: Path, stack: str, say: Say) -> Iterator[str]:
+def fetched(paths: Paths, stack: str) -> Iterator[str]:
     """The store gets what it lacks of the old lock; what nobody offers any more is told with where a copy is."""
     try:
-        wanted = manifests.load_stack(project, stack)
-        lock = manifests.load_stack_lock(project, wanted)
-        native = cross_build.stand_in_debs(Paths(project, paths.cache, paths.home), wanted, this_platform())
+        wanted = manifests.load_stack(paths.project, stack)
+        fetch_locked(paths, wanted, manifests.load_stack_lock(paths.project, wanted), this_platform())
     except (ManifestError, InputError) as error:
         yield f"today's sparkpin cannot read those pins, so the old code fetched by itself ({error.message})"
-        return
-    for one, its in filter(None, ((wanted, lock), native)):
-        fetching.fetch_stack(paths, one, its, say, partial(how_to_get, paths))
 
 
 def made_in(images: Path) -> list[Made]:

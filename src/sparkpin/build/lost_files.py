@@ -31,6 +31,7 @@ def how_to_get(paths: Paths, lost: Sequence[LockedFile]) -> str:
             f"no release on this machine was made from {names}: `invoke import` a bundle that another machine exported "
             "with its store, or copy that machine's store (SPARKPIN_CACHE)"
         )
+    parts.append("images that were published need no such file: `invoke up --from oci://HOST/NAME`, or `invoke pull`")
     return "; ".join([*parts, "or `invoke lock` takes what is offered now"])
 
 

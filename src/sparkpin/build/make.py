@@ -64,7 +64,12 @@ def fetch_for(
     if image.parent_key is not None or builder.is_built(paths, engine, image):
         return  # what stands on an image of ours needs nothing else
     cross_build.require_own_uv(image, engine.platform)  # before gigabytes are fetched for nothing
-    native = cross_build.stand_in_debs(paths, stack, engine.platform)
+    fetch_locked(paths, stack, stack_lock, engine.platform, offline=offline)
+
+
+def fetch_locked(paths: Paths, stack: Stack, stack_lock: StackLock, machine: str, *, offline: bool = False) -> None:
+    """All of a lock, and what stands in for it where images are made on a machine of another platform."""
+    native = cross_build.stand_in_debs(paths, stack, machine)
     for one, lock in filter(None, ((stack, stack_lock), native)):
         if offline:
             fetching.require_fetched(paths, lock)

@@ -48,7 +48,7 @@ from sparkpin.core.tags import image_ref
 from sparkpin.core.terminal import Say, printable
 from sparkpin.evidence import verify
 from sparkpin.evidence.materials import model_inputs
-from sparkpin.evidence.signing import Keys
+from sparkpin.evidence.signing import Keys, UntrustedError
 from sparkpin.evidence.verify import Claimed, pin_names, pins_of
 from sparkpin.fetch.model_files import blobs_of
 from sparkpin.image import oci
@@ -218,7 +218,7 @@ def refusing() -> Iterator[None]:
     """Whatever is wrong with a bundle is Refused."""
     try:
         yield
-    except DiskError:  # of this machine, for which the bundle is not to blame
+    except (DiskError, UntrustedError):  # of this machine: the bundle is not to blame, and they know what to do
         raise
     except SparkpinError as error:
         raise Refused(error.message) from None

@@ -25,6 +25,7 @@ from sparkpin.bundle import export, form, take_in
 from sparkpin.core import files, prune_lock
 from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.paths import Paths
+from sparkpin.core.progress import progress
 from sparkpin.core.terminal import Say, count, printable, size
 from sparkpin.evidence import verify
 from sparkpin.host.engine import Engine
@@ -157,8 +158,9 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, say
         layout.add(oci.index_of([own, *others]), oci.INDEX_TYPE, "referrers")
         place.push_index(folder, "referrers", referrers_tag(image))
         if seen is None:
-            say(f"sending its image: of {count(len(release.diff_ids), 'layer')} those that {place.host} lacks")
-            place.push(folder, "image", place.reference)
+            total = sum(row["size"] for row in json.loads(image)["layers"])
+            say(f"sending what {place.host} lacks of its image: {count(len(release.diff_ids), 'layer')}, {size(total)}")
+            place.push(folder, "image", place.reference, lambda sent: progress(say, total, gathered=sent))
     shutil.rmtree(folder, ignore_errors=True)
     return place
 
@@ -341,7 +343,7 @@ def with_layers(
     for diff_id in stand_ins:
         with layout.blob(diff_id).open("wb") as file:  # holes: skopeo takes the blob for fetched, and nobody reads it
             file.truncate(sizes[diff_id])
-    place.fetch(layout.folder, f"@{digest_of(image)}", "image")
+    place.fetch(layout.folder, f"@{digest_of(image)}", "image", lambda got: progress(say, total, gathered=got))
     for diff_id in stand_ins:
         layout.blob(diff_id).unlink()
     data = dict(bundle.data)

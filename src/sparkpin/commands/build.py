@@ -56,7 +56,6 @@ def reproduce(
                 f"{tag} is built from its record, --commit {commit} from the project as it was then",
                 next_step=f"invoke reproduce --commit {commit}",
             )
-        say(f"building commit {commit} again by its own code, in an engine of its own")
         tell(at_commit.reproduce_commit(paths, commit, recipe, stage, say))
         return
     if tag:

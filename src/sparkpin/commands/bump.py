@@ -311,6 +311,7 @@ def bump(
         raise InputError(f"recipe {name!r} is pinned to the stack {pin.stack!r}", next_step="leave --stack out")
     own, model = manifests.load_stack(paths.project, pin.stack), manifests.model_of(paths.project, pin)
     locks = [f"pins/stacks/{own.name}.yaml", *side.locks_of(own, model)]
+    moving = side.moving_of(pin, model)
     side.require_clock(paths, locks, current)
     with project_of(paths, current) as project:
         former = pair(project, name, stage=current.stage)[-1]
@@ -319,7 +320,7 @@ def bump(
         fresh = Bump(recipe=name, what=what, time=now(), current=current.tag, changes=[])
         begin, own = time.monotonic(), side.pinned_to(there, own, to)
         try:
-            side.lock_newer(there, own, model, what, hold, say)
+            side.lock_newer(there, own, moving, what, hold, say)
             pairings = pair(there.project, name, stage=current.stage)
         except (IntegrityError, ManifestError) as error:
             step = Step(name="lock", passed=False, detail=error.message, seconds=round(time.monotonic() - begin, 1))
@@ -335,7 +336,7 @@ def bump(
             return
         if not fresh.changes:
             show(f"nothing newer for {name}: {current.tag} stays")
-            for line in side.fixed_by(own, model, what):
+            for line in side.fixed_by(own, pin, moving, what):
                 show(f"fixed by {line}")
             return
         show(f"newer for {current.tag}:")

@@ -92,9 +92,7 @@ def up(
         say(f"{name} is not locked yet: invoke lock --model {name}, which fetches headers and what steps take")
         lock_model(paths, name, say)
     plan = plan_of(recipe, stage, stack, locked=not (unlocked and dry_run))
-    announce(plan)
-    if place:
-        show(f"What {place} has of it, signed by whom this machine trusts, is taken and not built.")
+    announce(plan, place)
     download = model_download(plan, dry_run=dry_run) if smoke else None
     machine = host.read_host()
     lacking = host.missing(plan.paths, machine, stack=plan.pairings[-1].stack, published=place is not None)
@@ -279,15 +277,19 @@ def fetch_download(plan: BuildPlan) -> None:
         fetch_model(plan.paths, last.model, last.model_lock, say, only=used)
 
 
-def announce(plan: BuildPlan) -> None:
+def announce(plan: BuildPlan, place: Registry | None = None) -> None:
     last = plan.pairings[-1]
     show(f"Stack {last.stack.name}: {last.stack.description}.")
     show(f"Recipe {last.recipe.name}: {last.recipe.description}.")
     for pairing, state in zip(plan.pairings, plan.states, strict=True):
+        state = "to be taken, else built" if place and state == "to be built" else state
         show(f"  {pairing.stage.name:8} {pairing.stage.description} ({state})")
+    if place:
+        show(f"To be taken: what {place} has of it, signed by whom this machine trusts.")
     if absent := plan.absent:
         size = terminal.size(sum(file.size for file in absent))
-        show(f"To be fetched: {len(absent)} of {len(last.stack_lock.files)} files, {size}.")
+        needed = f", if {plan.pairings[0].stage.name} is built" * bool(place)
+        show(f"To be fetched{needed}: {len(absent)} of {len(last.stack_lock.files)} files, {size}.")
     if plan.locked and (wheel := absent_wheel(plan.paths, last.model, last.model_lock)):
         show(f"To be fetched, too: {wheel.file}, {terminal.size(wheel.size)}, which holds the model.")
     for note in plan.notes:

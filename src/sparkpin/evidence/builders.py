@@ -70,7 +70,8 @@ class Confirmations:
 def state(paths: Paths, release: Release, name: str, key: Path | None) -> Path:
     """Add a release and what it stands on to a builder's statement, and sign it. The statement's file."""
     if not NAME.fullmatch(name):
-        raise InputError(f"--builder: saw {name!r}, wanted lower-case letters, digits, `.` and `-`")
+        wanted = "up to 64 lower-case letters, digits, `.` and `-`, first a letter or a digit"
+        raise InputError(f"--builder: saw {name!r}, wanted {wanted}", next_step="choose another name: --builder my-lab")
     if key is None:
         step = f"name a key in {signing.places(signing.SIGNING_KEY)}"
         raise InputError("a builder's statement is signed, and there is no key", next_step=step)

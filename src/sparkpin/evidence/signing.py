@@ -57,8 +57,15 @@ def configured(variable: str) -> Path | None:
     return path if path.is_file() else None
 
 
+def how_to_trust(where: object, namespace: str = NAMESPACE) -> str:
+    """The next step where nobody said to trust a key, whose fingerprint was told."""
+    look = "find out whose key that is: their `ssh-keygen -lf KEY.pub` shows the same"
+    line = LINE.replace(f'"{NAMESPACE}"', f'"{namespace}"')
+    return f"{look}; if you trust it, write into {where}: {line}"
+
+
 class UntrustedError(IntegrityError):
-    """A signature that holds, by a key that nobody said to trust."""
+    """What holds lacks a signature by a key that somebody said to trust."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +123,9 @@ def verify(data: bytes, signature: bytes, allowed: Path | None, namespace: str =
             if not done.returncode:
                 return Signer(key, principal)
             why = reason(done)
-    line = LINE.replace(f'"{NAMESPACE}"', f'"{namespace}"')
+    step = how_to_trust(allowed, namespace)
     if is_broken:
-        step = f"write lines as ssh-keygen(1) wants them under ALLOWED SIGNERS into {allowed}: {line}"
-    else:
-        step = f"find out whose key that is; if you trust it, add to {allowed}: {line}"
+        step = f"write its lines as ssh-keygen(1) wants them under ALLOWED SIGNERS; {step}"
     raise UntrustedError(f"signed with {key}, which {allowed} does not allow: {why}", next_step=step)
 
 

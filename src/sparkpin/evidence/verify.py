@@ -138,7 +138,7 @@ def require(
     next_step: str = "do not use it; ask for it where it comes from",
     told: bool = False,
 ) -> None:
-    """IntegrityError when one of the checks is wrong.
+    """IntegrityError when one of the checks is wrong; UntrustedError where no more than a trusted signature lacks.
 
     what: the release or the bundle; next_step: for a check that knows none of its own; told: the checks' lines stand
     above already, so that names are enough.
@@ -147,10 +147,12 @@ def require(
     if not wrong:
         return
     why = [check.what if told else printable(f"{check.what}: {check.detail}") for check in wrong]
-    fault = "holds, but lacks a trusted signature" if all(check.is_trust for check in wrong) else NOT_SO
+    is_trust = all(check.is_trust for check in wrong)
+    fault = "holds, but lacks a trusted signature" if is_trust else NOT_SO
+    kind = signing.UntrustedError if is_trust else IntegrityError
     steps = dict.fromkeys(check.next_step or next_step for check in wrong)
     once = [step for step in steps if not any(step != other and step in other for other in steps)]
-    raise IntegrityError(f"{what} {fault}: {(', ' if told else '; ').join(why)}", next_step="; ".join(once))
+    raise kind(f"{what} {fault}: {(', ' if told else '; ').join(why)}", next_step="; ".join(once))
 
 
 def demanded(check: Check, sign: str = "ask for a bundle that its maker has signed") -> Check:
@@ -430,7 +432,6 @@ def check_signature(evidence: Claimed, keys: signing.Keys) -> Check:
         return Check("signature", "open", f"not looked at: {error.message}", error.next_step)
     if signer.principal is None:
         where = signing.places(signing.ALLOWED_SIGNERS)
-        step = f"find out whose key that is; if you trust it, write into {where}: {signing.LINE}"
         said = f"over this statement, by {signer}; whose that is nobody says: no {where}"
-        return Check("signature", "open", said, step, missed="whose signature it is")
+        return Check("signature", "open", said, signing.how_to_trust(where), missed="whose signature it is")
     return Check("signature", "ok", f"over this statement, by {signer}")

@@ -35,18 +35,18 @@ LOUD = 100_000_000
 """Bytes of a file from which on its hashing is told."""
 
 
-def lock_model(paths: Paths, name: str, say: Say) -> ModelLock:
+def lock_model(paths: Paths, name: str, say: Say, *, newest: bool = False) -> ModelLock:
     """Write `pins/models/<name>.lock`. Headers are fetched, the tensors that are taken, and of whole files small ones.
 
-    What the former lock says of the same commits must still be so. Raises ManifestError (also if a generated model's
-    commit is not the pinned one), NetworkError, DiskError, IntegrityError, and CheckpointError if the repositories do
-    not fit each other.
+    What the former lock says of the same commits must still be so. newest: whatever commit it has. Raises ManifestError
+    (also if a generated model's commit is not the pinned one), NetworkError, DiskError, IntegrityError, and
+    CheckpointError if the repositories do not fit each other.
     """
     pin = manifests.load_model(paths.project, name)
     former = former_lock(paths.project, name, say)
     gguf = lock_gguf(paths, pin, pin.gguf, former.gguf if former else None, say) if pin.gguf else None
     with model.hold(paths, pin, say), generated(paths, pin, gguf, say) as made:
-        locking = Locking(paths, pin, former, made, say)
+        locking = Locking(paths, pin, former, made, say, newest)
         entries = {key: locking.with_headers(key, locking.listed(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
         listings = {key: listing_of(paths, pin, key, entry) for key, entry in entries.items()}
@@ -90,6 +90,7 @@ class Locking:
     former: ModelLock | None
     made: Path | None
     say: Say
+    newest: bool = False
     sites: dict[str, Site] = field(default_factory=dict)
     received: int = 0
     total: int = 0
@@ -161,7 +162,7 @@ class Locking:
         if repository.revision != UNRESOLVED:
             return repository.revision
         former = self.former.repositories.get(key) if self.former else None
-        if former and former.repo == repository.repo:
+        if former and former.repo == repository.repo and not self.newest:
             self.say(
                 f"{repository.repo}: stays at {former.revision}, as pins/models/{self.pin.name}.lock says "
                 "(for the newest commit remove that file first)"

@@ -11,9 +11,10 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sparkpin.core.errors import DiskError, HostError, InputError, IntegrityError, NetworkError, SparkpinError, clipped
@@ -32,6 +33,8 @@ ABSENT = re.compile(
 DENIED = ("unauthorized", "authentication required", "denied", "invalid username/password", "status 401", "status 403")
 DAMAGED = ("did not match", "Digest mismatch", "digest mismatch", "invalid digest", "unexpected EOF")
 SECONDS = 120  # that a registry may take for a manifest
+Told = Callable[[Callable[[], int | None]], AbstractContextManager[object]]
+"""Goes on while skopeo works; is given what tells the bytes that it has sent or stored."""
 
 
 @dataclass(frozen=True)
@@ -72,25 +75,27 @@ class Registry:
         except AbsentError:
             return None
 
-    def push(self, layout: Path, image: str, reference: str) -> None:
+    def push(self, layout: Path, image: str, reference: str, told: Told = nullcontext) -> None:
         """An image of the layout, as it is: blobs that the registry has are not sent."""
-        self.copy([f"oci:{layout}:{image}", self.at(reference)], "dest", "--preserve-digests")
+        self.copy([f"oci:{layout}:{image}", self.at(reference)], "dest", "--preserve-digests", told=told)
 
     def push_index(self, layout: Path, index: str, reference: str) -> None:
         """An index alone: what it names is there. skopeo writes it anew, and 1.9 without the types of artifacts."""
         self.copy([f"oci:{layout}:{index}", self.at(reference)], "dest", "--multi-arch", "index-only")
 
-    def fetch(self, layout: Path, reference: str, image: str) -> None:
+    def fetch(self, layout: Path, reference: str, image: str, told: Told = nullcontext) -> None:
         """An image into the layout. A blob that lies there under its digest is not asked for, and not read."""
-        self.copy([self.at(reference), f"oci:{layout}:{image}"], "src", "--preserve-digests")
+        self.copy([self.at(reference), f"oci:{layout}:{image}"], "src", "--preserve-digests", told=told)
 
     def at(self, reference: str) -> str:
         return f"docker://{self.host}/{self.name}{reference}"
 
-    def copy(self, places: list[str], side: str, *options: str) -> None:
-        self.run(["copy", "-q", *options], [f"--{side}-tls-verify", f"--{side}-cert-dir"], *places)
+    def copy(self, places: list[str], side: str, *options: str, told: Told = nullcontext) -> None:
+        self.run(["copy", "-q", *options], [f"--{side}-tls-verify", f"--{side}-cert-dir"], *places, told=told)
 
-    def run(self, command: list[str], trust: list[str], *places: str, seconds: int | None = None) -> bytes:
+    def run(
+        self, command: list[str], trust: list[str], *places: str, seconds: int | None = None, told: Told = nullcontext
+    ) -> bytes:
         program = shutil.which("skopeo")
         if program is None:
             raise HostError("registries need skopeo, which is not there", next_step="apt-get install skopeo (as root)")
@@ -98,15 +103,20 @@ class Registry:
         with self.certificates() as folder:
             own = [trust[1], folder] if folder else [f"{trust[0]}=false"] if LOOPBACK.match(self.host) else []
             argv = [program, "--insecure-policy", *command, *own, *places]
-            try:
-                done = subprocess.run(
-                    argv, stdin=subprocess.DEVNULL, capture_output=True, env=environment(), timeout=seconds
-                )
-            except subprocess.TimeoutExpired:
-                raise NetworkError(f"{self} did not answer within {seconds} s", next_step="try again") from None
-        if done.returncode:
-            raise self.failed(done.stderr.decode(errors="replace"))
-        return done.stdout
+            pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+            with (
+                subprocess.Popen(argv, stdin=nothing, stdout=pipe, stderr=pipe, env=environment()) as process,
+                told(partial(written, process.pid)),
+            ):
+                try:
+                    out, err = process.communicate(timeout=seconds)
+                except subprocess.TimeoutExpired:
+                    raise NetworkError(f"{self} did not answer within {seconds} s", next_step="try again") from None
+                finally:
+                    process.kill()
+        if process.returncode:
+            raise self.failed(err.decode(errors="replace"))
+        return out
 
     @contextmanager
     def certificates(self) -> Iterator[str]:
@@ -138,6 +148,13 @@ class Registry:
             step = "the same command again; if it says the same, the registry's copy is damaged: publish it anew there"
             return IntegrityError(message, next_step=step)
         return NetworkError(message, next_step="look at the host's name and the network, then the same command again")
+
+
+def written(pid: int) -> int | None:
+    """Bytes, to files and connections together; None once the process has ended. skopeo tells a terminal alone."""
+    with suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/io").read_text().split()[3])
+    return None
 
 
 class AbsentError(NetworkError):

@@ -134,13 +134,10 @@ def images_apart(before: Sequence[str], after: Sequence[str], read: Callable[[st
     return seen(before), seen(after)
 
 
-def common(first: Sequence[str], second: Sequence[str]) -> int:
-    count = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
+def common(first: Sequence[object], second: Sequence[object]) -> int:
+    """How many items both begin with."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 @dataclass(frozen=True)

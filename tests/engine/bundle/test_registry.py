@@ -156,7 +156,7 @@ def test_a_killed_publish_goes_on(source: Source, there: LocalRegistry, monkeypa
     place = Registry.parse(there.url, there.ca)
     push = Registry.push
 
-    def cut_off(self: Registry, layout: Path, image: str, reference: str) -> None:
+    def cut_off(self: Registry, layout: Path, image: str, reference: str, *_: object) -> None:
         if image == "image":
             os.kill(os.getpid(), signal.SIGKILL)
         push(self, layout, image, reference)
@@ -178,7 +178,7 @@ def test_a_killed_pull_goes_on(
     place, fetch = sent(source, there), Registry.fetch
     first, last = source.release.diff_ids[0], source.release.diff_ids[-1]
 
-    def cut_off(self: Registry, layout: Path, reference: str, image: str) -> None:
+    def cut_off(self: Registry, layout: Path, reference: str, image: str, *_: object) -> None:
         fetch(self, layout, reference, image)
         if image == "image":
             os.truncate(layout / oci.blob(last), 512)  # as a crash of the machine may leave it
@@ -270,8 +270,9 @@ def test_only_a_trusted_signature_is_taken(
     (tmp_path / "others").write_text(f'other namespaces="sparkpin" {stranger.with_suffix(".pub").read_text()}')
     monkeypatch.setenv("SPARKPIN_ALLOWED_SIGNERS", str(tmp_path / "others"))
     for unsigned in (False, True):  # somebody whom nobody knows
-        with pytest.raises(IntegrityError, match="signature"):
+        with pytest.raises(IntegrityError, match="signature") as refused:
             pull(paths, empty, place, quiet, unsigned=unsigned)
+        assert "ssh-keygen -lf" in refused.value.next_step and f"{tmp_path}/others: NAME" in refused.value.next_step
     monkeypatch.setenv("SPARKPIN_ALLOWED_SIGNERS", known)
     signature = Releases(source.paths).evidence(source.release) / SIGNATURE
     good = signature.read_bytes()

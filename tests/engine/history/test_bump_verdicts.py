@@ -6,23 +6,33 @@ Images and answers are stand-ins (tests/support/bump_site.py).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 
+import hub
 import pytest
 import wheelhouse
-from bump_site import LOCK, NEEDS, RECIPE, VLLM, Ask, Site, pin, state, versions_of
+import yaml
+from bump_site import LOCK, NEEDS, RECIPE, VLLM, Apt, Ask, Site, make_current, make_paths, pin, state, versions_of
 from bump_site import ask as ask
 from bump_site import made as made
 from bump_site import site as site
+from checkpoint_samples import PIN, base_config, base_shards, fp8_config, fp8_shards, write_repository
+from places import rewrite
+from stack_samples import deb
 from wheelhouse import make_wheel
 
 from sparkpin.commands import bump as task
 from sparkpin.core import files
+from sparkpin.fetch import lock_stack as lock_module
+from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.host import machine
 from sparkpin.measure.bench.record import Comparison
+from sparkpin.pins.schema import UNRESOLVED
 
 
 def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:
@@ -127,6 +137,74 @@ def test_each_part_moves_alone(site: Site, ask: Ask) -> None:
     pin(site)
     found = {what: ask(f"--what {what}")[1] for what in ("vllm", "debian", "model")}
     assert all("nothing newer" in text for text in found.values())
+
+
+def test_debian_s_packages_move_alone(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And never back: a mirror that offers older ones is stale."""
+    site.offer("alpha", "1.1")
+
+    def offer(version: str) -> None:
+        debs = [row if row.name != "libc6" else deb("libc6", version) for row in Apt().closure(None)]
+        monkeypatch.setattr(lock_module, "open_apt", lambda *_: SimpleNamespace(closure=lambda _: debs))
+
+    offer("2.36-9+deb12u1")
+    before = state(site)
+    code, out, err = ask("--what debian")
+    assert code == 0 and "~ deb libc6: 2.36-9 -> 2.36-9+deb12u1\n" in out and "alpha" not in out, err
+    assert [one.passed for one in site.bumps[0].steps] == [True] * 5 and state(site) == before
+    assert ask("--what debian --apply")[0] == 0
+    lock = json.loads((site.project / LOCK).read_text())
+    assert {row["name"]: row["version"] for row in lock["debs"]}["libc6"] == "2.36-9+deb12u1"
+    assert versions_of(site, site.current)["alpha"] == "1.0"
+    _, out, _ = ask("--what debian")
+    assert "nothing newer" in out and VLLM not in out, "which holds none of them back"
+    offer("2.36-9")
+    code, _, err = ask("--what debian")
+    assert code == 19 and "stays: lock: " in err and "libc6 2.36-9+deb12u1 -> 2.36-9" in err
+
+
+def test_a_model_without_a_commit_moves(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a real Hub. One whose commit the recipe names stays."""
+    root, lock = site.where / "hub", site.project / "pins/models/sample.lock"
+    base = write_repository(root / "acme/sample-int4", base_shards(), base_config(), repository="int4")
+    write_repository(root / "acme/sample-fp8", fp8_shards(), fp8_config(), repository="fp8")
+    pin = PIN.model_dump(mode="json", exclude={"name", "generator"})
+    for repository in pin["repositories"].values():
+        repository["revision"] = UNRESOLVED
+    lock.with_suffix(".yaml").write_text(json.dumps(pin))
+    recipe = site.project / f"recipes/{RECIPE}.yaml"
+    rows = yaml.safe_load(recipe.read_text()) | {"model": "acme/sample-int4", "model_revision": UNRESOLVED}
+    rewrite(recipe, yaml.safe_dump(rows))
+
+    def asked(more: str) -> tuple[int, str, str]:
+        with hub.serve(root) as url:
+            hub.use(monkeypatch, url)
+            return ask(more)
+
+    def commit() -> str:
+        return hub.scan(base, "acme/sample-int4").commit[:12]
+
+    with hub.serve(root) as url:
+        hub.use(monkeypatch, url)
+        lock_model(make_paths(site), "sample", print)
+    make_current(site, "hub-project")
+    assert "nothing newer" in asked("--what model")[1]
+    former, before = commit(), state(site)
+    (base / "README.md").write_text("newer\n")
+    assert "nothing newer" in asked("--what python")[1]
+    code, out, err = asked("--what model")
+    assert code == 0 and f"checkpoint acme/sample-int4: {former} -> {commit()}\n" in out and "sample-fp8" not in out, (
+        err
+    )
+    assert [one.passed for one in site.bumps[0].steps] == [True] * 5 and state(site) == before
+    tag = site.current.tag
+    assert asked("--what model --apply")[0] == 0 and site.current.tag != tag
+    assert json.loads(lock.read_text())["repositories"]["int4"]["revision"][:12] == commit()
+    (base / "README.md").write_text("newest\n")
+    revision = json.loads(lock.read_text())["repositories"]["int4"]["revision"]
+    rewrite(recipe, yaml.safe_dump(rows | {"model_revision": revision}))
+    code, out, err = asked("--what all")
+    assert code == 0 and "nothing newer" in out and f"recipes/{RECIPE}.yaml" in out, err
 
 
 def test_a_pin_is_raised_where_that_is_asked_for(site: Site, ask: Ask) -> None:

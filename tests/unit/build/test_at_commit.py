@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from evidence_samples import Sample, copy_of_project, make_sample
 
-from sparkpin.build import at_commit, digests
+from sparkpin.build import at_commit, digests, make
 from sparkpin.build.at_commit import reproduce_commit
 from sparkpin.build.reproduce import Reproduction
 from sparkpin.core.errors import BuildError, InputError, NetworkError
@@ -104,7 +104,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
         yield Engine(None, {"DOCKER_HOST": "unix:///own"}), "0"  # type: ignore[arg-type]
 
     monkeypatch.setattr(at_commit, "private_engine", engine)
-    monkeypatch.setattr(at_commit.fetching, "fetch_stack", lambda *args: made.fetches.append(args[-1]))
+    monkeypatch.setattr(make.fetching, "fetch_stack", lambda *args: made.fetches.append(args[-1]))
     monkeypatch.setenv("SPARKPIN_SIGNING_KEY", "/nowhere")
     return made
 
@@ -155,18 +155,20 @@ def test_what_nobody_offers_any_more_ends_it_with_advice(
     def gone(_paths: Paths, _stack: object, lock: Any, _say: object, advice: Callable[..., str]) -> None:
         raise NetworkError("a file is gone", next_step=advice(lock.files[:1]))
 
-    monkeypatch.setattr(at_commit.fetching, "fetch_stack", gone)
+    monkeypatch.setattr(make.fetching, "fetch_stack", gone)
     with pytest.raises(NetworkError) as caught:
         repository.reproduced(repository.commit())
-    assert "bundle" in caught.value.next_step or "invoke import" in caught.value.next_step
+    for way in ("invoke import", "invoke pull", "invoke up --from oci://"):
+        assert way in caught.value.next_step
 
 
-def test_bad_input(repository: Repository, tmp_path: Path) -> None:
+def test_bad_input(repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repository.publish()
     commit = repository.commit()
     for wrong in ("nothing", "--help", commit[::-1], f"{commit}:tasks.py"):
         with pytest.raises(InputError, match="wanted a commit"):
             repository.reproduced(wrong)
+    assert not capsys.readouterr().out, "nothing is told before the commit is known"
     with pytest.raises(BuildError, match="ended with 2"):
         repository.reproduced(commit, recipe="no")
     repository.git("rm", "--quiet", "-r", "--cached", "src")

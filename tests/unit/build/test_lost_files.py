@@ -17,7 +17,10 @@ from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.record import Releases
 
 UNKNOWN = LockedFile(name="x", version="1", file="x-1.whl", size=1, sha256="0" * 64)
-LAST = "or `invoke lock` takes what is offered now"
+LAST = (
+    "images that were published need no such file: `invoke up --from oci://HOST/NAME`, or `invoke pull`; "
+    "or `invoke lock` takes what is offered now"
+)
 
 
 @pytest.fixture

@@ -141,8 +141,10 @@ def test_whom_this_machine_trusts_stops_no_export(
     sample: Sample, tmp_path: Path, signing_key: Path, allowed: Path
 ) -> None:
     attest(sample.paths, sample.release, Keys(signing_key))
-    with pytest.raises(IntegrityError, match="does not allow"), open_bundle(exported(sample, tmp_path / "out.tar")):
+    bundle = exported(sample, tmp_path / "out.tar")
+    with pytest.raises(IntegrityError, match="does not allow") as refused, open_bundle(bundle):
         pass
+    assert "ssh-keygen -lf" in refused.value.next_step and str(allowed) in refused.value.next_step
 
 
 def test_an_export_says_beforehand_what_no_signature_is_over(

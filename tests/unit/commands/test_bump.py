@@ -79,4 +79,6 @@ def test_a_fork_s_workflow(capsys: pytest.CaptureFixture[str]) -> None:
     made = yaml.safe_load(text)
     lines = [step.get("run", "") for step in made["jobs"]["bump"]["steps"]]
     assert code == 0 and any(line.startswith(f".venv/bin/invoke bump --recipe {RECIPE} --quick") for line in lines)
+    uses = [line.strip() for line in text.splitlines() if "uses:" in line]
+    assert all(re.fullmatch(r"- uses: actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line) for line in uses) and uses
     assert made["permissions"] == {"contents": "read"} and "--apply" not in text

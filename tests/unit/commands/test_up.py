@@ -25,6 +25,7 @@ from sparkpin.commands import up
 from sparkpin.core.errors import BusyError, InputError, SmokeError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
+from sparkpin.host.skopeo import Registry
 from sparkpin.releases.record import Demands, Release, Releases
 from sparkpin.serve import switching
 from sparkpin.smoke import drift
@@ -309,6 +310,16 @@ def test_a_server_that_is_asked_for_too_early_is_to_wait_for_the_test(
         SERVE(recipe="scripted-tiny", release=None)
     with pytest.raises(InputError, match="no current release"):
         SERVE(recipe="scripted-tiny", release=None)
+
+
+def test_the_plan_tells_what_a_registry_may_give(chain: Chain, capsys: pytest.CaptureFixture[str]) -> None:
+    first = chain.plan.pairings[0]
+    Releases(chain.plan.paths).save(dataclasses.replace(chain.made[0], tag=first.tag, key=first.key))
+    up.announce(chain.plan, Registry.parse("oci://HOST/name"))
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.endswith(")")]
+    assert [("taken" in row, "else built" in row) for row in rows] == [(False, False), *[(True, True)] * 4]
+    up.announce(chain.plan)
+    assert "taken" not in capsys.readouterr().out
 
 
 def test_other_bytes_than_published_are_a_warning_and_other_pins_are_none(

@@ -9,6 +9,9 @@ from sparkpin.core.errors import BumpError
 from sparkpin.serve.unit import quoted
 
 HOURS = 12
+# Commits of released tags: a tag can be moved.
+CHECKOUT = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1"
+UPLOAD = "actions/upload-artifact@bbbca2ddaa5d8feaa63e36b76fdaad77386f024f # v7.0.0"
 
 
 def name_of(recipe: str) -> str:
@@ -62,13 +65,13 @@ jobs:
     runs-on: ubuntu-24.04
     timeout-minutes: 350
     steps:
-      - uses: actions/checkout@v4
+      - uses: {CHECKOUT}
       - run: ./install.sh --no-smoke
       - run: .venv/bin/invoke up --recipe {recipe} --yes
       - run: {line} || test $? = {BumpError.exit_code}
       - run: .venv/bin/invoke report --out report.html
         if: always()
-      - uses: actions/upload-artifact@v4
+      - uses: {UPLOAD}
         if: always()
         with: {{name: report, path: report.html}}
 """

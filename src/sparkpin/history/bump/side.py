@@ -24,7 +24,7 @@ from sparkpin.history.bisect.changes import ReleaseChange, of_parts
 from sparkpin.history.bump.record import FOLDER
 from sparkpin.history.comparison import VersionedPart, parts_apart
 from sparkpin.pins.manifests import load_stack
-from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelPin, Stack
+from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelPin, Recipe, Stack
 from sparkpin.releases.record import Release
 
 FOLDERS = ("pins", "stages", "recipes", "dockerfiles", "mods", "community")
@@ -68,30 +68,30 @@ def pinned_to(side: Paths, stack: Stack, to: str) -> Stack:
     return load_stack(side.project, stack.name)
 
 
-def lock_newer(side: Paths, stack: Stack, model: ModelPin, what: str, hold: int, say: Say) -> None:
+def lock_newer(side: Paths, stack: Stack, moving: list[ModelPin], what: str, hold: int, say: Say) -> None:
     """Lock what is newer into the side's project. hold: days that a file must have been offered for. Errors: as of
     `lock_stack` and `lock_model`; network."""
     if what != "model":
         before = (datetime.now(UTC) - timedelta(days=hold)).date().isoformat() if hold else ""
         lock_stack(side, stack.name, say, newer=Newer(what, before))  # type: ignore[arg-type]
-    for one in (model, model.drafter) if what in ("model", "all") else ():
-        if one and not is_fixed(one):
-            (side.project / f"pins/models/{one.name}.lock").unlink()  # a lock keeps the commit that it has
-            lock_model(side, one.name, say)
+    for one in moving if what in ("model", "all") else ():
+        lock_model(side, one.name, say, newest=True)
 
 
-def is_fixed(model: ModelPin) -> bool:
-    """Whether its pin names a commit of each repository, which nothing is newer than."""
-    return all(one.revision != UNRESOLVED for one in model.repositories.values())
+def moving_of(recipe: Recipe, model: ModelPin) -> list[ModelPin]:
+    """The model and its drafter, but for one whose pin or recipe names commits: nothing is newer than those."""
+    both = (model.owner(model.base), recipe.model_revision), (model.drafter, recipe.drafter_revision)
+    found = [pin for pin, revision in both if pin and revision == UNRESOLVED]
+    return [pin for pin in found if UNRESOLVED in (one.revision for one in pin.repositories.values())]
 
 
-def fixed_by(stack: Stack, model: ModelPin, what: str) -> list[str]:
+def fixed_by(stack: Stack, recipe: Recipe, moving: list[ModelPin], what: str) -> list[str]:
     """What keeps a newer version out, of that which was asked for."""
-    rows = [row for row in stack.python.requirements if "==" in row] if what in ("all", "vllm", "python") else []
-    rows += [f"as_of {stack.python.as_of}"] if stack.python.as_of and what != "model" else []
-    found = [f"pins/stacks/{stack.name}.yaml: {', '.join(rows)}"] if rows else []
-    if what in ("all", "model") and is_fixed(model):
-        found.append(f"pins/models/{model.name}.yaml: a commit for each repository")
+    rows = [row for row in stack.python.requirements if "==" in row]
+    rows += [f"as_of {stack.python.as_of}"] if stack.python.as_of else []
+    found = [f"pins/stacks/{stack.name}.yaml: {', '.join(rows)}"] if rows and what not in ("debian", "model") else []
+    if what in ("all", "model") and not moving:
+        found.append(f"recipes/{recipe.name}.yaml or the pin of {recipe.model}: commits")
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from sparkpin.core import files
 from sparkpin.core.errors import InputError
+from sparkpin.image.listing_diff import common
 from sparkpin.measure.prove import judging, passes
 from sparkpin.measure.prove.asking import Prompt, ProvedEndpoint, Said
 from sparkpin.measure.prove.passes import TOKENS, Pass, Step
@@ -99,12 +100,6 @@ def with_other_words(trial: Trial, seed: int, *, exact: bool) -> Trial:
         prompts = [other_messages(step.prompt, seed) for step in trial.steps]
     steps = [dataclasses.replace(step, prompt=prompt) for step, prompt in zip(trial.steps, prompts, strict=True)]
     return dataclasses.replace(trial, steps=tuple(steps))
-
-
-def common(one: Prompt, other: Prompt) -> int:
-    """How many tokens both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (own, its) in pairs if own != its), min(len(one), len(other)))
 
 
 def retold(met: ProvedEndpoint, proof: Proof, trial: Trial) -> int:
