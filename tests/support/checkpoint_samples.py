@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkpin.checkpoint.plan import CheckpointPlan, all_steps, checkpoint_key, final_tensors, make_plan, taken
+from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, final_tensors, locked_steps, make_plan, taken
 from sparkpin.checkpoint.repository import Listing, Places, listing_of
 from sparkpin.checkpoint.safetensors import TensorSource, read_header, read_header_bytes, tensor_nbytes, write_file
 from sparkpin.checkpoint.verify import verify_checkpoint
@@ -215,7 +215,7 @@ def row(name: str, file: str, data: bytes) -> LockedFile:
 
 def lock_of(folders: Mapping[str, Path], pin: ModelPin = PIN) -> ModelLock:
     """The lock that `lock --model` would write."""
-    plan = make_plan(listings_of(folders), pin, all_steps(pin))
+    plan = make_plan(listings_of(folders), pin, locked_steps(pin))
     repositories = {}
     for name, folder in folders.items():
         names = [source.info.name for source in taken(plan).get(name, [])]

@@ -10,7 +10,7 @@ from pathlib import Path
 from sparkpin.build.checkpoint import fetched_bytes, plan_checkpoint
 from sparkpin.checkpoint import published
 from sparkpin.checkpoint.content import is_made_here
-from sparkpin.checkpoint.plan import checkpoint_key, make_plan, used_repositories
+from sparkpin.checkpoint.plan import checkpoint_key, lock_for, make_plan, used_repositories
 from sparkpin.checkpoint.write import checkpoint_folder, disk_needed
 from sparkpin.core import files, terminal
 from sparkpin.core.paths import Paths
@@ -81,7 +81,7 @@ def needs_of(
             base = repository_folder(paths, lock.repositories[pin.base])
             found += disk_needed(folder, base, plan_checkpoint(paths, pin, lock, one, say))
     if lock is not None:
-        fetch = model.absent_bytes(paths, pin, lock, used)
+        fetch = model.absent_bytes(paths, pin, lock_for(pin, lock, steps[-1]), used)
     return ModelNeeds(tuple(sorted(pin.repositories[name].repo for name in used)), fetch, found)
 
 

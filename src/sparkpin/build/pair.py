@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkpin.build import render
 from sparkpin.build.demands import demands_of
-from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps, require
+from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps, lock_for, require, rules_of
 from sparkpin.checkpoint.published import model_lock as locked
 from sparkpin.checkpoint.published import placeholder
 from sparkpin.core.errors import InputError, ManifestError
@@ -111,7 +111,7 @@ def pair(
                 stack=stack,
                 stack_lock=stack_lock,
                 model=model,
-                model_lock=model_lock,
+                model_lock=lock_for(model, model_lock, steps),
                 stage=chain[end - 1],
                 chain=chain[:end],
                 rendered=image,
@@ -144,7 +144,7 @@ def require_whole_shares(
     if config is None:
         return (f"{name}: whether {model.name} divides by its nodes is not checked: its config.json is not here yet",)
     try:
-        faults = share_faults(config, argv, model.hybrid.rules if model.hybrid and "hybrid" in steps else (), name)
+        faults = share_faults(config, argv, rules_of(model, steps), name)
         for fault in faults:
             raise fault
     except ManifestError as fault:

@@ -18,7 +18,7 @@ from sparkpin.checkpoint.quantization import PLAIN_ENTRY, check_source_config, e
 from sparkpin.checkpoint.repository import CONFIG, ReadRepository, TensorPlace
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.core.errors import CheckpointError
-from sparkpin.pins.schema import FormatRule, HybridStep
+from sparkpin.pins.schema import FormatRule
 
 WEIGHT, SCALE = "weight", "weight_scale_inv"
 PACKED = ("qweight", "qzeros", "scales", "g_idx")
@@ -45,10 +45,10 @@ class Module(NamedTuple):
 
 
 class Rules:
-    """The rules of a step, asked for modules of the base. hits: how often each pattern fitted."""
+    """The rules of the steps, asked for modules of the base. hits: how often each pattern fitted."""
 
-    def __init__(self, step: HybridStep | None) -> None:
-        self.rules: Sequence[FormatRule] = step.rules if step else ()
+    def __init__(self, rules: Sequence[FormatRule]) -> None:
+        self.rules = rules
         owners = [(rule, pattern) for rule in self.rules for pattern in rule.modules]
         self._owners = [rule for rule, _ in owners]
         self.patterns = Patterns([pattern for _, pattern in owners])
@@ -75,9 +75,7 @@ class Rules:
     def check_hits(self, origin: str) -> None:
         for pattern, hits in zip(self.patterns.patterns, self.hits, strict=True):
             if not hits:
-                raise CheckpointError(
-                    f"hybrid.rules: {pattern!r} fits no module with a weight in {origin}", next_step=PIN
-                )
+                raise CheckpointError(f"rules: {pattern!r} fits no module with a weight in {origin}", next_step=PIN)
 
 
 def modules_of(found: Mapping[str, TensorPlace]) -> dict[str, Module]:
@@ -198,7 +196,7 @@ def check_loadable(module: Module, rule: FormatRule) -> None:
         why = "experts over INT4 cannot be plain"
     if why:
         raise CheckpointError(
-            f"hybrid.rules: {module.name}: saw format {rule.format}; {why}: vLLM 0.32 would not read it",
+            f"rules: {module.name}: saw format {rule.format}; {why}: vLLM 0.32 would not read it",
             next_step="let no such rule fit it, or `keep` it by an earlier one (docs/checkpoints.md, rules)",
         )
 

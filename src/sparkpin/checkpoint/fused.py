@@ -44,8 +44,8 @@ def check_fused(changed: Mapping[str, str], draft: Draft) -> None:
 def check_pair(one: str, form: str, other: str, other_form: str | None) -> None:
     if other_form is not None and form != other_form:
         raise CheckpointError(
-            f"hybrid.rules: vLLM loads {one} and {other} as one layer, but they would hold {form} and {other_form}",
-            next_step="let one rule of hybrid.rules in pins/models/ fit all parts of the layer",
+            f"rules: vLLM loads {one} and {other} as one layer, but they would hold {form} and {other_form}",
+            next_step="let one of the rules in pins/models/ fit all parts of the layer",
         )
 
 

@@ -34,7 +34,7 @@ from sparkpin.checkpoint.rows import rows_of
 from sparkpin.checkpoint.unused import outside_experts, unused_note
 from sparkpin.core import terminal
 from sparkpin.core.errors import CheckpointError, ManifestError
-from sparkpin.pins.schema import DRAFTER, LockedFile, ModelLock, ModelPin, Stage
+from sparkpin.pins.schema import DRAFTER, FormatRule, LockedFile, ModelLock, ModelPin, Stage
 
 FORMAT = 2
 """Version of the builder: raise it when the same inputs and steps would give other bytes, so that keys change."""
@@ -42,7 +42,10 @@ FORMAT = 2
 PINNED = ("hybrid", "mtp")
 """Steps that a pin has to say something for."""
 
-STEPS = ("copy", *PINNED, int8_head.STEP, DRAFTER)
+MTP_FP8 = "mtp-fp8"
+"""The step that carries out `mtp.rules`: the layer that drafts in other formats than the base has it in."""
+
+STEPS = ("copy", *PINNED, MTP_FP8, int8_head.STEP, DRAFTER)
 
 
 class TensorOrigin(NamedTuple):
@@ -110,8 +113,39 @@ def checkpoint_steps(chain: Iterable[Stage], pin: ModelPin) -> tuple[str, ...]:
 
 
 def all_steps(pin: ModelPin) -> tuple[str, ...]:
-    """The steps that the pin says enough for, without the head in INT8, which a stage has to ask for."""
+    """The steps that the pin says enough for, without those that a stage has to ask for: an MTP layer in FP8, the head
+    in INT8."""
     return tuple(step for step in ("copy", *PINNED) if step == "copy" or getattr(pin, step) is not None)
+
+
+def locked_steps(pin: ModelPin) -> tuple[str, ...]:
+    """Those whose tensors a lock has."""
+    return (*all_steps(pin), MTP_FP8) if pin.mtp and pin.mtp.rules else all_steps(pin)
+
+
+def rules_of(pin: ModelPin, steps: Sequence[str]) -> list[FormatRule]:
+    """Of all the steps, in their order."""
+    hybrid = pin.hybrid.rules if pin.hybrid and "hybrid" in steps else []
+    return [*hybrid, *(pin.mtp.rules if pin.mtp and MTP_FP8 in steps else [])]
+
+
+def lock_for(pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> ModelLock:
+    """The lock without the donors' tensors that `mtp.rules` alone take, where that is no step: a lock has what any step
+    takes, and a stage fetches, counts and names its own."""
+    later = Rules(pin.mtp.rules if pin.mtp and MTP_FP8 not in steps else [])
+    if not later.rules:
+        return lock
+    before = Rules(rules_of(pin, steps))
+
+    def is_taken(name: str) -> bool:
+        module = name.rpartition(".")[0]
+        return later.rule(module) is None or before.rule(module) is not None
+
+    entries = {
+        name: entry.model_copy(update={"tensors": [one for one in entry.tensors if is_taken(one.name)]})
+        for name, entry in lock.repositories.items()
+    }
+    return lock.model_copy(update={"repositories": entries})
 
 
 def check_steps(steps: Sequence[str]) -> None:
@@ -128,6 +162,14 @@ def check_steps(steps: Sequence[str]) -> None:
 def require(pin: ModelPin, steps: Sequence[str]) -> None:
     """The pin says what each step needs."""
     check_steps(steps)
+    if MTP_FP8 in steps and pin.mtp and not pin.mtp.rules:
+        raise ManifestError(
+            f"pins/models/{pin.name}.yaml",
+            "mtp.rules",
+            "(missing)",
+            f"what the checkpoint step {MTP_FP8!r} takes from where",
+            next_step="a stage without that step, such as --stage v2-tq; or write `mtp.rules` (docs/checkpoints.md)",
+        )
     for step in PINNED:
         if step in steps and getattr(pin, step) is None:
             kind = "; it is a plain model, served as published" if all_steps(pin) == ("copy",) else ""
@@ -147,10 +189,9 @@ def used_repositories(pin: ModelPin, steps: Sequence[str]) -> dict[str, str]:
     """Pin's name of each repository that the steps read -> the step that reads it first."""
     require(pin, steps)
     used = {pin.base: "copy"}
-    if "hybrid" in steps and pin.hybrid:
-        for rule in pin.hybrid.rules:
-            if rule.source:
-                used.setdefault(rule.source, "hybrid")
+    for rule in rules_of(pin, steps):
+        if rule.source:
+            used.setdefault(rule.source, "hybrid" if pin.hybrid and rule in pin.hybrid.rules else MTP_FP8)
     if "mtp" in steps and pin.mtp and pin.mtp.source:
         used.setdefault(pin.mtp.source, "mtp")
     return used | ({DRAFTER: DRAFTER} if DRAFTER in steps else {})
@@ -162,7 +203,7 @@ def checkpoint_key(pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> str:
     A donor counts by the tensors that are taken of it, the headers that describe them, its index and config, so that a
     new README or another name of the same bytes changes nothing.
     """
-    used = used_repositories(pin, steps)
+    used, lock = used_repositories(pin, steps), lock_for(pin, lock, steps)
     parts: list[Any] = [["format", FORMAT]]
     for step in steps:
         if step == "copy":
@@ -170,7 +211,9 @@ def checkpoint_key(pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> str:
         elif step == "hybrid" and pin.hybrid:
             parts.append([step, [rule.model_dump(mode="json") for rule in pin.hybrid.rules]])
         elif step == "mtp" and pin.mtp:
-            parts.append([step, pin.mtp.model_dump(mode="json")])
+            parts.append([step, pin.mtp.model_dump(mode="json", exclude={"rules"})])
+        elif step == MTP_FP8 and pin.mtp:
+            parts.append([step, [rule.model_dump(mode="json") for rule in pin.mtp.rules]])
         elif step == int8_head.STEP:
             parts.append([step, int8_head.FORMAT])
         elif step == DRAFTER:
@@ -215,7 +258,7 @@ def no_collection() -> Iterator[None]:
 
 def planned(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]) -> CheckpointPlan:
     used = used_repositories(pin, steps)
-    rules = Rules(pin.hybrid if "hybrid" in steps else None)
+    rules = Rules(rules_of(pin, steps))
     mtp = pin.mtp if "mtp" in steps else None
     layer = Patterns(mtp.tensors if mtp else ())
     head = int8_head.HEAD if int8_head.STEP in steps else None
@@ -230,10 +273,10 @@ def planned(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]
             given = layer if mtp and mtp.source == name else Patterns(())
             donors[name] = read_donor(listings[name], names, given)
     draft = Draft.start(base, donors)
+    if rules.rules:
+        apply_formats(draft, modules, rules)
     for step in steps:
-        if step == "hybrid":
-            apply_formats(draft, modules, rules)
-        elif step == "mtp" and mtp:
+        if step == "mtp" and mtp:
             apply_mtp(draft, mtp)
         elif step == int8_head.STEP:
             int8_head.apply_int8_head(draft)
@@ -273,7 +316,7 @@ def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str], drafter: Listing 
     base = draft.base
     shards, texts, rows = shards_of(draft), texts_of(draft), rows_of(draft)
     if "hybrid" in steps and pin.hybrid:
-        draft.notes.append(unused_note(list(rows), pin.hybrid.unused))
+        draft.notes.append(unused_note(list(rows), None if MTP_FP8 in steps else pin.hybrid.unused))
     new = {shard.path for shard in shards} | {text.path for text in texts}
     left_out = [file for file in OWN if file in base.listing.files]
     if left_out:

@@ -45,7 +45,7 @@ def check_source_config(source: ReadRepository, block: Sequence[int]) -> None:
         if config.get(key) != wanted:
             raise CheckpointError(
                 f"{source.origin}/{CONFIG}: quantization_config.{key}: saw {config.get(key)!r}, wanted {wanted!r}",
-                next_step="correct `block` or `source` of hybrid.rules in pins/models/",
+                next_step="correct `block` or `source` of the rules in pins/models/",
             )
 
 

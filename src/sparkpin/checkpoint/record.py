@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint.content import REBUILD, RECORD
-from sparkpin.checkpoint.plan import FORMAT, CheckpointPlan, taken, used_repositories
+from sparkpin.checkpoint.plan import FORMAT, MTP_FP8, CheckpointPlan, taken, used_repositories
 from sparkpin.checkpoint.shards import WrittenFile
 from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.schema import DRAFTER, ModelLock, ModelPin
@@ -22,7 +22,8 @@ def record(pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, key: str, writt
     taken, with the SHA-256 that the lock has.
     """
     published = {file.file: file.sha256 for file in lock.repositories[pin.base].files}
-    dumped = pin.model_dump(mode="json", include={"hybrid": {"rules"}, "mtp": True})
+    dumped = pin.model_dump(mode="json", include={"hybrid": {"rules"}, "mtp": {"file", "tensors", "source"}})
+    dumped |= {MTP_FP8: pin.mtp.model_dump(mode="json", include={"rules"})} if pin.mtp else {}
     sources: dict[str, dict[str, Any]] = {
         name: {"repo": lock.repositories[name].repo, "revision": lock.repositories[name].revision}
         for name in used_repositories(pin, plan.steps)

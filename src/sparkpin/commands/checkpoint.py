@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkpin.build.checkpoint import build_checkpoint, disk_line, disk_lines_ahead, plan_checkpoint, verify_built
 from sparkpin.checkpoint import published as shapes
 from sparkpin.checkpoint import report as checkpoint_report
-from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, make_plan, require, used_repositories
+from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, lock_for, make_plan, require, used_repositories
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -44,7 +44,7 @@ def checkpoint(
         pin = manifests.load_model(paths.project, model)
         steps = checkpoint_steps(manifests.load_chain(paths.project, stage), pin) if stage else all_steps(pin)
         require(pin, steps)  # before the lock, which could not help
-        lock = shapes.placeholder(pin) if published else shapes.model_lock(paths.project, pin)
+        lock = shapes.placeholder(pin) if published else lock_for(pin, shapes.model_lock(paths.project, pin), steps)
     else:
         from sparkpin.commands.choose import pairings_of  # slow to import, and a model alone needs no recipe
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparkpin.build.pair import Pairing
-from sparkpin.checkpoint.plan import checkpoint_steps
+from sparkpin.checkpoint.plan import checkpoint_steps, rules_of
 from sparkpin.checkpoint.published import config_ahead, model_lock, placeholder
 from sparkpin.community import flag_lint, keys, known_issues
 from sparkpin.community import recipe as foreign
@@ -122,7 +122,7 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
         *vllm_command.own_faults([word for word in words if word not in unfilled.values()], recipe),
         *vllm_command.tls_faults(argv, recipe),
     ]
-    rules = pin.hybrid.rules if pin and pin.hybrid and chain and "hybrid" in checkpoint_steps(chain, pin) else ()
+    rules = rules_of(pin, checkpoint_steps(chain, pin)) if pin and chain else ()
     found += of_nodes(recipe.model, argv, stack, config_of(project, pin), rules, own)
     found += [of_error(fault) for fault in wrong]
     argv = without(argv, {str(fault.seen) for fault in wrong})

@@ -10,7 +10,7 @@ from sparkpin.build.consistent import same
 from sparkpin.build.origin import made_with_statement
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.checkpoint.content import RECORD, is_complete
-from sparkpin.checkpoint.plan import checkpoint_steps, make_plan, used_repositories
+from sparkpin.checkpoint.plan import checkpoint_steps, lock_for, make_plan, used_repositories
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.core.errors import BuildError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors, require_space, sha256_file, sha256_of
@@ -128,8 +128,8 @@ def check_model(paths: Paths, release: Release, say: Say) -> list[Check]:
     try:
         with project_of(paths, release) as project:
             pin = manifests.load_models(project, release.model, release.drafter)
-            lock = manifests.load_model_lock(project, pin)
             steps = checkpoint_steps(manifests.load_chain(project, release.stage), pin)
+            lock = lock_for(pin, manifests.load_model_lock(project, pin), steps)
             used = used_repositories(pin, steps)
         locked = {name: lock.repositories[name] for name in used}
     except (SparkpinError, KeyError) as error:

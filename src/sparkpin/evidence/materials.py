@@ -15,7 +15,7 @@ from packageurl import PackageURL
 
 from sparkpin.build.context_files import HIDDEN
 from sparkpin.build.record import LOCKED, BuildInput, BuildRecord
-from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
+from sparkpin.checkpoint.plan import checkpoint_steps, lock_for, used_repositories
 from sparkpin.core.errors import IntegrityError
 from sparkpin.fetch.model_files import fetched_of, named_parts
 from sparkpin.pins import manifests
@@ -74,8 +74,8 @@ class ModelInputs:
 def model_inputs(project: Path, release: Release) -> ModelInputs:
     """Reads the release's own project (`kept_inputs.project_of`)."""
     pin = manifests.load_models(project, release.model, release.drafter)
-    lock = manifests.load_model_lock(project, pin)
     steps = checkpoint_steps(manifests.load_chain(project, release.stage), pin)
+    lock = lock_for(pin, manifests.load_model_lock(project, pin), steps)
     used = sorted(used_repositories(pin, steps))
     if missing := [name for name in used if name not in lock.repositories]:
         raise IntegrityError(

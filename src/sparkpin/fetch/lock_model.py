@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparkpin.checkpoint.plan import all_steps, make_plan, taken
+from sparkpin.checkpoint.plan import locked_steps, make_plan, taken
 from sparkpin.checkpoint.repository import TensorPlace, is_shard
 from sparkpin.core import files
 from sparkpin.core.errors import ManifestError
@@ -50,7 +50,7 @@ def lock_model(paths: Paths, name: str, say: Say, *, newest: bool = False) -> Mo
         entries = {key: locking.with_headers(key, locking.listed(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
         listings = {key: listing_of(paths, pin, key, entry) for key, entry in entries.items()}
-        entries |= locking.with_tensors(entries, taken(make_plan(listings, pin, all_steps(pin))))
+        entries |= locking.with_tensors(entries, taken(make_plan(listings, pin, locked_steps(pin))))
         lock = ModelLock(model=name, inputs=manifests.model_inputs(pin), gguf=gguf, repositories=entries)
         with files.atomic_file(paths.project / f"pins/models/{name}.lock") as file:
             file.write(manifests.lock_text(lock).encode())

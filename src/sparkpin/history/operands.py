@@ -23,7 +23,7 @@ from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, layer_file, read_record, record_file, records_of
 from sparkpin.build.render import RenderedImage
 from sparkpin.build.rootfs import RootfsSpec
-from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
+from sparkpin.checkpoint.plan import MTP_FP8, checkpoint_steps, lock_for, used_repositories
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import InputError, IntegrityError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -264,8 +264,10 @@ def checkpoint_of(
     for step in ("hybrid", "mtp"):
         parameters = getattr(model, step)
         if step in steps and parameters:
-            values |= {f"{step}: {name}": json.dumps(value) for name, value in parameters.model_dump().items()}
-    sources = {}
+            unused = {"rules"} if step == "mtp" and MTP_FP8 not in steps else set[str]()
+            shown = parameters.model_dump(exclude=unused)
+            values |= {f"{step}: {name}": json.dumps(value) for name, value in shown.items()}
+    sources, lock = {}, lock_for(model, lock, steps)
     for name in sorted(used_repositories(model, steps)):
         entry = fetched_of(lock.repositories[name], whole=model.is_whole(name))
         sources[f"repository {name}"] = f"{entry.repo} at {entry.revision[:12]}"

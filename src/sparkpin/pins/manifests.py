@@ -240,9 +240,9 @@ def load_model(project: Path, name: str) -> ModelPin:
     pin = load_named(ModelPin, project / "pins/models", name, "model")
     path = project / f"pins/models/{name}.yaml"
     sources: dict[str, str | None] = {"base": pin.base, "mtp.source": pin.mtp.source if pin.mtp else None}
-    sources |= {
-        f"hybrid.rules.{i}.source": rule.source for i, rule in enumerate(pin.hybrid.rules if pin.hybrid else [])
-    }
+    for step in ("hybrid", "mtp"):
+        rules = step_rules.rules if (step_rules := getattr(pin, step)) else []
+        sources |= {f"{step}.rules.{i}.source": rule.source for i, rule in enumerate(rules)}
     for key, source in sources.items():
         if source is not None and source not in pin.repositories:
             raise ManifestError(path, key, source, f"one of the repositories ({', '.join(pin.repositories)})")
@@ -419,6 +419,8 @@ def model_inputs(pin: ModelPin) -> str:
     for key in ("gguf", "packed"):
         if value[key] is None:
             del value[key]  # a lock from before this key stays good
+    if pin.mtp and not pin.mtp.rules:
+        del value["mtp"]["rules"]
     return digest_of(value)
 
 

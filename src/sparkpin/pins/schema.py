@@ -22,7 +22,7 @@ Scalar = str | int | float | bool
 FlagValue = Scalar | list[Any] | dict[str, Any] | None
 PLATFORMS = Literal["linux/amd64", "linux/arm64"]
 MACHINES: dict[str, str] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # as `uname -m` says it
-CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "int8-head"]
+CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "mtp-fp8", "int8-head"]
 
 
 class StrictModel(BaseModel):
@@ -452,7 +452,7 @@ class GgufSource(StrictModel):
 
 
 class FormatRule(StrictModel):
-    """What the modules of the base that fit a pattern (fnmatch) hold after the `hybrid` step. The first rule counts.
+    """What the modules of the base that fit a pattern (fnmatch) hold after a step. The first rule counts.
 
     fp8: `weight` (F8_E4M3) and `weight_scale_inv` of `source`, one scale for each `block`. plain: the `weight` (BF16,
     F16 or F32) of `source`. Both take the place of a plain weight or of INT4's qweight, qzeros, scales and g_idx.
@@ -487,12 +487,14 @@ class MtpStep(StrictModel):
     """Register the tensors of the MTP layer whose names fit a pattern (fnmatch) in the index.
 
     file: where the base has them if its index lists none; where they are written if `source`, another repository,
-    gives them because the base has none. Loaders look for such files in the top folder only.
+    gives them because the base has none. Loaders look for such files in the top folder only. rules: of the step
+    `mtp-fp8`, after those of `hybrid`; for a base that has the layer.
     """
 
     file: Annotated[str, Field(pattern=r"^\w[\w.-]*\.safetensors$")]
     tensors: Annotated[list[str], Field(min_length=1)]
     source: Name | None = None
+    rules: list[FormatRule] = []
 
 
 class ModelSmoke(StrictModel):

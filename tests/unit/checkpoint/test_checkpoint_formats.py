@@ -21,13 +21,15 @@ from checkpoint_samples import (
     base_config,
     data_of,
     listings_of,
+    lock_of,
     read_tensors,
 )
 
 from sparkpin.checkpoint.patterns import Patterns
-from sparkpin.checkpoint.plan import make_plan
+from sparkpin.checkpoint.plan import checkpoint_key, lock_for, make_plan, require
 from sparkpin.checkpoint.safetensors import item_size, read_header
-from sparkpin.core.errors import CheckpointError
+from sparkpin.core.errors import CheckpointError, ManifestError
+from sparkpin.pins.manifests import model_inputs
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 ATTENTION = [f"{BODY}{layer}.self_attn.q_proj" for layer in (0, 1)]
@@ -115,22 +117,52 @@ def test_three_formats_at_once(pair: Pair) -> None:
     assert dtypes == ["BF16", "F8_E4M3", *6 * ["F8_E4M3"]]
 
 
-def test_mtp_modules_in_fp8(pair: Pair) -> None:
+@pytest.mark.parametrize("step", ["hybrid", "mtp-fp8"])
+def test_mtp_modules_in_fp8(pair: Pair, step: str) -> None:
+    """By a rule for every stage, or by those of a step that one stage asks for: the same bytes."""
     names = [f"mtp.layers.0.mlp.shared_expert.{part}_proj" for part in ("down", "gate", "up")]
     for name in names:
         pair.fp8[FIRST] |= {
             f"{name}.weight": ("F8_E4M3", (2, 3)),
             f"{name}.weight_scale_inv": ("F32", (1, 1)),
         }
-    pair.with_rules(RULE | {"modules": ["mtp.layers.0.mlp.shared_expert.*"]})
+    rule = RULE | {"modules": ["mtp.layers.0.mlp.shared_expert.*"]}
+    own = step == "mtp-fp8"
+    pair.with_rules(*([RULE] if own else [RULE, rule]))
+    pair.pin_changes["mtp"] = {"file": EXTRA, "tensors": ["mtp.*"], "rules": [rule] if own else []}
     unlisted = json.loads((pair.build(HYBRID) / "model.safetensors.index.json").read_text())["weight_map"]
     assert not any(name.startswith("mtp.") for name in unlisted), "without the mtp step they stay out of the index"
-    made = pair.build(ALL)
+    made = pair.build((*ALL, step) if own else ALL)
     listed = json.loads((made / "model.safetensors.index.json").read_text())["weight_map"]
     for name in names:
         assert read_tensors(made)[f"{name}.weight"][:2] == (EXTRA, "F8_E4M3")
         assert listed[f"{name}.weight"] == listed[f"{name}.weight_scale_inv"] == EXTRA
         assert extra_config(made)[name] == FP8_ENTRY
+
+
+def test_a_stage_without_the_step_takes_nothing_of_it(pair: Pair) -> None:
+    """What the lock has more of changes no other checkpoint: neither its key nor what is fetched."""
+    every, own = "mtp.layers.0.mlp.shared_expert.*", (*ALL, "mtp-fp8")
+    names = [every.replace("*", f"{part}_proj") for part in ("down", "gate", "up")]
+    for name in names:
+        pair.fp8[FIRST] |= {f"{name}.weight": ("F8_E4M3", (2, 3)), f"{name}.weight_scale_inv": ("F32", (1, 1))}
+    without, alone = pair.pin, lock_of(pair.folders(), pair.pin)
+    pair.pin_changes["mtp"] = {"file": EXTRA, "tensors": ["mtp.*"], "rules": [RULE | {"modules": [every]}]}
+    pin, lock = pair.pin, lock_of(pair.folders(), pair.pin)
+    more = {one.name for one in lock.repositories["fp8"].tensors} - {
+        one.name for one in alone.repositories["fp8"].tensors
+    }
+    assert more == {f"{name}.{part}" for name in names for part in ("weight", "weight_scale_inv")}
+    assert lock_for(pin, lock, ALL).repositories == alone.repositories
+    assert lock_for(pin, lock, own) == lock
+    assert model_inputs(pin) != model_inputs(without), "the lock is made anew, for the step's tensors"
+    assert checkpoint_key(pin, lock, ALL) == checkpoint_key(without, alone, ALL) != checkpoint_key(pin, lock, own)
+    pair.with_rules(
+        RULE | {"modules": ["model.*.mlp.shared_expert.*_proj", every]}
+    )  # a rule of each stage takes it, too
+    assert lock_for(pair.pin, lock, ALL) == lock
+    with pytest.raises(ManifestError, match=r"mtp\.rules: saw '\(missing\)'"):
+        require(without, own)
 
 
 def test_awq_packs_along_the_other_side(pair: Pair) -> None:

@@ -279,19 +279,13 @@ def test_a_long_context_and_nothing_accepted() -> None:
 
 @pytest.mark.parametrize("figure", [*CHAIN, FP8_DRAFT], ids=lambda figure: f"{figure.stage}-{figure.fp8_draft}")
 def test_headers_of_the_published_shapes_give_the_same(figure: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the builder's plan, as the headers of a locked model come; with 2 experts a layer, which is quicker. The
-    MTP layer is in FP8 by the rule of docs/checkpoints.md.
-    """
+    """Through the builder's plan, as the headers of a locked model come; with 2 experts a layer, which is quicker."""
     sizes = dataclasses.replace(qwen_samples.G122B, experts=2)
     monkeypatch.setattr(published, "SHAPES", sizes)
     listings = {"int4": qwen_samples.int4_listing(sizes), "fp8": qwen_samples.fp8_listing(sizes)}
     pin = manifests.load_model(PROJECT, MODEL)
-    assert pin.hybrid and not any("mtp" in module for rule in pin.hybrid.rules for module in rule.modules)  # by default
-    if figure.fp8_draft:
-        rule = pin.hybrid.rules[0].model_copy(update={"modules": ["mtp.layers.*_proj"]})
-        hybrid = pin.hybrid.model_copy(update={"rules": [*pin.hybrid.rules, rule], "unused": None})
-        pin = pin.model_copy(update={"hybrid": hybrid})
-    plan = make_plan(listings, pin, ("copy", "hybrid", "mtp") if figure.fp8 else ("copy",))
+    steps = ("copy", "hybrid", "mtp", *(["mtp-fp8"] if figure.fp8_draft else [])) if figure.fp8 else ("copy",)
+    plan = make_plan(listings, pin, steps)
     geometry = geometry_122b()
     assert geometry == GEOMETRY
     flags = " ".join((MTP2, *figure.flags[2:])) if figure.flags else ""

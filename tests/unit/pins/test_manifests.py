@@ -65,7 +65,7 @@ def test_a_wrong_stack_says_file_key_seen_and_wanted(
 @pytest.mark.parametrize(
     ("old", "new", "said", "following"),
     [
-        ('tensors: ["mtp.*"]', 'tensor: ["mtp.*"]', r"mtp\.tensor: saw .*known here: file, source, tensors",
+        ('tensors: ["mtp.*"]', 'tensor: ["mtp.*"]', r"mtp\.tensor: saw .*known here: file, rules, source, tensors",
          "mtp.tensor in"),
         *(
             (
