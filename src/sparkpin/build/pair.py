@@ -22,6 +22,7 @@ from sparkpin.fetch.model_files import config_here
 from sparkpin.pins import community_mods, drafters, families, manifests, schema, vllm_command
 from sparkpin.pins.mods import Mod
 from sparkpin.pins.nodes import nodes_of, spread
+from sparkpin.pins.precedence import origins
 from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
 from sparkpin.serve.memory.node_shares import share_faults
@@ -98,6 +99,7 @@ def pair(
         said, env = vllm_command.serve_argv(recipe, stack, chain[:end])
         unchecked = require_whole_shares(recipe, said, model, model_lock, steps)
         unchecked += require_drafter_fits(recipe, stack, said, model, model_lock)
+        require_lengths(recipe, stack, chain[:end], said)
         chosen = families.choices(family, families.vllm_version(stack), said)
         argv, env = spread(families.completed(said, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
         require_drafter(chain[end - 1], recipe.name, argv)
@@ -171,6 +173,21 @@ def require_drafter_fits(
     for fault in drafters.pair_faults(plan, target, own, f"pins/models/{pin.name}.yaml"):
         raise fault
     return ()
+
+
+def require_lengths(
+    recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage], argv: Sequence[str]
+) -> None:
+    """ManifestError where the stack's vLLM cannot draft by users as recipe or stage say."""
+    name, flag = vllm_command.file_of(recipe), drafters.FLAG
+    if recipe.drafts_by_users:
+        file, key = name, "drafts_by_users"
+    else:
+        file, key = origins(recipe, stack, chain).get(flag, name), f"{flag}: {drafters.BY_USERS}"
+    unused = drafters.unused_lengths(recipe, argv) if chain[-1].name == recipe.stage else ()
+    vllm = families.vllm_version(stack)
+    for fault in (*unused, *drafters.length_faults(drafters.speculation(argv), vllm, file, key)):
+        raise fault
 
 
 def require_no_secrets(files: Mapping[str, bytes]) -> None:
