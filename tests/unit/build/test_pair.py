@@ -92,6 +92,10 @@ def test_draft_lengths_by_users(project: Path) -> None:
     write(project, OWN, drafts_by_users={1: 2}, stage="hybrid")
     with pytest.raises(ManifestError, match=r"own.yaml: drafts_by_users: .* a stage that drafts"):
         pair(project, "own")
+    for lengths in ({1: 3}, {1: 1, 8: 2}):
+        write(project, OWN, drafts_by_users=lengths)
+        with pytest.raises(ManifestError, match=r"own.yaml: drafts_by_users: .* floors for 2 positions"):
+            pair(project, "own")
     for rows in ("[[2, 4, 1]]", "[[1, 4, 3]]"):
         text = f"num_speculative_tokens: 2, {BY_USERS}: {rows}"
         stage.write_text((PROJECT / "stages/mtp.yaml").read_text().replace("num_speculative_tokens: 2", text))
@@ -102,4 +106,4 @@ def test_draft_lengths_by_users(project: Path) -> None:
     old = manifests.load_stack(project, "cpu")
     recipe = manifests.load_recipe(project, write(project, OWN, drafts_by_users={1: 2}))
     with pytest.raises(ManifestError, match=r"own.yaml: drafts_by_users: .* vLLM 0.32.0 or newer"):
-        require_lengths(recipe, old, made[-1].chain, serve_argv(recipe, old, made[-1].chain)[0])
+        require_lengths(recipe, old, made[-1].chain, serve_argv(recipe, old, made[-1].chain)[0], 2)
