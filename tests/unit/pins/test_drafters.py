@@ -231,7 +231,7 @@ def test_what_vllm_takes_as_draft_lengths(rows: object, valid: bool) -> None:
     assert [(fault.file, fault.key) for fault in faults] == ([] if valid else [("f", "k")])
 
 
-@pytest.mark.parametrize("lengths", [{2: 1}, {1: 0}, {1: 2, 8: -1}, {8: 1, 1: 2}, {"1": 2}, {1: True}, [1], 2])
+@pytest.mark.parametrize("lengths", [{2: 1}, {1: 0}, {1: 2, 8: -1}, {1: 2, 8: 1, 4: 1}, {"1": 2}, {1: True}, [1], 2])
 def test_draft_lengths_out_of_order_are_refused(lengths: object) -> None:
     value = recipe().model_dump() | {"drafts_by_users": lengths}
     (fault,) = manifests.parsed(Recipe, value, "recipes/x.yaml")[1]
