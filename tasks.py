@@ -386,7 +386,7 @@ def roofline(
     link_bandwidth: Annotated[str, "between machines in GB/s (default: 12.25, half a Spark's port)"] = "12.25",
     json: Json = False,
 ) -> None:
-    """Say how fast decode can be at most, and which draft length is best."""
+    """Say how fast decode can be at most, and how much to draft."""
     asked = commands.roofline.asked(
         bandwidth=bandwidth,
         context=context,
