@@ -28,7 +28,7 @@ from sparkpin.measure.roofline.reads import (
 )
 from sparkpin.measure.roofline.reads import roofline as make
 from sparkpin.pins import manifests, schema
-from sparkpin.pins.drafters import drafted_with, speculation
+from sparkpin.pins.drafters import TOKENS, drafted_with, speculation
 from sparkpin.pins.vllm_command import serve_argv
 from sparkpin.serve.memory import recipe as memory
 
@@ -128,7 +128,7 @@ def roofline(
     )
     chance = chance_of(share.share, model.drafted) if model.draft_layers else 0.0
     if model.draft_layers:
-        plan = speculation(serve_argv(chosen, stack, chain)[0])
+        plan = {TOKENS: model.drafted, **speculation(serve_argv(chosen, stack, chain)[0])}  # one, where nobody says it
         model = replace(model, drafted=drafted_with(plan, asked.users))
         share = replace(share, share=accepted_share(chance, model.drafted))
     made, same = asked.both(model, share)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.schema import DRAFTER, Drafts, Recipe
-from sparkpin.pins.vllm_command import MODEL_PATH, file_of, flag_value, set_flag
+from sparkpin.pins.vllm_command import MODEL_PATH, file_of, flag_value, parse_flags, set_flag
 from sparkpin.pins.vllm_flags import Flags
 
 FLAG, TOKENS = "--speculative-config", "num_speculative_tokens"
@@ -130,8 +130,9 @@ def length_faults(plan: Mapping[str, Any], vllm: str, file: object, key: str) ->
 
 
 def unused_lengths(recipe: Recipe, argv: Sequence[str]) -> Iterator[ManifestError]:
-    if recipe.drafts_by_users and not speculation(argv):
-        wanted = f"a stage that drafts, such as mtp: {recipe.stage} does not"
+    """What is wrong with `drafts_by_users` where nothing drafts. argv: of the recipe's own stage."""
+    if recipe.drafts_by_users and not any(flag.sets(FLAG) for flag in parse_flags(argv)[1]):
+        wanted = f"a stage or a command that drafts by {FLAG}, such as stage mtp: {recipe.stage} does not"
         yield ManifestError(file_of(recipe), "drafts_by_users", recipe.drafts_by_users, wanted)
 
 

@@ -90,7 +90,7 @@ def test_draft_lengths_by_users(project: Path) -> None:
     assert drafting == ["mtp", "v2", "v2-tq"]
     stack, stage = project / "pins/stacks/cpu.yaml", project / "stages/mtp.yaml"
     write(project, OWN, drafts_by_users={1: 2}, stage="hybrid")
-    with pytest.raises(ManifestError, match=r"own.yaml: drafts_by_users: .* a stage that drafts"):
+    with pytest.raises(ManifestError, match=r"own.yaml: drafts_by_users: .* a stage or a command that drafts"):
         pair(project, "own")
     for lengths in ({1: 3}, {1: 1, 8: 2}):
         write(project, OWN, drafts_by_users=lengths)

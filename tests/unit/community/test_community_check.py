@@ -397,6 +397,19 @@ def test_every_file_of_recipes_is_checked_whatever_the_others_are(
     assert "choose one of" not in caught.value.next_step, "it would be among these"
 
 
+def test_draft_lengths_of_a_recipe_of_ours(project: Path) -> None:
+    path = project / "recipes/scripted-tiny.yaml"
+    text = path.read_text().rstrip() + "\ndrafts_by_users: {1: 2, 8: 1}\n"
+    path.write_text(text)
+    assert not [one for one in check.own_findings(project, "scripted-tiny") if one.severity == "error"]
+    path.write_text(text.replace("stage: v2-tq", "stage: hybrid"))
+    (line,) = [str(one) for one in check.own_findings(project, "scripted-tiny") if one.severity == "error"]
+    assert line.startswith("error: drafts_by_users: saw {1: 2, 8: 1}, wanted a stage or a command that drafts")
+    broken = text.replace("stage: v2-tq", "stage: hybrid").replace("vllm serve /model", "vllm serve /model -sc '{{1}}'")
+    path.write_text(broken)
+    assert [one for one in check.own_findings(project, "scripted-tiny") if "wanted JSON" in one.text]
+
+
 def test_a_build_tells_of_what_vllm_will_refuse(project: Path) -> None:
     paths = Paths(project, project.with_name("cache"), project.with_name("home"))
     right = commands_notes.notes_of(paths, pair(project, "scripted-tiny")[-1])

@@ -451,6 +451,10 @@ def test_a_recipe_for_several_users(copy: CheckoutHere) -> None:
     assert many["nodes"] == [] and len(many["draft_lengths"]) == len(USERS) * len(CHANCES)
     assert many["best_drafted"][0] in range(LONGEST + 1)
     assert "stage v2-tq, 8 users, each with 1,000 tokens in the cache\n" in copy.done(*arguments, "--users", "8")
+    stage = copy.folder / "stages/mtp.yaml"
+    stage.write_text(stage.read_text().replace(", num_speculative_tokens: 2", ""))
+    path.write_text(path.read_text().replace("drafts_by_users", "# "))
+    assert json.loads(copy.done(*arguments, "--json"))["drafted"] == 1  # as many as the model has MTP layers
 
 
 def test_a_spark_s_bandwidth_is_not_told_of_another_machine_s_memory() -> None:
