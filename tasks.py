@@ -376,6 +376,7 @@ def roofline(
     ] = False,
     bandwidth: Annotated[str, "of the memory in GB/s (default: 273, a DGX Spark's)"] = "273",
     context: Annotated[int, "tokens in the cache (default: 1000)", 32768] = 1000,
+    users: Annotated[int, "at once, each with that many tokens (default: 1)", 8] = 1,
     accepted: Annotated[
         str, "share of the drafted tokens that the model accepts (default: as measured, else as published)"
     ] = "",
@@ -385,13 +386,14 @@ def roofline(
     link_bandwidth: Annotated[str, "between machines in GB/s (default: 12.25, half a Spark's port)"] = "12.25",
     json: Json = False,
 ) -> None:
-    """Say how fast one user's decode can be at most."""
+    """Say how fast decode can be at most, and how much to draft."""
     asked = commands.roofline.asked(
         bandwidth=bandwidth,
         context=context,
         accepted=accepted,
         link_latency=link_latency,
         link_bandwidth=link_bandwidth,
+        users=users,
     )
     run = commands.roofline.published if published else commands.roofline.roofline
     run(asked, recipe=recipe, stage=stage, measured=measured, as_json=json, nodes=nodes)

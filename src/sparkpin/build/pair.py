@@ -22,6 +22,7 @@ from sparkpin.fetch.model_files import config_here
 from sparkpin.pins import community_mods, drafters, families, manifests, schema, vllm_command
 from sparkpin.pins.mods import Mod
 from sparkpin.pins.nodes import nodes_of, spread
+from sparkpin.pins.precedence import origins
 from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
 from sparkpin.serve.memory.node_shares import share_faults
@@ -98,6 +99,8 @@ def pair(
         said, env = vllm_command.serve_argv(recipe, stack, chain[:end])
         unchecked = require_whole_shares(recipe, said, model, model_lock, steps)
         unchecked += require_drafter_fits(recipe, stack, said, model, model_lock)
+        demands = demands_of(project, stack, chain[:end], model)
+        require_lengths(recipe, stack, chain[:end], said, len(demands.position_floors))
         chosen = families.choices(family, families.vllm_version(stack), said)
         argv, env = spread(families.completed(said, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
         require_drafter(chain[end - 1], recipe.name, argv)
@@ -120,7 +123,7 @@ def pair(
                 argv=tuple(argv),
                 env=env,
                 key=release_key(image.key, checkpoint, tuple(argv), env),
-                demands=demands_of(project, stack, chain[:end], model),
+                demands=demands,
                 inputs={} if published else input_hashes(project, recipe, stack, model, chain[:end], mods, run_mods),
                 executable=(
                     *(f"mods/{mod.name}/{path}" for mod in mods for path, _, may in mod.files if may),
@@ -171,6 +174,29 @@ def require_drafter_fits(
     for fault in drafters.pair_faults(plan, target, own, f"pins/models/{pin.name}.yaml"):
         raise fault
     return ()
+
+
+def require_lengths(
+    recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage], argv: Sequence[str], floors: int
+) -> None:
+    """ManifestError where the stack's vLLM cannot draft by users as recipe or stage say, or no smoke test could pass.
+
+    floors: positions of a draft that the smoke test judges, 0 for a test that judges none.
+    """
+    name, flag = vllm_command.file_of(recipe), drafters.FLAG
+    if recipe.drafts_by_users:
+        file, key = name, "drafts_by_users"
+    else:
+        file, key = origins(recipe, stack, chain).get(flag, name), f"{flag}: {drafters.BY_USERS}"
+    unused = drafters.unused_lengths(recipe, argv) if chain[-1].name == recipe.stage else ()
+    plan = drafters.speculation(argv)
+    for fault in (*unused, *drafters.length_faults(plan, families.vllm_version(stack), file, key)):
+        raise fault
+    if (rows := plan.get(drafters.BY_USERS)) and floors:
+        most, alone = max(tokens for _, _, tokens in rows), drafters.drafted_with(plan, 1)
+        if alone < most or most > floors:
+            wanted = f"at most {floors} tokens, and the most for one user: the smoke test of {chain[-1].name} asks "
+            raise ManifestError(file, key, rows, f"{wanted}mostly one at a time, with floors for {floors} positions")
 
 
 def require_no_secrets(files: Mapping[str, bytes]) -> None:

@@ -15,9 +15,21 @@ from sparkpin.core.paths import Paths
 from sparkpin.host import machine as host
 from sparkpin.measure.bench.acceptance import PUBLISHED, Acceptance, acceptance_of
 from sparkpin.measure.roofline.published import CHAIN, MODEL, OTHERS, SHORT, Published, ceiling_of, model_published
-from sparkpin.measure.roofline.reads import DecodeModel, Link, Read, Roofline, model_of, pipelined
+from sparkpin.measure.roofline.reads import (
+    DecodeModel,
+    Link,
+    Read,
+    Roofline,
+    accepted_share,
+    best_drafts,
+    chance_of,
+    model_of,
+    pipelined,
+)
 from sparkpin.measure.roofline.reads import roofline as make
 from sparkpin.pins import manifests, schema
+from sparkpin.pins.drafters import TOKENS, drafted_with, speculation
+from sparkpin.pins.vllm_command import serve_argv
 from sparkpin.serve.memory import recipe as memory
 
 GB = 1e9
@@ -32,6 +44,9 @@ LATENCY = "55"
 LINK = "12.25"
 """GB/s, the default of --link-bandwidth: 98 Gb/s, reported for one half of a port; both halves have 161."""
 NODES = (2, 4)
+USERS, CHANCES = (1, 4, 8, 16), (0.5, 0.7, 0.8, 0.9)
+"""Of the table of draft lengths. Chances: of a drafted token, where those before it were accepted."""
+DRAFT_COLUMNS = ("users", *(f"{chance:.0%}" for chance in CHANCES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +55,38 @@ class RooflineOptions:
     context: int  # tokens
     accepted: float | None  # share of the drafted tokens, None where nobody said one
     link: Link
+    users: int = 1
 
     def both(self, model: DecodeModel, accepted: Acceptance) -> tuple[Roofline, Roofline]:
-        """With uniform routing, and as if all tokens of a step reached the same experts."""
-        made = partial(
-            make, model, context=self.context, bandwidth=self.bandwidth, accepted=accepted.share, link=self.link
-        )
+        """With uniform routing, and as if all tokens of a user's step reached the same experts."""
+        known: dict[str, Any] = {"context": self.context, "bandwidth": self.bandwidth, "link": self.link}
+        made = partial(make, model, accepted=accepted.share, users=self.users, **known)
+        return made(), made(same_experts=True)
+
+    def best(self, model: DecodeModel, chance: float, users: int) -> tuple[Roofline, Roofline]:
+        """The best draft length at either end of routing. chance: of a drafted token, after accepted ones."""
+        known: dict[str, Any] = {"context": self.context, "bandwidth": self.bandwidth, "link": self.link}
+        made = partial(best_drafts, model, chance, users=users, **known)
         return made(), made(same_experts=True)
 
 
 def asked(
-    *, bandwidth: str, context: int, accepted: str, link_latency: str = LATENCY, link_bandwidth: str = LINK
+    *,
+    bandwidth: str,
+    context: int,
+    accepted: str,
+    link_latency: str = LATENCY,
+    link_bandwidth: str = LINK,
+    users: int = 1,
 ) -> RooflineOptions:
+    if users < 1:
+        raise InputError(f"--users: saw {users}, wanted 1 or more", next_step="--users 8")
     share = number("accepted", accepted, "0.79", least=0) if accepted else None
     if share is not None and share > 1:
         raise InputError(f"--accepted: saw {accepted!r}, wanted a share from 0 to 1", next_step="--accepted 0.79")
     latency = number("link-latency", link_latency, LATENCY, least=0) / 1e6
     link = Link(latency, number("link-bandwidth", link_bandwidth, LINK) * GB)
-    return RooflineOptions(number("bandwidth", bandwidth, "273") * GB, context, share, link)
+    return RooflineOptions(number("bandwidth", bandwidth, "273") * GB, context, share, link, users)
 
 
 def number(option: str, text: str, example: str, least: float = math.ulp(0)) -> float:
@@ -97,13 +126,26 @@ def roofline(
         if asked.accepted is None and model.drafted
         else said(asked)
     )
+    chance = chance_of(share.share, model.drafted) if model.draft_layers else 0.0
+    if model.draft_layers:
+        plan = {TOKENS: model.drafted, **speculation(serve_argv(chosen, stack, chain)[0])}  # one, where nobody says it
+        model = replace(model, drafted=drafted_with(plan, asked.users))
+        share = replace(share, share=accepted_share(chance, model.drafted))
     made, same = asked.both(model, share)
-    several = list(over_nodes(asked, known, share))
-    is_published = pin.name == MODEL
+    best = asked.best(model, chance, asked.users) if model.draft_layers else ()
+    lengths = list(draft_lengths(asked, model)) if model.draft_layers else []
+    several = list(over_nodes(asked, known, share, model.drafted)) if asked.users == 1 else []
+    is_published = pin.name == MODEL and asked.users == 1
     if as_json:
         value: dict[str, Any] = {"recipe": chosen.name, "stage": chain[-1].name, **to_json(made, same, speed)}
         value["accepted_from"] = share.origin if made.drafted else None
         value["published"] = from_published
+        value["best_drafted"] = [one.drafted for one in best]
+        value["draft_lengths"] = [
+            {"users": users, "chance": likely, "drafted": one.drafted, "ceiling": one.ceiling}
+            | {"drafted_same_experts": other.drafted, "ceiling_same_experts": other.ceiling}
+            for users, likely, one, other in lengths
+        ]
         value["nodes"] = [
             {"nodes": count, "how": how, "step_seconds": one.step_seconds, "ceiling": one.ceiling}
             | {"link_seconds": one.link_seconds, "step_bytes": one.step_bytes}
@@ -111,9 +153,9 @@ def roofline(
         ]
         terminal.show(json.dumps(value, indent=2, sort_keys=True))
         return
-    terminal.show(
-        f"Decode of recipe {chosen.name}, stage {chain[-1].name}, one user, {asked.context:,} tokens in the cache"
-    )
+    whom = "one user," if asked.users == 1 else f"{asked.users} users, each with"
+    of = f"recipe {chosen.name}, stage {chain[-1].name}"
+    terminal.show(f"Decode of {of}, {whom} {asked.context:,} tokens in the cache")
     terminal.table(COLUMNS, [row(read, made) for read in made.reads])
     whose = " (a DGX Spark's memory, nominally)" if asked.bandwidth == SPARK else ""
     each = f" on each of {model.ranks}" if model.ranks > 1 else ""
@@ -127,8 +169,12 @@ def roofline(
             f"{made.step_tokens:.2f} tokens a step: {made.drafted} drafted, {percent(share)} of them accepted "
             f"({share.origin})"
         )
-    other = f" with uniform routing, {same.ceiling:.1f} if all tokens of a step reached the same experts"
+    step = "a step" if asked.users == 1 else "a user's step"
+    other = f" with uniform routing, {same.ceiling:.1f} if all tokens of {step} reached the same experts"
     terminal.show(f"ceiling: {made.ceiling:.1f} tok/s{'' if math.isclose(made.ceiling, same.ceiling) else other}")
+    if best:
+        ends = " to ".join(f"{one.drafted} ({one.ceiling:.1f} tok/s)" for one in best)
+        terminal.show(f"best draft length: {ends}, where a draft is accepted at {chance:.1%} after accepted ones")
     if speed is not None:
         part, implied = 100 * made.fraction(speed), made.implied(speed) / GB
         rate = f"{terminal.figure(implied)} GB/s of {asked.bandwidth / GB:g}"
@@ -143,20 +189,41 @@ def roofline(
         )
     for note in known.notes:
         terminal.show(f"note: {note}")
-    if known.settings.platform == "cuda" or nodes:
+    if lengths:
+        show_lengths(lengths)
+    if several and (known.settings.platform == "cuda" or nodes):
         show_nodes(asked, several)
     if is_published:
         show_chain(asked)
 
 
+def draft_lengths(asked: RooflineOptions, model: DecodeModel) -> Iterator[tuple[int, float, Roofline, Roofline]]:
+    """Users, chance of a draft, and the best length with uniform routing and with a user's experts shared."""
+    for users in sorted({*USERS, asked.users}):
+        for chance in CHANCES:
+            yield users, chance, *asked.best(model, chance, users)
+
+
+def show_lengths(lengths: list[tuple[int, float, Roofline, Roofline]]) -> None:
+    terminal.show(
+        "Best draft length and its ceiling in tok/s of all users, uniform routing, by how many drafts are accepted "
+        "after accepted ones (computed; docs/performance.md):"
+    )
+    rows: dict[int, list[str]] = {}
+    for users, _, one, _ in lengths:
+        rows.setdefault(users, [str(users)]).append(f"{one.drafted}: {one.ceiling:.1f}")
+    terminal.table(DRAFT_COLUMNS, [tuple(row) for row in rows.values()])
+
+
 def over_nodes(
-    asked: RooflineOptions, known: memory.Known, accepted: Acceptance
+    asked: RooflineOptions, known: memory.Known, accepted: Acceptance, drafted: int
 ) -> Iterator[tuple[int, str, Roofline]]:
     """The step of one user on one machine, then tensor-parallel on several, then with the layers in parts."""
 
     def model(ranks: int) -> DecodeModel:
         settings, loading = replace(known.settings, ranks=ranks), replace(known.loading, ranks=ranks)
-        return model_of(known.tensors, known.geometry, settings, loading, symmetric=known.symmetric)
+        made = model_of(known.tensors, known.geometry, settings, loading, symmetric=known.symmetric)
+        return replace(made, drafted=drafted)
 
     alone = model(1)
     one, _ = asked.both(alone, accepted)
@@ -204,14 +271,15 @@ def published(
     """The published figures beside the ceilings of their stages; of a longer context than theirs the ceilings. With a
     recipe that recipe's decode, from the published shapes.
 
-    Raises InputError for what is of one stage of a recipe, without one: stage, measured, nodes.
+    Raises InputError for what is of one stage of a recipe, without one: stage, measured, nodes, more than one user.
     """
     if recipe:
         roofline(
             asked, recipe=recipe, stage=stage, measured=measured, as_json=as_json, from_published=True, nodes=nodes
         )
         return
-    given = {"--stage": stage, "--measured": measured, "--nodes": nodes}
+    users = asked.users if asked.users > 1 else None
+    given = {"--stage": stage, "--measured": measured, "--nodes": nodes, "--users": users}
     if others := [option for option, value in given.items() if value]:
         raise InputError(
             f"--published shows every stage of the published chain: saw {' and '.join(others)} beside it",

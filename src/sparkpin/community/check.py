@@ -76,6 +76,7 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         argv = without(argv, {str(error.seen)})
     if recipe.origin:
         argv, env = vllm_command.overlaid(argv, env, stack, chain or ())
+        argv = drafters.with_lengths(argv, recipe.origin.drafts_by_users)
     if nodes > 1:
         argv, env = spread(drop_flags(argv, *PER_NODE), env, nodes, gpu=stack.gpu is not None)
     found += of_nodes(recipe.model, argv, stack, config_ahead(recipe.model), (), str(recipe.path))
@@ -121,6 +122,7 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
     wrong = [
         *vllm_command.own_faults([word for word in words if word not in unfilled.values()], recipe),
         *vllm_command.tls_faults(argv, recipe),
+        *(drafters.unused_lengths(recipe, argv) if chain else ()),
     ]
     rules = rules_of(pin, checkpoint_steps(chain, pin)) if pin and chain else ()
     found += of_nodes(recipe.model, argv, stack, config_of(project, pin), rules, own)

@@ -11,8 +11,8 @@ from typing import Any
 from sparkpin.community.finding import RecipeFinding, error, warning
 from sparkpin.community.release import VllmRelease, nearest, nearest_few
 from sparkpin.core.errors import ManifestError, short
+from sparkpin.pins.drafters import BY_USERS, SHORTS, length_faults
 from sparkpin.pins.drafters import FLAG as SPECULATION
-from sparkpin.pins.drafters import SHORTS
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import Flag, parse_flags
 from sparkpin.pins.vllm_flags import Flags
@@ -138,8 +138,14 @@ def of_drafts(served: PlannedServer) -> Iterator[RecipeFinding]:
         whole = name == SPECULATION and "." not in flag.words[0].partition("=")[0]
         if whole and value and not value.startswith("{"):  # else it is told above
             yield error(f"{name}: saw {short(value)}, wanted a JSON object")
-    if not isinstance(model := served.speculation.get("model"), str | None):
+    plan = {key.partition(".")[0].replace("-", "_"): value for key, value in served.speculation.items()}
+    if not isinstance(model := plan.get("model"), str | None):
         yield error(f"{SPECULATION}: saw the model {short(model)}, wanted a repository of the Hub, as text")
+    for key in sorted(plan.keys() - {*served.release.speculative_keys}):
+        hint = nearest(key, served.release.speculative_keys)
+        yield error(f"{SPECULATION}: vLLM {served.release.wanted} has no key {short(key)}", hint)
+    for fault in length_faults(plan, "", "", BY_USERS):
+        yield error(f"{SPECULATION}: {fault.key}: saw {short(fault.seen)}, wanted {fault.wanted}")
 
 
 def of_numbers(served: PlannedServer) -> Iterator[RecipeFinding]:

@@ -24,6 +24,7 @@ class VllmRelease:
     tool_parsers: Sequence[str]
     reasoning_parsers: Sequence[str]
     speculative_methods: Sequence[str]
+    speculative_keys: Sequence[str]
     environment: Collection[str]
 
     def flag(self, name: str) -> str | None:

@@ -176,6 +176,7 @@ def read_wheel(path: Path) -> dict[str, Any]:
         "reasoning_parsers": sources.registered["reasoning_parsers"],
         "environment": sources.variables,
         "speculative_methods": sorted(sources.values(sources.annotation("SpeculativeConfig", "method"))),
+        "speculative_keys": sorted(sources.fields.get("SpeculativeConfig", ())),
         "flags": flags,
     }
 

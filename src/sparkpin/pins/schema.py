@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -720,12 +729,24 @@ class Families(StrictModel):
     families: list[Family]
 
 
+def draft_lengths(value: Any) -> Any:
+    """ValueError for what gives no draft length to each number of users."""
+    users, lengths = (list(value), list(value.values())) if isinstance(value, dict) else ([], [0])
+    whole = all(type(number) is int and number >= 0 for number in (*users, *lengths))
+    if not whole or users != sorted(users) or users[:1] not in ([], [1]) or (users and not any(lengths)):
+        raise ValueError(
+            "numbers of users rising from 1, each with the tokens drafted from there on, not all 0: {1: 2, 8: 1}"
+        )
+    return value
+
+
 class Recipe(StrictModel):
     """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
 
     mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md).
     nodes: machines that serve it together, each with one process (docs/nodes.md). drafter, drafter_revision: of a
-    second model, which --speculative-config names (docs/drafters.md).
+    second model, which --speculative-config names (docs/drafters.md). drafts_by_users: number of users -> tokens
+    drafted from that number on, whatever else the stage or the command says (docs/drafters.md#draft-length-by-users).
     """
 
     recipe_version: Literal["1"]
@@ -739,6 +760,7 @@ class Recipe(StrictModel):
     stack: Name
     stage: Name
     nodes: Annotated[int, Field(ge=1, le=8)] = 1  # nodes.MOST_NODES
+    drafts_by_users: Annotated[dict[int, int], BeforeValidator(draft_lengths)] = {}
     mods: list[CommunityName] = []
     defaults: dict[str, Scalar] = {}
     env: dict[str, Scalar] = {}

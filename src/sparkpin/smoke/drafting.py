@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.drafters import FLAG, speculation
+from sparkpin.pins.drafters import BY_USERS, FLAG, speculation
 from sparkpin.pins.drafters import TOKENS as KEY
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import drop_flags, parse_flags, set_flag
@@ -51,4 +51,5 @@ def with_length(release: Release, length: int) -> list[str]:
     argv = drop_flags(release.argv, *parts)
     if not length:
         return drop_flags(argv, FLAG)
-    return set_flag(argv, FLAG, {**speculation(release.argv), KEY: length})
+    plan = {key: value for key, value in speculation(release.argv).items() if key != BY_USERS}
+    return set_flag(argv, FLAG, {**plan, KEY: length})

@@ -23,6 +23,8 @@ from sparkpin.pins.families import vllm_version
 
 V1 = {"recipe_version": "1", "name": "R", "model": "a/b", "container": "vllm-node"}
 V2 = {"recipe_version": "2", "model": "a/b", "runtime": "vllm", "container": "vllm-node"}
+BY_USERS = "num_speculative_tokens_per_batch_size"
+LENGTHS = """--speculative-config '{{"method": "mtp", "num_speculative_tokens": 2, "%s": %s}}'"""
 
 
 def found(folder: Path, base: dict[str, Any], command: str | None, stack: str = "spark", **more: Any) -> list[str]:
@@ -88,6 +90,13 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
         ("--max-model-len 32k --max-num-batched-tokens 2K --kv-cache-memory-bytes 1.5g", "spark", ""),
         ("--enable-prefix-caching", "cpu", "--enable-prefix-caching: on a CPU"),
         ("--trust-remote-code", "spark", "note: command: --trust-remote-code: it runs Python"),
+        (LENGTHS % (BY_USERS, "[[1, 7, 2], [8, 8, 1]]"), "spark", ""),
+        (LENGTHS % (BY_USERS, "[[1, 7, 2], [8, 8, 1]]"), "cpu", ""),
+        (LENGTHS % (BY_USERS, "[[1, 7, 2], [8, 8, 1]]"), "spark-seed", f"vLLM 0.20.2 has no key '{BY_USERS}'"),
+        (LENGTHS % (BY_USERS, "[[1, 7, 2], [4, 8, 1]]"), "spark", ": saw [[1, 7, 2], [4, 8, 1]], wanted [first,"),
+        (LENGTHS % (BY_USERS, "[[1, 7, 3]]"), "spark", f"{BY_USERS}: saw 3, wanted at most 2 tokens"),
+        (LENGTHS % (BY_USERS.replace("per_batch", "by_batch"), 1), "spark", f"did you mean {BY_USERS}?"),
+        ("--speculative-config.method mtp --speculative-config.max-model-len 9", "spark", ""),
         ("--max-num-batched-tokens 32768", "spark", "has run out of memory on a saturated Spark"),
         ("--load-format fastsafetensors", "spark", "holds a part of the weights twice"),
     ],
@@ -386,6 +395,19 @@ def test_every_file_of_recipes_is_checked_whatever_the_others_are(
     with pytest.raises(InputError, match="saw the name 'My_own'") as caught:
         pair(project, "My_own")
     assert "choose one of" not in caught.value.next_step, "it would be among these"
+
+
+def test_draft_lengths_of_a_recipe_of_ours(project: Path) -> None:
+    path = project / "recipes/scripted-tiny.yaml"
+    text = path.read_text().rstrip() + "\ndrafts_by_users: {1: 2, 8: 1}\n"
+    path.write_text(text)
+    assert not [one for one in check.own_findings(project, "scripted-tiny") if one.severity == "error"]
+    path.write_text(text.replace("stage: v2-tq", "stage: hybrid"))
+    (line,) = [str(one) for one in check.own_findings(project, "scripted-tiny") if one.severity == "error"]
+    assert line.startswith("error: drafts_by_users: saw {1: 2, 8: 1}, wanted a stage or a command that drafts")
+    broken = text.replace("stage: v2-tq", "stage: hybrid").replace("vllm serve /model", "vllm serve /model -sc '{{1}}'")
+    path.write_text(broken)
+    assert [one for one in check.own_findings(project, "scripted-tiny") if "wanted JSON" in one.text]
 
 
 def test_a_build_tells_of_what_vllm_will_refuse(project: Path) -> None:

@@ -19,7 +19,7 @@ from places import PROJECT
 
 from sparkpin.checkpoint.plan import final_tensors, make_plan
 from sparkpin.checkpoint.safetensors import TensorInfo
-from sparkpin.commands.roofline import asked, is_served_here, show_nodes
+from sparkpin.commands.roofline import CHANCES, USERS, asked, is_served_here, show_nodes
 from sparkpin.commands.roofline import published as show_published
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -39,9 +39,14 @@ from sparkpin.measure.roofline.published import (
 )
 from sparkpin.measure.roofline.published import MTP2 as DRAFTS
 from sparkpin.measure.roofline.reads import (
+    LONGEST,
     Link,
     Read,
     Roofline,
+    WeightReads,
+    accepted_share,
+    best_drafts,
+    chance_of,
     collectives,
     distinct,
     link_seconds,
@@ -423,8 +428,27 @@ def test_a_recipe_s_headers(copy: CheckoutHere) -> None:
     assert "\nceiling: " in text and "\nmeasured: 1000 tok/s, " in text and "published chain" not in text
     assert " MB a step at 273 GB/s (a DGX Spark's memory, nominally): " in text
     assert "\nnote: this machine is no DGX Spark, so that is no ceiling of what is served here: --bandwidth " in text
+    assert "\nbest draft length: " in text and "\nusers  50%" in text
     text = copy.done("roofline", "--bandwidth", "20")
     assert " MB a step at 20 GB/s: " in text and "Spark" not in text
+
+
+def test_a_recipe_for_several_users(copy: CheckoutHere) -> None:
+    """With `drafts_by_users` a step of 8 users drafts what that says, not what vLLM drafts at most."""
+    path = copy.folder / "recipes/scripted-tiny-spark.yaml"
+    path.write_text(f"{path.read_text().rstrip()}\ndrafts_by_users: {{1: 3, 8: 1}}\n")
+    arguments = ("roofline", "--recipe", "scripted-tiny-spark", "--accepted", "0.6")
+    one, many = (json.loads(copy.done(*arguments, "--users", users, "--json")) for users in ("1", "8"))
+    assert (one["drafted"], one["users"], many["drafted"], many["users"]) == (3, 1, 1, 8)
+    chance = chance_of(0.6, 3)
+    assert one["step_tokens"] == pytest.approx(1 + 3 * 0.6) and many["step_tokens"] == pytest.approx(8 * (1 + chance))
+    assert many["nodes"] == [] and len(many["draft_lengths"]) == len(USERS) * len(CHANCES)
+    assert many["best_drafted"][0] in range(LONGEST + 1)
+    assert "stage v2-tq, 8 users, each with 1,000 tokens in the cache\n" in copy.done(*arguments, "--users", "8")
+    stage = copy.folder / "stages/mtp.yaml"
+    stage.write_text(stage.read_text().replace(", num_speculative_tokens: 2", ""))
+    path.write_text(path.read_text().replace("drafts_by_users", "# "))
+    assert json.loads(copy.done(*arguments, "--json"))["drafted"] == 1  # as many as the model has MTP layers
 
 
 def test_a_spark_s_bandwidth_is_not_told_of_another_machine_s_memory() -> None:
@@ -442,6 +466,8 @@ def test_wrong_options_are_one_clear_error(copy: CheckoutHere) -> None:
         (("--measured", "none"), "--measured: saw 'none', wanted a number above 0"),
         (("--published", "--stage", "v2"), "--published shows every stage of the published chain: saw --stage beside"),
         (("--published", "--stage", "v2", "--measured", "3", "--json"), "chain: saw --stage and --measured beside it"),
+        (("--published", "--users", "8"), "chain: saw --users beside it"),
+        (("--users", "0"), "--users: saw 0, wanted 1 or more"),
         (("--published", "--recipe", "scripted-tiny"), "the shapes of scripted-tiny are not published here"),
     ):
         result = copy.invoke("roofline", *arguments)
@@ -472,6 +498,58 @@ def test_the_table_by_users_is_what_the_bytes_say(users: int) -> None:
     cells = [f"{one:.2f}" for one in (step.step_bytes / 1e9, *size.values())]
     row = " | ".join([str(users), *cells, tokens, f"{first}: `{LEVERS[first]}`"])
     assert f"| {row} |" in (PROJECT / "docs/performance.md").read_text()
+
+
+def test_the_table_of_draft_lengths_is_what_the_bytes_say() -> None:
+    """docs/performance.md: v2 and v2-tq, at 1K and 32K, at both ends of routing."""
+    cells = []
+    for figure, context in ((V2, 1000), (V2, 32_768), (V2_TQ, 1000), (V2_TQ, 32_768)):
+        options, model = asked(bandwidth="273", context=context, accepted=""), model_published(figure)
+        for users in USERS:
+            ends = [options.best(model, chance, users) for chance in CHANCES]
+            best = [f"{one.drafted}: {one.ceiling:.1f} - {same.drafted}: {same.ceiling:.1f}" for one, same in ends]
+            cells.append([f"{figure.stage}, {context // 1000}K", str(users), *best])
+    page = (PROJECT / "docs/performance.md").read_text()
+    two = roofline(model_published(V2), context=1000, bandwidth=SPARK, accepted=accepted_share(0.5, 2), users=4)
+    assert f"have {two.ceiling:.1f}\ntok/s with two drafts" in page.replace("\n  ", "\n")
+    assert not [row for row in cells if f"| {' | '.join(row)} |\n" not in page], "\n".join(map(" | ".join, cells))
+
+
+def test_the_best_draft_length_by_hand() -> None:
+    """Of a model whose steps have 10 bytes and 4 more a draft, whatever the rest; accepted at 1/2, one draft gives 1.5
+    tokens for 14 bytes, two 1.75 for 18, none 1 for 10."""
+    weights = (WeightReads("INT4 layers", 6, 0), WeightReads("LM head", 4, 0))
+    plain = dataclasses.replace(model_published(V2), weights=weights, linear=0, experts=0, active=0)
+    best = best_drafts(plain, 0.5, context=0, bandwidth=14, users=1)
+    assert (best.drafted, best.step_bytes, best.ceiling) == (1, 14, pytest.approx(1.5))
+    assert best_drafts(plain, 0.3, context=0, bandwidth=14, users=1).drafted == 0
+    assert best_drafts(plain, 1.0, context=0, bandwidth=14, users=1).drafted == LONGEST
+
+
+def test_a_share_of_all_drafts_and_the_chance_of_each() -> None:
+    assert accepted_share(0.5, 3) == pytest.approx((0.5 + 0.25 + 0.125) / 3) and accepted_share(0.5, 0) == 0
+    assert 1 + 3 * accepted_share(0.7, 3) == pytest.approx((1 - 0.7**4) / (1 - 0.7))
+    for share in (0.0, 0.45, ACCEPTED, 1.0):
+        assert accepted_share(chance_of(share, 2), 2) == pytest.approx(share, abs=1e-8)
+    assert chance_of(ACCEPTED, 2) == pytest.approx(0.85277, abs=1e-5)  # p + p^2 = 1.58
+
+
+def test_a_step_that_drafts_nothing_still_runs_the_mtp_layer_once() -> None:
+    """vLLM 0.33, model_executor's drafters: its cache must have no gaps. It reads no head for it."""
+    none = roofline(dataclasses.replace(model_published(V2), drafted=0), context=1000, bandwidth=SPARK, accepted=0)
+    found = reads(none)
+    assert (found["LM head"].times, found["MTP layer"].times, found["GDN states"].times) == (1, 1, 2)
+    assert (found["MTP experts"].times, found["KV cache of the MTP layer"].times) == (8, 1000)
+
+
+def test_the_routed_tokens_of_users_at_either_end() -> None:
+    model = model_published(V2)
+    for same, tokens in ((False, 24), (True, 8)):
+        found = reads(roofline(model, context=0, bandwidth=SPARK, accepted=0.5, users=8, same_experts=same))
+        assert found["INT4 experts"].times == pytest.approx(distinct(256, 8, tokens))
+    two = model_published(dataclasses.replace(V2, flags=(*DRAFTS, "-tp", "2")))
+    instant = Link(0, 12.25e9)
+    assert link_seconds(two, instant, 8) == pytest.approx(8 * link_seconds(two, instant))
 
 
 def test_users_share_weights_and_nothing_else() -> None:

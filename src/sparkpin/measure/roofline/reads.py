@@ -18,6 +18,7 @@ from sparkpin.serve.memory.weights import DRAFTER, HEAD, KINDS, MTP, VISION, Loa
 
 NUMBER = re.compile(r"\.experts\.(\d+)\.")
 EMBEDDINGS = "embeddings"
+LONGEST = 16  # tokens in a draft, of those that `best_drafts` compares
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,21 @@ def distinct(experts: int, active: int, tokens: int) -> float:
     return experts * (1 - (1 - active / experts) ** tokens) if experts else 0.0
 
 
+def accepted_share(chance: float, drafted: int) -> float:
+    """Of all drafted tokens, those accepted, where each is with `chance` if the ones before it were: a step has
+    1 + chance + chance^2 + ... tokens."""
+    return sum(chance**place for place in range(1, drafted + 1)) / drafted if drafted else 0.0
+
+
+def chance_of(share: float, drafted: int) -> float:
+    """What `accepted_share` makes `share` of, to 1e-9."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if accepted_share(middle, drafted) < share else (low, middle)
+    return high
+
+
 def model_of(
     tensors: Iterable[TensorInfo], geometry: Geometry, settings: Settings, loading: Loading, *, symmetric: bool
 ) -> DecodeModel:
@@ -173,7 +189,7 @@ def draft_caches(settings: Settings) -> Iterable[tuple[int, int]]:
 
 
 def collectives(model: DecodeModel) -> list[tuple[int, float]]:
-    """(times, bytes over a node's link) of what tensor-parallel ranks exchange in a step, in 16 bits.
+    """(times, bytes over a node's link) of what tensor-parallel ranks exchange in a step of one user, in 16 bits.
 
     vLLM 0.33: each layer sums its attention's and its experts' outputs, the embedding its rows; the LM head's parts of
     the logits are gathered. A draft does so, too, and gathers the output of `mtp.fc`. A ring's all-reduce sends
@@ -185,13 +201,14 @@ def collectives(model: DecodeModel) -> list[tuple[int, float]]:
     sums, logits = 2 * share * 2 * model.hidden, share * 2 * model.vocabulary
     passes = [(2 * (model.attention + model.linear) + 1, checked * sums), (1, checked * logits)]
     if model.draft_layers:
-        passes += [(model.drafted * (2 * model.draft_layers + 1), sums), (model.drafted, sums / 2)]
+        drafts = max(1, model.drafted)
+        passes += [(drafts * (2 * model.draft_layers + 1), sums), (drafts, sums / 2)]
         passes.append((model.drafted, logits * model.draft_share))
     return passes
 
 
-def link_seconds(model: DecodeModel, link: Link) -> float:
-    return sum(times * (link.latency + size / link.bandwidth) for times, size in collectives(model))
+def link_seconds(model: DecodeModel, link: Link, users: int = 1) -> float:
+    return sum(times * (link.latency + users * size / link.bandwidth) for times, size in collectives(model))
 
 
 def pipelined(one: Roofline, model: DecodeModel, nodes: int, link: Link) -> Roofline:
@@ -210,13 +227,40 @@ def roofline(
     link: Link | None = None,
     users: int = 1,
 ) -> Roofline:
-    """context: tokens in the cache of each of the users. same_experts: all tokens of a step reach the experts that one
-    token reaches, the other end of what routing can do; otherwise they are uniform and independent.
+    """context: tokens in the cache of each of the users. same_experts: all tokens of a user reach the experts that one
+    of them reaches, the other end of what routing can do; otherwise they are uniform and independent.
     """
-    tokens = 1 + model.drafted
-    reads = tuple(reads_of(model, context, *((1, 1) if same_experts else (users * tokens, users)), users=users))
-    seconds = link_seconds(model, link) if link else 0.0
+    tokens = users if same_experts else users * (1 + model.drafted)
+    reads = tuple(reads_of(model, context, tokens, users, users=users))
+    seconds = link_seconds(model, link, users) if link else 0.0
     return Roofline(reads, model.drafted, context, bandwidth, accepted, seconds, users)
+
+
+def best_drafts(
+    model: DecodeModel,
+    chance: float,
+    *,
+    context: int,
+    bandwidth: float,
+    users: int,
+    same_experts: bool = False,
+    link: Link | None = None,
+) -> Roofline:
+    """With the draft length of 0 to LONGEST tokens whose ceiling is highest, of a model with an MTP layer; the shortest
+    of equals. chance: see `accepted_share`; the others: see `roofline`."""
+    lengths = (
+        roofline(
+            replace(model, drafted=drafted),
+            context=context,
+            bandwidth=bandwidth,
+            accepted=accepted_share(chance, drafted),
+            same_experts=same_experts,
+            link=link,
+            users=users,
+        )
+        for drafted in range(LONGEST + 1)
+    )
+    return max(lengths, key=lambda one: one.ceiling)
 
 
 def reads_of(model: DecodeModel, context: int, routed_tokens: int, routed_drafts: int, *, users: int) -> Iterable[Read]:
@@ -248,9 +292,8 @@ def reads_of(model: DecodeModel, context: int, routed_tokens: int, routed_drafts
     if context:
         yield Read("KV cache", cache.slot_bytes * model.attention * users, context, cache.cache_dtype)
         if model.draft_layers:
-            yield Read(
-                "KV cache of the MTP layer", cache.slot_bytes * model.draft_layers * users, context * drafted, "a draft"
-            )
+            size, seen = cache.slot_bytes * model.draft_layers * users, context * max(1, drafted)
+            yield Read("KV cache of the MTP layer", size, seen, "a draft")
         for size, window in model.draft_caches:
             seen = min(context, window or context)
             yield Read(
@@ -259,10 +302,12 @@ def reads_of(model: DecodeModel, context: int, routed_tokens: int, routed_drafts
 
 
 def drafting(model: DecodeModel, row: WeightReads, reached: float, one_each: float) -> Iterable[Read]:
-    """The MTP layer's passes. The first takes all tokens that were checked, the others one of each user."""
+    """The MTP layer's passes. The first takes all tokens that were checked, the others one of each user. vLLM 0.33
+    makes the first for a step that drafts nothing, too, so that the layer's cache has no gaps."""
     if not model.draft_layers:
         return
-    yield Read(MTP, row.dense, model.drafted, "once a draft")
+    passes = max(1, model.drafted)
+    yield Read(MTP, row.dense, passes, "once a draft")
     if row.experts:
-        times = reached + (model.drafted - 1) * one_each
+        times = reached + (passes - 1) * one_each
         yield Read("MTP experts", row.experts / model.experts, times, f"first draft {reached:.1f} of {model.experts}")
