@@ -26,7 +26,7 @@ def install(*options: str, checkout: Checkout | None = None) -> subprocess.Compl
         (["--stgae", "v2"], 2, [], "--help"),
         (["--stage"], 2, [], "--help"),
         (["v2"], 2, [], "--help"),
-        (["--dry-run", "--stage", "v3"], 2, [], "unknown stage 'v3'"),
+        (["--dry-run", "--stage", "v9"], 2, [], "unknown stage 'v9'"),
     ],
 )
 def test_options(options: list[str], code: int, out: list[str], err: str) -> None:

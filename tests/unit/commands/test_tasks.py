@@ -24,14 +24,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("build --stage v3", ["unknown stage 'v3'", "choose one of: base, head, hybrid, "]),
+        ("build --stage v9", ["unknown stage 'v9'", "choose one of: base, head, hybrid, "]),
         ("build --recipe qwen", ["unknown recipe 'qwen'", "scripted-tiny"]),
         ("build --stack tpu", ["unknown stack 'tpu'", "cpu"]),
         ("promote sparkpin/scripted-tiny:base-000000000000", ["unknown release", "invoke"]),
         ("serve nonsense", ["unknown release 'nonsense'"]),
         ("serve", ["has no current release", "invoke up"]),
         ("rollback", ["has no current release", "invoke up"]),
-        ("smoke --stage v3", ["unknown stage 'v3'", "choose one of: "]),
+        ("smoke --stage v9", ["unknown stage 'v9'", "choose one of: "]),
         ("rollback --recipe qwen", ["unknown recipe 'qwen'", "scripted-tiny"]),
         ("lock --model my --stack cpu", ["--stack cpu locks that stack only", "--model my"]),
         ("checkpoint --model scripted-tiny --verify --dry-run", ["--dry-run tells what would"]),

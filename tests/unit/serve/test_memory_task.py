@@ -82,7 +82,7 @@ def test_wrong_options_are_one_clear_error(copy: CheckoutHere) -> None:
         (("--memory", "128"), "--memory: saw '128', wanted a number and one of"),
         (("--memory", "8GB", "--free", "16GB"), "--free: saw 14.90 GiB, wanted no more than the 7.45 GiB of a machine"),
         (("--recipe", "qwen"), "unknown recipe 'qwen'"),
-        (("--stage", "v3"), "unknown stage 'v3'"),
+        (("--stage", "v9"), "unknown stage 'v9'"),
     ):
         result = copy.invoke("plan", *arguments)
         assert (result.returncode, "Traceback" in result.stderr) == (2, False)
