@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 import time
@@ -49,6 +50,7 @@ from sparkpin.measure.bench.compare import compare
 from sparkpin.measure.bench.ratios import ALL
 from sparkpin.measure.bench.record import Comparison, Ratio
 from sparkpin.measure.bench.run import BenchPlace
+from sparkpin.measure.bench.text import METRICS
 from sparkpin.measure.quality import run, texts
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
@@ -172,23 +174,22 @@ def judge_speed(made: Comparison) -> str:
     together = [row for row in made.ratios if row.cell == ALL] or list(made.ratios)
     if made.failed:
         raise BumpError(f"{terminal.count(made.failed, 'request')} of the benchmark were not answered")
-    if slow := [row for row in together if is_slower(row)]:
-        raise BumpError(f"slower: {', '.join(map(ratio_text, slow))}")
-    unsure = any(is_slower(row, surely=False) for row in together)
-    return ", ".join(map(ratio_text, together)) + (f"; {SLOWER:.0%} slower is not excluded" if unsure else "")
+    kept = [slower(row) for row in together]
+    if slow := [ratio_text(row) for row, one in zip(together, kept, strict=True) if one == "more"]:
+        raise BumpError(f"slower: {', '.join(slow)}")
+    return ", ".join(map(ratio_text, together)) + (f"; {SLOWER:.0%} slower is not excluded" * ("unclear" in kept))
 
 
-def is_slower(row: Ratio, *, surely: bool = True) -> bool:
-    """surely: the whole interval, and not its worse end alone. One round has none, and tells nothing."""
-    if row.low is None or row.high is None:
-        return not surely
-    best, worst = (row.high, row.low) if row.metric in HIGHER else (1 / row.low, 1 / row.high)
-    return (best if surely else worst) < 1 - SLOWER
+def slower(row: Ratio) -> quality_record.Kept:
+    """Against SLOWER. One round has no interval, and tells nothing."""
+    least = row.metric in HIGHER
+    figure = quality_record.Figure(value=row.ratio, low=row.low or 0.0, high=row.high or math.inf)
+    return quality_allowance.kept(figure, 1 - SLOWER if least else 1 / (1 - SLOWER), least=least, room=0)
 
 
 def ratio_text(row: Ratio) -> str:
     interval = "" if row.low is None else f" [{row.low:.3f}, {row.high:.3f}]"
-    return f"{row.metric} x{row.ratio:.3f}{interval}"
+    return f"{METRICS[row.metric]} x{row.ratio:.3f}{interval}"
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def lock_stack(
     with atomic_file(paths.project / f"pins/stacks/{name}.lock") as out:
         out.write(lock_text(lock).encode())
     if former:
-        tell_disk(paths, stack, former, lock, say)
+        tell_disk(paths, stack, former, lock, say, typed=newer is None)
     return lock
 
 
@@ -191,8 +191,8 @@ def system_of(debs: list[LockedFile]) -> tuple[set[str], str]:
     return machines, next((deb.version.rpartition("-")[0] for deb in debs if deb.name == "libc6"), "")
 
 
-def tell_disk(paths: Paths, stack: Stack, former: StackLock, lock: StackLock, say: Say) -> None:
-    """One line on what the engine will store again, and what --keep-layers would save of that."""
+def tell_disk(paths: Paths, stack: Stack, former: StackLock, lock: StackLock, say: Say, *, typed: bool) -> None:
+    """One line on what the engine will store again. typed: for who can type --keep-layers."""
     store = Store(paths.store)
 
     def size(one: StackLock) -> tuple[str, int]:
@@ -206,7 +206,7 @@ def tell_disk(paths: Paths, stack: Stack, former: StackLock, lock: StackLock, sa
         return  # the stack file's layers do not fit the lock: `render` tells that
     if names:
         line = f"  to be stored anew by the engine: about {much / 1e6:.0f} MB (layers {names})"
-        say(line + (f"; with --keep-layers at most {little / 1e6:.0f} MB" if little < much else ""))
+        say(line + (f"; with --keep-layers at most {little / 1e6:.0f} MB" if typed and little < much else ""))
 
 
 def installed_size(store: Store, wheel: LockedFile) -> int:

@@ -27,6 +27,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.fetch import lock_stack as lock
 from sparkpin.fetch.lock_stack import lock_stack
 from sparkpin.fetch.stack import fetch_stack
+from sparkpin.fetch.uv_resolver import Newer
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.listing import Contents, PathEntry, contents_of, image_contents
 from sparkpin.pins import wheel_layers
@@ -51,6 +52,9 @@ def test_lock_keeps_layers_when_asked(paths: Paths, index: Index) -> None:
     write(paths, ["app==1.0", "other==1.0", "dep==2.0"], layers=[{"name": "low", "packages": ["dep"]}, LAYERS[1]])
     lock_stack(paths, "s", said.append)
     assert "about 5 MB (layers low, rest); with --keep-layers at most 1 MB" in said[-1]
+    (paths.project / "pins/stacks/s.lock").write_text(lock_text(first))
+    lock_stack(paths, "s", said.append, newer=Newer())
+    assert said[-1].endswith(" 5 MB (layers low, rest)"), "`invoke bump` has no --keep-layers"
     (paths.project / "pins/stacks/s.lock").write_text(lock_text(first))
     second = lock_stack(paths, "s", said.append, keep_layers=True)
     assert second.updates == ["dep"] and second.underlay == [w["dep"]]

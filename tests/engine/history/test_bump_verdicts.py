@@ -61,7 +61,11 @@ def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:
 
 @pytest.mark.parametrize(
     ("step", "said"),
-    [("smoke", "smoke: base: tool-call: no call with beta 1.2"), ("quality", "kl: MORE"), ("speed", "slower: decode_")],
+    [
+        ("smoke", "smoke: base: tool-call: no call with beta 1.2"),
+        ("quality", "kl: MORE"),
+        ("speed", "slower: decode tok/s"),
+    ],
 )
 def test_the_version_that_turns_a_step_is_named(site: Site, ask: Ask, step: str, said: str) -> None:
     """Of three newer ones."""
