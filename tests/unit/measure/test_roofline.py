@@ -57,6 +57,7 @@ from sparkpin.measure.roofline.reads import (
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Drafts
 from sparkpin.releases.record import Release, Releases
+from sparkpin.serve.memory.recipe import known_of
 from sparkpin.serve.memory.weights import Loading
 
 BASE, HYBRID, MTP, V2, V2_TQ = CHAIN
@@ -550,6 +551,20 @@ def test_the_routed_tokens_of_users_at_either_end() -> None:
     two = model_published(dataclasses.replace(V2, flags=(*DRAFTS, "-tp", "2")))
     instant = Link(0, 12.25e9)
     assert link_seconds(two, instant, 8) == pytest.approx(8 * link_seconds(two, instant))
+
+
+@pytest.mark.parametrize("stage", ["v2-tq", "v3"])
+def test_the_table_of_v3_is_what_the_bytes_say(stage: str) -> None:
+    paths, recipe = Paths.from_env(PROJECT), manifests.load_recipe(PROJECT, "qwen3.5-122b")
+    stack, chain = manifests.load_stack(PROJECT, recipe.stack), manifests.load_chain(PROJECT, stage)
+    known = known_of(paths, recipe, stack, chain, published=True)
+    model = model_of(known.tensors, known.geometry, known.settings, known.loading, symmetric=known.symmetric)
+    for context in (1000, 32_000, 128_000):
+        cells = [
+            f"{roofline(model, context=context, bandwidth=SPARK, accepted=ACCEPTED, users=users).ceiling:.1f}"
+            for users in USERS
+        ]
+        assert f"| {context:,} | {stage} | {' | '.join(cells)} |" in (PROJECT / "docs/performance.md").read_text()
 
 
 def test_users_share_weights_and_nothing_else() -> None:
