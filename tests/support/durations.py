@@ -1,12 +1,15 @@
 """How long tests take: kept in pytest's cache, so that one that gets slow is told. It is a report and fails no run.
 
 Each test's own time, without its fixtures, which the first test that wants them pays for; those are told by file.
+In CI, where no earlier run is known, each file's sum is told, too.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 
@@ -39,6 +42,9 @@ class Durations:
                 terminalreporter.write_line(f"slower: {name} took {seconds:.1f} s, usually {usual:.1f} s", yellow=True)
             elif seconds > SLOW and name.startswith("tests/unit/"):
                 terminalreporter.write_line(f"slow for a unit test: {name} took {seconds:.1f} s", yellow=True)
+        for file, seconds in by_file(self.seconds).most_common() if os.environ.get("CI") else ():
+            if seconds > SLOW:
+                terminalreporter.write_line(f"{seconds:7.1f} s in {file}")
 
     def pytest_sessionfinish(self) -> None:
         for name, seconds in self.seconds.items():
@@ -60,7 +66,12 @@ def kept(config: pytest.Config) -> dict[str, list[float]]:
 
 def of_files(config: pytest.Config) -> Counter[str]:
     """What each file took, by its kept times."""
+    return by_file({name: statistics.median(seconds) for name, seconds in kept(config).items()})
+
+
+def by_file(seconds: Mapping[str, float]) -> Counter[str]:
+    """The sums. seconds: as in `Durations.seconds`."""
     files: Counter[str] = Counter()
-    for name, seconds in kept(config).items():
-        files[name.partition("::")[0].removesuffix(" (fixtures)")] += statistics.median(seconds)
+    for name, one in seconds.items():
+        files[name.partition("::")[0].removesuffix(" (fixtures)")] += one
     return files
