@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -91,6 +92,9 @@ def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PATH = os.environ.get("PATH")
+# Tests run commands by the hundred: each process would compile all that it imports, for half of its time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 MARKED = ("e2e", "engine")  # folders whose tests have the marker of that name; the longest are in the first
 
 

@@ -98,6 +98,12 @@ class Checkout:
         assert old in text, f"{file} has no {old!r}"
         rewrite(path, text.replace(old, new, 1))
 
+    def ask_only(self, *checks: str) -> None:
+        """What smoke tests ask of the first stage and of those above it, which may add more of their own."""
+        stage = self.folder / "stages/base.yaml"
+        head, key, _ = stage.read_text().partition("  checks:\n")
+        rewrite(stage, f"{head}{key}" + "".join(f"    - {check}\n" for check in checks))
+
     @staticmethod
     def remove_tags(recipe: str) -> None:
         """The tags of a recipe; the images under them may be the machine's own and keep their other tags."""

@@ -24,7 +24,7 @@ def test(project: Path, *, fast: bool = False, whole: bool = False, rest: bool =
         raise InputError("--fast, --all and --rest exclude each other", next_step="invoke test --all runs every test")
     part = ["tests"] if whole else ["tests/unit", GOLDEN]
     if rest:
-        part = ["tests/engine", "tests/e2e", "tests/adversary", f"--ignore={GOLDEN}"]
+        part = ["tests/engine", "tests/e2e", "tests/adversary", f"--ignore={GOLDEN}", "--durations", "40"]
     part = ["tests/unit"] if fast else [*SERVERS, *part]
     return run_all(project, [*PYTEST, *part, *(["-k", select] if select else [])])
 

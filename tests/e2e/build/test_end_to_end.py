@@ -29,6 +29,7 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
 def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy: Checkout) -> None:
     copy.add_recipe(TRIAL, **{"stage: v2-tq": "stage: v2"})
     copy.replace("stages/v2.yaml", "smoke:", "serve: {env: {SPARKPIN_MOD_INT8_LM_HEAD: 0}}\nsmoke:")
+    copy.ask_only("completion", "long-text", "drift", "mods")
     copy.done("build", "--recipe", TRIAL)
     tag = copy.release(stage="v2")["tag"]
     result = copy.invoke("smoke", tag)

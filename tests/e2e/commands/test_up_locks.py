@@ -40,9 +40,7 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
     lines = ["model_revision: unresolved" if line.startswith("model_revision:") else line for line in lines]
     recipe.write_text("\n".join(lines) + "\n")
     # Of a model that is not known to be the scripted one the checks ask for longer answers than this one has.
-    stage = made.folder / "stages/base.yaml"
-    head, checks, _ = stage.read_text().partition("  checks:\n")
-    stage.write_text(f"{head}{checks}    - completion\n    - drift\n    - mods\n")
+    made.ask_only("completion", "drift", "mods")
     machine = Paths.from_env(PROJECT)
     shutil.copytree(machine.images, made.home / "images")  # the image of the first stage is there
     yield made

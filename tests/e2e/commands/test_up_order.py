@@ -26,6 +26,7 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
     made = Checkout.make(tmp_path / "copy")
     made.add_recipe(TRIAL)
     made.replace(f"recipes/{TRIAL}.yaml", "port: 8000", f"port: {free_port()}")
+    made.ask_only("completion", "long-text", "drift", "mods")  # test_golden.py has all of them, of each stage
     shutil.copytree(Paths.from_env(PROJECT).images, made.home / "images")  # the images are there
     yield made
     made.invoke("stop", "--recipe", TRIAL)

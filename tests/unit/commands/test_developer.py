@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import durations
 import pytest
 from places import PROJECT
 
@@ -33,3 +34,8 @@ def test_the_rest_is_what_the_default_leaves_out(monkeypatch: pytest.MonkeyPatch
 def test_more_than_one_part_is_refused() -> None:
     with pytest.raises(InputError):
         developer.test(PROJECT, fast=True, rest=True)
+
+
+def test_the_files_that_take_long_are_there() -> None:
+    """One that has moved would start last, and the other workers would wait for it."""
+    assert [file for file in durations.LONG if not (PROJECT / "tests" / file).is_file()] == []
