@@ -131,11 +131,14 @@ def is_stage(project: Path, name: str) -> bool:
 
 
 def take_out_stale(project: Path, name: str) -> list[str]:
-    """From the file of a stack; nothing is built. The stages that it has no more."""
+    """From the file of a stack, which goes where nothing is left; nothing is built. The stages that it has no more."""
     published = load(project, name)
     images = published.images if published else {}
-    if gone := stale(project, name, images):
-        write(project, name, {stage: entry for stage, entry in images.items() if stage not in gone})
+    gone = stale(project, name, images)
+    if left := {stage: entry for stage, entry in images.items() if stage not in gone}:
+        write(project, name, left)
+    else:
+        (project / file_of(name)).unlink(missing_ok=True)
     return gone
 
 

@@ -75,7 +75,8 @@ class Rules:
     def check_hits(self, origin: str) -> None:
         for pattern, hits in zip(self.patterns.patterns, self.hits, strict=True):
             if not hits:
-                raise CheckpointError(f"rules: {pattern!r} fits no module with a weight in {origin}", next_step=PIN)
+                fault = f"{pattern!r} fits no module with a weight in {origin}"
+                raise CheckpointError(f"hybrid.rules or mtp.rules: {fault}", next_step=PIN)
 
 
 def modules_of(found: Mapping[str, TensorPlace]) -> dict[str, Module]:
@@ -196,7 +197,7 @@ def check_loadable(module: Module, rule: FormatRule) -> None:
         why = "experts over INT4 cannot be plain"
     if why:
         raise CheckpointError(
-            f"rules: {module.name}: saw format {rule.format}; {why}: vLLM 0.32 would not read it",
+            f"hybrid.rules or mtp.rules: {module.name}: saw format {rule.format}; {why}: vLLM 0.32 would not read it",
             next_step="let no such rule fit it, or `keep` it by an earlier one (docs/checkpoints.md, rules)",
         )
 

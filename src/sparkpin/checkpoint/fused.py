@@ -44,7 +44,8 @@ def check_fused(changed: Mapping[str, str], draft: Draft) -> None:
 def check_pair(one: str, form: str, other: str, other_form: str | None) -> None:
     if other_form is not None and form != other_form:
         raise CheckpointError(
-            f"rules: vLLM loads {one} and {other} as one layer, but they would hold {form} and {other_form}",
+            f"hybrid.rules or mtp.rules: vLLM loads {one} and {other} as one layer, "
+            f"but they would hold {form} and {other_form}",
             next_step="let one of the rules in pins/models/ fit all parts of the layer",
         )
 

@@ -41,7 +41,7 @@ def apply_int8_head(draft: Draft) -> None:
         raise CheckpointError(f"{base.origin}: {HEAD}: saw no such tensor, wanted the LM head", next_step=_STAGE)
     if draft.source(HEAD)[1] is not head or HEAD in draft.dropped.get(head.file, {}):
         raise CheckpointError(
-            f"rules: lm_head: saw another repository's weights, wanted those of {base.origin}, which the step "
+            f"hybrid.rules: lm_head: saw another repository's weights, wanted those of {base.origin}, which the step "
             f"`{STEP}` quantises",
             next_step="`keep` lm_head by a first rule in pins/models/ (docs/checkpoints.md, rules)",
         )

@@ -154,6 +154,11 @@ def check_steps(steps: Sequence[str]) -> None:
             f"checkpoint steps: saw {list(steps)}, wanted 'copy' first and each step once",
             next_step="correct `checkpoint:` in stages/",
         )
+    if MTP_FP8 in steps and "mtp" not in steps:
+        raise CheckpointError(
+            f"checkpoint steps: saw {list(steps)}, wanted 'mtp' before {MTP_FP8!r}, which changes what it lists",
+            next_step="give the stage a parent with the step `mtp`, such as v2-tq, in stages/",
+        )
     unknown = set(steps) - set(STEPS)
     if unknown:
         raise CheckpointError(f"checkpoint steps: {sorted(unknown)} are unknown, wanted some of {', '.join(STEPS)}")

@@ -40,6 +40,9 @@ def test_what_is_of_other_pins_is_taken_out(tmp_path: Path) -> None:
     left = load(tmp_path, "cpu")
     assert left and left.images == {name: one for name, one in published.images.items() if name != "v2"}
     assert digests.take_out_stale(tmp_path, "cpu") == []
+    digests.write(tmp_path, "cpu", {"v2": old})
+    assert digests.take_out_stale(tmp_path, "cpu") == ["v2"]
+    assert load(tmp_path, "cpu") is None
 
 
 def test_the_documents_show_what_is_published() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -11,10 +12,13 @@ from places import PROJECT, copied_to
 
 from sparkpin.build.pair import pair, require_lengths
 from sparkpin.core.errors import ManifestError
+from sparkpin.evidence.materials import model_inputs
+from sparkpin.history.operands import checkpoint_of
 from sparkpin.pins import manifests
 from sparkpin.pins.drafters import BY_USERS
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.pins.vllm_command import serve_argv
+from sparkpin.releases.record import Release
 
 OWN = "scripted-tiny"
 
@@ -107,3 +111,19 @@ def test_draft_lengths_by_users(project: Path) -> None:
     recipe = manifests.load_recipe(project, write(project, OWN, drafts_by_users={1: 2}))
     with pytest.raises(ManifestError, match=r"own.yaml: drafts_by_users: .* vLLM 0.32.0 or newer"):
         require_lengths(recipe, old, made[-1].chain, serve_argv(recipe, old, made[-1].chain)[0], 2)
+
+
+@pytest.mark.parametrize("stage", ["v2-tq", "v3"])
+def test_only_a_stage_with_the_step_fetches_and_names_the_mtp_layer_in_fp8(stage: str) -> None:
+    """By its lock, by which `up` fetches, by statement and SBOM, and by `diff`; the lock of the model has them."""
+    last = pair(PROJECT, "trained-tiny", stage=stage)[-1]
+    whole = manifests.load_model_lock(PROJECT, last.model)
+    release = SimpleNamespace(model=last.model.name, drafter=None, stage=stage)
+    named = {
+        "pair": last.model_lock.repositories["fp8"].tensors,
+        "evidence": model_inputs(PROJECT, cast(Release, release)).repositories[0].tensors,
+        "diff": [*checkpoint_of("", last.model, whole, last.chain).sources],
+    }
+    has = {what: any("mtp." in getattr(one, "name", one) for one in tensors) for what, tensors in named.items()}
+    assert has == dict.fromkeys(named, stage == "v3")
+    assert ("mtp-fp8" in last.steps) == (stage == "v3")

@@ -163,6 +163,8 @@ def test_a_stage_without_the_step_takes_nothing_of_it(pair: Pair) -> None:
     assert lock_for(pair.pin, lock, ALL) == lock
     with pytest.raises(ManifestError, match=r"mtp\.rules: saw '\(missing\)'"):
         require(without, own)
+    with pytest.raises(CheckpointError, match="wanted 'mtp' before 'mtp-fp8'"):
+        require(pin, (*HYBRID, "mtp-fp8"))
 
 
 def test_awq_packs_along_the_other_side(pair: Pair) -> None:

@@ -85,10 +85,11 @@ def test_every_input_has_its_hash(template: Sample) -> None:
     lock = manifests.load_model_lock(project, manifests.load_model(project, template.release.model))
     base, donor = lock.repositories["int4"], lock.repositories["fp8"]
     texts = [file for file in donor.files if file.file in ("config.json", "model.safetensors.index.json")]
-    assert len(texts) == 2 and len(donor.headers) == 2 and len(donor.tensors) == 24
-    wanted |= {file.sha256 for file in (*base.files, *texts, *donor.headers, *donor.tensors)}
+    tensors = [one for one in donor.tensors if not one.name.startswith("mtp.")]  # what stage v3 alone takes
+    assert len(texts) == 2 and len(donor.headers) == 2 and len(tensors) == 24 < len(donor.tensors)
+    wanted |= {file.sha256 for file in (*base.files, *texts, *donor.headers, *tensors)}
     assert found == wanted
-    tensor = donor.tensors[0]
+    tensor = tensors[0]
     (named,) = [row for row in rows if row["name"].endswith(f"/{tensor.file}/{tensor.name}")]
     assert named["digest"]["sha256"] == tensor.sha256 and f"{donor.repo}@{donor.revision}" in named["name"]
 

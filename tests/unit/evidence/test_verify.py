@@ -539,7 +539,8 @@ def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_ch
     lock = manifests.load_model_lock(project, manifests.load_model(project, with_checkpoint.release.model))
     base, donor = lock.repositories["int4"], lock.repositories["fp8"]
     texts = [file for file in donor.files if file.file in ("config.json", "model.safetensors.index.json")]
-    wanted = {file.sha256 for file in (*base.files, *texts, *donor.headers, *donor.tensors)}
+    tensors = [one for one in donor.tensors if not one.name.startswith("mtp.")]  # what stage v3 alone takes
+    wanted = {file.sha256 for file in (*base.files, *texts, *donor.headers, *tensors)}
     assert {piece.sha256 for piece in pieces} == wanted
     assert all(piece.sha256 == sha256_file(Path(piece.what))[0] for piece in pieces)
 
