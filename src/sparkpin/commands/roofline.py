@@ -126,7 +126,7 @@ def roofline(
         if asked.accepted is None and model.drafted
         else said(asked)
     )
-    chance = chance_of(share.share, model.drafted) if model.draft_layers else 0.0
+    chance = chance_of(share.share, share.drafts or model.drafted) if model.draft_layers else 0.0
     if model.draft_layers:
         plan = {TOKENS: model.drafted, **speculation(serve_argv(chosen, stack, chain)[0])}  # one, where nobody says it
         model = replace(model, drafted=drafted_with(plan, asked.users))

@@ -349,11 +349,11 @@ def test_the_share_accepted_is_what_the_newest_release_that_passed_measured(tmp_
     saved(5, "failed", 0.1)
     saved(6, "passed", 0.2, argv=())
     saved(7, "passed", 0.3, stage="mtp")
-    assert acceptance_of(paths, "tiny", "v2", 2) == Acceptance(0.625, f"smoke test of {one.tag}")
+    assert acceptance_of(paths, "tiny", "v2", 2) == Acceptance(0.625, f"smoke test of {one.tag}", 2)
     assert acceptance_of(paths, "tiny", "v2", 3) == PUBLISHED
     bench = SimpleNamespace(of_kind=lambda _: [SimpleNamespace(drafted=60, accepted=45)])
     with mock.patch("sparkpin.measure.bench.record.newest", lambda _, made: bench if made == one else None):
-        assert acceptance_of(paths, "tiny", "v2", 2) == Acceptance(0.75, f"bench of {one.tag}")
+        assert acceptance_of(paths, "tiny", "v2", 2) == Acceptance(0.75, f"bench of {one.tag}", 2)
 
 
 def test_the_share_of_a_drafter_is_never_that_of_another_model(tmp_path: Path) -> None:
@@ -450,6 +450,15 @@ def test_a_recipe_for_several_users(copy: CheckoutHere) -> None:
     stage.write_text(stage.read_text().replace(", num_speculative_tokens: 2", ""))
     path.write_text(path.read_text().replace("drafts_by_users", "# "))
     assert json.loads(copy.done(*arguments, "--json"))["drafted"] == 1  # as many as the model has MTP layers
+
+
+def test_the_published_share_is_one_of_two_drafts_whatever_a_recipe_drafts_at_most(copy: CheckoutHere) -> None:
+    path = copy.folder / "recipes/scripted-tiny-spark.yaml"
+    text = path.read_text().rstrip()
+    for lengths in ("{1: 1}", "{1: 2, 8: 1}", "{1: 4, 8: 1}"):
+        path.write_text(f"{text}\ndrafts_by_users: {lengths}\n")
+        value = json.loads(copy.done("roofline", "--recipe", path.stem, "--users", "8", "--json"))
+        assert value["step_tokens"] == pytest.approx(8 * (1 + chance_of(ACCEPTED, 2))), lengths
 
 
 def test_a_spark_s_bandwidth_is_not_told_of_another_machine_s_memory() -> None:
