@@ -25,6 +25,7 @@ from sparkpin.measure.roofline.reads import (
     chance_of,
     model_of,
     pipelined,
+    with_drafts,
 )
 from sparkpin.measure.roofline.reads import roofline as make
 from sparkpin.pins import manifests, schema
@@ -126,10 +127,10 @@ def roofline(
         if asked.accepted is None and model.drafted
         else said(asked)
     )
-    chance = chance_of(share.share, share.drafts or model.drafted) if model.draft_layers else 0.0
-    if model.draft_layers:
+    chance = chance_of(share.share, share.drafts or model.drafted)
+    if model.drafted:
         plan = {TOKENS: model.drafted, **speculation(serve_argv(chosen, stack, chain)[0])}  # one, where nobody says it
-        model = replace(model, drafted=drafted_with(plan, asked.users))
+        model = with_drafts(model, drafted_with(plan, asked.users))
         share = replace(share, share=accepted_share(chance, model.drafted))
     made, same = asked.both(model, share)
     best = asked.best(model, chance, asked.users) if model.draft_layers else ()
@@ -223,7 +224,7 @@ def over_nodes(
     def model(ranks: int) -> DecodeModel:
         settings, loading = replace(known.settings, ranks=ranks), replace(known.loading, ranks=ranks)
         made = model_of(known.tensors, known.geometry, settings, loading, symmetric=known.symmetric)
-        return replace(made, drafted=drafted)
+        return with_drafts(made, drafted)
 
     alone = model(1)
     one, _ = asked.both(alone, accepted)

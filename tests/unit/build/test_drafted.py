@@ -21,7 +21,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.fetch.model_files import config_here, repository_folder
 from sparkpin.measure.roofline.published import GEOMETRY, SHAPES, tensors
-from sparkpin.measure.roofline.reads import model_of, roofline
+from sparkpin.measure.roofline.reads import model_of, roofline, with_drafts
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import DRAFTER
 from sparkpin.pins.vllm_command import own_argv
@@ -175,13 +175,15 @@ def test_a_window_bounds_what_a_request_holds() -> None:
 
 
 def test_the_roofline_reads_a_drafter_as_often_as_it_runs() -> None:
-    def reads(found: Known) -> dict[str, float]:
+    def reads(found: Known, drafted: int | None = None) -> dict[str, float]:
         made = model_of(found.tensors, found.geometry, found.settings, found.loading, symmetric=found.symmetric)
+        made = made if drafted is None else with_drafts(made, drafted)
         line = roofline(made, context=1000, bandwidth=273e9, accepted=0.45)
         return {read.what: read.times for read in line.reads} | {"ceiling": line.ceiling}
 
     one_by_one, at_once = reads(known()), reads(dflash())
     assert (one_by_one["drafter"], one_by_one["LM head"], one_by_one["KV cache of the drafter"]) == (3, 1, 3000)
+    assert [reads(known(), drafted)["drafter"] for drafted in (2, 1, 0)] == [2, 1, 1]
     assert (at_once["drafter"], at_once["LM head"], at_once["KV cache of the drafter"]) == (1, 2, 1000)
     assert at_once["INT4 experts"] == pytest.approx(86.57, abs=0.01)
     assert at_once["ceiling"] == pytest.approx(61.7, abs=0.1)

@@ -461,6 +461,16 @@ def test_the_published_share_is_one_of_two_drafts_whatever_a_recipe_drafts_at_mo
         assert value["step_tokens"] == pytest.approx(8 * (1 + chance_of(ACCEPTED, 2))), lengths
 
 
+def test_a_second_model_drafts_by_users_too(copy: CheckoutHere) -> None:
+    path = copy.folder / "recipes/scripted-drafted.yaml"
+    path.write_text(f"{path.read_text().rstrip()}\ndrafts_by_users: {{1: 3, 8: 0}}\n")
+    arguments = ("roofline", "--recipe", path.stem, "--accepted", "0.5", "--json", "--users")
+    one, many = (json.loads(copy.done(*arguments, users)) for users in ("1", "8"))
+    assert (one["drafted"], one["step_tokens"], many["drafted"], many["step_tokens"]) == (3, pytest.approx(2.5), 0, 8)
+    passes = [next(read["times"] for read in value["reads"] if read["what"] == "drafter") for value in (one, many)]
+    assert passes == [3, 1] and one["best_drafted"] == many["draft_lengths"] == []
+
+
 def test_a_spark_s_bandwidth_is_not_told_of_another_machine_s_memory() -> None:
     cpu, spark = (manifests.load_stack(PROJECT, name) for name in ("cpu", "spark"))
     plain = Host(False, "x86_64", "debian 12", ("debian",), True, False, False, 16 << 30, 12 << 30)

@@ -179,6 +179,12 @@ def model_of(
     )
 
 
+def with_drafts(model: DecodeModel, drafted: int) -> DecodeModel:
+    """Drafting less than its flags allow. vLLM 0.33 runs a drafter once for a step without drafts, too, so that its
+    cache has no gaps."""
+    return replace(model, drafted=drafted, draft_passes=min(model.draft_passes, max(1, drafted)))
+
+
 def draft_caches(settings: Settings) -> Iterable[tuple[int, int]]:
     if (drafter := settings.drafter) is None:
         return
@@ -281,7 +287,8 @@ def reads_of(model: DecodeModel, context: int, routed_tokens: int, routed_drafts
             yield Read(HEAD, row.dense, 1, "once to check")
             yield Read("LM head, listed rows", row.dense * model.draft_share, drafted, "once a draft")
         elif row.dense:
-            passes = (drafted if model.draft_layers else model.draft_passes * model.shares_head) * (row.kind == HEAD)
+            drafting_passes = drafted if model.draft_layers else min(drafted, model.draft_passes) * model.shares_head
+            passes = drafting_passes * (row.kind == HEAD)
             yield Read(row.kind, row.dense, 1 + passes, "once to check, once a pass that drafts" if passes else "")
         if row.experts:
             yield Read(row.kind, row.experts / experts, reached, f"of {experts} a layer, {1 + drafted} tokens")
