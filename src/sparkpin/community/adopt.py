@@ -12,7 +12,6 @@ from typing import Any
 
 from sparkpin.community import mapping, template
 from sparkpin.community.finding import LONGEST
-from sparkpin.community.flag_lint import read_json
 from sparkpin.community.recipe import CommunityRecipe, divided
 from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, machines_of, render, served_model, vllm_serve
 from sparkpin.core.errors import ManifestError, clipped
@@ -22,6 +21,7 @@ from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE, PIPELINE, TENSOR
 from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_command import ALIASES, drop_flags, flag_value, parse_flags, set_flag, tls_flags
+from sparkpin.pins.vllm_flags import read_json
 
 HERE = "127.0.0.1"
 TEMPLATE = "--chat-template"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from sparkpin.pins.drafters import BY_USERS, SHORTS, length_faults
 from sparkpin.pins.drafters import FLAG as SPECULATION
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import Flag, parse_flags
-from sparkpin.pins.vllm_flags import Flags
+from sparkpin.pins.vllm_flags import Flags, read_json
 
 LENGTH, SHARE = "--max-model-len", "--gpu-memory-utilization"
 NUMBERS = (LENGTH, SHARE, "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--num-gpu-blocks-override",
@@ -74,13 +73,6 @@ class PlannedServer:
             value = read_json(flag.value or "")
             found |= {part: value} if part else (value if isinstance(value, dict) else {})
         return found
-
-
-def read_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def findings(served: PlannedServer) -> Iterator[RecipeFinding]:

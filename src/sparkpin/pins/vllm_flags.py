@@ -114,5 +114,13 @@ class Flags:
                 value = self._mapping(flag)
             elif flag.key.startswith(key + "."):
                 part = flag.key.removeprefix(key + ".").replace("-", "_")
-                value = {**value, part: int(flag.value or 0) if (flag.value or "").isdigit() else flag.value}
+                value = {**value, part: read_json(flag.value) if flag.value else flag.value}
         return value
+
+
+def read_json(text: str) -> Any:
+    """The value of a part, as vLLM 0.33 reads it (utils/argparse_utils.py): text where it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

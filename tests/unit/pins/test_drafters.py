@@ -231,6 +231,23 @@ def test_what_vllm_takes_as_draft_lengths(rows: object, valid: bool) -> None:
     assert [(fault.file, fault.key) for fault in faults] == ([] if valid else [("f", "k")])
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[[1, 8, 2]]", [[1, 8, 2]]),
+        ("2", 2),
+        ("true", True),
+        ("mtp", "mtp"),
+        ("1e", "1e"),
+        ("[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_a_part_of_a_flag_is_read_as_json_where_it_can_be(text: str, value: object) -> None:
+    """As vLLM 0.33 reads it: utils/argparse_utils.py."""
+    words = ["vllm", "serve", "/model", f"{drafters.FLAG}.{drafters.BY_USERS}", text]
+    assert drafters.speculation(words) == {drafters.BY_USERS: value}
+
+
 @pytest.mark.parametrize("lengths", [{2: 1}, {1: 0}, {1: 2, 8: -1}, {1: 2, 8: 1, 4: 1}, {"1": 2}, {1: True}, [1], 2])
 def test_draft_lengths_out_of_order_are_refused(lengths: object) -> None:
     value = recipe().model_dump() | {"drafts_by_users": lengths}
