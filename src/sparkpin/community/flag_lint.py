@@ -11,10 +11,9 @@ from sparkpin.community.finding import RecipeFinding, error, warning
 from sparkpin.community.release import VllmRelease, nearest, nearest_few
 from sparkpin.core.errors import ManifestError, short
 from sparkpin.pins.drafters import BY_USERS, SHORTS, length_faults
-from sparkpin.pins.drafters import FLAG as SPECULATION
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import Flag, parse_flags
-from sparkpin.pins.vllm_flags import Flags, read_json
+from sparkpin.pins.vllm_flags import SPECULATION, Flags, read_json
 
 LENGTH, SHARE = "--max-model-len", "--gpu-memory-utilization"
 NUMBERS = (LENGTH, SHARE, "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--num-gpu-blocks-override",
@@ -130,6 +129,7 @@ def of_drafts(served: PlannedServer) -> Iterator[RecipeFinding]:
         whole = name == SPECULATION and "." not in flag.words[0].partition("=")[0]
         if whole and value and not value.startswith("{"):  # else it is told above
             yield error(f"{name}: saw {short(value)}, wanted a JSON object")
+    # vLLM 0.32 and 0.33 change dashes of these keys (engine/arg_utils.py)
     plan = {key.partition(".")[0].replace("-", "_"): value for key, value in served.speculation.items()}
     if not isinstance(model := plan.get("model"), str | None):
         yield error(f"{SPECULATION}: saw the model {short(model)}, wanted a repository of the Hub, as text")

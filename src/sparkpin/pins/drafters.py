@@ -10,9 +10,9 @@ from typing import Any
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.schema import DRAFTER, Drafts, Recipe
 from sparkpin.pins.vllm_command import MODEL_PATH, file_of, flag_value, parse_flags, set_flag
-from sparkpin.pins.vllm_flags import Flags
+from sparkpin.pins.vllm_flags import SPECULATION, Flags
 
-FLAG, TOKENS = "--speculative-config", "num_speculative_tokens"
+FLAG, TOKENS = SPECULATION, "num_speculative_tokens"
 SHORT = "--spec-model"
 SHORTS: Mapping[str, str] = {SHORT: "model", "--spec-method": "method", "--spec-tokens": TOKENS}
 """Of vLLM 0.32 and later: keys of FLAG, and refused beside them there."""

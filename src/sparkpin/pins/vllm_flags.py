@@ -10,7 +10,7 @@ from typing import Any
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.vllm_command import Flag, parse_flags
 
-AUTO = -1
+AUTO, SPECULATION = -1, "--speculative-config"
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 NEXT = "correct the command or the flags of recipe, stack or stage"
@@ -106,16 +106,17 @@ class Flags:
         return value
 
     def json(self, key: str) -> dict[str, Any]:
-        """A flag's mapping, parts of it given as `--flag.part value` included."""
+        """A flag's mapping, parts of it given as `--flag.part value` included. Dashes in its keys stay, except where
+        vLLM 0.32 and 0.33 change them (engine/arg_utils.py, create_speculative_config)."""
         self._read.add(key)
         value: dict[str, Any] = {}
         for flag in self._flags:
             if flag.key == key:
                 value = self._mapping(flag)
             elif flag.key.startswith(key + "."):
-                part = flag.key.removeprefix(key + ".").replace("-", "_")
+                part = flag.words[0].partition("=")[0].partition(".")[2]
                 value = {**value, part: read_json(flag.value) if flag.value else flag.value}
-        return value
+        return {name.replace("-", "_"): one for name, one in value.items()} if key == SPECULATION else value
 
 
 def read_json(text: str) -> Any:

@@ -97,6 +97,7 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
         (LENGTHS % (BY_USERS, "[[1, 7, 3]]"), "spark", f"{BY_USERS}: saw 3, wanted at most 2 tokens"),
         (LENGTHS % (BY_USERS.replace("per_batch", "by_batch"), 1), "spark", f"did you mean {BY_USERS}?"),
         ("--speculative-config.method mtp --speculative-config.max-model-len 9", "spark", ""),
+        ("""--speculative-config '{{"method": "mtp", "max-model-len": 9}}'""", "spark", ""),
         ("--max-num-batched-tokens 32768", "spark", "has run out of memory on a saturated Spark"),
         ("--load-format fastsafetensors", "spark", "holds a part of the weights twice"),
     ],

@@ -14,6 +14,7 @@ from sparkpin.core.errors import ManifestError
 from sparkpin.pins import drafters, manifests
 from sparkpin.pins.schema import Drafts, Recipe
 from sparkpin.pins.vllm_command import flag_value, own_argv, serve_argv, split
+from sparkpin.pins.vllm_flags import Flags
 
 DATA = PROJECT / "src/sparkpin/community/vllm"
 PLAN = {"method": "dflash", "model": drafters.PATH, "num_speculative_tokens": 12}
@@ -246,6 +247,16 @@ def test_a_part_of_a_flag_is_read_as_json_where_it_can_be(text: str, value: obje
     """As vLLM 0.33 reads it: utils/argparse_utils.py."""
     words = ["vllm", "serve", "/model", f"{drafters.FLAG}.{drafters.BY_USERS}", text]
     assert drafters.speculation(words) == {drafters.BY_USERS: value}
+
+
+@pytest.mark.parametrize("config", ['{"num-speculative-tokens": 3}', "", None])
+def test_dashes_in_keys_are_changed_where_vllm_changes_them(config: str | None) -> None:
+    """vLLM 0.32 and 0.33, engine/arg_utils.py: in the keys of --speculative-config, whichever way they are given."""
+    part = [f"{drafters.FLAG}.num{'_' if config is None else '-'}speculative-tokens", "3"]
+    words = [drafters.FLAG, config] if config else part
+    assert drafters.speculation(["vllm", "serve", "/model", *words]) == {drafters.TOKENS: 3}
+    other = ["vllm", "serve", "/model", "--additional-config.a-b_c", "3"]
+    assert Flags(other, "f", {}).json("--additional-config") == {"a-b_c": 3}
 
 
 @pytest.mark.parametrize("lengths", [{2: 1}, {1: 0}, {1: 2, 8: -1}, {1: 2, 8: 1, 4: 1}, {"1": 2}, {1: True}, [1], 2])
