@@ -193,10 +193,16 @@ def require_lengths(
     for fault in (*unused, *drafters.length_faults(plan, families.vllm_version(stack), file, key)):
         raise fault
     if (rows := plan.get(drafters.BY_USERS)) and floors:
-        most, alone = max(tokens for _, _, tokens in rows), drafters.drafted_with(plan, 1)
-        if alone < most or most > floors:
-            wanted = f"at most {floors} tokens, and the most for one user: the smoke test of {chain[-1].name} asks "
-            raise ManifestError(file, key, rows, f"{wanted}mostly one at a time, with floors for {floors} positions")
+        most, smoke = max(tokens for _, _, tokens in rows), f"the smoke test of {chain[-1].name}"
+        fitting = [[first, last, min(most if first == 1 else tokens, floors)] for first, last, tokens in sorted(rows)]
+        by_users = {first: tokens for first, _, tokens in fitting}
+        seen, step = recipe.drafts_by_users or rows, f"for example {by_users if recipe.drafts_by_users else fitting}"
+        if most > floors:
+            wanted = f"at most {floors} tokens: {smoke} has floors for {floors} positions"
+            raise ManifestError(file, key, seen, wanted, next_step=step)
+        if drafters.drafted_with(plan, 1) < most:
+            wanted = f"the most, {most}, for one user: {smoke} asks mostly one at a time"
+            raise ManifestError(file, key, seen, wanted, next_step=step)
 
 
 def require_no_secrets(files: Mapping[str, bytes]) -> None:

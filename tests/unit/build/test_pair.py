@@ -96,10 +96,18 @@ def test_draft_lengths_by_users(project: Path) -> None:
     write(project, OWN, drafts_by_users={1: 2}, stage="hybrid")
     with pytest.raises(ManifestError, match=r"own.yaml: drafts_by_users: .* a stage or a command that drafts"):
         pair(project, "own")
-    for lengths in ({1: 3}, {1: 1, 8: 2}):
+    for lengths, wanted, example in (
+        ({1: 4, 8: 5}, "at most 2 tokens", {1: 2, 8: 2}),
+        ({1: 1, 4: 3, 8: 0}, "at most 2 tokens", {1: 2, 4: 2, 8: 0}),
+        ({1: 1, 8: 2}, "the most, 2, for one user", {1: 2, 8: 2}),
+    ):
         write(project, OWN, drafts_by_users=lengths)
-        with pytest.raises(ManifestError, match=r"own.yaml: drafts_by_users: .* floors for 2 positions"):
+        with pytest.raises(ManifestError) as caught:
             pair(project, "own")
+        fault = caught.value
+        assert (fault.file, fault.key, fault.seen) == ("recipes/own.yaml", "drafts_by_users", lengths)
+        assert fault.wanted.startswith(wanted) and fault.next_step == f"for example {example}"
+        pair(project, write(project, OWN, drafts_by_users=example))
     for rows in ("[[2, 4, 1]]", "[[1, 4, 3]]"):
         text = f"num_speculative_tokens: 2, {BY_USERS}: {rows}"
         stage.write_text((PROJECT / "stages/mtp.yaml").read_text().replace("num_speculative_tokens: 2", text))
