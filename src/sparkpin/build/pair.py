@@ -190,9 +190,11 @@ def require_lengths(
         file, key = origins(recipe, stack, chain).get(flag, name), f"{flag}: {drafters.BY_USERS}"
     unused = drafters.unused_lengths(recipe, argv) if chain[-1].name == recipe.stage else ()
     plan = drafters.speculation(argv)
-    for fault in (*unused, *drafters.length_faults(plan, families.vllm_version(stack), file, key)):
+    rows, version = plan.get(drafters.BY_USERS), families.vllm_version(stack)
+    unknown = drafters.unknown_lengths(rows and (recipe.drafts_by_users or rows), version, file, key)
+    for fault in (*unused, *unknown, *drafters.length_faults(plan, file, key)):
         raise fault
-    if (rows := plan.get(drafters.BY_USERS)) and floors:
+    if rows and floors:
         most, smoke = max(tokens for _, _, tokens in rows), f"the smoke test of {chain[-1].name}"
         fitting = [[first, last, min(most if first == 1 else tokens, floors)] for first, last, tokens in sorted(rows)]
         by_users = {first: tokens for first, _, tokens in fitting}

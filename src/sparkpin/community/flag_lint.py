@@ -136,7 +136,7 @@ def of_drafts(served: PlannedServer) -> Iterator[RecipeFinding]:
     for key in sorted(plan.keys() - {*served.release.speculative_keys}):
         hint = nearest(key, served.release.speculative_keys)
         yield error(f"{SPECULATION}: vLLM {served.release.wanted} has no key {short(key)}", hint)
-    for fault in length_faults(plan, "", "", BY_USERS):
+    for fault in length_faults(plan, "", BY_USERS):
         yield error(f"{SPECULATION}: {fault.key}: saw {short(fault.seen)}, wanted {fault.wanted}")
 
 

@@ -195,7 +195,7 @@ def origin_of(value: Mapping[str, Any], path: Path, version: str) -> RecipeOrigi
         raise ManifestError(path, where + lacking[0], "(missing)", "a value, as in a recipe of recipes/")
     mods = texts(place, "mods", path)
     try:
-        lengths = draft_lengths(place.get(BY_USERS) or {})
+        lengths = draft_lengths(place.get(BY_USERS, {}))
     except ValueError as error:
         raise ManifestError(path, where + BY_USERS, place[BY_USERS], str(error)) from None
     return RecipeOrigin(named["model"], named["model_revision"], named["stack"], named["stage"], mods, lengths)

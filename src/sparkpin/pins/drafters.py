@@ -106,18 +106,22 @@ def drafted_with(plan: Mapping[str, Any], users: int) -> int:
     return below[-1] if below else int(plan.get(TOKENS) or 0)
 
 
-def length_faults(plan: Mapping[str, Any], vllm: str, file: object, key: str) -> Iterator[ManifestError]:
-    """What vLLM 0.32 and 0.33 refuse of BY_USERS, or serve otherwise than it says (v1/spec_decode/dynamic/utils.py).
-
-    plan: of --speculative-config; vllm: version of the stack's, "" for one that is not known; key: that set it.
-    """
+def unknown_lengths(seen: object, vllm: str, file: object, key: str) -> Iterator[ManifestError]:
+    """That the stack's vLLM knows no draft lengths by users. seen: those, under that key; vllm: its version, "" for an
+    unknown one."""
     from packaging.version import Version
 
-    if (rows := plan.get(BY_USERS)) is None:
-        return
-    if vllm and Version(vllm) < Version(BY_USERS_SINCE):
+    if seen and vllm and Version(vllm) < Version(BY_USERS_SINCE):
         wanted = f"a stack with vLLM {BY_USERS_SINCE} or newer: {vllm} drafts as much with any number of users"
-        yield ManifestError(file, key, rows, wanted, next_step=f"leave it out, and set {TOKENS} alone")
+        yield ManifestError(file, key, seen, wanted, next_step=f"leave it out, and set {TOKENS} alone")
+
+
+def length_faults(plan: Mapping[str, Any], file: object, key: str) -> Iterator[ManifestError]:
+    """What vLLM 0.32 and 0.33 refuse of BY_USERS, or serve otherwise than it says (v1/spec_decode/dynamic/utils.py).
+
+    plan: of --speculative-config; key: that set it.
+    """
+    if (rows := plan.get(BY_USERS)) is None:
         return
     parts = sorted(rows) if isinstance(rows, list) and all(map(KINDS[NUMBERS], rows)) else []
     whole = bool(parts) and all(len(part) == 3 and part[0] <= part[1] and part[2] >= 0 for part in parts)

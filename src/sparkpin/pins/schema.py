@@ -731,7 +731,7 @@ class Families(StrictModel):
 
 def draft_lengths(value: Any) -> Any:
     """ValueError for what gives no draft length to each number of users."""
-    users, lengths = (list(value), list(value.values())) if isinstance(value, dict) else ([], [0])
+    users, lengths = (list(value), list(value.values())) if isinstance(value, dict) else ([], [None])
     whole = all(type(number) is int and number >= 0 for number in (*users, *lengths))
     if not whole or users != sorted(users) or users[:1] not in ([], [1]) or (users and not any(lengths)):
         raise ValueError(

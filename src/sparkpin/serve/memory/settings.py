@@ -198,7 +198,7 @@ def drafting(flags: Flags, geometry: Geometry, drafter: Geometry | None) -> tupl
     config = flags.json("--speculative-config")
     if not config:
         return 0, 0, 0
-    for fault in length_faults(config, "", flags.origin("--speculative-config"), f"--speculative-config {BY_USERS}"):
+    for fault in length_faults(config, flags.origin("--speculative-config"), f"--speculative-config {BY_USERS}"):
         raise fault
     method = str(config.get("method"))
     if drafter:
