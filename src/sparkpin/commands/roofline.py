@@ -39,6 +39,7 @@ COLUMNS = ("read in a step", "MB", "times", "MB a step", "share", "note")
 CHAIN_COLUMNS = ("stage", "what", "GB a step", "ceiling", "same experts", "published", "of the ceiling", "GB/s then")
 OTHER_COLUMNS = ("model", "what", "machines", "published", "ceiling", "same experts", "of the ceiling", "date")
 NODE_COLUMNS = ("nodes", "how", "GB a step", "ms on the link", "ms a step", "ceiling", "of one")
+ONE_USER = "the table of several machines and the published chain are of one user"
 LATENCY = "55"
 """Microseconds of a small all-reduce by NCCL over RoCE, the default of --link-latency: 54 to 64 on four Sparks
 (local-inference-lab/b12x#295), 41 of 8 KB on two (MiaAI-Lab/Qwen3.8-Flash-Next-Dual-DGX-Sparks#22)."""
@@ -188,6 +189,8 @@ def roofline(
             "note: this machine is no DGX Spark, so that is no ceiling of what is served here: --bandwidth takes the "
             "GB/s of its own memory, and a CPU reads from its cache what fits there"
         )
+    if asked.users > 1 and (nodes or pin.name == MODEL):
+        terminal.show(f"note: {ONE_USER}: leave --users out for them")
     for note in known.notes:
         terminal.show(f"note: {note}")
     if lengths:

@@ -19,7 +19,7 @@ from places import PROJECT
 
 from sparkpin.checkpoint.plan import final_tensors, make_plan
 from sparkpin.checkpoint.safetensors import TensorInfo
-from sparkpin.commands.roofline import CHANCES, USERS, asked, is_served_here, show_nodes
+from sparkpin.commands.roofline import CHANCES, ONE_USER, USERS, asked, is_served_here, show_nodes
 from sparkpin.commands.roofline import published as show_published
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -445,7 +445,9 @@ def test_a_recipe_for_several_users(copy: CheckoutHere) -> None:
     assert one["step_tokens"] == pytest.approx(1 + 3 * 0.6) and many["step_tokens"] == pytest.approx(8 * (1 + chance))
     assert many["nodes"] == [] and len(many["draft_lengths"]) == len(USERS) * len(CHANCES)
     assert many["best_drafted"][0] in range(LONGEST + 1)
-    assert "stage v2-tq, 8 users, each with 1,000 tokens in the cache\n" in copy.done(*arguments, "--users", "8")
+    text, pair = copy.done(*arguments, "--users", "8"), copy.done(*arguments, "--users", "8", "--nodes", "2")
+    assert "stage v2-tq, 8 users, each with 1,000 tokens in the cache\n" in text and ONE_USER not in text
+    assert f"note: {ONE_USER}" in pair and "On several, one user" not in pair
     stage = copy.folder / "stages/mtp.yaml"
     stage.write_text(stage.read_text().replace(", num_speculative_tokens: 2", ""))
     path.write_text(path.read_text().replace("drafts_by_users", "# "))
