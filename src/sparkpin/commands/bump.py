@@ -337,7 +337,7 @@ def bump(
             return
         if not fresh.changes:
             show(f"nothing newer for {name}: {current.tag} stays")
-            for line in side.fixed_by(own, pin, moving, what):
+            for line in side.fixed_by(own, pin, model, moving, what):
                 show(f"fixed by {line}")
             return
         show(f"newer for {current.tag}:")

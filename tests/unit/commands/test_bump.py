@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 import yaml
+from places import PROJECT
 from report_samples import HOST
 from typed import typed
 
 from sparkpin.commands.bump import judge_speed
 from sparkpin.core.errors import BumpError
-from sparkpin.history.bump import schedule
+from sparkpin.history.bump import schedule, side
 from sparkpin.measure.bench.ratios import ALL, ratio
 from sparkpin.measure.bench.record import Comparison, Conditions
 from sparkpin.measure.bench.text import METRICS
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import UNRESOLVED
 
 RECIPE = "scripted-tiny"
 NOISY = [10.0, 13.0, 8.0, 11.0]  # the machine's own, which both sides of a round have
@@ -86,3 +89,16 @@ def test_a_fork_s_workflow(capsys: pytest.CaptureFixture[str]) -> None:
     uses = [line.strip() for line in text.splitlines() if "uses:" in line]
     assert all(re.fullmatch(r"- uses: actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line) for line in uses) and uses
     assert made["permissions"] == {"contents": "read"} and "--apply" not in text
+
+
+@pytest.mark.parametrize(
+    ("recipe", "file"),
+    [("qwen3.5-35b-a3b", "pins/models/qwen3.5-35b-a3b.yaml"), ("scripted-tiny", "recipes/scripted-tiny.yaml")],
+)
+def test_what_holds_a_model_is_one_file(recipe: str, file: str) -> None:
+    """A recipe that names the base's commit holds the pin's other repositories, too."""
+    own = manifests.load_recipe(PROJECT, recipe)
+    stack, model = manifests.load_stack(PROJECT, own.stack), manifests.model_of(PROJECT, own)
+    assert side.fixed_by(stack, own, model, [], "model") == [f"{file}: commits"]
+    assert side.fixed_by(stack, own, model, [model], "model") == []
+    assert bool(side.moving_of(own, model)) == (own.model_revision == UNRESOLVED)

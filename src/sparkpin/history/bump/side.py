@@ -85,13 +85,14 @@ def moving_of(recipe: Recipe, model: ModelPin) -> list[ModelPin]:
     return [pin for pin in found if UNRESOLVED in (one.revision for one in pin.repositories.values())]
 
 
-def fixed_by(stack: Stack, recipe: Recipe, moving: list[ModelPin], what: str) -> list[str]:
+def fixed_by(stack: Stack, recipe: Recipe, model: ModelPin, moving: list[ModelPin], what: str) -> list[str]:
     """What keeps a newer version out, of that which was asked for."""
     rows = [row for row in stack.python.requirements if "==" in row]
     rows += [f"as_of {stack.python.as_of}"] if stack.python.as_of else []
     found = [f"pins/stacks/{stack.name}.yaml: {', '.join(rows)}"] if rows and what not in ("debian", "model") else []
     if what in ("all", "model") and not moving:
-        found.append(f"recipes/{recipe.name}.yaml or the pin of {recipe.model}: commits")
+        by_pin = recipe.model_revision == UNRESOLVED
+        found.append(f"{f'pins/models/{model.name}' if by_pin else f'recipes/{recipe.name}'}.yaml: commits")
     return found
 
 
