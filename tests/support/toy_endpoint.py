@@ -26,10 +26,10 @@ MODELS = [{"id": "toy", "max_model_len": 4096}]
 @dataclass
 class ToyEndpoint:
     """logprobs, tokens, salts, metrics: what it takes or tells; noise: of its logits; sees: it uses more of its context
-    than the last token; caches: it has a prefix cache; fault: "lost", the state of a hit, or "kept", nothing is ever
-    cold; usage: what is added to the completion tokens of a stream; drafts: it says that it drafts
-    two for each token; odd: its log-probabilities of a chat have a form of their own; off: prompts and lengths of hits
-    whose answers are off, a logit by `far`."""
+    than the last token; caches: it has a prefix cache; fault: "lost", the state of a hit, "kept", nothing is ever cold,
+    or "nan", no number after a hit, which vLLM refuses as it does; usage: what is added to the completion tokens of a
+    stream; drafts: it says that it drafts two for each token; odd: its log-probabilities of a chat have a form of their
+    own; off: prompts and lengths of hits whose answers are off, a logit by `far`."""
 
     logprobs: bool = True
     tokens: bool = True
@@ -95,6 +95,8 @@ class ToyEndpoint:
         ends = range(BLOCK, len(ids), BLOCK)
         hit = 0 if not self.caches else max((end for end in ends if (salt, tuple(ids[:end])) in self.kept), default=0)
         self.hits += hit
+        if hit and self.fault == "nan" and not body.get("stream"):
+            return answered(400, json={"error": {"message": "Out of range float values are not JSON compliant"}})
         said, rows = list[int](), list[dict[int, float]]()
         for _ in range(body["max_tokens"]):
             rows.append(self.row([*ids, *said], hit, self.off(ids, hit)))

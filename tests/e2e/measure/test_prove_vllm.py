@@ -90,7 +90,7 @@ def test_nothing_is_found_in_a_sound_server(sound: Proof, tmp_path: Path) -> Non
     hits = {one.name: one.hits or 0 for one in found.passes}
     assert min(hits[one.name] for one in passes.TRIED if not one.cold) > 2000, hits
     assert max(hits[one.name] for one in passes.TRIED if one.cold) == 0, hits
-    assert found.notes == ()
+    assert not sound.met.notes
 
 
 def power() -> dict[str, Any]:
@@ -105,10 +105,12 @@ def broken(sound: Proof, fault: str, one: Pass, folder: Path, cached: Faulty) ->
     return proof
 
 
-def assert_found(fault: str, proof: Proof) -> None:
-    """Only the way in which it is looked for finds it, and not by chance: of the sound server, no answer is beyond."""
+def assert_found(fault: str, proof: Proof, sound: Proof) -> None:
+    """Only the way in which it is looked for finds it, and not by chance: prompts of the sound server that are beyond,
+    by rounding as other words show, are none of it. On CPUs with AVX512-BF16 there is one, by 0.007 nats."""
     one, bounds = FAULTS[fault], verdict.bounds(proof)
-    every = verdict.beyond(proof, bounds)
+    near = {(each.one, each.key) for each in verdict.beyond(sound, verdict.bounds(sound))}
+    every = [each for each in verdict.beyond(proof, bounds) if (each.one, each.key) not in near]
     print(fault, [round(far, 3) for _, far in proof.distances(one)], bounds)
     assert {each.one for each in every} == {one}
     assert len(every) >= 3, "how far depends on the blocks that were free"
@@ -121,7 +123,7 @@ def test_a_planted_fault_is_found(fault: str, sound: Proof, cached: Faulty, tmp_
         proof = broken(sound, fault, FAULTS[fault], tmp_path, cached)
     finally:
         switch(cached.folder, "")
-    assert_found(fault, proof)
+    assert_found(fault, proof, sound)
 
 
 def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
@@ -130,7 +132,7 @@ def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
     monkeypatch.setattr(shortest, "SECONDS", 600.0)  # a busy machine finds the shortest one, too
     try:
         proof = broken(sound, SHORTENED, FAULTS[SHORTENED], tmp_path, cached)
-        assert_found(SHORTENED, proof)
+        assert_found(SHORTENED, proof, sound)
         found = verdict.concluded(proof, tmp_path, "broken")
         print(found.line)
         assert found.verdict == "found" and found.finding and found.finding.again, found.line

@@ -152,6 +152,12 @@ def test_a_sound_endpoint_has_nothing(tmp_path: Path) -> None:
     assert json.loads(record.keep(tmp_path, found).read_text()) == record.to_json(found)
 
 
+def test_answers_without_numbers_are_found(tmp_path: Path) -> None:
+    found = proved(ToyEndpoint(noise=0.001, fault="nan"), tmp_path)
+    assert found.verdict == "found" and found.finding and found.finding.distance > 1, found.line
+    assert json.loads(record.keep(tmp_path, found).read_text()) == record.to_json(found)
+
+
 def test_a_lost_state_is_found_and_its_shortest_session_shows_it_again(tmp_path: Path) -> None:
     toy = ToyEndpoint(noise=0.001, fault="lost")
     found = proved(toy, tmp_path)

@@ -20,8 +20,9 @@ from sparkpin.measure.prove.asking import HITS, PREEMPTED, Prompt, ProvedEndpoin
 from sparkpin.measure.prove.passes import READ_AT, TOKENS, Pass, Step
 from sparkpin.measure.prove.record import FORM, UNFINISHED, said_of, said_to_json
 from sparkpin.measure.prove.sessions import UNKNOWN_BLOCK, Shape, Turn, sessions
-from sparkpin.measure.quality.distance import Rows
+from sparkpin.measure.quality.distance import Rows, rows_of
 from sparkpin.smoke import metrics
+from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.replies import Fault
 
 EARLY = 0.15  # seconds after which a client goes away while its prompt is read
@@ -30,6 +31,9 @@ FILL_SECONDS = 90.0  # that filling the cache may take
 ROOM = 8192  # tokens, where nobody tells how long a request may be
 WORDY = 1000  # characters that tell how many make a token
 TOLD = 10.0  # seconds between two lines of a pass
+NO_NUMBERS = "Out of range float values"
+"""In vLLM's error 400 where log-probabilities are NaN: Python's word for what JSON cannot hold."""
+NO_TOKEN = 2**31 - 1  # an id that no vocabulary has
 
 
 @dataclass
@@ -259,9 +263,14 @@ def send(met: ProvedEndpoint, steps: Sequence[Step]) -> list[Said | None]:
 
 
 def send_one(met: ProvedEndpoint, step: Step) -> Said | None:
-    """None of a request that its client broke off."""
+    """None of a request that its client broke off. An answer without numbers, which a cold prompt had, is far off."""
     if not step.stop:
-        return met.ask(step.prompt, step.salt, step.tokens)
+        try:
+            return met.ask(step.prompt, step.salt, step.tokens)
+        except Wrong as wrong:
+            if NO_NUMBERS not in str(wrong):
+                raise
+            return Said(rows_of([{NO_TOKEN: 0.0}], [NO_TOKEN]), "", len(step.prompt) if met.exact else 0)
     body = met.body(step.prompt, step.salt, step.tokens, stream=True)
     if step.stop == "amid its answer":
         met.client.abandon(met.path, body)
