@@ -1,5 +1,5 @@
 """Route INT4 experts of an AutoRound (INC) checkpoint to the reference method; mend what delta_rule.py,
-drafts.py, inspection.py, linear.py, one_token.py, prefix.py and sampling.py say.
+draft_blocks.py, drafts.py, inspection.py, linear.py, one_token.py, prefix.py and sampling.py say.
 
 For vLLM 0.32.0, whose ``INCWna16Scheme.get_moe_method`` says "CPU does not support quantized MoE yet" and returns the
 unquantised method, into which packed weights cannot be loaded. May go when that function returns a quantised one.
@@ -12,7 +12,7 @@ from typing import Any
 
 from sparkpin_modkit import UnsupportedPlatform, check_signature, require_vllm
 
-from sparkpin_vllm_cpu import delta_rule, drafts, inspection, one_token, prefix, sampling
+from sparkpin_vllm_cpu import delta_rule, draft_blocks, drafts, inspection, one_token, prefix, sampling
 
 VLLM_VERSIONS = ("0.32.0",)
 
@@ -33,6 +33,7 @@ def install() -> None:
     from sparkpin_vllm_cpu import linear
 
     delta_rule.install()
+    draft_blocks.install()
     drafts.install()
     inspection.install()
     linear.install()

@@ -152,11 +152,13 @@ def made(spec: RootfsSpec, repo: Path) -> Iterator[memoryview]:
         # No suite and no signature: each package was verified against the lock, there is no release to verify.
         *("", "-", f"deb [trusted=yes] copy://{repo} ./"),
     ]
+    # Nothing of the caller's: the packages' own scripts run with it, and Python's variables decide their bytecode.
     env = {
-        **os.environ,
         "SOURCE_DATE_EPOCH": str(spec.epoch),
         "LC_ALL": "C.UTF-8",
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
         "TMPDIR": str(work),
     }
     with tempfile.TemporaryFile(dir=work) as raw:

@@ -34,7 +34,7 @@ def lock(stack: Stack) -> StackLock:
 
 
 def test_real_rootfs_is_made_offline_and_twice_the_same(tmp_path: Path, stack: Stack, lock: StackLock) -> None:
-    """In a network namespace without any interface up, with another zone, umask and folder for temporary files."""
+    """In a network namespace without any interface up, with another zone, umask, Python and temporary folder."""
     mine = Paths.from_env(PROJECT)
     if not all(Store(mine.store).has(deb) for deb in lock.debs):
         pytest.skip("the packages of the cpu stack are not in the store: invoke fetch")
@@ -53,7 +53,8 @@ def test_real_rootfs_is_made_offline_and_twice_the_same(tmp_path: Path, stack: S
         "print(rootfs.build_rootfs(paths, spec, lambda line: None))"
     )
     argv = ["unshare", "-n", sys.executable, "-c", program, str(PROJECT), str(other.cache), str(other.home)]
-    env = {**os.environ, "TZ": "Asia/Tokyo", "LANG": "tr_TR.UTF-8"}
+    env = {**os.environ, "TZ": "Asia/Tokyo", "LANG": "tr_TR.UTF-8", "PYTHONOPTIMIZE": "2", "PYTHONHASHSEED": "7"}
+    assert "PYTHONDONTWRITEBYTECODE" not in env  # packages' scripts would write other bytecode without it
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     second = Path(done.stdout.strip())
