@@ -45,26 +45,9 @@ def seen(monkeypatch: pytest.MonkeyPatch, proposer: type, group: int) -> tuple[A
         block_table_tensor=tables[STATES].get_device_tensor(2),
         slot_mapping=tables[STATES].slot_mapping.gpu[:5],
     )
-
     # vLLM's own function would take a whole engine; tests/e2e/smoke/test_smoke_drafter.py asks a real one.
-    def stand_in(
-        self: Any,
-        num_tokens: int,
-        num_reqs: int,
-        max_query_len: int,
-        num_tokens_padded: Any = None,
-        num_reqs_padded: Any = None,
-        ubatch_slices: Any = None,
-        logits_indices: Any = None,
-        max_num_sampled_tokens: Any = None,
-        use_spec_decode: bool = False,
-        for_cudagraph_capture: bool = False,
-        num_scheduled_tokens: Any = None,
-        slot_mappings: Any = None,
-    ) -> Any:
-        return {}, made
-
-    monkeypatch.setattr(GPUModelRunner, "_build_attention_metadata", stand_in)
+    monkeypatch.setattr(GPUModelRunner, "_build_attention_metadata", lambda self, *args, **options: ({}, made))
+    monkeypatch.setattr(draft_blocks, "check_signature", lambda fn, expected: None)
     draft_blocks.install()
     runner = SimpleNamespace(input_batch=SimpleNamespace(block_table=tables), drafter=object.__new__(proposer))
     runner.drafter.kv_cache_gid = group
