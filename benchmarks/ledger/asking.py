@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
+import inspect
+import itertools
 import time
+import typing
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +26,9 @@ from sparkpin.measure.prove.asking import meet
 from sparkpin.measure.prove.record import to_json
 from sparkpin.measure.quality import asking, skills, texts
 from sparkpin.measure.quality import run as quality
-from sparkpin.measure.quality.measured import QualityMeasured, SkillAnswer
+from sparkpin.measure.quality.distance import Rows
+from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer
+from sparkpin.measure.quality.texts import CorpusText
 from sparkpin.releases.record import Demands
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import Wrong, json_of, only_choice
@@ -37,6 +43,7 @@ ODD = 3.0  # times the furthest answer of the sound server: told beside the verd
 SHORT = 400  # tokens of an answer: a model of this size may never stop
 LENGTHS = (500, 1000, 2000, 4000, 8000, 14000)  # tokens between a needle and where it is wanted
 COPIES = 3  # needles of each length
+PLACES = (0, 1024, 2048, 4096, 8192, 32768)  # tokens: parts of a long text
 FILLER = " ".join(f"Log {number}: the gate was opened, then closed." for number in range(99))
 CROSSING = (-1, -2, -3, -5, -8, -13)  # tokens, of the 16 that are decoded
 FAULTS = {
@@ -72,6 +79,25 @@ def measured(client: Client, say: Say) -> tuple[QualityMeasured, dict[str, Any]]
     told["tokens_a_second"] = speed(client)
     seconds = round(time.monotonic() - begin, 1)
     return QualityMeasured(asking.version(client), seconds, readings, tuple(found), tuple(notes)), told
+
+
+def long_texts(client: Client, say: Say) -> QualityMeasured:
+    """Two files of Python's own library, each read in one request, in parts by place: does a loss grow on the way?"""
+    begin, readings, room = time.monotonic(), list[Reading](), asking.room(client)
+    for module in (argparse, typing):
+        name = module.__name__
+        text = CorpusText("long", name, inspect.getsource(module))
+        whole = asking.reading(client, "m", text, room - asking.CONTINUED - 1)
+        readings += [part(whole, low, high) for low, high in itertools.pairwise(PLACES) if low < len(whole.forced)]
+    say(f"long texts: {sum(len(one.forced) for one in readings):,} tokens")
+    return QualityMeasured(asking.version(client), round(time.monotonic() - begin, 1), tuple(readings), (), ())
+
+
+def part(whole: Reading, low: int, high: int) -> Reading:
+    """Its tokens from `low` to `high`; the kind is the place, so that figures are told by place."""
+    rows = Rows(*(getattr(whole.forced, one.name)[low:high] for one in dataclasses.fields(Rows)))
+    first = int(whole.forced.tokens[low - 1]) if low else whole.first
+    return Reading(f"{whole.name} from {low}", f"from {low:,}", first, rows, whole.continued)
 
 
 def needles(client: Client, say: Say) -> list[SkillAnswer]:
@@ -123,6 +149,16 @@ def speed(client: Client) -> float:
 
 def scraped_of(client: Client) -> str:
     return client.get("/metrics").body.decode(errors="replace")
+
+
+def drafted(client: Client) -> dict[str, Any]:
+    """Drafts accepted, of answers of the scripted model."""
+    for text in ("hello", "something long", "Count from one to two hundred, please."):
+        client.post("/v1/chat/completions", {"model": "m", "temperature": 0, "max_tokens": 256, **said(text)})
+    counts = metrics.acceptance(scraped := scraped_of(client))
+    if counts is None:
+        return {}
+    return {"drafted": counts.drafted, "accepted": counts.accepted, "by_position": metrics.by_position(scraped)}
 
 
 def first_words(client: Client) -> str:

@@ -13,12 +13,16 @@ from pydantic_core import to_jsonable_python
 from sparkpin.measure.quality import asking, compare, measured
 from sparkpin.measure.quality.measured import QualityMeasured
 
-REFERENCE = "bf16"
+LONG = "+long"
+"""Behind the name of a setup: its readings of long texts."""
 
 
 def all_of(rows: Path, setups: Mapping[str, Any]) -> list[dict[str, Any]]:
     known = {folder.name: found for folder in sorted(rows.iterdir()) if (found := measured.known(folder))}
-    pairs = [(name, other) for name in known for other in dict.fromkeys((REFERENCE, setups[name].against))]
+    pairs = []
+    for name in known:
+        setup, end = setups[name.removesuffix(LONG)], LONG if name.endswith(LONG) else ""
+        pairs += [(name, other + end) for other in dict.fromkeys((setup.reference, setup.against))]
     return [pair(known, name, other) for name, other in pairs if other in known and other != name]
 
 

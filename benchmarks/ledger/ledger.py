@@ -77,11 +77,14 @@ class Server:
             flags |= {"--kv-cache-memory-bytes": str(setup.mib << 20), "--gpu-memory-utilization": "0.05"}
             flags |= {"--gdn-prefill-backend": "triton", "--compilation-config": json.dumps(GRAPHS)}
             flags |= setup.flags
+            if setup.weights == "smollm2":  # it calls no tools, and has 8,192 positions
+                flags = {key: value for key, value in flags.items() if "tool" not in key and "reasoning" not in key}
+                flags["--max-model-len"] = "8192"
             command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(models / setup.weights)]
         if setup.job == "control":  # a plugin's thread does not live through a fork
             environment |= {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "SPARKPIN_SABOTAGE": str(self.folder)}
             environment["PYTHONPATH"] = f"{WORK / 'plugin'}:{environment.get('PYTHONPATH', '')}"
-        command += [word for flag, value in flags.items() for word in ((flag,) if value is None else (flag, value))]
+        command += [word for flag, value in flags.items() for word in ((flag, value) if value else (flag,))]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         (WORK / "pids" / setup.name).write_text(str(self.process.pid))
@@ -149,10 +152,11 @@ def one(setup: Setup, port: int, models: Path, until: float, cpu: str) -> None:
             folder = WORK / "proofs" / setup.name
             folder.mkdir(parents=True, exist_ok=True)
             if setup.job == "boot":
-                found["text"] = asking.first_words(client)
+                found["text"], found["asked"] = asking.first_words(client), asking.drafted(client)
             elif setup.job == "ledger":
                 all_of, found["asked"] = asking.measured(client, say)
                 kept.keep(WORK / "rows" / setup.name, all_of)
+                kept.keep(WORK / "rows" / f"{setup.name}{compared.LONG}", asking.long_texts(client, say))
             else:
                 found["record"], proof = asking.proved(client, setup.name, folder, say)
                 if setup.crosses:

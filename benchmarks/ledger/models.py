@@ -1,21 +1,35 @@
-"""Make what the second call serves, of the trained weights: `models.py PROJECT OUT`, with PROJECT/src on the path.
+"""Make what is served of the trained weights: `models.py PROJECT OUT [WHEEL]`, with PROJECT/src on the path.
 
-OUT/bf16 as trained; OUT/base INT4; OUT/mtp with shared experts in FP8 and the MTP layer; OUT/draft with that in FP8.
+OUT/bf16 as trained; OUT/base INT4; OUT/mtp with shared experts in FP8 and the MTP layer; OUT/draft with that in FP8;
+OUT/draft4 with that in INT4; OUT/drafted scripted, in INT4, and OUT/drafter its drafter.
+With WHEEL, which has SmolLM2 as a GGUF file: OUT/smollm2 alone.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
 import traceback
+import zipfile
 from pathlib import Path
+from typing import Any
 
+import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from sparkpin.build.checkpoint import build_checkpoint
+from sparkpin.checkpoint.from_gguf import convert
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.lock_model import former_lock, lock_model
+from sparkpin.fetch.tinymodel import generate
+from sparkpin.fetch.tinymodel.network import DRAFTER as SCRIPTED
+from sparkpin.fetch.tinymodel.network import TINY
+from sparkpin.fetch.tinymodel.packed import Trained
+from sparkpin.fetch.tinymodel.repositories import EXTRA_FILE as DRAFTER
+from sparkpin.fetch.tinymodel.weights import GROUP
 from sparkpin.pins import manifests
 
 NAME = "trained-tiny"
@@ -46,9 +60,61 @@ def main(project: Path, out: Path) -> None:
                 lock = lock_model(paths, NAME, print) if where == other else former_lock(where, NAME, print)
                 made = build_checkpoint(paths, manifests.load_model(where, NAME), lock, steps, print)
                 placed(made, out / name)
+                if name == "mtp":
+                    placed(drafter_in_int4(made, Path(work) / "draft4"), out / "draft4")
             except Exception:  # the others are served all the same
                 traceback.print_exc()
+        scripted(Path(work), out)
+
+
+def drafter_in_int4(made: Path, folder: Path) -> Path:
+    """The checkpoint `made` with the MTP layer's projections in INT4, packed as the model's own are."""
+    shutil.copytree(made, folder)
+    path, tensors = folder / DRAFTER, dict[str, Any]()
+    for name, tensor in load_file(path).items():
+        if not (name.startswith("mtp.layers.") and name.endswith("_proj.weight")):
+            tensors[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        words, zeros, scales = Trained(tensor.contiguous().view(torch.uint16).numpy()).int4()
+        stem = name.removesuffix("weight")
+        tensors[f"{stem}qweight"] = torch.frombuffer(bytearray(words), dtype=torch.int32).view(columns // 8, rows)
+        tensors[f"{stem}qzeros"] = torch.frombuffer(bytearray(zeros), dtype=torch.int32).view(
+            columns // GROUP, rows // 8
+        )
+        tensors[f"{stem}scales"] = torch.frombuffer(bytearray(scales), dtype=torch.float16).view(columns // GROUP, rows)
+    save_file(tensors, path, {"format": "pt"})
+    for index in folder.glob("*.index.json"):
+        value = json.loads(index.read_text())
+        kept = {key: file for key, file in value["weight_map"].items() if file != DRAFTER}
+        index.write_text(json.dumps(value | {"weight_map": kept | dict.fromkeys(tensors, DRAFTER)}))
+    config = json.loads((folder / "config.json").read_text())
+    quantised = config["quantization_config"]
+    blocks = quantised["block_name_to_quantize"]
+    quantised["block_name_to_quantize"] = ",".join([*([blocks] if isinstance(blocks, str) else blocks), "mtp.layers"])
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def scripted(work: Path, out: Path) -> None:
+    try:
+        for form, found, name in ((TINY, TINY.int4_repo, "drafted"), (SCRIPTED, SCRIPTED.bf16_repo, "drafter")):
+            generate(work / "scripted", seed=20260101, form=form)
+            placed(work / "scripted" / found, out / name)
+    except Exception:
+        traceback.print_exc()
+
+
+def from_wheel(wheel: Path, out: Path) -> None:
+    """SmolLM2's checkpoint, as `invoke checkpoint` makes it of the locked wheel. Its hash is looked at by that only."""
+    with tempfile.TemporaryDirectory() as work, zipfile.ZipFile(wheel) as opened:
+        name = next(name for name in opened.namelist() if name.endswith(".gguf"))
+        convert(Path(opened.extract(name, work)), Path(work) / "made")
+        placed(Path(work) / "made", out)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if len(sys.argv) > 3:
+        from_wheel(Path(sys.argv[3]), Path(sys.argv[2]) / "smollm2")
+    else:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))

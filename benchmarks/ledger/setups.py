@@ -1,4 +1,4 @@
-"""The servers of both calls: what each one serves, with which flags. Standard library only."""
+"""The servers of all calls: what each one serves, with which flags. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ BLOCKS = {"--block-size": "256"}  # a multiple of 32, which the smallest one for
 MATCH = {"--prefix-match-unit": "32"}
 CHUNKS = {"--max-num-batched-tokens": "512"}  # prompts have 512 tokens and more
 DENSE = {"--prefix-cache-retention-interval": "256"}  # states of all blocks stay, those that decoding wrote, too
+STATES = {"--mamba-ssm-cache-dtype": "bfloat16"}
 TRITON = {"--attention-backend": "TRITON_ATTN"}  # FlashAttention's FP8 kernels are not carried
 
 
@@ -32,7 +33,7 @@ TQ_CHUNKS = {"--max-num-batched-tokens": "1280"}  # blocks have 640 tokens, and 
 @dataclass(frozen=True)
 class Setup:
     """weights: a folder of the models'; mods: those that are on; job: what is done with it; against: the setup that
-    its figures are compared with, beside `bf16`; mib: of its KV cache."""
+    its figures are compared with, beside `reference`; mib: of its KV cache; more: environment."""
 
     name: str
     what: str
@@ -42,6 +43,8 @@ class Setup:
     job: str = "ledger"
     against: str = "bf16"
     mib: int = 1024
+    reference: str = "bf16"
+    more: dict[str, str] = field(default_factory=dict)
 
     @property
     def crosses(self) -> bool:
@@ -50,7 +53,7 @@ class Setup:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {f"SPARKPIN_MOD_{mod}": str(int(mod in self.mods)) for mod in MODS}
+        return {f"SPARKPIN_MOD_{mod}": str(int(mod in self.mods)) for mod in MODS} | self.more
 
 
 Mods = tuple[str, ...]
@@ -112,6 +115,12 @@ CACHES = (
     cached("ultraquant", "ultraquant_4bit", "K and V: vLLM's ultraquant_4bit"),
     cached("octave", "octave_k3v4", "K and V: vLLM's octave_k3v4"),
 )
+V2, V2_TQ, V3 = (
+    Setup("v2-mtp", "v2 with MTP-2, the drafter in BF16", "mtp", (HYBRID, HEAD), MTP, against="v2"),
+    Setup("v2-tq", "v2-tq: + 4-bit K and V, MTP-2", "mtp", (HYBRID, HEAD, CACHE), MTP | TQ, against="v2-mtp"),
+    Setup("v3", "v3: v2-tq, MTP layer in FP8, GDN states in BF16", "draft", (HYBRID, HEAD, CACHE), MTP | TQ | STATES,
+          against="v2-tq"),
+)  # fmt: skip
 LEDGER = (
     Setup("bf16", "as trained, K and V in BF16", "bf16"),
     Setup("base", "INT4 weights", "base"),
@@ -119,8 +128,8 @@ LEDGER = (
     Setup("v2", "+ LM head in INT8", "mtp", (HYBRID, HEAD), against="hybrid"),
     Setup("mtp", "BF16 with its drafter, MTP-2", "bf16", (), MTP),
     *CACHES[:5],
-    Setup("v2-mtp", "v2 with MTP-2, the drafter in BF16", "mtp", (HYBRID, HEAD), MTP, against="v2"),
-    Setup("v2-tq", "v2-tq: + 4-bit K and V, MTP-2", "mtp", (HYBRID, HEAD, CACHE), MTP | TQ, against="v2-mtp"),
+    V2,
+    V2_TQ,
     Setup("head", "LM head in INT8 alone", "bf16", (HEAD,)),
     Setup("v2-draft", "v2 with MTP-2, the drafter in FP8", "draft", (HYBRID, HEAD), MTP, against="v2-mtp"),
     Setup("v2-list", "v2, drafts from 1,024 of 4,096 tokens", "mtp", (HYBRID, HEAD, LIST), LISTED, against="v2-mtp"),
@@ -144,5 +153,57 @@ UNITS = (
 )
 """What of it is wrong: a hit inside a block. 229 s in all, with cold caches."""
 
-CALLS = {"1": (*RANDOM, *BOOTED), "3": UNITS, "2": (*LEDGER[:10], *TRAINED, *LEDGER[10:])}
+DRAFTED = {
+    "--speculative-config": json.dumps(
+        {"method": "draft_model", "model": "/tmp/models/drafter", "num_speculative_tokens": 3}
+    )
+}
+AGAIN = (
+    LEDGER[0],
+    *(one for one in CACHES if one.name in ("own-4bit", "own-k8v4", "own-3bit")),
+    cached("own-k3v4", "turboquant_k3v4_nc", "K and V: vLLM's turboquant_k3v4_nc"),
+    V3,
+    V2_TQ,
+    next(one for one in LEDGER if one.name == "v2"),
+    V2,
+    Setup("v2-draft4", "v2 with MTP-2, the drafter in INT4", "draft4", (HYBRID, HEAD), MTP, against="v2-mtp"),
+    Setup("v2-draft", "v2 with MTP-2, the drafter in FP8", "draft", (HYBRID, HEAD), MTP, against="v2-mtp"),
+    Setup("v2-state", "v2 with MTP-2, GDN states in BF16", "mtp", (HYBRID, HEAD), MTP | STATES, against="v2-mtp"),
+    Setup("state", "BF16, GDN states in BF16", "bf16", (), STATES),
+    CACHES[0],
+    Setup("d-v1", "draft_model, scripted: drafts are right by construction", "drafted", (), DRAFTED, job="boot",
+          more={"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+    Setup("d-own", "draft_model, scripted, vLLM's choice of runner", "drafted", (), DRAFTED, job="boot"),
+    Setup("d-plain", "draft_model, scripted, no prefix cache", "drafted", (),
+          DRAFTED | {"--no-enable-prefix-caching": ""}, job="boot"),
+)  # fmt: skip
+"""The fourth call: what needs FlashAttention 2, stage v3, a drafter in INT4, and a drafter of its own."""
+
+
+def smol(name: str, what: str, *flags: dict[str, str], mods: tuple[str, ...] = ()) -> Setup:
+    merged = {key: value for one in flags for key, value in one.items()}
+    return Setup(name, what, "smollm2", mods, merged, against="s-bf16", reference="s-bf16", mib=2048)
+
+
+SMOLLM2 = (
+    smol("s-bf16", "as published, K and V in BF16"),
+    smol("s-head", "LM head in INT8", mods=(HEAD,)),
+    *(
+        smol(f"s-{who}-{short}", f"K and V: {'our' if mods else 'own'} {kind}", kv(kind), mods=mods)
+        for who, mods in (("tq", (CACHE,)), ("own", ()))
+        for short, kind in (
+            ("4bit", "turboquant_4bit_nc"), ("k8v4", "turboquant_k8v4"), ("k3v4", "turboquant_k3v4_nc"),
+            ("3bit", "turboquant_3bit_nc"),
+        )
+    ),
+    smol("s-triton", "Triton's attention, K and V in BF16", TRITON),
+    smol("s-fp8", "K and V: FP8, Triton's attention", kv("fp8"), TRITON),
+    smol("s-int4", "K and V: int4_per_token_head", kv("int4_per_token_head"), TRITON),
+    smol("s-int8", "K and V: int8_per_token_head", kv("int8_per_token_head"), TRITON),
+    smol("s-again", "a second server: noise"),
+    smol("s-nvfp4", "K and V: nvfp4", kv("nvfp4")),
+)  # fmt: skip
+"""The fifth: SmolLM2-135M-Instruct."""
+
+CALLS = {"1": (*RANDOM, *BOOTED), "3": UNITS, "2": (*LEDGER[:10], *TRAINED, *LEDGER[10:]), "4": AGAIN, "5": SMOLLM2}
 BY_NAME = {setup.name: setup for setups in CALLS.values() for setup in setups}

@@ -1,6 +1,6 @@
 """Make what a CUDA machine without a network needs to run a real vLLM server with our mods, in one folder to carry.
 
-usage: python benchmarks/stage_table/prepare.py OUT [--sm 90] [--ptx] [--heads 64 256]
+usage: python benchmarks/stage_table/prepare.py OUT [--sm 90] [--ptx] [--heads 64 256] [--flash2]
 
 The machine must have Python 3.12, torch for CUDA 13, Triton, transformers and what usually comes with them. Everything
 else is installed into OUT/site.tar.xz: vLLM's own wheel without the machine code of other GPUs and without parts that a
@@ -12,6 +12,7 @@ vLLM 0.33's libraries use torch's stable interface only, so they run on a torch 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import lzma
 import os
@@ -43,6 +44,9 @@ MARLIN = (
     b"marlin_moe_wna1613MarlinDefault",
     b"gptq_marlin_repack_kernel",
 )
+FLASH2 = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so"
+WHOLE = re.compile(rb"\.entry _ZN5flash16flash_fwd_kernelI\w*?ILi(64|256)E\w*?bfloat16_t")
+"""Its loops over K and V without pages and splits, by head size, as PTX: there is no machine code for sm_90."""
 FLASH3 = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
 LOOP = re.compile(
     rb"CollectiveMainloopFwdSm90ILi\d+EN4cute5tupleIJ\w*?EEENS6_IJ(\w*?)EEELi(64|256)ENS_(10bfloat16_t|6half_t)"
@@ -56,7 +60,7 @@ TILES = {  # by head size: K of the tile, the size of values, in mangled names
 LEFT_OUT = (
     "vllm/third_party/deep_gemm",
     "vllm/third_party/fmha_sm100",
-    "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
+    FLASH2,
     "vllm/vllm-rs",
     "vllm/entrypoints/serve/instrumentator/static",
     "vllm/_qutlass_C.abi3.so",
@@ -73,15 +77,22 @@ def main() -> None:
     parser.add_argument("--sm", type=int, default=90, help="architecture whose machine code is kept")
     parser.add_argument("--ptx", action="store_true", help="keep the PTX of INT4 experts (needs zstandard)")
     parser.add_argument("--heads", type=int, nargs="*", choices=TILES, default=list(TILES), help="head sizes")
+    parser.add_argument(
+        "--flash2", action="store_true", help="FlashAttention 2, which vLLM's turboquant wants: OUT/flash2.tar.xz"
+    )
     arguments = parser.parse_args()
-    if arguments.ptx and find_spec("zstandard") is None:
-        parser.error("--ptx needs zstandard: pip install --target FOLDER zstandard, and FOLDER on PYTHONPATH")
+    if (arguments.ptx or arguments.flash2) and find_spec("zstandard") is None:
+        parser.error(
+            "--ptx and --flash2 need zstandard: pip install --target FOLDER zstandard, and FOLDER on PYTHONPATH"
+        )
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
         install(site)
         say(f"leaving out machine code that is not for sm_{arguments.sm}; what is kept of each library:")
+        if arguments.flash2:
+            second_flash(site / FLASH2, out)
         for name in LEFT_OUT:
             path = site / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -143,11 +154,25 @@ def check_flash(library: bytes, heads: Iterable[int] = TILES) -> None:
             )
 
 
-def needed_ptx(payload: bytes) -> bool:
-    """What there is no machine code for: INT4 experts with bfloat16 activations, and what packs their weights."""
+def second_flash(library: Path, out: Path) -> None:
+    """OUT/flash2.tar.xz, to be unpacked over the site. The driver compiles it: minutes, kept in CUDA_CACHE_PATH."""
+    data, kept = fatbin.slim(library.read_bytes(), 0, ptx=lambda payload: bool(WHOLE.search(text_of(payload))))
+    say(f"  {FLASH2}: {fatbin.described(kept)}")
+    with tarfile.open(out / "flash2.tar.xz", "w:xz") as tar:
+        info = tarfile.TarInfo(f"site/{FLASH2}")
+        info.size, info.mode = len(data), 0o755
+        tar.addfile(info, io.BytesIO(data))
+
+
+def text_of(payload: bytes) -> bytes:
     import zstandard  # the wheel's PTX is compressed
 
-    text = zstandard.ZstdDecompressor().decompressobj().decompress(payload)
+    return zstandard.ZstdDecompressor().decompressobj().decompress(payload)
+
+
+def needed_ptx(payload: bytes) -> bool:
+    """What there is no machine code for: INT4 experts with bfloat16 activations, and what packs their weights."""
+    text = text_of(payload)
     return any(name in text for name in MARLIN)
 
 

@@ -25,9 +25,10 @@ FEATURES = {
 
 
 def test_no_name_is_there_twice_and_each_is_compared_with_one_that_is() -> None:
-    every = [setup for call in setups.CALLS.values() for setup in call]
-    assert len({setup.name for setup in every}) == len(every)
-    assert {setup.against for setup in every} <= setups.BY_NAME.keys()
+    for call in setups.CALLS.values():
+        assert len({setup.name for setup in call}) == len(call)
+        assert all(setup == setups.BY_NAME[setup.name] for setup in call)
+        assert all({setup.against, setup.reference} <= setups.BY_NAME.keys() for setup in call)
 
 
 def test_each_pair_of_features_meets_in_a_server_that_is_proved() -> None:
