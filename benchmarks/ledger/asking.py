@@ -43,7 +43,7 @@ ODD = 3.0  # times the furthest answer of the sound server: told beside the verd
 SHORT = 400  # tokens of an answer: a model of this size may never stop
 LENGTHS = (500, 1000, 2000, 4000, 8000, 14000)  # tokens between a needle and where it is wanted
 COPIES = 3  # needles of each length
-PLACES = (0, 1024, 2048, 4096, 8192, 32768)  # tokens: parts of a long text
+PLACES = (0, 1024, 2048, 4096, 8192)  # tokens: parts of a long text; an answer with more is beyond the client
 FILLER = " ".join(f"Log {number}: the gate was opened, then closed." for number in range(99))
 CROSSING = (-1, -2, -3, -5, -8, -13)  # tokens, of the 16 that are decoded
 FAULTS = {
@@ -83,11 +83,11 @@ def measured(client: Client, say: Say) -> tuple[QualityMeasured, dict[str, Any]]
 
 def long_texts(client: Client, say: Say) -> QualityMeasured:
     """Two files of Python's own library, each read in one request, in parts by place: does a loss grow on the way?"""
-    begin, readings, room = time.monotonic(), list[Reading](), asking.room(client)
+    begin, readings = time.monotonic(), list[Reading]()
     for module in (argparse, typing):
         name = module.__name__
         text = CorpusText("long", name, inspect.getsource(module))
-        whole = asking.reading(client, "m", text, room - asking.CONTINUED - 1)
+        whole = asking.reading(client, "m", text, min(PLACES[-1], asking.room(client) - asking.CONTINUED - 1))
         readings += [part(whole, low, high) for low, high in itertools.pairwise(PLACES) if low < len(whole.forced)]
     say(f"long texts: {sum(len(one.forced) for one in readings):,} tokens")
     return QualityMeasured(asking.version(client), round(time.monotonic() - begin, 1), tuple(readings), (), ())

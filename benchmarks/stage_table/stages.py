@@ -42,6 +42,7 @@ class Stage:
 
 HYBRID, HEAD, CACHE, LIST = MODS
 TURBOQUANT = {"kv_cache_dtype": "turboquant_4bit_nc"}
+STATES = {"mamba_ssm_cache_dtype": "bfloat16"}
 LISTED = {"additional_config": {"draft_vocabulary": {"first": 65536}}}
 STAGES = {
     stage.name: stage
@@ -52,6 +53,10 @@ STAGES = {
         Stage("v2", "+ LM head in INT8", "fp8", "mtp", (HYBRID, HEAD), True),
         Stage("v2-tq", "+ 4-bit K and V", "fp8", "mtp", (HYBRID, HEAD, CACHE), True, TURBOQUANT),
         Stage(
+            "v3", "+ MTP layer in FP8, GDN states in BF16", "fp8-draft", "mtp", (HYBRID, HEAD, CACHE), True,
+            TURBOQUANT | STATES,
+        ),
+        Stage(
             "v2-vocab", "v2 + drafts from the first 65,536 tokens", "fp8", "mtp", (HYBRID, HEAD, LIST), True, LISTED,
             {"use_local_argmax_reduction": True},
         ),
@@ -60,7 +65,7 @@ STAGES = {
         ),
         Stage(
             "v2-state", "v2 + GDN states in BF16", "fp8", "mtp", (HYBRID, HEAD), True,
-            {"mamba_ssm_cache_dtype": "bfloat16"},
+            STATES,
         ),
     )
 }  # fmt: skip
