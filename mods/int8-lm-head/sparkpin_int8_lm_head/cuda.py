@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 import torch
@@ -82,15 +82,37 @@ def rehearse(
 ) -> None:
     """Run each tile size on this head once, so that no request compiles or loads a kernel, and check what comes out.
 
-    Looked at are the first and last rows and as many in between, so that each part of the vocabulary has some.
-
     Raises:
         ModError: some logits are not what naive.logits gives.
+    """
+    for size, count, error, largest in compare(q, row_scale, column_scale, bias, dtype, tuned, float32=float32):
+        if not error < largest:
+            raise ModError(
+                f"int8-lm-head: for {size} tokens the kernel differs from the reference by {error:.3g} (relative "
+                f"norm of {count} rows), wanted less than {largest:.3g}, with {tile_for(size, tuned)}; set "
+                "SPARKPIN_MOD_INT8_LM_HEAD=0, or serve the stage below (invoke rollback)"
+            )
+
+
+def compare(
+    q: torch.Tensor,
+    row_scale: torch.Tensor,
+    column_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    tuned: Mapping[int, Tuned],
+    *,
+    float32: bool = True,
+) -> Iterator[tuple[int, int, float, float]]:
+    """Tokens, rows that were looked at, their error and its bound, for each tile size.
+
+    Rows are the first and the last ones, and in between at least one of each tile.
     """
     generator = torch.Generator(device=q.device).manual_seed(0)
     last = q.shape[0] - 1
     ends = torch.arange(min(EDGE_ROWS, q.shape[0]))
-    rows = torch.cat([ends, last - ends, torch.linspace(0, last, SPREAD_ROWS, dtype=torch.float64).long()])
+    spread = max(SPREAD_ROWS, 1 + -(-q.shape[0] // min(entry.block_v for entry in tuned.values())))
+    rows = torch.cat([ends, last - ends, torch.linspace(0, last, spread, dtype=torch.float64).long()])
     rows = rows.unique().to(q.device)
     ones = torch.ones(q.shape[1], device=q.device)
     for size in (entry.block_b if size == entry.block_b else entry.block_b + 1 for size, entry in tuned.items()):
@@ -101,9 +123,4 @@ def rehearse(
             wanted += bias[rows].float()
         error = float((out[:, rows].float() - wanted).norm() / wanted.norm().clamp(min=1e-30))
         largest = LARGEST_ERROR + (0 if out.dtype == torch.float32 else torch.finfo(out.dtype).eps / 2)
-        if not error < largest:
-            raise ModError(
-                f"int8-lm-head: for {size} tokens the kernel differs from the reference by {error:.3g} (relative "
-                f"norm of {len(rows)} rows), wanted less than {largest:.3g}, with {tile_for(size, tuned)}; set "
-                "SPARKPIN_MOD_INT8_LM_HEAD=0, or serve the stage below (invoke rollback)"
-            )
+        yield size, len(rows), error, largest
