@@ -93,8 +93,8 @@ MUTATIONS = {
         f"{TURBO}/device.cu",
         "typedef long long i64;",
         "typedef int i64;",
-        "",
-        "an offset beyond 2 GiB of cache; no test on a GPU has so large a one yet",
+        "turboquant/tests/on_gpu/test_turboquant_selfcheck_on_gpu.py::test_a_cache_beyond_2_gib",
+        "an offset beyond 2 GiB of cache",
     ),
     "index of weights in 32 bits": Mutation(
         f"{HEAD}/kernel.py",
