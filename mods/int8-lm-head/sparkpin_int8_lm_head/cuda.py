@@ -106,14 +106,15 @@ def compare(
 ) -> Iterator[tuple[int, int, float, float]]:
     """Tokens, rows that were looked at, their error and its bound, for each tile size.
 
-    Rows are the first and the last ones, and in between at least one of each tile.
+    Rows are the first and the last ones, and in between at least one of each tile, anywhere in it.
     """
     generator = torch.Generator(device=q.device).manual_seed(0)
     last = q.shape[0] - 1
-    ends = torch.arange(min(EDGE_ROWS, q.shape[0]))
-    spread = max(SPREAD_ROWS, 1 + -(-q.shape[0] // min(entry.block_v for entry in tuned.values())))
-    rows = torch.cat([ends, last - ends, torch.linspace(0, last, spread, dtype=torch.float64).long()])
-    rows = rows.unique().to(q.device)
+    ends = torch.arange(min(EDGE_ROWS, q.shape[0]), device=q.device)
+    step = max(1, min(q.shape[0] // SPREAD_ROWS, *(entry.block_v for entry in tuned.values())))
+    spread = torch.arange(0, q.shape[0], step, device=q.device)
+    spread += torch.randint(step, spread.shape, generator=generator, device=q.device)
+    rows = torch.cat([ends, last - ends, spread.clamp(max=last)]).unique()
     ones = torch.ones(q.shape[1], device=q.device)
     for size in (entry.block_b if size == entry.block_b else entry.block_b + 1 for size, entry in tuned.items()):
         x = torch.randn(size, q.shape[1], generator=generator, device=q.device).to(dtype)

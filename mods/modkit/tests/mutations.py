@@ -55,8 +55,8 @@ MUTATIONS = {
     ),
     "rehearsal that leaves tiles out": Mutation(
         f"{HEAD}/cuda.py",
-        "spread = max(SPREAD_ROWS, 1 + -(-q.shape[0] // min(entry.block_v for entry in tuned.values())))",
-        "spread = SPREAD_ROWS",
+        "min(q.shape[0] // SPREAD_ROWS, *(entry.block_v for entry in tuned.values()))",
+        "q.shape[0] // SPREAD_ROWS",
         f"{ON_KERNEL}::test_rehearsal_looks_at_each_tile_of_a_large_vocabulary",
     ),
     "self-check with a wide bound": Mutation(

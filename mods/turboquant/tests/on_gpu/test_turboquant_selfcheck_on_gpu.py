@@ -102,7 +102,7 @@ PASSES = [
 def test_blocks_that_pass_over_more_than_one_tile_and_sequence(
     name: str, head_dim: int, processors: int, work: list[tuple[int, int]]
 ) -> None:
-    """Behind each sequence lie tokens of rejected drafts. The cache is larger than its sequences; its blocks lie anywhere."""
+    """Behind each sequence lie tokens of rejected drafts. The cache has more blocks, and they lie anywhere."""
     attended(name, head_dim, processors, work, blocks=0)
 
 
@@ -114,7 +114,7 @@ def test_a_cache_beyond_2_gib(name: str) -> None:
 
 
 def attended(name: str, head_dim: int, processors: int, work: list[tuple[int, int]], blocks: int) -> None:
-    """Store, expand and attend; a cache of so many blocks, of which the last ones are used, or of twice the sequences'."""
+    """Store, expand and attend, in the last blocks of so many. blocks: 0 for twice as many as are used."""
     format, heads, group = FORMATS[name], 2, 4
     width, slot = -(-(max(length for length, _ in work) + 3) // BLOCK), format.slot_bytes(head_dim)
     used = width * len(work)
