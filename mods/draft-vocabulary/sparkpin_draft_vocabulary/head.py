@@ -70,8 +70,9 @@ class Rows(torch.nn.Module):
             self.kind = type(self.quant_method).__name__ + (", 4 bits" if bits == 4 else "")
         elif bits == 4:
             raise ModError(
-                f"draft-vocabulary: --additional-config: draft_head: the LM head is {type(self.quant_method).__name__}'s, "
-                "wanted int8-lm-head's, which makes rows of 4 bits: leave draft_head out, or set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
+                "draft-vocabulary: --additional-config: draft_head: the LM head is "
+                f"{type(self.quant_method).__name__}'s, wanted int8-lm-head's, which makes rows of 4 bits: leave "
+                "draft_head out, or set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
             )
         elif type(self.quant_method) not in (UnquantizedEmbeddingMethod, UnquantizedLinearMethod):
             raise ModError(

@@ -15,7 +15,14 @@ from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparkpin_int8_lm_head.kernel import INPUT_BLOCK, INPUT_WARPS, input_digits, int4_head, int8_head, int8_head_in_turns
+from sparkpin_int8_lm_head.kernel import (
+    INPUT_BLOCK,
+    INPUT_WARPS,
+    input_digits,
+    int4_head,
+    int8_head,
+    int8_head_in_turns,
+)
 from sparkpin_int8_lm_head.tuned import Tuned, tuned_for
 
 DTYPES = (tl.bfloat16, tl.float16)

@@ -143,8 +143,9 @@ def int4_head(
     BLOCK_K: tl.constexpr,
     IN_WORDS: tl.constexpr,
 ):
-    """What `int8_head` computes, without a bias, of what `int4.unpack` makes of q: byte k of a row has columns k and H + k.
+    """What `int8_head` computes, without a bias, of what `int4.unpack` makes of q.
 
+    Byte k of a row has columns k and H + k, so that either half of a tile's bytes meets digits that lie together.
     digits are ``[B, 2, 2 * H]``; rows of q are H bytes apart, and BLOCK_K bytes behind the last may be read. IN_WORDS:
     four bytes are unpacked at a time, which Triton's interpreter cannot.
     """

@@ -151,8 +151,11 @@ def held_bytes(info: TensorInfo, kind: str, loading: Loading) -> int:
 
 
 def copied_bytes(info: TensorInfo, kind: str, loading: Loading) -> int:
-    """Rows that a drafter has of its own; scales of columns, in one dimension, are shared. Those of 4 bits are packed by
-    int8-lm-head's `int4.memory` on a GPU, with scales of 32 bits; on a CPU they are as the head's."""
+    """Rows that a drafter has of its own; scales of columns, in one dimension, are shared.
+
+    Those of 4 bits are packed as int8-lm-head's `int4` says on a GPU, with scales of 32 bits; on a CPU they are as the
+    head's.
+    """
     if kind != HEAD or not loading.draft_rows or len(info.shape) != 2:
         return 0
     rows = info.shape[0]
