@@ -104,6 +104,36 @@ def digits_of(
     return digits, scale
 
 
+def rehearse_int4(
+    packed: torch.Tensor,
+    row_scale: torch.Tensor,
+    column_scale: torch.Tensor,
+    dtype: torch.dtype,
+    tuned: Mapping[int, Tuned],
+) -> None:
+    """As `rehearse`, for rows of 4 bits.
+
+    Raises:
+        ModError: some logits are not what naive.logits gives.
+    """
+    generator = torch.Generator(device=packed.device).manual_seed(0)
+    rows = torch.linspace(0, packed.shape[0] - 1, SPREAD_ROWS, dtype=torch.float64).long().unique().to(packed.device)
+    columns = column_scale.numel()
+    for entry in tuned.values():
+        for size in {min(3, entry.block_b), entry.block_b}:
+            x = torch.randn(size, columns, generator=generator, device=packed.device).to(dtype)
+            found = int4_linear(x, packed, row_scale, column_scale, {entry.block_b: entry})[:, rows]
+            wanted = naive.logits(x, int4.unpack(packed[rows], columns), row_scale[rows], column_scale)
+            error = float((found - wanted).norm() / wanted.norm().clamp(min=1e-30))
+            if not error < LARGEST_ERROR:
+                raise ModError(
+                    f"int8-lm-head: a drafter's rows of 4 bits: for {size} tokens the kernel differs from the "
+                    f"reference by {error:.3g} (relative norm of {len(rows)} rows), wanted less than {LARGEST_ERROR}, "
+                    f"with {entry}; leave draft_head out of --additional-config, or serve the stage below "
+                    "(invoke rollback)"
+                )
+
+
 @cache
 def processors(device: torch.device) -> int:
     """Multiprocessors of a GPU; 1 where there is none, in Triton's interpreter."""
@@ -147,33 +177,3 @@ def rehearse(
                 f"norm of {len(rows)} rows), wanted less than {largest:.3g}, with {tile_for(size, tuned)}; set "
                 "SPARKPIN_MOD_INT8_LM_HEAD=0, or serve the stage below (invoke rollback)"
             )
-
-
-def rehearse_int4(
-    packed: torch.Tensor,
-    row_scale: torch.Tensor,
-    column_scale: torch.Tensor,
-    dtype: torch.dtype,
-    tuned: Mapping[int, Tuned],
-) -> None:
-    """As `rehearse`, for rows of 4 bits.
-
-    Raises:
-        ModError: some logits are not what naive.logits gives.
-    """
-    generator = torch.Generator(device=packed.device).manual_seed(0)
-    rows = torch.linspace(0, packed.shape[0] - 1, SPREAD_ROWS, dtype=torch.float64).long().unique().to(packed.device)
-    columns = column_scale.numel()
-    for entry in tuned.values():
-        for size in {min(3, entry.block_b), entry.block_b}:
-            x = torch.randn(size, columns, generator=generator, device=packed.device).to(dtype)
-            found = int4_linear(x, packed, row_scale, column_scale, {entry.block_b: entry})[:, rows]
-            wanted = naive.logits(x, int4.unpack(packed[rows], columns), row_scale[rows], column_scale)
-            error = float((found - wanted).norm() / wanted.norm().clamp(min=1e-30))
-            if not error < LARGEST_ERROR:
-                raise ModError(
-                    f"int8-lm-head: a drafter's rows of 4 bits: for {size} tokens the kernel differs from the "
-                    f"reference by {error:.3g} (relative norm of {len(rows)} rows), wanted less than {LARGEST_ERROR}, "
-                    f"with {entry}; leave draft_head out of --additional-config, or serve the stage below "
-                    "(invoke rollback)"
-                )

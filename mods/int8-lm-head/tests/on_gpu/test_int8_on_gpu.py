@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sparkpin_int8_lm_head import int4, naive
+from sparkpin_int8_lm_head import naive
 from sparkpin_int8_lm_head.ahead import warm_up
-from sparkpin_int8_lm_head.cuda import int4_linear, int8_linear, rehearse, rehearse_int4
+from sparkpin_int8_lm_head.cuda import int8_linear, rehearse
 from sparkpin_int8_lm_head.layout import lay_out
 from sparkpin_int8_lm_head.quantise import Int8Head, quantise_head
 from sparkpin_int8_lm_head.tuned import tuned_for
@@ -14,7 +14,6 @@ from sparkpin_int8_lm_head.tuned import tuned_for
 GPU = torch.device("cuda")
 MAJOR, MINOR = torch.cuda.get_device_capability()
 TUNED = tuned_for(10 * MAJOR + MINOR)
-TUNED_INT4 = tuned_for(10 * MAJOR + MINOR, bits=4)
 TOKENS = [1, 2, 3, 5, 7, 8, 9, 16, 17, 31, 33, 48, 64, 65, 96, 100, 127, 128, 129, 136, 192, 224, 256, 300, 1025]
 # Rows as vLLM pads them and not; columns of Qwen3.5, gpt-oss, a tiny model, and none of anything's.
 SHAPES = [(64, 64), (1000, 130), (4096, 3072), (24_832, 2880), (5003, 257), (200, 5120), (1, 1)]
@@ -127,53 +126,3 @@ def test_quantising_needs_little_memory_beside_the_result() -> None:
     extra = torch.cuda.max_memory_allocated() - before
     print(f"\npeak extra memory: {extra / weight.nbytes:.2%} of the head")
     assert extra < 0.05 * weight.nbytes
-
-
-def rows_of_4_bits(rows: int, columns: int) -> tuple[Int8Head, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The INT8 head, packed rows of it, their numbers and scales."""
-    made = head(rows, columns)
-    numbers, row_scale = int4.quantise(made.q, made.row_scale)
-    packed = int4.memory(rows, columns, GPU)
-    packed.copy_(int4.pack(numbers))
-    return made, packed, numbers, row_scale
-
-
-@pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=lambda n: str(n))
-def test_rows_of_4_bits_agree_with_naive(rows: int, columns: int) -> None:
-    """The other halves of the bytes, other tokens' digits and what lies behind the last row would all show."""
-    made, packed, numbers, row_scale = rows_of_4_bits(rows, columns)
-    exact = [numbers.double(), row_scale.double(), made.column_scale.double()]
-    for tokens in TOKENS[:-1]:
-        x = hidden(tokens, columns, torch.bfloat16)
-        out = poisoned(tokens, rows, torch.float32)
-        int4_linear(x, packed, row_scale, made.column_scale, TUNED_INT4, out)
-        wanted = ((x.double() * exact[2]) @ exact[0].T) * exact[1]
-        _, scale = naive.digits(x, made.column_scale.float())
-        most = 0.502 * scale[:, None] * exact[0].abs().sum(dim=1) * exact[1] + 1e-6 * wanted.abs()
-        assert bool(((out - wanted).abs() <= most).all()), tokens
-
-
-def test_a_cuda_graph_of_rows_of_4_bits_and_nothing_compiled_after_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, packed, _, row_scale = rows_of_4_bits(4096, 3072)
-    warm_up()
-    monkeypatch.setattr("triton.runtime.jit.JITFunction._do_compile", None)
-    rehearse_int4(packed, row_scale, made.column_scale, torch.bfloat16, TUNED_INT4)
-    static = hidden(5, 3072, torch.bfloat16)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = int4_linear(static, packed, row_scale, made.column_scale, TUNED_INT4)
-    for seed in range(3):
-        x = hidden(5 + seed, 3072, torch.bfloat16)[:5]
-        static.copy_(x)
-        graph.replay()
-        assert torch.equal(out, int4_linear(x, packed, row_scale, made.column_scale, TUNED_INT4))
-
-
-def test_a_gpu_makes_the_4_bits_of_a_cpu() -> None:
-    """But for rows whose best two shares err alike."""
-    made = head(5003, 257)
-    numbers, scale = int4.quantise(made.q, made.row_scale)
-    wanted, wanted_scale = int4.quantise(made.q.cpu(), made.row_scale.cpu())
-    same = (scale.cpu() - wanted_scale).abs() <= 1e-6 * wanted_scale
-    assert float(same.float().mean()) > 0.999
-    assert float((numbers.cpu() == wanted)[same].float().mean()) > 0.9999
