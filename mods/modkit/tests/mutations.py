@@ -47,6 +47,12 @@ MUTATIONS = {
         "high = number >> 8",
         f"{ON_KERNEL}::test_digits_are_naive_s",
     ),
+    "upper codes with the lower columns": Mutation(
+        f"{HEAD}/kernel.py",
+        "tl.load(inputs + H + k,",
+        "tl.load(inputs + k,",
+        "int8-lm-head/tests/interpreted/test_int4_kernel.py::test_every_code_comes_out_of_either_half_of_a_byte",
+    ),
     "rehearsal with the bound of old": Mutation(
         f"{HEAD}/cuda.py",
         "LARGEST_ERROR = 1e-3",
