@@ -254,6 +254,9 @@ def smoke(
         "what this machine cannot serve and so inspects: load its libraries and plugins, too, emulated where that "
         "must be (up to 15 minutes a release)",
     ] = False,
+    kernels: Annotated[
+        bool, "without a server: compare the GPU kernels of one release with their specification, and print the table"
+    ] = False,
     nodes: Annotated[
         str | None,
         "machines of a release that is for several (default: this one, else as before)",
@@ -263,6 +266,9 @@ def smoke(
     shared_link: SharedLink = False,
 ) -> None:
     """Start each new image with a real server and check its answers."""
+    if kernels:
+        commands.smoke.compare_kernels(tag=tag, stage=stage, recipe=recipe)
+        return
     commands.smoke.smoke(tag=tag, stage=stage, recipe=recipe, load=load, where=(nodes, link, shared_link))
 
 

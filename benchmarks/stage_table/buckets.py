@@ -65,7 +65,7 @@ def parts_of(rows: list[Row], layers: int) -> dict[str, float]:
     projections = sums = 0
     for row in rows:
         name, _, duration, scope = row
-        head = "int8_head" in name or ("nvjet" in name and duration > HEAD_US)
+        head = "int8_head" in name or "int4_head" in name or ("nvjet" in name and duration > HEAD_US)
         if scope == "propose":
             found["draft head" if head else "draft"] += duration
         elif scope in ("sample", "sample_tokens"):

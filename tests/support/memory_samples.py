@@ -18,6 +18,7 @@ from sparkpin.serve.memory.weights import Loading, WeightKind, weigh
 MAX = 262_144
 MTP2 = """--speculative-config {"method":"mtp","num_speculative_tokens":2}"""
 LISTED = """--additional-config {"draft_vocabulary":{"first":32768}}"""
+IN_4_BITS = """--additional-config {"draft_head":{"bits":4}}"""
 SERVED = " --max-model-len 40960 --gdn-prefill-backend triton"
 SPARK = Machine(SPARK_TOTAL, SPARK_FREE, "an idle DGX Spark", "estimate")
 

@@ -20,8 +20,9 @@ ROWS_MULTIPLE = 64
 class SelectsRows(Protocol):
     """A head's quantisation method that can take some rows out of its own form of a head, as int8-lm-head's."""
 
-    def select_rows(self, layer: torch.nn.Module, index: torch.Tensor, into: torch.nn.Module) -> None:
-        """Give `into` what ``apply(into, x)`` needs for logits ``[..., N]``; index: ``[N]`` int64, rows of `layer`."""
+    def select_rows(self, layer: torch.nn.Module, index: torch.Tensor, into: torch.nn.Module, bits: int = 8) -> None:
+        """Give `into` what ``apply(into, x)`` needs for logits ``[..., N]``; index: ``[N]`` int64, rows of `layer`;
+        bits: of a weight, 8 or 4."""
 
 
 class WholeHead:
@@ -46,10 +47,11 @@ class Rows(torch.nn.Module):
     the tokens, they are masked.
 
     tokens: of all ranks, ascending; offsets: ``[N of all ranks]`` int64, what turns a row into its token, as vLLM's
-    ``draft_id_to_target_id``; own: how many of the tokens are this rank's; kind: for the report.
+    ``draft_id_to_target_id``; own: how many of the tokens are this rank's; kind: for the report. bits: 4 for rows that
+    int8-lm-head makes of its own.
     """
 
-    def __init__(self, head: torch.nn.Module, tokens: list[int], device: torch.device) -> None:
+    def __init__(self, head: torch.nn.Module, tokens: list[int], device: torch.device, bits: int = 8) -> None:
         super().__init__()
         self.tp_size: int = head.tp_size
         width = head.org_vocab_size_padded // self.tp_size
@@ -64,8 +66,14 @@ class Rows(torch.nn.Module):
         index = table[start : start + count] - width * rank
         self.quant_method: Any = head.quant_method
         if isinstance(self.quant_method, SelectsRows):
-            self.quant_method.select_rows(head, index, self)
-            self.kind = type(self.quant_method).__name__
+            self.quant_method.select_rows(head, index, self, bits)
+            self.kind = type(self.quant_method).__name__ + (", 4 bits" if bits == 4 else "")
+        elif bits == 4:
+            raise ModError(
+                "draft-vocabulary: --additional-config: draft_head: the LM head is "
+                f"{type(self.quant_method).__name__}'s, wanted int8-lm-head's, which makes rows of 4 bits: leave "
+                "draft_head out, or set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
+            )
         elif type(self.quant_method) not in (UnquantizedEmbeddingMethod, UnquantizedLinearMethod):
             raise ModError(
                 f"draft-vocabulary: the LM head is quantised ({type(self.quant_method).__name__}), wanted a 16-bit one "

@@ -64,12 +64,12 @@ def restrict(model: Any, config: Any, device: Any) -> None:
     refuse(model, config)
     head, vocabulary = model.lm_head, model.logits_processor.org_vocab_size
     folder = Path(config.model_config.model)
-    always = ends(folder)
-    if not config.model_config.skip_tokenizer_init:
+    always = set() if setting.all else ends(folder)
+    if not setting.all and not config.model_config.skip_tokenizer_init:
         always |= special_tokens(Path(config.model_config.tokenizer))
     tokens = drafted(setting, vocabulary, folder, always)
     with torch.no_grad():
-        model.lm_head = rows = Rows(head, tokens, device)
+        model.lm_head = rows = Rows(head, tokens, device, setting.bits)
     model.register_buffer("draft_id_to_target_id", rows.offsets, persistent=False)
     report(
         MOD,

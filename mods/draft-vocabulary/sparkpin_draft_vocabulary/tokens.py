@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sparkpin_modkit import ModError
 
 SETTING = "draft_vocabulary"
+HEAD = "draft_head"
 FLAG = "--additional-config"
 EXAMPLE = f'{FLAG} \'{{"{SETTING}": {{"first": 65536}}}}\''
+IN_4_BITS = f'{FLAG} \'{{"{HEAD}": {{"bits": 4}}}}\''
 OFF = "or set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
 LISTS = Path(__file__).with_name("lists")
 """Lists that are a part of this mod, and so of the image."""
@@ -22,21 +24,37 @@ KEYS = ({"first"}, {"file", "sha256"})
 
 @dataclass(frozen=True)
 class Setting:
-    """first: as many of the lowest token ids; or file: ids, one a line, in the model's folder or LISTS, its SHA-256."""
+    """first: as many of the lowest token ids; or file: ids, one a line, in the model's folder or LISTS, its SHA-256;
+    all tokens where there is neither. bits: 8, as the head has its rows, or 4."""
 
     first: int = 0
     file: str = ""
     sha256: str = ""
+    bits: int = 8
+
+    @property
+    def all(self) -> bool:
+        return not self.first and not self.file
 
     def __str__(self) -> str:
+        if self.all:
+            return "all"
         return f"{self.file} {self.sha256[:12]}" if self.file else f"first {self.first}"
 
 
 def read_setting(additional: object) -> Setting:
     """Of vLLM's ``additional_config``. Raises ModError."""
-    value = additional.get(SETTING) if isinstance(additional, Mapping) else None
-    if value is None:
-        raise ModError(f"draft-vocabulary: {FLAG}: saw no {SETTING!r}, wanted {EXAMPLE}, {OFF}")
+    given = additional if isinstance(additional, Mapping) else {}
+    value, head = given.get(SETTING), given.get(HEAD)
+    if value is None and head is None:
+        raise ModError(f"draft-vocabulary: {FLAG}: saw no {SETTING!r} or {HEAD!r}, wanted {EXAMPLE}, {OFF}")
+    if head not in (None, {"bits": 4}):
+        raise ModError(f"draft-vocabulary: {FLAG}: {HEAD}: saw {head!r}, wanted {IN_4_BITS}, or leave it out, {OFF}")
+    listed = Setting() if value is None else read_list(value)
+    return listed if head is None else replace(listed, bits=4)
+
+
+def read_list(value: object) -> Setting:
     if not isinstance(value, Mapping) or set(value) not in KEYS:
         raise wrong("", value, 'wanted {"first": COUNT} or {"file": NAME, "sha256": HEX}')
     if "first" in value:
@@ -63,6 +81,8 @@ def drafted(setting: Setting, vocabulary: int, folder: Path, always: Iterable[in
         vocabulary: the number of tokens that the model knows; `first` may be more.
         folder: where the setting's file lies; if not there, in LISTS.
     """
+    if setting.all:
+        return list(range(vocabulary))
     chosen = read_ids(setting, vocabulary, folder) if setting.file else range(min(setting.first, vocabulary))
     return sorted({*chosen, *(token for token in always if 0 <= token < vocabulary)})
 

@@ -29,7 +29,7 @@ def test_settings() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (None, "saw no 'draft_vocabulary', wanted --additional-config"),
+        (None, "saw no 'draft_vocabulary' or 'draft_head', wanted --additional-config"),
         (3, "draft_vocabulary: saw 3, wanted {\"first\": COUNT} or"),
         ({}, "saw {}, wanted"),
         ({"first": 3, "file": "a"}, "wanted {\"first\": COUNT} or"),

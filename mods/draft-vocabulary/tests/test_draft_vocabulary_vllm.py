@@ -16,6 +16,7 @@ import sparkpin_int8_lm_head
 import torch
 from sparkpin_draft_vocabulary import hook
 from sparkpin_draft_vocabulary.head import ROWS_MULTIPLE
+from sparkpin_int8_lm_head import int4, naive
 from sparkpin_modkit import ModError, SignatureChanged, UnsupportedPlatform, UnsupportedVLLM
 from sparkpin_modkit.testing import parse_reports
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
@@ -124,6 +125,29 @@ def test_the_best_of_the_listed_tokens(kind, pristine, world, config, monkeypatc
     assert drafter.state_dict().keys() <= {"lm_head.weight"}  # the table and the rows come from no checkpoint
 
 
+@pytest.mark.parametrize(("listed", "tokens"), [(None, VOCABULARY), ({"first": 40}, 42)], ids=["all", "list"])
+def test_the_best_of_rows_in_4_bits(listed, tokens, pristine, world, config, monkeypatch, capfd) -> None:
+    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+    head, _ = loaded("int8")
+    drafter, x = Drafter(head), hidden(64)
+    logits = drafter.logits_processor(head, x)
+    config.additional_config = {"draft_head": {"bits": 4}} | ({"draft_vocabulary": listed} if listed else {})
+    hook.restrict(drafter, config, CPU)
+
+    chosen = torch.arange(VOCABULARY) if listed is None else torch.tensor([*range(40), *SPECIAL])
+    numbers, scale = int4.quantise(head.weight_int8[chosen, :WIDTH], head.weight_row_scale[chosen])
+    wanted = naive.logits(x, numbers, scale, head.weight_column_scale.float())
+    near = wanted.topk(2, dim=1).values
+    clear = near[:, 0] - near[:, 1] > 0.02 * near[:, 0].abs()  # the CPU's are bfloat16
+    got = drafter.get_top_tokens(x)
+    assert int(clear.sum()) > 40 and torch.equal(got[clear], chosen[wanted.argmax(1)][clear])
+    same = float((got == chosen[logits[:, chosen].argmax(1)]).float().mean())
+    assert 0.5 < same < 1  # of random rows, whose logits lie close to each other
+    assert torch.equal(drafter.logits_processor(head, x), logits)
+    line = parse_reports(capfd.readouterr().err)[-1]
+    assert (line["tokens"], line["of"], line["rows"]) == (tokens, VOCABULARY, "Int8LMHeadMethod, 4 bits")
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
 def test_a_hidden_state_that_means_a_token_finds_it(kind, pristine, world, config) -> None:
     head, weight = loaded(kind)
@@ -176,6 +200,10 @@ def change(config: Any, drafter: Any, what: str) -> None:
             drafter.__class__ = torch.nn.Module
         case "own table":
             drafter.draft_id_to_target_id = torch.zeros(4)
+        case "4 bits":
+            config.additional_config = {"draft_head": {"bits": 4}}
+        case "3 bits":
+            config.additional_config = {"draft_head": {"bits": 3}}
         case "quantised":
             drafter.lm_head.quant_method = SimpleNamespace(apply=None)
 
@@ -188,6 +216,8 @@ def change(config: Any, drafter: Any, what: str) -> None:
         ("all logits", "use_local_argmax_reduction: saw false, wanted true"),
         ("no mixin", "names its best token in its own way"),
         ("own table", "has a smaller vocabulary already"),
+        ("4 bits", "draft_head: the LM head is UnquantizedEmbeddingMethod's, wanted int8-lm-head's"),
+        ("3 bits", "draft_head: saw {'bits': 3}, wanted --additional-config '{\"draft_head\": {\"bits\": 4}}'"),
         ("quantised", "is quantised (SimpleNamespace), wanted a 16-bit one or int8-lm-head's"),
     ],
 )  # fmt: skip

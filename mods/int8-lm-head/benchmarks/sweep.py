@@ -1,6 +1,6 @@
 """Time tile sizes on the GPU at hand: where the entries of tuned.json for a measured architecture come from.
 
-    python mods/int8-lm-head/benchmarks/sweep.py [--tokens 128] [--best 5]
+    python mods/int8-lm-head/benchmarks/sweep.py [--tokens 128] [--best 5] [--bits 4]
 
 Prints the best entries for each tile of tokens, and what they took.
 """
@@ -16,8 +16,8 @@ from dataclasses import asdict
 from functools import partial
 
 import torch
-from sparkpin_int8_lm_head.ahead import compile_head
-from sparkpin_int8_lm_head.cuda import int8_linear
+from sparkpin_int8_lm_head.ahead import compile_head, compile_int4
+from sparkpin_int8_lm_head.cuda import int4_linear, int8_linear
 from sparkpin_int8_lm_head.layout import lay_out
 from sparkpin_int8_lm_head.tuned import Tuned
 from sparkpin_modkit.ahead import AbsentGpu
@@ -36,16 +36,16 @@ IN_TURNS = 512
 """Tokens in one launch of programs that take turns: twice as many took 2.27 times as long."""
 
 
-def candidates(size: int, architecture: int) -> Iterator[Tuned]:
+def candidates(size: int, architecture: int, bits: int) -> Iterator[Tuned]:
     shared_memory = SHARED_MEMORY.get(architecture, OTHERS)
     for block_v, block_k, warps, stages in itertools.product(
         (64, 128, 256), (64, 128, 256, 512), (4, 8), (2, 3, 4, 5, 6)
     ):
-        stage = (block_v + 2 * size) * block_k
+        stage = (block_v + 2 * size * (8 // bits)) * block_k
         registers = block_v * 2 * size // (32 * warps)
         if stage * stages <= shared_memory and block_v * block_k >= 8192 and registers <= 128 and block_v >= 16 * warps:
-            yield Tuned(size, block_v, block_k, warps, stages)
-            for programs in (1, 2) if architecture == 90 and size >= 64 else ():
+            yield Tuned(size, block_v, block_k, warps, stages, bits=bits)
+            for programs in (1, 2) if architecture == 90 and size >= 64 and bits == 8 else ():
                 fits = programs * (stage * stages + WRITTEN) <= shared_memory
                 if fits and programs * 32 * warps * (registers + 32) <= REGISTERS:
                     yield Tuned(size, block_v, block_k, warps, stages, programs, IN_TURNS)
@@ -53,7 +53,10 @@ def candidates(size: int, architecture: int) -> Iterator[Tuned]:
 
 def compile_for(architecture: int, tuned: Tuned) -> None:
     driver.set_active(AbsentGpu(GPUTarget("cuda", architecture, 32)))
-    compile_head(tuned, torch.bfloat16, False)
+    if tuned.bits == 4:
+        compile_int4(tuned)
+    else:
+        compile_head(tuned, torch.bfloat16, False)
 
 
 def main() -> None:
@@ -61,24 +64,29 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, action="append", help="measure with so many (default: the tile's)")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--best", type=int, default=5)
+    parser.add_argument("--bits", type=int, choices=(4, 8), default=8)
     options = parser.parse_args()
     major, minor = torch.cuda.get_device_capability()
     architecture = 10 * major + minor
-    found = [c for size in options.sizes for c in candidates(size, architecture)]
+    found = [c for size in options.sizes for c in candidates(size, architecture, options.bits)]
     with ProcessPoolExecutor() as pool:
         list(pool.map(partial(compile_for, architecture), found))
     heads = []
     for _ in range(3):
-        heads.append(lay_out(V, K, torch.device("cuda")))
+        heads.append(lay_out(V, K * options.bits // 8, torch.device("cuda")))
         heads[-1].random_(-127, 128)
-    row_scale = torch.ones(V, device="cuda", dtype=torch.bfloat16)
+    row_scale = torch.ones(V, device="cuda", dtype=torch.float32 if options.bits == 4 else torch.bfloat16)
     for size in options.sizes:
         for tokens in options.tokens or [size]:
             x = torch.randn(tokens, K, device="cuda").bfloat16()
             out = torch.empty(tokens, V, device="cuda")
             times = []
             for tuned in (entry for entry in found if entry.block_b == size):
-                calls = [partial(int8_linear, x, q, row_scale, None, None, {tuned.most: tuned}, out) for q in heads]
+                table = {tuned.most: tuned}
+                if options.bits == 4:
+                    calls = [partial(int4_linear, x, q, row_scale, None, table, out) for q in heads]
+                else:
+                    calls = [partial(int8_linear, x, q, row_scale, None, None, table, out) for q in heads]
                 times.append((microseconds(calls * 2, replays=7), json.dumps(asdict(tuned))))
             for took, entry in sorted(times)[: options.best]:
                 print(f"{tokens} tokens: {took:.1f} us  {entry}", flush=True)

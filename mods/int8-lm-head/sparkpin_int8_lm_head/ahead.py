@@ -15,7 +15,14 @@ from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparkpin_int8_lm_head.kernel import INPUT_BLOCK, INPUT_WARPS, input_digits, int8_head, int8_head_in_turns
+from sparkpin_int8_lm_head.kernel import (
+    INPUT_BLOCK,
+    INPUT_WARPS,
+    input_digits,
+    int4_head,
+    int8_head,
+    int8_head_in_turns,
+)
 from sparkpin_int8_lm_head.tuned import Tuned, tuned_for
 
 DTYPES = (tl.bfloat16, tl.float16)
@@ -34,13 +41,14 @@ def warm_up(
     Variants differ in nothing else: the number of tokens is not specialised, vLLM makes V a multiple of 64, and K is
     one of 16. With another V or K, or a bias, one more is compiled when `cuda.rehearse` tries the head. The largest
     tile is compiled for logits of the activations' type, too, which only prompt_logprobs of many tokens want; without
-    `float32` each tile is compiled for them alone.
+    `float32` each tile is compiled for them alone, and none for rows of 4 bits, whose drafts are never sampled.
 
     Returns:
         Triton's compiled kernels.
     """
-    tuned = tuned_for(driver.active.get_current_target().arch)
-    compiled = []
+    architecture = driver.active.get_current_target().arch
+    tuned = tuned_for(architecture)
+    compiled = [compile_int4(entry) for entry in tuned_for(architecture, bits=4).values()] if float32 else []
     for dtype in dtypes:
         compiled += [compile_digits(dtype, has_column_scale) for has_column_scale in column_scales]
         for has_bias in biases:
@@ -88,6 +96,27 @@ def compile_head(tuned: Tuned, dtype: Any, has_bias: bool, logits: Any = tl.floa
         BLOCK_V=tuned.block_v,
         BLOCK_K=tuned.block_k,
         HAS_BIAS=has_bias,
+        num_warps=tuned.warps,
+        num_stages=tuned.stages,
+        grid=(1,),
+    )
+
+
+def compile_int4(tuned: Tuned) -> Any:
+    """The variant of `int4_head` that `tuned` means, whatever type the activations have."""
+    return int4_head.warmup(
+        MockTensor(tl.float32),
+        MockTensor(tl.int8),
+        MockTensor(tl.float32),
+        MockTensor(tl.int8),
+        MockTensor(tl.float32),
+        2,
+        256,
+        256,
+        BLOCK_B=tuned.block_b,
+        BLOCK_V=tuned.block_v,
+        BLOCK_K=tuned.block_k,
+        IN_WORDS=True,
         num_warps=tuned.warps,
         num_stages=tuned.stages,
         grid=(1,),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 import torch
 from sparkpin_modkit import ModError
 
-from sparkpin_int8_lm_head import naive
-from sparkpin_int8_lm_head.kernel import digit_tokens, launch_digits, launch_head
+from sparkpin_int8_lm_head import int4, naive
+from sparkpin_int8_lm_head.kernel import digit_tokens, launch_digits, launch_head, launch_int4
 from sparkpin_int8_lm_head.tuned import Tuned, tile_for
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -53,15 +53,85 @@ def int8_linear(
         dtype = torch.float32 if float32 and tokens <= FLOAT32_TOKENS else x.dtype
         out = torch.empty(tokens, rows, dtype=dtype, device=x.device)
     if tokens:
-        x = x.contiguous()
-        if x.data_ptr() % 16:  # the kernels are compiled for memory that lies on 16 bytes
-            x = x.clone()
         entry = tile_for(tokens, tuned)
-        digits = torch.empty(digit_tokens(tokens, entry), 2, q.stride(0), dtype=torch.int8, device=x.device)
-        scale = torch.empty(tokens, dtype=torch.float32, device=x.device)
-        launch_digits(digits, scale, x, column_scale)
+        digits, scale = digits_of(x, column_scale, digit_tokens(tokens, entry), q.stride(0))
         launch_head(out, digits, scale, q, row_scale, bias, entry, processors(x.device))
     return out
+
+
+def int4_linear(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    row_scale: torch.Tensor,
+    column_scale: torch.Tensor | None,
+    tuned: Mapping[int, Tuned],
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``naive.logits(x, int4.unpack(packed, K), row_scale, column_scale)``. May be captured in a CUDA graph.
+
+    Args:
+        x: ``[B, K]`` bfloat16 or float16.
+        packed, row_scale: ``[V, int4.half_of(K)]`` int8 in `int4.memory`, ``[V]`` float32.
+        column_scale: ``[K]``, any floating type.
+        tuned: from `tuned.tuned_for` for 4 bits.
+        out: ``[B, V]`` float32, contiguous, to be written. A new tensor where it is None.
+
+    Returns:
+        ``out``.
+    """
+    if x.dtype not in DTYPES or x.dim() != 2 or packed.shape[1] != int4.half_of(x.shape[1]):
+        wanted = "[B, K] in 16 bits and [V, half of K]"
+        raise ValueError(f"int4_linear: x {tuple(x.shape)} {x.dtype}, packed {tuple(packed.shape)}; wanted {wanted}")
+    tokens = x.shape[0]
+    if out is None:
+        out = torch.empty(tokens, packed.shape[0], dtype=torch.float32, device=x.device)
+    if tokens:
+        digits, scale = digits_of(x, column_scale, tokens, 2 * packed.stride(0))
+        launch_int4(out, digits, scale, packed, row_scale, tile_for(tokens, tuned))
+    return out
+
+
+def digits_of(
+    x: torch.Tensor, column_scale: torch.Tensor | None, lines: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[lines, 2, width]`` int8, of which the first B are x's, and ``[B]`` float32: `naive.digits`."""
+    x = x.contiguous()
+    if x.data_ptr() % 16:  # the kernels are compiled for memory that lies on 16 bytes
+        x = x.clone()
+    digits = torch.empty(lines, 2, width, dtype=torch.int8, device=x.device)
+    scale = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+    launch_digits(digits, scale, x, column_scale)
+    return digits, scale
+
+
+def rehearse_int4(
+    packed: torch.Tensor,
+    row_scale: torch.Tensor,
+    column_scale: torch.Tensor,
+    dtype: torch.dtype,
+    tuned: Mapping[int, Tuned],
+) -> None:
+    """As `rehearse`, for rows of 4 bits.
+
+    Raises:
+        ModError: some logits are not what naive.logits gives.
+    """
+    generator = torch.Generator(device=packed.device).manual_seed(0)
+    rows = torch.linspace(0, packed.shape[0] - 1, SPREAD_ROWS, dtype=torch.float64).long().unique().to(packed.device)
+    columns = column_scale.numel()
+    for entry in tuned.values():
+        for size in {min(3, entry.block_b), entry.block_b}:
+            x = torch.randn(size, columns, generator=generator, device=packed.device).to(dtype)
+            found = int4_linear(x, packed, row_scale, column_scale, {entry.block_b: entry})[:, rows]
+            wanted = naive.logits(x, int4.unpack(packed[rows], columns), row_scale[rows], column_scale)
+            error = float((found - wanted).norm() / wanted.norm().clamp(min=1e-30))
+            if not error < LARGEST_ERROR:
+                raise ModError(
+                    f"int8-lm-head: a drafter's rows of 4 bits: for {size} tokens the kernel differs from the "
+                    f"reference by {error:.3g} (relative norm of {len(rows)} rows), wanted less than {LARGEST_ERROR}, "
+                    f"with {entry}; leave draft_head out of --additional-config, or serve the stage below "
+                    "(invoke rollback)"
+                )
 
 
 @cache
@@ -82,16 +152,39 @@ def rehearse(
 ) -> None:
     """Run each tile size on this head once, so that no request compiles or loads a kernel, and check what comes out.
 
-    Looked at are the first and last rows and as many in between, so that each part of the vocabulary has some.
-
     Raises:
         ModError: some logits are not what naive.logits gives.
     """
+    for size, count, error, largest in compare(q, row_scale, column_scale, bias, dtype, tuned, float32=float32):
+        if not error < largest:
+            raise ModError(
+                f"int8-lm-head: for {size} tokens the kernel differs from the reference by {error:.3g} (relative "
+                f"norm of {count} rows), wanted less than {largest:.3g}, with {tile_for(size, tuned)}; set "
+                "SPARKPIN_MOD_INT8_LM_HEAD=0, or serve the stage below (invoke rollback)"
+            )
+
+
+def compare(
+    q: torch.Tensor,
+    row_scale: torch.Tensor,
+    column_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    tuned: Mapping[int, Tuned],
+    *,
+    float32: bool = True,
+) -> Iterator[tuple[int, int, float, float]]:
+    """Tokens, rows that were looked at, their error and its bound, for each tile size.
+
+    Rows are the first and the last ones, and in between at least one of each tile, anywhere in it.
+    """
     generator = torch.Generator(device=q.device).manual_seed(0)
     last = q.shape[0] - 1
-    ends = torch.arange(min(EDGE_ROWS, q.shape[0]))
-    rows = torch.cat([ends, last - ends, torch.linspace(0, last, SPREAD_ROWS, dtype=torch.float64).long()])
-    rows = rows.unique().to(q.device)
+    ends = torch.arange(min(EDGE_ROWS, q.shape[0]), device=q.device)
+    step = max(1, min(q.shape[0] // SPREAD_ROWS, *(entry.block_v for entry in tuned.values())))
+    spread = torch.arange(0, q.shape[0], step, device=q.device)
+    spread += torch.randint(step, spread.shape, generator=generator, device=q.device)
+    rows = torch.cat([ends, last - ends, spread.clamp(max=last)]).unique()
     ones = torch.ones(q.shape[1], device=q.device)
     for size in (entry.block_b if size == entry.block_b else entry.block_b + 1 for size, entry in tuned.items()):
         x = torch.randn(size, q.shape[1], generator=generator, device=q.device).to(dtype)
@@ -101,9 +194,4 @@ def rehearse(
             wanted += bias[rows].float()
         error = float((out[:, rows].float() - wanted).norm() / wanted.norm().clamp(min=1e-30))
         largest = LARGEST_ERROR + (0 if out.dtype == torch.float32 else torch.finfo(out.dtype).eps / 2)
-        if not error < largest:
-            raise ModError(
-                f"int8-lm-head: for {size} tokens the kernel differs from the reference by {error:.3g} (relative "
-                f"norm of {len(rows)} rows), wanted less than {largest:.3g}, with {tile_for(size, tuned)}; set "
-                "SPARKPIN_MOD_INT8_LM_HEAD=0, or serve the stage below (invoke rollback)"
-            )
+        yield size, len(rows), error, largest

@@ -128,6 +128,66 @@ def int8_head_in_turns(
         _store(out, sums, scale, row_scale, bias, rows, tokens, B, V, BLOCK_B, BLOCK_V, HAS_BIAS)
 
 
+@triton.jit(do_not_specialize=["B"])
+def int4_head(
+    out,
+    digits,
+    scale,
+    q,
+    row_scale,
+    B,
+    V,
+    H,
+    BLOCK_B: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    IN_WORDS: tl.constexpr,
+):
+    """What `int8_head` computes, without a bias, of what `int4.unpack` makes of q.
+
+    Byte k of a row has columns k and H + k, so that either half of a tile's bytes meets digits that lie together.
+    digits are ``[B, 2, 2 * H]``; rows of q are H bytes apart, and BLOCK_K bytes behind the last may be read. IN_WORDS:
+    four bytes are unpacked at a time, which Triton's interpreter cannot.
+    """
+    tiles_b = tl.cdiv(B, BLOCK_B)
+    tile = tl.program_id(0)
+    rows = (tile // tiles_b) * BLOCK_V + tl.arange(0, BLOCK_V)
+    tokens = (tile % tiles_b) * BLOCK_B + tl.arange(0, BLOCK_B)
+    lines = (tile % tiles_b) * (2 * BLOCK_B) + tl.arange(0, 2 * BLOCK_B)
+    ks = tl.arange(0, BLOCK_K)
+    weights = q + tl.where(rows < V, rows, 0).to(tl.int64)[:, None] * H + ks[None, :]
+    inputs = digits + lines.to(tl.int64)[None, :] * (2 * H) + ks[:, None]
+    is_line = (lines < 2 * B)[None, :]
+    sums = tl.zeros((BLOCK_V, 2 * BLOCK_B), dtype=tl.int32)
+    for k in range(0, H, BLOCK_K):
+        w = tl.load(weights + k, eviction_policy="evict_first")
+        is_input = is_line & (ks < H - k)[:, None]
+        low, high = _numbers(w, IN_WORDS)
+        sums = tl.dot(low, tl.load(inputs + k, mask=is_input, other=0), sums, out_dtype=tl.int32)
+        sums = tl.dot(high, tl.load(inputs + H + k, mask=is_input, other=0), sums, out_dtype=tl.int32)
+    _store(out, sums, scale, row_scale, None, rows, tokens, B, V, BLOCK_B, BLOCK_V, False)
+
+
+@triton.jit
+def _numbers(w, IN_WORDS: tl.constexpr):
+    """The numbers 16 c + 8 of the codes in the lower and in the upper half of each byte."""
+    if IN_WORDS:
+        low = tl.inline_asm_elementwise(
+            "{.reg .b32 x; shl.b32 x, $1, 4; lop3.b32 $0, x, 0xf0f0f0f0, 0x08080808, 0xea;}",
+            "=r,r",
+            [w],
+            dtype=tl.int8,
+            is_pure=True,
+            pack=4,
+        )
+        high = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0xf0f0f0f0, 0x08080808, 0xea;", "=r,r", [w], dtype=tl.int8, is_pure=True, pack=4
+        )
+    else:
+        low, high = (w << 4) | 8, (w & -16) | 8
+    return low.to(tl.int8), high.to(tl.int8)
+
+
 @triton.jit
 def _store(
     out,
@@ -212,6 +272,35 @@ def launch_head(
         int8_head_in_turns[grid](
             few, inputs, scale[part], weights, row_scale, bias, few.shape[0], rows, digits.shape[2], **options
         )
+
+
+def launch_int4(
+    out: torch.Tensor,
+    digits: torch.Tensor,
+    scale: torch.Tensor,
+    packed: torch.Tensor,
+    row_scale: torch.Tensor,
+    tuned: Tuned,
+) -> None:
+    """Run `int4_head` on what `launch_digits` wrote and on `packed` rows in `int4.memory`, into ``out`` ``[B, V]``."""
+    tokens, rows = out.shape
+    grid = (triton.cdiv(rows, tuned.block_v) * triton.cdiv(tokens, tuned.block_b),)
+    int4_head[grid](
+        out,
+        digits,
+        scale,
+        packed,
+        row_scale,
+        tokens,
+        rows,
+        packed.stride(0),
+        BLOCK_B=tuned.block_b,
+        BLOCK_V=tuned.block_v,
+        BLOCK_K=tuned.block_k,
+        IN_WORDS=not triton.knobs.runtime.interpret,
+        num_warps=tuned.warps,
+        num_stages=tuned.stages,
+    )
 
 
 def digit_tokens(tokens: int, tuned: Tuned) -> int:

@@ -12,7 +12,7 @@ from sparkpin_modkit import ModError, report, reporting_failure
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
-from sparkpin_int8_lm_head import MOD, VERSION
+from sparkpin_int8_lm_head import MOD, VERSION, int4
 from sparkpin_int8_lm_head.cpu import int8_linear, padded
 from sparkpin_int8_lm_head.quantise import Int8Head, quantise_head, same_head, slices
 from sparkpin_int8_lm_head.tuned import Tuned
@@ -36,6 +36,7 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         self.tied = False
         self.has_column_scale = False
         self.tuned: Mapping[int, Tuned] | None = None  # of the GPU; None on a CPU
+        self.tuned_int4: Mapping[int, Tuned] = {}
         self.float32 = not drafts_are_sampled()
 
     def create_weights(self, layer: torch.nn.Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
@@ -117,6 +118,9 @@ class Int8LMHeadMethod(QuantizeMethodBase):
             from sparkpin_int8_lm_head import cuda
 
             scales = layer.weight_row_scale, column_scale
+            if hasattr(layer, "weight_int4"):
+                out = cuda.int4_linear(rows, layer.weight_int4, *scales, self.tuned_int4).view(*x.shape[:-1], -1)
+                return out if bias is None else out + bias
             out = cuda.int8_linear(rows, layer.weight_int8, *scales, bias, self.tuned, float32=self.float32)
             return out.view(*x.shape[:-1], -1)
         if column_scale is not None:
@@ -124,13 +128,17 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         out = int8_linear(rows, layer.weight_int8, layer.weight_row_scale).view(*x.shape[:-1], -1)
         return out if bias is None else out + bias
 
-    def select_rows(self, layer: torch.nn.Module, index: torch.Tensor, into: torch.nn.Module) -> None:
+    def select_rows(self, layer: torch.nn.Module, index: torch.Tensor, into: torch.nn.Module, bits: int = 8) -> None:
         """Give `into` a copy of some rows of `layer`'s head: ``apply(into, x)`` are its logits in their columns.
 
         Args:
             index: ``[N]`` int64, N a multiple of 64 as vLLM's vocabularies are, so that it needs no kernel of its own.
+            bits: 8, or 4: `int4.quantise` of the rows. On a CPU those keep the INT8 form, and its bytes.
         """
         head = _of(layer)
+        if bits == 4:
+            self._select_int4(head, index, into)
+            return
         q = self.memory(index.numel(), head.column_scale.numel(), head.q.device)
         for part in slices(index.numel()):
             q[part] = head.q[index[part]]
@@ -139,6 +147,26 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         into.register_buffer("weight_column_scale", head.column_scale, persistent=False)
         if self.tuned is not None:
             self._try(into)
+
+    def _select_int4(self, head: Int8Head, index: torch.Tensor, into: torch.nn.Module) -> None:
+        rows, columns = index.numel(), head.column_scale.numel()
+        row_scale = torch.empty(rows, device=head.q.device)
+        on_gpu = self.tuned is not None
+        codes = (int4.memory if on_gpu else self.memory)(rows, columns, head.q.device)
+        for part in slices(rows):
+            numbers, row_scale[part] = int4.quantise(head.q[index[part], :columns], head.row_scale[index[part]])
+            if on_gpu:
+                codes[part] = int4.pack(numbers)
+            else:
+                codes[part, :columns] = numbers
+        into.register_buffer("weight_int4" if on_gpu else "weight_int8", codes, persistent=False)
+        scale = row_scale if on_gpu else row_scale.to(head.row_scale.dtype)
+        into.register_buffer("weight_row_scale", scale, persistent=False)
+        into.register_buffer("weight_column_scale", head.column_scale, persistent=False)
+        if on_gpu:
+            from sparkpin_int8_lm_head import cuda
+
+            cuda.rehearse_int4(codes, row_scale, head.column_scale, self.dtype, self.tuned_int4)
 
     def drop(self, layer: torch.nn.Module) -> None:
         """The memory of a head that nothing was loaded into."""
@@ -157,7 +185,7 @@ class Int8LMHeadMethod(QuantizeMethodBase):
                 "out --dtype float32 or set SPARKPIN_MOD_INT8_LM_HEAD=0"
             )
         major, minor = torch.cuda.get_device_capability(device)
-        self.tuned = tuned_for(10 * major + minor)
+        self.tuned, self.tuned_int4 = tuned_for(10 * major + minor), tuned_for(10 * major + minor, bits=4)
         return f"triton sm_{major}{minor}"
 
     def memory(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:

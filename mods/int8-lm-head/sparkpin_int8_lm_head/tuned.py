@@ -17,7 +17,7 @@ class Tuned:
     """block_b tokens, block_v rows of the head and block_k columns make a tile; stages tiles are loaded ahead.
 
     programs: of `kernel.int8_head_in_turns` on each multiprocessor, which takes up to `tokens` in one launch; 0 is
-    `kernel.int8_head`, a program for each tile.
+    `kernel.int8_head`, a program for each tile. bits: 4 is `kernel.int4_head`, where block_k is of bytes.
     """
 
     block_b: int
@@ -27,6 +27,7 @@ class Tuned:
     stages: int
     programs: int = 0
     tokens: int = 0
+    bits: int = 8
 
     @property
     def most(self) -> int:
@@ -34,17 +35,19 @@ class Tuned:
         return self.tokens if self.programs else self.block_b
 
 
-def tuned_for(architecture: int) -> Mapping[int, Tuned]:
+def tuned_for(architecture: int, bits: int = 8) -> Mapping[int, Tuned]:
     """Tokens -> what to use for up to that many, ascending.
 
     Args:
         architecture: compute capability times ten, 121 for 12.1.
+        bits: of a weight.
 
     Raises:
         ModError: it is older than OLDEST.
     """
     found = (Tuned(**entry) for entry in tuned_entries("int8-lm-head", "sparkpin_int8_lm_head", architecture, OLDEST))
-    return MappingProxyType({entry.most: entry for entry in sorted(found, key=lambda entry: entry.most)})
+    chosen = sorted((entry for entry in found if entry.bits == bits), key=lambda entry: entry.most)
+    return MappingProxyType({entry.most: entry for entry in chosen})
 
 
 def tile_for(tokens: int, tuned: Mapping[int, Tuned]) -> Tuned:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import sparkpin_int8_lm_head
 import torch
-from sparkpin_int8_lm_head import method
+from sparkpin_int8_lm_head import int4, method, naive
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.v1.spec_decode import llm_base_proposer
 
@@ -72,3 +72,30 @@ def test_no_two_heads_have_one_number(installed) -> None:
     first, second, empty = head(1), head(2), head(None)
     assert len({int(one.weight) for one in (first, second, empty)}) == 3
     assert int(head(1).weight) == int(first.weight)
+
+
+def test_rows_in_4_bits_are_packed_for_a_gpu_and_the_same_numbers_on_a_cpu(installed, monkeypatch) -> None:
+    """The kernel's side of it stands in, as it needs Triton."""
+    tried = []
+
+    def int4_linear(x, packed, row_scale, column_scale, tuned) -> torch.Tensor:
+        scale = torch.ones(128) if column_scale is None else column_scale.float()
+        return naive.logits(x, int4.unpack(packed, 128), row_scale, scale)
+
+    kernels = SimpleNamespace(int4_linear=int4_linear, rehearse_int4=lambda *what: tried.append(what))
+    monkeypatch.setattr(sparkpin_int8_lm_head, "cuda", kernels, raising=False)
+    made, index, on_cpu, on_gpu = head(1), torch.arange(499, 435, -1), torch.nn.Module(), torch.nn.Module()
+    of = made.quant_method
+    of.select_rows(made, index, on_cpu, bits=4)
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    wanted, whole = of.apply(on_cpu, x).float(), of.apply(made, x).float()[:, index]
+    of.tuned, of.tuned_int4 = {8: None}, {16: None}
+    of.select_rows(made, index, on_gpu, bits=4)
+    assert on_gpu.weight_int4.shape == (64, 64) and on_gpu.weight_row_scale.dtype == torch.float32
+    assert torch.equal(int4.unpack(on_gpu.weight_int4, 128), on_cpu.weight_int8[:, :128])
+    assert [what[-1] for what in tried] == [{16: None}]
+    torch.testing.assert_close(of.apply(on_gpu, x), wanted, rtol=0.02, atol=0.02 * float(wanted.std()))
+    error = (wanted - whole).norm() / whole.norm()
+    assert 0.05 < float(error) < 0.15
+    biased = of.apply(on_gpu, x, torch.ones(64))
+    assert torch.equal(biased, of.apply(on_gpu, x) + 1)

@@ -117,8 +117,8 @@ def facts(model: Path) -> dict[str, str]:
         RELEASE: os.environ.get(RELEASE, "unset"),
         "checkpoint": key,
         "vLLM": str(vllm.__version__),
-        MOD: f"{VERSION} {_content(take_part)}",
-        **{mod: f"{of[0]} {_content(of[1])}" if of else "off" for mod, of in _here.items()},
+        MOD: f"{VERSION} {content(take_part)}",
+        **{mod: f"{of[0]} {content(of[1])}" if of else "off" for mod, of in _here.items()},
         **switches,
     }
 
@@ -179,7 +179,7 @@ def differences(said: Mapping[str, Mapping[str, str]]) -> list[str]:
     return found
 
 
-def _content(member: Callable[..., Any]) -> str:
+def content(member: Callable[..., Any]) -> str:
     """Eight digits of the hash of a package's files: a version alone may stay while they change."""
     file = sys.modules[member.__module__.partition(".")[0]].__file__
     assert file is not None

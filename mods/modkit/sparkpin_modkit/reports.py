@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 MARKER = "SPARKPIN_MOD"
-EVENTS = ("active", "off", "failed", "kernels", "compiled", "agreed")
+EVENTS = ("active", "off", "failed", "kernels", "compiled", "checked", "agreed")
 _LOGGER = "vllm.sparkpin"
 _in_use: dict[str, str] = {}
 
@@ -22,7 +22,8 @@ def report(mod: str, event: str, **details: Any) -> None:
         mod: name of the mod, as in ``mods/<name>``.
         event: "active" (in use in this process, not merely installed), "off" (switched off), "failed"; of
             `sparkpin_modkit.ranks`: "agreed" (with the server's other processes); of `sparkpin_modkit.kernels`:
-            "kernels" (where those of a warm-up came from) and "compiled" (one after it).
+            "kernels" (where those of a warm-up came from) and "compiled" (one after it); of
+            `sparkpin_modkit.selfcheck`: "checked".
         details: values for JSON; anything else is written as its ``str``.
 
     The line goes through vLLM's logger; where that would drop it (level above INFO, no handler), to stderr instead.

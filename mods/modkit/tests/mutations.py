@@ -32,6 +32,7 @@ HEAD, HYBRID, TURBO = (
     "turboquant/sparkpin_turboquant",
 )
 ON_KERNEL = "int8-lm-head/tests/interpreted/test_int8_kernel.py"
+ON_CHECK = "turboquant/tests/compiled/test_turboquant_selfcheck.py"
 ON_HYBRID = "hybrid-int4-fp8/tests/test_hybrid_vllm.py"
 MUTATIONS = {
     "low digit dropped": Mutation(
@@ -46,11 +47,41 @@ MUTATIONS = {
         "high = number >> 8",
         f"{ON_KERNEL}::test_digits_are_naive_s",
     ),
+    "upper codes with the lower columns": Mutation(
+        f"{HEAD}/kernel.py",
+        "tl.load(inputs + H + k,",
+        "tl.load(inputs + k,",
+        "int8-lm-head/tests/interpreted/test_int4_kernel.py::test_every_code_comes_out_of_either_half_of_a_byte",
+    ),
     "rehearsal with the bound of old": Mutation(
         f"{HEAD}/cuda.py",
         "LARGEST_ERROR = 1e-3",
         "LARGEST_ERROR = 1e-2",
         f"{ON_KERNEL}::test_rehearsal_notices_a_kernel_that_computes_something_else",
+    ),
+    "rehearsal that leaves tiles out": Mutation(
+        f"{HEAD}/cuda.py",
+        "min(q.shape[0] // SPREAD_ROWS, *(entry.block_v for entry in tuned.values()))",
+        "q.shape[0] // SPREAD_ROWS",
+        f"{ON_KERNEL}::test_rehearsal_looks_at_each_tile_of_a_large_vocabulary",
+    ),
+    "self-check with a wide bound": Mutation(
+        f"{TURBO}/selfcheck.py",
+        "ROUNDED, ATTENDED = 2e-3, 0.15, 2e-3, 1e-2",
+        "ROUNDED, ATTENDED = 2e-3, 0.15, 2e-3, 1e-1",
+        f"{ON_CHECK}::test_a_fault_is_seen_where_it_is",
+    ),
+    "self-check of the mean vector": Mutation(
+        f"{TURBO}/selfcheck.py",
+        ".clamp(min=1e-30)).max())",
+        ".clamp(min=1e-30)).mean())",
+        f"{ON_CHECK}::test_one_vector_among_many_counts",
+    ),
+    "self-check that keeps what is wrong": Mutation(
+        "modkit/sparkpin_modkit/selfcheck.py",
+        "return self.error < self.bound",
+        "return not self.error > self.bound",
+        "modkit/tests/test_modkit_selfcheck.py::test_what_is_wrong_stops_each_start",
     ),
     "expert without scale": Mutation(
         f"{HYBRID}/count.py",
@@ -68,8 +99,8 @@ MUTATIONS = {
         f"{TURBO}/device.cu",
         "typedef long long i64;",
         "typedef int i64;",
-        "",
-        "an offset beyond 2 GiB of cache; no test on a GPU has so large a one yet",
+        "turboquant/tests/on_gpu/test_turboquant_selfcheck_on_gpu.py::test_a_cache_beyond_2_gib",
+        "an offset beyond 2 GiB of cache",
     ),
     "index of weights in 32 bits": Mutation(
         f"{HEAD}/kernel.py",

@@ -14,7 +14,9 @@
 #define STEPS (D / 16)    // products of Q K^T
 #define AT_ONCE (16 / W * MT < 6 ? 16 / W * MT : 6)  // queries that a warp loads at a time
 #define CHAINS (MT == 1 ? 2 : 1)
+#define WARP ((int)(threadIdx.x >> 5))
 #define LOWEST -1.0e30f
+#define INFINITE __int_as_float(0x7f800000)
 #define MUCH 1.0e18f      // weights may grow to that before the reference of their exponents is moved
 
 // heads: KV heads, each `splits` times if its group of query heads is too large for one block.
@@ -182,269 +184,356 @@ __device__ __forceinline__ void unpack_values(const Table& table, const Values& 
 #endif
 }
 
-#define QUERY_BYTES (MT * STEPS * 512)
-#define WEIGHT_BYTES (W * MT * 512)
+// Shared memory of a block.
+struct Shared {
+  uint4* queries;   // [MT][STEPS][32]
+  uint4* weights;   // [2][W][MT][32]
+  u64* values_at;   // [2][W]
+  float* tops;      // [W][MT * 16]
+  float* totals;    // the same
+};
+__device__ __forceinline__ Shared divide(uint4* memory) {
+  Shared of;
+  of.queries = memory;
+  of.weights = of.queries + MT * STEPS * 32;
+  of.values_at = (u64*)(of.weights + 2 * W * MT * 32);
+  of.tops = (float*)(of.values_at + 2 * W);
+  of.totals = of.tops + W * MT * 16;
+  return of;
+}
 
+// A sequence that a program works on. tiles_before: how many tiles the sequences before it have.
+struct Sequence { int number, tiles_before, length, first_query, queries; };
+
+__device__ __forceinline__ Sequence sequence_of(const Args& a, Work& work, int tile) {
+  find(a, work, tile);
+  const int b = work.b;
+  Sequence of;
+  of.number = b;
+  of.tiles_before = work.before;
+  of.length = b < 32 ? from_lane(work.length, b) : a.lengths[b];
+  of.first_query = b < 32 ? from_lane(work.start, b) : a.starts[b];
+  of.queries = (b < 32 ? from_lane(work.end, b) : a.starts[b + 1]) - of.first_query;
+  return of;
+}
+// Goes on to the next sequence that has tokens, unless its tiles begin at `last`, or behind it.
+__device__ __forceinline__ bool advance(const Args& a, Sequence& of, int last) {
+  do {
+    of.tiles_before += tiles(of.length);
+    if (of.tiles_before >= last) return false;
+    of.length = a.lengths[++of.number];
+  } while (!of.length);
+  of.first_query = a.starts[of.number];
+  of.queries = a.starts[of.number + 1] - of.first_query;
+  return true;
+}
+
+__device__ __forceinline__ bool is_query(const Args& a, const Sequence& of, int row) {
+  return row < of.queries * a.group && row < a.rows;
+}
+// Queries of rows start, start + W and so on.
+__device__ __forceinline__ void load_queries(const Args& a, const Sequence& of, int start, Raw* raw) {
+  const int head = blockIdx.y;
+#pragma unroll
+  for (int i = 0; i < AT_ONCE; i++) {
+    const int row = start + i * W;
+    const bool is = row < MT * 16 && is_query(a, of, row);
+    const int token = is ? token_of(a, row) : 0;
+    const i64 at = is ? (of.first_query + token) * a.q_stride + (head * a.group + row - token * a.group) * D : 0;
+    raw[i] = load_row(a.q + (at + LANE * (D / 32)) * NUMBER_SIZE);
+  }
+}
+// All of this warp's rows, rotated, as operands. A row that is no query is zero. raw: the first, which are loaded.
+__device__ __forceinline__ void rotate_queries(
+    const Args& a, const Sequence& of, const float* signs, Raw* raw, uint4* queries) {
+  for (int start = WARP; start < MT * 16; start += AT_ONCE * W) {
+    if (start > WARP) load_queries(a, of, start, raw);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const int row = start + i * W;
+      if (row >= MT * 16) continue;
+      const bool is = is_query(a, of, row);
+      float x[D / 32];
+#pragma unroll
+      for (int j = 0; j < D / 32; j++) x[j] = is ? component(raw[i], j, a.bfloat) * signs[j] : 0.f;
+      hadamard(x);
+      u16* const operands = (u16*)(queries + (row / 16) * STEPS * 32);
+#pragma unroll
+      for (int j = 0; j < D / 32; j++) operands[operand_place(row % 16, LANE * (D / 32) + j)] = (u16)held_halves(x[j], 0.f);
+    }
+  }
+}
+
+// A sequence's blocks, as far as one KV head goes.
+struct Blocks {
+  const int* numbers;  // by their order in the sequence
+  const u8* origin;    // the head's part of block 0
+  u32 last_group;      // of 16 tokens
+};
+__device__ __forceinline__ Blocks blocks_of(const Args& a, const Sequence& of) {
+  Blocks blocks;
+  blocks.numbers = a.table + (i64)(a.owners ? a.owners[of.number] : of.number) * a.table_width;
+  blocks.origin = a.cache + (int)blockIdx.y / a.splits * a.head_bytes;
+  blocks.last_group = (u32)(of.length - 1) / 16;
+  return blocks;
+}
+// This warp's group of a tile, and the block that it lies in, by its order in the sequence.
+__device__ __forceinline__ u32 group_of(const Blocks& blocks, int tile) {
+  const u32 group = (u32)tile * W + WARP;
+  return group < blocks.last_group ? group : blocks.last_group;
+}
+__device__ __forceinline__ u32 block_of(const Args& a, u32 group) {
+  return a.block_groups == 1 ? group : __umulhi(group, a.block_magic);
+}
+
+// Where a group of 16 tokens lies: the head's part of its block, and which of the block's groups it is.
+struct Place { const u8* part; u32 group; };
+
+__device__ __forceinline__ Place place_of(const Args& a, const Blocks& blocks, u32 group, u32 index, int block) {
+  Place at;
+  at.part = blocks.origin + (i64)block * a.block_bytes;
+  at.group = group - index * a.block_groups;
+  return at;
+}
+__device__ __forceinline__ void load_group(const Args& a, const Place& at, Keys& keys, u64* values_at) {
+  load_keys(at.part + at.group * (16 * KEY_BYTES), keys);
+  if (LANE == 0) values_at[WARP] = (u64)(at.part + a.values + at.group * (16 * VALUE_BYTES));
+}
+__device__ __forceinline__ uint4 load_norms(const Args& a, const Place& at) {
+  return read16(at.part + a.norms + at.group * 64 + (LANE & 3) * 16);
+}
+
+// Logits of a warp's 16 tokens. A lane has rows g (numbers 0 and 1) and g + 8 (2 and 3) of each 16, tokens 4 t and 4 t + 1
+// (the first four), 4 t + 2 and 4 t + 3.
+typedef float Logits[MT][2][4];
+
+// S = Q K^T. With few rows each sum is two, as a product waits for the one before it.
+__device__ __forceinline__ void multiply_keys(const Table& table, const Keys& keys, const uint4* queries, Logits& s) {
+  Logits more;
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int i = 0; i < 8; i++) s[m][i >> 2][i & 3] = more[m][i >> 2][i & 3] = 0.f;
+#pragma unroll
+  for (int own = 0; own < STEPS / 2; own++) {
+    u32 x[4], y[4];
+    unpack_keys(table, keys, 0, own, x);
+    unpack_keys(table, keys, 1, own, y);
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const uint4 q = queries[(m * STEPS + own * 2 + i) * 32 + LANE];
+        mma_half(CHAINS > 1 && i ? more[m][0] : s[m][0], q, x[2 * i], x[2 * i + 1]);
+        mma_half(CHAINS > 1 && i ? more[m][1] : s[m][1], q, y[2 * i], y[2 * i + 1]);
+      }
+  }
+#if CHAINS > 1
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int i = 0; i < 8; i++) s[m][i >> 2][i & 3] += more[m][i >> 2][i & 3];
+#endif
+}
+
+// Logits get their keys' norms and `a.scale`. Tokens behind a row's query, or behind the sequence, count for nothing.
+__device__ __forceinline__ void scale_and_mask(
+    const Args& a, const Sequence& of, int tile, uint4 norms, Logits& s, float* value_norm) {
+  const u32 pair[4] = {norms.x, norms.y, norms.z, norms.w};
+  float key_norm[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) { key_norm[i] = from_half(pair[i] & 0xffff) * a.scale; value_norm[i] = from_half(pair[i] >> 16); }
+  const int g = LANE >> 2, t = LANE & 3, token = tile * T + WARP * 16 + t * 4;
+  const bool masked = tile * T + T > of.length - of.queries + 1;
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int i = 0; i < 8; i++) s[m][i >> 2][i & 3] *= key_norm[(i >> 2) * 2 + (i & 1)];
+  if (masked) {
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const int j = (i >> 2) * 2 + (i & 1), row = m * 16 + g + (i >> 1 & 1) * 8;
+        const int end = of.length - of.queries + token_of(a, row);
+        if (token + j > end || token + j >= of.length) s[m][i >> 2][i & 3] = -INFINITE;
+      }
+#pragma unroll
+    for (int j = 0; j < 4; j++) if (token + j >= of.length) value_norm[j] = 0.f;
+  }
+}
+
+// What a lane has of rows g and g + 8 of each 16. Weights are relative to `top`, which is a row's maximum over its first
+// tile and is seldom moved; `total` is of the lane's own tokens.
+struct Rows { float out[MT][DW / 8][4], top[MT][2], total[MT][2]; };
+
+__device__ __forceinline__ void clear(Rows& rows) {
+#pragma unroll
+  for (int m = 0; m < MT; m++) {
+    rows.top[m][0] = rows.top[m][1] = LOWEST;
+    rows.total[m][0] = rows.total[m][1] = 0.f;
+#pragma unroll
+    for (int i = 0; i < DW / 8; i++) rows.out[m][i][0] = rows.out[m][i][1] = rows.out[m][i][2] = rows.out[m][i][3] = 0.f;
+  }
+}
+// Weights P of a tile with their values' norms, into shared memory, and their sums by row. Returns the sum of all.
+__device__ __forceinline__ float weigh(
+    const Logits& s, const Rows& rows, const float* value_norm, uint4* weights, float (&sums)[MT][2]) {
+  float all = 0.f;
+#pragma unroll
+  for (int m = 0; m < MT; m++) {
+    float p[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) p[i] = ex2(s[m][i >> 2][i & 3] - rows.top[m][i >> 1 & 1]);
+    sums[m][0] = (p[0] + p[1]) + (p[4] + p[5]);
+    sums[m][1] = (p[2] + p[3]) + (p[6] + p[7]);
+    all += sums[m][0] + sums[m][1];
+    weights[m * 32] = make_uint4(bfloats(p[0] * value_norm[0], p[1] * value_norm[1]), bfloats(p[2] * value_norm[0], p[3] * value_norm[1]),
+                                 bfloats(p[4] * value_norm[2], p[5] * value_norm[3]), bfloats(p[6] * value_norm[2], p[7] * value_norm[3]));
+  }
+  return all;
+}
+// The whole block's: `top` rises to the largest of its logits so far, and what was summed is made relative to it.
+__device__ __forceinline__ void raise_tops(const Logits& s, float* tops, Rows& rows) {
+  const int g = LANE >> 2, t = LANE & 3;
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float x = fmaxf(fmaxf(s[m][0][2 * i], s[m][0][2 * i + 1]), fmaxf(s[m][1][2 * i], s[m][1][2 * i + 1]));
+      x = fmaxf(x, across(x, 1)); x = fmaxf(x, across(x, 2));
+      if (t == 0) tops[WARP * (MT * 16) + m * 16 + i * 8 + g] = x;
+    }
+  __syncthreads();
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float x = rows.top[m][i];
+#pragma unroll
+      for (int j = 0; j < W; j++) x = fmaxf(x, tops[j * (MT * 16) + m * 16 + i * 8 + g]);
+      const float factor = ex2(rows.top[m][i] - x);
+      rows.top[m][i] = x;
+      rows.total[m][i] *= factor;
+#pragma unroll
+      for (int j = 0; j < DW / 8; j++) { rows.out[m][j][2 * i] *= factor; rows.out[m][j][2 * i + 1] *= factor; }
+    }
+}
+// O += P V for this warp's dimensions. weights: all warps'.
+__device__ __forceinline__ void multiply_values(const Table& table, const Values* values, const uint4* weights, Rows& rows) {
+#pragma unroll
+  for (int i = 0; i < W; i++) {
+    uint4 p[MT];
+#pragma unroll
+    for (int m = 0; m < MT; m++) p[m] = weights[(i * MT + m) * 32 + LANE];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        u32 x[4];
+        unpack_values(table, values[i], WARP, u, k, x);
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+          mma_bfloat(rows.out[m][u * 4 + k * 2], p[m], x[0], x[1]);
+          mma_bfloat(rows.out[m][u * 4 + k * 2 + 1], p[m], x[2], x[3]);
+        }
+      }
+  }
+}
+// A sequence's part of the result, divided by its weights' sum, and that sum's logarithm.
+__device__ __forceinline__ void store_partial(const Args& a, const Sequence& of, const Rows& rows, float* totals) {
+  const int g = LANE >> 2, t = LANE & 3;
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float x = rows.total[m][i];
+      x += across(x, 1); x += across(x, 2);
+      if (t == 0) totals[WARP * (MT * 16) + m * 16 + i * 8 + g] = x;
+    }
+  __syncthreads();
+  const i64 first_row = ((i64)(blockIdx.x + of.number) * gridDim.y + (int)blockIdx.y) * a.rows;
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int row = m * 16 + i * 8 + g;
+      float sum = 0.f;
+#pragma unroll
+      for (int j = 0; j < W; j++) sum += totals[j * (MT * 16) + row];
+      if (row >= a.rows) continue;
+      const float one = sum > 0.f ? 1.f / sum : 0.f;
+      if (WARP == 0 && t == 0) a.logs[first_row + row] = sum > 0.f ? rows.top[m][i] + log2f(sum) : -INFINITE;
+      u32* const pairs = (u32*)(a.part + (first_row + row) * D + WARP * DW) + t;
+#pragma unroll
+      for (int j = 0; j < DW / 8; j++) pairs[j * 4] = held_halves(rows.out[m][j][2 * i] * one, rows.out[m][j][2 * i + 1] * one);
+    }
+  __syncthreads();
+}
+
+// Grid (programs, heads): each program's run of tiles, by sequence. While a tile's weights and values are worked on, the
+// next one's keys are on their way.
 extern "C" __global__ void __launch_bounds__(32 * W, CTAS) attend(const Args a) {
 #ifdef __CUDACC__
   extern __shared__ uint4 shared[];
 #endif
-  uint4* const queries = shared;                                   // [MT][STEPS][32]
-  uint4* const weights = shared + QUERY_BYTES / 16;                // [2][W][MT][32]
-  u64* const values_at = (u64*)(weights + 2 * WEIGHT_BYTES / 16);  // [2][W]
-  float* const tops = (float*)(values_at + 2 * W);                 // [W][MT * 16]
-  float* const totals = tops + W * MT * 16;
-  const int lane = LANE, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3, head = blockIdx.y;
+  const Shared memory = divide(shared);
   const Table keys_table = key_table(), values_table = value_table();
-
   Work work = count(a);
   others_may_start();
   if ((int)blockIdx.x >= work.runs) return;
   const int first = first_of(work, blockIdx.x), last = first_of(work, blockIdx.x + 1);
   if (first >= last) return;
-  find(a, work, first);
-  int b = work.b, tiles_before = work.before;
-  int length = b < 32 ? from_lane(work.length, b) : a.lengths[b];
-  int query = b < 32 ? from_lane(work.start, b) : a.starts[b];
-  int many = (b < 32 ? from_lane(work.end, b) : a.starts[b + 1]) - query;
-
-  for (;;) {
-    const int from = first > tiles_before ? first - tiles_before : 0;
-    const int to = last - tiles_before < tiles(length) ? last - tiles_before : tiles(length);
+  Sequence sequence = sequence_of(a, work, first);
+  do {
+    const int from = first > sequence.tiles_before ? first - sequence.tiles_before : 0;
+    const int to = last - sequence.tiles_before < tiles(sequence.length) ? last - sequence.tiles_before : tiles(sequence.length);
     float signs[D / 32];
 #pragma unroll
-    for (int j = 0; j < D / 32; j++) signs[j] = a.signs[lane * (D / 32) + j];
+    for (int j = 0; j < D / 32; j++) signs[j] = a.signs[LANE * (D / 32) + j];
 
-    // Queries: the first are on their way before a block's number is waited for.
     Raw raw[AT_ONCE];
-    auto load_rows = [&](int start) {
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; i++) {
-        const int m = start + i * W;
-        const bool is = m < MT * 16 && m < many * a.group && m < a.rows;
-        const int token = is ? token_of(a, m) : 0;
-        const i64 at = is ? (query + token) * a.q_stride + (head * a.group + m - token * a.group) * D : 0;
-        raw[i] = load_row(a.q + (at + lane * (D / 32)) * NUMBER_SIZE);
-      }
-    };
-    load_rows(warp);
-    const int* const row = a.table + (i64)(a.owners ? a.owners[b] : b) * a.table_width;
-    const u8* const part_of_block = a.cache + head / a.splits * a.head_bytes;
-    const u32 last_group = (u32)(length - 1) / 16;
-
-    // Where this warp's 16 tokens of a tile lie: the block from its number, and their place in it.
-    auto group_of = [&](int tile) { const u32 n = (u32)tile * W + warp; return n < last_group ? n : last_group; };
-    auto index_of = [&](u32 n) { return a.block_groups == 1 ? n : __umulhi(n, a.block_magic); };
-    auto head_of = [&](int block) { return part_of_block + (i64)block * a.block_bytes; };
-
+    load_queries(a, sequence, WARP, raw);  // before a block's number is waited for
+    const Blocks blocks = blocks_of(a, sequence);
+    const u32 group = group_of(blocks, from), index = block_of(a, group);
+    Place at = place_of(a, blocks, group, index, blocks.numbers[index]);
     Keys keys;
-    Values values[W];
-    uint4 norms;
-    const u8* here;  // this warp's group of the tile whose keys are loaded
-    u32 place;
-    {
-      const u32 n = group_of(from), i = index_of(n);
-      here = head_of(row[i]);
-      place = n - i * a.block_groups;
-      load_keys(here + place * (16 * KEY_BYTES), keys);
-      norms = read16(here + a.norms + place * 64 + t * 16);
-      if (lane == 0) values_at[warp] = (u64)(here + a.values + place * (16 * VALUE_BYTES));
-    }
-
-    // Rotated, as operands. A row that is no query is zero.
-    for (int start = warp; start < MT * 16; start += AT_ONCE * W) {
-      if (start > warp) load_rows(start);
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; i++) {
-        const int m = start + i * W;
-        if (m >= MT * 16) continue;
-        const bool is = m < many * a.group && m < a.rows;
-        float x[D / 32];
-#pragma unroll
-        for (int j = 0; j < D / 32; j++) x[j] = is ? component(raw[i], j, a.bfloat) * signs[j] : 0.f;
-        hadamard(x);
-        u16* const to_ = (u16*)(queries + (m / 16) * STEPS * 32);
-#pragma unroll
-        for (int j = 0; j < D / 32; j++) to_[operand_place(m % 16, lane * (D / 32) + j)] = (u16)held_halves(x[j], 0.f);
-      }
-    }
+    load_group(a, at, keys, memory.values_at);
+    uint4 norms = load_norms(a, at);
+    rotate_queries(a, sequence, signs, raw, memory.queries);
     __syncthreads();
 
-    float out[MT][DW / 8][4];
-    float top[MT][2], total[MT][2];
-#pragma unroll
-    for (int m = 0; m < MT; m++) {
-      top[m][0] = top[m][1] = LOWEST;
-      total[m][0] = total[m][1] = 0.f;
-#pragma unroll
-      for (int i = 0; i < DW / 8; i++) out[m][i][0] = out[m][i][1] = out[m][i][2] = out[m][i][3] = 0.f;
-    }
-
+    Rows rows;
+    clear(rows);
     for (int tile = from; tile < to; tile++) {
       const int odd = (tile - from) & 1;
+      Values values[W];
 #pragma unroll
-      for (int i = 0; i < W; i++) load_values((const u8*)values_at[odd * W + i], warp, values[i]);
-      const u32 next = group_of(tile + 1), index = index_of(next);
-      const int block = row[index];
+      for (int i = 0; i < W; i++) load_values((const u8*)memory.values_at[odd * W + i], WARP, values[i]);
+      const u32 next = group_of(blocks, tile + 1), next_index = block_of(a, next);
+      const int next_block = blocks.numbers[next_index];
 
-      // With few rows each sum is two, as a product waits for the one before it.
-      float s[MT][2][4], more[MT][2][4];
-#pragma unroll
-      for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) s[m][i >> 2][i & 3] = more[m][i >> 2][i & 3] = 0.f;
-#pragma unroll
-      for (int own = 0; own < STEPS / 2; own++) {
-        u32 x[4], y[4];
-        unpack_keys(keys_table, keys, 0, own, x);
-        unpack_keys(keys_table, keys, 1, own, y);
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-          for (int i = 0; i < 2; i++) {
-            const uint4 q = queries[(m * STEPS + own * 2 + i) * 32 + lane];
-            mma_half(CHAINS > 1 && i ? more[m][0] : s[m][0], q, x[2 * i], x[2 * i + 1]);
-            mma_half(CHAINS > 1 && i ? more[m][1] : s[m][1], q, y[2 * i], y[2 * i + 1]);
-          }
-      }
-#if CHAINS > 1
-#pragma unroll
-      for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) s[m][i >> 2][i & 3] += more[m][i >> 2][i & 3];
-#endif
+      Logits s;
+      multiply_keys(keys_table, keys, memory.queries, s);
+      at = place_of(a, blocks, next, next_index, next_block);
+      load_group(a, at, keys, memory.values_at + (odd ^ 1) * W);
 
-      // The next tile's keys, while this one's weights and values are worked on.
-      here = head_of(block);
-      place = next - index * a.block_groups;
-      load_keys(here + place * (16 * KEY_BYTES), keys);
-      if (lane == 0) values_at[(odd ^ 1) * W + warp] = (u64)(here + a.values + place * (16 * VALUE_BYTES));
-
-      const u32 pair[4] = {norms.x, norms.y, norms.z, norms.w};
-      float key_norm[4], value_norm[4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) { key_norm[i] = from_half(pair[i] & 0xffff) * a.scale; value_norm[i] = from_half(pair[i] >> 16); }
-      const int token = tile * T + warp * 16 + t * 4;
-      const bool masked = tile * T + T > length - many + 1;
-#pragma unroll
-      for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) s[m][i >> 2][i & 3] *= key_norm[(i >> 2) * 2 + (i & 1)];
-      if (masked) {
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-          for (int i = 0; i < 8; i++) {
-            const int j = (i >> 2) * 2 + (i & 1), end = length - many + token_of(a, m * 16 + g + (i >> 1 & 1) * 8);
-            if (token + j > end || token + j >= length) s[m][i >> 2][i & 3] = -__int_as_float(0x7f800000);
-          }
-#pragma unroll
-        for (int j = 0; j < 4; j++) if (token + j >= length) value_norm[j] = 0.f;
-      }
-
-      // Weights relative to `top`, which is a row's maximum over its first tile and is seldom moved.
-      uint4* const mine = weights + ((odd * W + warp) * MT) * 32 + lane;
-      float sums[MT][2];
-      auto weigh = [&]() {
-        float all = 0.f;
-#pragma unroll
-        for (int m = 0; m < MT; m++) {
-          float p[8];
-#pragma unroll
-          for (int i = 0; i < 8; i++) p[i] = ex2(s[m][i >> 2][i & 3] - top[m][i >> 1 & 1]);
-          sums[m][0] = (p[0] + p[1]) + (p[4] + p[5]);
-          sums[m][1] = (p[2] + p[3]) + (p[6] + p[7]);
-          all += sums[m][0] + sums[m][1];
-          mine[m * 32] = make_uint4(bfloats(p[0] * value_norm[0], p[1] * value_norm[1]), bfloats(p[2] * value_norm[0], p[3] * value_norm[1]),
-                                    bfloats(p[4] * value_norm[2], p[5] * value_norm[3]), bfloats(p[6] * value_norm[2], p[7] * value_norm[3]));
-        }
-        return all;
-      };
-      if (__syncthreads_or(tile == from || !(weigh() < MUCH))) {
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-          for (int i = 0; i < 2; i++) {
-            float x = fmaxf(fmaxf(s[m][0][2 * i], s[m][0][2 * i + 1]), fmaxf(s[m][1][2 * i], s[m][1][2 * i + 1]));
-            x = fmaxf(x, across(x, 1)); x = fmaxf(x, across(x, 2));
-            if (t == 0) tops[warp * (MT * 16) + m * 16 + i * 8 + g] = x;
-          }
-        __syncthreads();
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-          for (int i = 0; i < 2; i++) {
-            float x = top[m][i];
-#pragma unroll
-            for (int j = 0; j < W; j++) x = fmaxf(x, tops[j * (MT * 16) + m * 16 + i * 8 + g]);
-            const float factor = ex2(top[m][i] - x);
-            top[m][i] = x;
-            total[m][i] *= factor;
-#pragma unroll
-            for (int j = 0; j < DW / 8; j++) { out[m][j][2 * i] *= factor; out[m][j][2 * i + 1] *= factor; }
-          }
-        weigh();
+      float value_norm[4], sums[MT][2];
+      scale_and_mask(a, sequence, tile, norms, s, value_norm);
+      uint4* const weights = memory.weights + odd * W * MT * 32;
+      uint4* const mine = weights + WARP * MT * 32 + LANE;
+      if (__syncthreads_or(tile == from || !(weigh(s, rows, value_norm, mine, sums) < MUCH))) {
+        raise_tops(s, memory.tops, rows);
+        weigh(s, rows, value_norm, mine, sums);
         __syncthreads();
       }
 #pragma unroll
-      for (int m = 0; m < MT; m++) { total[m][0] += sums[m][0]; total[m][1] += sums[m][1]; }
-      norms = read16(here + a.norms + place * 64 + t * 16);
-
-#pragma unroll
-      for (int i = 0; i < W; i++) {
-        uint4 p[MT];
-#pragma unroll
-        for (int m = 0; m < MT; m++) p[m] = weights[((odd * W + i) * MT + m) * 32 + lane];
-#pragma unroll
-        for (int u = 0; u < UNITS; u++)
-#pragma unroll
-          for (int k = 0; k < 2; k++) {
-            u32 x[4];
-            unpack_values(values_table, values[i], warp, u, k, x);
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-              mma_bfloat(out[m][u * 4 + k * 2], p[m], x[0], x[1]);
-              mma_bfloat(out[m][u * 4 + k * 2 + 1], p[m], x[2], x[3]);
-            }
-          }
-      }
+      for (int m = 0; m < MT; m++) { rows.total[m][0] += sums[m][0]; rows.total[m][1] += sums[m][1]; }
+      norms = load_norms(a, at);
+      multiply_values(values_table, values, weights, rows);
     }
-
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        float x = total[m][i];
-        x += across(x, 1); x += across(x, 2);
-        if (t == 0) totals[warp * (MT * 16) + m * 16 + i * 8 + g] = x;
-      }
-    __syncthreads();
-    const i64 place_ = ((i64)(blockIdx.x + b) * gridDim.y + head) * a.rows;
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const int r = m * 16 + i * 8 + g;
-        float sum = 0.f;
-#pragma unroll
-        for (int j = 0; j < W; j++) sum += totals[j * (MT * 16) + r];
-        if (r >= a.rows) continue;
-        const float one = sum > 0.f ? 1.f / sum : 0.f;
-        if (warp == 0 && t == 0) a.logs[place_ + r] = sum > 0.f ? top[m][i] + log2f(sum) : -__int_as_float(0x7f800000);
-        u32* const to_ = (u32*)(a.part + (place_ + r) * D + warp * DW) + t;
-#pragma unroll
-        for (int j = 0; j < DW / 8; j++) to_[j * 4] = held_halves(out[m][j][2 * i] * one, out[m][j][2 * i + 1] * one);
-      }
-    __syncthreads();
-
-    do {
-      tiles_before += tiles(length);
-      if (tiles_before >= last) return;
-      length = a.lengths[++b];
-    } while (!length);
-    query = a.starts[b];
-    many = a.starts[b + 1] - query;
-  }
+    store_partial(a, sequence, rows, memory.totals);
+  } while (advance(a, sequence, last));
 }
 
 // Grid (rows, heads, sequences), up to 32 warps: partial results -> out, rotated back. A sequence of no tokens gives zeros.
@@ -484,7 +573,7 @@ extern "C" __global__ void __launch_bounds__(1024) merge(const Args a) {
 #pragma unroll
       for (int i = 0; i < MANY; i++) {
         const int p = start + i * warps;
-        log[i] = -__int_as_float(0x7f800000);
+        log[i] = -INFINITE;
 #pragma unroll
         for (int j = 0; j < E / 2; j++) x[i][j] = 0;
         if (p > last) continue;

@@ -57,38 +57,38 @@ template <int BITS> __device__ __forceinline__ u32 encode(float* y, const float*
 }
 
 // Codes of a row, in shared memory, to bytes, as formats.Layout says.
-__device__ __forceinline__ void pack_key(const u8* code, u8* to_) {
+__device__ __forceinline__ void pack_key(const u8* code, u8* packed) {
 #if KEY_BITS == 8
 #pragma unroll
   for (int j = 0; j < D / 128 + (D == 64); j++)
-    if (D >= 128 || LANE < 16) ((u32*)to_)[j * 32 + LANE] = ((const u32*)code)[j * 32 + LANE];
+    if (D >= 128 || LANE < 16) ((u32*)packed)[j * 32 + LANE] = ((const u32*)code)[j * 32 + LANE];
 #elif KEY_BITS == 4
   for (int w = LANE; w < D / 8; w += 32) {
     u32 word = 0;
 #pragma unroll
     for (int n = 0; n < 8; n++) { const u32 m = code[8 * w + n]; word |= (m & 7) << 4 * n | (m >> 3) << (n < 4 ? 8 * n + 7 : 8 * n - 29); }
-    ((u32*)to_)[w] = word;
+    ((u32*)packed)[w] = word;
   }
 #else
   for (int w = LANE; w < D / 16; w += 32) {
     u32 word = 0;
 #pragma unroll
     for (int n = 0; n < 16; n++) word |= (code[16 * w + n] & 3u) << (4 * (n % 8) + 2 * (n / 8));
-    ((u32*)to_)[w] = word;
+    ((u32*)packed)[w] = word;
   }
   for (int w = LANE; w < D / 32; w += 32) {
     u32 word = 0;
 #pragma unroll
     for (int i = 0; i < 32; i++) { const int n = i % 8, p = i / 8; word |= (code[32 * w + i] >> 2 & 1u) << (n < 4 ? 8 * n + 4 + p : 8 * n - 32 + p); }
-    ((u32*)to_ + D / 16)[w] = word;
+    ((u32*)packed + D / 16)[w] = word;
   }
 #endif
 }
-__device__ __forceinline__ void pack_value(const u8* code, u8* to_, int token) {
+__device__ __forceinline__ void pack_value(const u8* code, u8* packed, int token) {
 #if VALUE_BITS == 4
   for (int i = LANE; i < D / 2; i += 32) {
     const int r = i / 8, g = i % 8;
-    to_[r / 2 * 256 + g * 32 + token / 4 * 8 + r % 2 * 4 + token % 4] = (u8)(code[16 * r + g] | code[16 * r + 8 + g] << 4);
+    packed[r / 2 * 256 + g * 32 + token / 4 * 8 + r % 2 * 4 + token % 4] = (u8)(code[16 * r + g] | code[16 * r + 8 + g] << 4);
   }
 #else
   for (int i = LANE; i < D / 4; i += 32) {
@@ -96,14 +96,14 @@ __device__ __forceinline__ void pack_value(const u8* code, u8* to_, int token) {
     u32 byte = 0;
 #pragma unroll
     for (int q = 0; q < 4; q++) byte |= (code[32 * s + 8 * q + g] & 3u) << (2 * (q / 2) + 4 * (q % 2));
-    to_[s / 2 * 384 + s % 2 * 128 + g * 16 + token] = (u8)byte;
+    packed[s / 2 * 384 + s % 2 * 128 + g * 16 + token] = (u8)byte;
   }
   for (int i = LANE; i < D / 8; i += 32) {
     const int u = i / 8, g = i % 8;
     u32 byte = 0;
 #pragma unroll
     for (int q = 0; q < 8; q++) byte |= (code[64 * u + 8 * q + g] >> 2 & 1u) << (q / 2 + 4 * (q % 2));
-    to_[u * 384 + 256 + g * 16 + token] = (u8)byte;
+    packed[u * 384 + 256 + g * 16 + token] = (u8)byte;
   }
 #endif
 }
@@ -152,8 +152,8 @@ struct Expand {
   int overlap;         // `turn` or another `expand` may still run, and the next one may start
 };
 
-__device__ __forceinline__ void put(u16* to_, const u32* r, u32 norm) {
-  write16(to_, make_uint4(mul16(r[0], norm), mul16(r[2], norm), mul16(r[1], norm), mul16(r[3], norm)));
+__device__ __forceinline__ void put(u16* packed, const u32* r, u32 norm) {
+  write16(packed, make_uint4(mul16(r[0], norm), mul16(r[2], norm), mul16(r[1], norm), mul16(r[3], norm)));
 }
 
 // Grid (GROUPS of 16 tokens, heads). A block takes the codes of its groups, which lie one after another, to shared memory.
@@ -227,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(32 * EXPAND_WARPS) expand(const Exp
   const u32 norms[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
   const Table keys_table = key_table(), values_table = value_table();
   const int first = n * 16 + 4 * t - a.first;
-  const i64 to_ = head * a.stride + (i64)first * D + chunk * 8;
+  const i64 packed = head * a.stride + (i64)first * D + chunk * 8;
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     if (first + j < 0 || first + j >= a.count) continue;
@@ -240,9 +240,9 @@ extern "C" __global__ void __launch_bounds__(32 * EXPAND_WARPS) expand(const Exp
 #else
     unpack_key(keys_table, k[j], 0x5140, 0x7362, r);
 #endif
-    put(a.key + to_ + j * D, r, prmt(norm, norm, 0x1010));
+    put(a.key + packed + j * D, r, prmt(norm, norm, 0x1010));
     unpack_value(values_table, words[j], 0x5140, 0x7362, r);
-    put(a.value + to_ + j * D, r, prmt(norm, norm, 0x3232));
+    put(a.value + packed + j * D, r, prmt(norm, norm, 0x3232));
   }
   if (a.overlap) wait_for_others();  // what comes next reads what they write, too
 }
@@ -278,10 +278,10 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS) turn(const Turn a) 
 #pragma unroll
   for (int j = 0; j < E; j++) x[j] = component(raw, j, a.bfloat) * a.signs[lane * E + j];
   hadamard(x);
-  u16* to_ = a.out + ((i64)token * a.heads + head) * D;
-  if (more >= 0) to_ = (is_value ? a.new_value : a.new_key) + head * a.new_stride + (i64)place_of(a, token) * D;
+  u16* packed = a.out + ((i64)token * a.heads + head) * D;
+  if (more >= 0) packed = (is_value ? a.new_value : a.new_key) + head * a.new_stride + (i64)place_of(a, token) * D;
 #pragma unroll
-  for (int j = 0; j < E; j += 2) ((u32*)(to_ + lane * E))[j / 2] = held_halves(x[j], x[j + 1]);
+  for (int j = 0; j < E; j += 2) ((u32*)(packed + lane * E))[j / 2] = held_halves(x[j], x[j + 1]);
 }
 
 struct Fold {
@@ -311,16 +311,16 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS) fold(const Fold a) 
 #pragma unroll
   for (int j = 0; j < E; j += 2) { const u32 two = ((const u32*)from)[j / 2]; x[j] = from_half(two & 0xffff); x[j + 1] = from_half(two >> 16); }
   hadamard(x);
-  u8* const to_ = a.out + (token * a.stride + head * D + lane * E) * NUMBER_SIZE;
+  u8* const packed = a.out + (token * a.stride + head * D + lane * E) * NUMBER_SIZE;
 #pragma unroll
   for (int j = 0; j < E; j++) x[j] *= a.signs[lane * E + j];
   if (a.logs) {
-    const Raw raw = load_row(to_);
+    const Raw raw = load_row(packed);
 #pragma unroll
     for (int j = 0; j < E; j++) x[j] = (component(raw, j, a.bfloat) * old + x[j] * weight) / total;
     if (lane == 0) a.logs[head * a.logs_stride + token] = top + logf(total);
   }
-  store_row(to_, x, a.bfloat);
+  store_row(packed, x, a.bfloat);
 }
 
 #ifndef __CUDACC__

@@ -6,16 +6,17 @@ in full CUDA graphs; they come first in a batch. The others are `prefill`'s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, ClassVar
 
 import torch
-from sparkpin_modkit import kernels
+from sparkpin_modkit import kernels, reporting_failure
+from sparkpin_modkit.selfcheck import once
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder, MultipleOf
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
-from sparkpin_turboquant import MOD, cuda, prefill
+from sparkpin_turboquant import MOD, VERSION, cuda, prefill, selfcheck
 from sparkpin_turboquant.common import PackedBackend, PackedImpl, report_active
 from sparkpin_turboquant.formats import FORMATS, HEAD_DIMS
 from sparkpin_turboquant.tuned import Tuned, piece_of, splits_of, tuned_for
@@ -85,6 +86,7 @@ class GpuMetadataBuilder(AttentionMetadataBuilder):
         layers = vllm_config.compilation_config.static_forward_context
         impl = layers[layer_names[0]].impl
         kernels.warm(MOD, lambda: impl.warm_up(kv_cache_spec.block_size, slot, vllm_config, self.widths(), device))
+        impl.check(kv_cache_spec.block_size, slot, vllm_config, self.widths(), device)
         self.room = prefill.room_of(impl.num_kv_heads, impl.head_size)
         widest = _gpu(device)[0][-1]
         self.few, self.joined = widest.few, widest.joined
@@ -185,6 +187,20 @@ class GpuImpl(PackedImpl):
             planned = prefill.plan([0, 1], [2], device, 16, joined=joined)  # a new token after one in the cache
             rest = (space, self.flash, torch.empty_like(query), tuned[-1].overlap)
             prefill.attend(query, new, new, cache_, table, planned, *rest)
+
+    def check(
+        self, block_size: int, slot: int, vllm_config: Any, widths: tuple[int, ...], device: torch.device
+    ) -> None:
+        """Compare the kernels with naive.py at this machine's first start. Raises ModError where they differ."""
+        tuned, processors = _gpu(device)
+        group = self.num_heads // self.num_kv_heads
+        queries = tuple(sorted({*range(1, widths[-1] + 1), piece_of(group)}))
+        dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
+        format, heads, head_dim = self.kv_cache_dtype, self.num_kv_heads, self.head_size
+        case = selfcheck.Case(format, heads, group, head_dim, block_size, slot, queries, dtype)
+        with reporting_failure(MOD, version=VERSION):
+            once(MOD, VERSION, asdict(case), lambda: selfcheck.compare(case, tuned, processors, device))
+        torch.cuda.empty_cache()  # what vLLM has planned with
 
     def do_kv_cache_update(
         self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor

@@ -66,7 +66,7 @@ class Variant:
 
     @property
     def shared_bytes(self) -> int:
-        """As `attend` divides it: queries, weights twice, where values lie, then maxima and sums."""
+        """As `divide` does it: queries, weights twice, where values lie, then maxima and sums."""
         queries, weights = self.rows * self.head_dim * 32, self.warps * self.rows * 512
         return queries + 2 * weights + 2 * self.warps * 8 + 2 * self.warps * self.rows * 64
 

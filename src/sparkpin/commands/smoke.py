@@ -12,7 +12,7 @@ from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, newest_of_stage, require_recipe
 from sparkpin.commands.notes import finish
 from sparkpin.core import terminal
-from sparkpin.core.errors import BusyError
+from sparkpin.core.errors import BusyError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import Engine, engine_errors, engine_of
@@ -22,7 +22,7 @@ from sparkpin.releases.runs_here import with_others
 from sparkpin.serve import linked, nodes
 from sparkpin.serve.nodes import Nodes, NodesOptions
 from sparkpin.serve.served import LABEL
-from sparkpin.smoke import drift
+from sparkpin.smoke import drift, kernels
 from sparkpin.smoke.evidence import owes
 from sparkpin.smoke.server import Place, clear_leftovers
 
@@ -79,6 +79,27 @@ def smoke(
             show(f"{one.tag} was compared with nothing; next: {step}")
     finish(records, done)
     return done
+
+
+def compare_kernels(*, tag: str | None, stage: str | None, recipe: str | None) -> None:
+    """Of one release: the named one, the newest of the stage, or the newest that has kernels, else InputError."""
+    paths = Paths.from_env()
+    records = Releases(paths)
+    if recipe:
+        require_recipe(paths, records, recipe)
+    if tag:
+        release = records.get(tag)
+    elif stage:
+        release = newest_of_stage(paths, choose_recipe(paths, recipe, None), stage)
+    else:
+        known = [one for one in records.all() if recipe in (None, one.recipe)]
+        if not known:
+            raise InputError(
+                nothing_to_smoke(recipe, known=0, left_out=0).partition(";")[0], next_step="invoke build --stage v2-tq"
+            )
+        release = max(known, key=lambda one: (bool(one.demands.kernels), one.created))
+    kernels.require_kernels(release)
+    show(kernels.compare(paths, engine_of(paths), release, say))
 
 
 def machines_of(paths: Paths, release: Release, asked: NodesOptions) -> Nodes | None:

@@ -246,13 +246,16 @@ def options(release: Release, checkpoint: Path | str, *, memory: int | None, gpu
         },
         "stop_signal": "SIGINT",
     }
-    if gpus:
-        settings |= {
-            "device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])],
-            "shm_size": 16 * GIB,
-            "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)],
-        }
-    return settings
+    return settings | all_gpus() if gpus else settings
+
+
+def all_gpus() -> dict[str, Any]:
+    """What `sandbox` lacks for a container that computes on the machine's GPUs."""
+    return {
+        "device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])],
+        "shm_size": 16 * GIB,
+        "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)],
+    }
 
 
 def memory_limit(engine: Engine, checkpoint: Path, containers: int = 1) -> int:

@@ -13,7 +13,7 @@ from sparkpin.pins.mods import KERNELS
 
 MARKER = b"SPARKPIN_MOD "
 AGREED = "agreed"  # an event of modkit's: each rank of several has said the same of release, mods and switches
-OF_KERNELS = ("kernels", "compiled")  # events that `smoke.kernels` judges
+OF_KERNELS = ("kernels", "compiled", "checked")  # events that `smoke.kernels` judges, but for the last
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,47 @@
 """The trained model at stage v3 on a real server: what the scripted one says by construction, it has learnt.
 
-One server: vLLM 0.32 on a CPU. The stage adds no file to the image of v2-tq, which the scripted model has, too.
+One server: vLLM 0.32 on a CPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
+import uuid
 from collections.abc import Iterator
 
 import pytest
-from checkout import PROJECT
+from checkout import PROJECT, Checkout
 from sabotaged import Broken, installed, serving
 
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.pair import pair
 from sparkpin.core.paths import Paths
-from sparkpin.releases.record import Release
+from sparkpin.releases.record import Releases
 from sparkpin.smoke.checks import READERS
 
 ASKED = ("completion", "chat-stream", "tool-call-stream", "tool-answer", "unicode", "long-text", "logprobs", *READERS)
+TRIAL = f"trial-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory, stages: dict[str, Release]) -> Iterator[Broken]:
-    *_, below, paired = pair(PROJECT, "trained-tiny", stage="v3")
-    same = stages[below.stage.name]
-    assert below.rendered.key == same.build_key and not paired.stage.mods, "its image is not another one"
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     folder = tmp_path_factory.mktemp("trained")
-    made = build_checkpoint(Paths.from_env(PROJECT), paired.model, paired.model_lock, paired.steps, print)
-    model = shutil.copytree(made, folder / "model", copy_function=shutil.copyfile)
-    release = dataclasses.replace(same, argv=paired.argv, env=paired.env, demands=paired.demands)
-    with serving(installed(release, model), model, folder / "home", None) as server:
-        yield server
+    copy = Checkout.make(folder / "copy")
+    (copy.folder / "recipes/trained-tiny.yaml").rename(copy.folder / f"recipes/{TRIAL}.yaml")
+    copy.replace(f"recipes/{TRIAL}.yaml", "name: trained-tiny", f"name: {TRIAL}")
+    try:
+        copy.done("build", "--recipe", TRIAL, "--stage", "v3")
+        own = dataclasses.replace(Paths.from_env(PROJECT), home=copy.home)
+        *_, paired = pair(copy.folder, TRIAL, stage="v3")
+        *_, release = Releases(own).of_recipe(TRIAL)
+        assert release.stage == "v3"
+        made = build_checkpoint(own, paired.model, paired.model_lock, paired.steps, print)
+        model = shutil.copytree(made, folder / "model", copy_function=shutil.copyfile)
+        with serving(installed(release, model), model, folder / "home", None) as server:
+            yield server
+    finally:
+        copy.remove_tags(TRIAL)
 
 
 def test_it_answers_and_its_drafts_are_accepted(broken: Broken) -> None:

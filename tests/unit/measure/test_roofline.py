@@ -151,6 +151,16 @@ def test_a_list_of_tokens_to_draft() -> None:
     assert reads(plain)["LM head, listed rows"].size == pytest.approx(32_768 * 3072 * 2)
 
 
+def test_a_head_in_4_bits_to_draft_with() -> None:
+    """Stage v3: the INT8 head is read once to check, half of its bytes for each draft."""
+    flags = (*V2.flags, "--additional-config", '{"draft_head": {"bits": 4}}')
+    found, before = made(dataclasses.replace(V2, flags=flags)), made(V2)
+    whole = 248_320 * 3072 + 2 * (248_320 + 3072)
+    head, rows = reads(found)["LM head"], reads(found)["LM head, 4 bits"]
+    assert (head.size, head.times, rows.size, rows.times) == (whole, 1, pytest.approx(whole / 2), 2)
+    assert before.step_bytes - found.step_bytes == pytest.approx(0.763e9, rel=1e-2)
+
+
 def test_the_mtp_layer_in_fp8() -> None:
     """What the rule `mtp.layers.*_proj` of docs/checkpoints.md makes: `mtp.fc`, router and norms stay in 16 bits."""
     found, before = reads(made(FP8_DRAFT)), reads(made(V2))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import qwen_samples
 from memory_samples import (
+    IN_4_BITS,
     LISTED,
     MAX,
     MTP2,
@@ -224,6 +225,11 @@ def test_a_model_of_attention_alone_has_one_group_and_small_blocks() -> None:
         (f"{MTP2} {LISTED}", "draft_rows", 32_768),
         (f"{MTP2} {LISTED}", "unread", ()),
         (LISTED, "draft_rows", 0),
+        (f"{MTP2} {IN_4_BITS}", "draft_rows", 248_320),
+        (f"{MTP2} {IN_4_BITS}", "draft_bits", 4),
+        (f"{MTP2} {IN_4_BITS}", "unread", ()),
+        (f"{MTP2} {LISTED}", "draft_bits", 8),
+        (IN_4_BITS, "draft_rows", 0),
         (MTP2, "draft_rows", 0),
         ("--kv-cache-dtype auto", "cache_dtype", "bfloat16"),
         ("--dtype float16", "cache_dtype", "float16"),
@@ -484,6 +490,17 @@ def test_weights_with_rows_of_the_head_that_a_drafter_has_of_its_own() -> None:
     assert head.note.startswith("INT8 by the mod int8-lm-head; 32,768 rows twice")
     [all_rows] = [row for row in weights_122b(replace(plain, draft_rows=10**6)) if row.kind == "LM head"]
     assert all_rows.held == 2 * 248_320 * 3072 * 2
+
+
+def test_weights_with_a_head_in_4_bits_to_draft_with() -> None:
+    """As mods/int8-lm-head packs it on a GPU; on a CPU its rows are as the INT8 head's."""
+    loading = Loading(draft=True, vision=False, int8_head=True, widened=False, draft_rows=248_320, draft_bits=4)
+    whole = 248_320 * 3072 + 2 * (248_320 + 3072)
+    [head] = [row for row in weights_122b(loading) if row.kind == "LM head"]
+    assert head.held == whole + 248_320 * (3072 // 2 + 4)
+    assert head.note == "INT8 by the mod int8-lm-head; 248,320 rows again in 4 bits, by the mod draft-vocabulary"
+    [on_cpu] = [row for row in weights_122b(replace(loading, widened=True)) if row.kind == "LM head"]
+    assert on_cpu.held == 2 * whole
 
 
 @pytest.mark.parametrize(

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import lzma
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkout import PROJECT
 from elf_samples import Elf, cubin, facts_of, put
+from made_releases import release
 from places import rewrite
 
 from sparkpin.build import render
 from sparkpin.build.demands import demands_of
-from sparkpin.core.errors import ManifestError
+from sparkpin.commands import smoke as commands_smoke
+from sparkpin.core.errors import HostError, InputError, InspectionError, ManifestError, UntoldError
+from sparkpin.core.paths import Paths
+from sparkpin.host.containers import Container
 from sparkpin.pins import manifests
 from sparkpin.pins.mods import KERNELS, read_mod
-from sparkpin.releases.record import Demands
+from sparkpin.releases import container as running
+from sparkpin.releases.record import Demands, Releases
 from sparkpin.smoke import kernels
 from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.report import Result
@@ -227,3 +234,95 @@ def test_kernels_are_entered_under_the_name_of_the_mod_s_folder(mod: str) -> Non
     """By which the image's build asks for them."""
     pyproject = tomllib.loads((PROJECT / "mods" / mod / "pyproject.toml").read_text())
     assert set(pyproject["project"].get("entry-points", {}).get(KERNELS, {})) <= {mod}
+
+
+DEMANDS = Demands(
+    checks=("chat",), mods=("turboquant",), acceptance_floor=None, scripted=False, kernels=("turboquant",)
+)
+WITH_KERNELS = release(1, demands=DEMANDS)
+TABLE = b"GPU            NVIDIA GB10\nattend, merge  3 query tokens  0.0034    0.01    ok      0.10\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """A machine whose engine has the release's image."""
+    monkeypatch.setattr(kernels, "obstacle", lambda *asked, **more: "")
+    monkeypatch.setattr(kernels, "remove_leftovers", lambda *asked: None)
+    monkeypatch.setattr(running, "require_here", lambda engine: None)
+    monkeypatch.setattr(running, "require_image", lambda engine, one: None)
+    monkeypatch.setattr(running, "cache_volume", lambda engine, one: "cache")
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    paths.home.mkdir()
+    return paths
+
+
+def compared(
+    site: Paths, monkeypatch: pytest.MonkeyPatch, code: int, log: bytes, status: str = "exited"
+) -> tuple[str, dict[str, Any]]:
+    """What `compare` gives where the container ends like this, and what the container was given."""
+    given: dict[str, Any] = {}
+
+    def container_of(*asked: Any, **settings: Any) -> Any:
+        given.update(settings)
+        container = Container({"Id": "1", "State": {"Status": status, "ExitCode": code}})
+        return contextlib.nullcontext(container)
+
+    monkeypatch.setattr(kernels, "container_of", container_of)
+    monkeypatch.setattr(Container, "reload", lambda self: None)
+    monkeypatch.setattr(running, "log_of", lambda container: log)
+    engine: Any = None
+    return kernels.compare(site, engine, WITH_KERNELS, lambda text: None, limit=0.5), given
+
+
+def test_kernels_are_compared_in_the_image_on_the_gpu_and_nothing_else(
+    site: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, given = compared(site, monkeypatch, 0, b'SPARKPIN_MOD {"mod":"x","event":"kernels"}\n' + TABLE)
+    assert WITH_KERNELS.image in table and "3 query tokens" in table and "SPARKPIN_MOD" not in table
+    assert given["device_requests"] and given["network_mode"] == "none" and given["read_only"]
+    assert given["command"] == ["-m", "sparkpin_modkit.selfcheck"] and list(given["volumes"]) == ["cache"]
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "status", "error"),
+    [
+        (78, TABLE + b"store  all  0.5  0.002  FAILED\n", "exited", InspectionError),
+        (1, TABLE + b"Traceback: an illegal memory access\n", "exited", InspectionError),
+        (0, TABLE, "running", InspectionError),
+        (69, b"nothing to compare: torch finds no GPU\n", "exited", HostError),
+    ],
+)
+def test_what_else_may_come_of_it(
+    site: Paths, monkeypatch: pytest.MonkeyPatch, code: int, log: bytes, status: str, error: type[Exception]
+) -> None:
+    """What came of the table is told: it is what an owner sends."""
+    with pytest.raises(error) as caught:
+        compared(site, monkeypatch, code, log, status)
+    assert log.decode().splitlines()[-1].split(":")[-1] in str(caught.value)
+
+
+def test_a_release_without_gpu_kernels_and_a_machine_without_the_gpu_say_so(
+    site: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody: Any = None
+    with pytest.raises(UntoldError, match=f"stack {release(1).stack}, mods "):
+        kernels.compare(site, nobody, release(1), print)
+    monkeypatch.setattr(kernels, "obstacle", lambda *asked, **more: "here: none")
+    with pytest.raises(HostError, match="here: none"):
+        kernels.compare(site, nobody, WITH_KERNELS, print)
+
+
+def test_without_a_tag_the_newest_release_with_kernels_is_taken(site: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    monkeypatch.setattr(Paths, "from_env", lambda: site)
+    monkeypatch.setattr(commands_smoke, "engine_of", lambda paths: None)
+    monkeypatch.setattr(kernels, "compare", lambda paths, engine, one, say: taken.append(one.tag) or "")
+    with pytest.raises(InputError):
+        commands_smoke.compare_kernels(tag=None, stage=None, recipe=None)
+    other, newest = release(2, demands=DEMANDS), release(3)
+    for one in (WITH_KERNELS, other, newest):
+        Releases(site).save(one)
+    commands_smoke.compare_kernels(tag=None, stage=None, recipe=None)
+    with pytest.raises(UntoldError):
+        commands_smoke.compare_kernels(tag=newest.tag, stage=None, recipe=None)
+    assert taken == [other.tag]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from sparkpin_int8_lm_head import kernel
+from sparkpin_int8_lm_head import int4, kernel
 from sparkpin_int8_lm_head.ahead import warm_up
-from sparkpin_int8_lm_head.cuda import FLOAT32_TOKENS, int8_linear
+from sparkpin_int8_lm_head.cuda import FLOAT32_TOKENS, int4_linear, int8_linear
 from sparkpin_int8_lm_head.layout import lay_out
 from sparkpin_int8_lm_head.tuned import tuned_for
 from triton import knobs
@@ -20,7 +20,7 @@ SHAPES = [(4096, 3072), (2048, 2048), (64, 128), (1088, 4096)]
 @pytest.fixture
 def compiled(architecture: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of what Triton has to look for once more after the warm-up. Launches stop before the GPU."""
-    for function in (kernel.input_digits, kernel.int8_head, kernel.int8_head_in_turns):
+    for function in (kernel.input_digits, kernel.int8_head, kernel.int8_head_in_turns, kernel.int4_head):
         function.device_caches.clear()
 
         def run(*args: Any, grid: Any, warmup: bool, original: Any = function.run, **kwargs: Any) -> Any:
@@ -42,6 +42,18 @@ def test_each_launch_of_a_server_was_compiled(architecture: int, compiled: list[
             for tokens in (1, 2, 3, 16, 17, 33, 64, 128, 129, FLOAT32_TOKENS + 1):
                 for column_scale in (None, scales[1]):
                     int8_linear(torch.zeros(tokens, columns, dtype=dtype), q, scales[0], column_scale, None, tuned)
+    assert compiled == []
+
+
+def test_each_launch_of_a_drafter_was_compiled(architecture: int, compiled: list[str]) -> None:
+    tuned = tuned_for(architecture, bits=4)
+    for rows, columns in SHAPES:
+        packed, row_scale = int4.memory(rows, columns, torch.device("cpu")), torch.ones(rows)
+        for dtype in (torch.bfloat16, torch.float16):
+            for tokens in (1, 2, 3, 16, 17, 33, 64, 65, 256):
+                for column_scale in (None, torch.ones(columns, dtype=dtype)):
+                    x = torch.zeros(tokens, columns, dtype=dtype)
+                    int4_linear(x, packed, row_scale, column_scale, tuned)
     assert compiled == []
 
 

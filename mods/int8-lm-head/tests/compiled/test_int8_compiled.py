@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from sparkpin_int8_lm_head.ahead import DTYPES, compile_digits, compile_head, warm_up
-from sparkpin_int8_lm_head.kernel import input_digits, int8_head, int8_head_in_turns
+from sparkpin_int8_lm_head.ahead import DTYPES, compile_digits, compile_head, compile_int4, warm_up
+from sparkpin_int8_lm_head.kernel import input_digits, int4_head, int8_head, int8_head_in_turns
 from sparkpin_int8_lm_head.layout import READ_AHEAD
 from sparkpin_int8_lm_head.tuned import Tuned, tuned_for
 from sparkpin_modkit import ModError
 from sparkpin_modkit.testing import SHARED_MEMORY, resources_of
 
 REGISTERS = 65_536
-FUNCTIONS = (int8_head, int8_head_in_turns, input_digits)
+FUNCTIONS = (int8_head, int8_head_in_turns, input_digits, int4_head)
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
@@ -37,6 +37,20 @@ def check(architecture: int, entry: Tuned, compiled: Any) -> None:
     assert re.search(instruction, compiled.asm["ptx"])
 
 
+def test_rows_of_4_bits_are_unpacked_four_bytes_at_a_time(architecture: int) -> None:
+    """In registers, between shared memory and the matrix units: two instructions for the lower halves of four bytes,
+    one for the upper ones. Byte by byte they are seven times as many, with the bytes' own permutations."""
+    for entry in tuned_for(architecture, bits=4).values():
+        compiled = compile_int4(entry)
+        check(architecture, entry, compiled)
+        words = entry.block_v * entry.block_k // 4 // (32 * entry.warps)
+        ptx = compiled.asm["ptx"]
+        # sm_121's warps each hold what their products need, which others hold, too
+        held = ptx.count("0xf0f0f0f0") // 2
+        assert held % words == 0 and held // words in (1, 2, 4), entry
+        assert ptx.count("prmt") < words
+
+
 @pytest.mark.parametrize("has_column_scale", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_digits_compile_without_spills(architecture: int, dtype: torch.dtype, has_column_scale: bool) -> None:
@@ -48,7 +62,8 @@ def test_warm_up_compiles_each_variant_once(architecture: int, monkeypatch: pyte
     for function in FUNCTIONS:
         function.device_caches.clear()  # of other tests, whose cache on disk was another
     first = warm_up()
-    assert len(first) == len(DTYPES) * (3 + len(tuned_for(architecture)))
+    in_4_bits = len(tuned_for(architecture, bits=4))
+    assert len(first) == len(DTYPES) * (3 + len(tuned_for(architecture))) + in_4_bits
     assert len({kernel.hash for kernel in first}) == len(first)
     # From here on the compiler would fail: what is asked for again comes from Triton's cache on disk.
     for function in FUNCTIONS:
@@ -69,6 +84,9 @@ def test_without_float32_each_tile_writes_logits_of_the_activations_type(archite
 def test_block_k_stays_within_what_lies_behind_the_last_row(architecture: int) -> None:
     assert all(entry.block_k <= READ_AHEAD for entry in tuned_for(architecture).values())
     assert all(size == entry.most for size, entry in tuned_for(architecture).items())
+    in_4_bits = tuned_for(architecture, bits=4)
+    assert all(entry.block_k <= READ_AHEAD and not entry.programs for entry in in_4_bits.values())
+    assert list(in_4_bits) == [8, 16, 32, 64]
 
 
 def test_other_architectures_take_what_fits_the_smallest() -> None:

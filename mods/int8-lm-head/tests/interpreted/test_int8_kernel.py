@@ -210,6 +210,21 @@ def test_rehearsal_notices_a_kernel_that_computes_something_else(tall, fault, fl
         rehearse(q, row_scale, column_scale.bfloat16(), None, torch.bfloat16, {8: SMALL[8]}, float32=float32)
 
 
+def test_rehearsal_looks_at_each_tile_of_a_large_vocabulary(monkeypatch) -> None:
+    q, row_scale, _ = head(20_000, 16)
+    spoilt = 0
+
+    def linear(x, *_, **__):
+        out = naive.logits(x, q, row_scale, torch.ones(16))
+        out[:, spoilt : spoilt + SMALL[8].block_v] *= 1.5
+        return out
+
+    monkeypatch.setattr("sparkpin_int8_lm_head.cuda.int8_linear", linear)
+    for spoilt in range(0, 20_000, 11 * SMALL[8].block_v):  # noqa: B007
+        with pytest.raises(ModError):
+            rehearse(q, row_scale, None, None, torch.bfloat16, {8: SMALL[8]})
+
+
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("float32", [True, False], ids=["float32", "16 bits"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

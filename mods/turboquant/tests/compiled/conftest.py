@@ -36,20 +36,23 @@ class OnCpu:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Compilation -> `OnCpu`."""
+    """Compilation -> `OnCpu`; another one where its source has changed."""
     folder = tmp_path_factory.mktemp("cpu")
 
-    @cache
     def build(compiled: Any) -> OnCpu:
-        stem = folder / f"{compiled.file}{abs(hash(compiled))}"
-        stem.with_suffix(".cc").write_text(compiled.source())
+        return build_source(compiled.source(), compiled.file, tuple(compiled.functions))
+
+    @cache
+    def build_source(source: str, file: str, functions: tuple[str, ...]) -> OnCpu:
+        stem = folder / f"{file}{abs(hash(source))}"
+        stem.with_suffix(".cc").write_text(source)
         shim = Path(__file__).parents[1]
         command = [sys.executable, "-m", "ziglang", "c++", *FLAGS, f"-I{shim}", "-o"]
         caches = {"ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"), "ZIG_LOCAL_CACHE_DIR": str(folder / "zig")}
         paths = {"PYTHONPATH": ":".join(sys.path), "PATH": ""}
         files = [str(stem.with_suffix(".so")), str(stem.with_suffix(".cc"))]
         subprocess.run([*command, *files], check=True, env=caches | paths, timeout=1800)
-        return OnCpu(list(compiled.functions), stem.with_suffix(".so"))
+        return OnCpu(list(functions), stem.with_suffix(".so"))
 
     return build
 

@@ -121,6 +121,7 @@ def model_published(figure: Published) -> DecodeModel:
         int8_head=figure.int8,
         widened=False,
         draft_rows=settings.draft_rows,
+        draft_bits=settings.draft_bits,
         ranks=settings.ranks,
         kv_heads=geometry.kv_heads,
     )

@@ -43,6 +43,7 @@ class DecodeModel:
     drafted: int
     draft_layers: int
     draft_share: float = 1.0  # of the LM head's rows, what a draft reads
+    draft_bits: int = 8  # of a weight in what a draft reads, where the head has 8
     ranks: int = 1  # tensor-parallel; all bytes are those of one
     hidden: int = 0
     vocabulary: int = 0
@@ -170,6 +171,7 @@ def model_of(
         drafted=settings.draft_tokens,
         draft_layers=settings.draft_layers,
         draft_share=min(1.0, (loading.draft_rows or geometry.vocabulary) / geometry.vocabulary),
+        draft_bits=8 if loading.widened or not loading.draft_rows else loading.draft_bits,
         ranks=settings.ranks,
         hidden=geometry.hidden,
         vocabulary=geometry.vocabulary,
@@ -283,9 +285,10 @@ def reads_of(model: DecodeModel, context: int, routed_tokens: int, routed_drafts
             once = "all tokens of a draft at once" if model.draft_passes == 1 else "once a draft"
             yield Read(DRAFTER, row.dense, model.draft_passes, once)
             continue
-        if row.kind == HEAD and model.draft_share < 1:
+        if row.kind == HEAD and (model.draft_share < 1 or model.draft_bits < 8):
             yield Read(HEAD, row.dense, 1, "once to check")
-            yield Read("LM head, listed rows", row.dense * model.draft_share, drafted, "once a draft")
+            name = "LM head" + ", listed rows" * (model.draft_share < 1) + ", 4 bits" * (model.draft_bits < 8)
+            yield Read(name, row.dense * model.draft_share * model.draft_bits / 8, drafted, "once a draft")
         elif row.dense:
             drafting_passes = drafted if model.draft_layers else min(drafted, model.draft_passes) * model.shares_head
             passes = drafting_passes * (row.kind == HEAD)

@@ -193,6 +193,7 @@ def known_of(
         widened=platform == "cpu",
         ranks=settings.ranks,
         draft_rows=settings.draft_rows if "draft-vocabulary" in mods else 0,
+        draft_bits=settings.draft_bits,
         kv_heads=geometry.kv_heads,
     )
     tensors = tuple(placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)

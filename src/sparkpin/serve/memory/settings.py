@@ -33,7 +33,8 @@ class Settings:
     """max_model_len: AUTO where vLLM shall find the longest that fits. cache_dtype: vLLM's word, never `auto`.
 
     draft_tokens: per step, 0 without speculation; draft_layers: attention layers of the drafter; draft_rows: of the LM
-    head that the mod draft-vocabulary lets it read, 0 for all. drafter: a second model that drafts; draft_passes: of
+    head that the mod draft-vocabulary copies for it, 0 for none; draft_bits: of a weight in them, where the head has 8,
+    4 or 8. drafter: a second model that drafts; draft_passes: of
     it, in a step. block_size: None where nobody asks for one. kv_bytes: an explicit size of the KV pool, instead of
     what `utilization` leaves.
     kv_from: the setting that gives kv_bytes, and its file. checkpoints: see `takes_checkpoints`. longer: whether
@@ -55,6 +56,7 @@ class Settings:
     draft_tokens: int
     draft_layers: int
     draft_rows: int
+    draft_bits: int
     prefix_caching: bool
     eager: bool
     kv_bytes: int | None
@@ -118,7 +120,7 @@ def read_settings(
             raise ManifestError(flags.origin(CPU_SPACE), CPU_SPACE, space, "a whole number of GiB", next_step=NEXT)
         kv_bytes, kv_from = int(space) * GIB, f"{CPU_SPACE}={space} of {flags.origin(CPU_SPACE)}"
     draft_tokens, draft_layers, draft_passes = drafting(flags, geometry, drafter)
-    rows, unread = draft_rows(flags)
+    rows, bits, unread = draft_rows(flags, geometry)
     caching = flags.on("--enable-prefix-caching", default=True)
     max_len = flags.number("--max-model-len", auto=True) or geometry.max_positions
     seqs = flags.number("--max-num-seqs") or (128 if platform == "cpu" else 1024)
@@ -150,6 +152,7 @@ def read_settings(
         draft_tokens=draft_tokens,
         draft_layers=draft_layers,
         draft_rows=rows if draft_layers else 0,
+        draft_bits=bits if draft_layers else 8,
         prefix_caching=caching,
         eager=eager,
         kv_bytes=kv_bytes,
@@ -228,19 +231,24 @@ def drafting(flags: Flags, geometry: Geometry, drafter: Geometry | None) -> tupl
     return tokens, layers, 0
 
 
-def draft_rows(flags: Flags) -> tuple[int, tuple[str, ...]]:
-    """Rows of the LM head in the list of mods/draft-vocabulary, 0 for all; and what else `--additional-config` says.
+def draft_rows(flags: Flags, geometry: Geometry) -> tuple[int, int, tuple[str, ...]]:
+    """Rows of the LM head that mods/draft-vocabulary copies, 0 for none; bits of a weight in them; and what else
+    `--additional-config` says.
 
-    The tokens that it adds to the list, some tens, are not counted. A list in a file is not known here.
+    The tokens that it adds to a list, some tens, are not counted. A list in a file is not known here: with 4 bits it
+    counts as the whole head.
     """
     rest = flags.json(ADDITIONAL)
+    bits = 4 if rest.get("draft_head") == {"bits": 4} else 8
+    if bits == 4:
+        del rest["draft_head"]
     listed = rest.get("draft_vocabulary")
     rows = listed.get("first") if isinstance(listed, dict) else None
     if type(rows) is int and rows > 0:
         del rest["draft_vocabulary"]
     else:
-        rows = 0
-    return rows, (f"{ADDITIONAL} {json.dumps(rest)}",) if rest else ()
+        rows = geometry.vocabulary if bits == 4 else 0
+    return rows, bits, (f"{ADDITIONAL} {json.dumps(rest)}",) if rest else ()
 
 
 def yarn_positions(flags: Flags) -> tuple[int, tuple[str, ...]]:

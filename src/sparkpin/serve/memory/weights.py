@@ -32,7 +32,8 @@ class Loading:
     draft: with the MTP drafter, which shares embeddings and LM head with the model (vLLM 0.32, v1/spec_decode/
     llm_base_proposer.py). vision: with the vision tower. int8_head: the mod int8-lm-head quantises the LM head.
     widened: INT4 experts and FP8 layers are expanded to 16 bits, as the mods do on a CPU. ranks: tensor-parallel nodes
-    or GPUs. draft_rows: rows of the LM head that the mod draft-vocabulary copies, 0: none. kv_heads: of a layer, where
+    or GPUs. draft_rows: rows of the LM head that the mod draft-vocabulary copies, 0: none; draft_bits: of
+    a weight in them, 8 where the head's own form is kept. kv_heads: of a layer, where
     that may be fewer than ranks.
     """
 
@@ -42,6 +43,7 @@ class Loading:
     widened: bool
     ranks: int = 1
     draft_rows: int = 0
+    draft_bits: int = 8
     kv_heads: int | None = None
 
 
@@ -72,7 +74,8 @@ def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[WeightKind]:
         row[2] += -(-held // parts)
         row[3] += held if parts == 1 < loading.ranks else 0
     head = ["INT8 by the mod int8-lm-head"] if loading.int8_head else []
-    head += [f"{loading.draft_rows:,} rows twice, by the mod draft-vocabulary"] if loading.draft_rows else []
+    again = "again in 4 bits" if loading.draft_bits == 4 and not loading.widened else "twice"
+    head += [f"{loading.draft_rows:,} rows {again}, by the mod draft-vocabulary"] if loading.draft_rows else []
     notes = {
         HEAD: "; ".join(head),
         MTP: "" if loading.draft else "not loaded: no MTP drafter",
@@ -148,8 +151,14 @@ def held_bytes(info: TensorInfo, kind: str, loading: Loading) -> int:
 
 
 def copied_bytes(info: TensorInfo, kind: str, loading: Loading) -> int:
-    """Rows that a drafter has of its own; scales of columns, in one dimension, are shared."""
+    """Rows that a drafter has of its own; scales of columns, in one dimension, are shared.
+
+    Those of 4 bits are packed as int8-lm-head's `int4` says on a GPU, with scales of 32 bits; on a CPU they are as the
+    head's.
+    """
     if kind != HEAD or not loading.draft_rows or len(info.shape) != 2:
         return 0
     rows = info.shape[0]
+    if loading.draft_bits == 4 and not loading.widened:
+        return min(loading.draft_rows, rows) * (-(-info.shape[1] // 32) * 16 + 4)
     return held_bytes(info, kind, loading) * min(loading.draft_rows, rows) // rows

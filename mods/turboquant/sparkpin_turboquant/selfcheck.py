@@ -1,0 +1,196 @@
+"""The kernels against naive.py on random data, at a machine's first start (`sparkpin_modkit.selfcheck`).
+
+Each has its own reference: what `expand` and `attend` read is what `store` wrote, wrong or not. Vectors are compared
+one by one and the worst counts, so that one in thousands is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from sparkpin_modkit.selfcheck import Compared
+
+from sparkpin_turboquant import cuda, history, naive
+from sparkpin_turboquant.formats import FORMATS
+from sparkpin_turboquant.tuned import Tuned, programs_of, splits_of, tuned_for, variant_for
+
+STORED, STORED_VECTOR, ROUNDED, ATTENDED = 2e-3, 0.15, 2e-3, 1e-2
+"""Float32 sums in another order put few components on the other side of an edge: nothing to all vectors, up to 0.06 to
+one. What `expand` and `turn` give is rounded to float16, the weights and outputs of `attend` to bfloat16."""
+REJECTED = 3
+"""Tokens behind each sequence that are in the cache and not of it, as drafts that were not accepted."""
+SLICE = 2048
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a server launches its kernels with. queries: each number of query tokens that a sequence has in a step."""
+
+    format: str
+    kv_heads: int
+    group: int
+    head_dim: int
+    block_size: int
+    slot: int
+    queries: tuple[int, ...]
+    dtype: str = "bfloat16"
+
+
+def worst(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest relative norm of a difference of vectors ``[..., D]``; NaN where one is."""
+    wanted = wanted.float()
+    return float(((found.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=1e-30)).max())
+
+
+class Data:
+    """A cache of four sequences, in blocks that lie anywhere. All that nobody wrote is NaN.
+
+    Two are longer than a pass of all blocks of `attend`, one is nothing but new tokens, one is empty, as vLLM fills up
+    a batch.
+    """
+
+    def __init__(self, case: Case, tuned: tuple[Tuned, ...], processors: int, device: torch.device) -> None:
+        self.case, self.tuned, self.device, self.format = case, tuned, device, FORMATS[case.format]
+        self.random = torch.Generator(device).manual_seed(0)
+        self.scale = case.head_dim**-0.5
+        variant = variant_for(tuned, self.format, case.head_dim, case.group)
+        programs = programs_of(variant, processors, case.kv_heads)
+        longest = variant.tokens * (programs * 3 // 2 + 1) + 57
+        self.lengths = [longest, variant.tokens * (programs + 1), max(case.queries), 0]
+        stored = [length + REJECTED for length in self.lengths]
+        width = -(-max(stored) // case.block_size)
+        order = torch.randperm(4 * width, generator=self.random, device=device)
+        self.table = order.view(4, width).int()
+        self.slots = [self.slots_of(i, length) for i, length in enumerate(self.lengths)]
+        self.written = torch.cat([self.slots_of(i, length) for i, length in enumerate(stored)])
+        rows = self.normal(len(self.written) + 1, 2 * case.kv_heads)  # one more, for a token that is padding
+        self.key, self.value = rows[:, : case.kv_heads], rows[:, case.kv_heads :]
+        self.cache = self.empty(4 * width)
+        cuda.store_tokens(
+            self.key, self.value, self.cache, torch.cat([self.written, torch.full_like(self.written[:1], -1)])
+        )
+        self.blocks = self.as_naive(self.cache)
+
+    def normal(self, tokens: int, heads: int) -> torch.Tensor:
+        shape = (tokens, heads, self.case.head_dim)
+        return torch.randn(shape, generator=self.random, device=self.device).to(getattr(torch, self.case.dtype))
+
+    def slots_of(self, sequence: int, length: int) -> torch.Tensor:
+        n = torch.arange(length, device=self.device)
+        return self.table[sequence, n // self.case.block_size].long() * self.case.block_size + n % self.case.block_size
+
+    def empty(self, blocks: int) -> cuda.Cache:
+        """0x7E makes norms NaN."""
+        case = self.case
+        page = case.kv_heads * case.block_size * case.slot
+        data = torch.full((blocks, page), 0x7E, dtype=torch.uint8, device=self.device)
+        return cuda.Cache(data, self.format, case.kv_heads, case.head_dim, case.block_size, case.slot, page)
+
+    def as_naive(self, cache: cuda.Cache) -> naive.Blocks:
+        case = self.case
+        return naive.Blocks(cache.data, self.format, case.kv_heads, case.head_dim, case.block_size, case.slot)
+
+    def numbers(self, *values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+
+@torch.inference_mode()
+def compare(case: Case, tuned: tuple[Tuned, ...], processors: int, device: torch.device) -> Iterator[Compared]:
+    """Each kernel on the current GPU, which `tuned` and `processors` describe. Takes up to 300 MB for a moment."""
+    data = Data(case, tuned, processors, device)
+    yield from _stored(data)
+    yield from _expanded(data)
+    yield from _turned(data)
+    back = [data.blocks.read_rotated(slots) for slots in data.slots]
+    for queries in case.queries:
+        error = _attended(data, queries, back, sorted({1, 3, processors}))
+        yield "attend, merge", f"{case.format}, {queries} query tokens", error, ATTENDED
+
+
+def _stored(data: Data) -> Iterator[Compared]:
+    wanted = data.empty(data.cache.data.shape[0])
+    reference, errors, sizes, one = data.as_naive(wanted), 0.0, 0.0, []
+    for at in torch.arange(len(data.written), device=data.device).split(SLICE):
+        reference.write(data.key[at], data.value[at], data.written[at])
+        for found, right in zip(
+            data.blocks.read_rotated(data.written[at]), reference.read_rotated(data.written[at]), strict=True
+        ):
+            errors += float((found - right).norm() ** 2)
+            sizes += float(right.norm() ** 2)
+            one.append(worst(found, right))
+    yield "store", f"{data.case.format}, all vectors", (errors / sizes) ** 0.5, STORED
+    yield "store", f"{data.case.format}, the worst vector", float(torch.tensor(one).max()), STORED_VECTOR
+    beside = float((data.cache.data != wanted.data).float().mean())
+    yield "store", f"{data.case.format}, bytes", beside, STORED
+
+
+def _expanded(data: Data) -> Iterator[Compared]:
+    """All but the first and the last tokens of the longest sequence."""
+    first, count = 7, data.lengths[0] - 18
+    found = torch.full((2, data.case.kv_heads, count, data.case.head_dim), torch.nan, dtype=torch.float16)
+    found = found.to(data.device)
+    history.expand_tokens(found[0], found[1], data.cache, data.table[0], first, count)
+    right = data.blocks.read_rotated(data.slots[0][first : first + count])
+    error = worst(found, torch.stack(right).transpose(1, 2))
+    yield "expand", f"{data.case.format}, {count} tokens", error, ROUNDED
+
+
+def _turned(data: Data) -> Iterator[Compared]:
+    """New tokens of two sequences into the rotated space, behind their histories, and results back."""
+    case, new, old = data.case, 9, 5
+    query, rows = data.normal(2 * new, case.kv_heads * case.group), data.normal(2 * new, 2 * case.kv_heads)
+    key, value = rows[:, : case.kv_heads], rows[:, case.kv_heads :]
+    room = torch.full((2, case.kv_heads, 2 * (new + old), case.head_dim), torch.nan, dtype=torch.float16)
+    room = room.to(data.device)
+    starts, key_starts = data.numbers(0, new, 2 * new), data.numbers(0, new + old, 2 * (new + old))
+    turned = history.turn_new(query, key, value, data.cache, (room[0], room[1]), starts, key_starts)
+    behind = torch.cat([room[:, :, old : new + old], room[:, :, new + 2 * old :]], dim=2).transpose(1, 2)
+    error = worst(turned, naive.rotate(query))
+    yield "turn", f"{case.format}, queries", error, ROUNDED
+    yield "turn", f"{case.format}, new tokens", worst(behind, naive.rotate(torch.stack([key, value]))), ROUNDED
+    out, part = query.clone(), naive.rotate(data.normal(2 * new, query.shape[1])).half()
+    logs, part_logs = (data.normal(query.shape[1], 1)[:, 0, : 2 * new].float().contiguous() for _ in range(2))
+    share = (part_logs - logs).sigmoid().T.unsqueeze(-1)
+    wanted = query.float() * (1 - share) + naive.unrotate(part) * share
+    history.fold_into(out, logs, part, part_logs, data.cache)
+    yield "fold", case.format, worst(out, wanted), ATTENDED
+
+
+def _attended(data: Data, queries: int, back: list[tuple[torch.Tensor, torch.Tensor]], processors: list[int]) -> float:
+    """The same on all multiprocessors and on few, whose blocks pass over more tiles and more sequences.
+
+    One sequence has a query less. On few, rows of the table are named (`owners`) and lie the other way round.
+    """
+    case, many = data.case, [queries, max(1, queries - 1), queries, 0]
+    at = [sum(many[:i]) for i in range(5)]
+    query = data.normal(at[-1], case.kv_heads * case.group)
+    rotated = naive.rotate(query).clamp(-naive.FLOAT16_MAX, naive.FLOAT16_MAX)
+    wanted = torch.empty_like(rotated)
+    for i, (key, value) in enumerate(back[:3]):
+        for head in range(query.shape[1]):
+            its = slice(head // case.group, head // case.group + 1)
+            part = naive.attention(rotated[at[i] : at[i + 1], head : head + 1], key[:, its], value[:, its], data.scale)
+            wanted[at[i] : at[i + 1], head : head + 1] = part
+    wanted = naive.unrotate(wanted)
+    lengths, starts = data.numbers(*data.lengths), data.numbers(*at)
+    splits = splits_of(queries, case.group)
+    found = []
+    for count in processors:
+        named = count < processors[-1]
+        rows, owners = (data.table.flip(0), data.numbers(3, 2, 1, 0)) if named else (data.table, None)
+        heads = case.kv_heads * splits if named else 1  # so that a head has so many blocks
+        out = torch.full_like(query, torch.nan)
+        rest = (data.scale, out, data.tuned, count * heads, owners)
+        found.append(cuda.attend(query, data.cache, rows, lengths, starts, queries, *rest))
+    return worst(torch.stack(found), wanted.expand(len(found), *wanted.shape))
+
+
+def check() -> Iterator[Compared]:
+    """All formats, with the 122B's heads, up to four drafts: entry point of ``sparkpin.selfcheck``."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    gpu = torch.cuda.get_device_properties(device)
+    for name, format in FORMATS.items():
+        case = Case(name, 2, 16, 256, 1152, format.slot_bytes(256) + 2 * (name != "turboquant_k8v4"), (1, 2, 3, 4, 5))
+        yield from compare(case, tuned_for(10 * gpu.major + gpu.minor), gpu.multi_processor_count, device)
