@@ -18,7 +18,8 @@ BLOCKS = {"--block-size": "256"}  # a multiple of 32, which the smallest one for
 MATCH = {"--prefix-match-unit": "32"}
 CHUNKS = {"--max-num-batched-tokens": "512"}  # prompts have 512 tokens and more
 DENSE = {"--prefix-cache-retention-interval": "256"}  # states of all blocks stay, those that decoding wrote, too
-STATES = {"--mamba-ssm-cache-dtype": "bfloat16"}
+STATES = {"--mamba-ssm-cache-dtype": "bfloat16"}  # as without the flag: the config has no mamba_ssm_dtype
+FLOATS = {"--mamba-ssm-cache-dtype": "float32"}
 TRITON = {"--attention-backend": "TRITON_ATTN"}  # FlashAttention's FP8 kernels are not carried
 
 
@@ -169,7 +170,8 @@ AGAIN = (
     Setup("v2-draft4", "v2 with MTP-2, the drafter in INT4", "draft4", (HYBRID, HEAD), MTP, against="v2-mtp"),
     Setup("v2-draft", "v2 with MTP-2, the drafter in FP8", "draft", (HYBRID, HEAD), MTP, against="v2-mtp"),
     Setup("v2-state", "v2 with MTP-2, GDN states in BF16", "mtp", (HYBRID, HEAD), MTP | STATES, against="v2-mtp"),
-    Setup("state", "BF16, GDN states in BF16", "bf16", (), STATES),
+    Setup("v2-float", "v2 with MTP-2, GDN states in float32", "mtp", (HYBRID, HEAD), MTP | FLOATS, against="v2-state"),
+    Setup("float", "BF16, GDN states in float32", "bf16", (), FLOATS),
     CACHES[0],
     Setup("d-v1", "draft_model, scripted: drafts are right by construction", "drafted", (), DRAFTED, job="boot",
           more={"VLLM_USE_V2_MODEL_RUNNER": "0"}),
