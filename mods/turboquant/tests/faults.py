@@ -22,22 +22,24 @@ ALL = "for (int m = 0; m < MT; m++) for (int i = 0; i < 8; i++) s[m][i >> 2][i &
 FAULTS = {
     "second tile dropped": Fault(
         kernel.Variant,
-        "if (masked) {",
-        f"if (tile == from + 1) {ALL} = -__int_as_float(0x7f800000);\n      if (masked) {{",
+        (masking := "scale_and_mask(a, sequence, tile, norms, s, value_norm);"),
+        f"{masking} if (tile == from + 1) {ALL} = -INFINITE;",
         "attend, merge",
     ),
     "next sequence's tokens": Fault(
-        kernel.Variant, "(a.owners ? a.owners[b] : b) *", "(a.owners ? a.owners[b] : b ^ 1) *", "attend, merge"
+        kernel.Variant, "a.owners[of.number] : of.number)", "a.owners[of.number] : of.number ^ 1)", "attend, merge"
     ),
-    "owners not read": Fault(kernel.Variant, "a.owners ? a.owners[b] : b", "b", "attend, merge"),
+    "owners not read": Fault(
+        kernel.Variant, "a.owners ? a.owners[of.number] : of.number", "of.number", "attend, merge"
+    ),
     "logits of 2 % more": Fault(
         kernel.Variant, "& 0xffff) * a.scale;", "& 0xffff) * a.scale * 1.02f;", "attend, merge"
     ),
     "a later token is seen": Fault(kernel.Variant, "token + j > end ||", "token + j > end + 1 ||", "attend, merge"),
     "a rejected token is seen": Fault(
         kernel.Variant,
-        "if (token + j > end || token + j >= length)",
-        "if (token + j > end + (end == length - 1))",
+        "if (token + j > end || token + j >= of.length)",
+        "if (token + j > end + (end == of.length - 1))",
         "attend, merge",
     ),
     "last part not merged": Fault(kernel.Variant, "start <= last;", "start < last;", "attend, merge"),
