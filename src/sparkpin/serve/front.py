@@ -37,6 +37,7 @@ LARGE = 1 << 16  # bytes of a body; parsing 3 MB of small values takes a quarter
 BODIES = 8  # of the greatest size, held at a time; of one address half as many
 RETRY_SECONDS = "5"
 HANDSHAKE_SECONDS = 10
+BACKLOG = 1024  # of connections not yet taken; past it the kernel may forget one whose client believes that it stands
 PASSED = ("Accept", "Content-Type")  # others choose a rank, a priority or the name of a request
 KEPT_BACK = frozenset(  # of an answer: what belongs to one connection (RFC 9110, 7.6.1), or is ours to say
     {"connection", "keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer", "transfer-encoding"}
@@ -315,7 +316,11 @@ async def listen(front: Front, port: int) -> asyncio.Server:
         context.load_cert_chain(front.folder / CERT, front.folder / TLS_KEY)
     seconds = min(HANDSHAKE_SECONDS, limits.idle) if context else None
     return await asyncio.get_running_loop().create_server(
-        Connections(front), sock=Listener(limits, port, front.strangers), ssl=context, ssl_handshake_timeout=seconds
+        Connections(front),
+        sock=Listener(limits, port, front.strangers),
+        backlog=BACKLOG,
+        ssl=context,
+        ssl_handshake_timeout=seconds,
     )
 
 
