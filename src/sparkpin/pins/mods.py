@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,14 @@ LEFT_OUT_FOLDERS = frozenset({"tests", "benchmarks", "docs", "build", "dist", "_
 LEFT_OUT_SUFFIXES = (".pyc", ".md")
 KERNELS = "sparkpin.kernels"  # group of entry points: functions that compile a mod's kernels
 HOOK = "import importlib, sys; print(importlib.import_module(sys.argv[1]).build_wheel(sys.argv[2]))"
+
+ENV = {  # of a backend, and nothing of the caller's, which might change its bytes or its modules
+    "SOURCE_DATE_EPOCH": str(EPOCH),
+    "LC_ALL": "C.UTF-8",
+    "PATH": "/usr/bin:/bin",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+}
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ def build_wheel(mod: Mod, folder: Path) -> Path:
         done = subprocess.run(
             [sys.executable, "-P", "-c", HOOK, mod.backend.partition(":")[0], str(folder.absolute())],
             cwd=source,
-            env={**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+            env=ENV,
             capture_output=True,
             text=True,
             check=False,

@@ -154,9 +154,14 @@ def test_wheel_is_the_same_twice_and_holds_neither_readme_nor_tests(tmp_path: Pa
     assert b"of the text" not in built[0].read_bytes()
 
 
-def test_a_mod_s_own_module_is_not_taken_for_the_backend(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["mods/hello", "path"])
+def test_no_other_module_is_taken_for_the_backend(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the mod's own nor one of the caller's PYTHONPATH."""
     make_mod(tmp_path, "hello")
-    tiny_images.write(tmp_path / "mods/hello/flit_core/__init__.py", f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    tiny_images.write(tmp_path / place / "flit_core/__init__.py", f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     (tmp_path / "out").mkdir()
     assert mods.build_wheel(mods.read_mod(tmp_path, "hello"), tmp_path / "out").is_file()
     assert not (tmp_path / "ran").exists()
