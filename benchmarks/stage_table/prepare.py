@@ -45,8 +45,11 @@ MARLIN = (
     b"gptq_marlin_repack_kernel",
 )
 FLASH2 = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so"
-WHOLE = re.compile(rb"\.entry _ZN5flash16flash_fwd_kernelI\w*?ILi(64|256)E\w*?bfloat16_t")
-"""Its loops over K and V without pages and splits, by head size, as PTX: there is no machine code for sm_90."""
+WHOLE = re.compile(
+    rb"\.entry _ZN5flash(16flash_fwd_kernelI\w*?ILi(64|256)E|(24|32)flash_fwd_splitkv_\w*?ILi64E)\w*?bfloat16_t"
+)
+"""Its loops over K and V, by head size, as PTX: there is no machine code for sm_90. For 64 those with pages and splits,
+too, which the first and last layers of a dense model take beside `turboquant_*`."""
 FLASH3 = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
 LOOP = re.compile(
     rb"CollectiveMainloopFwdSm90ILi\d+EN4cute5tupleIJ\w*?EEENS6_IJ(\w*?)EEELi(64|256)ENS_(10bfloat16_t|6half_t)"

@@ -44,6 +44,8 @@ HYBRID, HEAD, CACHE, LIST = MODS
 TURBOQUANT = {"kv_cache_dtype": "turboquant_4bit_nc"}
 STATES = {"mamba_ssm_cache_dtype": "bfloat16"}
 LISTED = {"additional_config": {"draft_vocabulary": {"first": 65536}}}
+FOUR_BITS = {"additional_config": {"draft_head": {"bits": 4}}}
+OWN_HEAD = {"use_local_argmax_reduction": True}
 STAGES = {
     stage.name: stage
     for stage in (
@@ -53,12 +55,12 @@ STAGES = {
         Stage("v2", "+ LM head in INT8", "fp8", "mtp", (HYBRID, HEAD), True),
         Stage("v2-tq", "+ 4-bit K and V", "fp8", "mtp", (HYBRID, HEAD, CACHE), True, TURBOQUANT),
         Stage(
-            "v3", "+ MTP layer in FP8, GDN states in BF16", "fp8-draft", "mtp", (HYBRID, HEAD, CACHE), True,
-            TURBOQUANT | STATES,
+            "v3", "+ MTP layer in FP8, its drafts from a 4-bit head, GDN states in BF16", "fp8-draft", "mtp",
+            (HYBRID, HEAD, CACHE, LIST), True, TURBOQUANT | STATES | FOUR_BITS, OWN_HEAD,
         ),
         Stage(
             "v2-vocab", "v2 + drafts from the first 65,536 tokens", "fp8", "mtp", (HYBRID, HEAD, LIST), True, LISTED,
-            {"use_local_argmax_reduction": True},
+            OWN_HEAD,
         ),
         Stage(
             "v2-draft", "v2 + MTP layer in FP8", "fp8-draft", "mtp", (HYBRID, HEAD), True,
@@ -116,7 +118,7 @@ def scripted_arguments(stage: Stage) -> dict[str, Any]:
 
     Its vocabulary is smaller than a list of 65,536: with a shorter one most of what it says is never drafted.
     """
-    listed = {"additional_config": {"draft_vocabulary": {"first": 300}}} if "additional_config" in stage.more else {}
+    listed = {"additional_config": {"draft_vocabulary": {"first": 300}}} if LISTED.items() <= stage.more.items() else {}
     return {
         "model": f"scripted-{stage.scripted}",
         "max_model_len": 40960,

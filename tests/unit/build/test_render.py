@@ -155,9 +155,7 @@ def test_wheel_is_the_same_twice_and_holds_neither_readme_nor_tests(tmp_path: Pa
 
 
 @pytest.mark.parametrize("place", ["mods/hello", "path"])
-def test_no_other_module_is_taken_for_the_backend(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_other_module_is_taken_for_the_backend(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the mod's own nor one of the caller's PYTHONPATH."""
     make_mod(tmp_path, "hello")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))

@@ -260,15 +260,19 @@ def test_each_prompt_of_a_conversation_begins_with_all_that_was_said(
         assert prompts[turn + 1][: len(begun)] == begun and len(answers[turn]) == measure.SAID
 
 
-def test_the_list_that_is_measured_is_the_stages_own() -> None:
-    """stages/v2-vocab.yaml and the stage table's v2-vocab."""
-    flags = manifests.load_chain(PROJECT, "v2-vocab")[-1].serve.flags
-    made = stages.arguments(stages.STAGES["v2-vocab"])
+@pytest.mark.parametrize("name", ["v2-vocab", "v3"])
+def test_what_is_measured_has_the_stages_own_flags(name: str) -> None:
+    flags = manifests.load_chain(PROJECT, name)[-1].serve.flags
+    made = stages.arguments(stages.STAGES[name])
     assert made["additional_config"] == flags["--additional-config"]
     assert made["speculative_config"] == flags["--speculative-config"] | stages.SYNTHETIC
+    assert made.get("mamba_ssm_cache_dtype") == flags.get("--mamba-ssm-cache-dtype")
     assert "use_local_argmax_reduction" not in stages.arguments(stages.STAGES["v2"])["speculative_config"]
+
+
+def test_only_stages_that_draft_from_other_rows_have_the_mod() -> None:
     on = {name for name, stage in stages.STAGES.items() if stage.environment["SPARKPIN_MOD_DRAFT_VOCABULARY"] == "1"}
-    assert on == {"v2-vocab"}
+    assert on == {"v2-vocab", "v3"}
 
 
 FACTS = {"date": "2026-11-23", "vllm": "0.33.0", "torch": "2.11.0", "gpu": "G", "driver": "1", "routing": "uniform",
