@@ -20,6 +20,7 @@ CHUNKS = {"--max-num-batched-tokens": "512"}  # prompts have 512 tokens and more
 DENSE = {"--prefix-cache-retention-interval": "256"}  # states of all blocks stay, those that decoding wrote, too
 STATES = {"--mamba-ssm-cache-dtype": "bfloat16"}  # as without the flag: the config has no mamba_ssm_dtype
 FLOATS = {"--mamba-ssm-cache-dtype": "float32"}
+HALVES = {"--mamba-ssm-cache-dtype": "float16"}
 TRITON = {"--attention-backend": "TRITON_ATTN"}  # FlashAttention's FP8 kernels are not carried
 
 
@@ -119,7 +120,7 @@ CACHES = (
 V2, V2_TQ, V3 = (
     Setup("v2-mtp", "v2 with MTP-2, the drafter in BF16", "mtp", (HYBRID, HEAD), MTP, against="v2"),
     Setup("v2-tq", "v2-tq: + 4-bit K and V, MTP-2", "mtp", (HYBRID, HEAD, CACHE), MTP | TQ, against="v2-mtp"),
-    Setup("v3", "v3: v2-tq, MTP layer in FP8, GDN states in BF16", "draft", (HYBRID, HEAD, CACHE), MTP | TQ | STATES,
+    Setup("v3", "v3: v2-tq, MTP layer in FP8, GDN states in float16", "draft", (HYBRID, HEAD, CACHE), MTP | TQ | HALVES,
           against="v2-tq"),
 )  # fmt: skip
 LEDGER = (

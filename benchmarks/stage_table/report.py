@@ -32,7 +32,7 @@ def candidates() -> list[Published]:
     return [
         dataclasses.replace(V2, stage="v2-vocab", what="drafts from a list", flags=(*V2.flags, *listed)),
         dataclasses.replace(V2, stage="v2-draft", what="MTP layer in FP8", fp8_draft=True),
-        dataclasses.replace(V2, stage="v2-state", what="GDN states in BF16", flags=(*V2.flags, *states)),
+        dataclasses.replace(V2, stage="v2-state", what="GDN states in float16", flags=(*V2.flags, *states)),
     ]
 
 

@@ -42,7 +42,7 @@ class Stage:
 
 HYBRID, HEAD, CACHE, LIST = MODS
 TURBOQUANT = {"kv_cache_dtype": "turboquant_4bit_nc"}
-STATES = {"mamba_ssm_cache_dtype": "bfloat16"}
+STATES = {"mamba_ssm_cache_dtype": "float16"}
 LISTED = {"additional_config": {"draft_vocabulary": {"first": 65536}}}
 FOUR_BITS = {"additional_config": {"draft_head": {"bits": 4}}}
 OWN_HEAD = {"use_local_argmax_reduction": True}
@@ -55,7 +55,7 @@ STAGES = {
         Stage("v2", "+ LM head in INT8", "fp8", "mtp", (HYBRID, HEAD), True),
         Stage("v2-tq", "+ 4-bit K and V", "fp8", "mtp", (HYBRID, HEAD, CACHE), True, TURBOQUANT),
         Stage(
-            "v3", "+ MTP layer in FP8, its drafts from a 4-bit head, GDN states in BF16", "fp8-draft", "mtp",
+            "v3", "+ MTP layer in FP8, its drafts from a 4-bit head, GDN states in float16", "fp8-draft", "mtp",
             (HYBRID, HEAD, CACHE, LIST), True, TURBOQUANT | STATES | FOUR_BITS, OWN_HEAD,
         ),
         Stage(
@@ -66,7 +66,7 @@ STAGES = {
             "v2-draft", "v2 + MTP layer in FP8", "fp8-draft", "mtp", (HYBRID, HEAD), True,
         ),
         Stage(
-            "v2-state", "v2 + GDN states in BF16", "fp8", "mtp", (HYBRID, HEAD), True,
+            "v2-state", "v2 + GDN states in float16", "fp8", "mtp", (HYBRID, HEAD), True,
             STATES,
         ),
     )
