@@ -19,7 +19,8 @@ ISSUES = {issue.name: issue for issue in manifests.load_known_issues(PROJECT)}
 OF_MACHINES = {name for name, issue in ISSUES.items() if {"kernel", "driver", "memory"} & issue.when.keys()}
 VERSIONS = ("0.33.0", "0.29.0", "0.20.2")
 HARMLESS = (
-    "--moe-backend", "x", "--max-num-seqs", "1", "--gpu-memory-utilization", "0.8", "--mamba-ssm-cache-dtype", "float16",
+    "--moe-backend", "x", "--max-num-seqs", "1", "--gpu-memory-utilization", "0.8",
+    "--mamba-ssm-cache-dtype", "float16",
 )  # fmt: skip
 NUMBERS = {">": 1, ">=": 0, "<": -1, "<=": 0}
 
