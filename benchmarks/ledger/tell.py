@@ -37,6 +37,9 @@ def small(figure: dict[str, float]) -> str:
 
 
 def bytes_of(found: dict[str, Any]) -> str:
+    """Of the trained model; SmolLM2's layers differ in theirs beside `turboquant_*`."""
+    if found["weights"] == "smollm2":
+        return ""
     kind = found["flags"].get("--kv-cache-dtype", "bfloat16")
     return f"{HEADS * LAYERS * BYTES[kind]:,}" if kind in BYTES else "?"
 
@@ -99,8 +102,11 @@ def planted(server: str, one: dict[str, Any]) -> tuple[str, ...]:
 def main(folders: list[Path]) -> None:
     lines = [line for folder in folders for line in (folder / "results.jsonl").read_text().splitlines() if line]
     results = {found["name"]: found for found in map(json.loads, lines)}
-    figures = [one for folder in folders for one in json.loads((folder / "figures.json").read_text())]
-    rows = [row(results[one["name"]], one) for one in figures if "texts" in one]
+    files = [
+        file for folder in folders if (file := folder / "figures.json").exists()
+    ]  # calls 1 and 3 have proofs alone
+    figures = [one for file in files for one in json.loads(file.read_text())]
+    rows = [row(results[one["name"].removesuffix("+long")], one) for one in figures if "texts" in one]
     print(table(LEDGER, rows), "\n")
     print(table(*lengths(figures)), "\n")
     proofs = []

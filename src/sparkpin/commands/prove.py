@@ -144,7 +144,10 @@ def at(url: str, variable: str) -> Iterator[Client]:
         try:
             yield client
         except (Wrong, Fault) as fault:
-            raise SmokeError(f"{url}: {fault}", next_step="the same command with --resume goes on") from None
+            raise SmokeError(
+                f"{url}: {fault}",
+                next_step="see that it is served and takes the key; then the same command with --resume",
+            ) from None
 
 
 @contextlib.contextmanager

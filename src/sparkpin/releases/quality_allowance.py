@@ -90,7 +90,7 @@ def needed_texts(judged: Judged, texts: int) -> int:
     figure = judged.seen
     distance = abs(judged.limit - figure.value)
     side = figure.high - figure.value if judged.limit > figure.value else figure.value - figure.low
-    return math.ceil(texts * (side / distance) ** 2) if side < math.sqrt(MOST) * distance else 0
+    return max(1, math.ceil(texts * (side / distance) ** 2)) if side < math.sqrt(MOST) * distance else 0
 
 
 def needed_questions(skill: Skill, limit: float) -> int:

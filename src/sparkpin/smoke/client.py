@@ -5,17 +5,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from sparkpin.core.errors import InputError
 from sparkpin.smoke.replies import Exchange, Fault, Reply
 
 MAX_BYTES = 16 << 20  # no answer asked for here comes near; a server that babbles on must not fill the memory
 
 OWN_HOSTS = ("127.0.0.1", "::1", "localhost")  # this machine
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    """The header; without a key none. InputError, which does not repeat it, for a key that no header may hold."""
+    if key and not re.fullmatch("[!-~]+", key):
+        raise InputError(
+            "the key: saw a space, a line's end or a character beyond ASCII in it, wanted none",
+            next_step="set its variable anew, without them: NAME=$(tr -d '[:space:]' <FILE)",
+        )
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 class Client(contextlib.AbstractContextManager["Client"]):
@@ -36,7 +48,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
     def tcp(cls, host: str, port: int, *, timeout: float = 120, key: str | None = None, tls: bool = False) -> Client:
         """tls: of a server of this machine, whose certificate is for names that others use: it is not checked."""
         address = f"[{host}]" if ":" in host else host
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = bearer(key)
         base = f"http{'s' if tls else ''}://{address}:{port}"
         http = httpx.Client(base_url=base, headers=headers, trust_env=False, verify=False)
         return cls(http, timeout=timeout)
@@ -45,7 +57,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
     def url(cls, url: str, *, timeout: float = 120, key: str | None = None) -> Client:
         """Of anybody's server, with or without the /v1 at its end. Of one of this machine as `tcp`; of another the
         certificate is checked, and proxies are used."""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = bearer(key)
         base = url.rstrip("/").removesuffix("/v1")
         far = httpx.URL(base).host not in OWN_HOSTS
         return cls(httpx.Client(base_url=base, headers=headers, trust_env=far, verify=far), timeout=timeout)
@@ -85,7 +97,9 @@ class Client(contextlib.AbstractContextManager["Client"]):
     def _stream(
         self, method: str, path: str, body: dict[str, Any] | None, timeout: float
     ) -> contextlib.AbstractContextManager[httpx.Response]:
-        content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+        content = (
+            None if body is None else json.dumps(body, ensure_ascii=False).encode(errors="replace")
+        )  # half an emoji
         headers = {"Accept-Encoding": "identity"} | ({} if body is None else {"Content-Type": "application/json"})
         return self._http.stream(method, path, content=content, headers=headers, timeout=timeout)
 

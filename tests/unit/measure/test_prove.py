@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from toy_endpoint import BLOCK, ToyEndpoint
 
@@ -19,7 +20,7 @@ from sparkpin.commands import prove as command
 from sparkpin.commands.prove import ProveOptions
 from sparkpin.core.errors import CorruptionError, InputError, UntoldError
 from sparkpin.core.paths import Paths
-from sparkpin.measure.prove import asking, judging, passes, record, run, sessions, shortest
+from sparkpin.measure.prove import asking, judging, passes, record, run, sessions, shortest, verdict
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.measure.prove.sessions import Shape
@@ -27,9 +28,11 @@ from sparkpin.measure.prove.shrinking import cut, fewer
 from sparkpin.measure.quality.distance import rows_of
 from sparkpin.measure.student_t import T_975, t_beyond
 from sparkpin.smoke.answers import Wrong
+from sparkpin.smoke.replies import Fault
 
 SHAPE = Shape(1, 4, 3, 384, 8000, 1.0)
 ASKED = ProveOptions(model="", key="", seed=1, sessions=3, turns=3, replay="", resume=False, as_json=True)
+SOUND = verdict.Bounds((0.01,) * 6, 0.05, 0.05, 0.69, 0.3, (0.69,) * 6)
 SURE = {"token": "a", "logprob": -1.0}
 
 
@@ -72,7 +75,7 @@ def test_distance_is_nothing_for_the_same_and_great_where_the_first_token_differ
     far = rows_of([{7: -0.1, 8: -3.0}, {3: -0.2, 4: -2.0}], [7, 3])
     assert judging.distance(one, one, 2) < 1e-4
     assert 1e-3 < judging.distance(one, near, 2) < 0.1 < 1 < judging.distance(one, far, 2)
-    assert judging.distance(one, rows_of([], []), 2) == math.inf
+    assert judging.distance(one, rows_of([], []), 2) == judging.FARTHEST
 
 
 def test_the_quantiles_are_those_of_the_table() -> None:
@@ -170,6 +173,11 @@ def test_a_lost_state_is_found_and_its_shortest_session_shows_it_again(tmp_path:
         command.replay(meet(client), path)
     with ToyEndpoint().client() as client:
         command.replay(meet(client), path)
+    rest = "".join(json.dumps(line) + "\n" for line in lines)
+    for odd in ({"bound": "nan"}, {"difference": None}, {"place": "x"}):
+        path.write_text(json.dumps(head | odd) + "\n" + rest)
+        with toy.client() as client, pytest.raises(InputError, match="saw no session"):
+            shortest.read(path, meet(client))
     path.write_text("{}\n")
     with toy.client() as client, pytest.raises(InputError, match="saw no session"):
         shortest.read(path, meet(client))
@@ -182,16 +190,80 @@ def test_one_prompt_beyond_the_bound_has_to_show_with_other_words(tmp_path: Path
         proof.run(tmp_path, resume=False)
     prompt = proof.prompts[-1]
     length = len(proof.prompts[-2]) // BLOCK * BLOCK
-    for off, far, verdict in (
+    for off, far, wanted in (
         (lambda ids, hit: ids == prompt, 0.5, "nothing found"),
         (lambda ids, hit: ids == prompt, 20.0, "found"),  # no near tie is so far off
         (lambda ids, hit: len(ids) == len(prompt) and hit >= length, 0.5, "found"),
     ):
         found = proved(ToyEndpoint(off=off, far=far), tmp_path)
         assert sum(one.beyond for one in found.passes) >= 2, "in each way that reads it from the cache"
-        assert found.verdict == verdict, found.line
-        assert any("of 5 tries" in note for note in found.notes) == (verdict == "nothing found")
-        assert ("taken for rounding" in found.line) == (verdict == "nothing found")
+        assert found.verdict == wanted, found.line
+        assert any("of 5 tries" in note for note in found.notes) == (wanted == "nothing found")
+        assert ("taken for rounding" in found.line) == (wanted == "nothing found")
+
+
+def test_of_two_finds_the_one_that_is_no_near_tie_is_told(tmp_path: Path) -> None:
+    near = verdict.Beyond(passes.WARM, 0, 0.13)
+    clear = verdict.Beyond(passes.EVICTED, 1, 5.3)
+    with ToyEndpoint().client() as client:
+        proof = run.begun(meet(client), 1, (2, 2), print)
+    assert verdict.first_to_tell(proof, [near, clear], SOUND) == clear
+
+
+def test_a_server_that_dies_of_its_fault_is_found_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dead(*_: object) -> None:
+        raise Fault("POST /v1/completions: the engine is dead")
+
+    monkeypatch.setattr(shortest, "shortest", dead)
+    for toy in (ToyEndpoint(noise=0.001, fault="lost"), ToyEndpoint(noise=0.001, fault="lost", tokens=False)):
+        found = proved(toy, tmp_path / str(toy.tokens))
+        assert found.verdict == "found" and found.finding and found.finding.again == 0
+        assert any("the engine is dead" in note for note in found.notes)
+        (path,) = (tmp_path / str(toy.tokens)).glob("*-session.jsonl")
+        monkeypatch.undo()
+        with toy.client() as client, pytest.raises(CorruptionError, match="seen again"):
+            command.replay(meet(client), path)
+        monkeypatch.setattr(run, "SETTLE", 0.0)
+        monkeypatch.setattr(shortest, "shortest", dead)
+
+
+def test_what_was_seen_once_and_may_be_rounding_is_no_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortest, "tried", lambda met, proof, trial: shortest.Tried(0.0, proof.cold[0], proof.cold[0]))
+    monkeypatch.setattr(verdict, "NEAR", 100.0)
+    monkeypatch.setattr(verdict, "FEW", 0)
+    found = proved(ToyEndpoint(noise=0.001, fault="lost"), tmp_path)
+    assert found.verdict == "cannot tell" and found.finding and "seen once" in found.line
+
+
+def test_the_power_counts_faults_that_this_run_could_have_found(tmp_path: Path) -> None:
+    with ToyEndpoint().client() as client:
+        proof = run.begun(meet(client), 1, (2, 2), print)
+    proof.done = {one.name: run.Seen() for one in passes.TRIED}
+    assert "finds 6 of 6" in verdict.power(proof, SOUND)
+    wide = verdict.power(proof, replace(SOUND, grown=0.4))
+    assert "finds 5 of 6" in wide and wide.endswith("not hit-off-by-one")
+    del proof.done["evicted"], proof.done["read"]
+    few = verdict.power(proof, SOUND)
+    assert "finds 4 of 6" in few and few.endswith("not stale-after-eviction, drafts-kept")
+
+
+def test_half_an_emoji_is_a_text_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some endpoints cut it off after so many tokens."""
+    complete = ToyEndpoint.complete
+
+    def halved(toy: ToyEndpoint, *args: Any, **more: Any) -> httpx.Response:
+        reply = complete(toy, *args, **more)
+        text = reply.read().decode()
+        if text.startswith("data:") or "error" in (body := json.loads(text)):
+            return httpx.Response(reply.status_code, stream=httpx.ByteStream(text.encode()))
+        body["choices"][0]["message"]["content"] += "\ud83d"
+        return httpx.Response(reply.status_code, stream=httpx.ByteStream(json.dumps(body).encode()))
+
+    monkeypatch.setattr(ToyEndpoint, "complete", halved)
+    for logprobs in (True, False):
+        toy = ToyEndpoint(fault="lost", tokens=False, logprobs=logprobs)
+        found = proved(toy, tmp_path / str(logprobs))
+        assert found.verdict == "found" and record.keep(tmp_path, found).is_file()
 
 
 def test_other_words_keep_what_requests_share() -> None:
@@ -265,6 +337,12 @@ def test_a_run_that_was_broken_off_goes_on(tokens: bool, tmp_path: Path, monkeyp
     assert (found.turns, found.drafted, found.accepted) == (other.turns, other.drafted, other.accepted)
     assert found.seconds >= 100 > other.seconds, "those of the first part, too"
     assert toy.asked - before < whole.asked - 30, "what was known is not asked again"
+    monkeypatch.setattr("toy_endpoint.VOCABULARY", 60)  # other weights, at the same address
+    before = toy.asked
+    assert proved(toy, tmp_path, replace(ASKED, resume=True)).verdict == "nothing found"
+    assert toy.asked - before > whole.asked - 30, "nothing was taken"
+    unfinished.write_text("[]")
+    assert proved(toy, tmp_path, replace(ASKED, resume=True)).verdict == "nothing found"
     another = replace(ASKED, resume=True, seed=2)
     assert proved(toy, tmp_path, another).verdict == "nothing found", "of another plan nothing is taken"
 
@@ -356,6 +434,11 @@ def test_another_machine_gets_no_key_that_was_not_named_for_it(monkeypatch: pyte
         assert (sent(own, ""), sent(own, "THEIRS")) == ("Bearer own", "Bearer theirs")
     assert (sent("https://far/v1", ""), sent("http://far/v1", "")) == (None, None)
     assert sent("https://far/v1", "THEIRS") == "Bearer theirs"
+    for odd in ("sk-SECRET\r", "sk SECRET", "sk-SECRET\u00e9"):
+        monkeypatch.setenv("ODD", odd)
+        with pytest.raises(InputError) as refused:
+            sent("http://127.0.0.1:8000", "ODD")
+        assert "SECRET" not in str(refused.value) + refused.value.next_step
     for url, variable in (("http://far/v1", "THEIRS"), ("http://127.0.0.1.far/v1", "THEIRS"), ("https://far", "NONE")):
         with pytest.raises(InputError):
             sent(url, variable)

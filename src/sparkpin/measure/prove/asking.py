@@ -93,7 +93,10 @@ class ProvedEndpoint:
         else:
             message = a_dict(choice.get("message"), "message")
             text = text_of(message.get("content"), "content")
-            rows = self.chat_rows(choice) if self.top else letters(text or str(message.get("tool_calls") or ""))
+            thought = message.get("reasoning") or message.get("reasoning_content")  # all that a few tokens may hold
+            rows = (
+                self.chat_rows(choice) if self.top else letters(text or str(thought or message.get("tool_calls") or ""))
+            )
         return Said(rows, text, int(usage.get("prompt_tokens") or 0), cached if isinstance(cached, int) else None)
 
     def chat_rows(self, choice: dict[str, Any]) -> Rows:

@@ -24,6 +24,7 @@ LEAST = 0.05  # nats: smaller differences are never told. A trained model on a C
 ALIKE_TO_THE_BIT = 0.003  # nats: stands for a smaller distance, which has no logarithm
 ALIKE = 0.3  # at least so much do logarithms of distances differ
 SCALE = 1 / NormalDist().inv_cdf(0.75)  # of a median absolute deviation, to a standard deviation
+FARTHEST = 20.0  # nats: of an answer from one that has no token at all
 MOVED = 0.1  # nats: other text has to move the answers so much, or the model is blind to its context
 AGAIN = 2.0  # an answer whose request was begun again may differ by this part of what other text does
 IN_CACHE = 8.0  # one with answers in the cache, where nobody can see how far reading and decoding differ
@@ -33,7 +34,7 @@ def distance(one: Rows, other: Rows, top: int) -> float:
     """In nats. Rows of answers to the same prompt."""
     count, _ = until_they_part(one, other)
     if not count:
-        return 0.0 if len(one) == len(other) else math.inf
+        return 0.0 if len(one) == len(other) else FARTHEST
     return float(np.sqrt(2 * kl(one.first(count), other.first(count), top).mean()))
 
 

@@ -205,7 +205,7 @@ class Proof:
     def keep(self, folder: Path) -> None:
         kept = {"of": self.identity(), "prompts": self.prompts, "known": self.met.known, "done": self.told()}
         with files.atomic_file(folder / UNFINISHED) as file:  # keys of messages stay in their order
-            file.write(json.dumps(kept, ensure_ascii=False).encode())
+            file.write(json.dumps(kept).encode())
 
     def told(self) -> dict[str, Any]:
         return {
@@ -229,12 +229,17 @@ class Proof:
         except (OSError, ValueError):
             self.say("there is no run to go on with: from the beginning")
             return
-        if kept.get("of") != self.identity():
+        if not isinstance(kept, dict) or kept.get("of") != self.identity():
             self.say("the run that was broken off was of another model, vLLM or plan: from the beginning")
             return
         self.prompts, self.met.known = kept["prompts"], kept["known"]
         for name, seen in kept["done"].items():
             self.done[name] = Seen(**seen | {"said": [(key, said_of(value)) for key, value in seen["said"]]})
+        again = self.met.ask(self.prompts[0], next(self.salt), TOKENS)  # the same address may serve other weights now
+        if judging.distance(self.cold[0].rows, again.rows, max(self.met.top, 1)) > judging.LEAST:
+            self.prompts, self.done = [], {}
+            self.say("the run that was broken off had another answer to its first prompt: from the beginning")
+            return
         self.say(f"{len(self.done)} passes are known")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,7 +152,8 @@ def shortest(met: ProvedEndpoint, proof: Proof, trial: Trial) -> tuple[Trial, Tr
 
 
 def write(path: Path, met: ProvedEndpoint, trial: Trial, shown: Tried, words: str) -> None:
-    """A line of JSON for what it is, one for each request, one for the request alone, one for the answers."""
+    """A line of JSON for what it is, one for each request, one for the request alone, one for the answers. In ASCII:
+    half of an emoji, cut off after some tokens, is no UTF-8."""
     prompt = trial.steps[-1].prompt
     alone = met.body(prompt, "alone", TOKENS)
     if trial.place is not None:
@@ -176,7 +178,7 @@ def write(path: Path, met: ProvedEndpoint, trial: Trial, shown: Tried, words: st
     ]
     lines += [{"alone": alone}, {"answer": said_to_json(shown.seen), "answer_alone": said_to_json(shown.alone)}]
     with files.atomic_file(path) as file:
-        file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
+        file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def read(path: Path, met: ProvedEndpoint) -> tuple[Trial, dict[str, Any]]:
@@ -190,9 +192,11 @@ def read(path: Path, met: ProvedEndpoint) -> tuple[Trial, dict[str, Any]]:
             key = None if line["stop"] else 0
             salt = body.get("cache_salt", "")
             found.append(Step(prompt, salt, key, body["max_tokens"], line["wave"], line["stop"]))
-        trial = Trial(tuple(found), float(head["bound"]), head["place"])
+        trial, place = Trial(tuple(found), float(head["bound"]), head["place"]), head["place"]
         if head["sparkpin_prove"] != 1 or not found:
             raise KeyError("sparkpin_prove")
+        if not math.isfinite(trial.bound + float(head["difference"])) or not (place is None or type(place) is int):
+            raise ValueError("bound, difference or place is no number")
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise InputError(
             f"{path}: saw no session of invoke prove ({type(error).__name__}: {error})",

@@ -10,12 +10,15 @@ from statistics import median
 from typing import Literal
 
 from sparkpin.measure.prove import judging, passes, record, shortest
+from sparkpin.measure.prove.asking import Said
 from sparkpin.measure.prove.passes import Pass
 from sparkpin.measure.prove.record import Finding, PassResult, ProveRecord
 from sparkpin.measure.prove.run import Proof
 from sparkpin.measure.prove.sessions import Turn
 from sparkpin.measure.prove.shortest import Trial
 from sparkpin.releases.record import now
+from sparkpin.smoke.answers import Wrong
+from sparkpin.smoke.replies import Fault
 
 POWER = Path(__file__).parent / "power.json"
 """Planted faults, and by how much each was beyond its bound: tests/e2e/measure/test_prove_vllm.py measures them."""
@@ -104,11 +107,18 @@ def hits(proof: Proof) -> tuple[int | None, int | None]:
     return of(cold=False), of(cold=True)
 
 
-def power() -> str:
+def power(proof: Proof, found: Bounds) -> str:
+    """Of the faults that were planted once, those beyond this run's bound in a way in which it has asked."""
     told = json.loads(POWER.read_text(encoding="utf-8"))
-    found = [one["found"] for one in told["faults"].values()]
-    where = f"planted into vLLM {told['vllm']} with {told['model']} on a CPU"
-    return f"this finds {sum(found)} of {len(found)} faults {where}"
+    limits = {passes.READ.name: found.decoded}
+    missed = [
+        name
+        for name, one in told["faults"].items()
+        if one["way"] not in proof.done or not one["found"] or one["nats"] <= limits.get(one["way"], found.grown)
+    ]
+    count = len(told["faults"])
+    line = f"asked so, it finds {count - len(missed)} of {count} faults planted into vLLM {told['vllm']} with "
+    return f"{line}{told['model']} on a CPU" + (f", not {', '.join(missed)}" if missed else "")
 
 
 def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
@@ -156,6 +166,8 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
     if first:
         finding, line = told(proof, first, found, folder / f"{record.file_name(time)}-session.jsonl")
         verdict = "found"
+        if not finding.again and first.distance <= NEAR:  # a bound lets some rounding through
+            verdict, line = "cannot tell", f"cannot tell: seen once, {line.removeprefix('FOUND: ')}"
     elif why:
         verdict, line = "cannot tell", f"cannot tell: {why}"
     else:
@@ -168,7 +180,7 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
         parts.append(f"a difference of {least} would have been seen; other text does {found.moved:.2g}")
         parts.append(cache_words(warm))
         parts.append(f"{drafted:,} tokens were drafted" if drafted else "nothing was drafted")
-        parts.append(power())
+        parts.append(power(proof, found))
         line = "; ".join(parts)
     return ProveRecord(
         time=time,
@@ -196,12 +208,18 @@ def first_to_tell(proof: Proof, every: Sequence[Beyond], found: Bounds) -> Beyon
     """Cold readings that are alike to the bit say nothing of rounding. One or two prompts beyond a bound that they made
     may be where a model is near a tie, of experts say. A fault depends on places, and shows with other words."""
     prompts = {one.key: one for one in reversed(every)}  # of each the simplest way
-    if len(prompts) > FEW or found.first > judging.LEAST or any(one.distance > NEAR for one in every):
+    if clear := [one for one in every if one.distance > NEAR]:
+        return clear[0]
+    if len(prompts) > FEW or found.first > judging.LEAST:
         return every[0] if every else None
     for one in reversed(prompts.values()):
         trial, name = trial_of(proof, one, found), f"{one.one.words}, {proof.turns[one.key].name}"
         proof.say(f"{name}: {one.distance:.2g} nats; asking with other words")
-        shown = shortest.retold(proof.met, proof, trial)
+        try:
+            shown = shortest.retold(proof.met, proof, trial)
+        except (Wrong, Fault) as fault:
+            proof.note(f"{name}: not asked with other words: {fault}")
+            return one
         if shown >= SHOWN:
             return one
         proof.note(
@@ -209,6 +227,14 @@ def first_to_tell(proof: Proof, every: Sequence[Beyond], found: Bounds) -> Beyon
             f"{shortest.RETOLD} tries, so it is taken for rounding"
         )
     return None
+
+
+def answers_of(proof: Proof, first: Beyond) -> tuple[Said, Said]:
+    """What was said in that way, and what it is compared with."""
+    own, cold = proof.done[first.one.name].said, proof.cold[first.key]
+    if first.one is passes.READ:
+        return cold, next(said for key, said in own if key // len(passes.READ_AT) == first.key)
+    return next(said for key, said in own if key == first.key), cold
 
 
 def trial_of(proof: Proof, one: Beyond, found: Bounds) -> Trial:
@@ -236,9 +262,13 @@ def told(proof: Proof, first: Beyond, found: Bounds, path: Path) -> tuple[Findin
     turn, asked = proof.turns[first.key], trial_of(proof, first, found)
     bound = asked.bound
     proof.say(f"found: {first.one.words}, {turn.name}: {first.distance:.2g} nats; looking for the shortest session")
-    trial, shown, again = shortest.shortest(proof.met, proof, asked)
     words = f"{first.one.words}, {turn.name}"
-    shortest.write(path, proof.met, trial, shown, words)
+    try:
+        trial, shown, again = shortest.shortest(proof.met, proof, asked)
+    except (Wrong, Fault) as fault:  # of a server that dies of it, say: what was seen stays seen
+        proof.note(f"{words}: not seen again, and not made shorter: {fault}")
+        trial, shown, again = asked, None, 0
+    shortest.write(path, proof.met, trial, shown or shortest.Tried(first.distance, *answers_of(proof, first)), words)
     finding = Finding(
         way=first.one.words,
         turn=turn.name,
