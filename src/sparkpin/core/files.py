@@ -176,7 +176,7 @@ def atomic_file(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
                 file.flush()
                 os.fchmod(file.fileno(), mode)
                 os.fsync(file.fileno())
-            partial.replace(path)
+                partial.replace(path)  # while its lock is held
             sync_folder(path.parent)
         except BaseException:
             partial.unlink(missing_ok=True)

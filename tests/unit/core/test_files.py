@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,17 @@ def test_a_write_removes_what_a_killed_one_of_the_same_file_left(tmp_path: Path)
         second.write(b"second")
     assert sorted(tmp_path.iterdir()) == sorted([path, *others])
     assert path.read_bytes() == b"first"
+
+
+def test_many_who_write_one_file_at_once_all_succeed(tmp_path: Path) -> None:
+    def write(number: int) -> None:
+        for _ in range(30):
+            with files.atomic_file(tmp_path / "a") as file:
+                file.write(b"%d" % number)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(write, range(8)))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_pieces_that_come_are_a_file_though_some_are_empty() -> None:
