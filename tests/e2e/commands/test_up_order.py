@@ -42,7 +42,7 @@ def test_the_end_is_tested_first_and_current_before_the_first_stage_is_tested(co
     assert said.index(f"smoke test 1 of 3: sparkpin/{TRIAL}:mtp-") < current.start() < base
     records = Releases(Paths(copy.folder, copy.home, copy.home))
     releases = {release.stage: release for release in records.of_recipe(TRIAL)}
-    (served,) = json.loads(copy.done("status", "--json"))
+    (served,) = [one for one in json.loads(copy.done("status", "--json")) if one["recipe"] == TRIAL]
     log = (copy.evidence(releases["mtp"].tag) / "server.log").read_bytes()
     server = Engine.connect().client.containers.get(served["container"])
     assert served["ready"] and server.logs().startswith(log), "the server that was tested, and never started again"
