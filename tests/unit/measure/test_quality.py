@@ -12,7 +12,7 @@ import select
 import shutil
 import socket as tcp
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from made_releases import release
 from places import DATA
 
 from benchmarks.interval_coverage import LOSSES, Loss, coverage
-from sparkpin.commands import quality
+from sparkpin.commands import bump, quality
 from sparkpin.commands import releases as commands_releases
 from sparkpin.commands import up as commands_up
 from sparkpin.core.errors import DiskError, HostError, InputError, ManifestError, QualityError, SmokeError
@@ -36,9 +36,10 @@ from sparkpin.history.report.gather import way_to
 from sparkpin.history.report.measured import quality_of
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure import own_server
-from sparkpin.measure.quality import asking, compare, intervals, limits, run, standard, texts, watched
+from sparkpin.measure.quality import asking, compare, intervals, ledger, limits, run, standard, texts, watched
 from sparkpin.measure.quality import report as quality_report
 from sparkpin.measure.quality.distance import agreement, kl, rows_of, until_they_part
+from sparkpin.measure.quality.ledger import Cost
 from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer, keep, known
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
@@ -341,50 +342,61 @@ def table(first: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def in_the_table(row: list[str]) -> Texts:
-    """A measured row's figures. First choices stand there as the share that differs, in per cent."""
-    kl, differ, ratio, continued = ([float(one) for one in re.findall(r"[\d.]+", cell)] for cell in row[1:])
-    same = [1 - one / 100 for one in (differ[0], *reversed(differ[1:]))]
-    found = [
-        Figure(**dict(zip(("value", "low", "high"), each * 3, strict=False))) for each in (kl, same, ratio, continued)
-    ]  # without an interval all three are the value
-    return dataclasses.replace(figures(), kl=found[0], top1=found[1], ratio=found[2], continued_kl=found[3])
+def by_the_rule(rows: Sequence[Cost]) -> Quality:
+    """docs/quality.md, "The rule"."""
+    steps = [digit * 10.0**power for power in range(-6, 1) for digit in (1, 1.5, 2, 3, 5, 7)]
+
+    def four_times(*ends: float) -> float:
+        return min(steps, key=lambda step: abs(step - 4 * max(ends)))
+
+    turned = max(1 - row.top1.low for row in rows)
+    return Quality(
+        kl=four_times(*(row.kl.high for row in rows)),
+        continued_kl=four_times(*(row.continued_kl.high for row in rows)),
+        perplexity=1 + four_times(*(row.ratio.high - 1 for row in rows)),
+        top1=1 - math.floor(150 * turned) / 100,
+    )
 
 
-def lost(texts: Texts) -> list[float]:
-    """The worse end of each interval, as a distance from no loss."""
-    return [texts.kl.high, texts.continued_kl.high, texts.ratio.high - 1, 1 - texts.top1.low]
-
-
-def test_limits_of_stages_follow_from_the_figures_by_the_rule_that_is_written_down() -> None:
-    seen = {row[0].split(",")[0]: in_the_table(row) for row in table("measured of sound models")}
-    kernel = next(texts for name, texts in seen.items() if name.startswith("another attention kernel"))
-    head = {name: seen[name] for name in ("v2 against hybrid", "head against base")}
-    sound = {  # the first stage of a row -> of which its limits come
-        "mtp": [seen["v2 with two drafts against v2 without"], seen["the same server a second time"]],
-        "v2": list(head.values()),
-        "hybrid": [seen["hybrid against base"]],
-        "v2-tq": [seen["v2-tq against v2"], seen["v2-tq on a CPU against v2"]],
-    }
-    written: dict[str, Quality] = {}
+def test_limits_of_stages_follow_from_the_ledger_by_the_rule_that_is_written_down() -> None:
+    kernels = [cost for cost in ledger.costs() if not cost.stages]
+    assert len(kernels) >= 2
+    written = {}
     for stages, _, limits_told, _ in table("stage"):
         told = {name: float(value) for name, value in re.findall(r"(kl|decoding|top1|ratio) ([\d.]+)", limits_told)}
         for name in stages.split(", "):
             written[name] = own = manifests.load_stage(PROJECT, name).quality
-            limits_set = [own.kl, own.continued_kl, own.perplexity, own.top1]
-            assert limits_set == [told[one] for one in ("kl", "decoding", "ratio", "top1")], name
-            rows = [*sound[stages.split(", ")[0]], kernel]
+            rows = [*ledger.of_stages([name]), *kernels]
+            wanted = by_the_rule(rows)
+            for limit, title in {"kl": "kl", "continued_kl": "decoding", "perplexity": "ratio", "top1": "top1"}.items():
+                assert getattr(own, limit) == pytest.approx(getattr(wanted, limit)), (name, limit)
+                assert getattr(own, limit) == told[title], (name, limit)
             for row in rows:
-                assert {one.kept for one in quality_allowance.judge(row, (), own)} == {"within"}, name
-            ends = [max(column) for column in zip(*map(lost, rows), strict=True)]
-            *times, choices = (
-                room / end for room, end in zip([*limits_set[:2], own.perplexity - 1, 1 - own.top1], ends, strict=True)
-            )
-            assert all(3 < one < 5 for one in times) and 1.25 < choices <= 1.5, (name, times, choices)
+                seen = {one: getattr(row, one) for one in ("kl", "top1", "ratio", "continued_kl")}
+                judged = quality_allowance.judge(dataclasses.replace(figures(), **seen), (), own)
+                assert {one.kept for one in judged} == {"within"}, (name, row)
     files = (path.stem for path in (PROJECT / "stages").glob("*.yaml"))
     assert written.keys() == {name for name in files if manifests.load_stage(PROJECT, name).quality != Quality()}
-    (judged,) = quality_allowance.judge(head["head against base"], (), Quality(top1=0.97))  # the limit before
-    assert judged.kept == "unclear"
+    newer = {name: getattr(written["mtp"], name) for name in ("kl", "top1", "perplexity")}  # other kernels, no more
+    assert newer == {name: getattr(bump.ALLOWED, name) for name in newer}
+
+
+def test_the_ledger_s_data_are_those_that_were_measured() -> None:
+    """And nothing that was measured of such a change since, with worse ends, is left out."""
+    kept = {cost.data: cost for cost in ledger.costs() if cost.data}
+    assert len(kept) == sum(1 for cost in ledger.costs() if cost.data) >= 8
+    measured: dict[str, Any] = {}
+    for path in (PROJECT / "benchmarks/ledger/data").glob("*/figures.json"):
+        for found in json.loads(path.read_text()):
+            measured[f"{path.parent.name}/{found['name']}/{found['against']}"] = found.get("texts", [None])[0]
+    for where, cost in kept.items():
+        for name in ("kl", "top1", "ratio", "continued_kl"):
+            told = getattr(cost, name)
+            assert [told.value, told.low, told.high] == pytest.approx(list(measured[where][name].values()), rel=1e-3)
+        setup = where.partition("/")[2]
+        for other, found in measured.items():
+            if other.partition("/")[2] == setup and found:
+                assert found["kl"]["high"] <= cost.kl.high * 1.001 and found["top1"]["low"] >= cost.top1.low - 1e-4
 
 
 def test_what_could_not_be_measured_is_no_limit_kept() -> None:
@@ -583,6 +595,12 @@ def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(paths: Paths
     assert quality_gate.check(paths, ours, accepted="")[1] == "accepted before: still"
     evidence = quality_of(paths, ours)
     assert evidence.text == f"lost more than allowed: kl; accepted: still ({parent.name})"
+    elsewhere = evidence.elsewhere
+    assert elsewhere and [row.name for row in elsewhere.rows] == [
+        f"{cost.change}: {cost.model}, {cost.on}" for cost in ledger.of_stages(["hybrid", "mtp", "v2"])
+    ]
+    (kl, *_) = elsewhere.rows[-1].readings
+    assert kl and (kl.value, kl.text, kl.note) == (0.0011, "0.0011", "[0.00097, 0.0013]")
     limit(paths, 0.005, ", top1: 0.999")  # another loss, which nobody has accepted
     with pytest.raises(QualityError, match="top1: MORE"):
         quality_gate.check(paths, ours, accepted="")

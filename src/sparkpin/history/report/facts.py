@@ -71,6 +71,7 @@ class ReportEvidence:
     where: str = ""  # the machine and the vLLM that its figures hold for
     table: ReportTable | None = None
     limits: tuple[LimitBar, ...] = ()
+    elsewhere: ReportTable | None = None  # the same of other models
 
 
 @dataclass(frozen=True)

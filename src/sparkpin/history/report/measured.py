@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 from sparkpin.core import terminal
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.history.report.facts import NOT_MEASURED, Kind, LimitBar, ReportEvidence, ReportRow
+from sparkpin.history.report.facts import (
+    NOT_MEASURED,
+    Kind,
+    LimitBar,
+    Reading,
+    ReportEvidence,
+    ReportRow,
+    ReportTable,
+    TableRow,
+)
+from sparkpin.measure.quality import ledger
 from sparkpin.measure.quality.report import cells
+from sparkpin.pins import manifests
 from sparkpin.releases import quality_allowance, quality_gate
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.record import Release
@@ -56,8 +68,9 @@ def quality_of(paths: Paths, release: Release) -> ReportEvidence:
         reason = quality_gate.accepted_reason(paths, release, chosen, chosen.more) if chosen else ""
     except SparkpinError as error:
         return ReportEvidence("Quality", "bad", "record damaged", (ReportRow("record", error.message, "bad"),), hint)
+    elsewhere = elsewhere_of(paths, release)
     if chosen is None:
-        return ReportEvidence("Quality", "none", NOT_MEASURED, hint=hint)
+        return ReportEvidence("Quality", "none", NOT_MEASURED, hint=hint, elsewhere=elsewhere)
     overall = chosen.overall
     rows = [
         ReportRow("KL, nats a token", overall.kl.text()),
@@ -86,7 +99,32 @@ def quality_of(paths: Paths, release: Release) -> ReportEvidence:
         f"{word}{quick} ({chosen.reference.rpartition(':')[2]})",
         tuple(rows),
         limits=tuple(limit_bar(one, chosen) for one in chosen.judged),
+        elsewhere=elsewhere,
     )
+
+
+def elsewhere_of(paths: Paths, release: Release) -> ReportTable | None:
+    """What the changes of a release's stages cost small models; None where none was measured."""
+    chain: tuple[str, ...] = ()
+    with contextlib.suppress(SparkpinError):  # its stages may be gone
+        chain = tuple(stage.name for stage in manifests.load_chain(paths.project, release.stage))
+    rows = [
+        TableRow(
+            f"{cost.change}: {cost.model}, {cost.on}",
+            tuple(
+                Reading(seen.value, f"{seen.value:{form}}", f"[{seen.low:{form}}, {seen.high:{form}}]")
+                for seen, form in (
+                    (cost.kl, ".2g"),
+                    (cost.continued_kl, ".2g"),
+                    (cost.top1, ".4f"),
+                    (cost.ratio, ".4f"),
+                )
+            ),
+        )
+        for cost in ledger.of_stages(chain)
+    ]
+    names = ("kl", "continued_kl", "top1", "perplexity")
+    return ReportTable(tuple((NAMES[name], "") for name in names), tuple(rows)) if rows else None
 
 
 def limit_bar(judged: quality.Judged, record: quality.QualityRecord) -> LimitBar:
