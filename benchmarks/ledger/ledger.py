@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -216,6 +217,8 @@ def archive(out: Path) -> None:
         with tarfile.open(out / f"rows-{number}.tar", "w") as tar:
             for folder in part:
                 tar.add(folder, folder.name)
+    for folder in itertools.chain(*parts[4:]):
+        print(f"rows of {folder.name} do not come back: no room", flush=True)
 
 
 def run(names: list[Setup], given: argparse.Namespace, until: float) -> None:

@@ -119,7 +119,9 @@ def assert_found(fault: str, proof: Proof, sound: Proof) -> None:
     print(fault, [round(far, 3) for _, far in proof.distances(one)], bounds)
     assert {each.one for each in every} == {one}
     assert len(every) >= 3, "how far depends on the blocks that were free"
-    assert power()[fault]["way"] == one.name
+    told = power()[fault]
+    assert told["way"] == one.name
+    assert max(far for _, far in proof.distances(one)) > told["nats"] / 2, "the power that is told is not had"
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != SHORTENED])
@@ -171,6 +173,7 @@ def test_what_drafts_leave_in_the_state_is_found(
             assert drafted > accepted, "some were refused"
             assert {each.one for each in every} == ({passes.READ} if fault else set())
             assert len(every) >= 2 or not fault
+            assert not fault or max(far for _, far in proof.distances(passes.READ)) > power()[DRAFTS]["nats"] / 2
 
 
 def test_the_power_that_is_told_is_of_these_faults() -> None:
@@ -179,4 +182,3 @@ def test_the_power_that_is_told_is_of_these_faults() -> None:
         **{fault: one.name for fault, one in FAULTS.items()},
         DRAFTS: passes.READ.name,
     }
-    assert all(one["found"] and one["nats"] > one["bound"] for one in told.values())

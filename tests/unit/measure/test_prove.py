@@ -241,7 +241,7 @@ def test_the_power_counts_faults_that_this_run_could_have_found(tmp_path: Path) 
     proof.done = {one.name: run.Seen() for one in passes.TRIED}
     assert "finds 6 of 6" in verdict.power(proof, SOUND)
     wide = verdict.power(proof, replace(SOUND, grown=0.4))
-    assert "finds 5 of 6" in wide and wide.endswith("not hit-off-by-one")
+    assert "finds 4 of 6" in wide and wide.endswith("not state-one-block-late, hit-off-by-one")
     del proof.done["evicted"], proof.done["read"]
     few = verdict.power(proof, SOUND)
     assert "finds 4 of 6" in few and few.endswith("not stale-after-eviction, drafts-kept")
