@@ -19,13 +19,16 @@ from typing import Any
 import buckets
 from uniform import Uniform
 
-from stages import ACCEPTED, Stage, arguments
+from stages import ACCEPTED, BATCHES, LONGEST, Stage, arguments
 
 WARM, WINDOWS, WINDOW = 8, 4, 16
 """Steps: before measuring, and 4 windows of 16."""
 
 TURNS, SAID, HEARD = 4, 64, 500
 """Turns of a conversation after its first prompt; tokens of each answer, and of what is sent after it."""
+
+CHANCES = (0.5, 0.7, 0.8, 0.9)
+"""That a draft is accepted when those before it were, imposed."""
 
 PROFILED = 4
 IDS = (1000, 200_000)
@@ -112,6 +115,27 @@ class Measured:
                 return time.perf_counter(), tokens
 
     def decode(self, context: int, batch: int) -> None:
+        found = self.timed(context, batch)
+        found["tokens_per_s"] = batch * self.found["imposed_tokens_a_step"] / found["step_ms"] * 1e3
+        self.found["decode"][f"{context}:{batch}"] = found
+        print("POINT", self.label, context, batch, found, flush=True)
+
+    def lengths(self, context: int, batch: int) -> None:
+        """Steps with each number of drafted tokens, at each chance; tokens are those that were seen to be accepted."""
+        scheduler = self.engine.engine_core.engine_core.scheduler
+        chance_of_each = self.runner.rejection_sampler.synthetic_conditional_rates
+        rows = self.found.setdefault("lengths", [])
+        for drafted in range(LONGEST + 1):
+            scheduler.dynamic_sd_lookup = [drafted] * (1 + max(BATCHES))
+            for chance in CHANCES if drafted else (0.0,):
+                chance_of_each.fill_(chance)
+                found = self.timed(context, batch)
+                found["tokens_per_s"] = batch * found["seen_tokens_a_step"] / found["step_ms"] * 1e3
+                rows.append({"context": context, "batch": batch, "drafted": drafted, "chance": chance, **found})
+                print("LENGTH", self.label, rows[-1], flush=True)
+
+    def timed(self, context: int, batch: int) -> dict[str, Any]:
+        """Milliseconds of steps that decode `batch` sequences of `context` tokens, and the tokens of each."""
         import filled
 
         filled.Fill.on = True
@@ -124,15 +148,12 @@ class Measured:
         windows = [
             (ends[at + WINDOW] - ends[at]) / WINDOW * 1e3 for at in range(0, WINDOWS * WINDOW, WINDOW)
         ]  # milliseconds a step
-        median = statistics.median(windows)
-        self.found["decode"][f"{context}:{batch}"] = {
-            "step_ms": median,
+        return {
+            "step_ms": statistics.median(windows),
             "windows_ms": windows,
             "single_ms": [min(steps) * 1e3, statistics.median(steps) * 1e3, max(steps) * 1e3],
             "seen_tokens_a_step": sum(counts[1:]) / len(steps) / batch,
-            "tokens_per_s": batch * self.found["imposed_tokens_a_step"] / median * 1e3,
         }
-        print("POINT", self.label, context, batch, self.found["decode"][f"{context}:{batch}"], flush=True)
 
     def first_token(self, context: int, batch: int, repeat: int = 1) -> None:
         """Seconds until the last of `batch` prompts, sent at once, has its first token."""

@@ -100,6 +100,22 @@ def arguments(stage: Stage, *, compiled: bool = True) -> dict[str, Any]:
     }  # fmt: skip
 
 
+LONGEST = 4
+"""Drafted tokens at most, of those that are compared."""
+
+
+def lengths(stage: Stage) -> dict[str, Any]:
+    """More arguments for a server that drafts 0 to LONGEST tokens. By users, so that there are graphs of each number;
+    while it runs one number is set for all (`Measured.lengths`)."""
+    by_users = [(1 + at, 1 + at, LONGEST - at) for at in range(LONGEST)] + [(1 + LONGEST, max(BATCHES), 0)]
+    drafts = {"num_speculative_tokens": LONGEST, "num_speculative_tokens_per_batch_size": by_users}
+    sizes = sorted({batch * (1 + drafted) for batch in BATCHES for drafted in range(LONGEST + 1)})
+    return {
+        "speculative_config": SPECULATIVE | SYNTHETIC | stage.speculative | drafts,
+        "compilation_config": COMPILED | {"cudagraph_capture_sizes": sizes},
+    }
+
+
 def conversation(match: int | None) -> dict[str, Any]:
     """More arguments for turns of a conversation: a prefix cache, which matches whole blocks or `match` tokens.
 

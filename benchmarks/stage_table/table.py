@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages import BATCHES, CHECKED, CONTEXTS, STAGES, conversation
+from stages import BATCHES, CHECKED, CONTEXTS, STAGES, conversation, lengths
 
 HERE = Path(__file__).resolve().parent
 JOB_S = float(os.environ.get("JOB_S", "200"))
@@ -43,7 +43,8 @@ PROFILED = [(1024, 1), (131072, 1), (1024, 16)]
 @dataclass(frozen=True)
 class Points:
     """decode, profiled: contexts and sequences; routed: sequences; first: context and prompts at once -> how often;
-    turns: tokens of a conversation's first prompt; match: of its prefix cache."""
+    turns: tokens of a conversation's first prompt; match: of its prefix cache; lengths: contexts and sequences at
+    which numbers of drafted tokens are compared."""
 
     decode: Sequence[tuple[int, int]]
     profiled: Sequence[tuple[int, int]]
@@ -51,6 +52,7 @@ class Points:
     first: Mapping[tuple[int, int], int]
     turns: Sequence[int] = ()
     match: int | None = None
+    lengths: Sequence[tuple[int, int]] = ()
 
 
 FIRST = {(1024, 1): 3, (1024, 8): 1, (1024, 16): 1, (32768, 1): 1}
@@ -63,6 +65,7 @@ OPTIONS = {
     "eager": ALL,
     "turns": TURNS,
     "match": replace(TURNS, match=32),
+    "lengths": Points((), (), (), {}, lengths=[(1024, batch) for batch in BATCHES]),
     "": ALL,
 }
 MEANINGS = {
@@ -72,6 +75,7 @@ MEANINGS = {
     "eager": "without torch.compile",
     "turns": "turns of a conversation, whose prefix cache matches whole blocks, and nothing else",
     "match": "the same with a prefix cache that matches 32 tokens",
+    "lengths": "0 to 4 drafted tokens, of which each is accepted with a chance of 0.5 to 0.9; a stage that drafts",
 }
 """Of OPTIONS, for the usage."""
 
@@ -129,7 +133,7 @@ def run_stage(name: str, out: Path, option: str) -> None:
     randomly.install()
     if option != "own":
         uniform.install()
-    more = conversation(points.match) if points.turns else {}
+    more = conversation(points.match) if points.turns else lengths(STAGES[name]) if points.lengths else {}
     m = Measured(STAGES[name], out, label_of(name, option), compiled=option != "eager", **more)
     while not (out / READY).exists():
         time.sleep(0.1)
@@ -141,6 +145,8 @@ def run_stage(name: str, out: Path, option: str) -> None:
         m.case(lambda b=batch: m.routing(1024, b), f"routing 1024:{batch}")
     for context, batch in points.profiled:
         m.case(lambda c=context, b=batch: m.profile(c, b), f"profile {context}:{batch}")
+    for context, batch in points.lengths:
+        m.case(lambda c=context, b=batch: m.lengths(c, b), f"lengths {context}:{batch}")
     for context in points.turns:
         m.case(lambda c=context: m.turns(c), f"turns {context}")
     m.free()
