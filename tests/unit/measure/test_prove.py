@@ -238,13 +238,78 @@ def test_what_was_seen_once_and_may_be_rounding_is_no_find(tmp_path: Path, monke
 def test_the_power_counts_faults_that_this_run_could_have_found(tmp_path: Path) -> None:
     with ToyEndpoint().client() as client:
         proof = run.begun(meet(client), 1, (2, 2), print)
-    proof.done = {one.name: run.Seen() for one in passes.TRIED}
+    proof.done = {one.name: run.Seen(hits=5, drafted=2) for one in passes.TRIED}
     assert "finds 6 of 6" in verdict.power(proof, SOUND)
     wide = verdict.power(proof, replace(SOUND, grown=0.4))
     assert "finds 4 of 6" in wide and wide.endswith("not state-one-block-late, hit-off-by-one")
     del proof.done["evicted"], proof.done["read"]
     few = verdict.power(proof, SOUND)
     assert "finds 4 of 6" in few and few.endswith("not stale-after-eviction, drafts-kept")
+    proof.done = {one.name: run.Seen(hits=5) for one in passes.TRIED}
+    assert verdict.power(proof, SOUND).endswith("not drafts-kept"), "nothing was drafted"
+    for hits in (0, None):
+        proof.done = {one.name: run.Seen(hits=hits, drafted=2) for one in passes.TRIED}
+        assert "finds 1 of 6" in verdict.power(proof, SOUND), "no cache is known to have been in use"
+
+
+def test_of_what_is_read_again_the_token_that_is_off_is_asked_again(tmp_path: Path) -> None:
+    class Cold(ToyEndpoint):
+        def row(self, ids: list[int], hit: int, off: bool) -> dict[int, float]:
+            return super().row(ids, hit or int(off), off)
+
+    place = min(passes.READ_AT)
+    with ToyEndpoint().client() as client:
+        proof = run.begun(meet(client), ASKED.seed, (3, 3), print)
+        proof.run(tmp_path / "sound", resume=False)
+    lengths = {len(prompt) + place for prompt in proof.prompts[::2]} - {len(prompt) for prompt in proof.prompts}
+    found = proved(Cold(noise=0.001, off=lambda ids, hit: len(ids) in lengths, far=20.0), tmp_path)
+    assert found.verdict == "found" and found.finding and found.finding.again == 2, found.line
+    (path,) = tmp_path.glob("*-session.jsonl")
+    assert json.loads(path.read_text().splitlines()[0])["place"] == place
+
+
+def test_of_two_answers_to_a_prompt_the_one_that_is_off_is_asked_again(tmp_path: Path) -> None:
+    """A crowd asks twice: while the blocks come about, and then from them."""
+    with ToyEndpoint().client() as client:
+        proof = run.begun(meet(client), 1, (2, 2), print)
+        proof.run(tmp_path, resume=False)
+    crowd, other = proof.done[passes.TOGETHER.name], proof.cold[1]
+    for wave in (1, 2):
+        said = list(crowd.said)
+        at = next(at for at, step in enumerate(proof.sent[passes.TOGETHER.name]) if (step.key, step.wave) == (0, wave))
+        said[at] = (0, other)
+        proof.done[passes.TOGETHER.name] = replace(crowd, said=said)
+        (one,) = verdict.beyond(proof, SOUND)
+        assert verdict.answers_of(proof, one)[0] is other
+        last = verdict.trial_of(proof, one, SOUND).steps[-1]
+        assert (last.key, last.wave) == (0, wave)
+
+
+def test_a_server_that_dies_while_its_session_is_made_shorter_was_seen_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead(*_: object) -> None:
+        raise Fault("POST /v1/completions: the engine is dead")
+
+    monkeypatch.setattr(shortest, "fewer", dead)
+    found = proved(ToyEndpoint(noise=0.001, fault="lost"), tmp_path)
+    assert found.finding and found.finding.again == 2
+    assert any("the engine is dead" in note for note in found.notes)
+
+
+def test_what_a_damaged_file_left_is_not_gone_on_with(tmp_path: Path) -> None:
+    with ToyEndpoint().client() as client:
+        proof = run.begun(meet(client), 1, (2, 2), print)
+        for kept in ({"prompts": [[1]], "known": {}, "done": {}}, {"prompts": [[1]], "known": {}, "done": []}, {}):
+            (tmp_path / record.UNFINISHED).write_text(json.dumps({"of": proof.identity()} | kept))
+            proof.take(tmp_path)
+            assert not proof.prompts and not proof.done
+
+
+@pytest.mark.parametrize("room", [64, 80, 83])
+def test_a_context_that_is_too_small_is_said(tmp_path: Path, room: int) -> None:
+    with ToyEndpoint().client() as client, pytest.raises(UntoldError, match="no room"):
+        command.proved(replace(meet(client), block=None, room=room), "toy", tmp_path, ASKED)
 
 
 def test_half_an_emoji_is_a_text_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

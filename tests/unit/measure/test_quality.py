@@ -36,7 +36,7 @@ from sparkpin.history.report.gather import way_to
 from sparkpin.history.report.measured import quality_of
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure import own_server
-from sparkpin.measure.quality import asking, compare, intervals, ledger, limits, run, standard, texts, watched
+from sparkpin.measure.quality import asking, compare, intervals, ledger, limits, run, skills, standard, texts, watched
 from sparkpin.measure.quality import report as quality_report
 from sparkpin.measure.quality.distance import agreement, kl, rows_of, until_they_part
 from sparkpin.measure.quality.ledger import Cost
@@ -225,6 +225,16 @@ def test_what_was_measured_is_kept_whole_or_measured_again(tmp_path: Path) -> No
     assert known(folder) is None
     keep(folder, made)
     assert known(folder)
+    (folder / "measured.json").write_text("[]")
+    assert known(folder) is None
+
+
+def test_answers_to_other_questions_are_kept_elsewhere(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, ours = run.QualityPlan(texts.load()), release(2)
+    before = plan.folder(paths, ours)
+    assert plan.folder(paths, ours) == before
+    monkeypatch.setattr(skills, "STEPS", (4096,))
+    assert plan.folder(paths, ours) != before
 
 
 @pytest.mark.parametrize(
@@ -396,7 +406,24 @@ def test_the_ledger_s_data_are_those_that_were_measured() -> None:
         setup = where.partition("/")[2]
         for other, found in measured.items():
             if other.partition("/")[2] == setup and found:
-                assert found["kl"]["high"] <= cost.kl.high * 1.001 and found["top1"]["low"] >= cost.top1.low - 1e-4
+                assert found["top1"]["low"] >= cost.top1.low - 1e-4
+                for name in ("kl", "ratio", "continued_kl"):
+                    assert found[name]["high"] <= getattr(cost, name).high * 1.001
+    page = (PROJECT / "docs/quality-ledger.md").read_text(encoding="utf-8").partition("trained-tiny on a CPU")[2]
+    rows = [[float(one) for one in re.findall(r"[\d.]+", line.partition("|")[2])] for line in page.splitlines()]
+    for cost in ledger.costs():  # of which the tables alone are left
+        wanted = list[float]()
+        for name, unit in {"kl": 1, "top1": 100, "ratio": 1, "continued_kl": 1}.items():
+            seen = getattr(cost, name)
+            wanted += [
+                one * unit for one in ([seen.value, seen.low, seen.high] if seen.low < seen.high else [seen.low])
+            ]
+        assert cost.data or any(holds_in_order(row, wanted) for row in rows), cost
+
+
+def holds_in_order(row: list[float], wanted: list[float]) -> bool:
+    rest = iter(row)
+    return all(any(math.isclose(one, seen, rel_tol=1e-6) for seen in rest) for one in wanted)
 
 
 def test_what_could_not_be_measured_is_no_limit_kept() -> None:
@@ -622,6 +649,7 @@ def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(paths: Paths
         f"quality against {parent.tag}: 1 of 1 limits kept, measured 2026-01-05T00:00:00.000Z",
     )
     assert quality_gate.check(paths, ours, accepted="x")[0].startswith("nothing to accept")
+    assert [one.kind for one in quality_of(paths, ours).limits] == ["good"], "the report goes by the same limits"
 
 
 def test_what_promote_refuses_becomes_current_in_no_other_way(

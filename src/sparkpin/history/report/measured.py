@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 
 from sparkpin.core import terminal
@@ -65,6 +66,8 @@ def quality_of(paths: Paths, release: Release) -> ReportEvidence:
     hint = f"invoke quality {release.tag}{'' if release.demands.parent else ' --against TAG'}"
     try:
         chosen = quality.against_parent(paths, release) or next(reversed(quality.records_of(paths, release)), None)
+        if chosen and chosen.role == "parent":  # against the limits that the stage sets now, as `promote` does
+            chosen = dataclasses.replace(chosen, judged=quality_gate.judged(paths, release, chosen) or chosen.judged)
         reason = quality_gate.accepted_reason(paths, release, chosen, chosen.more) if chosen else ""
     except SparkpinError as error:
         return ReportEvidence("Quality", "bad", "record damaged", (ReportRow("record", error.message, "bad"),), hint)

@@ -26,8 +26,8 @@ ALIKE = 0.3  # at least so much do logarithms of distances differ
 SCALE = 1 / NormalDist().inv_cdf(0.75)  # of a median absolute deviation, to a standard deviation
 FARTHEST = 20.0  # nats: of an answer from one that has no token at all
 MOVED = 0.1  # nats: other text has to move the answers so much, or the model is blind to its context
-AGAIN = 2.0  # an answer whose request was begun again may differ by this part of what other text does
-IN_CACHE = 8.0  # one with answers in the cache, where nobody can see how far reading and decoding differ
+BEGUN_AGAIN = 1 / 2  # an answer whose request was begun again may differ by this part of what other text does
+IN_CACHE = 1 / 8  # one with answers in the cache, where nobody can see how far reading and decoding differ
 
 
 def distance(one: Rows, other: Rows, top: int) -> float:

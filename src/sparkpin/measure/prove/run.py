@@ -29,6 +29,7 @@ EARLY = 0.15  # seconds after which a client goes away while its prompt is read
 SETTLE = 0.5  # seconds in which a server's counters follow its answers
 FILL_SECONDS = 90.0  # that filling the cache may take
 ROOM = 8192  # tokens, where nobody tells how long a request may be
+LEAST_BLOCK = 8  # tokens, where nobody tells how many a block has
 WORDY = 1000  # characters that tell how many make a token
 TOLD = 10.0  # seconds between two lines of a pass
 NO_NUMBERS = "Out of range float values"
@@ -197,10 +198,15 @@ class Proof:
         if one is not passes.READ:
             return [(key, judging.distance(self.cold[key].rows, said.rows, top)) for key, said in seen.said]
         found: dict[int, list[float]] = {}
-        for number, said in seen.said:
-            key, place = number // len(READ_AT), READ_AT[number % len(READ_AT)]
-            found.setdefault(key, []).append(read_distance(self.cold[key], said, place, top))
+        for key, _, far, _ in self.read_again():
+            found.setdefault(key, []).append(far)
         return [(key, (sum(one**2 for one in each) / len(each)) ** 0.5) for key, each in found.items()]
+
+    def read_again(self) -> Iterator[tuple[int, int, float, Said]]:
+        """Key, place of the token in its answer, distance, and what was said, of each reading of what was decoded."""
+        for number, said in self.done[passes.READ.name].said:
+            key, place = number // len(READ_AT), READ_AT[number % len(READ_AT)]
+            yield key, place, read_distance(self.cold[key], said, place, max(self.met.top, 1)), said
 
     def keep(self, folder: Path) -> None:
         kept = {"of": self.identity(), "prompts": self.prompts, "known": self.met.known, "done": self.told()}
@@ -232,9 +238,16 @@ class Proof:
         if not isinstance(kept, dict) or kept.get("of") != self.identity():
             self.say("the run that was broken off was of another model, vLLM or plan: from the beginning")
             return
-        self.prompts, self.met.known = kept["prompts"], kept["known"]
-        for name, seen in kept["done"].items():
-            self.done[name] = Seen(**seen | {"said": [(key, said_of(value)) for key, value in seen["said"]]})
+        try:
+            done = {
+                name: Seen(**seen | {"said": [(key, said_of(value)) for key, value in seen["said"]]})
+                for name, seen in kept["done"].items()
+            }
+            prompts, known, _ = kept["prompts"], kept["known"], done[passes.COLD.name].said[0]
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            self.say("the run that was broken off left a damaged file: from the beginning")
+            return
+        self.prompts, self.met.known, self.done = prompts, known, done
         again = self.met.ask(self.prompts[0], next(self.salt), TOKENS)  # the same address may serve other weights now
         if judging.distance(self.cold[0].rows, again.rows, max(self.met.top, 1)) > judging.LEAST:
             self.prompts, self.done = [], {}
@@ -255,7 +268,7 @@ def begun(met: ProvedEndpoint, seed: int, count: tuple[int, int], say: Say) -> P
     text = "The build of a node keeps a log of each step, and the index of its files. " * (WORDY // 70)
     wordy = len(text) / len(met.rendered([{"role": "user", "content": text}])) if met.exact else 4.0
     room = (met.room or ROOM) - 5 * TOKENS
-    shape = Shape(seed, *count, met.block or min(UNKNOWN_BLOCK, room // 4), room, wordy)
+    shape = Shape(seed, *count, met.block or max(min(UNKNOWN_BLOCK, room // 4), LEAST_BLOCK), room, wordy)
     return Proof(met, seed, sessions(shape), shape, say)
 
 

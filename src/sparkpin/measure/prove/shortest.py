@@ -22,6 +22,7 @@ from sparkpin.measure.prove.run import Proof, read_distance, send
 from sparkpin.measure.prove.sessions import other_messages, reordered
 from sparkpin.measure.prove.shrinking import cut, fewer
 from sparkpin.smoke.answers import Wrong
+from sparkpin.smoke.replies import Fault
 
 AGAIN = 2  # tries to see it once more
 TRIES = 12  # of leaving out requests, and as many of cutting tokens
@@ -55,12 +56,16 @@ class Tried:
     alone: Said
 
 
-def trial_of(proof: Proof, one: Pass, key: int, bound: float) -> Trial:
-    """The requests of a pass up to that answer, which comes last."""
+def trial_of(proof: Proof, one: Pass, key: int, bound: float, time: int = 0) -> Trial:
+    """The requests of a pass up to that answer, which comes last. time: which of the pass's answers to that prompt.
+
+    Of what was read again, the token that is furthest off is compared.
+    """
     if one is passes.READ:
-        return Trial((Step(proof.prompts[key], "", key),), bound, passes.READ_AT[0])
+        _, place = max((far, place) for own, place, far, _ in proof.read_again() if own == key)
+        return Trial((Step(proof.prompts[key], "", key),), bound, place)
     steps = proof.sent[one.name]
-    last = max(place for place, step in enumerate(steps) if step.key == key)
+    last = [place for place, step in enumerate(steps) if step.key == key][time]
     end = last + 1
     while end < len(steps) and steps[last].wave and steps[end].wave == steps[last].wave:
         end += 1
@@ -80,10 +85,16 @@ def tried(met: ProvedEndpoint, proof: Proof, trial: Trial) -> Tried:
     if trial.place is None:
         alone = met.ask(prompt, next(proof.salt), TOKENS)
         return Tried(judging.distance(alone.rows, seen.rows, top), seen, alone)
-    answer = [int(token) for token in seen.rows.tokens]
-    place = min(trial.place, len(answer) - 1)
-    alone = met.ask([*prompt, *answer[:place]], next(proof.salt), 1)
+    place, before = said_before(trial.place, seen)
+    alone = met.ask([*prompt, *before], next(proof.salt), 1)
     return Tried(read_distance(seen, alone, place, top), seen, alone)
+
+
+def said_before(place: int, seen: Said) -> tuple[int, list[int]]:
+    """The place of a token in an answer, its last one where it is shorter, and the tokens before it."""
+    answer = [int(token) for token in seen.rows.tokens]
+    place = min(place, len(answer) - 1)
+    return place, answer[:place]
 
 
 def with_other_words(trial: Trial, seed: int, *, exact: bool) -> Trial:
@@ -125,7 +136,7 @@ def without(steps: Sequence[Step], begin: int, end: int) -> tuple[Step, ...]:
 
 def shortest(met: ProvedEndpoint, proof: Proof, trial: Trial) -> tuple[Trial, Tried, int]:
     """The shortest trial that was found, what it showed, and how often the first one showed it again. Where it never
-    did, that one stays."""
+    did, that one stays. A server that dies on the way loses nothing of it."""
     until = time.monotonic() + SECONDS
     first = [tried(met, proof, trial) for _ in range(AGAIN)]
     again = sum(one.distance > trial.bound for one in first)
@@ -144,21 +155,24 @@ def shortest(met: ProvedEndpoint, proof: Proof, trial: Trial) -> tuple[Trial, Tr
         best, shown = attempt, seen
         return True
 
-    fewer(best.steps, shows, TRIES)
-    if met.exact:
-        size = len(best.steps[-1].prompt)
-        cut(size, lambda begin, end: shows(without(best.steps, begin, end)), TRIES, LEAST_CUT)
+    try:
+        fewer(best.steps, shows, TRIES)
+        if met.exact:
+            size = len(best.steps[-1].prompt)
+            cut(size, lambda begin, end: shows(without(best.steps, begin, end)), TRIES, LEAST_CUT)
+    except (Wrong, Fault) as fault:
+        proof.note(f"the session may not be the shortest: {fault}")
     return best, shown, again
 
 
 def write(path: Path, met: ProvedEndpoint, trial: Trial, shown: Tried, words: str) -> None:
     """A line of JSON for what it is, one for each request, one for the request alone, one for the answers. In ASCII:
     half of an emoji, cut off after some tokens, is no UTF-8."""
-    prompt = trial.steps[-1].prompt
+    prompt, place = trial.steps[-1].prompt, trial.place
     alone = met.body(prompt, "alone", TOKENS)
-    if trial.place is not None:
-        answer = [int(token) for token in shown.seen.rows.tokens]
-        alone = met.body([*prompt, *answer[: trial.place]], "alone", 1)
+    if place is not None:
+        place, before = said_before(place, shown.seen)
+        alone = met.body([*prompt, *before], "alone", 1)
     head = {
         "sparkpin_prove": 1,
         "seen": words,
@@ -168,8 +182,8 @@ def write(path: Path, met: ProvedEndpoint, trial: Trial, shown: Tried, words: st
         "vllm": met.version,
         "path": met.path,
         "top": met.top,
-        "place": trial.place,
-        "how": HOW if trial.place is None else HOW_READ,
+        "place": place,
+        "how": HOW if place is None else HOW_READ,
     }
     lines: list[dict[str, Any]] = [head]
     lines += [
@@ -195,7 +209,8 @@ def read(path: Path, met: ProvedEndpoint) -> tuple[Trial, dict[str, Any]]:
         trial, place = Trial(tuple(found), float(head["bound"]), head["place"]), head["place"]
         if head["sparkpin_prove"] != 1 or not found:
             raise KeyError("sparkpin_prove")
-        if not math.isfinite(trial.bound + float(head["difference"])) or not (place is None or type(place) is int):
+        head["difference"] = float(head["difference"])
+        if not math.isfinite(trial.bound + head["difference"]) or not (place is None or type(place) is int):
             raise ValueError("bound, difference or place is no number")
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise InputError(

@@ -73,15 +73,18 @@ def bounds(proof: Proof) -> Bounds:
     if not judging.is_blind(control):
         first = min(first, moved)
     read = [distance for _, distance in proof.distances(passes.READ)]
-    grown = max(first, median(read) if read else moved / judging.IN_CACHE)
-    return Bounds(floor, first, grown, max(first, moved), max(grown, moved / judging.AGAIN), control)
+    grown = max(first, median(read) if read else moved * judging.IN_CACHE)
+    return Bounds(floor, first, grown, max(first, moved), max(grown, moved * judging.BEGUN_AGAIN), control)
 
 
 @dataclass(frozen=True)
 class Beyond:
+    """time: which of the pass's answers to that prompt it is; "16 at once" has two."""
+
     one: Pass
     key: int
     distance: float
+    time: int = 0
 
 
 def beyond(proof: Proof, found: Bounds) -> list[Beyond]:
@@ -89,9 +92,10 @@ def beyond(proof: Proof, found: Bounds) -> list[Beyond]:
     every = []
     for one in passes.TRIED:
         preempted = proof.done[one.name].preempted if one.name in proof.done else None
+        answers = proof.distances(one)
         own = [
-            Beyond(one, key, far)
-            for key, far in proof.distances(one)
+            Beyond(one, key, far, [other for other, _ in answers[:place]].count(key))
+            for place, (key, far) in enumerate(answers)
             if far > found.of(one, proof.turns[key], preempted)
         ]
         most = max((each.distance for each in own), default=0.0)
@@ -111,13 +115,15 @@ def hits(proof: Proof) -> tuple[int | None, int | None]:
 
 
 def power(proof: Proof, found: Bounds) -> str:
-    """Of the faults that were planted once, those beyond this run's bound in a way in which it has asked."""
+    """Of the faults that were planted once, those beyond this run's bound in a way in which it has asked, with what
+    they damage in use: drafts, or a cache that is known to have served."""
     told = json.loads(POWER.read_text(encoding="utf-8"))
+    used = {name: seen.hits for name, seen in proof.done.items()} | {passes.READ.name: proof.drafts[0]}
     limits = {passes.READ.name: found.decoded}
     missed = [
         name
         for name, one in told["faults"].items()
-        if one["way"] not in proof.done or one["nats"] <= limits.get(one["way"], found.grown)
+        if one["way"] not in proof.done or not used[one["way"]] or one["nats"] <= limits.get(one["way"], found.grown)
     ]
     count = len(told["faults"])
     line = f"asked so, it finds {count - len(missed)} of {count} faults planted into vLLM {told['vllm']} with "
@@ -236,13 +242,13 @@ def answers_of(proof: Proof, first: Beyond) -> tuple[Said, Said]:
     """What was said in that way, and what it is compared with."""
     own, cold = proof.done[first.one.name].said, proof.cold[first.key]
     if first.one is passes.READ:
-        return cold, next(said for key, said in own if key // len(passes.READ_AT) == first.key)
-    return next(said for key, said in own if key == first.key), cold
+        return cold, max((far, place, said) for key, place, far, said in proof.read_again() if key == first.key)[2]
+    return [said for key, said in own if key == first.key][first.time], cold
 
 
 def trial_of(proof: Proof, one: Beyond, found: Bounds) -> Trial:
     bound = found.of(one.one, proof.turns[one.key], proof.done[one.one.name].preempted)
-    return shortest.trial_of(proof, one.one, one.key, bound)
+    return shortest.trial_of(proof, one.one, one.key, bound, one.time)
 
 
 def result_of(proof: Proof, one: Pass, found: Bounds) -> PassResult:

@@ -15,7 +15,6 @@ from sparkpin.measure.quality.skills import NEEDLES
 from sparkpin.releases.quality_record import Skill, Texts
 
 ALL = "all"
-FAILURES = 8  # told of each skill
 SHARE = (0.0, 1.0)
 NATS = (0.0, -distance.LEAST)  # a token
 CHANGE = (distance.LEAST, -distance.LEAST)  # of a log-probability
@@ -115,5 +114,5 @@ def skill(name: str, pairs: Sequence[AnswerPair]) -> Skill:
         reference=sum(p.right for p, _ in pairs),
         release=sum(q.right for _, q in pairs),
         lost=intervals.lost([p.right for p, _ in pairs], [q.right for _, q in pairs]),
-        failures=tuple(worse[:FAILURES]),
+        failures=tuple(worse),
     )

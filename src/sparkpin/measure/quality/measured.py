@@ -89,7 +89,7 @@ def known(folder: Path) -> QualityMeasured | None:
         value = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
         if sha256_file(folder / "rows.npz")[0] != value["rows"]:
             return None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     with np.load(folder / "rows.npz") as arrays:
         readings = tuple(

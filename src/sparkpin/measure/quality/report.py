@@ -14,6 +14,7 @@ from sparkpin.releases.quality_record import Figure, Judged, QualityRecord, Stan
 WHAT = ("figure", "seen", "95 % interval", "allowed", "verdict")
 KINDS = ("texts", "count", "tokens", "KL", "same first choice", "perplexity ratio", "KL decoding", "same words")
 SCORES = ("lm-eval task", "metric", "samples", "reference", "release")
+FAILURES = 8  # told of each skill
 FORMS = {"top1": ".2%", "perplexity": ".4f", "tool_calls": ".1%", "needles": ".1%"}  # of the others ".2g"
 
 
@@ -27,7 +28,7 @@ def report(record: QualityRecord) -> None:
         show()
         terminal.table(SCORES, [of_task(one) for one in record.standard])
     for skill in record.skills:
-        for failure in skill.failures if skill.name != NEEDLES else ():
+        for failure in skill.failures[:FAILURES] if skill.name != NEEDLES else ():
             show(f"lost: {failure}")
     for note in record.notes:
         show(f"note: {note}")

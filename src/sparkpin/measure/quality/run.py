@@ -18,6 +18,7 @@ from sparkpin.pins.vllm_command import served_name
 from sparkpin.releases.record import Release
 from sparkpin.serve import socket_port
 from sparkpin.smoke.answers import Wrong
+from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.run import subject_of
 from sparkpin.smoke.subject import SmokeSubject
 
@@ -35,6 +36,7 @@ class QualityPlan:
 
     def folder(self, paths: Paths, release: Release) -> Path:
         what = {"corpus": self.corpus.digest, "top": asking.TOP, "continued": asking.CONTINUED, "most": asking.MOST}
+        what["questions"] = skills.digest(expectations_of(release.demands))
         return measured.place(paths, release, what)
 
     def scores_path(self, paths: Paths, release: Release) -> Path | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from sparkpin.measure.quality.measured import SkillAnswer
 from sparkpin.measure.quality.texts import Question
 from sparkpin.smoke.answers import Answer, Wrong
-from sparkpin.smoke.expectations import ROOMY, Case, said
+from sparkpin.smoke.expectations import ROOMY, Case, Expectations, said
 from sparkpin.smoke.judging import judge
 from sparkpin.smoke.probes import STEPS, longest_prompt
 from sparkpin.smoke.replies import Fault
@@ -21,6 +23,23 @@ LONGEST_NAME = 60  # characters of a question that stand for it
 LEAST_ROOM = 256  # tokens of a prompt in which finding something says anything
 
 
+def of_the_smoke_test(expect: Expectations) -> tuple[tuple[str, Case], ...]:
+    return (
+        ("one call", expect.tool_call),
+        ("two calls", expect.tool_calls),
+        ("long arguments", expect.tool_call_long),
+        ("while it thinks", expect.tool_call_inside),
+        ("examples above", expect.tool_examples),
+    )
+
+
+def digest(expect: Expectations) -> str:
+    """SHA-256 of what is asked of a model beside the questions of `texts/`: answers to others are not comparable."""
+    cases = [*(case for _, case in of_the_smoke_test(expect)), *expect.recall(STEPS[0])]
+    told = [[case.request, case.calls, case.holds, case.content] for case in cases]
+    return hashlib.sha256(json.dumps([told, STEPS, ROOMY], sort_keys=True).encode()).hexdigest()
+
+
 def tool_questions(
     subject: SmokeSubject, questions: tuple[Question, ...], *, quick: bool
 ) -> list[tuple[str, Case, Callable[[Case], Answer]]]:
@@ -31,13 +50,7 @@ def tool_questions(
 
     expect = subject.expect
     found: list[tuple[str, Case, Callable[[Case], Answer]]] = []
-    for name, case in (
-        ("one call", expect.tool_call),
-        ("two calls", expect.tool_calls),
-        ("long arguments", expect.tool_call_long),
-        ("while it thinks", expect.tool_call_inside),
-        ("examples above", expect.tool_examples),
-    ):
+    for name, case in of_the_smoke_test(expect):
         found.append((f"{name}, streamed", fitted(subject, case), streamed))
         if not quick:
             found.append((name, fitted(subject, case), subject.chat))
