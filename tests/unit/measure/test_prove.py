@@ -203,8 +203,8 @@ def test_one_prompt_beyond_the_bound_has_to_show_with_other_words(tmp_path: Path
 
 
 def test_of_two_finds_the_one_that_is_no_near_tie_is_told(tmp_path: Path) -> None:
-    near = verdict.Beyond(passes.WARM, 0, 0.13)
-    clear = verdict.Beyond(passes.EVICTED, 1, 5.3)
+    near = verdict.Beyond(passes.WARM, 0, 0.13, 0)
+    clear = verdict.Beyond(passes.EVICTED, 1, 5.3, 1)
     with ToyEndpoint().client() as client:
         proof = run.begun(meet(client), 1, (2, 2), print)
     assert verdict.first_to_tell(proof, [near, clear], SOUND) == clear

@@ -33,7 +33,7 @@ from sparkpin.commands import up as commands_up
 from sparkpin.core.errors import DiskError, HostError, InputError, ManifestError, QualityError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.history.report.gather import way_to
-from sparkpin.history.report.measured import quality_of
+from sparkpin.history.report.measured import elsewhere_of, quality_of
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure import own_server
 from sparkpin.measure.quality import asking, compare, intervals, ledger, limits, run, skills, standard, texts, watched
@@ -622,7 +622,7 @@ def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(paths: Paths
     assert quality_gate.check(paths, ours, accepted="")[1] == "accepted before: still"
     evidence = quality_of(paths, ours)
     assert evidence.text == f"lost more than allowed: kl; accepted: still ({parent.name})"
-    elsewhere = evidence.elsewhere
+    elsewhere = elsewhere_of(paths, ours)
     assert elsewhere and [row.name for row in elsewhere.rows] == [
         f"{cost.change}: {cost.model}, {cost.on}" for cost in ledger.of_stages(["hybrid", "mtp", "v2"])
     ]

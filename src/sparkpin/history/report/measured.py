@@ -71,9 +71,8 @@ def quality_of(paths: Paths, release: Release) -> ReportEvidence:
         reason = quality_gate.accepted_reason(paths, release, chosen, chosen.more) if chosen else ""
     except SparkpinError as error:
         return ReportEvidence("Quality", "bad", "record damaged", (ReportRow("record", error.message, "bad"),), hint)
-    elsewhere = elsewhere_of(paths, release)
     if chosen is None:
-        return ReportEvidence("Quality", "none", NOT_MEASURED, hint=hint, elsewhere=elsewhere)
+        return ReportEvidence("Quality", "none", NOT_MEASURED, hint=hint)
     overall = chosen.overall
     rows = [
         ReportRow("KL, nats a token", overall.kl.text()),
@@ -102,7 +101,6 @@ def quality_of(paths: Paths, release: Release) -> ReportEvidence:
         f"{word}{quick} ({chosen.reference.rpartition(':')[2]})",
         tuple(rows),
         limits=tuple(limit_bar(one, chosen) for one in chosen.judged),
-        elsewhere=elsewhere,
     )
 
 
@@ -111,23 +109,20 @@ def elsewhere_of(paths: Paths, release: Release) -> ReportTable | None:
     chain: tuple[str, ...] = ()
     with contextlib.suppress(SparkpinError):  # its stages may be gone
         chain = tuple(stage.name for stage in manifests.load_chain(paths.project, release.stage))
-    rows = [
-        TableRow(
-            f"{cost.change}: {cost.model}, {cost.on}",
-            tuple(
-                Reading(seen.value, f"{seen.value:{form}}", f"[{seen.low:{form}}, {seen.high:{form}}]")
-                for seen, form in (
-                    (cost.kl, ".2g"),
-                    (cost.continued_kl, ".2g"),
-                    (cost.top1, ".4f"),
-                    (cost.ratio, ".4f"),
-                )
-            ),
-        )
-        for cost in ledger.of_stages(chain)
-    ]
-    names = ("kl", "continued_kl", "top1", "perplexity")
-    return ReportTable(tuple((NAMES[name], "") for name in names), tuple(rows)) if rows else None
+    rows = []
+    for cost in ledger.of_stages(chain):
+        figures = {"kl": cost.kl, "continued_kl": cost.continued_kl, "top1": cost.top1, "perplexity": cost.ratio}
+        readings = []
+        for name, figure in figures.items():
+            value, interval, *_ = cells(figure, name, {})
+            readings.append(Reading(figure.value, value, bracketed(interval)))
+        rows.append(TableRow(f"{cost.change}: {cost.model}, {cost.on}", tuple(readings)))
+    titles = tuple((NAMES[name], "") for name in ("kl", "continued_kl", "top1", "perplexity"))
+    return ReportTable(titles, tuple(rows)) if rows else None
+
+
+def bracketed(interval: str) -> str:
+    return f"[{interval.replace(' .. ', ', ')}]"
 
 
 def limit_bar(judged: quality.Judged, record: quality.QualityRecord) -> LimitBar:
@@ -143,7 +138,7 @@ def limit_bar(judged: quality.Judged, record: quality.QualityRecord) -> LimitBar
         verdict += f": {quality_allowance.would_tell(judged, record.overall.texts, record.skills)}"
     return LimitBar(
         name=NAMES.get(name, name),
-        seen=f"{value} [{interval.replace(' .. ', ', ')}]",
+        seen=f"{value} {bracketed(interval)}",
         limit=allowed,
         verdict=verdict,
         kind=KEPT[judged.kept],

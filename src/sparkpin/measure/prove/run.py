@@ -208,6 +208,12 @@ class Proof:
             key, place = number // len(READ_AT), READ_AT[number % len(READ_AT)]
             yield key, place, read_distance(self.cold[key], said, place, max(self.met.top, 1)), said
 
+    def furthest_read(self, key: int) -> tuple[int, Said]:
+        """Of an answer whose tokens were read again: the place of the one that is furthest off, and the reading."""
+        own = (one for one in self.read_again() if one[0] == key)
+        _, place, _, said = max(own, key=lambda one: one[2])
+        return place, said
+
     def keep(self, folder: Path) -> None:
         kept = {"of": self.identity(), "prompts": self.prompts, "known": self.met.known, "done": self.told()}
         with files.atomic_file(folder / UNFINISHED) as file:  # keys of messages stay in their order

@@ -56,16 +56,15 @@ class Tried:
     alone: Said
 
 
-def trial_of(proof: Proof, one: Pass, key: int, bound: float, time: int = 0) -> Trial:
-    """The requests of a pass up to that answer, which comes last. time: which of the pass's answers to that prompt.
+def trial_of(proof: Proof, one: Pass, key: int, at: int, bound: float) -> Trial:
+    """The requests of a pass up to that answer, which comes last. at: its place among those that are compared.
 
     Of what was read again, the token that is furthest off is compared.
     """
     if one is passes.READ:
-        _, place = max((far, place) for own, place, far, _ in proof.read_again() if own == key)
-        return Trial((Step(proof.prompts[key], "", key),), bound, place)
+        return Trial((Step(proof.prompts[key], "", key),), bound, proof.furthest_read(key)[0])
     steps = proof.sent[one.name]
-    last = [place for place, step in enumerate(steps) if step.key == key][time]
+    last = [place for place, step in enumerate(steps) if step.key is not None][at]
     end = last + 1
     while end < len(steps) and steps[last].wave and steps[end].wave == steps[last].wave:
         end += 1

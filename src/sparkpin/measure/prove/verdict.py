@@ -79,12 +79,12 @@ def bounds(proof: Proof) -> Bounds:
 
 @dataclass(frozen=True)
 class Beyond:
-    """time: which of the pass's answers to that prompt it is; "16 at once" has two."""
+    """at: its place among the distances of the pass; "16 at once" has two of each prompt."""
 
     one: Pass
     key: int
     distance: float
-    time: int = 0
+    at: int
 
 
 def beyond(proof: Proof, found: Bounds) -> list[Beyond]:
@@ -92,10 +92,9 @@ def beyond(proof: Proof, found: Bounds) -> list[Beyond]:
     every = []
     for one in passes.TRIED:
         preempted = proof.done[one.name].preempted if one.name in proof.done else None
-        answers = proof.distances(one)
         own = [
-            Beyond(one, key, far, [other for other, _ in answers[:place]].count(key))
-            for place, (key, far) in enumerate(answers)
+            Beyond(one, key, far, at)
+            for at, (key, far) in enumerate(proof.distances(one))
             if far > found.of(one, proof.turns[key], preempted)
         ]
         most = max((each.distance for each in own), default=0.0)
@@ -240,15 +239,15 @@ def first_to_tell(proof: Proof, every: Sequence[Beyond], found: Bounds) -> Beyon
 
 def answers_of(proof: Proof, first: Beyond) -> tuple[Said, Said]:
     """What was said in that way, and what it is compared with."""
-    own, cold = proof.done[first.one.name].said, proof.cold[first.key]
+    cold = proof.cold[first.key]
     if first.one is passes.READ:
-        return cold, max((far, place, said) for key, place, far, said in proof.read_again() if key == first.key)[2]
-    return [said for key, said in own if key == first.key][first.time], cold
+        return cold, proof.furthest_read(first.key)[1]
+    return proof.done[first.one.name].said[first.at][1], cold
 
 
 def trial_of(proof: Proof, one: Beyond, found: Bounds) -> Trial:
     bound = found.of(one.one, proof.turns[one.key], proof.done[one.one.name].preempted)
-    return shortest.trial_of(proof, one.one, one.key, bound, one.time)
+    return shortest.trial_of(proof, one.one, one.key, one.at, bound)
 
 
 def result_of(proof: Proof, one: Pass, found: Bounds) -> PassResult:
