@@ -152,8 +152,8 @@ def scraped_of(client: Client) -> str:
 
 
 def drafted(client: Client) -> dict[str, Any]:
-    """Drafts accepted, of answers of the scripted model."""
-    for text in ("hello", "something long", "Count from one to two hundred, please."):
+    """Drafts accepted, of answers of the scripted model; the last prompt alone is longer than a block."""
+    for text in ("hello", "something long", "Count from one to two hundred, please.", 80 * "What is in this file? "):
         client.post("/v1/chat/completions", {"model": "m", "temperature": 0, "max_tokens": 256, **said(text)})
     counts = metrics.acceptance(scraped := scraped_of(client))
     if counts is None:
