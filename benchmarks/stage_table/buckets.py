@@ -45,7 +45,7 @@ def innermost(scopes: list[tuple[float, float, str]], begins: list[float], at: f
 
 PARTS = ("attention", "GDN", "experts", "shared experts", "head", "draft", "draft head", "sampling", "other")
 EXPERTS = ("marlin_moe", "topkGating", "draw", "moe_align", "count_and_sort", "moe_sum", "act_and_mul")
-CORES = ("flash::FlashAttn", "reshape_and_cache")
+CORES = ("flash::FlashAttn", "reshape_and_cache", "kernel_unified_attention", "_attn_packed")
 PLANS = "flash::prepare"
 """FlashAttention's plan for all layers, made once a step before the first of them, which is no attention layer."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import statistics
 from collections.abc import Iterable
 from typing import Any
 
@@ -130,6 +131,24 @@ def turns(stages: dict[str, Any]) -> None:
         table(["turns of a conversation", "prompt", "cached", "read again", "first token, s"], rows)
 
 
+def lengths(stages: dict[str, Any]) -> None:
+    """By number of drafted tokens: ms a step, and tok/s of all sequences at each chance, which is of the step measured
+    and of the tokens that chance gives (what was seen in 64 steps varies)."""
+    for name, one in stages.items():
+        found = {(row["batch"], row["drafted"], row["chance"]): row["step_ms"] for row in one.get("lengths", ())}
+        chances = sorted({chance for _, drafted, chance in found if drafted})
+        rows = []
+        for batch, drafted in sorted({key[:2] for key in found}):
+            steps = [found[batch, drafted, chance] for chance in (chances if drafted else (0.0,))]
+            speeds = (
+                batch * sum(chance**at for at in range(drafted + 1)) / statistics.median(steps) * 1e3
+                for chance in chances
+            )
+            rows.append([str(batch), str(drafted), f"{statistics.median(steps):.2f}", *(f"{s:.0f}" for s in speeds)])
+        if rows:
+            table([f"{name}: users", "drafted", "ms a step", *(f"tok/s at {c:.0%}" for c in chances)], rows)
+
+
 def experts(stages: dict[str, Any]) -> None:
     """What the kernel of INT4 experts reads, of the experts that were counted, and how fast."""
     rows = []
@@ -200,6 +219,7 @@ def main() -> None:
         routing(stages)
         first_tokens(stages)
         turns(stages)
+        lengths(stages)
         if "checks" in run:
             table(
                 ["checks", "right", "tokens", "same tokens as the stage before"],

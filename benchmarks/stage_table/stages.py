@@ -41,7 +41,11 @@ class Stage:
 
 
 HYBRID, HEAD, CACHE, LIST = MODS
+TRITON = {"attention_backend": "TRITON_ATTN"}
 TURBOQUANT = {"kv_cache_dtype": "turboquant_4bit_nc"}
+PEERS = {"fp8": "fp8", "int8": "int8_per_token_head", "int4": "int4_per_token_head"}
+"""vLLM's own kinds of K and V that run on an H200 with Triton's attention."""
+
 STATES = {"mamba_ssm_cache_dtype": "float16"}
 LISTED = {"additional_config": {"draft_vocabulary": {"first": 65536}}}
 FOUR_BITS = {"additional_config": {"draft_head": {"bits": 4}}}
@@ -68,6 +72,14 @@ STAGES = {
         Stage(
             "v2-state", "v2 + GDN states in float16", "fp8", "mtp", (HYBRID, HEAD), True,
             STATES,
+        ),
+        Stage("v2-triton", "v2 with Triton's attention", "fp8", "mtp", (HYBRID, HEAD), True, TRITON),
+        *(
+            Stage(
+                f"v2-{short}", f"v2 + K and V: vLLM's {kind}", "fp8", "mtp", (HYBRID, HEAD), True,
+                TRITON | {"kv_cache_dtype": kind},
+            )
+            for short, kind in PEERS.items()
         ),
     )
 }  # fmt: skip

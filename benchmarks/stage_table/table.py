@@ -66,9 +66,11 @@ OPTIONS = {
     "turns": TURNS,
     "match": replace(TURNS, match=32),
     "lengths": Points((), (), (), {}, lengths=[(1024, batch) for batch in BATCHES]),
+    "peers": Points([(1024, 1), (131072, 1), (131072, 16)], [(131072, 1)], (), {}),
     "": ALL,
 }
 MEANINGS = {
+    "peers": "what kinds of K and V differ by: three points of nine, and a profile of 128K x 1",
     "few": "five points of nine, no prefill",
     "long": "with a prefill of 128K",
     "own": "the router's own choice of experts (else routing is uniform, imposed)",
