@@ -87,7 +87,9 @@ def make(folder: Path, gigabytes: float) -> None:
     names = [f"model-{at + 1:05}-of-{len(parts):05}.safetensors" for at in range(len(parts))]
     folder.mkdir(parents=True)
     with multiprocessing.Pool(6) as pool:
-        pool.starmap(write, [(folder / name, part, at) for at, (name, part) in enumerate(zip(names, parts, strict=True))])
+        pool.starmap(
+            write, [(folder / name, part, at) for at, (name, part) in enumerate(zip(names, parts, strict=True))]
+        )
     places = {f"{key}.weight": name for name, part in zip(names, parts, strict=True) for key in part}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     (folder / "config.json").write_text(json.dumps(config(layers)))
