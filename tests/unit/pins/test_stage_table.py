@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import itertools
 import json
 import statistics
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -377,7 +378,7 @@ def test_the_report_has_every_run_and_stage(capsys: pytest.CaptureFixture[str]) 
     for run in json.loads(join.TABLE.read_text())["runs"]:
         assert f"### {run['name']}" in said
         for stage, one in run["stages"].items():
-            assert f"\n| {stage} |" in said and ("turns" in one or "1024:1" in one["decode"])
+            assert f"\n| {stage}" in said and ("turns" in one or "lengths" in one or "1024:1" in one["decode"])
             for point in one["decode"].keys() & {"1024:1"}:
                 assert f"| {stage} | {one['decode'][point]['step_ms']:.2f} |" in said
             for turn in (turn for turns in one.get("turns", {}).values() for turn in turns):
@@ -406,26 +407,67 @@ def tables(text: str, head: str) -> list[dict[str, list[str]]]:
 
 def test_the_document_s_tables_are_what_was_measured() -> None:
     found = json.loads(join.TABLE.read_text())
-    chain = {name: one for name, one in join.latest(found, "uniform").items() if name in stages.CHAIN}
+    [*_, chain] = (
+        {name: run["stages"][name] for name in stages.CHAIN}
+        for run in found["runs"]
+        if run["routing"] == "uniform" and run["stages"].keys() >= set(stages.CHAIN)
+    )
 
     def decode(measured: dict[str, Any], key: str, places: int) -> dict[str, list[str]]:
         points = [f"{context}:{batch}" for context in stages.CONTEXTS for batch in stages.BATCHES]
         return {name: [f"{one['decode'][p][key]:.{places}f}" for p in points] for name, one in measured.items()}
 
     [shared] = [run["stages"] for run in found["runs"] if run["routing"] == "shared"]
-    assert tables(PERFORMANCE, "| ms a step |") == [decode(chain, "step_ms", 2), decode(shared, "step_ms", 2)]
+    v3 = stages_of(found, "2026-11-27-b-v3")
+    ratios = [
+        a["step_ms"] / b["step_ms"] for a, b in zip(*(one["decode"].values() for one in v3.values()), strict=True)
+    ]
+    beside = decode(v3, "step_ms", 2) | {"times as fast": [f"{ratio:.3f}" for ratio in ratios]}
+    assert tables(PERFORMANCE, "| ms a step |") == [decode(chain, "step_ms", 2), decode(shared, "step_ms", 2), beside]
     assert tables(PERFORMANCE, "| tok/s, all sequences |") == [decode(chain, "tokens_per_s", 0)]
     first: dict[str, list[str]] = {}
     for name, one in chain.items():
         seen = [one["first_token_s"].get(p) for p in ("1024:1", "1024:8", "1024:16", "32768:1", "131072:1")]
         first[name] = [f"{statistics.median(times):.2f}" if times else "" for times in seen]
     assert tables(PERFORMANCE, "| | 1K x 1 |") == [first]
-    parts: dict[str, list[str]] = {}
-    for point, title in (("1024:1", "1K x 1"), ("1024:16", "1K x 16"), ("131072:1", "128K x 1")):
-        for name, one in chain.items():
+    titles = {"1024:1": "1K x 1", "1024:16": "1K x 16", "131072:1": "128K x 1"}
+
+    def parts(measured: dict[str, Any], points: Iterable[str]) -> dict[str, list[str]]:
+        told = {}
+        for point, (name, one) in itertools.product(points, measured.items()):
             times = [one["parts_us"][point][part] for part in buckets.PARTS if part != "other"]
-            parts[f"{name}, {title}"] = [f"{time:.0f}" if time else "" for time in times]
-    assert tables(PERFORMANCE, "| | attention |") == [parts]
+            told[f"{name}, {titles[point]}"] = [f"{time:.0f}" if time else "" for time in times]
+        return told
+
+    assert tables(PERFORMANCE, "| | attention |") == [parts(chain, titles)]
+    assert tables(PERFORMANCE, "| microseconds a step |") == [parts(v3, ("1024:1", "1024:16"))]
+
+
+def stages_of(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(run["stages"] for run in found["runs"] if run["name"] == name)
+
+
+def test_the_document_s_kinds_of_cache_are_what_was_measured() -> None:
+    found = json.loads(join.TABLE.read_text())
+    first, again = (stages_of(found, f"2026-11-27-{name}") for name in ("d-peers", "e-peers-again"))
+    rows = [
+        line.replace("*", "").removeprefix("| ").removesuffix(" |").split(" | ")
+        for line in PERFORMANCE.partition("tokens in 57 GiB")[2].partition("\n\n")[0].splitlines()[2:]
+    ]
+    names = ("v2", "v2-tq", "v2-triton", "v2-fp8", "v2-int8", "v2-int4")
+    for row, name in zip(rows, names, strict=True):
+        one = (first | {key: value for key, value in again.items() if key not in first})[f"{name}-peers"]
+        for place, point in enumerate(("1024:1", "131072:1", "131072:16"), start=3):
+            ms = one["decode"][point]["step_ms"]
+            assert row[place] in (f"{ms:.2f}", f"{ms:.1f}", f"{ms:.0f}"), (row, name, ms)
+        assert row[6] == f"{one['parts_us']['131072:1']['attention']:,.0f}", (row, name)
+
+
+def test_the_document_s_draft_lengths_are_the_report_s(capsys: pytest.CaptureFixture[str]) -> None:
+    report.main()
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| 1 |", "| 8 |", "| 16 |"))]
+    told = PERFORMANCE.partition("| users | drafted |")[2].partition("\n\n")[0].replace("*", "").splitlines()[2:]
+    assert len(told) == 15 and told == said
 
 
 def test_the_document_s_tables_of_bytes_are_the_report_s(capsys: pytest.CaptureFixture[str]) -> None:
