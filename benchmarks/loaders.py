@@ -23,8 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from sparkpin.pins import weight_loaders  # noqa: E402
-from sparkpin.serve.startup import Startup  # noqa: E402
+from sparkpin.pins import weight_loaders
+from sparkpin.serve.startup import Startup
 
 WIDE, INNER, HEADS, KV_HEADS, HEAD, WORDS = 8192, 28672, 32, 4, 256, 32768
 SHAPES = {
@@ -151,8 +151,8 @@ def start(folder: Path, loader: str, tokenizer: Path, log: Path) -> dict[str, An
     """Seconds to the first token, by parts."""
     command = [
         sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--served-model-name", "m", "--host",
-        "127.0.0.1", "--port", str(PORT), "--tokenizer", str(tokenizer), "--max-model-len", "4096", "--max-num-seqs", "16",
-        "--gpu-memory-utilization", "0.9", *LOADERS[loader],
+        "127.0.0.1", "--port", str(PORT), "--tokenizer", str(tokenizer), "--max-model-len", "4096", "--max-num-seqs",
+        "16", "--gpu-memory-utilization", "0.9", *LOADERS[loader],
     ]  # fmt: skip
     begin, startup = time.monotonic(), Startup()
     with log.open("wb") as out:
