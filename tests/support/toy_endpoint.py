@@ -29,7 +29,8 @@ class ToyEndpoint:
     than the last token; caches: it has a prefix cache; fault: "lost", the state of a hit, "kept", nothing is ever cold,
     or "nan", no number after a hit, which vLLM refuses as it does; usage: what is added to the completion tokens of a
     stream; drafts: it says that it drafts two for each token; odd: its log-probabilities of a chat have a form of their
-    own; off: prompts and lengths of hits whose answers are off, a logit by `far`."""
+    own; lists: it answers for no other model than those that it lists; off: prompts and lengths of hits whose answers
+    are off, a logit by `far`."""
 
     logprobs: bool = True
     tokens: bool = True
@@ -42,6 +43,7 @@ class ToyEndpoint:
     usage: int = 0
     drafts: bool = False
     odd: bool = False
+    lists: bool = False
     off: Callable[[list[int], int], bool] = lambda ids, hit: False
     far: float = 1.0
     hits: int = 0
@@ -66,6 +68,8 @@ class ToyEndpoint:
                 return answered(200, json={"version": "toy"})
             if path == "/metrics" and (self.metrics or self.drafts):
                 return answered(200, text=self.scraped())
+            if self.lists and body.get("model") not in (None, *(model["id"] for model in MODELS)):
+                return answered(404, json={"error": f"The model {body['model']} does not exist"})
             if path == "/tokenize" and self.tokens:
                 text = json.dumps(body["messages"]) if "messages" in body else body["prompt"]
                 return answered(200, json={"tokens": list(text.encode())})

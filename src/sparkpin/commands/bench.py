@@ -11,7 +11,7 @@ from typing import Literal
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
-from sparkpin.commands.choose import choose_recipe, require_recipe
+from sparkpin.commands.choose import choose_known, require_recipe
 from sparkpin.commands.roofline import GB, SPARK, number
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, ManifestError, SmokeError
@@ -137,7 +137,7 @@ def chosen(paths: Paths, engine: Engine, recipe: str | None, tag: str | None) ->
     records = Releases(paths)
     if tag:
         return records.get(tag)
-    name = choose_recipe(paths, recipe, None)
+    name = choose_known(paths, recipe)
     require_recipe(paths, records, name)
     if served := running_release(paths, engine, name):
         return records.get(served)

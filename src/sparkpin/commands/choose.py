@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
-from sparkpin.core.errors import (
-    InputError,
-    ManifestError,
-)
+from sparkpin.core.errors import InputError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.pins import manifests
@@ -20,6 +18,15 @@ if TYPE_CHECKING:
 def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
     """The recipe asked for, else the default one of the stack, else that of this machine's stack."""
     return recipe or machine.default_recipe(paths.project, stack)
+
+
+def choose_known(paths: Paths, recipe: str | None) -> str:
+    """For a command about releases: the recipe asked for, else the default one, but the only one that has any."""
+    if recipe:
+        return recipe
+    default = machine.default_recipe(paths.project)
+    known = {release.recipe for release in Releases(paths).all()}
+    return known.pop() if len(known) == 1 else default
 
 
 def pairings_of(
@@ -53,6 +60,19 @@ def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
             f"{release.tag} came from another machine: building it runs, as root, what its bundle says",
             next_step=f"`invoke verify {release.tag}` says who signed it; then the same command with --trust",
         )
+
+
+def stages_upon(paths: Paths, release: Release) -> list[str]:
+    """The stages that its recipe can have next above a release's own."""
+    from sparkpin.build.pair import pair  # slow to import
+
+    found = []
+    for path in sorted((paths.project / "stages").glob("*.yaml")):
+        with contextlib.suppress(SparkpinError):
+            if manifests.load_stage(paths.project, path.stem).parent == release.stage:
+                pair(paths.project, release.recipe, stage=path.stem)
+                found.append(path.stem)
+    return found
 
 
 def newest_of_stage(paths: Paths, recipe: str, stage: str) -> Release:

@@ -60,6 +60,7 @@ METAVARS = {
     "watch": "SECONDS",
     "what": "FILE|NAME",
     "recipe what": "FILE|NAME ...",
+    "prove what": "TAG|URL",
 }
 HOW_MUCH = {"quiet": "no lines of progress", "verbose": "more of them; the traceback of an error"}  # -q, -v: every task
 SHORT = {"output": "o", "follow": "f", "lines": "n"}
@@ -166,8 +167,9 @@ def told() -> Iterator[None]:
             raise
         step = "rm .venv/.requirements.sha256, then ./install.sh"
         raise Exit(f"error: a package of .venv does not load: {error}\n  next: {step}", code=3) from None
-    except KeyboardInterrupt:
-        raise Exit("interrupted: nothing half-made will be used; run the same command again", code=130) from None
+    except KeyboardInterrupt as stop:  # with words: what is kept of it
+        told = str(stop) or "nothing half-made will be used; run the same command again"
+        raise Exit(f"interrupted: {told}", code=130) from None
     except BrokenPipeError:  # `| head` has seen enough; Python would complain once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise Exit(code=141) from None  # as if the signal had ended it

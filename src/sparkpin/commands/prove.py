@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from sparkpin.build.consistent import require_consistent
-from sparkpin.commands.choose import choose_recipe, require_recipe
+from sparkpin.commands.choose import choose_known, require_recipe
 from sparkpin.core import terminal
 from sparkpin.core.errors import CorruptionError, InputError, SmokeError, UntoldError
 from sparkpin.core.paths import Paths
@@ -20,7 +20,7 @@ from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import engine_of
 from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
 from sparkpin.measure.prove import record, run, shortest, verdict
-from sparkpin.measure.prove.asking import ProvedEndpoint, meet
+from sparkpin.measure.prove.asking import ProvedEndpoint, drafts, meet
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
@@ -31,6 +31,9 @@ from sparkpin.smoke.replies import Fault
 FOLDER = "prove"
 KEPT = 64 << 20  # bytes: more than the log-probabilities of all passes take
 KEY = "OPENAI_API_KEY"
+ADDRESS = re.compile(r"([\w.-]+|\[[\da-f:.]+\]):\d{2,5}(/.*)?|[\w.-]+/v1/?", re.ASCII | re.IGNORECASE)
+"""A URL without its scheme. No release's tag looks so: what stands behind its colon begins with a stage's name."""
+
 URL = re.compile(r"https?://([\w.-]+|\[[\da-f:.]+\])(:\d+)?(/[\w./~%+:-]*)?", re.ASCII | re.IGNORECASE)
 
 
@@ -69,6 +72,7 @@ def prove(what: str | None, *, recipe: str | None, asked: ProveOptions) -> None:
         if asked.replay:
             replay(met, Path(asked.replay))
             return
+        require_provable(met, name)
         found = proved(met, name, folder, asked)
     path = record.keep(folder, found)
     if asked.as_json:
@@ -76,18 +80,33 @@ def prove(what: str | None, *, recipe: str | None, asked: ProveOptions) -> None:
     else:
         report(found)
         show(f"kept: {path}")
+    # The whole line is the verdict's, which stands above, or in the JSON.
     if found.verdict == "found":
         raise CorruptionError(
-            found.line, next_step="send the session upstream; invoke prove URL --replay FILE repeats it"
+            f"{name}: a cache, company or a draft changed an answer",
+            next_step="send the session upstream; invoke prove URL --replay FILE repeats it",
         )
     if found.verdict == "cannot tell":
-        raise UntoldError(found.line, next_step="docs/prove.md says what a server has to be and to tell")
+        raise UntoldError(
+            f"{name}: nothing can be told", next_step="docs/prove.md says what a server has to be and to tell"
+        )
+
+
+def require_provable(met: ProvedEndpoint, name: str) -> None:
+    """Before minutes of asking: UntoldError where no fault could show. Its first answers would have drafted."""
+    if met.caching is False and drafts(met.scraped()) is None:
+        raise UntoldError(
+            f"{name}: prefix caching is off, as /metrics says, and nothing is drafted: no fault of either can show",
+            next_step="prove a server with --enable-prefix-caching, or one that drafts (a stage with MTP)",
+        )
 
 
 def target(
     paths: Paths, what: str | None, recipe: str | None, asked: ProveOptions
 ) -> tuple[str, Path, contextlib.AbstractContextManager[Client]]:
     """Its name, the folder of its records, and the client, once the server answers."""
+    if what and ADDRESS.fullmatch(what):
+        raise InputError(f"{what}: saw no scheme", next_step=f"invoke prove http://{what}")
     if what and "://" in what:
         return what, paths.home / FOLDER / folder_of(what), at(what, asked.key)
     release = chosen(paths, recipe, what)
@@ -118,7 +137,7 @@ def folder_of(url: str) -> str:
 def chosen(paths: Paths, recipe: str | None, tag: str | None) -> Release:
     if tag:
         return Releases(paths).get(tag)
-    name = choose_recipe(paths, recipe, None)
+    name = choose_known(paths, recipe)
     require_recipe(paths, Releases(paths), name)
     return require_current(Releases(paths), name)
 
@@ -146,7 +165,8 @@ def at(url: str, variable: str) -> Iterator[Client]:
         except (Wrong, Fault) as fault:
             raise SmokeError(
                 f"{url}: {fault}",
-                next_step="see that it is served and takes the key; then the same command with --resume",
+                next_step="see that it is served there, and takes the key and the model; then the same command "
+                "(--resume goes on with passes that are kept)",
             ) from None
 
 
@@ -169,7 +189,9 @@ def proved(met: ProvedEndpoint, name: str, folder: Path, asked: ProveOptions) ->
     try:
         proof.run(folder, resume=asked.resume)
     except KeyboardInterrupt:
-        say(f"{len(proof.done)} passes are kept: the same command with --resume goes on")
+        if proof.done:
+            kept = ", ".join(proof.done)
+            raise KeyboardInterrupt(f"kept: {kept}; the same command with --resume goes on") from None
         raise
     return verdict.concluded(proof, folder, name)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.record import records_of as build_records
-from sparkpin.commands.choose import choose_recipe, newest_of_stage, require_recipe
+from sparkpin.commands.choose import choose_known, newest_of_stage, require_recipe, stages_upon
 from sparkpin.core.errors import InputError, QualityError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
@@ -36,9 +36,11 @@ def parent_of(paths: Paths, release: Release) -> Release:
     """
     stage = manifests.load_stage(paths.project, release.stage)
     if stage.parent is None:
+        above = stages_upon(paths, release)
+        first = f"invoke up --recipe {release.recipe} --stage {above[0]}, then invoke quality; or " if above else ""
         raise InputError(
             f"{release.tag}: stage {release.stage!r} has no parent to compare it with",
-            next_step=f"invoke quality {release.tag} --against TAG",
+            next_step=f"{first}invoke quality {release.tag} --against TAG",
         )
     try:
         below = build_records(paths, release)[-2].key
@@ -94,7 +96,7 @@ def quality(
     """Measure both, keep the record, print it; QualityError for a greater loss than the release's stage allows."""
     limit = standard.seconds_of(hours)
     paths = Paths.from_env()
-    pair = chosen(paths, choose_recipe(paths, recipe, None), release, against)
+    pair = chosen(paths, choose_known(paths, recipe), release, against)
     for known in (pair.reference, pair.release):
         require_consistent(paths, known)
     if wanted and fetch:
@@ -121,7 +123,7 @@ def quality(
 
 def limits(*, recipe: str | None, as_json: bool = False) -> None:
     paths = Paths.from_env()
-    name = choose_recipe(paths, recipe, None)
+    name = choose_known(paths, recipe)
     require_recipe(paths, Releases(paths), name)
     beside.show(paths, name, as_json=as_json)
 
@@ -134,7 +136,7 @@ def compared(paths: Paths, engine: Engine, pair: Pair, plan: run.QualityPlan) ->
     skills = compare.skills(p, q)
     stage = quality_gate.stage_of(paths, pair.release) if pair.role == "parent" else None
     notes = [*p.notes, *q.notes, *compare.asked_alone(p, q)]
-    notes += quality_allowance.notes(figures[0], stage.quality) if stage else ()
+    notes += quality_allowance.notes(figures[0], skills, stage.quality) if stage else ()
     if plan.corpus.quick:
         notes.append(f"--quick: {texts.QUICK} texts of each kind, fewer questions; wide intervals")
     return QualityRecord(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkpin import commands
 from sparkpin.commands import tables
-from sparkpin.commands.choose import choose_recipe, require_recipe
+from sparkpin.commands.choose import choose_known, require_recipe
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -94,7 +94,7 @@ def rollback(
     if to and not recipe:
         with contextlib.suppress(InputError):  # it may be of several recipes
             recipe = records.get(to).recipe
-    name = choose_recipe(paths, recipe, None)
+    name = choose_known(paths, recipe)
     for fault in require_recipe(paths, records, name):
         say(f"passed over: {fault}")
     current.require_pointer(records, name)  # before an engine is started

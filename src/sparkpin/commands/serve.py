@@ -6,7 +6,7 @@ import contextlib
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
-from sparkpin.commands.choose import choose_recipe, require_recipe
+from sparkpin.commands.choose import choose_known, choose_recipe, require_recipe
 from sparkpin.commands.client import told_context
 from sparkpin.commands.notes import how_to_carry, say_overruled_of
 from sparkpin.core.errors import BusyError, InputError
@@ -50,7 +50,7 @@ def serve(
                 next_step=f"invoke promote {chosen.tag}, then invoke serve --unit --recipe {chosen.recipe}",
             )
     else:
-        name = choose_recipe(paths, recipe, stack)
+        name = choose_recipe(paths, recipe, stack) if stack else choose_known(paths, recipe)
         require_recipe(paths, records, name)
         if records.current_tag(name) is None and is_testing(paths):
             raise BusyError(

@@ -64,7 +64,7 @@ class Confirmations:
     @property
     def line(self) -> str:
         names = f" ({', '.join(self.builders)})" if self.builders else ""
-        return f"confirmed by {count(len(self.builders), 'builder')}{names}"
+        return f"confirmed by {count(len(self.builders), 'builder') if self.builders else 'no builder yet'}{names}"
 
 
 def state(paths: Paths, release: Release, name: str, key: Path | None) -> Path:

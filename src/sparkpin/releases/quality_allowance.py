@@ -18,11 +18,15 @@ MOST = 100_000  # of samples that are worth a mention
 
 
 def judge(texts: Texts, skills: Sequence[Skill], allowed: Quality) -> tuple[Judged, ...]:
-    """texts: of all kinds. One line for each limit that the stage sets and that could be measured."""
+    """texts: of all kinds. One line for each limit that the stage sets and that could be measured: not of a skill of
+    which the reference has none to lose.
+    """
     seen: dict[str, Figure] = {"kl": texts.kl, "top1": texts.top1}
     seen |= {} if is_guessing(texts) else {"perplexity": texts.ratio}
     seen |= {"continued_kl": texts.continued_kl} if texts.continued else {}  # of no token it is 0
-    seen |= {key: skill.lost for key, name in SKILLS.items() for skill in skills if skill.name == name}
+    seen |= {
+        key: skill.lost for key, name in SKILLS.items() for skill in skills if skill.name == name and skill.reference
+    }
     limits = allowed.model_dump()
     return tuple(
         Judged(
@@ -41,10 +45,18 @@ def is_guessing(texts: Texts) -> bool:
     return texts.perplexity_reference > GUESSING
 
 
-def notes(texts: Texts, allowed: Quality) -> tuple[str, ...]:
-    if allowed.perplexity is None or not is_guessing(texts):
-        return ()
-    return ("perplexity is not judged: the reference is worse than a uniform guess",)
+def notes(texts: Texts, skills: Sequence[Skill], allowed: Quality) -> tuple[str, ...]:
+    """Why a limit that the stage sets judges nothing."""
+    guess = allowed.perplexity is not None and is_guessing(texts)
+    found = ["perplexity is not judged: the reference is worse than a uniform guess"] if guess else []
+    for key in without_reference(skills):
+        found.append(f"{SKILLS[key]} are not judged: the reference has none right, so none can be lost")
+    return tuple(found)
+
+
+def without_reference(skills: Sequence[Skill]) -> tuple[str, ...]:
+    """Keys of the skills of which the reference has nothing right."""
+    return tuple(key for key, name in SKILLS.items() for one in skills if one.name == name and not one.reference)
 
 
 def kept(figure: Figure, limit: float, *, least: bool, room: float | None = None) -> Kept:
@@ -69,11 +81,11 @@ def again(record: QualityRecord, allowed: Quality) -> tuple[Judged, ...]:
     return judge(record.overall, record.skills, allowed)
 
 
-def unmeasured(judged: Sequence[Judged], allowed: Quality) -> tuple[str, ...]:
+def unmeasured(judged: Sequence[Judged], skills: Sequence[Skill], allowed: Quality) -> tuple[str, ...]:
     """Limits that the stage sets and nobody could hold against anything: a prompt too long for the recipe, say. Not
     those that `notes` gives a reason for.
     """
-    names = {line.name for line in judged} | {"perplexity"}  # it is always measured
+    names = {line.name for line in judged} | {"perplexity", *without_reference(skills)}  # those are always measured
     return tuple(name for name, limit in allowed.model_dump().items() if limit is not None and name not in names)
 
 

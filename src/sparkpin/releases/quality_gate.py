@@ -37,7 +37,7 @@ def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
         return tuple(unknown(paths, release))
     lines = judged(paths, release, record)
     stage = stage_of(paths, release)
-    lacking = quality_allowance.unmeasured(lines, stage.quality) if stage else ()
+    lacking = quality_allowance.unmeasured(lines, record.skills, stage.quality) if stage else ()
     more = [line for line in lines if line.kept == "more"]
     former = accepted_reason(paths, release, record, more)
     if more and not accepted and not former:
@@ -58,7 +58,7 @@ def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
     told += [f"accepted: {quality_allowance.line(line)}" for line in more]
     told += [f"accepted before: {former}"] if former and not accepted else []
     told += [f"not measured: {', '.join(lacking)}"] if lacking else []
-    told += quality_allowance.notes(record.overall, stage.quality) if stage else ()
+    told += quality_allowance.notes(record.overall, record.skills, stage.quality) if stage else ()
     return (*told, summary(record, lines))
 
 

@@ -194,7 +194,7 @@ def run_check(name: str, subject: SmokeSubject) -> CheckResult:
     start, passed, applicable = time.monotonic(), True, True
     try:
         if name.startswith(TOOL) and not subject.expect.tools:
-            raise NotApplicable("the pin says that the model follows no instructions, so no tool is asked of it")
+            raise NotApplicable("the pin says that the model calls no tools, so none is asked of it")
         detail = CHECKS[name](subject)
     except NotApplicable as reason:
         detail, applicable = str(reason), False

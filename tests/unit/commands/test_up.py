@@ -349,7 +349,7 @@ def test_other_bytes_than_published_are_a_warning_and_other_pins_are_none(
         return capsys.readouterr()
 
     assert told() == (
-        "same bytes as published: base, hybrid (pins/digests/cpu.yaml); hybrid is confirmed by 0 builders\n",
+        "same bytes as published: base, hybrid (pins/digests/cpu.yaml); hybrid is confirmed by no builder yet\n",
         "",
     )
     out, err = told(records[1].key)

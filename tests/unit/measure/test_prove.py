@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
-from toy_endpoint import BLOCK, ToyEndpoint
+from checkout import PROJECT
+from toy_endpoint import BLOCK, MODELS, ToyEndpoint, answered
 
 from sparkpin.commands import prove as command
 from sparkpin.commands.prove import ProveOptions
@@ -28,6 +29,7 @@ from sparkpin.measure.prove.shrinking import cut, fewer
 from sparkpin.measure.quality.distance import rows_of
 from sparkpin.measure.student_t import T_975, t_beyond
 from sparkpin.smoke.answers import Wrong
+from sparkpin.smoke.client import Client
 from sparkpin.smoke.replies import Fault
 
 SHAPE = Shape(1, 4, 3, 384, 8000, 1.0)
@@ -352,7 +354,7 @@ def test_other_words_keep_what_requests_share() -> None:
         (ToyEndpoint(noise=2.0), "not stable"),
         (ToyEndpoint(metrics=False), "does not say whether"),
         (ToyEndpoint(salts=False), "came from the cache: it takes no cache_salt"),
-        (ToyEndpoint(caches=False), "nothing was drafted: both are off"),
+        (ToyEndpoint(caches=False), "nothing was drafted: prefix caching is off"),
         (ToyEndpoint(fault="kept"), "came from the cache: it takes no cache_salt"),
     ],
 )
@@ -507,6 +509,39 @@ def test_another_machine_gets_no_key_that_was_not_named_for_it(monkeypatch: pyte
     for url, variable in (("http://far/v1", "THEIRS"), ("http://127.0.0.1.far/v1", "THEIRS"), ("https://far", "NONE")):
         with pytest.raises(InputError):
             sent(url, variable)
+
+
+def test_a_server_without_cache_and_drafts_is_told_before_it_is_asked() -> None:
+    for toy in (ToyEndpoint(), ToyEndpoint(caches=False, drafts=True), ToyEndpoint(metrics=False)):
+        command.require_provable(meet(toy.client()), "it")
+    with pytest.raises(UntoldError, match="prefix caching is off"):
+        command.require_provable(meet(ToyEndpoint(caches=False).client()), "it")
+
+
+@pytest.mark.parametrize(("status", "text"), [(404, "<html>a long page"), (200, "<!doctype html>")])
+def test_what_is_no_endpoint_is_told_in_a_line(status: int, text: str) -> None:
+    transport = httpx.MockTransport(lambda request: answered(status, text=text))
+    with (
+        Client(httpx.Client(transport=transport, base_url="http://x"), timeout=1) as client,
+        pytest.raises(Wrong, match="no OpenAI endpoint") as told,
+    ):
+        meet(client)
+    assert "<" not in str(told.value)
+
+
+def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
+    with pytest.raises(Wrong, match=f"model nope: not among those that it lists, {MODELS[0]['id']}"):
+        meet(ToyEndpoint(lists=True).client(), "nope")
+
+
+def test_a_url_without_its_scheme_is_told_as_such(tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    for what in ("127.0.0.1:8000/v1", "localhost:8000", "[::1]:8000/v1", "api.example.org/v1"):
+        with pytest.raises(InputError, match="no scheme") as refused:
+            command.target(paths, what, None, ASKED)
+        assert refused.value.next_step == f"invoke prove http://{what}"
+    with pytest.raises(InputError, match="no release"):
+        command.target(paths, "sparkpin/tiny:v2-0123456789ab", None, ASKED)
 
 
 def test_names_of_endpoints_and_options() -> None:

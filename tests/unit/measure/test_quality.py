@@ -27,13 +27,14 @@ from made_releases import release
 from places import DATA
 
 from benchmarks.interval_coverage import LOSSES, Loss, coverage
-from sparkpin.commands import bump, quality
+from sparkpin.commands import bump, choose, quality
 from sparkpin.commands import releases as commands_releases
 from sparkpin.commands import up as commands_up
 from sparkpin.core.errors import DiskError, HostError, InputError, ManifestError, QualityError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.history.report.gather import way_to
 from sparkpin.history.report.measured import elsewhere_of, quality_of
+from sparkpin.host import machine
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure import own_server
 from sparkpin.measure.quality import asking, compare, intervals, ledger, limits, run, skills, standard, texts, watched
@@ -302,7 +303,7 @@ def test_a_verdict_ends_the_report(allowed: dict[str, float], wanted: str, capsy
     assert lines[-1].startswith(f"verdict: {wanted}")
     row = next(line for line in lines if line.startswith("same first choice"))
     assert ("at least 98.75%" in row) == ("top1" in allowed)
-    told = dict(re.findall(r"^tokens that tell, (kl|top1): ([\d,]+) of", "\n".join(lines), re.M))
+    told = dict(re.findall(r"^(kl|top1): about ([\d,]+) tokens tell", "\n".join(lines), re.M))
     texts = figures()
     assert {name: int(text.replace(",", "")) for name, text in told.items()} == {
         one.name: math.ceil(quality_allowance.needed_texts(one, texts.texts) * texts.tokens / texts.texts)
@@ -430,7 +431,7 @@ def test_what_could_not_be_measured_is_no_limit_kept() -> None:
     allowed = Quality(kl=0.03, continued_kl=0.03, needles=0.1)
     lines = quality_allowance.judge(dataclasses.replace(figures(), continued=0), (), allowed)
     assert [line.name for line in lines] == ["kl"]
-    assert quality_allowance.unmeasured(lines, allowed) == ("continued_kl", "needles")
+    assert quality_allowance.unmeasured(lines, (), allowed) == ("continued_kl", "needles")
 
 
 @pytest.mark.parametrize(("perplexity", "judged"), [(1.4e14, False), (200_000.0, True)])
@@ -529,6 +530,31 @@ def test_other_standard_tasks_of_the_same_two_stay(paths: Paths) -> None:
     for standard_rows in ((rows[0], rows[1]), (), (rows[2],)):
         quality_record.save(paths, ours, parent, made_record(ours, parent, standard=standard_rows))
     assert quality_record.records_of(paths, ours)[0].standard == (rows[1], rows[2])
+
+
+def test_a_skill_that_the_reference_has_not_is_not_judged() -> None:
+    lost = Figure(value=0.0, low=-0.4, high=0.4)
+    both = tuple(
+        quality_record.Skill(name=name, asked=5, reference=right, release=right, lost=lost, failures=())
+        for name, right in (("tool calls", 0), ("needles", 2))
+    )
+    texts = made_record(release(2), release(1, stage="mtp")).overall
+    allowed = Quality(tool_calls=0.05, needles=0.05)
+    judged = quality_allowance.judge(texts, both, allowed)
+    assert [line.name for line in judged] == ["needles"]
+    assert quality_allowance.unmeasured(judged, both, allowed) == ()
+    [note] = quality_allowance.notes(texts, both, allowed)
+    assert note.startswith("tool calls are not judged")
+
+
+def test_the_only_recipe_with_releases_is_meant(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "default_recipe", lambda project, stack=None: "default")
+    assert choose.choose_known(paths, None) == "default" and choose.choose_known(paths, "x") == "x"
+    records = Releases(paths)
+    records.save(release(1))
+    assert choose.choose_known(paths, None) == release(1).recipe
+    records.save(release(2, recipe="other"))
+    assert choose.choose_known(paths, None) == "default"
 
 
 def test_a_release_is_compared_with_its_parent_stage_or_with_what_a_person_names(paths: Paths) -> None:

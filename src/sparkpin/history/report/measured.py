@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from sparkpin.core import terminal
 from sparkpin.core.errors import SparkpinError
@@ -47,11 +48,21 @@ def smoke_of(release: Release) -> ReportEvidence:
     rows = [check_row(check) for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
     kinds = [row.kind for row in rows]
     counted = f", {kinds.count('good')} of {len(kinds) - kinds.count('none')} checks" if kinds else ""
+    rows = joined(rows)
     if mods := smoke.get("mods"):
         rows.append(ReportRow("mods at work", ", ".join(map(str, mods)), "good"))
     if release.smoke_why:
         rows.append(ReportRow("no server ran", release.smoke_why, "unclear"))
     return ReportEvidence("Smoke", kind, f"{release.smoke_text}{counted}", tuple(rows))
+
+
+def joined(rows: Sequence[ReportRow]) -> list[ReportRow]:
+    """Checks that do not apply for the same reason in one row, each where the first of them stands."""
+    found: dict[object, ReportRow] = {}
+    for at, row in enumerate(rows):
+        key = row.text if row.kind == "none" else at
+        found[key] = dataclasses.replace(row, name=f"{found[key].name}, {row.name}") if key in found else row
+    return list(found.values())
 
 
 def check_row(check: dict[str, object]) -> ReportRow:

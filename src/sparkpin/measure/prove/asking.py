@@ -44,7 +44,8 @@ class Said:
 
 @dataclass
 class ProvedEndpoint:
-    """top: likeliest tokens that it tells, 0 for none; exact: prompts are tokens; room: None where nobody tells."""
+    """top: likeliest tokens that it tells, 0 for none; exact: prompts are tokens; room, caching: None where nobody
+    tells."""
 
     client: Client
     model: str
@@ -54,6 +55,7 @@ class ProvedEndpoint:
     room: int | None = None
     block: int | None = None
     capacity: int | None = None
+    caching: bool | None = None
     version: str = ""
     notes: list[str] = field(default_factory=list)
     known: dict[str, int] = field(default_factory=dict)  # tokens that have no number here
@@ -157,11 +159,9 @@ def meet(client: Client, model: str = "") -> ProvedEndpoint:
 
     Wrong or Fault where it answers no chat at all.
     """
-    models = json_of(client.get("/v1/models")).get("data")
-    if not isinstance(models, list) or not models:
-        raise Wrong(f"/v1/models: saw {str(models)[:80]}, wanted a list of models")
-    listed = [a_dict(one, "/v1/models") for one in models]
-    met = ProvedEndpoint(client, model or str(listed[0].get("id")))
+    listed = models_of(client)
+    names = [str(one.get("id")) for one in listed]
+    met = ProvedEndpoint(client, model or names[0])
     room = next((one.get("max_model_len") for one in listed if one.get("id") == met.model), None)
     met.room = room if isinstance(room, int) else None
     with contextlib.suppress(Fault, Wrong):
@@ -170,13 +170,30 @@ def meet(client: Client, model: str = "") -> ProvedEndpoint:
     told = dict(re.findall(r'(\w+)="([^"]*)"', described[1])) if described else {}
     met.block = number_of(told.get("block_size"))
     met.capacity = number_of(told.get("kv_cache_size_tokens")) or product(met.block, told.get("num_gpu_blocks"))
-    if told.get("enable_prefix_caching") == "False":
+    met.caching = {"True": True, "False": False}.get(told.get("enable_prefix_caching", ""))
+    if met.caching is False:
         met.block = met.capacity = None
         met.notes.append("prefix caching is off, as /metrics says: no fault of a cache can be found")
-    find_form(met)
+    try:
+        find_form(met)
+    except Wrong as wrong:
+        if met.model in names:
+            raise
+        raise Wrong(f"model {met.model}: not among those that it lists, {', '.join(names)[:160]}; {wrong}") from None
     find_salt(met)
     note_usage(met)
     return met
+
+
+def models_of(client: Client) -> list[dict[str, Any]]:
+    reply = client.get("/v1/models")
+    if reply.status != 200 or not reply.body.lstrip().startswith(b"{"):  # a page for people is not repeated
+        seen = "a page that is no JSON" if reply.status == 200 else f"status {reply.status}"
+        raise Wrong(f"no OpenAI endpoint: /v1/models: saw {seen}, wanted a list of models")
+    models = json_of(reply).get("data")
+    if not isinstance(models, list) or not models:
+        raise Wrong(f"/v1/models: saw {str(models)[:80]}, wanted a list of models")
+    return [a_dict(one, "/v1/models") for one in models]
 
 
 def number_of(text: str | None) -> int | None:

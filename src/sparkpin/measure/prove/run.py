@@ -149,7 +149,8 @@ class Proof:
     def evictions(self) -> list[Step]:
         size, cold = self.met.capacity, self.done[passes.COLD.name]
         if not self.met.exact or not size:
-            self.note("eviction was not tried: nobody tells how many tokens the cache holds")
+            untold = "nobody tells how many tokens the cache holds"
+            self.note(f"eviction was not tried: {'there is no cache' if self.met.caching is False else untold}")
             return []
         seconds = size * cold.seconds / max(cold.asked, 1)
         if seconds > FILL_SECONDS:

@@ -146,9 +146,9 @@ def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
     if cold:
         return f"{cold:,} tokens that were to be cold came from the cache: it takes no cache_salt, or others ask it"
     if not warm and not drafted:
-        return (
-            "no token of any prompt came from a cache, and nothing was drafted: both are off, or prompts are too short"
-        )
+        why = {False: "prefix caching is off", True: "prompts are too short for its blocks"}
+        known = why.get(proof.met.caching, "both are off, or prompts are too short")  # type: ignore[arg-type]
+        return f"no token of any prompt came from a cache, and nothing was drafted: {known}"
     return ""
 
 

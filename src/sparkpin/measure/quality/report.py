@@ -56,7 +56,8 @@ def cells(figure: Figure, key: str, limits: dict[str, Judged], name: str = "") -
     form = FORMS.get(key, ".2g")
     judged = limits.get(key) if name in ("", quality_allowance.SKILLS.get(key)) else None
     if judged is None:
-        return *seen(figure, form), "", "" if name else "not judged"
+        part = name and name not in quality_allowance.SKILLS.values()
+        return *seen(figure, form), "", "" if part else "not judged"
     word = "at least" if key in quality_allowance.AT_LEAST else "at most"
     limit = f"{judged.limit:{form.replace('.2g', 'g')}}"
     return *seen(figure, form), f"{word} {limit}", quality_allowance.TOLD[judged.kept]
@@ -69,7 +70,8 @@ def wanted(record: QualityRecord) -> Iterator[str]:
         if one.name not in quality_allowance.SKILLS:
             tokens = texts.continued if one.name == "continued_kl" else texts.tokens
             count = math.ceil(quality_allowance.needed_texts(one, texts.texts) * tokens / texts.texts)
-            yield f"tokens that tell, {one.name}: {f'{count:,}' if count else 'no number'} of {tokens:,} that were read"
+            told = f"about {count:,} tokens tell" if count else "no number of tokens tells: the loss is at the limit"
+            yield f"{one.name}: {told}; {tokens:,} were read"
 
 
 def verdict(record: QualityRecord) -> str:
