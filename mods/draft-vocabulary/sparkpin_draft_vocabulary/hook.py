@@ -14,7 +14,7 @@ from typing import Any
 from sparkpin_modkit import ModError, UnsupportedPlatform, check_vllm, report, reporting_failure
 
 from sparkpin_draft_vocabulary import MOD, VERSION
-from sparkpin_draft_vocabulary.touches import ON_CUDA, REFUSED, TOUCHES
+from sparkpin_draft_vocabulary.touches import ON_CUDA, REFUSED, STATES_IN, TOUCHES
 
 MIB = 2**20
 ARGMAX = "--speculative-config '{\"use_local_argmax_reduction\": true, ...}'"
@@ -32,7 +32,10 @@ def install() -> None:
             "set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
         )
     if current_platform.is_cuda():
-        check_vllm(ON_CUDA, REFUSED)
+        if check_vllm(ON_CUDA, REFUSED) in STATES_IN:
+            from sparkpin_draft_vocabulary import states
+
+            states.install()
         from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
         DraftModelSpeculator.load_model = wrapped(DraftModelSpeculator.load_model)

@@ -44,8 +44,20 @@ _ON_CUDA: Touches = {
     ),
 }
 
+GDN = f"{_LAYERS}.mamba.gdn.qwen_gdn_linear_attn"
+PORT = "vllm.third_party.flash_linear_attention.ops.fused_gdn_decode_post_conv_mtp"
+STATES: Touches = {  # states.py, for 0.33
+    f"{GDN}:FUSED_GDN_STATE_DTYPES": None,
+    f"{GDN}:fused_mtp_decode_impl": "",
+    f"{PORT}:fused_gdn_decode_post_conv_mtp_triton": (
+        "mixed_qkv, a, b, A_log, dt_bias, state_indices, cu_seqlens, num_accepted_tokens, state, output_gate, "
+        "norm_weight, out, scale, norm_eps, output_gate_activation"
+    ),
+}
+
 TOUCHES: dict[str, Touches] = {"0.32.0": _EVERYWHERE, "0.33.0": _EVERYWHERE}
-ON_CUDA: dict[str, Touches] = {"0.32.0": _ON_CUDA, "0.33.0": _ON_CUDA}
+STATES_IN = ("0.33.0",)  # those in which states.py has two kernels to choose from
+ON_CUDA: dict[str, Touches] = {"0.32.0": _ON_CUDA, "0.33.0": {**_ON_CUDA, **STATES}}
 """The model runner that is the usual one on GPUs; the other one there is the CPU's, too."""
 _NO_TABLE = (
     "its MTP drafter cannot name its best token by a table (LocalArgmaxMixin); set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
