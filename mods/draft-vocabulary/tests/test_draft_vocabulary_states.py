@@ -33,7 +33,7 @@ def test_the_layers_find_the_choice_where_they_look(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, GDN, layer)
     monkeypatch.setitem(sys.modules, PORT, port)
     states.install()
-    assert layer.FUSED_GDN_STATE_DTYPES == (torch.float32, torch.bfloat16, torch.float16)
+    assert (torch.float32, torch.bfloat16, torch.float16) == layer.FUSED_GDN_STATE_DTYPES
     assert layer.fused_mtp_decode_impl()(state=torch.empty(0, dtype=torch.float16)) == "triton"
 
 
