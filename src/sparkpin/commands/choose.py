@@ -24,9 +24,9 @@ def choose_known(paths: Paths, recipe: str | None) -> str:
     """For a command about releases: the recipe asked for, else the default one, but the only one that has any."""
     if recipe:
         return recipe
-    default = machine.default_recipe(paths.project)
-    known = {release.recipe for release in Releases(paths).all()}
-    return known.pop() if len(known) == 1 else default
+    records = Releases(paths)
+    known = [name for name in records.recipes() if records.record_files(name)]  # a damaged one of another stops nobody
+    return known[0] if len(known) == 1 else machine.default_recipe(paths.project)
 
 
 def pairings_of(

@@ -20,10 +20,11 @@ from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import engine_of
 from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
 from sparkpin.measure.prove import record, run, shortest, verdict
-from sparkpin.measure.prove.asking import ProvedEndpoint, drafts, meet
+from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
+from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import OWN_HOSTS, Client
 from sparkpin.smoke.replies import Fault
@@ -93,8 +94,8 @@ def prove(what: str | None, *, recipe: str | None, asked: ProveOptions) -> None:
 
 
 def require_provable(met: ProvedEndpoint, name: str) -> None:
-    """Before minutes of asking: UntoldError where no fault could show. Its first answers would have drafted."""
-    if met.caching is False and drafts(met.scraped()) is None:
+    """Before minutes of asking: UntoldError where no fault could show."""
+    if met.caching is False and metrics.acceptance(met.scraped()) is None:
         raise UntoldError(
             f"{name}: prefix caching is off, as /metrics says, and nothing is drafted: no fault of either can show",
             next_step="prove a server with --enable-prefix-caching, or one that drafts (a stage with MTP)",

@@ -49,9 +49,9 @@ def notes(texts: Texts, skills: Sequence[Skill], allowed: Quality) -> tuple[str,
     """Why a limit that the stage sets judges nothing."""
     guess = allowed.perplexity is not None and is_guessing(texts)
     found = ["perplexity is not judged: the reference is worse than a uniform guess"] if guess else []
-    for key in without_reference(skills):
-        found.append(f"{SKILLS[key]} are not judged: the reference has none right, so none can be lost")
-    return tuple(found)
+    limits = allowed.model_dump()
+    untold = [SKILLS[key] for key in without_reference(skills) if limits[key] is not None]
+    return (*found, *(f"{name} are not judged: the reference has none right, so none can be lost" for name in untold))
 
 
 def without_reference(skills: Sequence[Skill]) -> tuple[str, ...]:

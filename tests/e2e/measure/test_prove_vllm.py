@@ -157,12 +157,13 @@ def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
 def test_what_drafts_leave_in_the_state_is_found(
     stages: dict[str, Release], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Three answers are read again. The fault reached two (1.6 and 2.4 nats, bound 0.69); the third was the same."""
+    """Six answers are read again, shorter ones in one place. How many the fault reaches depends on their words, and so
+    on the CPU: of the first three two (1.6 and 2.4 nats, bound 0.69) or none, of six one at least (1.4, bound 0.39)."""
     folder = tmp_path_factory.mktemp("drafted")
     with serving(stages["mtp"], {}, folder) as server:
         for fault in ("", DRAFTS):
             switch(server.folder, fault)
-            proof = run.begun(dataclasses.replace(server.met, block=64), 1, (3, 2), print)
+            proof = run.begun(dataclasses.replace(server.met, block=64), 1, (6, 2), print)
             # All others read no token of a draft: without a cache each is cold.
             proof.done = {one.name: run.Seen() for one in passes.TRIED if one not in (passes.COMPANY, passes.READ)}
             proof.run(folder / fault, resume=False)
@@ -172,7 +173,6 @@ def test_what_drafts_leave_in_the_state_is_found(
             print(fault, [round(far, 3) for _, far in proof.distances(passes.READ)], bounds, drafted, accepted)
             assert drafted > accepted, "some were refused"
             assert {each.one for each in every} == ({passes.READ} if fault else set())
-            assert len(every) >= 2 or not fault
             assert not fault or max(far for _, far in proof.distances(passes.READ)) > power()[DRAFTS]["nats"] / 2
 
 

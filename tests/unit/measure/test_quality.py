@@ -545,6 +545,7 @@ def test_a_skill_that_the_reference_has_not_is_not_judged() -> None:
     assert quality_allowance.unmeasured(judged, both, allowed) == ()
     [note] = quality_allowance.notes(texts, both, allowed)
     assert note.startswith("tool calls are not judged")
+    assert quality_allowance.notes(texts, both, Quality(needles=0.05)) == ()
 
 
 def test_the_only_recipe_with_releases_is_meant(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -554,6 +555,7 @@ def test_the_only_recipe_with_releases_is_meant(paths: Paths, monkeypatch: pytes
     records.save(release(1))
     assert choose.choose_known(paths, None) == release(1).recipe
     records.save(release(2, recipe="other"))
+    records.record_path(release(2, recipe="other")).write_text("{")
     assert choose.choose_known(paths, None) == "default"
 
 

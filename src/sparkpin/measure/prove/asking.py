@@ -187,7 +187,8 @@ def meet(client: Client, model: str = "") -> ProvedEndpoint:
 
 def models_of(client: Client) -> list[dict[str, Any]]:
     reply = client.get("/v1/models")
-    if reply.status != 200 or not reply.body.lstrip().startswith(b"{"):  # a page for people is not repeated
+    is_json = reply.body.lstrip().startswith(b"{")  # a page for people is not repeated
+    if reply.status == 404 or not is_json:
         seen = "a page that is no JSON" if reply.status == 200 else f"status {reply.status}"
         raise Wrong(f"no OpenAI endpoint: /v1/models: saw {seen}, wanted a list of models")
     models = json_of(reply).get("data")
