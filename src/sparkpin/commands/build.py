@@ -7,7 +7,7 @@ import shlex
 from sparkpin.build import at_commit
 from sparkpin.build import reproduce as reproducing
 from sparkpin.build.make import rebuild as remake
-from sparkpin.commands.choose import choose_recipe, newest_of_stage, pairings_of, require_trust
+from sparkpin.commands.choose import choose_known, newest_of_stage, pairings_of, require_trust
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import DifferenceError, EngineError, HostError, InputError
 from sparkpin.core.paths import Paths
@@ -61,7 +61,7 @@ def reproduce(
     if tag:
         release = records.get(tag)
     else:
-        name = choose_recipe(paths, recipe, None)
+        name = choose_known(paths, recipe)
         release = newest_of_stage(paths, name, stage or manifests.load_recipe(paths.project, name).stage)
     require_trust(paths, release, trusted=trusted)
     say(f"building {release.tag} again from its record, in an engine of its own")

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from sparkpin.build.pair import pair
+from sparkpin.commands.choose import choose_known
 from sparkpin.commands.command_line import did_you_mean
 from sparkpin.core import terminal
 from sparkpin.core.errors import EngineError, InputError, SparkpinError
@@ -144,8 +145,8 @@ def told_context(paths: Paths, service: served.Served, release: Release) -> int 
 
 
 def written(paths: Paths, recipe: str | None) -> FoundServer:
-    """What the recipe, or the default one of this machine's stack, says."""
-    name = recipe or machine.default_recipe(paths.project)
+    """What the recipe says, or the only one with releases, or the default one of this machine's stack."""
+    name = choose_known(paths, recipe)
     last = pair(paths.project, name)[-1]
     address = served.kept_address(paths, name) or Address.of_command(last.argv)  # kept by `stop` for the next `serve`
     return FoundServer(

@@ -32,7 +32,7 @@ from sparkpin.smoke.replies import Fault
 FOLDER = "prove"
 KEPT = 64 << 20  # bytes: more than the log-probabilities of all passes take
 KEY = "OPENAI_API_KEY"
-ADDRESS = re.compile(r"([\w.-]+|\[[\da-f:.]+\]):\d{2,5}(/.*)?|[\w.-]+/v1/?", re.ASCII | re.IGNORECASE)
+ADDRESS = re.compile(r"([\w.-]+|\[[\da-f:.]+\]):\d{2,5}(/.*)?|[\w.-]+(/[\w.-]+)*/v1/?", re.ASCII | re.IGNORECASE)
 """A URL without its scheme. No release's tag looks so: what stands behind its colon begins with a stage's name."""
 
 URL = re.compile(r"https?://([\w.-]+|\[[\da-f:.]+\])(:\d+)?(/[\w./~%+:-]*)?", re.ASCII | re.IGNORECASE)
@@ -107,7 +107,8 @@ def target(
 ) -> tuple[str, Path, contextlib.AbstractContextManager[Client]]:
     """Its name, the folder of its records, and the client, once the server answers."""
     if what and ADDRESS.fullmatch(what):
-        raise InputError(f"{what}: saw no scheme", next_step=f"invoke prove http://{what}")
+        scheme = "http" if ":" in what or what.partition("/")[0] in OWN_HOSTS else "https"
+        raise InputError(f"{what}: saw no scheme", next_step=f"invoke prove {scheme}://{what}")
     if what and "://" in what:
         return what, paths.home / FOLDER / folder_of(what), at(what, asked.key)
     release = chosen(paths, recipe, what)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkpin.build.make import smoke_releases
 from sparkpin.commands import tables
-from sparkpin.commands.choose import choose_recipe, newest_of_stage, require_recipe
+from sparkpin.commands.choose import choose_known, newest_of_stage, require_recipe
 from sparkpin.commands.notes import finish
 from sparkpin.core import terminal
 from sparkpin.core.errors import BusyError, InputError
@@ -53,7 +53,7 @@ def smoke(
     if tag:
         wanted = [records.get(tag)]
     elif stage:
-        wanted = [newest_of_stage(paths, choose_recipe(paths, recipe, None), stage)]
+        wanted = [newest_of_stage(paths, choose_known(paths, recipe), stage)]
     else:
         named = asked != NodesOptions()
         known = [release for release in records.all() if recipe in (None, release.recipe)]
@@ -90,7 +90,7 @@ def compare_kernels(*, tag: str | None, stage: str | None, recipe: str | None) -
     if tag:
         release = records.get(tag)
     elif stage:
-        release = newest_of_stage(paths, choose_recipe(paths, recipe, None), stage)
+        release = newest_of_stage(paths, choose_known(paths, recipe), stage)
     else:
         known = [one for one in records.all() if recipe in (None, one.recipe)]
         if not known:

@@ -543,10 +543,11 @@ def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
 
 def test_a_url_without_its_scheme_is_told_as_such(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    for what in ("127.0.0.1:8000/v1", "localhost:8000", "[::1]:8000/v1", "api.example.org/v1"):
+    here = ("127.0.0.1:8000/v1", "localhost:8000", "[::1]:8000/v1", "localhost/v1")
+    for what in (*here, "api.example.org/v1", "api.example.org/open/v1/"):
         with pytest.raises(InputError, match="no scheme") as refused:
             command.target(paths, what, None, ASKED)
-        assert refused.value.next_step == f"invoke prove http://{what}"
+        assert refused.value.next_step == f"invoke prove {'http' if what in here else 'https'}://{what}"
     with pytest.raises(InputError, match="no release"):
         command.target(paths, "sparkpin/tiny:v2-0123456789ab", None, ASKED)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import made_releases
@@ -21,6 +22,20 @@ SPARK = {"fastsafetensors": "0.5.0", "instanttensor": "0.2.2"}
 SEED = {"fastsafetensors": "0.3.2"}
 INT4 = WeightBytes(int(62.65 * GIB), 5 * GIB, int(1.42 * GIB))  # 14 files, as published
 NVFP4 = WeightBytes(73 * GIB, 37 * GIB, int(1.42 * GIB))  # 2 files
+
+
+def test_the_table_of_the_docs_is_what_was_kept() -> None:
+    kept = json.loads((PROJECT / "benchmarks/loaders/data/2026-11-27-h200.json").read_text())
+    page = (PROJECT / "docs/memory.md").read_text()
+    cells = [
+        re.findall(r"[\d.]+", line.partition(" |")[2]) for line in page.split("first token, s")[1].splitlines()[2:7]
+    ]
+    rows = [[float(cell) for cell in row] for row in cells]
+    wanted = []
+    for start in kept["starts"]:
+        weights, first = start["weights_s"], start["first_token_s"]
+        wanted.append([round(weights, 1), round(kept["bytes"] / weights / 1e9, 1), first, round(first - weights)])
+    assert rows == wanted
 
 
 @pytest.mark.parametrize(

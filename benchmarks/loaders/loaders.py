@@ -3,6 +3,7 @@
 For one NVIDIA GPU with vLLM; `time` must run as root, to empty the page cache. `make` writes a dense model in BF16 with
 random weights, in files of two layers. `time` reads the files without vLLM (the disk's speed), then starts `vllm serve`
 once for each loader and page cache: seconds until it answers, of them those for weights, as `invoke bench` tells them.
+Before each start the page cache is emptied or, for `warm`, filled with the files.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from sparkpin.pins import weight_loaders
 from sparkpin.serve.startup import Startup
@@ -110,6 +111,13 @@ def forget() -> None:
     Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
+def fill(folder: Path) -> None:
+    """Have the files in the page cache, as far as there is memory for them."""
+    with ThreadPoolExecutor(READERS[-1]) as pool:
+        for path in files_of(folder):
+            pool.submit(subprocess.run, ["cat", path], stdout=subprocess.DEVNULL, check=True)
+
+
 def read(path: Path) -> int:
     """Bytes of a file, read past the page cache, but for its last part."""
     import mmap
@@ -176,6 +184,7 @@ def start(folder: Path, loader: str, tokenizer: Path, log: Path) -> dict[str, An
 
 
 def timed(folder: Path, tokenizer: Path, out: Path, until: float) -> None:
+    out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"bytes": size_of(folder), "files": len(files_of(folder)), "disk": {}, "starts": []}
     for readers in READERS:
         found["disk"][readers] = disk_speed(folder, readers)
@@ -184,8 +193,9 @@ def timed(folder: Path, tokenizer: Path, out: Path, until: float) -> None:
         if time.monotonic() + LIMIT / 3 > until:
             print("no time:", loader, cache, flush=True)
             continue
-        if cache == "cold":
-            forget()
+        forget()
+        if cache == "warm":
+            fill(folder)
         row = {"loader": loader, "cache": cache, **start(folder, loader, tokenizer, out / f"{loader}-{cache}.log")}
         if seconds := row.get("weights_s"):
             row["share_of_disk"] = found["bytes"] / seconds / max(found["disk"].values())
@@ -205,5 +215,7 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.act == "make":
         make(given.folder, given.gb)
+    elif given.tokenizer is None:
+        parser.error("time: --tokenizer is wanted")
     else:
-        timed(given.folder, given.tokenizer or given.folder, given.out, time.monotonic() + given.seconds)
+        timed(given.folder, given.tokenizer, given.out, time.monotonic() + given.seconds)
