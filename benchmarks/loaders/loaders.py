@@ -113,9 +113,7 @@ def forget() -> None:
 
 def fill(folder: Path) -> None:
     """Have the files in the page cache, as far as there is memory for them."""
-    with ThreadPoolExecutor(READERS[-1]) as pool:
-        for path in files_of(folder):
-            pool.submit(subprocess.run, ["cat", path], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(["cat", *files_of(folder)], stdout=subprocess.DEVNULL, check=True)
 
 
 def read(path: Path) -> int:
@@ -193,9 +191,10 @@ def timed(folder: Path, tokenizer: Path, out: Path, until: float) -> None:
         if time.monotonic() + LIMIT / 3 > until:
             print("no time:", loader, cache, flush=True)
             continue
-        forget()
         if cache == "warm":
             fill(folder)
+        else:
+            forget()
         row = {"loader": loader, "cache": cache, **start(folder, loader, tokenizer, out / f"{loader}-{cache}.log")}
         if seconds := row.get("weights_s"):
             row["share_of_disk"] = found["bytes"] / seconds / max(found["disk"].values())

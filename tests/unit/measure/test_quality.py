@@ -23,6 +23,7 @@ import httpx
 import numpy as np
 import pytest
 from checkout import PROJECT
+from doc_tables import table
 from made_releases import release
 from places import DATA
 
@@ -346,13 +347,6 @@ def test_limits_of_which_nothing_was_measured_are_shown(paths: Paths, capsys: py
         assert (row["newest"], row["releases"], row["verdict"]) == (None, 0, None)
 
 
-def table(first: str) -> list[list[str]]:
-    """The rows of docs/quality.md's table whose first title is that."""
-    page = (PROJECT / "docs/quality.md").read_text(encoding="utf-8")
-    lines = page.partition(f"| {first} |")[2].partition("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
 def by_the_rule(rows: Sequence[Cost]) -> Quality:
     """docs/quality.md, "The rule"."""
     steps = [digit * 10.0**power for power in range(-6, 1) for digit in (1, 1.5, 2, 3, 5, 7)]
@@ -373,7 +367,7 @@ def test_limits_of_stages_follow_from_the_ledger_by_the_rule_that_is_written_dow
     kernels = [cost for cost in ledger.costs() if not cost.stages]
     assert len(kernels) >= 2
     written = {}
-    for stages, _, limits_told, _ in table("stage"):
+    for stages, _, limits_told, _ in table("docs/quality.md", "stage"):
         told = {name: float(value) for name, value in re.findall(r"(kl|decoding|top1|ratio) ([\d.]+)", limits_told)}
         for name in stages.split(", "):
             written[name] = own = manifests.load_stage(PROJECT, name).quality

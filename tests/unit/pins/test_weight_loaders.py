@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 
 import made_releases
 import pytest
+from doc_tables import table
 from places import PROJECT
 
 from sparkpin.core.paths import Paths
@@ -26,11 +26,7 @@ NVFP4 = WeightBytes(73 * GIB, 37 * GIB, int(1.42 * GIB))  # 2 files
 
 def test_the_table_of_the_docs_is_what_was_kept() -> None:
     kept = json.loads((PROJECT / "benchmarks/loaders/data/2026-11-27-h200.json").read_text())
-    page = (PROJECT / "docs/memory.md").read_text()
-    cells = [
-        re.findall(r"[\d.]+", line.partition(" |")[2]) for line in page.split("first token, s")[1].splitlines()[2:7]
-    ]
-    rows = [[float(cell) for cell in row] for row in cells]
+    rows = [[float(cell.strip("*")) for cell in cells] for _, *cells in table("docs/memory.md", "loader | weights, s")]
     wanted = []
     for start in kept["starts"]:
         weights, first = start["weights_s"], start["first_token_s"]

@@ -16,7 +16,6 @@ from typing import Any
 from sparkpin.measure.prove.sessions import TOOLS, Message, Turn, fitted, other_messages, other_text
 from sparkpin.measure.quality.asking import continued, finite
 from sparkpin.measure.quality.distance import Rows, rows_of
-from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import Wrong, a_dict, json_of, only_choice, text_of
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.replies import Fault
@@ -249,8 +248,3 @@ def note_usage(met: ProvedEndpoint) -> None:
     seen = {key: usages[-1].get(key) for key in wanted} if usages else None
     if seen != wanted:
         met.notes.append(f"streams wrong usage: saw {seen}, wanted {wanted} as of the whole answer")
-
-
-def drafts(scraped: str) -> metrics.DraftCounts | None:
-    counts = metrics.acceptance(scraped)
-    return counts if counts and counts.drafted else None

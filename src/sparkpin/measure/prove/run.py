@@ -16,7 +16,7 @@ from typing import Any
 from sparkpin.core import files
 from sparkpin.core.terminal import Say
 from sparkpin.measure.prove import judging, passes
-from sparkpin.measure.prove.asking import HITS, PREEMPTED, Prompt, ProvedEndpoint, Said, drafts
+from sparkpin.measure.prove.asking import HITS, PREEMPTED, Prompt, ProvedEndpoint, Said
 from sparkpin.measure.prove.passes import READ_AT, TOKENS, Pass, Step
 from sparkpin.measure.prove.record import FORM, UNFINISHED, said_of, said_to_json
 from sparkpin.measure.prove.sessions import UNKNOWN_BLOCK, Shape, Turn, sessions
@@ -127,7 +127,7 @@ class Proof:
         text = self.met.scraped()
         found = (metrics.total(text, name) for name in (HITS, PREEMPTED))
         hits, preempted = (None if value is None else int(value) for value in found)
-        counts = drafts(text)
+        counts = metrics.acceptance(text)
         return hits, preempted, *((counts.drafted, counts.accepted) if counts else (0, 0))
 
     def read_cold(self, seen: Seen) -> None:
