@@ -156,11 +156,12 @@ def promote(
     c: Context,
     tag: Annotated[str, "release that passed its smoke test"],
     *,
+    recipe: Recipe = None,
     accept_loss: Annotated[str, "why it may lose more than its stage allows; kept with the release"] = "",
     deep: Annotated[bool, "hash all of its checkpoint, not only small files and those with another time"] = False,
 ) -> None:
     """Make a release the current one of its recipe."""
-    commands.releases.promote(tag, accept_loss=accept_loss, deep=deep)
+    commands.releases.promote(tag, recipe=recipe, accept_loss=accept_loss, deep=deep)
 
 
 @task("releases")

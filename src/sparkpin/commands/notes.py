@@ -117,8 +117,10 @@ def finish(records: Releases, done: tuple[Release, ...], *, serves: bool = False
         serve_it = machine.serve_command(records.paths.project, newest.recipe)
         if not (is_current and serves):
             show(f"next: {serve_it}" if is_current else f"next: invoke promote {newest.tag}, then {serve_it}")
-        if newest.demands.scripted and (found := real_words(records.paths.project, newest.stack)):
-            recipe, wheel = found
+        recipe, wheel = real_words(records.paths.project, newest.stack) or ("", None)
+        if newest.recipe == recipe:
+            show(f"The answers of {recipe} are a small real model's own words; facts in them may be wrong.")
+        elif newest.demands.scripted and wheel:
             show(
                 f"The answers of {newest.recipe} are scripted: they prove the path. For real words, of a small model: "
                 f"invoke stop, then invoke up --recipe {recipe} --serve ({terminal.size(wheel.size)} to fetch)."

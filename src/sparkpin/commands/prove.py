@@ -19,9 +19,10 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import engine_of
 from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
-from sparkpin.measure.prove import record, run, shortest, verdict
+from sparkpin.measure.prove import passes, record, run, shortest, verdict
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
-from sparkpin.measure.prove.record import ProveRecord
+from sparkpin.measure.prove.record import UNFINISHED, ProveRecord
+from sparkpin.pins.vllm_flags import SPECULATION, Flags
 from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke import metrics
@@ -35,6 +36,10 @@ KEY = "OPENAI_API_KEY"
 ADDRESS = re.compile(r"([\w.-]+|\[[\da-f:.]+\]):\d{2,5}(/.*)?|[\w.-]+(/[\w.-]+)*/v1/?", re.ASCII | re.IGNORECASE)
 """A URL without its scheme. No release's tag looks so: what stands behind its colon begins with a stage's name."""
 
+PROVABLE = (
+    "prove one with --enable-prefix-caching, or one that drafts; on a CPU: "
+    "invoke up --recipe trained-tiny --stage mtp, then invoke prove --recipe trained-tiny"
+)
 URL = re.compile(r"https?://([\w.-]+|\[[\da-f:.]+\])(:\d+)?(/[\w./~%+:-]*)?", re.ASCII | re.IGNORECASE)
 
 
@@ -98,7 +103,18 @@ def require_provable(met: ProvedEndpoint, name: str) -> None:
     if met.caching is False and metrics.acceptance(met.scraped()) is None:
         raise UntoldError(
             f"{name}: prefix caching is off, as /metrics says, and nothing is drafted: no fault of either can show",
-            next_step="prove a server with --enable-prefix-caching, or one that drafts (a stage with MTP)",
+            next_step=PROVABLE,
+        )
+
+
+def require_flags(release: Release) -> None:
+    """As `require_provable`, before a server is started."""
+    flags = Flags(release.argv, release.tag, {})
+    if not flags.on("--enable-prefix-caching", default=True) and not flags.values(SPECULATION):
+        raise UntoldError(
+            f"{release.tag}: its command has --no-enable-prefix-caching, and nothing is drafted: no fault of either "
+            "can show",
+            next_step=PROVABLE,
         )
 
 
@@ -110,8 +126,10 @@ def target(
         scheme = "http" if ":" in what or what.partition("/")[0] in OWN_HOSTS else "https"
         raise InputError(f"{what}: saw no scheme", next_step=f"invoke prove {scheme}://{what}")
     if what and "://" in what:
-        return what, paths.home / FOLDER / folder_of(what), at(what, asked.key)
+        folder = paths.home / FOLDER / folder_of(what)
+        return what, folder, at(what, asked.key, folder)
     release = chosen(paths, recipe, what)
+    require_flags(release)
     require_consistent(paths, release)
     return release.tag, Releases(paths).evidence(release) / FOLDER, served(paths, release)
 
@@ -160,15 +178,16 @@ def key_for(url: str, variable: str) -> str | None:
 
 
 @contextlib.contextmanager
-def at(url: str, variable: str) -> Iterator[Client]:
+def at(url: str, variable: str, folder: Path) -> Iterator[Client]:
+    """folder: of its records, which may hold a run that was broken off."""
     with Client.url(url, timeout=REQUEST_SECONDS, key=key_for(url, variable)) as client:
         try:
             yield client
         except (Wrong, Fault) as fault:
+            kept = " with --resume, which goes on with what is kept" if (folder / UNFINISHED).is_file() else ""
             raise SmokeError(
                 f"{url}: {fault}",
-                next_step="see that it is served there, and takes the key and the model; then the same command "
-                "(--resume goes on with passes that are kept)",
+                next_step=f"see that it is served there, and takes the key and the model; then the same command{kept}",
             ) from None
 
 
@@ -188,11 +207,13 @@ def proved(met: ProvedEndpoint, name: str, folder: Path, asked: ProveOptions) ->
         )
     form = "tokens" if met.exact else "messages"
     say(f"{len(proof.turns)} turns of {asked.sessions} sessions, as {form}; blocks of {proof.shape.block} tokens")
+    for note in met.notes:
+        say(f"note: {note}")
     try:
         proof.run(folder, resume=asked.resume)
     except KeyboardInterrupt:
         if proof.done:
-            kept = ", ".join(proof.done)
+            kept = "; ".join(one.words for one in passes.EVERY if one.name in proof.done)
             raise KeyboardInterrupt(f"kept: {kept}; the same command with --resume goes on") from None
         raise
     return verdict.concluded(proof, folder, name)

@@ -45,12 +45,14 @@ def images(*, as_json: bool) -> None:
         raise faults[0]
 
 
-def promote(tag: str, *, accept_loss: str = "", deep: bool = False) -> None:
-    """accept_loss: why a greater loss of quality than the stage allows is taken; it is kept with the release.
+def promote(tag: str, *, recipe: str | None = None, accept_loss: str = "", deep: bool = False) -> None:
+    """tag: or the name of a stage, of that recipe where one is given.
+    accept_loss: why a greater loss of quality than the stage allows is taken; it is kept with the release.
     deep: hash all of its checkpoint, not only what is small or has another time (`checkpoint.content`)."""
     paths = Paths.from_env()
     accept_loss = accept_loss.strip()  # blanks are no reason
-    told = quality_gate.check(paths, Releases(paths).get(tag), accepted=accept_loss)
+    asked = Releases(paths).get(tag, recipe)
+    told = quality_gate.check(paths, asked, accepted=accept_loss)
     engine = engine_of(paths)
     from sparkpin.build.consistent import require_consistent  # slow to import
 
@@ -62,7 +64,7 @@ def promote(tag: str, *, accept_loss: str = "", deep: bool = False) -> None:
             require_consistent(paths, wanted, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
         )
 
-    release = current.promote(paths, engine, tag, look)
+    release = current.promote(paths, engine, asked.tag, look)
     show(f"current release of {release.recipe}: {release.tag}")
     if deep:
         total = terminal.size(sum(file.stat().st_size for file in hashed))

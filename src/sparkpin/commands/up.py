@@ -363,7 +363,7 @@ def smoke_as_served(plan: BuildPlan, end: Release, *, total: int) -> bool:
         if not Releases(plan.paths).get(end.tag).smoke_failed:
             raise
         return False
-    tell_passed(Releases(plan.paths).get(end.tag))
+    tell_passed(plan, Releases(plan.paths).get(end.tag))
     return True
 
 
@@ -379,15 +379,17 @@ def is_servable(plan: BuildPlan, end: Release, *, serve: bool) -> bool:
 
 def tell_or_serve(plan: BuildPlan, end: Release, *, serve: bool) -> None:
     """That the end of the chain can be served, or serve it."""
-    tell_passed(end)
+    tell_passed(plan, end)
     if serve:
         serving.serve(recipe=None, release=end.tag)
     else:
         show(f"it can be served now, from another shell: invoke serve {end.tag}")
 
 
-def tell_passed(end: Release) -> None:
-    if drift.is_compared(end):
+def tell_passed(plan: BuildPlan, end: Release) -> None:
+    if len(plan.pairings) == 1:
+        say(f"{end.tag} has passed")
+    elif drift.is_compared(end):
         say(f"{end.tag} has passed; the stages below it are tested next")
     else:
         say(f"{end.tag} has passed its own checks; the comparison with {end.demands.parent} comes next")

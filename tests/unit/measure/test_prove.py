@@ -15,11 +15,12 @@ from typing import Any
 import httpx
 import pytest
 from checkout import PROJECT
+from made_releases import release as made_release
 from toy_endpoint import BLOCK, MODELS, ToyEndpoint, answered
 
 from sparkpin.commands import prove as command
 from sparkpin.commands.prove import ProveOptions
-from sparkpin.core.errors import CorruptionError, InputError, UntoldError
+from sparkpin.core.errors import CorruptionError, InputError, SmokeError, UntoldError
 from sparkpin.core.paths import Paths
 from sparkpin.measure.prove import asking, judging, passes, record, run, sessions, shortest, verdict
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
@@ -241,17 +242,18 @@ def test_the_power_counts_faults_that_this_run_could_have_found(tmp_path: Path) 
     with ToyEndpoint().client() as client:
         proof = run.begun(meet(client), 1, (2, 2), print)
     proof.done = {one.name: run.Seen(hits=5, drafted=2) for one in passes.TRIED}
-    assert "finds 6 of 6" in verdict.power(proof, SOUND)
-    wide = verdict.power(proof, replace(SOUND, grown=0.4))
-    assert "finds 4 of 6" in wide and wide.endswith("not state-one-block-late, hit-off-by-one")
+    share, planted = verdict.power(proof, SOUND)
+    assert "6 of 6" in share and "not found" not in planted and "trained-tiny on a CPU" in planted
+    share, planted = verdict.power(proof, replace(SOUND, grown=0.4))
+    assert "4 of 6" in share and planted.endswith(": state-one-block-late, hit-off-by-one")
     del proof.done["evicted"], proof.done["read"]
-    few = verdict.power(proof, SOUND)
-    assert "finds 4 of 6" in few and few.endswith("not stale-after-eviction, drafts-kept")
+    share, planted = verdict.power(proof, SOUND)
+    assert "4 of 6" in share and planted.endswith(": stale-after-eviction, drafts-kept")
     proof.done = {one.name: run.Seen(hits=5) for one in passes.TRIED}
-    assert verdict.power(proof, SOUND).endswith("not drafts-kept"), "nothing was drafted"
+    assert verdict.power(proof, SOUND)[1].endswith(": drafts-kept"), "nothing was drafted"
     for hits in (0, None):
         proof.done = {one.name: run.Seen(hits=hits, drafted=2) for one in passes.TRIED}
-        assert "finds 1 of 6" in verdict.power(proof, SOUND), "no cache is known to have been in use"
+        assert "1 of 6" in verdict.power(proof, SOUND)[0], "no cache is known to have been in use"
 
 
 def test_of_what_is_read_again_the_token_that_is_off_is_asked_again(tmp_path: Path) -> None:
@@ -459,8 +461,8 @@ def test_an_odd_list_of_models_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_line_says_of_the_cache_only_what_is_told(tmp_path: Path) -> None:
     untold = proved(ToyEndpoint(metrics=False, drafts=True), tmp_path)
-    assert untold.verdict == "nothing found" and "nobody tells how many" in untold.line
-    assert "NOT IN USE" not in untold.line and "trained-tiny on a CPU" in untold.line
+    assert untold.verdict == "nothing found" and "nobody tells how many" in " ".join(untold.notes)
+    assert "NOT IN USE" not in untold.line
     unused = proved(ToyEndpoint(caches=False, drafts=True), tmp_path)
     assert unused.verdict == "nothing found" and "NOT IN USE" in unused.line
 
@@ -489,12 +491,12 @@ def test_an_unusual_url_is_refused(url: str) -> None:
         command.folder_of(url)
 
 
-def test_another_machine_gets_no_key_that_was_not_named_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_machine_gets_no_key_that_was_not_named_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "own")
     monkeypatch.setenv("THEIRS", "theirs")
 
     def sent(url: str, variable: str) -> str | None:
-        with command.at(url, variable) as client:
+        with command.at(url, variable, tmp_path) as client:
             return dict(client._http.headers).get("authorization")
 
     for own in ("http://127.0.0.1:8000/v1", "http://[::1]:8000", "http://LOCALHOST/v1"):
@@ -516,6 +518,26 @@ def test_a_server_without_cache_and_drafts_is_told_before_it_is_asked() -> None:
         command.require_provable(meet(toy.client()), "it")
     with pytest.raises(UntoldError, match="prefix caching is off"):
         command.require_provable(meet(ToyEndpoint(caches=False).client()), "it")
+
+
+def test_a_release_s_flags_tell_it_before_a_server_is_started() -> None:
+    off = "--no-enable-prefix-caching"
+    drafts = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}')
+    for flags in ((), ("--enable-prefix-caching",), (off, *drafts)):
+        command.require_flags(made_release(1, argv=("vllm", "serve", "/model", *flags)))
+    with pytest.raises(UntoldError, match=off):
+        command.require_flags(made_release(1, argv=("vllm", "serve", "/model", off)))
+
+
+def test_a_run_that_can_go_on_is_told_of(tmp_path: Path) -> None:
+    def told() -> str:
+        with pytest.raises(SmokeError) as failed, command.at("http://127.0.0.1:9", "", tmp_path):
+            raise Fault("it is gone")
+        return failed.value.next_step
+
+    assert "--resume" not in told()
+    (tmp_path / record.UNFINISHED).write_text("{}")
+    assert "--resume" in told()
 
 
 @pytest.mark.parametrize(("status", "text"), [(404, "<html>a long page"), (200, "<!doctype html>")])

@@ -120,7 +120,7 @@ class Proof:
         self.done[one.name] = seen
         self.met.client.exchanges.clear()  # megabytes of log-probabilities
         hits = "" if seen.hits is None else f", {seen.hits:,} of {seen.asked:,} prompt tokens from the cache"
-        self.say(f"{one.words}: {len(seen.said)} answers in {seen.seconds:.0f} s{hits}")
+        self.say(f"{one.words}: {len(self.distances(one))} answers in {seen.seconds:.0f} s{hits}")
 
     def counted(self) -> tuple[int | None, int | None, int, int]:
         """Tokens from the cache, preemptions, and tokens drafted and accepted, since the server began."""

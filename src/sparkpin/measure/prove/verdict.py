@@ -27,6 +27,7 @@ tests/e2e/measure/test_prove_vllm.py plants them again, and fails where it sees 
 """
 FEW = 2  # prompts beyond their bound that may be near ties
 NEAR = 0.5  # nats: the furthest near tie that was seen was 0.178 off (docs/prove.md); more is no rounding
+NO_CACHE = "THE CACHE WAS NOT IN USE"
 SHOWN = 2  # tries with other words that have to show it, too
 
 
@@ -106,16 +107,15 @@ def hits(proof: Proof) -> tuple[int | None, int | None]:
     """Prompt tokens from the cache, of the passes that should find some, and of those that should find none."""
 
     def of(cold: bool) -> int | None:
-        asked = (passes.COLD, passes.CONTROL, *passes.TRIED)
-        known = [proof.done[one.name].hits for one in asked if one.cold == cold and one.name in proof.done]
+        known = [proof.done[one.name].hits for one in passes.EVERY if one.cold == cold and one.name in proof.done]
         return None if not known or None in known else sum(value or 0 for value in known)
 
     return of(cold=False), of(cold=True)
 
 
-def power(proof: Proof, found: Bounds) -> str:
-    """Of the faults that were planted once, those beyond this run's bound in a way in which it has asked, with what
-    they damage in use: drafts, or a cache that is known to have served."""
+def power(proof: Proof, found: Bounds) -> tuple[str, str]:
+    """Of the faults that were planted once, how many are beyond this run's bound in a way in which it has asked, with
+    what they damage in use: drafts, or a cache that is known to have served. Where they were planted; the others."""
     told = json.loads(POWER.read_text(encoding="utf-8"))
     used = {name: seen.hits for name, seen in proof.done.items()} | {passes.READ.name: proof.drafts[0]}
     limits = {passes.READ.name: found.decoded}
@@ -125,8 +125,9 @@ def power(proof: Proof, found: Bounds) -> str:
         if one["way"] not in proof.done or not used[one["way"]] or one["nats"] <= limits.get(one["way"], found.grown)
     ]
     count = len(told["faults"])
-    line = f"asked so, it finds {count - len(missed)} of {count} faults planted into vLLM {told['vllm']} with "
-    return f"{line}{told['model']} on a CPU" + (f", not {', '.join(missed)}" if missed else "")
+    where = f"faults were planted into vLLM {told['vllm']} with {told['model']} on a CPU"
+    others = f"; asked so, these are not found: {', '.join(missed)}" if missed else ""
+    return f"asked so, it finds {count - len(missed)} of {count} planted faults", f"{where}{others}"
 
 
 def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
@@ -156,7 +157,7 @@ def cache_words(warm: int | None) -> str:
     """warm: prompt tokens that came from the cache, None where nobody tells."""
     if warm is None:
         return "nobody tells how many prompt tokens came from the cache"
-    return f"{warm:,} prompt tokens came from the cache" if warm else "THE CACHE WAS NOT IN USE"
+    return f"{warm:,} prompt tokens came from the cache"
 
 
 def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
@@ -166,6 +167,7 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
     warm, _ = hits(proof)
     every, why = beyond(proof, found), unproven(proof, found, drafted)
     unstable = why.startswith("not stable")
+    notes: list[str] = []
     results = tuple(result_of(proof, one, found) for one in (passes.CONTROL, *passes.TRIED) if one.name in proof.done)
     turns = sum(len(proof.distances(one)) for one in passes.TRIED)
     finding: Finding | None = None
@@ -184,12 +186,15 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
         if every:
             far = max(one.distance for one in every)
             parts.append(f"{far:.2g} nats with some words alone were taken for rounding")
-        least = f"{found.first:.2g} nats ({found.grown:.2g} where answers lie in the cache)"
-        parts.append(f"a difference of {least} would have been seen; other text does {found.moved:.2g}")
-        parts.append(cache_words(warm))
-        parts.append(f"{drafted:,} tokens were drafted" if drafted else "nothing was drafted")
-        parts.append(power(proof, found))
-        line = "; ".join(parts)
+        share, planted = power(proof, found)
+        line = "; ".join([*parts, share, *([NO_CACHE] if warm == 0 else [])])
+        grown = f" ({found.grown:.2g} where answers lie in the cache)" if found.grown > found.first else ""
+        notes += [
+            f"a difference of {found.first:.2g} nats{grown} would have been seen; other text does {found.moved:.2g} "
+            "on the median",
+            f"{cache_words(warm)}; {f'{drafted:,} tokens were' if drafted else 'nothing was'} drafted",
+            planted,
+        ]
     return ProveRecord(
         time=time,
         what=what,
@@ -208,7 +213,7 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
         passes=results,
         finding=finding,
         others=len(every) - 1 if first else 0,
-        notes=(*proof.met.notes, *proof.notes),
+        notes=(*proof.met.notes, *proof.notes, *notes),
     )
 
 

@@ -85,6 +85,8 @@ def verdict(record: QualityRecord) -> str:
         f"cannot tell {one.name} ({quality_allowance.would_tell(one, record.overall.texts, record.skills)})"
         for one in by["unclear"]
     ]
+    if told and len(told) < len(record.judged):
+        told.append("within all other limits")
     return f"verdict: {'; '.join(told) or 'ok: within all its limits'}"
 
 
