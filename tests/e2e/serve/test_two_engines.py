@@ -228,7 +228,8 @@ def test_two_machines_serve_one_model(copy: Checkout, host: OtherHost, first: Re
     assert f"listened on at {own}\n" in copy.done("doctor", "--nodes", f"here,{host.url}", "--link", host.own)
     refused(copy, BusyError, f"invoke stop --recipe {RECIPE}", "smoke", first.tag, "--nodes", host.url)
     (other,) = ranks(host)
-    assert [(node["where"], node["state"]) for node in served(copy)["nodes"]] == [(host.url, "running")]
+    # A busy machine may not answer in the few seconds that `status` gives it.
+    until(lambda: [(node["where"], node["state"]) for node in served(copy)["nodes"]] == [(host.url, "running")], 120)
     settings = other.attrs["HostConfig"]
     assert (settings["NetworkMode"], settings["ReadonlyRootfs"], settings["CapDrop"]) == ("host", True, ["ALL"])
     assert other.attrs["Config"]["User"].startswith("10001") and not settings["Devices"]
