@@ -21,7 +21,7 @@ from sparkpin.host.engine import engine_of
 from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
 from sparkpin.measure.prove import passes, record, run, shortest, verdict
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
-from sparkpin.measure.prove.record import UNFINISHED, ProveRecord
+from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.pins.vllm_flags import SPECULATION, Flags
 from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
@@ -36,10 +36,6 @@ KEY = "OPENAI_API_KEY"
 ADDRESS = re.compile(r"([\w.-]+|\[[\da-f:.]+\]):\d{2,5}(/.*)?|[\w.-]+(/[\w.-]+)*/v1/?", re.ASCII | re.IGNORECASE)
 """A URL without its scheme. No release's tag looks so: what stands behind its colon begins with a stage's name."""
 
-PROVABLE = (
-    "prove one with --enable-prefix-caching, or one that drafts; on a CPU: "
-    "invoke up --recipe trained-tiny --stage mtp, then invoke prove --recipe trained-tiny"
-)
 URL = re.compile(r"https?://([\w.-]+|\[[\da-f:.]+\])(:\d+)?(/[\w./~%+:-]*)?", re.ASCII | re.IGNORECASE)
 
 
@@ -101,21 +97,22 @@ def prove(what: str | None, *, recipe: str | None, asked: ProveOptions) -> None:
 def require_provable(met: ProvedEndpoint, name: str) -> None:
     """Before minutes of asking: UntoldError where no fault could show."""
     if met.caching is False and metrics.acceptance(met.scraped()) is None:
-        raise UntoldError(
-            f"{name}: prefix caching is off, as /metrics says, and nothing is drafted: no fault of either can show",
-            next_step=PROVABLE,
-        )
+        raise unprovable(name, "/metrics")
 
 
 def require_flags(release: Release) -> None:
     """As `require_provable`, before a server is started."""
     flags = Flags(release.argv, release.tag, {})
     if not flags.on("--enable-prefix-caching", default=True) and not flags.values(SPECULATION):
-        raise UntoldError(
-            f"{release.tag}: its command has --no-enable-prefix-caching, and nothing is drafted: no fault of either "
-            "can show",
-            next_step=PROVABLE,
-        )
+        raise unprovable(release.tag, "--no-enable-prefix-caching in its command")
+
+
+def unprovable(name: str, source: str) -> UntoldError:
+    return UntoldError(
+        f"{name}: prefix caching is off, as {source} says, and nothing is drafted: no fault of either can show",
+        next_step="prove one with --enable-prefix-caching, or one that drafts; on a CPU: "
+        "invoke up --recipe trained-tiny --stage mtp, then invoke prove --recipe trained-tiny",
+    )
 
 
 def target(
@@ -184,7 +181,7 @@ def at(url: str, variable: str, folder: Path) -> Iterator[Client]:
         try:
             yield client
         except (Wrong, Fault) as fault:
-            kept = " with --resume, which goes on with what is kept" if (folder / UNFINISHED).is_file() else ""
+            kept = " with --resume, which goes on with what is kept" if (folder / record.UNFINISHED).is_file() else ""
             raise SmokeError(
                 f"{url}: {fault}",
                 next_step=f"see that it is served there, and takes the key and the model; then the same command{kept}",

@@ -51,8 +51,8 @@ EVICTED = Pass("evicted", "warm, while others fill the cache")
 READ = Pass("read", "decoded, then read as a prompt", cold=True)
 CROWDED = (COMPANY, TOGETHER)
 TRIED = (WARM, RESUMED, TOGETHER, EVICTED, COMPANY, READ)
-EVERY = (COLD, CONTROL, *TRIED)
 """Those in which something may be found, the simplest to repeat first."""
+EVERY = (COLD, CONTROL, *TRIED)
 
 
 def salts(seed: str) -> Iterator[str]:

@@ -27,7 +27,6 @@ tests/e2e/measure/test_prove_vllm.py plants them again, and fails where it sees 
 """
 FEW = 2  # prompts beyond their bound that may be near ties
 NEAR = 0.5  # nats: the furthest near tie that was seen was 0.178 off (docs/prove.md); more is no rounding
-NO_CACHE = "THE CACHE WAS NOT IN USE"
 SHOWN = 2  # tries with other words that have to show it, too
 
 
@@ -187,7 +186,8 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
             far = max(one.distance for one in every)
             parts.append(f"{far:.2g} nats with some words alone were taken for rounding")
         share, planted = power(proof, found)
-        line = "; ".join([*parts, share, *([NO_CACHE] if warm == 0 else [])])
+        parts += [share, *(["THE CACHE WAS NOT IN USE"] if warm == 0 else [])]
+        line = "; ".join(parts)
         grown = f" ({found.grown:.2g} where answers lie in the cache)" if found.grown > found.first else ""
         notes += [
             f"a difference of {found.first:.2g} nats{grown} would have been seen; other text does {found.moved:.2g} "
