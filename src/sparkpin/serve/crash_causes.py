@@ -136,6 +136,11 @@ CAUSES = (
         "invoke rollback --serve goes back to the last good release; dmesg has more where it says Xid",
     ),
     Cause(
+        r"gloo/transport/tcp/.*(?:[Cc]onnection|error)|ncclRemoteError|remote process exit",
+        "another node went away in the middle of a step, and this one ended of it",
+        "the log of that node says why; Docker starts both again, and they wait for each other",
+    ),
+    Cause(
         r"sparkpin: rank \d+ (?:closed the connection|was silent)",
         "another node of it ended or went silent, and this one ended with it",
         "the log of that node says why; Docker starts both again, and they wait for each other",

@@ -87,6 +87,15 @@ def test_of_a_server_that_was_started_again_the_life_that_ended_counts() -> None
         ("sparkpin: ended: it answered no request any more", "it hung"),
         ("sparkpin: REFUSED: rank 1 serves something else: release ab, here cd", "do not serve the same release"),
         ("sparkpin: rank 1 was silent for 10 s: ending this node, too", "another node of it ended"),
+        (
+            "RuntimeError: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:7854: "
+            "Connection reset by peer.",
+            "another node went away",
+        ),
+        (
+            "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error",
+            "another node went away",
+        ),
     ],
 )
 def test_known_causes(line: str, means: str) -> None:
