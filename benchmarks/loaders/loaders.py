@@ -3,7 +3,7 @@
 For one NVIDIA GPU with vLLM; `time` must run as root, to empty the page cache. `make` writes a dense model in BF16 with
 random weights, in files of two layers. `time` reads the files without vLLM (the disk's speed), then starts `vllm serve`
 once for each loader and page cache: seconds until it answers, of them those for weights, as `invoke bench` tells them.
-Before each start the page cache is emptied or, for `warm`, filled with the files.
+Before each start the page cache is emptied or, for `warm`, filled with the files, whose speed from memory is then read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,8 @@ LOADERS: dict[str, list[str]] = {
     "fastsafetensors": ["--load-format", "fastsafetensors"],
     "instanttensor": ["--load-format", "instanttensor"],
 }
-STARTS = [("auto", "compile"), *((name, cache) for cache in ("cold", "warm") for name in LOADERS)]
+COMPILE, CACHES = "compile", ("cold", "warm")
+STARTS = [("auto", COMPILE), *((name, cache) for cache in CACHES for name in LOADERS)]
 """Loader and page cache. The first start compiles; all others find the compiled model of the first one."""
 LIMIT = 200.0  # seconds of one start
 PORT = 8123
@@ -116,16 +119,16 @@ def fill(folder: Path) -> None:
     subprocess.run(["cat", *files_of(folder)], stdout=subprocess.DEVNULL, check=True)
 
 
-def read(path: Path) -> int:
-    """Bytes of a file, read past the page cache, but for its last part."""
+def read(path: Path, *, direct: bool) -> int:
+    """Bytes of a file. direct: past the page cache, but for its last part."""
     import mmap
 
     buffer, total = mmap.mmap(-1, CHUNK), 0  # page-aligned, as O_DIRECT wants it
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
     try:
         while count := os.readv(descriptor, [buffer]):
             total += count
-            if count % 4096:
+            if direct and count % 4096:
                 break
     finally:
         os.close(descriptor)
@@ -135,9 +138,13 @@ def read(path: Path) -> int:
 def disk_speed(folder: Path, readers: int) -> float:
     """Bytes per second with that many files read at once."""
     forget()
+    return speed(folder, readers)
+
+
+def speed(folder: Path, readers: int, *, direct: bool = True) -> float:
     begin = time.monotonic()
     with ThreadPoolExecutor(readers) as pool:
-        total = sum(pool.map(read, files_of(folder)))
+        total = sum(pool.map(partial(read, direct=direct), files_of(folder)))
     return total / (time.monotonic() - begin)
 
 
@@ -181,22 +188,28 @@ def start(folder: Path, loader: str, tokenizer: Path, log: Path) -> dict[str, An
         time.sleep(2)  # the GPU's memory
 
 
-def timed(folder: Path, tokenizer: Path, out: Path, until: float) -> None:
+def timed(folder: Path, tokenizer: Path, out: Path, until: float, caches: Sequence[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"bytes": size_of(folder), "files": len(files_of(folder)), "disk": {}, "starts": []}
-    for readers in READERS:
+    found: dict[str, Any] = {"bytes": size_of(folder), "files": len(files_of(folder)), "disk": {}, "memory": {}}
+    found["starts"] = []
+    for readers in READERS if "cold" in caches else ():
         found["disk"][readers] = disk_speed(folder, readers)
         print("DISK", readers, f"{found['disk'][readers] / 1e9:.2f} GB/s", flush=True)
     for loader, cache in STARTS:
+        if cache not in (COMPILE, *caches):
+            continue
         if time.monotonic() + LIMIT / 3 > until:
             print("no time:", loader, cache, flush=True)
             continue
         if cache == "warm":
             fill(folder)
-        else:
+            for readers in READERS if not found["memory"] else ():
+                found["memory"][readers] = speed(folder, readers, direct=False)
+                print("MEMORY", readers, f"{found['memory'][readers] / 1e9:.2f} GB/s", flush=True)
+        elif "cold" in caches:
             forget()
         row = {"loader": loader, "cache": cache, **start(folder, loader, tokenizer, out / f"{loader}-{cache}.log")}
-        if seconds := row.get("weights_s"):
+        if (seconds := row.get("weights_s")) and cache != "warm" and found["disk"]:
             row["share_of_disk"] = found["bytes"] / seconds / max(found["disk"].values())
         found["starts"].append(row)
         print("START", row, flush=True)
@@ -209,6 +222,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gb", type=float, default=60)
     parser.add_argument("--seconds", type=float, default=3600, help="for all starts")
+    parser.add_argument("--cache", nargs="+", choices=CACHES, default=CACHES, help="of starts after the first (both)")
     parser.add_argument("--tokenizer", type=Path, help="a folder that has one, of any model: none is made")
     parser.add_argument("--out", type=Path, default=Path())
     given = parser.parse_args()
@@ -217,4 +231,4 @@ if __name__ == "__main__":
     elif given.tokenizer is None:
         parser.error("time: --tokenizer is wanted")
     else:
-        timed(given.folder, given.tokenizer, given.out, time.monotonic() + given.seconds)
+        timed(given.folder, given.tokenizer, given.out, time.monotonic() + given.seconds, given.cache)

@@ -25,6 +25,8 @@ POINTS = [(context, batch) for context in (1024, 32768) for batch in (1, 8, 16)]
 ONE, NVLINK, SOCKETS = "one", "nvlink", "sockets"
 JOBS = (ONE, NVLINK, SOCKETS, "sockets+25", "sockets+100")
 """sockets+N: each packet on the loopback device N microseconds late."""
+CACHE_BYTES = 22 << 30
+"""Room for the points, so that a rank fits on 80 GB. The whole model beside it takes an H200."""
 PORT = 29501
 
 
@@ -41,9 +43,10 @@ def ranks_of(job: str) -> int:
 
 def more_arguments(job: str, rank: int) -> dict[str, Any]:
     """Of vllm.LLM, besides those of the stage."""
+    fits = {"kv_cache_memory_bytes": CACHE_BYTES}
     if job == ONE:
-        return {}
-    return {
+        return fits
+    return fits | {
         "tensor_parallel_size": 2,
         "nnodes": 2,
         "node_rank": rank,
