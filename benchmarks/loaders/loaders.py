@@ -167,6 +167,8 @@ def start(folder: Path, loader: str, tokenizer: Path, log: Path) -> dict[str, An
         "127.0.0.1", "--port", str(PORT), "--tokenizer", str(tokenizer), "--max-model-len", "4096", "--max-num-seqs",
         "16", "--gpu-memory-utilization", "0.9", *LOADERS[loader],
     ]  # fmt: skip
+    if answer():
+        return {"error": f"another server answers on port {PORT}"}
     begin, startup = time.monotonic(), Startup()
     with log.open("wb") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
@@ -217,6 +219,7 @@ def timed(folder: Path, tokenizer: Path, out: Path, until: float, caches: Sequen
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a server ends, too
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("act", choices=("make", "time"))
     parser.add_argument("folder", type=Path)

@@ -152,12 +152,12 @@ def started(stage: str) -> dict[str, str]:
 
 
 def rows(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """results: a job's JSON. Of each point the milliseconds of each job, how far two are from half of one, and the
-    exchanges of a step: more milliseconds for each microsecond that a packet is late, where three jobs tell."""
-    yield ("context:users", *results, "sockets - one / 2", "exchanges")
+    """results: a job's JSON. Of each point the milliseconds of each job, how much longer sockets take than NVLink, and
+    the exchanges of a step: more milliseconds for each microsecond that a packet is late, where three jobs tell."""
+    yield ("context:users", *results, "sockets - nvlink", "exchanges")
     for point in [f"{context}:{batch}" for context, batch in POINTS]:
         ms = {job: found["decode"][point]["step_ms"] for job, found in results.items() if point in found["decode"]}
-        rest = f"{ms[SOCKETS] - ms[ONE] / 2:.2f}" if {ONE, SOCKETS} <= set(ms) else "-"
+        rest = f"{ms[SOCKETS] - ms[NVLINK]:.2f}" if {NVLINK, SOCKETS} <= set(ms) else "-"
         late = [(delay_of(job), ms[job]) for job in ms if job.startswith(SOCKETS)]
         slope = f"{1e3 * linear_regression(*zip(*late, strict=True)).slope:.0f}" if len(late) > 2 else "-"
         yield (point, *(f"{ms[job]:.2f}" if job in ms else "-" for job in results), rest, slope)

@@ -24,9 +24,13 @@ INT4 = WeightBytes(int(62.65 * GIB), 5 * GIB, int(1.42 * GIB))  # 14 files, as p
 NVFP4 = WeightBytes(73 * GIB, 37 * GIB, int(1.42 * GIB))  # 2 files
 
 
-def test_the_table_of_the_docs_is_what_was_kept() -> None:
-    kept = json.loads((PROJECT / "benchmarks/loaders/data/2026-11-27-h200.json").read_text())
-    rows = [[float(cell.strip("*")) for cell in cells] for _, *cells in table("docs/memory.md", "loader | weights, s")]
+@pytest.mark.parametrize(
+    ("file", "head"),
+    [("2026-11-27-h200.json", "loader | weights, s"), ("2026-11-28-h200-warm.json", "loader, warm | weights, s")],
+)
+def test_the_tables_of_the_docs_are_what_was_kept(file: str, head: str) -> None:
+    kept = json.loads((PROJECT / "benchmarks/loaders/data" / file).read_text())
+    rows = [[float(cell.strip("*")) for cell in cells] for _, *cells in table("docs/memory.md", head)]
     wanted = []
     for start in kept["starts"]:
         weights, first = start["weights_s"], start["first_token_s"]
