@@ -12,6 +12,7 @@ import select
 import shutil
 import socket as tcp
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from benchmarks.interval_coverage import LOSSES, Loss, coverage
 from sparkpin.commands import bump, choose, quality
 from sparkpin.commands import releases as commands_releases
 from sparkpin.commands import up as commands_up
+from sparkpin.core import progress
 from sparkpin.core.errors import DiskError, HostError, InputError, ManifestError, QualityError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.history.report.gather import way_to
@@ -603,6 +605,22 @@ def test_without_a_name_it_is_the_newest_that_passed_and_has_a_parent(paths: Pat
     for made in passed:
         records.save(made)
     assert quality.newest(paths, name) == passed[1]
+
+
+def test_a_long_needle_is_told_of_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(*_: object) -> list[SkillAnswer]:
+        time.sleep(0.5)
+        return [SkillAnswer("needles, 2,048 tokens", "word", True)]
+
+    monkeypatch.setattr(progress, "EVERY", 0.1)
+    monkeypatch.setattr(skills, "tool_questions", lambda *_, **__: [])
+    monkeypatch.setattr(skills, "needle_steps", lambda *_, **__: (2048,))
+    monkeypatch.setattr(skills, "needles", slowly)
+    subject: Any = SimpleNamespace(expect=SimpleNamespace(chat=SimpleNamespace(exact=True)))
+    corpus: Any = SimpleNamespace(quick=True)
+    said: list[str] = []
+    run.questions(subject, corpus, said.append, [])
+    assert len(said) > 1 and all("2,048 tokens" in line for line in said)
 
 
 def test_questions_that_only_one_was_asked_are_noted() -> None:

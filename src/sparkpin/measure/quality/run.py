@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.core.paths import Paths
+from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.measure.own_server import own_server
@@ -100,7 +101,8 @@ def read(subject: SmokeSubject, corpus: Corpus, say: Say, notes: list[str]) -> t
     asking.reading(subject.client, subject.model, corpus.texts[0], min(most, 64))
     found = []
     for number, text in enumerate(corpus.texts, start=1):
-        found.append(asking.reading(subject.client, subject.model, text, most))
+        with waiting(say, f"reading text {number}"):
+            found.append(asking.reading(subject.client, subject.model, text, most))
         say(f"text {number} of {len(corpus.texts)}: {text.name}, {len(found[-1].forced) + 1} tokens")
     if cut := sum(len(reading.forced) + 1 == most for reading in found):
         notes.append(f"{cut} of {len(found)} texts were read up to {most} tokens")
@@ -119,7 +121,8 @@ def questions(subject: SmokeSubject, corpus: Corpus, say: Say, notes: list[str])
     if not steps:
         notes.append("no needles: --max-model-len leaves no room for a long prompt")
     for step in steps:
-        words = list(skills.needles(subject, (step,)))
+        with waiting(say, f"needles, {step:,} tokens"):
+            words = list(skills.needles(subject, (step,)))
         say(f"needles, {step:,} tokens: {sum(one.right for one in words)} of {len(words)} found")
         found += words
     return tuple(found)
