@@ -3,7 +3,8 @@
 For one NVIDIA GPU with vLLM; `time` must run as root, to empty the page cache. `make` writes a dense model in BF16 with
 random weights, in files of two layers. `time` reads the files without vLLM (the disk's speed), then starts `vllm serve`
 once for each loader and page cache: seconds until it answers, of them those for weights, as `invoke bench` tells them.
-Before each start the page cache is emptied or, for `warm`, filled with the files, whose speed from memory is then read.
+Before each start the page cache is emptied or, for `warm`, filled with the files; how fast they are read from there is
+measured once. The first start compiles, from an emptied cache unless `--cache warm` is all that is asked for.
 """
 
 from __future__ import annotations
@@ -203,15 +204,15 @@ def timed(folder: Path, tokenizer: Path, out: Path, until: float, caches: Sequen
         if time.monotonic() + LIMIT / 3 > until:
             print("no time:", loader, cache, flush=True)
             continue
-        if cache == "warm":
+        if cache == "warm" or "cold" not in caches:
             fill(folder)
             for readers in READERS if not found["memory"] else ():
                 found["memory"][readers] = speed(folder, readers, direct=False)
                 print("MEMORY", readers, f"{found['memory'][readers] / 1e9:.2f} GB/s", flush=True)
-        elif "cold" in caches:
+        else:
             forget()
         row = {"loader": loader, "cache": cache, **start(folder, loader, tokenizer, out / f"{loader}-{cache}.log")}
-        if (seconds := row.get("weights_s")) and cache != "warm" and found["disk"]:
+        if (seconds := row.get("weights_s")) and cache != "warm" and "cold" in caches:
             row["share_of_disk"] = found["bytes"] / seconds / max(found["disk"].values())
         found["starts"].append(row)
         print("START", row, flush=True)

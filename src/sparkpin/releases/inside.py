@@ -18,7 +18,7 @@ that outlives it; where it may not be once more, it ends with 0. On another mach
 too, whatever its exit code, so there it waits without a server instead. A count of Docker's is never filled up again.
 Process 1 could start vLLM anew by itself, but would have to clean up after it what a new container does not have: /tmp,
 shared memory, the state of the health check. An end because a peer is gone does not count: the peer counts its own. In
-the middle of a request vLLM ends of its peer's death before the peer's process 1 knows of it, and then counts instead.
+the middle of a request vLLM fails with its peer's, before that one's process 1 knows; such an end counts here.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ CAUSES = (
         "invoke rollback --serve goes back to the last good release; dmesg has more where it says Xid",
     ),
     Cause(
-        r"gloo/transport/tcp/.*(?:[Cc]onnection|error)|ncclRemoteError|remote process exit",
-        "another node went away in the middle of a step, and this one ended of it",
+        r"gloo/transport/tcp/.*(?:Connection (?:reset|closed) by peer|Broken pipe)|NCCL error: remote process exited",
+        "another node, or the link to it, went away in the middle of a step, and this one ended of it",
         "the log of that node says why; Docker starts both again, and they wait for each other",
     ),
     Cause(

@@ -12,7 +12,7 @@ import select
 import shutil
 import socket as tcp
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -607,20 +607,34 @@ def test_without_a_name_it_is_the_newest_that_passed_and_has_a_parent(paths: Pat
     assert quality.newest(paths, name) == passed[1]
 
 
-def test_a_long_needle_is_told_of_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slowly(*_: object) -> list[SkillAnswer]:
-        time.sleep(0.5)
-        return [SkillAnswer("needles, 2,048 tokens", "word", True)]
+def test_a_long_text_and_a_long_needle_are_told_of_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, told = list[str](), threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        told.set()
+
+    def read_until_told(result: object) -> Callable[..., object]:
+        def slow(*_: object) -> object:
+            told.clear()
+            assert told.wait(60), "nothing is said"
+            return result
+
+        return slow
 
     monkeypatch.setattr(progress, "EVERY", 0.1)
     monkeypatch.setattr(skills, "tool_questions", lambda *_, **__: [])
     monkeypatch.setattr(skills, "needle_steps", lambda *_, **__: (2048,))
-    monkeypatch.setattr(skills, "needles", slowly)
-    subject: Any = SimpleNamespace(expect=SimpleNamespace(chat=SimpleNamespace(exact=True)))
-    corpus: Any = SimpleNamespace(quick=True)
-    said: list[str] = []
-    run.questions(subject, corpus, said.append, [])
-    assert len(said) > 1 and all("2,048 tokens" in line for line in said)
+    monkeypatch.setattr(skills, "needles", read_until_told([SkillAnswer("needles, 2,048 tokens", "word", True)]))
+    monkeypatch.setattr(asking, "room", lambda _: 4096)
+    monkeypatch.setattr(asking, "reading", read_until_told(SimpleNamespace(forced=[])))
+    exact = SimpleNamespace(chat=SimpleNamespace(exact=True))
+    subject: Any = SimpleNamespace(expect=exact, client=None, model="m")
+    corpus: Any = SimpleNamespace(quick=True, texts=[SimpleNamespace(name="a poem")])
+    run.read(subject, corpus, say, [])
+    run.questions(subject, corpus, say, [])
+    waits = [line for line in said if line.startswith("  ")]
+    assert {line.partition(",")[0].strip() for line in waits} == {"a first answer", "reading text 1", "needles"}
 
 
 def test_questions_that_only_one_was_asked_are_noted() -> None:

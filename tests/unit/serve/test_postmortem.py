@@ -90,17 +90,28 @@ def test_of_a_server_that_was_started_again_the_life_that_ended_counts() -> None
         (
             "RuntimeError: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:7854: "
             "Connection reset by peer.",
-            "another node went away",
+            "another node, or the link",
         ),
         (
             "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error",
-            "another node went away",
+            "another node, or the link",
         ),
     ],
 )
 def test_known_causes(line: str, means: str) -> None:
     found = [text for text in report(dead(f"{line}\n")) if text.startswith("that means: ")]
     assert found and means in found[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: Gloo connectFullMesh failed with [/gloo/transport/tcp/pair.cc:144] no error",
+        "RuntimeError: [/gloo/transport/tcp/pair.cc:298] connect [10.0.0.2]:3456: Connection refused",
+    ],
+)
+def test_nodes_that_never_met_are_none_that_went_away(line: str) -> None:
+    assert not [text for text in report(dead(f"{line}\n")) if text.startswith("that means")]
 
 
 def test_a_line_of_information_is_no_cause() -> None:

@@ -98,7 +98,8 @@ def read(subject: SmokeSubject, corpus: Corpus, say: Say, notes: list[str]) -> t
     if most < 2:
         raise Wrong(f"max_model_len {limit} leaves no room for a text and {asking.CONTINUED} tokens after it")
     # A first answer may come from kernels that are still being tuned, and one more request is cheap.
-    asking.reading(subject.client, subject.model, corpus.texts[0], min(most, 64))
+    with waiting(say, "a first answer"):
+        asking.reading(subject.client, subject.model, corpus.texts[0], min(most, 64))
     found = []
     for number, text in enumerate(corpus.texts, start=1):
         with waiting(say, f"reading text {number}"):
