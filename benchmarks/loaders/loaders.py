@@ -54,8 +54,6 @@ LOADERS: dict[str, list[str]] = {
     "instanttensor": ["--load-format", "instanttensor"],
 }
 COMPILE, CACHES = "compile", ("cold", "warm")
-STARTS = [("auto", COMPILE), *((name, cache) for cache in CACHES for name in LOADERS)]
-"""Loader and page cache. The first start compiles; all others find the compiled model of the first one."""
 LIMIT = 200.0  # seconds of one start
 PORT = 8123
 
@@ -136,17 +134,23 @@ def read(path: Path, *, direct: bool) -> int:
     return total
 
 
-def disk_speed(folder: Path, readers: int) -> float:
-    """Bytes per second with that many files read at once."""
-    forget()
-    return speed(folder, readers)
+def speeds(folder: Path, *, direct: bool) -> dict[int, float]:
+    """Bytes per second by how many files are read at once. direct: from the disk, else from where they are."""
+    found = {}
+    for readers in READERS:
+        if direct:
+            forget()
+        begin = time.monotonic()
+        with ThreadPoolExecutor(readers) as pool:
+            total = sum(pool.map(partial(read, direct=direct), files_of(folder)))
+        found[readers] = total / (time.monotonic() - begin)
+        print("DISK" if direct else "MEMORY", readers, f"{found[readers] / 1e9:.2f} GB/s", flush=True)
+    return found
 
 
-def speed(folder: Path, readers: int, *, direct: bool = True) -> float:
-    begin = time.monotonic()
-    with ThreadPoolExecutor(readers) as pool:
-        total = sum(pool.map(partial(read, direct=direct), files_of(folder)))
-    return total / (time.monotonic() - begin)
+def starts(caches: Sequence[str]) -> list[tuple[str, str]]:
+    """Loader and page cache. The first start compiles; all others find the compiled model of the first one."""
+    return [("auto", COMPILE), *((name, cache) for cache in CACHES if cache in caches for name in LOADERS)]
 
 
 def answer() -> bool:
@@ -193,26 +197,26 @@ def start(folder: Path, loader: str, tokenizer: Path, log: Path) -> dict[str, An
 
 def timed(folder: Path, tokenizer: Path, out: Path, until: float, caches: Sequence[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"bytes": size_of(folder), "files": len(files_of(folder)), "disk": {}, "memory": {}}
-    found["starts"] = []
-    for readers in READERS if "cold" in caches else ():
-        found["disk"][readers] = disk_speed(folder, readers)
-        print("DISK", readers, f"{found['disk'][readers] / 1e9:.2f} GB/s", flush=True)
-    for loader, cache in STARTS:
-        if cache not in (COMPILE, *caches):
-            continue
+    cold = "cold" in caches
+    found: dict[str, Any] = {
+        "bytes": size_of(folder),
+        "files": len(files_of(folder)),
+        "disk": speeds(folder, direct=True) if cold else {},
+        "memory": {},
+        "starts": [],
+    }
+    for loader, cache in starts(caches):
         if time.monotonic() + LIMIT / 3 > until:
             print("no time:", loader, cache, flush=True)
             continue
-        if cache == "warm" or "cold" not in caches:
+        warm = cache == "warm" or not cold
+        if warm:
             fill(folder)
-            for readers in READERS if not found["memory"] else ():
-                found["memory"][readers] = speed(folder, readers, direct=False)
-                print("MEMORY", readers, f"{found['memory'][readers] / 1e9:.2f} GB/s", flush=True)
+            found["memory"] = found["memory"] or speeds(folder, direct=False)
         else:
             forget()
         row = {"loader": loader, "cache": cache, **start(folder, loader, tokenizer, out / f"{loader}-{cache}.log")}
-        if (seconds := row.get("weights_s")) and cache != "warm" and "cold" in caches:
+        if (seconds := row.get("weights_s")) and not warm:
             row["share_of_disk"] = found["bytes"] / seconds / max(found["disk"].values())
         found["starts"].append(row)
         print("START", row, flush=True)

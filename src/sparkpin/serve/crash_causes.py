@@ -19,6 +19,7 @@ class Cause:
     is_last: bool = False
 
 
+OTHER_NODE = "the log of that node says why; Docker starts both again, and they wait for each other"
 CAUSES = (
     Cause(
         r"sparkpin: ended: the kernel killed .* for want of memory",
@@ -138,12 +139,12 @@ CAUSES = (
     Cause(
         r"gloo/transport/tcp/.*(?:Connection (?:reset|closed) by peer|Broken pipe)|NCCL error: remote process exited",
         "another node, or the link to it, went away in the middle of a step, and this one ended of it",
-        "the log of that node says why; Docker starts both again, and they wait for each other",
+        OTHER_NODE,
     ),
     Cause(
         r"sparkpin: rank \d+ (?:closed the connection|was silent)",
         "another node of it ended or went silent, and this one ended with it",
-        "the log of that node says why; Docker starts both again, and they wait for each other",
+        OTHER_NODE,
         is_last=True,
     ),
     Cause(
