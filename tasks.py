@@ -740,20 +740,12 @@ def doctor(
     stack: Stack = None,
     recipe: Annotated[str | None, "what this recipe needs, too: its stack, its model, disk, memory, GPU"] = None,
     stage: Stage = None,
-    online: Annotated[bool, "ask the Hub, too: whether it answers, and what time it is"] = False,
     json: Json = False,
-    nodes: Annotated[
-        str, "look at the machines of a release for several instead, and their link", "here,ssh://me@spark2"
-    ] = "",
-    link: Annotated[str | None, "with --nodes: as of serve (default: the only one)"] = None,
 ) -> None:
-    """Say what this machine is and has, and what it lacks."""
-    from sparkpin.commands.doctor import command, machines
+    """Check this machine, and print how to fix what is missing."""
+    from sparkpin.commands.doctor import command
 
-    if nodes:
-        machines.machines(urls=nodes, link=link, recipe=recipe)
-        return
-    command.doctor(fix=fix, stack=stack, recipe_name=recipe, stage=stage, online=online, as_json=json)
+    command.doctor(fix=fix, stack=stack, recipe_name=recipe, stage=stage, as_json=json)
 
 
 @task("for developers")

@@ -96,11 +96,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: st
         print(line.rstrip(), flush=True)
 
 
-WRAPPED = {"why", "holds", "found", "to mend it", "what it is", "note", "then", "state", "cache"}
+WRAPPED = {"why", "holds", "found", "how to fix it", "what it is", "note", "then", "state", "cache"}
 WRAPPED |= {"recipe", "address", "figure", "reference", "release", "95 % interval"}
 FOLDED = {"tensors", "type"}
 TYPED = {"recipe"}  # a name in several lines is typed wrongly
-STRICT = {"tensors", "to mend it", "what it is"}
+STRICT = {"tensors", "how to fix it", "what it is"}
 RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
 RIGHT |= {"runs", "PTX", "neither"}
 RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "tokens", "concurrency"}

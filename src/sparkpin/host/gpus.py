@@ -12,8 +12,7 @@ REASONS = {
     "hw_power_brake_slowdown": "the power supply",
 }
 KIND = ("name", "compute_cap", "driver_version")
-STATE = ("enforced.power.limit", "power.max_limit", "clocks.sm", "clocks.max.sm", "utilization.gpu")
-FIELDS = (*KIND, *STATE, *(f"clocks_event_reasons.{reason}" for reason in REASONS))
+FIELDS = (*KIND, "utilization.gpu", *(f"clocks_event_reasons.{reason}" for reason in REASONS))
 QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 PLAIN = ("nvidia-smi", f"--query-gpu={','.join(KIND)}", "--format=csv,noheader,nounits")
 """For a driver that does not know all of the fields: it then answers none of them."""
@@ -24,16 +23,11 @@ Run = Callable[[Sequence[str]], str | None]
 
 @dataclass(frozen=True)
 class Gpu:
-    """power in watts, clocks in MHz, utilization in percent; None where the driver does not tell ([N/A]: a GB10 has
-    no power limits, no memory of its own). slowed: why its clocks are held down, in words."""
+    """utilization: percent, None where the driver does not report it. slowed: why its clocks are reduced."""
 
     name: str
     compute_capability: str
     driver: str
-    power_limit: float | None = None
-    power_max: float | None = None
-    clock: float | None = None
-    clock_max: float | None = None
     utilization: float | None = None
     slowed: tuple[str, ...] = ()
 
@@ -50,11 +44,9 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
         if len(cells) == len(KIND):
             found.append(Gpu(cells[0], cells[1], cells[2]))
         elif len(cells) == len(FIELDS):
-            limit, most, clock, clock_max, busy = (number(cell) for cell in cells[len(KIND) : len(KIND) + len(STATE)])
-            reasons = zip(REASONS.values(), cells[len(KIND) + len(STATE) :], strict=True)
-            slowed = tuple(words for words, state in reasons if state == "Active")
-            name, capability, driver = cells[: len(KIND)]
-            found.append(Gpu(name, capability, driver, limit, most, clock, clock_max, busy, slowed))
+            name, capability, driver, busy, *states = cells
+            slowed = tuple(words for words, state in zip(REASONS.values(), states, strict=True) if state == "Active")
+            found.append(Gpu(name, capability, driver, number(busy), slowed))
     return tuple(found)
 
 

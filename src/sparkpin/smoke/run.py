@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sparkpin.core import terminal
 from sparkpin.core.files import lock, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
@@ -75,7 +76,8 @@ class ServerEvidence:
 
     def add(self, result: CheckResult, say: Say) -> None:
         result = replace(result, name=f"{result.name}{self.mark}")
-        say(f"{result.name}: {result.verdict}, {result.detail}")
+        tell = say if result.applicable else terminal.detail  # those come together, in one line at the end
+        tell(f"{result.name}: {result.verdict}, {result.detail}")
         self.checks.append(result)
 
 
@@ -193,6 +195,8 @@ def examine(server: Server, subject: SmokeSubject, evidence: ServerEvidence, say
             if not result.passed and exchanges and exchanges[-1].fault and (reason := server.exit_reason(wait=2)):
                 result = replace(result, detail=f"{result.detail}; the container {reason}")
         evidence.add(result, say)
+    if skipped := [check.name for check in evidence.checks if not check.applicable]:
+        say(f"{terminal.count(len(skipped), 'check')} not applicable ({', '.join(skipped)}): see result.json")
     with contextlib.suppress(Fault):  # for the record, whether or not the stage has a floor for it
         seen = metrics.acceptance(subject.client.get("/metrics").body.decode(errors="replace"))
         evidence.acceptance = seen if seen and seen.drafted else None

@@ -9,40 +9,34 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import http.server
 import json
 import socket
-import threading
-from collections.abc import Iterator, Sequence
-from email.utils import formatdate
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from checkout import PROJECT
 
 from sparkpin.build.model_needs import DiskRow, ModelNeeds
-from sparkpin.commands.doctor import command, minimums, rules
+from sparkpin.commands.doctor import command, rules
 from sparkpin.commands.doctor import facts as reading
 from sparkpin.commands.doctor.facts import Docker, MachineFacts
 from sparkpin.commands.doctor.rules import MachineFinding, NeededMemory
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.hub_front_page import Hub, ask_hub
 from sparkpin.host import machine
-from sparkpin.host.gpus import PLAIN, QUERY, parse_gpus, read_gpus
+from sparkpin.host.gpus import PLAIN, parse_gpus, read_gpus
 from sparkpin.host.machine import Host
 from sparkpin.pins import manifests
 
 GIB = 1 << 30
-ROW = "NVIDIA GB10, 12.1, 580.159.04, [N/A], [N/A], {clock}, 3003, {busy}, {reasons}\n"
-H200 = "NVIDIA H200, 9.0, 580.159.04, {limit}, 700.00, 360, 1980, 0" + ", Not Active" * 4 + "\n"
+H200 = "NVIDIA H200, 9.0, 580.159.04, 0" + ", Not Active" * 4 + "\n"
 TOOLKIT = "NVIDIA Container Toolkit CLI version 1.18.0\ncommit: 0123456789abcdef\n"
 
 
-def row(clock: int = 2405, busy: int = 0, active: int | None = None) -> str:
-    return ROW.format(
-        clock=clock, busy=busy, reasons=", ".join("Active" if n == active else "Not Active" for n in range(4))
-    )
+def row(busy: str = "0", active: int | None = None) -> str:
+    states = ["Active" if number == active else "Not Active" for number in range(4)]
+    return ", ".join(["NVIDIA GB10", "12.1", "580.159.04", busy, *states]) + "\n"
 
 
 SPARK = MachineFacts(
@@ -56,8 +50,6 @@ SPARK = MachineFacts(
     memory={"MemFree": 110 * GIB, "Cached": 3 * GIB, "Shmem": GIB // 2, "SwapTotal": 0, "SwapFree": 0},
     port=8000,
     holder="",
-    token="in HF_TOKEN",
-    synchronized=True,
 )
 NO_SPARK = dataclasses.replace(SPARK.host, is_spark=False)
 NEEDS = NeededMemory("recipe qwen, stage v2-tq,", 105 * GIB)
@@ -68,8 +60,8 @@ def found(plan: NeededMemory = NEEDS, cuda: str | None = "13.0", **changes: obje
 
 
 def test_a_spark_that_has_all() -> None:
-    names = (*rules.OF_A_SPARK, rules.PLAN, "Docker version", "port 8000", "Hub token", "clock")
-    assert {name: one.state for name, one in found().items()} == {**dict.fromkeys(names, "ok"), "Hub": "n/a"}
+    names = (*rules.OF_A_SPARK, rules.PLAN, "Docker version", "port 8000")
+    assert {name: one.state for name, one in found().items()} == dict.fromkeys(names, "ok")
     assert all(not one.fix for one in found().values())
 
 
@@ -94,49 +86,32 @@ def test_machines_that_are_known_to_break(changes: dict[str, object], name: str,
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "state", "detail", "fix"),
+    ("name", "changes", "state"),
     [
-        ("NVIDIA driver", {"gpus": (), "module": ""}, "MISSING", "none is loaded; 580.65.06 or newer", "dist-upgrade"),
-        ("GPU", {"gpus": ()}, "MISSING", "nvidia-smi does not answer: as after an update", "sudo reboot"),
-        ("GPU in containers", {"toolkit": "", "hook": False}, "MISSING", "do not see the GPU", "container-toolkit"),
-        ("GPU in containers", {"hook": False, "cdi": (), "docker": Docker("29.2.1", runtimes=("runc",))}, "MISSING",
-         "Docker knows neither its runtime nor its hook", "sudo nvidia-ctk runtime configure --runtime=docker"),
-        ("GPU in containers", {"hook": False, "docker": Docker("28.3.0", runtimes=("runc",))}, "ok", "CDI (", ""),
-        ("GPU in containers", {"hook": False, "docker": Docker("20.10.24", runtimes=("runc",))}, "MISSING",
-         "Docker knows neither", "nvidia-ctk"),
-        ("CDI", {"cdi": ()}, "advice", "no CDI specification", "sudo nvidia-ctk cdi generate"),
-        ("power", {"gpus": parse_gpus(row(active=0))}, "advice", "slowed down by the power limit", "nvidia-smi -q"),
-        ("power", {"gpus": parse_gpus(row(active=2))}, "advice", "heat, by the hardware", "nvidia-smi -q"),
-        ("power", {"gpus": parse_gpus(row(702, 96))}, "advice", "busy (96 %) at 702 MHz", "unplug the power supply"),
-        ("power", {"gpus": parse_gpus(H200.format(limit="300.00"))}, "advice", "300 W of 700 W", "nvidia-smi -pl 700"),
-        ("GPU", {"gpus": parse_gpus(H200.format(limit="700.00"))}, "advice", "the images are made for 12.1", ""),
-        ("page cache", {"memory": {"MemFree": 40 * GIB, "Cached": 66 * GIB, "SReclaimable": 2 * GIB, "Shmem": GIB}},
-         "advice", "67.0 GiB cache files, 40.0 GiB are free, the plan wants 105.0 GiB", "/proc/sys/vm/drop_caches"),
-        ("swap", {"memory": {**SPARK.memory, "SwapTotal": 16 * GIB, "SwapFree": 15 * GIB}}, "advice",
-         "16.0 GiB, 1.0 GiB of it used", "sudo swapoff -a"),
-        ("Docker version", {"docker": Docker("19.03.15")}, "MISSING", "20.10 or newer", "docker-ce"),
-        ("Docker version", {"docker": Docker()}, "advice", "no engine answers", "invoke doctor --fix"),
-        ("port 8000", {"holder": "the container sparkpin-qwen-01234567"}, "ok", "a server of sparkpin", ""),
-        ("memory plan", {"plan": dataclasses.replace(NEEDS, needed=115 * GIB)}, "advice",
-         "needs 115.0 GiB, 112.0 GiB are available", "invoke stop"),
-        ("memory plan", {"plan": dataclasses.replace(NEEDS, needed=130 * GIB)}, "advice", "more than this", ""),
-        ("memory plan", {"plan": NeededMemory("recipe qwen", None, "no headers yet", "invoke plan")}, "advice",
-         "recipe qwen: no headers yet", "invoke plan"),
-        ("memory plan", {"plan": dataclasses.replace(NEEDS, command="invoke plan --recipe a"), "host": NO_SPARK}, "n/a",
-         "this is none: invoke plan --recipe a", ""),
-        ("port 8000", {"holder": "the container ollama"}, "advice", "the container ollama", "--port 8001"),
-        ("Hub token", {"token": ""}, "advice", "gated ones do", "hf auth login"),
-        ("Hub", {"hub": Hub("https://hub", "timed out")}, "advice", "not reached: timed out", "HTTPS_PROXY"),
-        ("clock", {"hub": Hub("https://hub", offset=-900.0)}, "advice", "900 s behind", "set-ntp true"),
-        ("clock", {"synchronized": False}, "advice", "not synchronized", "set-ntp true"),
-        ("clock", {"synchronized": None}, "n/a", "not checked", ""),
+        ("NVIDIA driver", {"gpus": (), "module": ""}, "MISSING"),
+        ("GPU", {"gpus": ()}, "MISSING"),
+        ("GPU", {"gpus": parse_gpus(H200)}, "advice"),
+        ("GPU in containers", {"toolkit": "", "hook": False}, "MISSING"),
+        ("GPU in containers", {"hook": False, "cdi": (), "docker": Docker("29.2.1", runtimes=("runc",))}, "MISSING"),
+        ("GPU in containers", {"hook": False, "docker": Docker("28.3.0", runtimes=("runc",))}, "ok"),
+        ("GPU in containers", {"hook": False, "docker": Docker("20.10.24", runtimes=("runc",))}, "MISSING"),
+        ("CDI", {"cdi": ()}, "advice"),
+        ("page cache", {"memory": {"MemFree": 40 * GIB, "Cached": 66 * GIB, "Shmem": GIB}}, "advice"),
+        ("swap", {"memory": {**SPARK.memory, "SwapTotal": 16 * GIB, "SwapFree": 15 * GIB}}, "advice"),
+        ("Docker version", {"docker": Docker("19.03.15")}, "MISSING"),
+        ("Docker version", {"docker": Docker()}, "advice"),
+        ("port 8000", {"holder": "the container sparkpin-qwen-01234567"}, "ok"),
+        ("port 8000", {"holder": "the container ollama"}, "advice"),
+        ("memory plan", {"plan": dataclasses.replace(NEEDS, needed=115 * GIB)}, "advice"),
+        ("memory plan", {"plan": dataclasses.replace(NEEDS, needed=130 * GIB)}, "advice"),
+        ("memory plan", {"plan": NeededMemory("recipe qwen", None, "no headers yet", "invoke plan")}, "advice"),
+        ("memory plan", {"host": NO_SPARK}, "n/a"),
     ],
-)  # fmt: skip
-def test_each_finding_has_the_command_that_mends_it(
-    name: str, changes: dict[str, object], state: str, detail: str, fix: str
-) -> None:
+)
+def test_each_finding_has_the_command_that_fixes_it(name: str, changes: dict[str, object], state: str) -> None:
     one = found(**changes)[name]  # type: ignore[arg-type]
-    assert one.state == state and detail in one.detail and fix in one.fix
+    needs_no_command = state in ("ok", "n/a") or changes.get("gpus") == parse_gpus(H200)
+    assert (one.state, not one.fix) == (state, needs_no_command)
 
 
 @pytest.mark.parametrize(
@@ -158,18 +133,15 @@ def test_the_driver_against_the_image_s_minimum(driver: str, cuda: str | None, s
 
 def test_a_stack_without_a_gpu_asks_nothing_of_a_spark_s() -> None:
     states = found(cuda=None, gpus=(), toolkit="", hook=False, memory={"SwapTotal": GIB})
-    assert {name for name, one in states.items() if one.state == "n/a"} == {*rules.OF_A_SPARK, "Hub"}
-    assert states["NVIDIA driver"].detail == "the stack uses no GPU"
+    assert {name for name, one in states.items() if one.state == "n/a"} == {*rules.OF_A_SPARK}
     assert states[rules.PLAN].state == "ok"
     assert "CUDA" not in str(states)
 
 
 def test_off_a_spark_it_says_what_does_not_apply() -> None:
-    for cuda, why in ((None, "uses no GPU"), ("13.0", "built here, not run")):
+    for cuda in (None, "13.0"):
         states = found(cuda=cuda, host=NO_SPARK, gpus=(), module="")
-        for name in rules.OF_A_SPARK:
-            assert states[name].state == "n/a" and "not a DGX Spark" in states[name].detail
-        assert why in states["power"].detail
+        assert {states[name].state for name in rules.OF_A_SPARK} == {"n/a"}
         assert states["memory plan"].state == ("ok" if cuda is None else "n/a")
 
 
@@ -182,10 +154,10 @@ def test_with_an_engine_elsewhere_this_machine_is_not_judged_as_a_server() -> No
 
 
 def test_nvidia_smi_s_rows() -> None:
-    (gpu,) = parse_gpus(H200.format(limit="700.00"))
-    assert (gpu.name, gpu.power_limit, gpu.clock, gpu.utilization, gpu.slowed) == ("NVIDIA H200", 700, 360, 0, ())
-    (spark,) = parse_gpus(row(active=1))
-    assert (spark.power_limit, spark.power_max, spark.slowed) == (None, None, ("heat, by the driver",))
+    (gpu,) = parse_gpus(H200)
+    assert (gpu.name, gpu.compute_capability, gpu.utilization, gpu.slowed) == ("NVIDIA H200", "9.0", 0, ())
+    (spark,) = parse_gpus(row("[N/A]", active=1))
+    assert (spark.utilization, len(spark.slowed)) == (None, 1)
     assert parse_gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n") == ()
     assert parse_gpus("") == ()
 
@@ -197,9 +169,8 @@ def test_an_older_nvidia_smi_knows_less() -> None:
         return {PLAIN: "NVIDIA GB10, 12.1, 570.124.06\n"}.get(tuple(argv))  # type: ignore[call-overload]
 
     (gpu,) = read_gpus(run)
-    assert (gpu.driver, gpu.power_limit, gpu.slowed) == ("570.124.06", None, ())
+    assert (gpu.driver, gpu.utilization, gpu.slowed) == ("570.124.06", None, ())
     assert read_gpus(lambda argv: None) == ()
-    assert QUERY[1].count(",") == 11
 
 
 def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
@@ -212,66 +183,10 @@ def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    answers = {"nvidia-smi": row(), "nvidia-ctk": TOOLKIT, "timedatectl": "no\n"}
-    seen = reading.read_facts(
-        SPARK.host,
-        8000,
-        online=False,
-        root=tmp_path,
-        run=lambda argv: answers.get(argv[0]),
-        environment={"HOME": str(tmp_path)},
-    )
+    answers = {"nvidia-smi": row(), "nvidia-ctk": TOOLKIT}
+    seen = reading.read_facts(SPARK.host, 8000, root=tmp_path, run=lambda argv: answers.get(argv[0]))
     assert (seen.gpus, seen.module, seen.toolkit) == (SPARK.gpus, "580.159.04", "1.18.0")
     assert (seen.cdi, seen.memory["MemTotal"]) == (("/etc/cdi/nvidia.yaml",), 128_000_000_000)
-    assert (seen.token, seen.synchronized, seen.hub) == ("", False, None)
-
-
-def test_where_a_token_is_and_never_the_token(tmp_path: Path) -> None:
-    value = "hf_" + "x" * 34
-    for name in reading.TOKENS:
-        assert reading.token_place({name: value, "HOME": str(tmp_path)}) == f"in {name}"
-    path = tmp_path / ".cache/huggingface/token"
-    path.parent.mkdir(parents=True)
-    path.write_text(value)
-    assert reading.token_place({"HOME": str(tmp_path)}) == f"in {path}"
-    assert reading.token_place({"HOME": str(tmp_path), "HF_HOME": "/nowhere"}) == ""
-
-
-class Front(http.server.BaseHTTPRequestHandler):
-    """A front page; broken, missing or oddly dated where its path says so."""
-
-    def do_HEAD(self) -> None:
-        self.send_response_only(500 if "broken" in self.path else 404 if "missing" in self.path else 200)
-        self.send_header("Date", "yesterday" if "odd" in self.path else formatdate(usegmt=True))
-        self.end_headers()
-        assert "Authorization" not in self.headers
-
-
-@pytest.fixture
-def front() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Front) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def test_the_hub_is_asked(front: str) -> None:
-    good, missing, broken, odd = (ask_hub(f"{front}/{path}") for path in ("", "missing", "broken", "odd"))
-    assert good.error == "" and good.offset is not None and abs(good.offset) < minimums.DRIFT
-    assert missing.error == ""
-    assert "500" in broken.error
-    assert (odd.error, odd.offset) == ("", None)
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        assert ask_hub(f"http://127.0.0.1:{closed.getsockname()[1]}").error
-
-
-def test_without_online_nothing_goes_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("the network was asked")
-
-    monkeypatch.setattr(reading, "ask_hub", never)
-    assert reading.read_facts(machine.read_host(), 8000, online=False).hub is None
 
 
 def test_who_has_a_port() -> None:
@@ -321,11 +236,11 @@ def test_a_disk_that_is_too_small_for_a_recipe(free: int, served: bool, state: s
 
 def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.suppress(HostError):  # a machine that lacks something says so in the same form
-        command.doctor(fix=False, stack="cpu", online=False, as_json=True)
+        command.doctor(fix=False, stack="cpu", as_json=True)
     value = json.loads(capsys.readouterr().out)
     assert value["stack"] == "cpu" and value["host"]["cores"] >= 1
     assert {"name", "state", "detail", "fix"} == set(value["findings"][0])
-    assert {"docker engine", "disk space", "memory plan", "swap", "Hub token"} <= {f["name"] for f in value["findings"]}
+    assert {"docker engine", "disk space", "memory plan", "swap"} <= {f["name"] for f in value["findings"]}
 
 
 def test_a_spark_without_a_driver_gets_the_table_and_an_error(
@@ -339,26 +254,14 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
     monkeypatch.setattr(command, "needs_of", lambda *_: ModelNeeds(("a/b",), 1 << 60, 0))  # more than any disk has
     monkeypatch.setattr(command, "memory_of", lambda *_: NeededMemory("qwen3.5-122b", 97 * GIB))
     with pytest.raises(HostError, match=r"NVIDIA driver.*disk in all") as caught:
-        command.doctor(fix=False, stack=None, online=False, as_json=False, recipe_name="qwen3.5-122b")
+        command.doctor(fix=False, stack=None, as_json=False, recipe_name="qwen3.5-122b")
     assert caught.value.exit_code == 3
-    out = capsys.readouterr().out
-    assert "none is loaded; 580.65.06 or newer wanted for CUDA 13.0" in out
-    assert "do not apply" not in out
+    assert "MISSING" in capsys.readouterr().out
 
 
 def test_what_a_stack_without_a_lock_wants_is_told(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    stack = manifests.load_stack(PROJECT, "spark-seed-source").model_copy(update={"name": "never-locked"})
+    stack = manifests.load_stack(PROJECT, "spark").model_copy(update={"name": "never-locked"})
     (told,) = rules.lock_of(command.lock_fault(paths, stack))
-    assert (told.name, told.state) == ("lock", "advice")
-    assert told.detail == "saw no such file, wanted a lock: this stack has never been locked"
-    reached = "where PyTorch's own index and github.com can be reached (docs/spark-seed.md)"
-    assert told.fix == f"invoke lock --stack never-locked, {reached}"
+    assert (told.name, told.state) == ("lock", "advice") and told.fix.startswith("invoke lock --stack never-locked")
     assert command.lock_fault(paths, manifests.load_stack(PROJECT, "spark")) is None
-
-
-def test_what_compiles_is_built_where_it_is_to_run() -> None:
-    assert rules.source_build("vllm 0.19.1", "linux/arm64", "linux/arm64") == []
-    (told,) = rules.source_build("vllm 0.19.1", "linux/arm64", "linux/amd64")
-    assert told.detail.startswith("vllm 0.19.1 is compiled on linux/arm64, and this machine is linux/amd64")
-    assert told.fix == "build this stack on a machine of linux/arm64"

@@ -32,7 +32,6 @@ def doctor(
     *,
     fix: bool,
     stack: str | None,
-    online: bool,
     as_json: bool,
     recipe_name: str | None = None,
     stage: str | None = None,
@@ -56,7 +55,7 @@ def doctor(
     recipe = manifests.load_recipe(paths.project, recipe_name or chosen.default_recipe)
     if stage:
         recipe = recipe.model_copy(update={"stage": manifests.load_stage(paths.project, stage).name})
-    facts = read_facts(machine, port_of(recipe), online=online)
+    facts = read_facts(machine, port_of(recipe))
     needed = host.requirements(paths, machine, stack=chosen)
     found = [
         MachineFinding(one.name, "ok" if one.ok else "MISSING", one.detail, one.fix)
@@ -64,8 +63,6 @@ def doctor(
         if one.name != host.GPU_RUNTIME  # the rules know more of it
     ]
     found += rules.lock_of(lock_fault(paths, chosen))
-    if source := chosen.python.source:
-        found += rules.source_build(f"{source.name} {source.version}", chosen.platform, host.this_platform())
     cuda = chosen.gpu.cuda if chosen.gpu else None
     found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda)
     found += rules.known(facts, manifests.load_known_issues(paths.project) if cuda else ())
@@ -80,12 +77,10 @@ def doctor(
         value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": list(map(asdict, found))}
         terminal.show(json.dumps(value, indent=2, sort_keys=True))
     else:
-        rows = [(f.state.replace("n/a", "-"), f.name, f.detail, f.fix) for f in found]
-        terminal.table(("", "what", "found", "to mend it"), rows)
-        if not machine.is_spark:
-            own = (*rules.OF_A_SPARK, rules.PLAN)
-            skipped = [finding.name for finding in found if finding.state == "n/a" and finding.name in own]
-            terminal.show(f"Not a DGX Spark, so these do not apply: {', '.join(skipped)}.")
+        rows = [(f.state, f.name, f.detail, f.fix) for f in found if f.state != "n/a"]
+        terminal.table(("", "what", "found", "how to fix it"), rows)
+        if skipped := [finding.name for finding in found if finding.state == "n/a"]:
+            terminal.show(f"Not applicable here: {', '.join(skipped)} (--json has the reasons).")
     if lacking := [finding.name for finding in found if finding.state == "MISSING"]:
         raise HostError(
             f"this machine lacks: {', '.join(lacking)}",

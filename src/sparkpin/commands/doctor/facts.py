@@ -1,21 +1,18 @@
-"""What is so on this machine, read once. Nothing is changed or started, and the network is asked only on request."""
+"""What is so on this machine, read once. Nothing is changed or started, and the network is not asked."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.core.errors import EngineError
-from sparkpin.fetch.hub_front_page import HUB, Hub, ask_hub
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.gpus import Gpu, Run, read_gpus
 from sparkpin.serve import ports
 
-TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 HOOK = "nvidia-container-runtime-hook"
 
 
@@ -38,21 +35,10 @@ class MachineFacts:
     memory: Mapping[str, int]  # /proc/meminfo in bytes
     port: int
     holder: str  # who listens at the port, "" for nobody
-    token: str  # where one is, not the token
-    synchronized: bool | None  # the clock, None where nobody tells
-    hub: Hub | None = None  # None unless it was asked
     kernel: str = ""  # its release
 
 
-def read_facts(
-    host: machine.Host,
-    port: int,
-    *,
-    online: bool,
-    root: Path = machine.ROOT,
-    run: Run = machine.output,
-    environment: Mapping[str, str] = os.environ,
-) -> MachineFacts:
+def read_facts(host: machine.Host, port: int, *, root: Path = machine.ROOT, run: Run = machine.output) -> MachineFacts:
     engine = None
     with contextlib.suppress(EngineError):
         engine = Engine.connect()
@@ -67,10 +53,7 @@ def read_facts(
         memory=machine.meminfo(root / "proc/meminfo"),
         port=port,
         holder=holder_of(engine, port),
-        token=token_place(environment),
-        synchronized=synchronized(run),
         kernel=machine.text(root / "proc/sys/kernel/osrelease").strip(),
-        hub=ask_hub(environment.get("HF_ENDPOINT") or HUB) if online else None,
     )
 
 
@@ -102,20 +85,3 @@ def cdi_files(root: Path) -> tuple[str, ...]:
     """Absolute paths of the specifications that offer nvidia.com/gpu, where Docker looks for them."""
     found = [path for folder in ("etc/cdi", "var/run/cdi") for path in sorted((root / folder).glob("*"))]
     return tuple(f"/{path.relative_to(root)}" for path in found if "nvidia.com/gpu" in machine.text(path))
-
-
-def token_place(environment: Mapping[str, str]) -> str:
-    """As huggingface_hub finds one: the variables, then the file that `hf auth login` writes."""
-    for name in TOKENS:
-        if environment.get(name, "").strip():
-            return f"in {name}"
-    home = Path(environment.get("HOME") or Path.home())
-    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
-    folder = Path(environment.get("HF_HOME") or cache / "huggingface").expanduser()
-    path = Path(environment.get("HF_TOKEN_PATH") or folder / "token").expanduser()
-    return f"in {path}" if machine.text(path).strip() else ""
-
-
-def synchronized(run: Run) -> bool | None:
-    answer = run(("timedatectl", "show", "--property=NTPSynchronized", "--value"))
-    return {"yes": True, "no": False}.get((answer or "").strip())

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparkpin.build.model_needs import DiskRow, ModelNeeds
-from sparkpin.commands.doctor import minimums
 from sparkpin.commands.doctor.facts import MachineFacts
 from sparkpin.community import known_issues
 from sparkpin.core import terminal
 from sparkpin.core.errors import ManifestError
-from sparkpin.host.gpus import Gpu
 from sparkpin.pins.schema import KnownIssue
 
 State = Literal["ok", "MISSING", "advice", "n/a"]
@@ -24,10 +22,25 @@ RUNTIME = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl 
 CDI = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
 DROP = "sudo sh -c 'sync; echo 3 > /proc/sys/vm/drop_caches'"
 NO_SWAP = "sudo swapoff -a, until the next start; for good, take the swap lines out of /etc/fstab"
-UNPLUG = "shut down, unplug the power supply for a minute, start again"
-CLOCK = "sudo timedatectl set-ntp true"
+# CUDA Toolkit release notes (13.2 Update 2, which lists all releases), table 3 "CUDA Toolkit and Corresponding Driver
+# Versions", Linux: the rows "GA". An update's own driver is newer (13.0 Update 2: 580.95.05); its PTX is the release's.
+MINIMUM_DRIVER = {
+    "13.0": "580.65.06",
+    "12.9": "575.51.03",
+    "12.8": "570.26",
+}
+"""CUDA release -> the driver that has all of it. What the driver itself compiles (FA2's PTX) needs it, whatever "minor
+version compatibility" allows for the rest."""
+CAPABILITY = "12.1"
+"""Of a GB10: NVIDIA's list of CUDA GPUs."""
+DOCKER = (20, 10)
+"""The oldest engine that sparkpin is tested with; `--gpus` is older (19.03)."""
+DOCKER_CDI = (25, 0)
+"""Docker Engine 25.0 release notes: devices of the Container Device Interface (an option until 28.3)."""
+CACHE_SHARE = 0.05
+"""Of all memory: page cache below that is not worth a line of advice."""
 # Rows of a server that shares its memory with a GB10.
-OF_A_SPARK = ("NVIDIA driver", "GPU", "GPU in containers", "power", "page cache", "swap")
+OF_A_SPARK = ("NVIDIA driver", "GPU", "GPU in containers", "page cache", "swap")
 PLAN = "memory plan"
 NO_GPU = {
     "page cache": "the kernel frees it by itself for a server without a GPU",
@@ -59,7 +72,7 @@ def findings(facts: MachineFacts, memory: NeededMemory, cuda: str | None) -> lis
         own = [MachineFinding(name, "n/a", why) for name in (*OF_A_SPARK, PLAN)]
         return [*own, *anywhere(facts)]
     if facts.host.is_spark and cuda:
-        own = [*driver(facts, cuda), *containers(facts), *power(facts.gpus), page_cache(facts, memory), swap(facts)]
+        own = [*driver(facts, cuda), *containers(facts), page_cache(facts, memory), swap(facts)]
     else:
         where = "" if facts.host.is_spark else "not a DGX Spark: "
         why = "images for it are built here, not run" if cuda else "the stack uses no GPU"
@@ -123,16 +136,8 @@ def model(
     return found
 
 
-def source_build(source: str, platform: str, here: str) -> list[MachineFinding]:
-    """Of a stack that compiles a distribution. platform: the stack's; here: this machine's."""
-    if platform == here:
-        return []
-    why = f"{source} is compiled on {platform}, and this machine is {here}: under emulation that takes far too long"
-    return [MachineFinding("source build", "advice", why, f"build this stack on a machine of {platform}")]
-
-
 def anywhere(facts: MachineFacts) -> list[MachineFinding]:
-    return [docker(facts), port(facts), token(facts), *hub(facts), clock(facts)]
+    return [docker(facts), port(facts)]
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -143,9 +148,9 @@ def version(text: str) -> tuple[int, ...]:
 
 def driver_of(cuda: str) -> str:
     """That of the release itself, else of the nearest one below that is known."""
-    known = sorted(minimums.MINIMUM_DRIVER, key=version)
+    known = sorted(MINIMUM_DRIVER, key=version)
     below = [release for release in known if version(release) <= version(cuda)] or known[:1]
-    return minimums.MINIMUM_DRIVER[below[-1]]
+    return MINIMUM_DRIVER[below[-1]]
 
 
 def driver(facts: MachineFacts, cuda: str) -> Iterator[MachineFinding]:
@@ -164,8 +169,8 @@ def driver(facts: MachineFacts, cuda: str) -> Iterator[MachineFinding]:
         yield MachineFinding("GPU", "MISSING", why, "sudo reboot; if it stays so, nvidia-smi tells why")
         return
     gpu = facts.gpus[0]
-    known = gpu.compute_capability == minimums.CAPABILITY
-    other = f"; the images are made for {minimums.CAPABILITY}"
+    known = gpu.compute_capability == CAPABILITY
+    other = f"; the images are made for {CAPABILITY}"
     detail = f"{gpu.name}, compute capability {gpu.compute_capability}{'' if known else other}"
     yield MachineFinding("GPU", "ok" if known else "advice", detail)
 
@@ -176,7 +181,7 @@ def containers(facts: MachineFacts) -> Iterator[MachineFinding]:
     if not (facts.toolkit or facts.hook):
         yield MachineFinding(name, "MISSING", "no nvidia-container-toolkit: containers do not see the GPU", TOOLKIT)
         return
-    by_cdi = bool(facts.cdi) and version(facts.docker.version) >= minimums.DOCKER_CDI
+    by_cdi = bool(facts.cdi) and version(facts.docker.version) >= DOCKER_CDI
     ways = [
         "the runtime nvidia" if "nvidia" in facts.docker.runtimes else "",
         "the toolkit's hook" if facts.hook else "",
@@ -195,26 +200,6 @@ def containers(facts: MachineFacts) -> Iterator[MachineFinding]:
         yield MachineFinding("CDI", "advice", why, CDI)
 
 
-def power(gpus: Sequence[Gpu]) -> Iterator[MachineFinding]:
-    if not gpus:
-        return
-    gpu = gpus[0]
-    busy = gpu.utilization is not None and gpu.utilization >= minimums.BUSY
-    if gpu.slowed:
-        why = f"the GPU is slowed down by {' and '.join(gpu.slowed)}"
-        yield MachineFinding("power", "advice", why, "nvidia-smi -q -d PERFORMANCE")
-    elif busy and gpu.clock is not None and gpu.clock < minimums.STUCK_CLOCK:
-        why = f"busy ({gpu.utilization:.0f} %) at {gpu.clock:.0f} MHz with no reason told: its low-power state"
-        yield MachineFinding("power", "advice", why, UNPLUG)
-    elif gpu.power_limit is not None and gpu.power_max is not None and gpu.power_limit < gpu.power_max:
-        why = f"limited to {gpu.power_limit:.0f} W of {gpu.power_max:.0f} W"
-        yield MachineFinding("power", "advice", why, f"sudo nvidia-smi -pl {gpu.power_max:.0f}")
-    else:
-        limit = "tells no limit" if gpu.power_limit is None else f"{gpu.power_limit:.0f} W allowed"
-        idle = "" if gpu.utilization is None or busy else "; idle, so its clock says nothing"
-        yield MachineFinding("power", "ok", f"{limit}, no slowdown{idle}")
-
-
 def droppable(facts: MachineFacts) -> int:
     """Bytes that `drop_caches` would give back: pages of files (shared memory is none) and what is known of files."""
     value = facts.memory.get
@@ -226,7 +211,7 @@ def page_cache(facts: MachineFacts, memory: NeededMemory) -> MachineFinding:
     weights were read beside a full cache (MiaAI-Lab/Qwen3.8-Flash-Next-Dual-DGX-Sparks#35)."""
     cached, free = droppable(facts), facts.memory.get("MemFree", 0)
     short = memory.needed is not None and memory.needed > free
-    if cached > minimums.CACHE_SHARE * facts.host.memory_total and (short or memory.needed is None):
+    if cached > CACHE_SHARE * facts.host.memory_total and (short or memory.needed is None):
         wants = f", the plan wants {gib(memory.needed)}" if memory.needed is not None else ""
         why = f"{gib(cached)} cache files, {gib(free)} are free{wants}: CUDA has run out while weights were read"
         return MachineFinding("page cache", "advice", why, DROP)
@@ -246,8 +231,8 @@ def docker(facts: MachineFacts) -> MachineFinding:
     seen = facts.docker.version
     if not seen:
         return MachineFinding("Docker version", "advice", "no engine answers yet", "invoke doctor --fix")
-    wanted = ".".join(map(str, minimums.DOCKER))
-    if version(seen) < minimums.DOCKER:
+    wanted = ".".join(map(str, DOCKER))
+    if version(seen) < DOCKER:
         fix = "sudo apt install --only-upgrade docker-ce docker-ce-cli (Docker's packages) or docker.io"
         return MachineFinding("Docker version", "MISSING", f"{seen}; {wanted} or newer wanted", fix)
     where = f", on {facts.docker.elsewhere} (DOCKER_HOST or a context)" if facts.docker.elsewhere else ""
@@ -275,40 +260,6 @@ def port(facts: MachineFacts) -> MachineFinding:
         return MachineFinding(name, "ok", f"taken by {facts.holder}, a server of sparkpin")
     fix = f"stop that, or invoke serve --port {facts.port + 1}"
     return MachineFinding(name, "advice", f"taken by {facts.holder}", fix)
-
-
-def token(facts: MachineFacts) -> MachineFinding:
-    """Its value is read by nobody here."""
-    if facts.token:
-        return MachineFinding("Hub token", "ok", facts.token)
-    why = "none; public repositories need none, gated ones do, and without one the Hub slows down"
-    return MachineFinding("Hub token", "advice", why, "hf auth login, or HF_TOKEN in the environment")
-
-
-def hub(facts: MachineFacts) -> Iterator[MachineFinding]:
-    if facts.hub is None:
-        yield MachineFinding("Hub", "n/a", "not asked: doctor keeps off the network; invoke doctor --online asks")
-    elif facts.hub.error:
-        fix = "look at network, proxy (HTTPS_PROXY) and name servers; what is fetched already serves without it"
-        yield MachineFinding("Hub", "advice", f"{facts.hub.url} is not reached: {facts.hub.error}", fix)
-    else:
-        yield MachineFinding("Hub", "ok", f"{facts.hub.url} answers")
-
-
-def clock(facts: MachineFacts) -> MachineFinding:
-    offset = facts.hub.offset if facts.hub else None
-    if offset is not None:
-        if abs(offset) > minimums.DRIFT:
-            word = "ahead of" if offset > 0 else "behind"
-            why = f"{abs(offset):.0f} s {word} the Hub's: certificates may fail"
-            return MachineFinding("clock", "advice", why, CLOCK)
-        return MachineFinding("clock", "ok", "agrees with the Hub's")
-    if facts.synchronized is False:
-        return MachineFinding("clock", "advice", "not synchronized", CLOCK)
-    if facts.synchronized is None:
-        why = "not checked: nothing here tells; invoke doctor --online compares it with the Hub's"
-        return MachineFinding("clock", "n/a", why)
-    return MachineFinding("clock", "ok", "synchronized")
 
 
 def gib(count: int) -> str:

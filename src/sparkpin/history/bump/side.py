@@ -129,5 +129,5 @@ def require_clock(paths: Paths, locks: list[str], current: Release) -> None:
         seen, wanted = (datetime.fromtimestamp(one, UTC).isoformat(timespec="seconds") for one in (time.time(), newest))
         raise HostError(
             f"the clock of this machine says {seen}, and {name} is from {wanted}",
-            next_step="timedatectl set-ntp true; invoke doctor --online compares the time; then the same command",
+            next_step="sudo timedatectl set-ntp true, then the same command",
         )
