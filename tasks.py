@@ -145,9 +145,9 @@ def client(
     commands.client.client(tool, recipe=recipe, url=url, key=key_env)
 
 
-@task("releases", "ls")
+@task("releases")
 def images(c: Context, *, json: Json = False) -> None:
-    """List the releases with their images; `ls` for short."""
+    """List the releases with their images."""
     commands.releases.images(as_json=json)
 
 

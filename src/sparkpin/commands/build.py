@@ -25,7 +25,7 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None, p
     show(f"# {image.ref}\n{image.dockerfile.rstrip()}\n")
     show("# The build sees these files and no network:")
     for file in image.context:
-        show(f"#   {file.sha256[:12]} {terminal.small_size(file.size):>10}  {file.path}")
+        show(f"#   {file.sha256[:12]} {terminal.size(file.size):>10}  {file.path}")
     show(f"# A release of it runs: {shlex.join(last.argv)}")
     show(f"# Its checkpoint ({' + '.join(last.steps)}): {last.checkpoint_key}")
     if published:

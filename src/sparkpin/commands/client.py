@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from sparkpin.build.pair import pair
 from sparkpin.commands.choose import choose_known
-from sparkpin.commands.command_line import did_you_mean
 from sparkpin.core import terminal
 from sparkpin.core.errors import EngineError, InputError, SparkpinError
+from sparkpin.core.names import did_you_mean
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine

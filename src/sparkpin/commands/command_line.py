@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
 import gc
 import inspect
 import os
@@ -34,6 +33,7 @@ import sparkpin
 from sparkpin.commands import completion
 from sparkpin.core import paths
 from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.names import did_you_mean
 from sparkpin.core.terminal import Told, tame
 
 METAVARS = {
@@ -74,8 +74,8 @@ class SparkpinTask(Task[Any]):
     help and an example. A `tuple[str, ...]` comes last, and takes all words that are left. Options have long names,
     but for those of SHORT: one letter would mean different things."""
 
-    def __init__(self, body: Callable[..., Any], group: str, aliases: Sequence[str]) -> None:
-        super().__init__(body, name=body.__name__.rstrip("_"), aliases=aliases, positional=())
+    def __init__(self, body: Callable[..., Any], group: str) -> None:
+        super().__init__(body, name=body.__name__.rstrip("_"), positional=())
         self.group = group
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -91,8 +91,8 @@ class SparkpinTask(Task[Any]):
         return [TaskArgument(self.name, parameter, types[parameter.name]) for parameter in parameters]
 
 
-def task(group: str, *aliases: str) -> Callable[[Callable[..., Any]], SparkpinTask]:
-    return lambda body: SparkpinTask(body, group, aliases)
+def task(group: str) -> Callable[[Callable[..., Any]], SparkpinTask]:
+    return lambda body: SparkpinTask(body, group)
 
 
 class TaskArgument(Argument):
@@ -385,10 +385,6 @@ def unknown(called: str, word: str, tasks: Iterable[str]) -> InputError:
     kind = "option" if word.startswith("-") else "task"
     step = f"{did_you_mean(word, tasks)}`{called}` alone lists the tasks"
     return InputError(f"{called} has no {kind} {word!r}", next_step=step)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    return "".join(f"did you mean {near}? " for near in difflib.get_close_matches(word, list(known), n=1))
 
 
 def summary(task: SparkpinTask) -> str:

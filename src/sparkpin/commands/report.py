@@ -52,4 +52,4 @@ def write(path: Path, content: bytes, made: Report) -> None:
     with atomic_file(path) as file:
         file.write(content)
     count = terminal.count(sum(len(part.items) for part in made.recipes), "release")
-    terminal.show(f"{path.absolute()}: {count}, {terminal.small_size(len(content))}")
+    terminal.show(f"{path.absolute()}: {count}, {terminal.size(len(content))}")

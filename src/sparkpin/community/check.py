@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from sparkpin.community.mapping import stage_of, templates_of, useless
 from sparkpin.community.release import nearest, release
 from sparkpin.community.render import machines_of, render, served_model, vllm_serve
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError, short
+from sparkpin.core.names import did_you_mean
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model_files import config_here
 from sparkpin.pins import drafters, manifests, schema, vllm_command
@@ -253,7 +253,6 @@ def file_or_name(project: Path, what: str) -> tuple[Path, bool]:
     if path.is_file():
         return path, path.resolve().parent == (project / "recipes").resolve()
     names = [file.stem for file in (project / "recipes").glob("*.yaml")]
-    near = difflib.get_close_matches(path.name.removesuffix(".yaml"), names, n=3)
-    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    guess = did_you_mean(path.name.removesuffix(".yaml"), names, most=3)
     step = f"{guess}`invoke recipe list` has the names; else give a file, a folder or a glob"
     raise InputError(f"no recipe {what!r}", next_step=step)

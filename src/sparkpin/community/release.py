@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
+
+from sparkpin.core.names import did_you_mean
 
 DATA = Path(__file__).parent / "vllm"
 
@@ -73,13 +74,10 @@ def _loaded(version: str, wanted: str) -> VllmRelease:
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.75) -> str:
     """What may have been meant, as the beginning of a hint; "" where nothing is near."""
-    names = list(known)
-    lower = {name.lower(): name for name in reversed(names)}
-    found = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=cutoff if len(word) > 4 else 0.6)
-    return f"did you mean {lower[found[0]]}?" if found else ""
+    return did_you_mean(word, known, cutoff=cutoff if len(word) > 4 else 0.6).rstrip()
 
 
 def nearest_few(word: str, known: Sequence[str]) -> str:
     """As `nearest`, of what has a handful of names: what may have been meant, however far, else all of them."""
-    few = difflib.get_close_matches(word.lower(), known, n=3, cutoff=0.45)
-    return nearest(word, known) or (f"did you mean {' or '.join(few)}?" if few else f"it has {', '.join(known)}")
+    few = did_you_mean(word, known, most=3, cutoff=0.45).rstrip()
+    return nearest(word, known) or few or f"it has {', '.join(known)}"

@@ -5,7 +5,9 @@ Standard library alone: see preflight.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from sparkpin.core.errors import InputError
@@ -19,6 +21,18 @@ def is_plain(path: str) -> bool:
     if not path.isprintable() or "\\" in path or {"", ".", "..", ".git"} & set(parts):
         return False
     return all(len(part.encode()) <= LONGEST for part in parts)
+
+
+def nearest(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """What may have been meant, the likeliest first; small and capital letters are the same here."""
+    lower = {name.lower(): name for name in reversed(list(known))}
+    return [lower[found] for found in difflib.get_close_matches(word.lower(), lower, n=most, cutoff=cutoff)]
+
+
+def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> str:
+    """The same as the beginning of a hint; "" where nothing is near."""
+    found = nearest(word, known, most=most, cutoff=cutoff)
+    return f"did you mean {' or '.join(found)}? " if found else ""
 
 
 def choose(folder: Path, name: str, what: str, suffix: str = ".yaml") -> Path:

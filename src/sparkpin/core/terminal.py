@@ -120,15 +120,19 @@ def colour(title: str, text: str) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes as decimal MB or GB, as Docker prints them."""
+    """Bytes in decimal units, as Docker prints them."""
     if count is None:
         return "-"
+    if count < 100_000:
+        return f"{count / 1e3:.1f} kB" if count >= 1000 else f"{count} B"
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-def small_size(count: int) -> str:
-    """As `size`, but small files do not come to 0.0 MB."""
-    return size(count) if count >= 100_000 else f"{count / 1e3:.1f} kB" if count >= 1000 else f"{count} B"
+def gib(count: int) -> str:
+    """Bytes of memory, in binary units."""
+    if count >= 1 << 30 or not count:
+        return f"{count / (1 << 30):,.2f} GiB"
+    return f"{count / (1 << 20):,.1f} MiB" if count >= 100_000 else f"{count / 1024:,.1f} KiB"
 
 
 def figure(value: float, digits: int = 3) -> str:
@@ -161,9 +165,6 @@ def escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def tame(text: str) -> str:
-    """A text of several lines, which strangers may have had a word in, without what a terminal would obey.
-
-    Tabs and ends of lines stay.
-    """
-    return "".join(c if c in "\n\t" else printable(c) for c in text)
+def tame(text: str, *, keep: str = "\n\t") -> str:
+    """A text that others may have written a part of, without what a terminal would obey. keep: what stays as it is."""
+    return "".join(c if c in keep else printable(c) for c in text)

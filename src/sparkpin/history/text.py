@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from sparkpin.core import terminal
@@ -17,6 +18,7 @@ SIDE = ("name", "key", "recipe", "stage", "stack", "model", "image", "host")  # 
 SHOWN = 20  # paths, where not all are asked for
 KINDS = {"debs": "Debian packages", "wheels": "Python packages", "tools": "tools of the build", "mods": "mods"}
 WORDS = {"up": "up", "down": "down", "changed": "changed", "bytes": "other file", "added": "in", "removed": "out"}
+tame = partial(terminal.tame, keep="\t")  # a line end would make another line
 WIDTH = 80  # of a name and two values that still stand on one line
 
 
@@ -27,11 +29,6 @@ def difference_lines(found: Difference, *, all_files: bool) -> Iterator[str]:
         yield ""
         yield tame(title)
         yield from (tame(f"  {line}".rstrip()) for line in lines)
-
-
-def tame(line: str) -> str:
-    """Names and texts of other people, without what a terminal would obey. Tabs stay."""
-    return "\t".join(map(terminal.printable, line.split("\t")))
 
 
 def head(found: Difference) -> Iterator[str]:

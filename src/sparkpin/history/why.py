@@ -6,7 +6,6 @@ From records alone. Who needs a wheel is in the wheels' own METADATA: it is told
 from __future__ import annotations
 
 import contextlib
-import difflib
 import posixpath
 import zipfile
 import zlib
@@ -20,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from sparkpin.build.context_files import HIDDEN
 from sparkpin.build.record import BuildInput, BuildRecord, layer_file, records_of
+from sparkpin.core import names as known_names
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, printable
@@ -215,7 +215,7 @@ def nearest(image: TracedImage, path: str) -> list[str]:
     start = f"{folder}/" if folder else ""
     beside = {known[len(start) :].split("/")[0] for known in image.seen if known.startswith(start) and known != folder}
     wanted = path[len(start) :].split("/")[0]
-    like = [start + found for found in difflib.get_close_matches(wanted, sorted(beside), n=NEAR)]
+    like = [start + found for found in known_names.nearest(wanted, sorted(beside), most=NEAR)]
     return list(dict.fromkeys([*same[:2], *like, *same]))[:NEAR]
 
 

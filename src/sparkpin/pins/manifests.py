@@ -5,7 +5,6 @@ Each loader returns a frozen model or raises ManifestError (file, key, value see
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -18,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sparkpin.core.errors import WHOLE, InputError, ManifestError
-from sparkpin.core.names import choose
+from sparkpin.core.names import choose, nearest
 from sparkpin.pins.schema import (
     DRAFTER,
     UNRESOLVED,
@@ -281,7 +280,7 @@ def readable_recipe(project: Path, name: str) -> tuple[Recipe | None, list[Manif
     faults = [fault for fault in parsed(Recipe, value, path)[1] if fault.key in value and fault.key not in fields]
     mended = {key: part for key, part in value.items() if key in fields}
     for key in value.keys() - fields.keys():
-        meant = difflib.get_close_matches(str(key), fields.keys() - value.keys(), n=1, cutoff=0.75)
+        meant = nearest(str(key), fields.keys() - value.keys(), cutoff=0.75)
         mended |= dict.fromkeys(meant, value[key])
     if value["name"] != name:
         faults.append(ManifestError(path, "name", value["name"], f"{name!r}, as the file is called"))

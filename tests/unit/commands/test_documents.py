@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from checkout import PROJECT
-from checkout_here import CheckoutHere
 from invoke import Collection
 
 import tasks
@@ -87,35 +86,3 @@ def test_sentences_are_short() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 110
-
-
-MISTAKES = re.findall(
-    r"^    \$ invoke (.+)\n((?:    .+\n)+)", (PROJECT / "docs/usability.md").read_text(), re.MULTILINE
-)
-
-
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> CheckoutHere:
-    return CheckoutHere.make(tmp_path_factory.mktemp("mistakes") / "copy")
-
-
-def said(checkout: CheckoutHere, line: str) -> str:
-    """The error of a line, as the page has it: `invoke` for `sparkpin`, no folder of the test's."""
-    ended = checkout.invoke(*line.split())
-    assert ended.returncode != 0
-    text = (
-        ended.stderr.replace("sparkpin ", "invoke ")
-        .replace("`sparkpin`", "`invoke`")
-        .replace(f"{checkout.folder}/", "")
-        .replace(str(Path.cwd()), ".")
-    )
-    return "".join(f"    {one}\n" for one in text.splitlines())
-
-
-@pytest.mark.parametrize(("line", "page"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_common_mistake_is_answered_as_the_page_says(checkout: CheckoutHere, line: str, page: str) -> None:
-    assert said(checkout, line) == page
-
-
-def test_the_page_has_twenty_mistakes() -> None:
-    assert len(MISTAKES) == 20

@@ -22,42 +22,34 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    "line",
     [
-        ("build --stage v9", ["unknown stage 'v9'", "choose one of: base, head, hybrid, "]),
-        ("build --recipe qwen", ["unknown recipe 'qwen'", "scripted-tiny"]),
-        ("build --stack tpu", ["unknown stack 'tpu'", "cpu"]),
-        ("promote sparkpin/scripted-tiny:base-000000000000", ["unknown release", "invoke"]),
-        ("serve nonsense", ["unknown release 'nonsense'"]),
-        ("serve", ["has no current release", "invoke up"]),
-        ("rollback", ["has no current release", "invoke up"]),
-        ("smoke --stage v9", ["unknown stage 'v9'", "choose one of: "]),
-        ("rollback --recipe qwen", ["unknown recipe 'qwen'", "scripted-tiny"]),
-        ("lock --model my --stack cpu", ["--stack cpu locks that stack only", "--model my"]),
-        ("checkpoint --model scripted-tiny --verify --dry-run", ["--dry-run tells what would"]),
-        ("keep nonsense", ["unknown release 'nonsense'"]),
-        ("attest nonsense", ["unknown release 'nonsense'"]),
-        ("verify nonsense", ["unknown release 'nonsense', and no file of that name"]),
-        ("smoke nonsense", ["unknown release 'nonsense'"]),
-        ("reproduce nonsense", ["unknown release 'nonsense'"]),
-        ("quality --limits --recipe qwen", ["unknown recipe 'qwen'", "scripted-tiny"]),
-        ("quality nonsense", ["unknown release 'nonsense'"]),
-        ("bench --rounds 2", ["--rounds is about --compare", "invoke bench --compare A B --rounds 2"]),
-        ("bench --rounds 0", ["--rounds is about --compare", "next: invoke bench --compare A B, of two "]),
-        ("bench --compare a --dry-run", ["--compare a: with which release?", "invoke bench --compare a TAG"]),
-        ("bench --compare x y --rounds 0", ["next: invoke bench --compare x y --rounds "]),
-        ("checkpoint --model scripted-tiny --recipe scripted-tiny", ["goes without --recipe and --stack"]),
-        ("recipe lsit", ["saw 'lsit'", "choose one of: list, check, show, import, export"]),
-        ("recipe import a b", ["invoke recipe import does not take 'b'"]),
-        ("recipe show", ["invoke recipe show: of which?", "next: invoke recipe show FILE|NAME"]),
-        ("recipe check scripted-tin", ["no recipe 'scripted-tin'", "did you mean scripted-tiny"]),
+        "build --stage v9",
+        "build --recipe qwen",
+        "build --stack tpu",
+        "promote sparkpin/scripted-tiny:base-000000000000",
+        "serve",
+        "serve nonsense",
+        "rollback",
+        "rollback --recipe qwen",
+        "smoke --stage v9",
+        "smoke nonsense",
+        "lock --model my --stack cpu",
+        "keep nonsense",
+        "verify nonsense",
+        "reproduce nonsense",
+        "quality nonsense",
+        "bench --rounds 2",
+        "bench --compare a --dry-run",
+        "recipe lsit",
+        "recipe import a b",
+        "recipe show",
+        "recipe check scripted-tin",
     ],
 )
-def test_a_wrong_name_is_one_clear_error(
-    home: Path, line: str, said: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = typed(line, capsys)
-    assert code == 2 and all(part in err for part in [*said, "next: "])
+def test_a_wrong_name_is_one_clear_error(home: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = typed(line, capsys)
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("next: ") == 1
     assert not (home / "releases").exists()
 
 
@@ -68,21 +60,17 @@ def test_a_home_or_cache_that_is_no_folder_is_not_taken_for_an_empty_one(
     file, dangling = tmp_path / "file", tmp_path / "dangling"
     file.write_text("not a folder")
     dangling.symlink_to(tmp_path / "away")
-    for env, said, step in (
-        ({"SPARKPIN_HOME": file}, f"SPARKPIN_HOME: saw {file}, wanted a folder\n", "unset SPARKPIN_HOME\n"),
-        ({"SPARKPIN_HOME": dangling}, f"SPARKPIN_HOME: saw {dangling}, wanted a folder\n", "unset SPARKPIN_HOME\n"),
-        ({"SPARKPIN_CACHE": file / "x"}, f"saw {file}/x, wanted a folder: {file} is in the way", "SPARKPIN_CACHE\n"),
-        (
-            {"SPARKPIN_HOME": "", "XDG_DATA_HOME": file},
-            f"SPARKPIN_HOME (not set): saw {file}/sparkpin, wanted a folder: {file} is in the way",
-            "next: export SPARKPIN_HOME=FOLDER\n",
-        ),
+    for env in (
+        {"SPARKPIN_HOME": file},
+        {"SPARKPIN_HOME": dangling},
+        {"SPARKPIN_CACHE": file / "x"},
+        {"SPARKPIN_HOME": "", "XDG_DATA_HOME": file},
     ):
         with monkeypatch.context() as patch:
             for name, value in env.items():
                 patch.setenv(name, str(value))
             code, out, err = typed(task, capsys)
-        assert (code, out) == (2, "") and said in err and err.endswith(step), env
+        assert (code, out) == (2, "") and next(iter(env)) in err, env
     assert file.read_text() == "not a folder" and not (tmp_path / "away").exists()
 
 
@@ -91,7 +79,7 @@ def test_a_home_that_cannot_be_made_is_one_clear_error(
 ) -> None:
     monkeypatch.setenv("SPARKPIN_HOME", "/proc/nope")
     code, _, err = typed("report", capsys)
-    assert code == 11 and "error: cannot write to /proc/nope" in err and "SPARKPIN_HOME to folders of " in err
+    assert code == 11 and "/proc/nope" in err
 
 
 @pytest.mark.parametrize(("instead", "named"), [('"sha1"', ""), ('"\\u001b[2J": 1, "sha256"', "\\x1b[2J")])
@@ -108,7 +96,7 @@ def test_a_lock_that_is_damaged_stops_every_build_and_cannot_reach_the_terminal(
     path.write_text(path.read_text().replace('"sha256"', instead, 1))
     code, _, err = typed("build", capsys)
     assert code == 4 and f"pins/stacks/cpu.lock: debs.0.{named}" in err and "\x1b" not in err
-    assert "\n  next: " in err and "invoke lock --stack cpu" in err
+    assert "invoke lock --stack cpu" in err
 
 
 def test_an_engine_that_is_named_and_down_is_one_clear_error(
@@ -116,7 +104,7 @@ def test_an_engine_that_is_named_and_down_is_one_clear_error(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     code, _, err = typed("images", capsys)
-    assert code == 3 and "/nowhere/docker.sock" in err and "next: " in err
+    assert code == 3 and "/nowhere/docker.sock" in err
 
 
 def test_render_prints_a_dockerfile_and_its_key_does_not_depend_on_the_checkout(

@@ -26,6 +26,7 @@ from memory_samples import (
 
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.terminal import gib
 from sparkpin.fetch.tinymodel import network
 from sparkpin.fetch.tinymodel.vocabulary import vocabulary
 from sparkpin.pins.vllm_flags import AUTO
@@ -33,7 +34,7 @@ from sparkpin.serve.memory import estimates
 from sparkpin.serve.memory.cache import FORMATS, group_counts, lay_out, slot_bytes, split
 from sparkpin.serve.memory.estimates import activations, graphs
 from sparkpin.serve.memory.geometry import read_geometry
-from sparkpin.serve.memory.plan import Machine, gib, make_plan
+from sparkpin.serve.memory.plan import Machine, make_plan
 from sparkpin.serve.memory.recipe import as_if
 from sparkpin.serve.memory.settings import GIB, Settings, read_settings
 from sparkpin.serve.memory.text import log_line, memory_rows, title, to_json

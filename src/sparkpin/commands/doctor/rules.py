@@ -12,10 +12,10 @@ from sparkpin.commands.doctor.facts import MachineFacts
 from sparkpin.community import known_issues
 from sparkpin.core import terminal
 from sparkpin.core.errors import ManifestError
+from sparkpin.core.terminal import gib
 from sparkpin.pins.schema import KnownIssue
 
 State = Literal["ok", "MISSING", "advice", "n/a"]
-GIB = 1 << 30
 UPDATE = "sudo apt update && sudo apt dist-upgrade, then sudo reboot (DGX OS brings driver and firmware)"
 TOOLKIT = "sudo apt install nvidia-container-toolkit"
 RUNTIME = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
@@ -260,7 +260,3 @@ def port(facts: MachineFacts) -> MachineFinding:
         return MachineFinding(name, "ok", f"taken by {facts.holder}, a server of sparkpin")
     fix = f"stop that, or invoke serve --port {facts.port + 1}"
     return MachineFinding(name, "advice", f"taken by {facts.holder}", fix)
-
-
-def gib(count: int) -> str:
-    return f"{count / GIB:.1f} GiB"

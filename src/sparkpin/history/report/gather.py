@@ -14,6 +14,7 @@ from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
 from sparkpin.core import terminal
 from sparkpin.core.errors import ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import gib
 from sparkpin.evidence import builders
 from sparkpin.evidence.signing import Keys
 from sparkpin.fetch import model as hub
@@ -41,7 +42,7 @@ from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import SBOM, SIGNATURE, Release, Releases, now, read_json
 from sparkpin.releases.rollback import landing
-from sparkpin.serve.memory.plan import SEE_BELOW, MemoryPlan, gib
+from sparkpin.serve.memory.plan import SEE_BELOW, MemoryPlan
 from sparkpin.serve.memory.text import log_line
 from sparkpin.serve.memory_limit import plan_of
 

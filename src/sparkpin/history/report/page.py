@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from sparkpin.core import terminal
 from sparkpin.core.tags import OURS
+from sparkpin.core.terminal import gib
 from sparkpin.history.report.drawing import draw, draw_limit, draw_shares
 from sparkpin.history.report.facts import Item, Report
-from sparkpin.serve.memory.plan import gib
 
 TITLE = "<title>sparkpin: releases"
 """How a page is known as one."""

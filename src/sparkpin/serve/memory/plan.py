@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sparkpin.core.terminal import gib
 from sparkpin.pins.vllm_flags import AUTO
 from sparkpin.serve.memory import estimates
 from sparkpin.serve.memory.cache import FORMATS, Cache, lay_out
 from sparkpin.serve.memory.geometry import Geometry
-from sparkpin.serve.memory.settings import GIB, LONG, Settings
+from sparkpin.serve.memory.settings import LONG, Settings
 from sparkpin.serve.memory.weights import HEAD, WeightKind
 
 SEE_BELOW = "see below"  # in the tables of `invoke plan`
@@ -273,10 +274,3 @@ def notes(
     if saved > 0 and settings.ranks == 1:
         found.append(f"the INT8 LM head saves {gib(saved)}; while loading, both are there")
     return found
-
-
-def gib(count: int) -> str:
-    """Or a smaller unit, where GiB would show nothing."""
-    if count >= GIB or not count:
-        return f"{count / GIB:,.2f} GiB"
-    return f"{count / (1 << 20):,.1f} MiB" if count >= 100_000 else f"{count / 1024:,.1f} KiB"

@@ -13,6 +13,7 @@ from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, InputError, ManifestError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import gib
 from sparkpin.fetch import model
 from sparkpin.host import machine as host
 from sparkpin.pins import cache_types, manifests, schema, vllm_command
@@ -24,7 +25,7 @@ from sparkpin.pins.wheel_layers import normal
 from sparkpin.serve.memory import estimates
 from sparkpin.serve.memory import text as words
 from sparkpin.serve.memory.geometry import Geometry, read_geometry
-from sparkpin.serve.memory.plan import Machine, MemoryPlan, gib, make_plan
+from sparkpin.serve.memory.plan import Machine, MemoryPlan, make_plan
 from sparkpin.serve.memory.settings import Platform, Settings, read_settings
 from sparkpin.serve.memory.weights import Loading, weigh
 

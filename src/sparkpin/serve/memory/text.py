@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from sparkpin.serve.memory.plan import Capacity, MemoryPlan, gib
+from sparkpin.core.terminal import gib
+from sparkpin.serve.memory.plan import Capacity, MemoryPlan
 
 Row = tuple[str, ...]
 MEMORY = ("what", "size", "known from", "note")
