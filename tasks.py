@@ -16,19 +16,21 @@ from sparkpin.commands.command_line import take_over, task
 from sparkpin.core.paths import project_folder
 from sparkpin.serve.address import AddressOptions
 
-Recipe = Annotated[str | None, "recipe of recipes/ (default: the one of the stack)"]
+Recipe = Annotated[str | None, "recipe of recipes/ (default: the stack's)"]
 Stage = Annotated[str | None, "stage of stages/ (default: the recipe's)"]
 Stack = Annotated[str | None, "stack of pins/stacks/ (default: the one for this machine)"]
 Json = Annotated[bool, "machine-readable"]
 Drain = Annotated[
-    int | None, "seconds to wait for requests under way before another server takes the port (default: 30)", 60
+    int | None, "seconds that running requests get to finish before the server is replaced (default: 30)", 60
 ]
 Published = Annotated[bool, "from the shapes that are published of the model, before it is locked: no Hub is asked"]
-Link = Annotated[str | None, "interface, address or network between them (default: as before, else the only one)"]
-SharedLink = Annotated[bool, "take the link though others are on it"]
-Trust = Annotated[bool, "build an imported release, too: its steps run as root"]
+Link = Annotated[
+    str | None, "interface, address or network that connects them (default: the last one used, else the only one)"
+]
+SharedLink = Annotated[bool, "allow a link that other machines share (insecure)"]
+Trust = Annotated[bool, "also build an imported release: its steps run as root"]
 Authority = Annotated[str, "PEM file of the registry's own certificate authority"]
-Signed = Annotated[bool, "what is not signed by somebody whom allowed_signers names is wrong"]
+Signed = Annotated[bool, "fail unless somebody whom allowed_signers names has signed it"]
 
 
 @task("serve")
@@ -39,11 +41,11 @@ def up(
     recipe: Recipe = None,
     stack: Stack = None,
     no_smoke: Annotated[bool, "build only"] = False,
-    serve: Annotated[bool, "serve the last stage as soon as its smoke test passed; the others come after it"] = False,
-    yes: Annotated[bool, "fetch the model's files without a question"] = False,
-    from_: Annotated[str, "take what is published there and signed, and build the rest", "oci://HOST/NAME"] = "",
+    serve: Annotated[bool, "serve the last stage as soon as it has passed; the others are tested after it"] = False,
+    yes: Annotated[bool, "fetch the model's files without asking"] = False,
+    from_: Annotated[str, "fetch what is published there and signed, and build the rest", "oci://HOST/NAME"] = "",
     ca: Authority = "",
-    dry_run: Annotated[bool, "say it only"] = False,
+    dry_run: Annotated[bool, "print what would be done, and change nothing"] = False,
 ) -> None:
     """The main job: lock, fetch, build, checkpoint and smoke."""
     commands.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run, yes=yes, serve=serve,
@@ -53,33 +55,39 @@ def up(
 @task("serve")
 def serve(
     c: Context,
-    tag: Annotated[str | None, "release to serve (default: the current one of the recipe)"] = None,
+    tag: Annotated[str | None, "release to serve (default: the recipe's current one)"] = None,
     *,
     recipe: Recipe = None,
     stack: Stack = None,
-    port: Annotated[int | None, "port on this machine (default: as before, else the recipe's)", 8001] = None,
+    port: Annotated[int | None, "port on this machine (default: the last one used, else the recipe's)", 8001] = None,
     host: Annotated[
-        str | None, "address to listen on (default: as before, else 127.0.0.1); a wider one wants an API key of clients"
+        str | None, "address to listen on (default: the last one used, else 127.0.0.1); others require an API key"
     ] = None,
-    tls_cert: Annotated[str | None, "PEM file of a certificate (default: as before; `none`: plain HTTP)"] = None,
-    tls_key: Annotated[str | None, "PEM file of its key"] = None,
+    tls_cert: Annotated[
+        str | None, "PEM file of a TLS certificate (default: the last one used; none: plain HTTP)"
+    ] = None,
+    tls_key: Annotated[str | None, "PEM file of the certificate's key"] = None,
     allow: Annotated[
-        str | None, "further paths of vLLM that clients may ask (default: as before; `none`)", "/v1/embeddings,/score"
+        str | None,
+        "more paths of vLLM to open to clients, such as /v1/embeddings,/score (default: the last ones; none: no more)",
+        "/v1/embeddings,/score",
     ] = None,
     limit: Annotated[
         str | None,
-        "limits of docs/serving.md that are to be others (default: as before; `none`)",
+        "limits to override, such as requests=64,restarts=3 (docs/serving.md; default: the last ones; none: no more)",
         "requests=64,restarts=3",
     ] = None,
     nodes: Annotated[
-        str | None, "machines of a release that is for several (default: as before)", "here,ssh://me@spark2"
+        str | None,
+        "machines for a release that needs several, such as here,ssh://me@spark2 (default: the last ones)",
+        "here,ssh://me@spark2",
     ] = None,
     link: Link = None,
     shared_link: SharedLink = False,
     drain: Drain = None,
-    unit: Annotated[bool, "print a systemd unit that does this after a reboot, and serve nothing now"] = False,
+    unit: Annotated[bool, "print a systemd unit that serves it after a reboot; serve nothing now"] = False,
 ) -> None:
-    """Serve a release, in the place of what is served of its recipe."""
+    """Serve a release, replacing the recipe's running server."""
     options = AddressOptions(port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, allow=allow, limit=limit)
     commands.serve.serve(
         recipe=recipe,
@@ -98,10 +106,10 @@ def status(
     *,
     json: Json = False,
     env: Annotated[bool, 'print OPENAI_BASE_URL and the key for a shell: eval "$(invoke status --env)"'] = False,
-    recipe: Annotated[str | None, "with --env: whose server (default: the one that runs)"] = None,
-    watch: Annotated[int | None, "again each so many seconds, until Ctrl-C", 2] = None,
+    recipe: Annotated[str | None, "with --env: the recipe whose server is meant (default: the running one)"] = None,
+    watch: Annotated[int | None, "repeat every so many seconds, until Ctrl-C", 2] = None,
 ) -> None:
-    """Say what is served, how it is, and why it died."""
+    """Print what is served, its health and load, and why it died."""
     commands.status.status(as_json=json, env=env, recipe=recipe, watch=watch)
 
 
@@ -109,17 +117,19 @@ def status(
 def logs(
     c: Context,
     *,
-    recipe: Annotated[str | None, "whose server (default: the one that runs)"] = None,
-    lines: Annotated[int, "how many of the last (default: 100)"] = 100,
-    follow: Annotated[bool, "go on as they come"] = False,
+    recipe: Annotated[str | None, "recipe whose server is meant (default: the running one)"] = None,
+    lines: Annotated[int, "how many of the last lines (default: 100)"] = 100,
+    follow: Annotated[bool, "keep printing new lines, until Ctrl-C"] = False,
 ) -> None:
-    """Print what a server has written, health checks left out."""
+    """Print a server's log, without health checks."""
     commands.status.logs(recipe=recipe, lines=lines, follow=follow)
 
 
 @task("serve")
 def stop(
-    c: Context, *, recipe: Annotated[str | None, "whose server (default: each that runs of this home)"] = None
+    c: Context,
+    *,
+    recipe: Annotated[str | None, "recipe whose server to stop (default: all of this data directory)"] = None,
 ) -> None:
     """Stop what `serve` started."""
     commands.serve.stop(recipe=recipe)
@@ -133,13 +143,11 @@ def client(
         "claude, cline, codex, continue, litellm, llm, open-webui, openai or opencode (default: list them)",
     ] = "",
     *,
-    recipe: Annotated[str | None, "whose server (default: the one that runs, else that of the stack)"] = None,
+    recipe: Annotated[str | None, "recipe whose server is meant (default: the running one, else the stack's)"] = None,
     url: Annotated[
-        str, "how the client reaches it, such as http://spark.local:8000/v1 (default: as this machine does)"
+        str, "the server's URL for the client, such as http://spark.local:8000/v1 (default: as on this machine)"
     ] = "",
-    key_env: Annotated[
-        str, "variable of the client's environment with the API key (default: no key is asked for)"
-    ] = "",
+    key_env: Annotated[str, "environment variable that holds the API key at the client (default: none)"] = "",
 ) -> None:
     """Print a configuration for a tool, or list the tools."""
     commands.client.client(tool, recipe=recipe, url=url, key=key_env)
@@ -157,8 +165,8 @@ def promote(
     tag: Annotated[str, "release that passed its smoke test"],
     *,
     recipe: Recipe = None,
-    accept_loss: Annotated[str, "why it may lose more than its stage allows; kept with the release"] = "",
-    deep: Annotated[bool, "hash all of its checkpoint, not only small files and those with another time"] = False,
+    accept_loss: Annotated[str, "why it may lose more quality than its stage allows; recorded with the release"] = "",
+    deep: Annotated[bool, "hash its whole checkpoint, not only small files and those whose time has changed"] = False,
 ) -> None:
     """Make a release the current one of its recipe."""
     commands.releases.promote(tag, recipe=recipe, accept_loss=accept_loss, deep=deep)
@@ -169,12 +177,12 @@ def rollback(
     c: Context,
     *,
     recipe: Recipe = None,
-    to: Annotated[str, "release that was current before, to go back to at once (default: the one current last)"] = "",
-    serve: Annotated[bool, "serve it, too; where it does not become ready, nothing has changed"] = False,
+    to: Annotated[str, "an earlier current release to go back to (default: the previous one)"] = "",
+    serve: Annotated[bool, "also serve it; if it does not become ready, nothing changes"] = False,
     drain: Drain = None,
-    dry_run: Annotated[bool, "say where it goes and what differs, and change nothing"] = False,
+    dry_run: Annotated[bool, "print which release it would be and what differs, and change nothing"] = False,
 ) -> None:
-    """Back to what was current before; once more: one further back."""
+    """Restore the previous release; repeat to go further back."""
     commands.releases.rollback(recipe=recipe, to=to, serve_it=serve, drain=drain, dry_run=dry_run)
 
 
@@ -184,9 +192,9 @@ def keep(
     tag: Annotated[str, "release to keep"],
     *,
     note: Annotated[str, "why, in one line"] = "",
-    remove: Annotated[bool, "no longer: `prune` may remove it again"] = False,
+    remove: Annotated[bool, "stop keeping it: `prune` may remove it again"] = False,
 ) -> None:
-    """Keep a release, whatever `prune` is told."""
+    """Protect a release from `prune`."""
     commands.releases.keep(tag, note=note, remove=remove)
 
 
@@ -196,17 +204,15 @@ def prune(
     *,
     keep: Annotated[
         int,
-        "releases to keep of each recipe (default: 5): the current one, the one to roll back to, those that passed, "
-        "the others; newest first. What is current, was current last before, passed last, is kept by `keep` or in use "
-        "stays even beyond that",
+        "releases to keep per recipe (default: 5); current, previous, kept and in-use ones always stay",
     ] = 5,
-    dry_run: Annotated[bool, "say what would go, what stays and why, and the bytes that it would free"] = False,
-    store: Annotated[bool, "remove fetched files, too, that no lock and no remaining release needs"] = False,
+    dry_run: Annotated[bool, "print what would be removed, and change nothing"] = False,
+    store: Annotated[bool, "also remove fetched files that no lock and no remaining release needs"] = False,
     build_cache: Annotated[
-        bool, "clear the engine's build cache, too, of everybody's builds: the engine does not tell whose it is"
+        bool, "also clear the engine's build cache, including that of other projects' builds"
     ] = False,
 ) -> None:
-    """Remove old releases and say what that freed."""
+    """Remove old releases, and print the space that was freed."""
     commands.prune.prune(keep=keep, dry_run=dry_run, store=store, build_cache=build_cache)
 
 
@@ -220,7 +226,7 @@ def diff(
     json: Json = False,
     exit_code: Annotated[bool, "end with 1 when they differ"] = False,
 ) -> None:
-    """Say what changed between two releases."""
+    """Print what changed between two releases."""
     if commands.history.diff(before, after, all_files=files, as_json=json) and exit_code:
         raise Exit(code=1)
 
@@ -327,7 +333,7 @@ def quality(
     fetch: Annotated[bool, "install lm-eval and fetch the tasks' data first (network)"] = False,
     json: Json = False,
 ) -> None:
-    """Measure what a release lost against another."""
+    """Compare quality with the parent stage."""
     from sparkpin.measure.quality.standard import wanted_of
 
     if limits:
@@ -356,7 +362,7 @@ def prove(
     resume: Annotated[bool, "go on with a run that was broken off"] = False,
     json: Json = False,
 ) -> None:
-    """Hunt for answers that a cache, company or drafts change."""
+    """Check that caches, concurrency and drafts change no answer."""
     asked = commands.prove.ProveOptions(
         model=model,
         key=key_env,
@@ -446,13 +452,13 @@ def bisect(
     *,
     good: Annotated[str, "release whose check is good"],
     bad: Annotated[str, "release whose check is bad"],
-    check: Annotated[str, "command of a shell (docs/bisect.md): 0 is good, 125 cannot be told, any other bad"],
+    check: Annotated[str, "shell command (docs/bisect.md): 0 is good, 125 inconclusive, any other code bad"],
     serve: Annotated[bool, "start a server for each trial: its address is SPARKPIN_ENDPOINT"] = False,
     unstarted_is_bad: Annotated[bool, "with --serve: a server that does not start is bad, not unresolved"] = False,
     limit: Annotated[int, "seconds that the check may take (default: 1800)"] = 1800,
     dry_run: Annotated[bool, "show what would be built and tested, and do nothing"] = False,
 ) -> None:
-    """Find the change between two releases that turns a check."""
+    """Find the change between two releases that makes a check fail."""
     commands.bisect.bisect(
         good=good, bad=bad, check=check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit, dry_run=dry_run
     )
@@ -464,7 +470,8 @@ def bump(
     *,
     stack: Stack = None,
     what: Annotated[
-        Literal["all", "vllm", "python", "debian", "model"], "of what: vllm, python, debian or model (default: all)"
+        Literal["all", "vllm", "python", "debian", "model"],
+        "update only this component: vllm, python, debian or model (default: all)",
     ] = "all",
     to: Annotated[
         str, "a version that the stack is to pin, such as vllm==0.34.0; --apply writes it into its file"
@@ -576,8 +583,8 @@ def recipe(
     c: Context,
     action: Annotated[
         Literal["list", "check", "show", "import", "export"],
-        "list: those of recipes/; check: find mistakes; show: the command and environment that would run, with where "
-        "each word is from; import: take a recipe of spark-vllm-docker or sparkrun over; export: write one for them, "
+        "list: those of recipes/; check: find mistakes; show: the command and environment that would run, and where "
+        "each word comes from; import: convert a recipe of spark-vllm-docker or sparkrun; export: write one for them, "
         "with our image",
     ],
     what: Annotated[
@@ -591,8 +598,8 @@ def recipe(
         str | None, "import, check and show of a file: stack of pins/stacks/ (default: its container's)"
     ] = None,
     stage: Annotated[str | None, "show, import, export: stage of stages/ (default: base; the recipe's)"] = None,
-    no_lock: Annotated[bool, "import: ask no Hub for the model's commit"] = False,
-    dry_run: Annotated[bool, "import: say it only"] = False,
+    no_lock: Annotated[bool, "import: do not ask the Hub for the model's commit"] = False,
+    dry_run: Annotated[bool, "import: print the new recipe, and write nothing"] = False,
     json: Annotated[bool, "check, show: machine-readable"] = False,
     format: Annotated[Literal["v1", "v2"], "export: for spark-vllm-docker or for sparkrun (default: v1)"] = "v1",
     output: Annotated[str, "export: file to write (default: print it)"] = "",
@@ -662,7 +669,7 @@ def inspect(
 def why(
     c: Context, tag: Annotated[str, "release"], path: Annotated[str, "in its image"], *, json: Json = False
 ) -> None:
-    """Say which lock entry, stage and layer a file comes from."""
+    """Print which lock entry, stage and layer a file comes from."""
     commands.history.why(tag, path, as_json=json)
 
 
@@ -738,7 +745,7 @@ def doctor(
     *,
     fix: Annotated[bool, "install what is missing and start an engine"] = False,
     stack: Stack = None,
-    recipe: Annotated[str | None, "what this recipe needs, too: its stack, its model, disk, memory, GPU"] = None,
+    recipe: Annotated[str | None, "also check what this recipe needs: stack, model, disk, memory, GPU"] = None,
     stage: Stage = None,
     json: Json = False,
 ) -> None:
@@ -752,9 +759,9 @@ def doctor(
 def test(
     c: Context,
     *,
-    fast: Annotated[bool, "the unit tests alone: no engine, no images"] = False,
+    fast: Annotated[bool, "only the unit tests: no engine, no images"] = False,
     all: Annotated[bool, "every test"] = False,
-    rest: Annotated[bool, "what `invoke test` leaves out"] = False,
+    rest: Annotated[bool, "the tests that `invoke test` leaves out"] = False,
     select: Annotated[str, "pytest's -k expression"] = "",
 ) -> None:
     """Run the unit tests, and the main job for real."""

@@ -37,40 +37,48 @@ from sparkpin.core.names import did_you_mean
 from sparkpin.core.terminal import Told, tame
 
 METAVARS = {
+    "allow": "PATHS",
     "bad": "TAG",
     "ca": "FILE",
     "compare": "A",
+    "drain": "SECONDS",
     "from": "PLACE",
     "good": "TAG",
     "keep": "COUNT",
     "lines": "COUNT",
+    "nodes": "MACHINES",
     "out": "FILE",
     "output": "FILE",
     "rounds": "COUNT",
+    "source": "PLACE",
     "subject": "TAG|FILE|.venv",
+    "tls-cert": "FILE",
+    "tls-key": "FILE",
+    "tool": "TOOL",
+    "key-env": "NAME",
+    "watch": "SECONDS",
+    "what": "FILE|NAME",
     "bump hold": "DAYS",
     "bump what": "PART",
     "bump to": "NAME==VERSION",
     "copy to": "ENGINE",
     "publish to": "PLACE",
-    "source": "PLACE",
     "copy link": "ADDRESS",
-    "rollback to": "TAG",
-    "tool": "TOOL",
-    "watch": "SECONDS",
-    "what": "FILE|NAME",
     "recipe what": "FILE|NAME ...",
+    "rollback to": "TAG",
+    "bisect limit": "SECONDS",
+    "serve limit": "LIMITS",
     "prove what": "TAG|URL",
 }
-HOW_MUCH = {"quiet": "no lines of progress", "verbose": "more of them; the traceback of an error"}  # -q, -v: every task
+HOW_MUCH = {"quiet": "print no progress", "verbose": "print more, and the traceback of an error"}  # -q, -v: every task
 SHORT = {"output": "o", "follow": "f", "lines": "n"}
 ALONE = {"--watch": "2", "--schedule": "systemd"}  # what an option without its value stands for
 WIDTH = 80
 
 
 class SparkpinTask(Task[Any]):
-    """A task whose signature is its line: what stands before `*` is positional, and may be left out where it has a
-    default; what follows is an option, and must be given where it has none. `Annotated[int, "what it is", 8001]`: its
+    """A task whose signature is its line: what stands before `*` is positional, and may be omitted where it has a
+    default; what follows is an option, and is required where it has none. `Annotated[int, "what it is", 8001]`: its
     help and an example. A `tuple[str, ...]` comes last, and takes all words that are left. Options have long names,
     but for those of SHORT: one letter would mean different things."""
 
@@ -136,7 +144,7 @@ class TaskArgument(Argument):
         return self.metavar if self.positional else f"{flags} {self.metavar}" if self.takes_value else flags
 
     def take(self, value: str) -> None:
-        """InputError for none of the choices, and for no number where one is wanted: invoke's conversion of it ends in
+        """InputError for a word that is none of the choices, or no number: invoke's own conversion of that ends in
         a traceback."""
         if self.choices and value not in self.choices:
             known = ", ".join(filter(None, self.choices))
@@ -356,18 +364,11 @@ class Line:
         return InputError(f"{self.called} {task.name} does not take {word!r}", next_step=step)
 
     def meant(self, task: ParserContext, word: str) -> str:
-        """By a word too many: the name or the file that an option wants, a release where none is, the next task."""
+        """By a word too many: the option that takes such a name, else the next task."""
         name = Path(word).name.removesuffix(".yaml")
-        named = [kind for kind in completion.FOLDERS if f"--{kind}" in task.flags and name in completion.names(kind)]
-        file = next((flag for flag in ("--output", "--out") if flag in task.flags), "")
-        own = f"{self.called} {task.name}"
-        if named:
-            return f"{own} --{named[0]} {name}, or "
-        if file and (Path(word).suffix or "/" in word):
-            return f"{own} {file} {word}, or "
-        is_tag = ":" in word or word in (*completion.values("tag", ()), *completion.names("stage"))
-        if is_tag and "--recipe" in task.flags and "tag" not in task.args:
-            return f"{task.name} takes no TAG; {own} --recipe RECIPE, or "
+        for kind in completion.FOLDERS:
+            if f"--{kind}" in task.flags and name in completion.names(kind):
+                return f"{self.called} {task.name} --{kind} {name}, or "
         near = did_you_mean(word, self.tasks)
         return f"{near}or " if near else ""
 
