@@ -41,10 +41,6 @@ def choose(folder: Path, name: str, what: str, suffix: str = ".yaml") -> Path:
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or not is_plain(path.name) or not path.is_file():
         names = [file.name.removesuffix(suffix) for file in folder.glob(f"*{suffix}")]
         if name in names:
-            raise InputError(
-                f"{path}: saw the name {name!r}, wanted small letters, digits, '.' and '-', the first no mark",
-                next_step=f"rename the file, and use its new name for the {what}",
-            )
-        known = ", ".join(sorted(names))
-        raise InputError(f"unknown {what} {name!r}", next_step=f"choose one of: {known}")
+            raise InputError(f"{path}: a name has small letters, digits, '.' and '-'", next_step="rename the file")
+        raise InputError(f"unknown {what} {name!r}", next_step=f"choose one of: {', '.join(sorted(names))}")
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence, Set
@@ -37,10 +38,10 @@ def show(text: str = "") -> None:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: str | None = None) -> None:
     """A table on standard output. It is never cut: a tag that cannot be copied is of no use. Where it is wider than the
-    terminal, or than COLUMNS, or in a pipe than 80, the columns of WRAPPED take several lines, and then titles do; the
-    others keep their width, so lines may be longer. A table with a column of STRICT never is: there those of FOLDED
-    take several lines, too, and long words. spare: the column that is left out before that, and told as such. States
-    have colours on a terminal, unless there is NO_COLOR.
+    terminal, or than COLUMNS, or in a pipe than 80, the columns of WRAPPED take several lines; the others keep their
+    width, so lines may be longer. A table with a column of STRICT never is: there those of FOLDED take several lines,
+    too, and long words. spare: the column that is left out before that, which is said. States have colours on a
+    terminal, unless there is NO_COLOR.
     """
     from rich import box
     from rich.cells import cell_len
@@ -48,47 +49,36 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: st
     from rich.table import Table
     from rich.text import Text
 
-    # A str would be read as markup.
-    cells = [
-        [
-            Text(text := "" if cell is None else str(cell), colour(title, text))
-            for title, cell in zip(columns, row, strict=True)
-        ]
-        for row in rows
-    ]
-
+    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
     gaps = 2 * (len(columns) - 1)
     room = max(Console().width, 80) - gaps
 
-    def fitted(wrapped: Set[str], *, titles: bool = False, words: bool = False) -> list[int]:
-        """Widths of the columns, narrower as far as `room` asks for it. titles, words: these may be broken, too."""
+    def fitted(wrapped: Set[str], *, words: bool = False) -> list[int]:
+        """Widths of the columns, narrower as far as `room` asks for it. words: these may be broken, too."""
         wide, least = [], []
-        for place, title in enumerate(columns):
-            own = [row[place].plain for row in cells]
-            parts = own if title not in wrapped else [word for text in own for word in text.split()]
+        for title, *cells in zip(columns, *texts, strict=True):
+            parts = [word for text in cells for word in text.split()] if title in wrapped else cells
             parts = [] if words and title in wrapped - TYPED else parts
-            wide.append(max(map(cell_len, (title, *own))))
-            least.append(max(map(cell_len, (*(title.split() if titles else [title]), *parts)), default=0))
+            wide.append(max(map(cell_len, (title, *cells))))
+            least.append(max(map(cell_len, (*title.split(), *parts)), default=0))
         while sum(wide) > room and wide != least:
             wide[max((p for p in range(len(wide)) if wide[p] > least[p]), key=wide.__getitem__)] -= 1
         return wide
 
     chosen = fitted(WRAPPED)
-    if sum(chosen) > room:
-        chosen = fitted(WRAPPED, titles=True)
     if sum(chosen) > room and spare is not None:
         at = columns.index(spare)
         table([*columns[:at], *columns[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows])
         show(f"left out: {spare}, for which lines are too short (COLUMNS=200 shows it)")
         return
     if sum(chosen) > room and STRICT & set(columns):
-        chosen = fitted(WRAPPED | FOLDED, titles=True, words=True)
+        chosen = fitted(WRAPPED | FOLDED, words=True)
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for title, width in zip(columns, chosen, strict=True):
-        side: Literal["left", "right"] = "right" if title in RIGHT or title.startswith("users at ") else "left"
+    for title, width, *cells in zip(columns, chosen, *texts, strict=True):
+        side: Literal["left", "right"] = "right" if any(cells) and all(map(NUMBER.fullmatch, cells)) else "left"
         made.add_column(title, width=width, overflow="fold", justify=side)
-    for row in cells:
-        made.add_row(*row)
+    for row in texts:  # a str would be read as markup
+        made.add_row(*(Text(text, colour(title, text)) for title, text in zip(columns, row, strict=True)))
     console = Console(width=sum(chosen) + gaps)
     with console.capture() as drawn:
         console.print(made)
@@ -101,14 +91,7 @@ WRAPPED |= {"recipe", "address", "figure", "reference", "release", "95 % interva
 FOLDED = {"tensors", "type"}
 TYPED = {"recipe"}  # a name in several lines is typed wrongly
 STRICT = {"tensors", "how to fix it", "what it is"}
-RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
-RIGHT |= {"runs", "PTX", "neither"}
-RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "tokens", "concurrency"}
-RIGHT |= {"MB", "times", "MB a step", "share", "GB a step", "ceiling", "same experts"}
-RIGHT |= {"published", "of the ceiling", "GB/s then"}
-RIGHT |= {"ms on the link", "ms a step", "of one"}
-
-
+NUMBER = re.compile(r"|-|missing|[-+~]?\d[\d.,]*( ?(B|[kM]B|GB|[KMG]iB|s|ms|x|%))?")  # what is aligned right
 COLOURED = {"", "state", "smoke", "verdict"}
 COLOURS = dict.fromkeys(("current", "passed", "ok", "identical", "good"), "green")
 COLOURS |= dict.fromkeys(("failed", "MISSING", "different", "bad"), "red")

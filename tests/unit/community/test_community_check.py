@@ -392,10 +392,9 @@ def test_every_file_of_recipes_is_checked_whatever_the_others_are(
     assert [one["text"] for one in errors["a"]] == ["saw 'list', wanted a mapping of keys"]
     assert [one["key"] for one in errors["b"]] == ["line 1"] and len(errors["c"]) == 7
     named = next(one for one in errors["My_own"] if one["key"] == "name")
-    assert "small letters, digits" in named["text"] and "rename the file" in named["hint"]
-    with pytest.raises(InputError, match="saw the name 'My_own'") as caught:
+    assert named["hint"] == "rename the file"
+    with pytest.raises(InputError, match="My_own"):
         pair(project, "My_own")
-    assert "choose one of" not in caught.value.next_step, "it would be among these"
 
 
 def test_draft_lengths_of_a_recipe_of_ours(project: Path) -> None:
