@@ -40,7 +40,7 @@ V2 = {
     "model": "acme/sample", "runtime": "vllm", "container": "x:y", "min_nodes": 1, "env": {"NAME": "${NAME}", "A": "b"},
     "metadata": {"description": "on 2 Sparks"}, "defaults": {"port": 8000, "more": "--seed {n}", "n": 1},
     "overrides": [{"when": {"nodes": 1, "config": {"n": {"gt": 0}}}, "defaults": {"n": 2}}],
-    "command": "export B=1\nvllm serve {model} --port {port} {more} --x '{\"a\": {\"b\": 123456}}' ${C:-d} $NAME | tee l",
+    "command": "export B=1\nvllm serve {model} --port {port} {more} --x '{\"a\": {\"b\": 123456}}' ${C:-d} $A | tee l",
 }  # fmt: skip
 OURS = V2 | {
     "container": "sparkpin/r:base-0123456789ab", "overrides": [],
