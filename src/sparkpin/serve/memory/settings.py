@@ -235,8 +235,7 @@ def draft_rows(flags: Flags, geometry: Geometry) -> tuple[int, int, tuple[str, .
     """Rows of the LM head that mods/draft-vocabulary copies, 0 for none; bits of a weight in them; and what else
     `--additional-config` says.
 
-    The tokens that it adds to a list, some tens, are not counted. A list in a file is not known here: with 4 bits it
-    counts as the whole head.
+    The tokens that it adds to a list, some tens, are not counted.
     """
     rest = flags.json(ADDITIONAL)
     bits = 4 if rest.get("draft_head") == {"bits": 4} else 8
