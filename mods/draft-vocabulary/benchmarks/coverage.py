@@ -1,7 +1,6 @@
-"""What share of texts' tokens a list leaves out, and a list counted from texts. A tokenizer, no model.
+"""What share of texts' tokens a list leaves out. A tokenizer, no model.
 
 usage: python coverage.py TOKENIZER FOLDER [--first 16384 32768 65536]      shares and gains, by the folder's folders
-       python coverage.py TOKENIZER FOLDER --count N --out LIST             the N most frequent ids, and the hash
 
 TOKENIZER: a tokenizer.json (needs the distribution tokenizers), or ranks as *.tiktoken with Qwen3.5's split (needs
 tiktoken). A token that is not listed is never drafted, so each one costs at least one draft. It is no acceptance: a
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import hashlib
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
@@ -68,17 +66,9 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--first", type=int, nargs="+", default=[16384, 32768, 65536])
-    parser.add_argument("--count", type=int)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     found = counts(tokenizer(arguments.tokenizer), arguments.folder)
     found["all"] = sum(found.values(), Counter())
-    if arguments.count:
-        ids = sorted(token for token, _ in found["all"].most_common(arguments.count))
-        data = "".join(f"{token}\n" for token in ids).encode()
-        arguments.out.write_bytes(data)
-        print(f"{len(ids)} ids, sha256 {hashlib.sha256(data).hexdigest()}")
-        return
     print("| texts | tokens | " + " | ".join(f"not in the first {first:,}" for first in arguments.first) + " |")
     print("|" + "---|" * (2 + len(arguments.first)))
     gains = [

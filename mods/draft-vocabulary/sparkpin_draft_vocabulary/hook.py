@@ -14,7 +14,7 @@ from typing import Any
 from sparkpin_modkit import ModError, UnsupportedPlatform, check_vllm, report, reporting_failure
 
 from sparkpin_draft_vocabulary import MOD, VERSION
-from sparkpin_draft_vocabulary.touches import ON_CUDA, REFUSED, STATES_IN, TOUCHES
+from sparkpin_draft_vocabulary.touches import ON_CUDA, STATES_IN, TOUCHES
 
 MIB = 2**20
 ARGMAX = "--speculative-config '{\"use_local_argmax_reduction\": true, ...}'"
@@ -22,7 +22,7 @@ ARGMAX = "--speculative-config '{\"use_local_argmax_reduction\": true, ...}'"
 
 def install() -> None:
     """Wrap what loads a drafter, in the model runners that the platform may take."""
-    check_vllm(TOUCHES, REFUSED)
+    check_vllm(TOUCHES)
     from vllm.platforms import current_platform
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
@@ -32,7 +32,7 @@ def install() -> None:
             "set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
         )
     if current_platform.is_cuda():
-        if check_vllm(ON_CUDA, REFUSED) in STATES_IN:
+        if check_vllm(ON_CUDA) in STATES_IN:
             from sparkpin_draft_vocabulary import states
 
             states.install()
@@ -66,11 +66,10 @@ def restrict(model: Any, config: Any, device: Any) -> None:
     setting = read_setting(config.additional_config)
     refuse(model, config)
     head, vocabulary = model.lm_head, model.logits_processor.org_vocab_size
-    folder = Path(config.model_config.model)
-    always = set() if setting.all else ends(folder)
-    if not setting.all and not config.model_config.skip_tokenizer_init:
+    always = ends(Path(config.model_config.model)) if setting.first else set()
+    if setting.first and not config.model_config.skip_tokenizer_init:
         always |= special_tokens(Path(config.model_config.tokenizer))
-    tokens = drafted(setting, vocabulary, folder, always)
+    tokens = drafted(setting, vocabulary, always)
     with torch.no_grad():
         model.lm_head = rows = Rows(head, tokens, device, setting.bits)
     model.register_buffer("draft_id_to_target_id", rows.offsets, persistent=False)

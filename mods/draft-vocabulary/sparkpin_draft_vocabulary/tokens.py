@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,29 +16,17 @@ FLAG = "--additional-config"
 EXAMPLE = f'{FLAG} \'{{"{SETTING}": {{"first": 65536}}}}\''
 IN_4_BITS = f'{FLAG} \'{{"{HEAD}": {{"bits": 4}}}}\''
 OFF = "or set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
-LISTS = Path(__file__).with_name("lists")
-"""Lists that are a part of this mod, and so of the image."""
-KEYS = ({"first"}, {"file", "sha256"})
 
 
 @dataclass(frozen=True)
 class Setting:
-    """first: as many of the lowest token ids; or file: ids, one a line, in the model's folder or LISTS, its SHA-256;
-    all tokens where there is neither. bits: 8, as the head has its rows, or 4."""
+    """first: as many of the lowest token ids; 0: all tokens. bits: 8, as the head has its rows, or 4."""
 
     first: int = 0
-    file: str = ""
-    sha256: str = ""
     bits: int = 8
 
-    @property
-    def all(self) -> bool:
-        return not self.first and not self.file
-
     def __str__(self) -> str:
-        if self.all:
-            return "all"
-        return f"{self.file} {self.sha256[:12]}" if self.file else f"first {self.first}"
+        return f"first {self.first}" if self.first else "all"
 
 
 def read_setting(additional: object) -> Setting:
@@ -55,60 +42,28 @@ def read_setting(additional: object) -> Setting:
 
 
 def read_list(value: object) -> Setting:
-    if not isinstance(value, Mapping) or set(value) not in KEYS:
-        raise wrong("", value, 'wanted {"first": COUNT} or {"file": NAME, "sha256": HEX}')
-    if "first" in value:
-        first = value["first"]
-        if type(first) is not int or first < 1:
-            raise wrong(".first", first, "wanted a whole number, 1 or more")
-        return Setting(first=first)
-    file, sha256 = value["file"], value["sha256"]
-    if not isinstance(file, str) or not file:
-        raise wrong(".file", file, "wanted the name of a file in the model's folder or the mod's lists")
-    if not isinstance(sha256, str) or len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
-        raise wrong(".sha256", sha256, "wanted 64 hexadecimal digits, as sha256sum prints them")
-    return Setting(file=file, sha256=sha256)
+    if not isinstance(value, Mapping) or set(value) != {"first"}:
+        raise wrong("", value, 'wanted {"first": COUNT}')
+    first = value["first"]
+    if type(first) is not int or first < 1:
+        raise wrong(".first", first, "wanted a whole number, 1 or more")
+    return Setting(first=first)
 
 
 def wrong(key: str, seen: object, wanted: str) -> ModError:
     return ModError(f"draft-vocabulary: {FLAG}: {SETTING}{key}: saw {seen!r}, {wanted}; for example {EXAMPLE}, {OFF}")
 
 
-def drafted(setting: Setting, vocabulary: int, folder: Path, always: Iterable[int]) -> list[int]:
+def drafted(setting: Setting, vocabulary: int, always: Iterable[int]) -> list[int]:
     """Ids in ascending order, each once: those of the setting, and `always`.
 
     Args:
         vocabulary: the number of tokens that the model knows; `first` may be more.
-        folder: where the setting's file lies; if not there, in LISTS.
     """
-    if setting.all:
+    if not setting.first:
         return list(range(vocabulary))
-    chosen = read_ids(setting, vocabulary, folder) if setting.file else range(min(setting.first, vocabulary))
+    chosen = range(min(setting.first, vocabulary))
     return sorted({*chosen, *(token for token in always if 0 <= token < vocabulary)})
-
-
-def read_ids(setting: Setting, vocabulary: int, folder: Path) -> list[int]:
-    path = folder / setting.file
-    if not path.exists():
-        path = LISTS / setting.file
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ModError(f"draft-vocabulary: {path}: {error.strerror}, wanted a list of token ids, one a line") from error
-    sha256 = hashlib.sha256(data).hexdigest()
-    if sha256 != setting.sha256:
-        raise ModError(
-            f"draft-vocabulary: {path}: wanted sha256={setting.sha256}, got sha256={sha256}, {len(data)} bytes: "
-            f"give the file that was meant, or its hash in {FLAG}"
-        )
-    ids = []
-    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
-        if not (line.isascii() and line.isdigit()) or int(line) >= vocabulary:
-            raise ModError(f"draft-vocabulary: {path}:{number}: saw {line[:40]!r}, wanted an id below {vocabulary}")
-        ids.append(int(line))
-    if not ids:
-        raise ModError(f"draft-vocabulary: {path}: it is empty, wanted token ids, one a line")
-    return ids
 
 
 def special_tokens(folder: Path) -> set[int]:

@@ -9,7 +9,7 @@ _HEAD = f"{_LAYERS}.vocab_parallel_embedding"
 _SHARD = f"{_HEAD}:VocabParallelEmbeddingShardIndices"
 _SPECULATIVE = "vllm.config:SpeculativeConfig"
 
-_EVERYWHERE: Touches = {
+_TOUCHED: Touches = {
     "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.load_model": "self, target_model",
     "vllm.model_executor.models.interfaces:LocalArgmaxMixin.get_top_tokens": "self, hidden_states",
     # What get_top_tokens calls with the list's rows in the place of a head.
@@ -55,11 +55,7 @@ STATES: Touches = {  # states.py, for 0.33
     ),
 }
 
-TOUCHES: dict[str, Touches] = {"0.32.0": _EVERYWHERE, "0.33.0": _EVERYWHERE}
+TOUCHES: dict[str, Touches] = {"0.32.0": _TOUCHED, "0.33.0": _TOUCHED}
 STATES_IN = ("0.33.0",)  # those in which states.py has two kernels to choose from
 ON_CUDA: dict[str, Touches] = {"0.32.0": _ON_CUDA, "0.33.0": {**_ON_CUDA, **STATES}}
 """The model runner that is the usual one on GPUs; the other one there is the CPU's, too."""
-_NO_TABLE = (
-    "its MTP drafter cannot name its best token by a table (LocalArgmaxMixin); set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
-)
-REFUSED = dict.fromkeys(("0.19.1", "0.20.2"), _NO_TABLE)

@@ -13,13 +13,14 @@ from sparkpin_modkit.testing import on_ranks, vllm_rank
 from test_draft_vocabulary_vllm import CPU, VOCABULARY, Drafter, hidden, settings, whole_head
 
 SPLIT = 256  # vLLM fills 500 tokens up to 512
-LISTS = {
-    "uneven": [*range(40), 260, 499],
-    "even": [*range(30), *range(300, 330)],
-    "first rank alone": [3, *range(70, 200)],
-    "second rank alone": [300, 499],
-    "all": list(range(VOCABULARY)),
+SETTINGS = {
+    "uneven": (40, [260, 499]),
+    "even": (30, [*range(300, 330)]),
+    "first rank alone": (3, [*range(70, 200)]),
+    "all": (VOCABULARY, [499]),
 }
+"""The lowest ids, and added tokens."""
+LISTS = {name: sorted({*range(first), *added}) for name, (first, added) in SETTINGS.items()}
 
 
 def drafts(rank: int, size: int, meeting: str, kind: str) -> dict[str, Any]:
@@ -28,10 +29,10 @@ def drafts(rank: int, size: int, meeting: str, kind: str) -> dict[str, Any]:
     with vllm_rank(rank, size, meeting):
         if kind == "int8":
             sparkpin_int8_lm_head.register()
-        for name, tokens in LISTS.items():
+        for name, (first, added) in SETTINGS.items():
             folder = Path(meeting).parent / f"{name}-{rank}"
             folder.mkdir()
-            config = settings(folder, tokens)
+            config = settings(folder, added, {"first": first})
             head, _ = whole_head()
             head.quant_method.process_weights_after_loading(head)
             drafter = Drafter(head)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import weakref
 from collections.abc import Sequence
@@ -55,14 +54,10 @@ def config(tmp_path: Path) -> Any:
     return settings(tmp_path, SPECIAL, {"first": 40})
 
 
-def settings(folder: Path, tokens: Sequence[int], listed: dict[str, Any] | None = None) -> Any:
+def settings(folder: Path, tokens: Sequence[int], listed: dict[str, Any]) -> Any:
     """vLLM's configuration, as far as the mod reads it. tokens: drafted always; listed: drafted, too."""
     text = json.dumps({"added_tokens": [{"id": token, "content": f"<{token}>"} for token in tokens]})
     (folder / "tokenizer.json").write_text(text)
-    if listed is None:
-        data = f"{tokens[0]}\n".encode()
-        (folder / "list.txt").write_bytes(data)
-        listed = {"file": "list.txt", "sha256": hashlib.sha256(data).hexdigest()}
     return SimpleNamespace(
         additional_config={"draft_vocabulary": listed},
         model_config=SimpleNamespace(model=str(folder), tokenizer=str(folder), skip_tokenizer_init=False),
@@ -277,11 +272,10 @@ def test_changed_signature_stops(pristine, monkeypatch) -> None:
     assert SpecDecodeBaseProposer.load_model is pristine
 
 
-@pytest.mark.parametrize(("release", "why"), [("0.34.0", ""), ("0.20.2", "cannot name its best token by a table")])
-def test_another_vllm_stops(release, why, pristine, monkeypatch) -> None:
+@pytest.mark.parametrize("release", ["0.34.0", "0.20.2"])
+def test_another_vllm_stops(release, pristine, monkeypatch) -> None:
     monkeypatch.setattr("vllm.__version__", release)
-    cause = refusal()
-    assert isinstance(cause, UnsupportedVLLM) and why in str(cause)
+    assert isinstance(refusal(), UnsupportedVLLM)
     assert SpecDecodeBaseProposer.load_model is pristine
 
 

@@ -10,32 +10,23 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sparkpin_modkit import UnsupportedPlatform, check_vllm
+from sparkpin_modkit import check_vllm
 
 from sparkpin_hybrid.count import LayerCount
 from sparkpin_hybrid.entries import experts_entry, fp8_entry, refuse_other_layers
-from sparkpin_hybrid.touches import BEFORE_SCHEMES, REFUSED, TOUCHES
+from sparkpin_hybrid.touches import TOUCHES
 
 COUNT = LayerCount()
 
 
 def install() -> None:
     """Wrap ``INCConfig.get_quant_method``."""
-    release = check_vllm(TOUCHES, REFUSED)
+    check_vllm(TOUCHES)
+    from vllm.model_executor.layers.fused_moe import RoutedExperts
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.layers.quantization.inc import INCConfig
-    from vllm.platforms import current_platform
 
-    forms: Any
-    if release in BEFORE_SCHEMES:
-        if current_platform.is_cpu():
-            raise UnsupportedPlatform(
-                f"hybrid-int4-fp8: vLLM {release} runs no AutoRound INT4 experts on a CPU, so there is nothing to add "
-                "FP8 to; use 0.32.0 there or set SPARKPIN_MOD_HYBRID_INT4_FP8=0"
-            )
-        from sparkpin_hybrid import before_schemes as forms
-    else:
-        from sparkpin_hybrid import schemes as forms
+    from sparkpin_hybrid import schemes
 
     original = INCConfig.get_quant_method
 
@@ -44,11 +35,11 @@ def install() -> None:
         if isinstance(layer, LinearBase):
             entry = fp8_entry(prefix, self.extra_config, getattr(self, "packed_modules_mapping", None) or {})
             if entry is not None:
-                return COUNT.watch(*forms.linear(layer, prefix, entry), prefix)
-        elif isinstance(layer, forms.EXPERTS):
+                return COUNT.watch(*schemes.linear(layer, prefix, entry), prefix)
+        elif isinstance(layer, RoutedExperts):
             entry = experts_entry(prefix, self.extra_config)
             if entry is not None:
-                return COUNT.watch(*forms.experts(layer, prefix, entry), prefix)
+                return COUNT.watch(*schemes.experts(layer, prefix, entry), prefix)
         else:
             refuse_other_layers(type(layer).__name__, prefix, self.extra_config)
         return original(self, layer, prefix)

@@ -1,15 +1,12 @@
-"""Block-FP8 layers for a vLLM whose ``INCConfig`` is made of schemes (0.32.0, 0.33.0)."""
+"""The quantisation methods of block-FP8 layers, for vLLM's ``INCConfig``, which is made of schemes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.platforms import current_platform
 
 from sparkpin_hybrid.entries import Fp8Entry
-
-EXPERTS = RoutedExperts
 
 
 def linear(layer: Any, prefix: str, entry: Fp8Entry) -> tuple[Any, str]:

@@ -14,9 +14,8 @@ _CREATE = (
 _CREATE_EXPERTS = (
     "self, layer, num_experts, hidden_size, intermediate_size_per_partition, params_dtype, **extra_weight_attrs"
 )
-_CONFIG = "(*, is_checkpoint_fp8_serialized, activation_scheme, weight_block_size)"
 
-_EVERYWHERE: Touches = {
+_TOUCHED: Touches = {
     f"{_INC}:INCConfig.get_quant_method": "self, layer, prefix",
     f"{_LAYERS}.linear:LinearBase": None,
     "vllm.config:get_current_vllm_config_or_none": "()",
@@ -24,18 +23,8 @@ _EVERYWHERE: Touches = {
     "vllm.config:ModelConfig.model": None,
     "vllm.platforms:current_platform": None,
     "vllm.platforms.interface:Platform.is_cpu": "(self)",
-}
-
-# INCConfig chooses methods itself, and the layer that holds the routed experts is FusedMoE.
-_BEFORE_SCHEMES: Touches = _EVERYWHERE | {
-    f"{_LAYERS}.fused_moe:FusedMoE": None,
-    f"{_FP8}:Fp8Config": _CONFIG,
-    f"{_FP8}:Fp8Config.get_quant_method": "(self, layer, prefix)",
-}
-
-_SCHEMES: Touches = _EVERYWHERE | {
     f"{_LAYERS}.fused_moe:RoutedExperts": None,
-    f"{_FP8}:Fp8Config": _CONFIG,
+    f"{_FP8}:Fp8Config": "(*, is_checkpoint_fp8_serialized, activation_scheme, weight_block_size)",
     f"{_FP8}:Fp8MoEMethod": "(quant_config, layer)",
     f"{_INC}.inc_linear:INCLinearMethod": "(scheme)",
     f"{_INC}.schemes.inc_fp8_linear:INCFp8LinearScheme": "(prefix, weight_block_size)",
@@ -62,11 +51,4 @@ _SCHEMES: Touches = _EVERYWHERE | {
     "vllm.model_executor.utils:set_weight_attrs": "(weight, weight_attrs)",
 }
 
-TOUCHES: dict[str, Touches] = {
-    "0.19.1": _BEFORE_SCHEMES,
-    "0.20.2": _BEFORE_SCHEMES,
-    "0.32.0": _SCHEMES,
-    "0.33.0": _SCHEMES,
-}
-BEFORE_SCHEMES = tuple(release for release, touches in TOUCHES.items() if touches is _BEFORE_SCHEMES)
-REFUSED: dict[str, str] = {}
+TOUCHES: dict[str, Touches] = {"0.32.0": _TOUCHED, "0.33.0": _TOUCHED}

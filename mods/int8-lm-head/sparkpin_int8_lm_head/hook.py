@@ -13,12 +13,12 @@ from typing import Any
 from sparkpin_modkit import ModError, UnsupportedPlatform, check_vllm, reporting_failure
 
 from sparkpin_int8_lm_head import MOD, VERSION
-from sparkpin_int8_lm_head.touches import REFUSED, TIES_BY_ITSELF, TOUCHES
+from sparkpin_int8_lm_head.touches import TOUCHES
 
 
 def install() -> None:
-    """Wrap ``ParallelLMHead.__init__``; in an old vLLM, also let ``tie_weights`` ask the method as a new one does."""
-    release = check_vllm(TOUCHES, REFUSED)
+    """Wrap ``ParallelLMHead.__init__``."""
+    check_vllm(TOUCHES)
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
     from vllm.platforms import current_platform
@@ -33,7 +33,6 @@ def install() -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         from sparkpin_int8_lm_head.method import Int8LMHeadMethod
-        from sparkpin_int8_lm_head.stored import StoredInt8LMHeadMethod, is_stored
 
         original(self, *args, **kwargs)
         with reporting_failure(MOD, version=VERSION):
@@ -44,21 +43,10 @@ def install() -> None:
                     f"int8-lm-head: the checkpoint's LM head is already quantised ({type(inner).__name__}), wanted a "
                     "16-bit one; set SPARKPIN_MOD_INT8_LM_HEAD=0"
                 )
-            if is_stored():
-                self.quant_method = StoredInt8LMHeadMethod(inner)
-                self.quant_method.make_room(self)
-            else:
-                self.quant_method = Int8LMHeadMethod(inner)
-                self.quant_method.mark_unloaded(self)
+            self.quant_method = Int8LMHeadMethod(inner)
+            self.quant_method.mark_unloaded(self)
 
     ParallelLMHead.__init__ = init
-    if release in TIES_BY_ITSELF:
-        ParallelLMHead.tie_weights = _tie_weights
-
-
-def _tie_weights(self: Any, embed_tokens: Any) -> Any:
-    """What vLLM 0.32 has in its place."""
-    return self.quant_method.tie_weights(self, embed_tokens)
 
 
 def _refuse_lora() -> None:

@@ -48,10 +48,6 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         self.tied = True
         return layer
 
-    def is_absent(self, layer: torch.nn.Module) -> bool:
-        """Whether vLLM took the memory away: a pooling model, which never computes its head."""
-        return bool(layer.weight.is_meta)
-
     def is_unloaded(self, layer: torch.nn.Module) -> bool:
         """Whether nothing came for it: a drafter without a head of its own, which vLLM gives the target's next."""
         return bool((bits(layer.weight)[[0, -1]] == UNLOADED).all())
@@ -74,10 +70,10 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         return head
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        if self.is_absent(layer):
+        if layer.weight.is_meta:  # vLLM took the memory away: a pooling model, which never computes its head
             return
         if self.is_unloaded(layer):
-            self.drop(layer)
+            del layer.weight
             mark(layer, None)
             return
         with reporting_failure(MOD, version=VERSION), torch.no_grad():
@@ -105,7 +101,8 @@ class Int8LMHeadMethod(QuantizeMethodBase):
             mib_before=round(rows * columns * self.dtype.itemsize / MIB, 3),
             mib_after=round(head.nbytes / MIB, 3),
             outlier_columns=head.outlier_columns,
-            **({"stored": True} if head.error is None else {"alpha": head.alpha, "weight_error": round(head.error, 5)}),
+            alpha=head.alpha,
+            weight_error=round(head.error, 5),
             **({"tied": True} if self.tied else {}),
             **({"shared": True} if twin is not None else {}),
         )
@@ -168,10 +165,6 @@ class Int8LMHeadMethod(QuantizeMethodBase):
 
             cuda.rehearse_int4(codes, row_scale, head.column_scale, self.dtype, self.tuned_int4)
 
-    def drop(self, layer: torch.nn.Module) -> None:
-        """The memory of a head that nothing was loaded into."""
-        del layer.weight
-
     def choose_kernel(self, dtype: torch.dtype, device: torch.device) -> str:
         """Its name; on a GPU also the tile sizes. Raises ModError where there is none."""
         if device.type != "cuda":
@@ -222,11 +215,6 @@ def drafts_are_sampled() -> bool:
     """
     config = get_current_vllm_config_or_none()
     return getattr(config and config.speculative_config, "draft_sample_method", None) == "probabilistic"
-
-
-def any_loaded() -> bool:
-    """Whether this process has a head by now."""
-    return bool(_heads)
 
 
 def bits(weight: torch.Tensor) -> torch.Tensor:

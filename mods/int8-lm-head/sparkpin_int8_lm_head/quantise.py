@@ -1,7 +1,7 @@
 """Quantise an LM head in slices, with column scales that take outlier columns out of the rows' range.
 
-A CPU, a GPU and the project's checkpoint builder (sparkpin.checkpoint.int8_quantiser, in numpy) come to the same bytes:
-each operation on a float32 number is one that IEEE 754 rounds correctly, and no sum decides by its last digits.
+A CPU and a GPU come to the same bytes: each operation on a float32 number is one that IEEE 754 rounds correctly, and no
+sum decides by its last digits.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ class Int8Head:
     """``q`` ``[V, K]`` int8 (or wider), ``row_scale`` ``[V]`` and ``column_scale`` ``[K]`` in the head's own type.
 
     ``alpha`` is None when no column is scaled; ``error`` is the relative root mean square error of the sampled weights.
-    Neither is known of a head that was stored in INT8.
     """
 
     q: torch.Tensor
     row_scale: torch.Tensor
     column_scale: torch.Tensor
-    alpha: float | None = None
-    error: float | None = None
+    alpha: float | None
+    error: float
 
     @property
     def outlier_columns(self) -> int:

@@ -48,9 +48,6 @@ def pristine(monkeypatch: pytest.MonkeyPatch, unregistered: None):
     original = ParallelLMHead.__init__
     original = getattr(original, "__wrapped__", original)
     monkeypatch.setattr(ParallelLMHead, "__init__", original)
-    monkeypatch.setattr(
-        ParallelLMHead, "tie_weights", ParallelLMHead.tie_weights
-    )  # some releases': put back at the end
     monkeypatch.setattr(method, "_heads", weakref.WeakSet())  # those of other tests may wait for the collector
     return original
 

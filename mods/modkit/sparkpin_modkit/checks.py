@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from sparkpin_modkit import source
@@ -25,12 +24,11 @@ The project's
 ``tests/test_mods_vllm_source.py`` holds the same declaration against the source of each release."""
 
 
-def require_vllm(versions: Sequence[str], refused: Mapping[str, str] = MappingProxyType({})) -> str:
+def require_vllm(versions: Sequence[str]) -> str:
     """Return the installed vLLM's release ("0.32.0" for "0.32.0+cpu"), which must be one of `versions`.
 
     Args:
         versions: those that the mod was written for.
-        refused: release -> why the mod cannot work there, for the message.
 
     Raises:
         UnsupportedVLLM: it is another one.
@@ -40,12 +38,11 @@ def require_vllm(versions: Sequence[str], refused: Mapping[str, str] = MappingPr
     seen = str(vllm.__version__)
     release = seen.split("+", 1)[0]
     if release not in versions:
-        reason = f": {refused[release]}" if release in refused else ""
-        raise UnsupportedVLLM(f"vLLM {seen} is installed, wanted one of: {', '.join(versions)}{reason}")
+        raise UnsupportedVLLM(f"vLLM {seen} is installed, wanted one of: {', '.join(versions)}")
     return release
 
 
-def check_vllm(touches: Mapping[str, Touches], refused: Mapping[str, str] = MappingProxyType({})) -> str:
+def check_vllm(touches: Mapping[str, Touches]) -> str:
     """Check that vLLM is a release of `touches` and holds all that is declared for it; returns the release.
 
     A patch release (0.33.1) is taken for the one of `touches` that it patches, if it left the source of all that the
@@ -55,7 +52,7 @@ def check_vllm(touches: Mapping[str, Touches], refused: Mapping[str, str] = Mapp
         UnsupportedVLLM: see `require_vllm`.
         SignatureChanged: something is missing, takes other parameters, or was changed by a patch release.
     """
-    release = _patched(touches, refused) or require_vllm(tuple(touches), refused)
+    release = _patched(touches) or require_vllm(tuple(touches))
     for name, parameters in touches[release].items():
         found = _find(name)
         if parameters is not None:
@@ -63,13 +60,13 @@ def check_vllm(touches: Mapping[str, Touches], refused: Mapping[str, str] = Mapp
     return release
 
 
-def _patched(touches: Mapping[str, Touches], refused: Mapping[str, str]) -> str | None:
+def _patched(touches: Mapping[str, Touches]) -> str | None:
     """The release of `touches` that the installed vLLM, itself none of them, is a patch of; None if there is none."""
     import vllm
 
     seen = str(vllm.__version__).partition("+")[0]
     near = [release for release in touches if release.rpartition(".")[0] == seen.rpartition(".")[0]]
-    if seen in touches or seen in refused or not near or not re.fullmatch(r"\d+\.\d+\.\d+", seen):
+    if seen in touches or not near or not re.fullmatch(r"\d+\.\d+\.\d+", seen):
         return None
     was, now = json.loads(source.READ.read_text())[near[-1]], source.Source(Path(inspect.getfile(vllm)).parents[1])
     replaced = [name for name, of in touches[near[-1]].items() if of is not None and not of.startswith("(")]

@@ -6,7 +6,7 @@ from sparkpin_modkit.checks import Touches
 
 _STATE, _WRAPPER = "vllm.distributed.parallel_state", "vllm.v1.worker.worker_base:WorkerWrapperBase"
 
-_EVERYWHERE: Touches = {
+_TOUCHED: Touches = {
     "vllm:__version__": None,
     "vllm.logger:init_logger": "(name)",
     f"{_WRAPPER}.init_device": "self",
@@ -19,5 +19,4 @@ _EVERYWHERE: Touches = {
     "vllm.config:VllmConfig.model_config": None,
     "vllm.config:ModelConfig.model": None,
 }
-TOUCHES: dict[str, Touches] = dict.fromkeys(("0.19.1", "0.20.2", "0.32.0", "0.33.0"), _EVERYWHERE)
-REFUSED: dict[str, str] = {}
+TOUCHES: dict[str, Touches] = {"0.32.0": _TOUCHED, "0.33.0": _TOUCHED}

@@ -139,12 +139,6 @@ def test_check_vllm_names_a_missing_module(monkeypatch: pytest.MonkeyPatch) -> N
         check_vllm({"0.32.0": {"vllm.gone:A": None}})
 
 
-def test_a_refused_release_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "__version__", "0.20.2")
-    with pytest.raises(UnsupportedVLLM, match=r"vLLM 0.20.2 is installed, wanted one of: 0.32.0: no such cache$"):
-        check_vllm({"0.32.0": {}}, {"0.20.2": "no such cache"})
-
-
 def called(config, spec, layers=(), *, device="cpu", **more):
     pass
 
@@ -210,12 +204,6 @@ def test_what_is_only_called_may_be_other_code_in_a_patch_release(patch_release:
     assert check_vllm({RELEASE: REAL}) == RELEASE
 
 
-def test_a_patch_release_may_be_refused_by_name(patch_release: Path) -> None:
-    seen = str(vllm.__version__).partition("+")[0]
-    with pytest.raises(UnsupportedVLLM, match="known to be broken"):
-        check_vllm({RELEASE: REAL}, {seen: "known to be broken"})
-
-
 @pytest.mark.parametrize("after", ["def get_quant_method(  ", "def gone("])
 def test_a_patch_release_that_changed_what_is_replaced_is_named(patch_release: Path, after: str) -> None:
     doctor(patch_release, "def get_quant_method(", after)
@@ -223,7 +211,7 @@ def test_a_patch_release_that_changed_what_is_replaced_is_named(patch_release: P
         check_vllm({RELEASE: REAL})
 
 
-@pytest.mark.parametrize("seen", ["7.7.7", "dev", f"{RELEASE}rc1", f"{RELEASE.rpartition('.')[0]}.7.dev1"])
+@pytest.mark.parametrize("seen", ["0.20.2", "7.7.7", "dev", f"{RELEASE}rc1", f"{RELEASE.rpartition('.')[0]}.7.dev1"])
 def test_other_releases_are_refused_as_before(monkeypatch: pytest.MonkeyPatch, seen: str) -> None:
     monkeypatch.setattr(vllm, "__version__", seen)
     with pytest.raises(UnsupportedVLLM):

@@ -19,7 +19,7 @@ RELEASE = vllm.__version__.partition("+")[0]
 SOURCE = vllm_source.Source(Path(vllm.__file__).parents[1])
 TOUCHED = {
     name: mod
-    for mod, (touches, _) in vllm_source.declarations(torch.version.cuda is not None).items()
+    for mod, touches in vllm_source.declarations(torch.version.cuda is not None).items()
     for name in touches.get(RELEASE, {})
     if name != "vllm:__version__"  # a generated file, which differs between builds of one release
 }
@@ -35,6 +35,6 @@ def test_source_is_the_one_that_was_read(name: str) -> None:
 
 def test_what_runs_has_what_is_declared() -> None:
     """The installed package as Python sees it, decorators and all, not only its text."""
-    for touches, _ in vllm_source.declarations(torch.version.cuda is not None).values():
+    for touches in vllm_source.declarations(torch.version.cuda is not None).values():
         if RELEASE in touches:
             assert check_vllm(touches) == RELEASE

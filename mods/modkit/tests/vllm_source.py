@@ -33,8 +33,8 @@ MODULES = {
 }
 
 
-def declarations(cuda: bool = True) -> dict[str, tuple[dict[str, Mapping[str, str | None]], dict[str, str]]]:
-    """Each mod's TOUCHES, with ON_CUDA where it has that, and REFUSED; the mods need not be installed."""
+def declarations(cuda: bool = True) -> dict[str, dict[str, Mapping[str, str | None]]]:
+    """Each mod's TOUCHES, with ON_CUDA where it has that; the mods need not be installed."""
     for mod in MODULES:
         if str(MODS / mod) not in sys.path:
             sys.path.append(str(MODS / mod))
@@ -42,16 +42,15 @@ def declarations(cuda: bool = True) -> dict[str, tuple[dict[str, Mapping[str, st
     for mod, name in MODULES.items():
         module = importlib.import_module(name)
         more = getattr(module, "ON_CUDA", {}) if cuda else {}
-        touches = {release: {**names, **more.get(release, {})} for release, names in module.TOUCHES.items()}
-        found[mod] = (touches, module.REFUSED)
+        found[mod] = {release: {**names, **more.get(release, {})} for release, names in module.TOUCHES.items()}
     return found
 
 
 def releases_and_names() -> tuple[list[str], list[str]]:
-    """Every release that some mod accepts or refuses, and every name that some mod touches in any."""
+    """Every release that some mod accepts, and every name that some mod touches in any."""
     declared = declarations().values()
-    releases = {release for touches, refused in declared for release in (*touches, *refused)}
-    names = {name for touches, _ in declared for release in touches.values() for name in release}
+    releases = {release for touches in declared for release in touches}
+    names = {name for touches in declared for release in touches.values() for name in release}
     return sorted(releases), sorted(names)
 
 
@@ -63,7 +62,7 @@ def extract(folder: Path) -> dict[str, dict[str, object] | None]:
 
 
 def main(folder: Path) -> None:
-    """Write DATA anew from FOLDER/vllm-RELEASE."""
+    """Write DATA again, from FOLDER/vllm-RELEASE."""
     old = json.loads(DATA.read_text()) if DATA.exists() else {}
     releases, names = releases_and_names()
     data = {}

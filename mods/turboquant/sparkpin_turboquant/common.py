@@ -1,13 +1,15 @@
-"""What the attention backends of every platform and release share: the slot's size, and what they refuse."""
+"""What the attention backends of both platforms share: the slot's size, the cache's layout, and what they refuse."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from sparkpin_modkit import report
 from vllm.model_executor.layers.quantization.turboquant.config import TurboQuantConfig
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType
+from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from sparkpin_turboquant import MOD, VERSION
 from sparkpin_turboquant.formats import FORMATS, Format
@@ -50,6 +52,19 @@ class PackedBackend(AttentionBackend):
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
         return attn_type == AttentionType.DECODER
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        return (KVCacheLayout.LBNHC,)
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """Give a spec that the layer has made the size of our slot."""
+        if spec.state_content_bytes is not None or not spec.kv_quant_mode.is_turboquant:
+            return spec
+        return replace(
+            spec, state_content_bytes=vllm_slot_bytes(FORMATS[spec.kv_quant_mode.name.lower()], spec.head_size)
+        )
 
 
 class PackedImpl(AttentionImpl):

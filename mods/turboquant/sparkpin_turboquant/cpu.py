@@ -9,12 +9,11 @@ import torch
 from vllm.v1.attention.backend import AttentionMetadataBuilder, MultipleOf
 
 from sparkpin_turboquant import naive
-from sparkpin_turboquant.common import PackedImpl, report_active
+from sparkpin_turboquant.common import PackedBackend, PackedImpl, report_active
 from sparkpin_turboquant.formats import FORMATS
-from sparkpin_turboquant.layouts import LayoutBackend
 
 
-class TurboQuantBackend(LayoutBackend):
+class TurboQuantBackend(PackedBackend):
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The attention backend for vLLM's CUDA platform; how the cache is handed over differs between releases.
+"""The attention backend for vLLM's CUDA platform.
 
 Requests of up to ``1 + num_speculative_tokens`` new tokens are decode steps, run by the kernels of `cuda` and captured
 in full CUDA graphs; they come first in a batch. The others are `prefill`'s.
@@ -82,7 +82,7 @@ class GpuMetadataBuilder(AttentionMetadataBuilder):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
-        slot = self.slot_bytes(kv_cache_spec)
+        slot = int(kv_cache_spec.state_content_bytes)
         layers = vllm_config.compilation_config.static_forward_context
         impl = layers[layer_names[0]].impl
         kernels.warm(MOD, lambda: impl.warm_up(kv_cache_spec.block_size, slot, vllm_config, self.widths(), device))
@@ -92,9 +92,6 @@ class GpuMetadataBuilder(AttentionMetadataBuilder):
         self.few, self.joined = widest.few, widest.joined
         self.piece = piece_of(impl.num_heads // impl.num_kv_heads)
         report_active(kv_cache_spec.head_size, len(layer_names), slot)
-
-    def slot_bytes(self, kv_cache_spec: Any) -> int:
-        return int(kv_cache_spec.state_content_bytes)
 
     def widths(self) -> tuple[int, ...]:
         """Query tokens for which there are decode kernels: one, and as many as a verification step has."""
@@ -110,8 +107,8 @@ class GpuMetadataBuilder(AttentionMetadataBuilder):
         if prefills:
             starts = common.query_start_loc_cpu[decodes:].tolist()
             lengths = common.seq_lens_cpu_upper_bound  # exact for these requests
-            # Every runner of 0.20.2, 0.32.0 and 0.33.0 gives it; only the draft steps of 0.20.2's second runner and the
-            # capture of a DFlash drafter's graphs do not, which have no prefill. Other lengths wait for the GPU.
+            # Every runner gives it; only the capture of a DFlash drafter's graphs does not, which has no prefill. Other
+            # lengths wait for the GPU.
             if lengths is None:
                 lengths = common.seq_lens
             lengths = lengths[decodes : decodes + prefills].tolist()
@@ -144,15 +141,11 @@ class GpuImpl(PackedImpl):
         key = (kv_cache.data_ptr(), *kv_cache.shape, *kv_cache.stride())
         if self.known is None or self.known[0] != key:
             rows = self.rows(kv_cache)
-            block_size, slot = self.block(kv_cache)
+            block_size, slot = kv_cache.shape[2:]
             format = FORMATS[self.kv_cache_dtype]
             made = cuda.Cache(rows, format, self.num_kv_heads, self.head_size, block_size, slot, rows.stride(0))
             self.known = (key, made)
         return self.known[1]
-
-    def block(self, kv_cache: torch.Tensor) -> tuple[int, int]:
-        """Tokens of a block, and bytes of a slot."""
-        return kv_cache.shape[2], kv_cache.shape[3]
 
     @torch.inference_mode()
     def warm_up(

@@ -13,32 +13,22 @@ from typing import Any
 from sparkpin_modkit import UnsupportedPlatform, check_vllm
 
 from sparkpin_turboquant.formats import resolve
-from sparkpin_turboquant.touches import BEFORE_LAYOUTS, ON_CUDA, REFUSED, TOUCHES
+from sparkpin_turboquant.touches import ON_CUDA, TOUCHES
 
 ON_CPU = "sparkpin_turboquant.cpu.TurboQuantBackend"
-SINCE_LAYOUTS = "sparkpin_turboquant.gpu_layouts.TurboQuantBackend"
-OLDER = "sparkpin_turboquant.before_layouts.TurboQuantBackend"
+ON_GPU = "sparkpin_turboquant.gpu.GpuBackend"
 
 
 def install() -> None:
     """Register the backend, and replace what the platform needs replaced."""
-    release = check_vllm(TOUCHES, REFUSED)
+    check_vllm(TOUCHES)
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     if current_platform.is_cuda():
         check_vllm(ON_CUDA)
-        if release in BEFORE_LAYOUTS:
-            from sparkpin_turboquant import before_layouts
-
-            before_layouts.install()
-        register_backend(AttentionBackendEnum.TURBOQUANT, OLDER if release in BEFORE_LAYOUTS else SINCE_LAYOUTS)
+        register_backend(AttentionBackendEnum.TURBOQUANT, ON_GPU)
     elif current_platform.is_cpu():
-        if release in BEFORE_LAYOUTS:
-            raise UnsupportedPlatform(
-                f"turboquant: vLLM {release} on a CPU gives a backend no say in the cache's layout; use 0.32.0 there "
-                "or set SPARKPIN_MOD_TURBOQUANT=0"
-            )
         choose_on_cpu()
         register_backend(AttentionBackendEnum.TURBOQUANT, ON_CPU)
     else:

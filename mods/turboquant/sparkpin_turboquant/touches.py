@@ -11,7 +11,7 @@ _CACHE = "vllm.v1.kv_cache_interface"
 _PRESET = "vllm.model_executor.layers.quantization.turboquant.config:TurboQuantConfig"
 _ATTENTION = "vllm.model_executor.layers.attention.attention"
 
-_EVERYWHERE: Touches = {
+_TOUCHED: Touches = {
     "vllm.platforms:current_platform": None,
     "vllm.platforms.interface:Platform.is_cpu": "(self)",
     "vllm.platforms.interface:Platform.is_cuda": "(self)",
@@ -47,9 +47,17 @@ _EVERYWHERE: Touches = {
     f"{_CACHE}:AttentionSpec.head_size": None,
     f"{_PRESET}.from_cache_dtype": "(cache_dtype, head_dim)",
     f"{_PRESET}.slot_size_aligned": None,
+    "vllm.platforms.cpu:CpuPlatform.get_attn_backend_cls": "selected_backend, attn_selector_config, num_heads",
+    "vllm.v1.attention.selector:AttentionSelectorConfig.kv_cache_dtype": None,
+    f"{_REGISTRY}:AttentionBackendEnum.get_path": "(self)",
+    f"{_BACKEND}:AttentionBackend.get_supported_kernel_block_sizes": "kv_cache_spec",
+    f"{_BACKEND}:AttentionBackend.supported_kv_cache_layouts": "",
+    f"{_BACKEND}:AttentionBackend.customize_spec": "spec",
+    f"{_CACHE}:KVCacheLayout.LBNHC": None,
+    f"{_CACHE}:KVQuantMode.is_turboquant": None,
+    **{f"{_CACHE}:AttentionSpec.{field}": None for field in ("kv_quant_mode", "state_content_bytes")},
 }
 
-# What the CUDA backend takes besides, of any release.
 _ON_CUDA: Touches = {
     f"{_BACKEND}:AttentionCGSupport.UNIFORM_BATCH": None,
     f"{_BACKEND}:AttentionMetadataBuilder.reorder_batch_threshold": None,
@@ -63,45 +71,13 @@ _ON_CUDA: Touches = {
     f"{_BACKENDS}.utils:split_decodes_and_prefills": "(common_attn_metadata, *, decode_threshold)",
     f"{_BACKENDS}.fa_utils:is_fa_version_supported": "(fa_version)",
     f"{_BACKENDS}.fa_utils:get_flash_attn_version": "(*, head_size)",
-}
-_FLASH: Touches = {
     "vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func": (
         "(q, k, v, *, max_seqlen_q, cu_seqlens_q, max_seqlen_k, softmax_scale, causal, return_softmax_lse, out, "
         "fa_version, cu_seqlens_k)"
     ),
+    f"{_BACKEND}:AttentionBackend.supports_device_cpu_query_lens_mismatch": "",
 }
 
-_BEFORE_LAYOUTS: Touches = (
-    _EVERYWHERE
-    | _ON_CUDA
-    | {
-        f"{_BACKEND}:AttentionBackend.get_supported_kernel_block_sizes": "",
-        f"{_BACKEND}:AttentionBackend.get_kv_cache_shape": (
-            "num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str"
-        ),
-        f"{_CACHE}:TQFullAttentionSpec.tq_slot_size": None,
-        "vllm.engine.arg_utils:EngineArgs.create_engine_config": "self, usage_context, headless",
-        "vllm.model_executor.model_loader.utils:get_model_cls": "(model_config)",
-        "vllm.platforms.interface:Platform._align_hybrid_block_size": "vllm_config, backend_cls",
-        f"{_ATTENTION}:Attention._init_turboquant_buffers": "self, cache_dtype, head_size, prefix",
-    }
-)
-
-_LAYOUTS: Touches = _EVERYWHERE | {
-    "vllm.platforms.cpu:CpuPlatform.get_attn_backend_cls": "selected_backend, attn_selector_config, num_heads",
-    "vllm.v1.attention.selector:AttentionSelectorConfig.kv_cache_dtype": None,
-    f"{_REGISTRY}:AttentionBackendEnum.get_path": "(self)",
-    f"{_BACKEND}:AttentionBackend.get_supported_kernel_block_sizes": "kv_cache_spec",
-    f"{_BACKEND}:AttentionBackend.supported_kv_cache_layouts": "",
-    f"{_BACKEND}:AttentionBackend.customize_spec": "spec",
-    f"{_CACHE}:KVCacheLayout.LBNHC": None,
-    f"{_CACHE}:KVQuantMode.is_turboquant": None,
-    **{f"{_CACHE}:AttentionSpec.{field}": None for field in ("kv_quant_mode", "state_content_bytes")},
-}
-
-TOUCHES: dict[str, Touches] = {"0.20.2": _BEFORE_LAYOUTS, "0.32.0": _LAYOUTS, "0.33.0": _LAYOUTS}
-_CUDA_LAYOUTS = _ON_CUDA | _FLASH | {f"{_BACKEND}:AttentionBackend.supports_device_cpu_query_lens_mismatch": ""}
-ON_CUDA: dict[str, Touches] = {"0.20.2": _FLASH, "0.32.0": _CUDA_LAYOUTS, "0.33.0": _CUDA_LAYOUTS}
+TOUCHES: dict[str, Touches] = {"0.32.0": _TOUCHED, "0.33.0": _TOUCHED}
+ON_CUDA: dict[str, Touches] = {"0.32.0": _ON_CUDA, "0.33.0": _ON_CUDA}
 """What is there on the CUDA platform only, or matters there only."""
-BEFORE_LAYOUTS = tuple(release for release, touches in TOUCHES.items() if touches is _BEFORE_LAYOUTS)
-REFUSED = {"0.19.1": "it has no cache of this type; set SPARKPIN_MOD_TURBOQUANT=0"}

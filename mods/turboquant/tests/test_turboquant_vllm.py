@@ -13,7 +13,7 @@ from sparkpin_turboquant import naive
 from sparkpin_turboquant.common import vllm_slot_bytes
 from sparkpin_turboquant.cpu import TurboQuantBackend, TurboQuantImpl, TurboQuantMetadata, TurboQuantMetadataBuilder
 from sparkpin_turboquant.formats import FORMATS
-from sparkpin_turboquant.hook import ON_CPU, SINCE_LAYOUTS
+from sparkpin_turboquant.hook import ON_CPU, ON_GPU
 from sparkpin_turboquant.touches import ON_CUDA
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -101,7 +101,7 @@ def test_on_cuda_the_registry_names_the_kernels_backend(pristine, monkeypatch: p
     monkeypatch.setattr(CpuPlatform, "is_cuda", lambda self: True)
     monkeypatch.setattr("sparkpin_turboquant.hook.ON_CUDA", {release: {} for release in ON_CUDA})
     sparkpin_turboquant.register()
-    assert AttentionBackendEnum.TURBOQUANT.get_path() == SINCE_LAYOUTS
+    assert AttentionBackendEnum.TURBOQUANT.get_path() == ON_GPU
     assert CpuPlatform.__dict__["get_attn_backend_cls"] is pristine
 
 

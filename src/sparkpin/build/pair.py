@@ -22,7 +22,6 @@ from sparkpin.fetch.model_files import config_here
 from sparkpin.pins import community_mods, drafters, families, manifests, schema, vllm_command
 from sparkpin.pins.mods import Mod
 from sparkpin.pins.nodes import nodes_of, spread
-from sparkpin.pins.precedence import origins
 from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
 from sparkpin.serve.memory.node_shares import share_faults
@@ -100,7 +99,6 @@ def pair(
         unchecked = require_whole_shares(recipe, said, model, model_lock, steps)
         unchecked += require_drafter_fits(recipe, stack, said, model, model_lock)
         demands = demands_of(project, stack, chain[:end], model)
-        require_lengths(recipe, stack, chain[:end], said, len(demands.position_floors))
         chosen = families.choices(family, families.vllm_version(stack), said)
         argv, env = spread(families.completed(said, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
         require_drafter(chain[end - 1], recipe.name, argv)
@@ -174,37 +172,6 @@ def require_drafter_fits(
     for fault in drafters.pair_faults(plan, target, own, f"pins/models/{pin.name}.yaml"):
         raise fault
     return ()
-
-
-def require_lengths(
-    recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage], argv: Sequence[str], floors: int
-) -> None:
-    """ManifestError where the stack's vLLM cannot draft by users as recipe or stage say, or no smoke test could pass.
-
-    floors: positions of a draft that the smoke test judges, 0 for a test that judges none.
-    """
-    name, flag = vllm_command.file_of(recipe), drafters.FLAG
-    if recipe.drafts_by_users:
-        file, key = name, "drafts_by_users"
-    else:
-        file, key = origins(recipe, stack, chain).get(flag, name), f"{flag}: {drafters.BY_USERS}"
-    unused = drafters.unused_lengths(recipe, argv) if chain[-1].name == recipe.stage else ()
-    plan = drafters.speculation(argv)
-    rows, version = plan.get(drafters.BY_USERS), families.vllm_version(stack)
-    unknown = drafters.unknown_lengths(rows and (recipe.drafts_by_users or rows), version, file, key)
-    for fault in (*unused, *unknown, *drafters.length_faults(plan, file, key)):
-        raise fault
-    if rows and floors:
-        most, smoke = max(tokens for _, _, tokens in rows), f"the smoke test of {chain[-1].name}"
-        fitting = [[first, last, min(most if first == 1 else tokens, floors)] for first, last, tokens in sorted(rows)]
-        by_users = {first: tokens for first, _, tokens in fitting}
-        seen, step = recipe.drafts_by_users or rows, f"for example {by_users if recipe.drafts_by_users else fitting}"
-        if most > floors:
-            wanted = f"at most {floors} tokens: {smoke} has floors for {floors} positions"
-            raise ManifestError(file, key, seen, wanted, next_step=step)
-        if drafters.drafted_with(plan, 1) < most:
-            wanted = f"the most, {most}, for one user: {smoke} asks mostly one at a time"
-            raise ManifestError(file, key, seen, wanted, next_step=step)
 
 
 def require_no_secrets(files: Mapping[str, bytes]) -> None:

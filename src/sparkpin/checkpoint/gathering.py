@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,25 +44,16 @@ class GatheringStopped(Exception):
     """Another part of the work failed, or a person stopped it."""
 
 
-def gather(
-    path: Path, size: int, first: bytes, runs: Iterable[ByteRange | Iterator[memoryview]], stop: threading.Event
-) -> str:
+def gather(path: Path, size: int, first: bytes, runs: Iterable[ByteRange], stop: threading.Event) -> str:
     """Write a file of `size` bytes, `first` and then the runs; it is on disk when this returns its SHA-256 (hex).
 
-    A run lies in a file, or comes in chunks. Raises IntegrityError for a source that ends before its run or runs that
-    are not `size` long, OSError, Stopped, and what computing a chunk raises.
+    Raises IntegrityError for a source that ends before its run or runs that are not `size` long, OSError and
+    GatheringStopped.
     """
     digest = hashlib.sha256(first)
     with DirectFile(path, size) as target, Pieces(target) as pieces, RangeReader() as reader:
         pieces.put(memoryview(first))
         for run in runs:
-            if not isinstance(run, ByteRange):
-                for chunk in run:
-                    if stop.is_set():
-                        raise GatheringStopped
-                    digest.update(chunk)
-                    pieces.put(chunk)
-                continue
             at = asked = run.begin
             while at < run.end:
                 if stop.is_set():

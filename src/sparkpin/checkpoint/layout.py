@@ -72,9 +72,9 @@ def spans_of(sources: Iterable[TensorPlace], base: str) -> Iterator[ByteSpan]:
     """As few as there can be. Tensors of other repositories may lie apart, where they were fetched to."""
     first, end = None, 0
     for source in sources:
-        repository, file, info, of = source
-        together = first and not first.of and first.file == file and first.repository == repository == base
-        if together and not of and end == info.begin:
+        repository, file, info = source
+        together = first and first.file == file and first.repository == repository == base
+        if together and end == info.begin:
             end = info.end
             continue
         if first:

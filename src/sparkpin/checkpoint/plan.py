@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sparkpin.checkpoint import int8_head
 from sparkpin.checkpoint.content import OWN
 from sparkpin.checkpoint.draft import Draft, PlanRow
 from sparkpin.checkpoint.formats import Rules, apply_formats, modules_of, taken_names
@@ -45,7 +44,7 @@ PINNED = ("hybrid", "mtp")
 MTP_FP8 = "mtp-fp8"
 """The step that carries out `mtp.rules`: the layer that drafts in other formats than the base has it in."""
 
-STEPS = ("copy", *PINNED, MTP_FP8, int8_head.STEP, DRAFTER)
+STEPS = ("copy", *PINNED, MTP_FP8, DRAFTER)
 
 
 class TensorOrigin(NamedTuple):
@@ -219,8 +218,6 @@ def checkpoint_key(pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> str:
             parts.append([step, pin.mtp.model_dump(mode="json", exclude={"rules"})])
         elif step == MTP_FP8 and pin.mtp:
             parts.append([step, [rule.model_dump(mode="json") for rule in pin.mtp.rules]])
-        elif step == int8_head.STEP:
-            parts.append([step, int8_head.FORMAT])
         elif step == DRAFTER:
             parts.append([step, hashes(lock.repositories[DRAFTER].files)])
     for name in used:
@@ -266,10 +263,7 @@ def planned(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]
     rules = Rules(rules_of(pin, steps))
     mtp = pin.mtp if "mtp" in steps else None
     layer = Patterns(mtp.tensors if mtp else ())
-    head = int8_head.HEAD if int8_head.STEP in steps else None
-    base = read_repository(
-        listings[pin.base], lambda name: rules.wants(name) or layer.first(name) is not None or name == head
-    )
+    base = read_repository(listings[pin.base], lambda name: rules.wants(name) or layer.first(name) is not None)
     modules = modules_of({name: source for name, source in base.found.items() if rules.wants(name)})
     donors = {}
     for name in used:
@@ -280,11 +274,8 @@ def planned(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]
     draft = Draft.start(base, donors)
     if rules.rules:
         apply_formats(draft, modules, rules)
-    for step in steps:
-        if step == "mtp" and mtp:
-            apply_mtp(draft, mtp)
-        elif step == int8_head.STEP:
-            int8_head.apply_int8_head(draft)
+    if mtp:
+        apply_mtp(draft, mtp)
     return lay_out(draft, pin, steps, listings[DRAFTER] if DRAFTER in steps else None)
 
 
@@ -300,8 +291,7 @@ def taken(plan: CheckpointPlan) -> dict[str, list[TensorPlace]]:
     found: dict[str, list[TensorPlace]] = {origin.name: [] for origin in plan.origins[1:]}
     for shard in plan.shards:
         for source in shard.added.values():
-            if not source.of:
-                found[source.repository].append(source)
+            found[source.repository].append(source)
     return {name: sorted(sources, key=lambda s: (s.file, s.info.begin)) for name, sources in found.items()}
 
 

@@ -23,15 +23,11 @@ OTHER = "choose another revision of this repository in pins/models/"
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor's bytes lie: `info.begin` to `info.end` of `file` in the repository that the pin calls so.
-
-    of: the tensor that this one is computed from, if it lies nowhere (int8_head.Computed).
-    """
+    """Where a tensor's bytes lie: `info.begin` to `info.end` of `file` in the repository that the pin calls so."""
 
     repository: str
     file: str
     info: TensorInfo
-    of: TensorPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,6 @@ from typing import NamedTuple
 from sparkpin.checkpoint.content import JOURNAL
 from sparkpin.checkpoint.copying import ByteRange, write_all
 from sparkpin.checkpoint.gathering import gather
-from sparkpin.checkpoint.int8_head import Computed
 from sparkpin.checkpoint.layout import Shard
 from sparkpin.checkpoint.plan import CheckpointPlan
 from sparkpin.checkpoint.repository import Places
@@ -155,12 +154,8 @@ class Work:
         return self.folder / (shard.path + UNFINISHED)
 
     def write(self, shard: Shard) -> str:
-        runs: list[ByteRange | Iterator[memoryview]] = []
-        computed = Computed(self.places)
+        runs: list[ByteRange] = []
         for span in shard.spans:
-            if span.first.of:
-                runs.append(computed.chunks(span.first))
-                continue
             path, begin = self.places.of(span.first)
             runs.append(ByteRange(path, begin, begin + span.length))
         return gather(self.unfinished(shard), shard.size, shard.header, runs, self.stop)

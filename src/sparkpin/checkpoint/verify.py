@@ -11,7 +11,6 @@ from typing import Any
 from sparkpin.checkpoint.content import OWN, REBUILD, bad
 from sparkpin.checkpoint.copying import RangeReader
 from sparkpin.checkpoint.formats import SCALE, WEIGHT
-from sparkpin.checkpoint.int8_head import Computed
 from sparkpin.checkpoint.layout import Shard, in_order
 from sparkpin.checkpoint.plan import CheckpointPlan
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, ReadRepository, listing_of, read_repository
@@ -51,17 +50,8 @@ def same_shard(ours: RangeReader, theirs: RangeReader, path: Path, shard: Shard,
         raise bad(path, "its header is not the planned one")
     digest = hashlib.sha256(shard.header)
     position = len(shard.header)
-    computed = Computed(places)
     for source in sources:
         end = position + source.info.nbytes
-        if source.of:
-            for wanted in computed.chunks(source):
-                for chunk in ours.chunks(path, position, position + len(wanted)):
-                    if differ(chunk, wanted[: len(chunk)]):
-                        raise bad(path, f"the bytes of tensor {source.info.name!r} are not those computed anew")
-                    digest.update(chunk)
-                    position, wanted = position + len(chunk), wanted[len(chunk) :]
-            continue
         origin, begin = places.of(source)
         mine = ours.chunks(path, position, end)
         other = theirs.chunks(origin, begin, begin + source.info.nbytes)

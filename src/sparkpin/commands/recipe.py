@@ -333,7 +333,6 @@ def of_tree(paths: Paths, name: str, stage: str | None) -> export.ExportedRecipe
         stack=last.stack.name,
         stage=last.stage.name,
         mods=tuple(last.recipe.mods),
-        drafts_by_users=last.recipe.drafts_by_users,
     )
 
 
@@ -343,13 +342,12 @@ def of_release(paths: Paths, name: str, tag: str) -> export.ExportedRecipe:
     release = records.get(tag, name)
     repo, revision = "", ""
     mods: tuple[str, ...] = ()
-    lengths: Mapping[int, int] = {}
     try:
         with project_of(paths, release) as project:
             was = manifests.load_recipe(project, release.recipe)
             model = manifests.model_of(project, was)
             base = manifests.load_model_lock(project, model).repositories[model.base]
-            repo, revision, mods, lengths = base.repo, base.revision, tuple(was.mods), was.drafts_by_users
+            repo, revision, mods = base.repo, base.revision, tuple(was.mods)
     except SparkpinError as error:
         say(f"note: `invoke recipe import` cannot take this export back: {reason(error)}")
     return export.ExportedRecipe(
@@ -365,7 +363,6 @@ def of_release(paths: Paths, name: str, tag: str) -> export.ExportedRecipe:
         stack=release.stack,
         stage=release.stage,
         mods=mods,
-        drafts_by_users=lengths,
     )
 
 

@@ -29,8 +29,6 @@ from sparkpin.measure.roofline.reads import (
 )
 from sparkpin.measure.roofline.reads import roofline as make
 from sparkpin.pins import manifests, schema
-from sparkpin.pins.drafters import TOKENS, drafted_with, speculation
-from sparkpin.pins.vllm_command import serve_argv
 from sparkpin.serve.memory import recipe as memory
 
 GB = 1e9
@@ -130,8 +128,6 @@ def roofline(
     )
     chance = chance_of(share.share, share.drafts or model.drafted)
     if model.drafted:
-        plan = {TOKENS: model.drafted, **speculation(serve_argv(chosen, stack, chain)[0])}  # one, where nobody says it
-        model = with_drafts(model, drafted_with(plan, asked.users))
         share = replace(share, share=accepted_share(chance, model.drafted))
     made, same = asked.both(model, share)
     best = asked.best(model, chance, asked.users) if model.draft_layers else ()

@@ -111,7 +111,6 @@ def adopt(
         "stack": found.stack,
         "stage": found.stage,
         **({"nodes": nodes} if nodes > 1 else {}),
-        "drafts_by_users": dict(recipe.origin.drafts_by_users) if recipe.origin else {},
         "mods": kept,
         "defaults": defaults,
         "env": {variable: text for variable, text in rendered.env.items() if not mapping.useless(variable)},

@@ -76,10 +76,6 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         argv = without(argv, {str(error.seen)})
     if recipe.origin:
         argv, env = vllm_command.overlaid(argv, env, stack, chain or ())
-        lengths = recipe.origin.drafts_by_users
-        unknown = list(drafters.unknown_lengths(lengths, vllm_version(stack), recipe.path, foreign.BY_USERS))
-        found += map(of_error, unknown)
-        argv = drafters.with_lengths(argv, {} if unknown else lengths)
     if nodes > 1:
         argv, env = spread(drop_flags(argv, *PER_NODE), env, nodes, gpu=stack.gpu is not None)
     found += of_nodes(recipe.model, argv, stack, config_ahead(recipe.model), (), str(recipe.path))
@@ -121,15 +117,10 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
     own_words = [*words[:2], MODEL_PATH, *words[3:]]
     with contextlib.suppress(ManifestError):  # it is told below
         own_words = drafters.mounted(own_words, recipe)
-    lengths = recipe.drafts_by_users
-    unknown = list(drafters.unknown_lengths(lengths, vllm_version(stack), own, foreign.BY_USERS))
-    known = recipe.model_copy(update={"drafts_by_users": {}}) if unknown else recipe
-    argv, env = vllm_command.settled(own_words, known, stack, chain or ())
+    argv, env = vllm_command.settled(own_words, recipe, stack, chain or ())
     wrong = [
-        *unknown,
         *vllm_command.own_faults([word for word in words if word not in unfilled.values()], recipe),
         *vllm_command.tls_faults(argv, recipe),
-        *(drafters.unused_lengths(recipe, argv) if chain else ()),
     ]
     rules = rules_of(pin, checkpoint_steps(chain, pin)) if pin and chain else ()
     found += of_nodes(recipe.model, argv, stack, config_of(project, pin), rules, own)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from sparkpin.community import recipe as foreign
 from sparkpin.community import template, yamlfile
 from sparkpin.community.render import escaped, render
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.drafters import FLAG as SPECULATION
 from sparkpin.pins.nodes import EXECUTOR, NODES, PIPELINE, TENSOR, nodes_of
 from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_command import MODEL_PATH, drop_flags, flag_value, parse_flags
@@ -54,7 +53,6 @@ class ExportedRecipe:
     stack: str
     stage: str
     mods: tuple[str, ...] = ()  # of the recipe, which are in the image
-    drafts_by_users: Mapping[int, int] = field(default_factory=dict)  # of the recipe, which its command says, too
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -65,8 +63,6 @@ class ExportedRecipe:
             "stack": self.stack,
             "stage": self.stage,
         }
-        if self.drafts_by_users and flag_value(self.argv, SPECULATION):  # a lower stage drafts nothing
-            named["drafts_by_users"] = dict(self.drafts_by_users)
         return {"sparkpin": {**named, "mods": list(self.mods)}} if self.repo else {}
 
 

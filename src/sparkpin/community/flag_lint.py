@@ -10,7 +10,7 @@ from typing import Any
 from sparkpin.community.finding import RecipeFinding, error, warning
 from sparkpin.community.release import VllmRelease, nearest, nearest_few
 from sparkpin.core.errors import ManifestError, short
-from sparkpin.pins.drafters import BY_USERS, SHORTS, length_faults
+from sparkpin.pins.drafters import SHORTS
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import Flag, parse_flags
 from sparkpin.pins.vllm_flags import SPECULATION, Flags, read_json
@@ -136,8 +136,6 @@ def of_drafts(served: PlannedServer) -> Iterator[RecipeFinding]:
     for key in sorted(plan.keys() - {*served.release.speculative_keys}):
         hint = nearest(key, served.release.speculative_keys)
         yield error(f"{SPECULATION}: vLLM {served.release.wanted} has no key {short(key)}", hint)
-    for fault in length_faults(plan, "", BY_USERS):
-        yield error(f"{SPECULATION}: {fault.key}: saw {short(fault.seen)}, wanted {fault.wanted}")
 
 
 def of_numbers(served: PlannedServer) -> Iterator[RecipeFinding]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from sparkpin.community.recipe import BY_USERS, ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
+from sparkpin.community.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.core.tags import IMAGE
 from sparkpin.pins import community_mods
 from sparkpin.pins.schema import ChatTemplate
@@ -100,7 +100,7 @@ def build_args(arguments: Sequence[str]) -> Iterator[str]:
 def keys(recipe: CommunityRecipe) -> Iterator[str]:
     """Keys that say something about the server and that nothing here reads."""
     read = V1_KEYS | {"model_revision", "runtime", "min_nodes", "max_nodes", "mode", "include", "overrides", "builder"}
-    read |= {*OURS, BY_USERS} if recipe.origin else set()
+    read |= {*OURS} if recipe.origin else set()
     for name, value in recipe.raw.items():
         said = [part for part in value.values() if part] if isinstance(value, dict) else value
         if name in ELSEWHERE or name in read or not said:

@@ -11,7 +11,6 @@ from typing import Any
 from sparkpin.community import yamlfile
 from sparkpin.core.errors import WHOLE, ManifestError, clipped
 from sparkpin.core.terminal import printable
-from sparkpin.pins.schema import draft_lengths
 
 V1_NEEDED = ("name", "recipe_version", "container", "command")
 V1_KEYS = {
@@ -32,7 +31,7 @@ ELSEWHERE = {"benchmark", "capabilities", "description", "distribution_config", 
 
 OURS = ("stack", "stage", "model_revision")
 """What every recipe of ours has beside version 1's keys."""
-NODES, BY_USERS = "nodes", "drafts_by_users"  # and those that some have
+NODES = "nodes"  # and what some have
 DEEPEST = 8  # files that include each other
 PLAIN = re.compile(r"[A-Za-z0-9_][\w.+-]{0,99}", re.ASCII)
 MOST = 250  # keys of one mapping: each that is not known is compared with all that are
@@ -48,7 +47,6 @@ class RecipeOrigin:
     stack: str
     stage: str
     mods: tuple[str, ...]  # what is in the image already
-    drafts_by_users: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
     if command is not None and not isinstance(command, str):
         raise ManifestError(path, "command", command, "text")
     origin = origin_of(value, path, version)
-    known = V1_KEYS | {*OURS, NODES, BY_USERS} if version == "1" and origin else V1_KEYS if version == "1" else V2_KEYS
+    known = V1_KEYS | {*OURS, NODES} if version == "1" and origin else V1_KEYS if version == "1" else V2_KEYS
     return CommunityRecipe(
         path=path,
         version=version,
@@ -194,11 +192,7 @@ def origin_of(value: Mapping[str, Any], path: Path, version: str) -> RecipeOrigi
     if lacking := [key for key, said in named.items() if not said]:
         raise ManifestError(path, where + lacking[0], "(missing)", "a value, as in a recipe of recipes/")
     mods = texts(place, "mods", path)
-    try:
-        lengths = draft_lengths(place.get(BY_USERS, {}))
-    except ValueError as error:
-        raise ManifestError(path, where + BY_USERS, place[BY_USERS], str(error)) from None
-    return RecipeOrigin(named["model"], named["model_revision"], named["stack"], named["stage"], mods, lengths)
+    return RecipeOrigin(named["model"], named["model_revision"], named["stack"], named["stage"], mods)
 
 
 def least_nodes(value: Mapping[str, Any], path: Path) -> int:

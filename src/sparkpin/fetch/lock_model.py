@@ -224,10 +224,10 @@ class Locking:
             pieces += model.tensor_pieces(site, listing, model.lacking(store, old, self.say))
             new += [(key, source) for source in sources if source.info.name not in known]
         count = len(pieces)
-        for key, (_, file, info, _) in new:
+        for key, (_, file, info) in new:
             size = next(row.size for row in entries[key].files if row.file == file)
             pieces.append(self.sites[key].tensor(info.name, file, size, info.begin, info.end))
-        for (key, (_, file, info, _)), sha256 in zip(new, self.fetch(pieces)[count:], strict=True):
+        for (key, (_, file, info)), sha256 in zip(new, self.fetch(pieces)[count:], strict=True):
             rows[key, info.name] = locked(info.name, file, info.nbytes, sha256)
         return {
             key: entries[key].model_copy(update={"tensors": [rows[key, source.info.name] for source in sources]})
@@ -254,7 +254,7 @@ class Locking:
 
 def noted(site: Site, sources: Sequence[TensorPlace]) -> Iterator[LockedFile]:
     """Tensors that a killed run had fetched already."""
-    for _, file, info, _ in sources:
+    for _, file, info in sources:
         if sha256 := site.noted(file, info.begin, info.end):
             yield locked(info.name, file, info.nbytes, sha256)
 

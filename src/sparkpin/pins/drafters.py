@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.schema import DRAFTER, Drafts, Recipe
-from sparkpin.pins.vllm_command import MODEL_PATH, file_of, flag_value, parse_flags, set_flag
+from sparkpin.pins.vllm_command import MODEL_PATH, file_of, flag_value, set_flag
 from sparkpin.pins.vllm_flags import SPECULATION, Flags
 
 FLAG, TOKENS = SPECULATION, "num_speculative_tokens"
 SHORT = "--spec-model"
 SHORTS: Mapping[str, str] = {SHORT: "model", "--spec-method": "method", "--spec-tokens": TOKENS}
 """Of vLLM 0.32 and later: keys of FLAG, and refused beside them there."""
-BY_USERS, BY_USERS_SINCE = f"{TOKENS}_per_batch_size", "0.32.0"
-"""The key of FLAG that drafts less or more with other numbers of users; of the stacks' vLLM the first that knows it."""
 PATH = f"{MODEL_PATH}/{DRAFTER}"  # of a checkpoint's folder vLLM reads no weights but those that lie in it directly
 WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")  # the methods whose name stands for their model, too
 NGRAM = ("ngram", "[ngram]")  # one method, and the only one that is known by its model alone
@@ -88,56 +84,6 @@ def require_used(recipe: Recipe, argv: Sequence[str]) -> None:
     if recipe.drafter and speculation(argv).get("model") != PATH:
         wanted = f"a stage that leaves {FLAG} to the recipe, such as hybrid or v2-drafter"
         raise ManifestError(file_of(recipe), "stage", recipe.stage, wanted)
-
-
-def with_lengths(argv: Sequence[str], lengths: Mapping[int, int]) -> list[str]:
-    """The words with a recipe's `drafts_by_users`; as they are where nothing drafts (`unused_lengths`)."""
-    with contextlib.suppress(ManifestError):  # no JSON, which is told of the command
-        if lengths and (plan := speculation(argv)):
-            ends = [*(users - 1 for users in list(lengths)[1:]), list(lengths)[-1]]  # vLLM carries on with the last
-            rows = [[users, end, tokens] for (users, tokens), end in zip(lengths.items(), ends, strict=True)]
-            return set_flag(argv, FLAG, {**plan, TOKENS: max(lengths.values()), BY_USERS: rows})
-    return list(argv)
-
-
-def drafted_with(plan: Mapping[str, Any], users: int) -> int:
-    """Tokens that vLLM drafts in a step of so many users; 0 for none. plan: of --speculative-config, without faults."""
-    below = [tokens for start, _, tokens in sorted(plan.get(BY_USERS) or ()) if start <= users]
-    return below[-1] if below else int(plan.get(TOKENS) or 0)
-
-
-def unknown_lengths(seen: object, vllm: str, file: object, key: str) -> Iterator[ManifestError]:
-    """That the stack's vLLM knows no draft lengths by users. seen: those, under that key; vllm: its version, "" for an
-    unknown one."""
-    from packaging.version import Version
-
-    if seen and vllm and Version(vllm) < Version(BY_USERS_SINCE):
-        wanted = f"a stack with vLLM {BY_USERS_SINCE} or newer: {vllm} drafts as much with any number of users"
-        yield ManifestError(file, key, seen, wanted, next_step=f"leave it out, and set {TOKENS} alone")
-
-
-def length_faults(plan: Mapping[str, Any], file: object, key: str) -> Iterator[ManifestError]:
-    """What vLLM 0.32 and 0.33 refuse of BY_USERS, or serve otherwise than it says (v1/spec_decode/dynamic/utils.py).
-
-    plan: of --speculative-config; key: that set it.
-    """
-    if (rows := plan.get(BY_USERS)) is None:
-        return
-    parts = sorted(rows) if isinstance(rows, list) and all(map(KINDS[NUMBERS], rows)) else []
-    whole = bool(parts) and all(len(part) == 3 and part[0] <= part[1] and part[2] >= 0 for part in parts)
-    if not whole or parts[0][0] != 1 or any(one[1] >= after[0] for one, after in pairwise(parts)):
-        wanted = "[first, last, tokens], of numbers of users from 1 on that do not overlap: [[1, 7, 2], [8, 8, 1]]"
-        yield ManifestError(file, key, rows, wanted)
-    elif type(tokens := plan.get(TOKENS)) is int and (most := max(part[2] for part in parts)) > tokens:
-        wanted = f"at most {tokens} tokens, {TOKENS} beside it: vLLM would draft no more"
-        yield ManifestError(file, key, most, wanted)
-
-
-def unused_lengths(recipe: Recipe, argv: Sequence[str]) -> Iterator[ManifestError]:
-    """What is wrong with `drafts_by_users` where nothing drafts. argv: of the recipe's own stage."""
-    if recipe.drafts_by_users and not any(flag.sets(FLAG) for flag in parse_flags(argv)[1]):
-        wanted = f"a stage or a command that drafts by {FLAG}, such as stage mtp: {recipe.stage} does not"
-        yield ManifestError(file_of(recipe), "drafts_by_users", recipe.drafts_by_users, wanted)
 
 
 def method_faults(plan: Mapping[str, Any], drafts: Drafts, vllm: str, file: str) -> Iterator[ManifestError]:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -31,7 +30,7 @@ Scalar = str | int | float | bool
 FlagValue = Scalar | list[Any] | dict[str, Any] | None
 PLATFORMS = Literal["linux/amd64", "linux/arm64"]
 MACHINES: dict[str, str] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # as `uname -m` says it
-CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "mtp-fp8", "int8-head"]
+CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "mtp-fp8"]
 
 
 class StrictModel(BaseModel):
@@ -729,24 +728,12 @@ class Families(StrictModel):
     families: list[Family]
 
 
-def draft_lengths(value: Any) -> Any:
-    """ValueError for what gives no draft length to each number of users."""
-    users, lengths = (list(value), list(value.values())) if isinstance(value, dict) else ([], [None])
-    whole = all(type(number) is int and number >= 0 for number in (*users, *lengths))
-    if not whole or users != sorted(users) or users[:1] not in ([], [1]) or (users and not any(lengths)):
-        raise ValueError(
-            "numbers of users rising from 1, each with the tokens drafted from there on, not all 0: {1: 2, 8: 1}"
-        )
-    return value
-
-
 class Recipe(StrictModel):
     """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
 
     mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md).
     nodes: machines that serve it together, each with one process (docs/nodes.md). drafter, drafter_revision: of a
-    second model, which --speculative-config names (docs/drafters.md). drafts_by_users: number of users -> tokens
-    drafted from that number on, whatever else the stage or the command says (docs/drafters.md#draft-length-by-users).
+    second model, which --speculative-config names (docs/drafters.md).
     """
 
     recipe_version: Literal["1"]
@@ -760,7 +747,6 @@ class Recipe(StrictModel):
     stack: Name
     stage: Name
     nodes: Annotated[int, Field(ge=1, le=8)] = 1  # nodes.MOST_NODES
-    drafts_by_users: Annotated[dict[int, int], BeforeValidator(draft_lengths)] = {}
     mods: list[CommunityName] = []
     defaults: dict[str, Scalar] = {}
     env: dict[str, Scalar] = {}

@@ -108,14 +108,12 @@ def serve_argv(
 
 
 def settled(argv: list[str], recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> tuple[list[str], dict[str, str]]:
-    """A recipe's own words with what stack, stages, draft lengths and nodes set, and the environment of all."""
-    from sparkpin.pins.drafters import with_lengths  # both stand on this file's functions
-    from sparkpin.pins.nodes import spread
+    """A recipe's own words with what stack, stages and nodes set, and the environment of all."""
+    from sparkpin.pins.nodes import spread  # it stands on this file's functions
 
     if flag_value(argv, "--served-model-name") is None:
         argv = set_flag(argv, "--served-model-name", recipe.model)
     words, env = overlaid(argv, environment(recipe.env), stack, chain)
-    words = with_lengths(words, recipe.drafts_by_users)
     return spread(words, env, recipe.nodes, gpu=stack.gpu is not None)
 
 

@@ -1,7 +1,6 @@
 """A release served with other numbers of drafted tokens than its own flags say.
 
-vLLM 0.32 and 0.33 take that number when they start. (`num_speculative_tokens_per_batch_size` changes it with the number
-of requests, not for a request.) So each takes a server of its own.
+vLLM 0.32 and 0.33 take that number when they start. So each takes a server of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.drafters import BY_USERS, FLAG, speculation
+from sparkpin.pins.drafters import FLAG, speculation
 from sparkpin.pins.drafters import TOKENS as KEY
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import drop_flags, parse_flags, set_flag
@@ -51,5 +50,4 @@ def with_length(release: Release, length: int) -> list[str]:
     argv = drop_flags(release.argv, *parts)
     if not length:
         return drop_flags(argv, FLAG)
-    plan = {key: value for key, value in speculation(release.argv).items() if key != BY_USERS}
-    return set_flag(argv, FLAG, {**plan, KEY: length})
+    return set_flag(argv, FLAG, {**speculation(release.argv), KEY: length})

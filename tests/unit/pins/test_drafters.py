@@ -13,7 +13,7 @@ from packaging.version import Version
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import drafters, manifests
 from sparkpin.pins.schema import Drafts, Recipe
-from sparkpin.pins.vllm_command import flag_value, own_argv, serve_argv, split
+from sparkpin.pins.vllm_command import flag_value, own_argv, split
 from sparkpin.pins.vllm_flags import Flags
 
 DATA = PROJECT / "src/sparkpin/community/vllm"
@@ -179,57 +179,9 @@ def test_each_method_is_known_to_vllm_from_the_release_on_that_is_said() -> None
     for file in DATA.glob("*.json"):
         data = json.loads(file.read_text())
         known = data["speculative_methods"]
-        has_lengths = Version(file.stem) >= Version(drafters.BY_USERS_SINCE)
-        assert (drafters.BY_USERS in data["speculative_keys"]) == has_lengths, file.stem
         assert (drafters.SHORT in data["flags"]) == (Version(file.stem) >= Version("0.32")), file.stem
         for method, since in drafters.SINCE.items():
             assert (method in known) == (Version(file.stem) >= Version(since)), (file.stem, method)
-
-
-LENGTHS = {1: 3, 4: 1, 8: 0, 16: 2}
-
-
-def drafting(lengths: dict[int, int], stage: str = "v2") -> dict[str, Any]:
-    """--speculative-config of a recipe with these draft lengths."""
-    one = manifests.load_recipe(PROJECT, "scripted-tiny").model_copy(update={"drafts_by_users": lengths})
-    chain = manifests.load_chain(PROJECT, stage)
-    return drafters.speculation(serve_argv(one, manifests.load_stack(PROJECT, one.stack), chain)[0])
-
-
-def test_draft_lengths_by_users_are_set_over_what_the_stage_says() -> None:
-    """Else vLLM would draft two, the stage's number, wherever a recipe says three."""
-    assert drafting({}) == {"method": "mtp", "num_speculative_tokens": 2}
-    plan = drafting(LENGTHS)
-    rows = [[1, 3, 3], [4, 7, 1], [8, 15, 0], [16, 16, 2]]
-    assert plan == {"method": "mtp", "num_speculative_tokens": 3, drafters.BY_USERS: rows}
-    assert not list(drafters.length_faults(plan, "f", "k"))
-    assert [drafters.drafted_with(plan, users) for users in (1, 3, 4, 7, 8, 15, 16, 99)] == [3, 3, 1, 1, 0, 0, 2, 2]
-    assert drafters.drafted_with({"num_speculative_tokens": 2}, 9) == 2 and drafters.drafted_with({}, 1) == 0
-    assert drafting({1: 2}, "v2-vocab")["use_local_argmax_reduction"] is True
-    assert drafting(LENGTHS, "hybrid") == {}
-
-
-@pytest.mark.parametrize(
-    ("rows", "valid"),
-    [
-        ([[1, 4, 2], [5, 8, 1]], True),
-        ([[5, 8, 1], [1, 4, 2]], True),  # vLLM sorts them
-        ([[1, 1, 2], [8, 8, 0]], True),  # up to 7 as with 1
-        ([[2, 4, 2]], False),
-        ([[1, 4, 2], [4, 8, 1]], False),
-        ([[4, 1, 2]], False),
-        ([[1, 4, -1]], False),
-        ([[1, 4, 3]], False),  # more than num_speculative_tokens
-        ([[1, 4]], False),
-        ([], False),
-        ({"1": 2}, False),
-        ([[1, 4, "2"]], False),
-    ],
-)
-def test_what_vllm_takes_as_draft_lengths(rows: object, valid: bool) -> None:
-    """As vLLM 0.33's `build_dynamic_sd_schedule_lookup`, asked for 20,000 lists drawn at random, once, by hand."""
-    faults = list(drafters.length_faults({"num_speculative_tokens": 2, drafters.BY_USERS: rows}, "f", "k"))
-    assert [(fault.file, fault.key) for fault in faults] == ([] if valid else [("f", "k")])
 
 
 @pytest.mark.parametrize(
@@ -245,8 +197,8 @@ def test_what_vllm_takes_as_draft_lengths(rows: object, valid: bool) -> None:
 )
 def test_a_part_of_a_flag_is_read_as_json_where_it_can_be(text: str, value: object) -> None:
     """As vLLM 0.33 reads it: utils/argparse_utils.py."""
-    words = ["vllm", "serve", "/model", f"{drafters.FLAG}.{drafters.BY_USERS}", text]
-    assert drafters.speculation(words) == {drafters.BY_USERS: value}
+    words = ["vllm", "serve", "/model", f"{drafters.FLAG}.{drafters.TOKENS}", text]
+    assert drafters.speculation(words) == {drafters.TOKENS: value}
 
 
 @pytest.mark.parametrize("config", ['{"num-speculative-tokens": 3}', "", None])
@@ -257,15 +209,6 @@ def test_dashes_in_keys_are_changed_where_vllm_changes_them(config: str | None) 
     assert drafters.speculation(["vllm", "serve", "/model", *words]) == {drafters.TOKENS: 3}
     other = ["vllm", "serve", "/model", "--additional-config.a-b_c", "3"]
     assert Flags(other, "f", {}).json("--additional-config") == {"a-b_c": 3}
-
-
-@pytest.mark.parametrize(
-    "lengths", [{2: 1}, {1: 0}, {1: 2, 8: -1}, {1: 2, 8: 1, 4: 1}, {"1": 2}, {1: True}, [1], 2, None]
-)
-def test_draft_lengths_out_of_order_are_refused(lengths: object) -> None:
-    value = recipe().model_dump() | {"drafts_by_users": lengths}
-    (fault,) = manifests.parsed(Recipe, value, "recipes/x.yaml")[1]
-    assert (fault.file, fault.key) == ("recipes/x.yaml", "drafts_by_users") and "{1: 2, 8: 1}" in fault.wanted
 
 
 def test_a_drafter_s_pin_says_what_it_drafts(tmp_path: Path) -> None:

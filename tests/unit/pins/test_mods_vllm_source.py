@@ -23,21 +23,13 @@ import vllm_source
 
 DATA = json.loads(vllm_source.DATA.read_text())
 DECLARED = vllm_source.declarations()
-RELEASES = ("0.19.1", "0.20.2", "0.32.0", "0.33.0")
-ACCEPTED = [(mod, release) for mod, (touches, _) in DECLARED.items() for release in touches]
-REFUSED = [(mod, release) for mod, (_, refused) in DECLARED.items() for release in refused]
+RELEASES = ("0.32.0", "0.33.0")
+ACCEPTED = [(mod, release) for mod, touches in DECLARED.items() for release in touches]
 SOURCES = os.environ.get("SPARKPIN_VLLM_SOURCES")
 
 
 def test_every_mod_that_declares_something_is_looked_at() -> None:
     assert set(vllm_source.MODULES) == {path.parts[-3] for path in PROJECT.glob("mods/*/sparkpin_*/touches.py")}
-
-
-@pytest.mark.parametrize("mod", DECLARED)
-def test_each_release_is_accepted_or_refused_with_a_reason(mod: str) -> None:
-    touches, refused = DECLARED[mod]
-    assert sorted([*touches, *refused]) == sorted(RELEASES)
-    assert all(refused.values())
 
 
 def test_the_data_is_of_these_releases_and_names() -> None:
@@ -48,7 +40,7 @@ def test_the_data_is_of_these_releases_and_names() -> None:
 
 @pytest.mark.parametrize(("mod", "release"), ACCEPTED)
 def test_an_accepted_release_has_what_the_mod_touches(mod: str, release: str) -> None:
-    for name, parameters in DECLARED[mod][0][release].items():
+    for name, parameters in DECLARED[mod][release].items():
         found = DATA[release][name]
         assert found is not None, f"vLLM {release} has no {name}"
         if parameters is not None and parameters.startswith("("):
@@ -65,15 +57,8 @@ def call_of(declared: str) -> tuple[list[str], set[str]]:
     return places, set(names)
 
 
-@pytest.mark.parametrize(("mod", "release"), REFUSED)
-def test_a_refused_release_lacks_something(mod: str, release: str) -> None:
-    """When it no longer does, the reason is worth reading again."""
-    touches = DECLARED[mod][0]
-    assert all(any(DATA[release][name] is None for name in names) for names in touches.values())
-
-
 def test_the_table_of_each_readme_names_each_release() -> None:
-    for mod, (touches, _) in DECLARED.items():
+    for mod, touches in DECLARED.items():
         if mod != "modkit":
             readme = (PROJECT / "mods" / mod / "README.md").read_text()
             for release in RELEASES:
@@ -87,7 +72,7 @@ def test_the_names_that_changed_last_stand_in_the_documentation() -> None:
         if len(cells) == 4 and cells[0] in DECLARED:
             rows[cells[0]] = [sorted(re.findall(r"`([^`]+)`", cell)) for cell in cells[1:]]
     wanted = {mod: [[], [], []] for mod in DECLARED}
-    for mod, (touches, _) in DECLARED.items():
+    for mod, touches in DECLARED.items():
         for name, parameters in touches["0.33.0"].items():
             if DATA["0.32.0"][name] is None or DATA["0.32.0"][name]["sha256"] != DATA["0.33.0"][name]["sha256"]:
                 kind = 2 if parameters is None else int(parameters.startswith("("))
@@ -95,7 +80,7 @@ def test_the_names_that_changed_last_stand_in_the_documentation() -> None:
                 wanted[mod][kind].append("vllm.__version__" if module == "vllm" else qualified)
     assert rows == {mod: [sorted(names) for names in kinds] for mod, kinds in wanted.items()}
     count = sum(len(names) for kinds in wanted.values() for names in kinds)
-    touched = sum(len(touches["0.33.0"]) for touches, _ in DECLARED.values())
+    touched = sum(len(touches["0.33.0"]) for touches in DECLARED.values())
     assert f"{count} of {touched} touched names changed" in (PROJECT / "docs/mods.md").read_text()
 
 
@@ -165,7 +150,7 @@ UNQUANTISED = {
 
 @pytest.mark.parametrize("mod", DECLARED)
 def test_all_that_a_mod_takes_from_vllm_is_declared(mod: str) -> None:
-    declared = {name: parameters for touches in DECLARED[mod][0].values() for name, parameters in touches.items()}
+    declared = {name: parameters for touches in DECLARED[mod].values() for name, parameters in touches.items()}
     taken = 0
     for path in modules(mod):
         uses = Uses()

@@ -296,7 +296,7 @@ def test_flags_that_have_no_effect_are_not_refused() -> None:
 
 
 def test_a_list_whose_length_is_not_in_the_flags_is_not_counted() -> None:
-    for value in ({"draft_vocabulary": {"file": "a"}}, {"other": 1}, {"draft_vocabulary": {"first": "9"}}):
+    for value in ({"draft_vocabulary": 3}, {"other": 1}, {"draft_vocabulary": {"first": "9"}}):
         made = settings_of(geometry_122b(), f"{MTP2} {additional(value)}", "cuda")
         assert (made.draft_rows, made.unread) == (0, (f"--additional-config {json.dumps(value)}",))
     made = settings_of(geometry_122b(), f"{MTP2} {additional({'draft_vocabulary': {'first': 9}, 'other': 1})}", "cuda")

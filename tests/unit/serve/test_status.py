@@ -89,13 +89,13 @@ def test_the_table_fits_into_a_terminal(
 ) -> None:
     """With long names, and all that a column may say; its release and its address stay whole."""
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    tag, name = "sparkpin/qwen3.5-122b-262k:v2-stored-0123456789ab", "sparkpin-qwen3.5-122b-262k-01234567"
+    tag, name = "sparkpin/qwen3.5-122b-262k:v2-drafter-0123456789ab", "sparkpin-qwen3.5-122b-262k-01234567"
     served = Served("h", "qwen3.5-122b-262k", tag, name, "0.0.0.0", 8000, "m", "exited", False, key="x", restarts=2)
     monkeypatch.setenv("COLUMNS", "80")
     status.show_all(paths, (dataclasses.replace(served, tls=True),), {name: None})
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert all(any(whole in line for line in lines) for whole in ("v2-stored-0123456789ab", "https://0.0.0.0:8000/v1"))
+    assert all(any(whole in line for line in lines) for whole in ("v2-drafter-0123456789ab", "https://0.0.0.0:8000/v1"))
     (more,) = (line for line in lines if line.startswith("qwen3.5-122b-262k: "))
     assert "2" in more.partition(": ")[2], "how often it was started again"
 

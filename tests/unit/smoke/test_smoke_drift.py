@@ -156,9 +156,6 @@ def test_each_draft_length_has_its_flags(release: tuple[Paths, Release]) -> None
     assert none == (0, ("vllm", "serve", "/model", "--x"))
     assert three == (3, tuple(word.replace(":2", ":3") for word in SPECULATIVE))
     assert lengths(made, SPECULATIVE[:3], 0) == [(0, SPECULATIVE[:3])]
-    rows = ',"num_speculative_tokens_per_batch_size":[[1,7,2],[8,8,1]]}'
-    own, one = lengths(made, tuple(word.replace("2}", f"2{rows}") for word in SPECULATIVE), 1)
-    assert rows in own[1][4] and one == (1, tuple(word.replace(":2", ":1") for word in SPECULATIVE))
     parts = ("vllm", "serve", "/model", "--speculative-config.method", "mtp", FLAG + ".num_speculative_tokens", "2")
     own, none, one = lengths(made, parts, 0, 1)
     assert own == (2, parts) and none == (0, parts[:3])

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkpin.checkpoint.from_gguf import SAFETENSORS, bf16
-from sparkpin.checkpoint.int8_quantiser import Floats, floats
 from sparkpin.checkpoint.safetensors import parse_header
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
 from sparkpin.core.files import atomic_file
@@ -26,6 +25,7 @@ from sparkpin.fetch.tinymodel.repositories import Pair
 from sparkpin.fetch.tinymodel.weights import FP8_MAX, GROUP, fp8_value
 from sparkpin.pins.schema import PackedFolder
 
+Floats = NDArray[np.float32]
 TEXTS = ("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 LINEAR = re.compile(r"\.(\w+_proj|in_proj_qkv|in_proj_z)\.weight$")
 STEPS = (7.0, 7.25, 7.5, 7.75, 8.0, 8.5, 9.0, 9.5, 10.0, 11.0)
@@ -52,7 +52,7 @@ class Trained:
     def int4(self) -> tuple[bytes, bytes, bytes]:
         """As `weights.to_int4`: qweight, qzeros, scales."""
         n, k = self.raw.shape
-        groups = floats(self.raw, "BF16").reshape(n, k // GROUP, GROUP)
+        groups = floats(self.raw).reshape(n, k // GROUP, GROUP)
         peak = np.abs(groups).max(axis=2)
         scales, codes, least = np.zeros_like(peak), np.zeros_like(groups), np.full_like(peak, np.inf)
         for step in STEPS:
@@ -69,11 +69,16 @@ class Trained:
     def fp8(self) -> tuple[bytes, bytes]:
         """As `weights.to_fp8`: E4M3, and BF16 scales of blocks."""
         n, k = self.raw.shape
-        blocks = floats(self.raw, "BF16").reshape(n // GROUP, GROUP, k // GROUP, GROUP)
+        blocks = floats(self.raw).reshape(n // GROUP, GROUP, k // GROUP, GROUP)
         stored = bf16(np.abs(blocks).max(axis=(1, 3)) / np.float32(FP8_MAX))
-        scale = floats(stored, "BF16")
+        scale = floats(stored)
         codes = e4m3(blocks / np.where(scale == 0, 1, scale).astype(np.float32)[:, None, :, None])
         return codes.tobytes(), stored.tobytes()
+
+
+def floats(raw: NDArray[np.uint16]) -> Floats:
+    """BF16 bits as numbers."""
+    return (raw.astype(np.uint32) << 16).view(np.float32)
 
 
 def rounded_scale(peak: Floats, step: float) -> Floats:

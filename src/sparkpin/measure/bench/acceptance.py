@@ -8,7 +8,6 @@ from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.measure.bench import record as bench
 from sparkpin.measure.roofline.published import ACCEPTED
-from sparkpin.pins.drafters import drafted_with, speculation
 from sparkpin.pins.schema import Drafts
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.drafting import drafted
@@ -50,16 +49,11 @@ def of_bench(paths: Paths, release: Release) -> Acceptance | None:
     known = bench.newest(paths, release)
     rows = known.of_kind("prompt") if known else ()
     offered, taken = (sum(getattr(row, name) or 0 for row in rows) for name in ("drafted", "accepted"))
-    return Acceptance(taken / offered, f"bench of {release.tag}", alone(release)) if offered >= LEAST else None
+    return Acceptance(taken / offered, f"bench of {release.tag}", drafted(release)) if offered >= LEAST else None
 
 
 def of_smoke(release: Release) -> Acceptance | None:
     share = (release.smoke or {}).get("acceptance")
     if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
         return None  # a record may come from anybody
-    return Acceptance(float(share), f"smoke test of {release.tag}", alone(release))
-
-
-def alone(release: Release) -> int:
-    """Tokens that it drafts for one user, as whom benchmark and smoke test ask."""
-    return drafted_with(speculation(release.argv), 1)
+    return Acceptance(float(share), f"smoke test of {release.tag}", drafted(release))

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Literal
 
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.drafters import BY_USERS, length_faults
 from sparkpin.pins.nodes import NODES, TENSOR
 from sparkpin.pins.precedence import CPU_SPACE, KV_BYTES
 from sparkpin.pins.vllm_flags import NEXT, WANTED, Flags
@@ -201,8 +200,6 @@ def drafting(flags: Flags, geometry: Geometry, drafter: Geometry | None) -> tupl
     config = flags.json("--speculative-config")
     if not config:
         return 0, 0, 0
-    for fault in length_faults(config, flags.origin("--speculative-config"), f"--speculative-config {BY_USERS}"):
-        raise fault
     method = str(config.get("method"))
     if drafter:
         tokens = int(config["num_speculative_tokens"])
@@ -235,8 +232,7 @@ def draft_rows(flags: Flags, geometry: Geometry) -> tuple[int, int, tuple[str, .
     """Rows of the LM head that mods/draft-vocabulary copies, 0 for none; bits of a weight in them; and what else
     `--additional-config` says.
 
-    The tokens that it adds to a list, some tens, are not counted. A list in a file is not known here: with 4 bits it
-    counts as the whole head.
+    The tokens that it adds to a list, some tens, are not counted.
     """
     rest = flags.json(ADDITIONAL)
     bits = 4 if rest.get("draft_head") == {"bits": 4} else 8
