@@ -107,17 +107,16 @@ def roofline(
     stage: str | None,
     measured: str,
     as_json: bool,
-    from_published: bool = False,
     nodes: int | None = None,
 ) -> None:
-    """Of one stage of a recipe; of the 122B the published chain, too. from_published: from published shapes, not from
-    the headers that a lock names. nodes: as if the recipe were for so many machines."""
+    """Of one stage of a recipe; of the 122B the published chain, too. nodes: as if the recipe were for so many
+    machines."""
     paths = Paths.from_env()
     speed = number("measured", measured, "38.4") if measured else None
     chosen = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project))
     chain = manifests.load_chain(paths.project, stage or chosen.stage)
     stack = manifests.load_stack(paths.project, chosen.stack)
-    known = memory.known_of(paths, chosen, stack, chain, published=from_published, nodes=nodes)
+    known = memory.known_of(paths, chosen, stack, chain, nodes=nodes)
     model = model_of(known.tensors, known.geometry, known.settings, known.loading, symmetric=known.symmetric)
     pin = manifests.model_of(paths.project, chosen)
     drafts = pin.drafter.drafts if pin.drafter else None
@@ -137,7 +136,7 @@ def roofline(
     if as_json:
         value: dict[str, Any] = {"recipe": chosen.name, "stage": chain[-1].name, **to_json(made, same, speed)}
         value["accepted_from"] = share.origin if made.drafted else None
-        value["published"] = from_published
+        value["published"] = bool(known.notes)
         value["best_drafted"] = [one.drafted for one in best]
         value["draft_lengths"] = [
             {"users": users, "chance": likely, "drafted": one.drafted, "ceiling": one.ceiling}
@@ -274,9 +273,7 @@ def published(
     Raises InputError for what is of one stage of a recipe, without one: stage, measured, nodes, more than one user.
     """
     if recipe:
-        roofline(
-            asked, recipe=recipe, stage=stage, measured=measured, as_json=as_json, from_published=True, nodes=nodes
-        )
+        roofline(asked, recipe=recipe, stage=stage, measured=measured, as_json=as_json, nodes=nodes)
         return
     users = asked.users if asked.users > 1 else None
     given = {"--stage": stage, "--measured": measured, "--nodes": nodes, "--users": users}

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparkpin.checkpoint import published as shapes
 from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
+from sparkpin.checkpoint.shapes import Shapes, load_shapes
+from sparkpin.core.errors import WHOLE, ManifestError
+from sparkpin.core.paths import project_folder
 from sparkpin.measure.roofline.reads import DecodeModel, Link, Roofline, model_of, roofline
 from sparkpin.serve.memory.geometry import read_geometry
 from sparkpin.serve.memory.settings import read_settings
@@ -17,8 +19,6 @@ from sparkpin.serve.memory.weights import Loading
 
 MODEL = "qwen3.5-122b-a10b"
 REPO = "Intel/Qwen3.5-122B-A10B-int4-AutoRound"
-SHAPES = shapes.G122B
-GEOMETRY = read_geometry(shapes.config_of(SHAPES, shapes.MULTIMODAL, {}), "the published shapes")
 ACCEPTED = 0.79
 """Published: about 80 % of two drafted tokens, 2.58 tokens a step."""
 SHORT = 1000
@@ -60,7 +60,7 @@ class Published:
 
     @property
     def format(self) -> str:
-        kind = {"int4": "INT4", "fp8": "FP8", "nvfp4": "NVFP4"}[shapes.SHAPES[self.repo][1]]
+        kind = next(kind for kind in ("INT4", "NVFP4", "FP8") if kind in self.repo.upper())
         return f"{kind}{' + FP8' if self.fp8 else ''}{', INT8 head' if self.int8 else ''}"
 
     @property
@@ -111,8 +111,7 @@ FIGURES = (*CHAIN, *OTHERS)
 
 
 def model_published(figure: Published) -> DecodeModel:
-    sizes, kind = (SHAPES, "int4") if figure.repo == REPO else shapes.SHAPES[figure.repo]
-    geometry = read_geometry(shapes.config_of(sizes, shapes.MULTIMODAL, {}), "the published shapes")
+    geometry = read_geometry(shapes_of(figure.repo).config, "the published shapes")
     argv = ["vllm", "serve", "/model", *figure.flags]
     settings = read_settings(argv, {}, geometry, "cuda", vllm=(0, 33), wide_state=False, origin="a published figure")
     loading = Loading(
@@ -125,7 +124,7 @@ def model_published(figure: Published) -> DecodeModel:
         ranks=settings.ranks,
         kv_heads=geometry.kv_heads,
     )
-    found = tensors(sizes, kind, fp8=figure.fp8, fp8_draft=figure.fp8_draft)
+    found = tensors(figure.repo, fp8=figure.fp8, fp8_draft=figure.fp8_draft)
     return model_of(found, geometry, settings, loading, symmetric=True)
 
 
@@ -143,14 +142,32 @@ def ceiling_of(figure: Published, bandwidth: float, link: Link) -> tuple[Rooflin
     return made, same
 
 
-def tensors(sizes: shapes.Geometry, kind: str, *, fp8: bool = False, fp8_draft: bool = False) -> Iterator[TensorInfo]:
+def tensors(repo: str = REPO, *, fp8: bool = False, fp8_draft: bool = False) -> Iterator[TensorInfo]:
     """Of all tensors, a layer's experts as one; only names' kinds and bytes matter."""
-    found = shapes.plain_outside(sizes, shapes.MULTIMODAL)
-    for layer in range(sizes.layers):
-        prefix = f"{shapes.MULTIMODAL}layers.{layer}."
-        found |= shapes.layer(sizes, prefix, full=sizes.is_full(layer), repository=kind, joined=True)
-        for name, shape in shapes.expert_matrices(sizes).items() if fp8 else ():
-            found |= shapes.as_fp8(f"{prefix}mlp.shared_expert.{name}", shape)
-    found |= shapes.mtp(sizes, "fp8" if fp8_draft or kind == "fp8" else "bf16", joined=True)
+    found, donor = joined(shapes_of(repo)), dict[str, tuple[str, tuple[int, ...]]]()
+    if fp8 or fp8_draft:
+        donor = joined(shapes_of(repo.replace("Intel/", "Qwen/").replace("-int4-AutoRound", "-FP8")))
+    found |= {name: spec for name, spec in donor.items() if ".shared_expert." in name and "mtp." not in name and fp8}
+    found |= {name: spec for name, spec in donor.items() if name.startswith("mtp.") and fp8_draft}
     for name, (dtype, size) in found.items():
         yield TensorInfo(name, dtype, size, 0, tensor_nbytes(dtype, size))
+
+
+def shapes_of(repo: str) -> Shapes:
+    if found := load_shapes(project_folder(), repo):
+        return found
+    raise ManifestError(f"pins/shapes/{repo}.json", WHOLE, "no file", "the shapes of a published figure")
+
+
+def joined(shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The experts of a layer as one tensor, for sums."""
+    experts = shapes.numbers.get("expert")
+    patterns = {
+        pattern.replace("{expert}.", ""): (dtype, (experts, *shape) if "{expert}" in pattern else shape)
+        for pattern, (dtype, shape) in shapes.tensors.items()
+    }
+    tensors = shapes.model_copy(update={"tensors": patterns}).all_tensors()
+    return {name: (dtype, shape) for name, dtype, shape in tensors}
+
+
+GEOMETRY = read_geometry(shapes_of(REPO).config, "the published shapes")
