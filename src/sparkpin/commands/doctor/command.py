@@ -64,8 +64,6 @@ def doctor(
         if one.name != host.GPU_RUNTIME  # the rules know more of it
     ]
     found += rules.lock_of(lock_fault(paths, chosen))
-    if source := chosen.python.source:
-        found += rules.source_build(f"{source.name} {source.version}", chosen.platform, host.this_platform())
     cuda = chosen.gpu.cuda if chosen.gpu else None
     found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda)
     found += rules.known(facts, manifests.load_known_issues(paths.project) if cuda else ())

@@ -123,14 +123,6 @@ def model(
     return found
 
 
-def source_build(source: str, platform: str, here: str) -> list[MachineFinding]:
-    """Of a stack that compiles a distribution. platform: the stack's; here: this machine's."""
-    if platform == here:
-        return []
-    why = f"{source} is compiled on {platform}, and this machine is {here}: under emulation that takes far too long"
-    return [MachineFinding("source build", "advice", why, f"build this stack on a machine of {platform}")]
-
-
 def anywhere(facts: MachineFacts) -> list[MachineFinding]:
     return [docker(facts), port(facts), token(facts), *hub(facts), clock(facts)]
 
