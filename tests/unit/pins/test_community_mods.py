@@ -1,0 +1,147 @@
+"""Mods that recipes of the community name: none is run; chat templates go into images, and into keys and records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import made_releases
+import pytest
+import tiny_images
+import yaml
+from chat_templates import add_template
+from places import PROJECT
+
+from sparkpin.build import render
+from sparkpin.build.closed_dockerfile import require_closed
+from sparkpin.build.pair import pair
+from sparkpin.commands import lint
+from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.history import operands
+from sparkpin.pins import community_mods, manifests
+from sparkpin.releases.kept_inputs import KeptInputs
+
+RECIPE = "recipes/scripted-tiny.yaml"
+
+
+def name_in_recipe(project: Path, *mods: str) -> None:
+    file = project / RECIPE
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("mods:")]
+    tiny_images.write(file, "\n".join([*lines, f"mods: {json.dumps(mods)}", ""]))
+
+
+def serve_with(project: Path, template: str) -> None:
+    file = project / RECIPE
+    file.write_text(file.read_text().rstrip() + f" \\\n    --chat-template {template}\n")
+
+
+def images_of(project: Path) -> tuple[render.RenderedImage, ...]:
+    return tuple(pairing.rendered for pairing in pair(project, "scripted-tiny"))
+
+
+def test_a_recipe_has_its_templates_in_every_image(project: Path) -> None:
+    plain = images_of(project)
+    add_template(project, "fix-one")
+    add_template(project, "fix-two")
+    serve_with(project, "fix-two.jinja")
+    name_in_recipe(project, "mods/Fix-One", "fix-two")
+    last, images = pair(project, "scripted-tiny")[-1], images_of(project)
+    assert last.argv[last.argv.index("--chat-template") + 1] == "/workspace/fix-two.jinja"
+    assert [name for name, _ in images[0].layers][-2:] == ["fix-one", "fix-two"]
+    assert images[0].layers[:-2] == plain[0].layers, "what lies below is shared with recipes that have none"
+    assert [image.layers for image in images[1:]] != [image.layers for image in plain[1:]]
+    assert "fix-one" not in images[1].dockerfile and all(
+        image.key != old.key for image, old in zip(images, plain, strict=True)
+    )
+    context = [file.path for image in images for file in image.context if file.path.startswith("templates/")]
+    assert context == ["templates/fix-one/fix-one.jinja", "templates/fix-two/fix-two.jinja"]
+    assert {manifests.COMMUNITY_MODS, "pins/chat_templates/fix-one.jinja"} <= set(last.inputs)
+    for image in images:
+        require_closed(image.dockerfile, image.parent_ref)
+    assert lint.hadolint(PROJECT, {f"{image.stage}.Dockerfile": image.dockerfile for image in images}) == []
+
+
+def test_a_path_in_a_command_is_found_in_the_images() -> None:
+    words = ["--chat-template=a.jinja", "--chat-template", "./b.jinja", "--chat_template", "/x.jinja"]
+    assert community_mods.in_workspace(words) == [
+        *("--chat-template=/workspace/a.jinja", "--chat-template"),
+        *("/workspace/b.jinja", "--chat_template", "/x.jinja"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "mods",
+    [
+        ["mods/nothing"],  # nobody knows it
+        ["fix-qwen3.5-autoround"],  # needless
+        ["gpu-mem-util-gb"],  # refused
+        ["fix-own", "mods/fix-own"],
+    ],
+)
+def test_what_is_no_template_is_refused(project: Path, mods: list[str]) -> None:
+    add_template(project)
+    name_in_recipe(project, *mods)
+    with pytest.raises(ManifestError) as caught:
+        pair(project, "scripted-tiny")
+    assert (caught.value.file, caught.value.key) == (RECIPE, "mods")
+
+
+def test_a_template_that_nobody_has_fetched_comes_with_the_command(project: Path) -> None:
+    name_in_recipe(project, "fix-qwen3.6-chat-template")
+    with pytest.raises(ManifestError) as caught:
+        pair(project, "scripted-tiny")
+    assert caught.value.next_step in community_mods.to_fetch(project, ["mods/fix-qwen3.6-chat-template"])
+    template = manifests.load_community_mods(project)["fix-qwen3.6-chat-template"].template
+    assert template and caught.value.next_step.endswith(
+        f"pins/chat_templates/fix-qwen3.6-chat-template.jinja {template.url}"
+    )
+
+
+def test_a_template_that_changed_is_another_and_diff_shows_its_lines(project: Path, tmp_path: Path) -> None:
+    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+    serve_with(project, "own.jinja")
+    file = add_template(project, "own", "{{ 1 }}\n")
+    name_in_recipe(project, "own")
+    like = made_releases.release(3, recipe="scripted-tiny", stage="v2-tq")
+    was, before = pair(project, "scripted-tiny")[-1], operands.tree_side(paths, like)
+    KeptInputs.of(paths).keep_project(project, was.inputs)
+    file.write_text("{{ 2 }}\n")
+    with pytest.raises(IntegrityError):
+        pair(project, "scripted-tiny")
+    add_template(project, "own", "{{ 2 }}\n")
+    now, after = pair(project, "scripted-tiny")[-1], operands.tree_side(paths, like)
+    KeptInputs.of(paths).keep_project(project, now.inputs)
+    assert now.key != was.key and now.rendered.key != was.rendered.key
+    assert (now.argv, now.env) == (was.argv, was.env)
+    changed = {change.path: change.diff for change in operands.recorded_difference(paths, before, after).files}
+    assert set(changed) == {"pins/chat_templates/own.jinja", manifests.COMMUNITY_MODS}
+    assert changed["pins/chat_templates/own.jinja"][1:] == ("-{{ 1 }}", "+{{ 2 }}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"needless": ">=0.3"},  # a template, too
+        {"template": None},  # of no kind
+        {"needless": "nonsense >", "template": None},
+        {"evidence": []},
+        {"template": {"name": "../x.jinja", "sha256": "0" * 64, "licence": "MIT", "mends": ["x"]}},
+        {"template": {"name": "x.jinja", "licence": "MIT", "mends": ["x"]}},  # no hash
+        {"template": {"name": "x.jinja", "sha256": "0" * 64, "licence": "MIT", "mends": []}},
+    ],
+)
+def test_an_entry_is_of_one_kind_and_says_why(project: Path, change: dict[str, Any]) -> None:
+    add_template(project)
+    path = project / manifests.COMMUNITY_MODS
+    mods = yaml.safe_load(path.read_text())["mods"]
+    mods[-1] |= change
+    path.write_text(yaml.safe_dump({"mods": mods}))
+    with pytest.raises(ManifestError):
+        manifests.load_community_mods(project)
+
+
+def test_each_entry_is_of_one_name() -> None:
+    names = [mod["name"] for mod in yaml.safe_load((PROJECT / manifests.COMMUNITY_MODS).read_text())["mods"]]
+    assert sorted(names) == sorted(manifests.load_community_mods(PROJECT))
