@@ -344,21 +344,3 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
     out = capsys.readouterr().out
     assert "none is loaded; 580.65.06 or newer wanted for CUDA 13.0" in out
     assert "do not apply" not in out
-
-
-def test_what_a_stack_without_a_lock_wants_is_told(tmp_path: Path) -> None:
-    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    stack = manifests.load_stack(PROJECT, "spark-seed-source").model_copy(update={"name": "never-locked"})
-    (told,) = rules.lock_of(command.lock_fault(paths, stack))
-    assert (told.name, told.state) == ("lock", "advice")
-    assert told.detail == "saw no such file, wanted a lock: this stack has never been locked"
-    reached = "where PyTorch's own index and github.com can be reached (docs/spark-seed.md)"
-    assert told.fix == f"invoke lock --stack never-locked, {reached}"
-    assert command.lock_fault(paths, manifests.load_stack(PROJECT, "spark")) is None
-
-
-def test_what_compiles_is_built_where_it_is_to_run() -> None:
-    assert rules.source_build("vllm 0.19.1", "linux/arm64", "linux/arm64") == []
-    (told,) = rules.source_build("vllm 0.19.1", "linux/arm64", "linux/amd64")
-    assert told.detail.startswith("vllm 0.19.1 is compiled on linux/arm64, and this machine is linux/amd64")
-    assert told.fix == "build this stack on a machine of linux/arm64"

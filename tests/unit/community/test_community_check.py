@@ -353,7 +353,7 @@ command: {prot} is no key of `defaults`
 stage: unknown stage 'v9'; choose one of: base,
 model_revision: saw 'a', wanted d7b8395b378f
 mods: saw 'nope', wanted a chat template of pins/commu
-mods: saw 'nada', wanted community/nada/ with a run.sh
+mods: saw 'nada', wanted a chat template of pins/commu
 command: saw 'other/model', wanted 'sparkpin/scripted-tiny-int4-AutoRound' (the recipe's model)
 command: saw '{1}', wanted JSON
 --kv-cache-dtype: saw 'turboquant35', wanted turboquant_4bit_nc
