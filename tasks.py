@@ -551,14 +551,10 @@ def lock(
     *,
     stack: Annotated[str | None, "lock this stack only"] = None,
     model: Annotated[str | None, "lock this model only"] = None,
-    mod: Annotated[str | None, "bring this community mod of pins/community here, and lock it"] = None,
-    keep_layers: Annotated[
-        bool, "keep the former layers, put the wheels that changed on top: costs only their disk"
-    ] = False,
     digests: Annotated[bool, "resolve nothing: build what the locks give, write its digests to pins/digests"] = False,
 ) -> None:
     """Resolve the pins and write their locks (network)."""
-    commands.lock.lock(stack=stack, model=model, mod=mod, keep_layers=keep_layers, digests=digests)
+    commands.lock.lock(stack=stack, model=model, digests=digests)
 
 
 @task("inputs")

@@ -7,31 +7,21 @@ usage: install.py                  make the empty venv /opt/vllm
 
 Where WHEELS has links.json (path -> target), ROOT gets these symbolic links. Where it has passwd and group, each of
 one line, ROOT gets this system's lists with these lines, unless their numbers are taken, and the user's home.
-
-Where WHEELS has hidden.txt (requirements) and kept.txt (`sha256  folder/wheel`), the wheels that they name lie in
-folders beside it and are in the layers below. ROOT then also gets deletion marks for what is in a hidden wheel and
-neither in a new one nor in one that is kept.
 """
 
 from __future__ import annotations
 
 import compileall
-import configparser
 import csv
 import functools
-import importlib.util
 import json
 import os
 import py_compile
 import subprocess
 import sys
-import tempfile
-import zipfile
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-MARK = ".wh."  # OCI image specification, "Whiteouts"
 VENV = Path("/opt/vllm")
 UV = [str(Path(__file__).with_name("uv")), "--offline", "--no-config", "--no-cache", "--no-progress", "--quiet"]
 # hardlink: out of uv's own temporary folder, which goes when it ends; a copy would write every byte twice.
@@ -44,7 +34,8 @@ def make_venv() -> None:
     (VENV / ".lock").unlink(missing_ok=True)
 
 
-def install(requirements: Path, folders: list[Path], root: str, wheels_for: str) -> None:
+def install(wheels: Path, root: str, wheels_for: str) -> None:
+    requirements = wheels / "requirements.txt"
     prefix = Path(f"{root}{VENV}")
     prefix.mkdir(parents=True)
     if not VENV.exists():  # a native stand-in for the parent image
@@ -57,7 +48,7 @@ def install(requirements: Path, folders: list[Path], root: str, wheels_for: str)
             *("--python", VENV / "bin/python"),
             *("--prefix", prefix),
             *("--python-platform", wheels_for),
-            *(part for folder in folders for part in ("--find-links", folder)),
+            *("--find-links", wheels),
             *("--requirements", requirements),
         ],
         check=True,
@@ -101,63 +92,6 @@ def compile_file(root: str, source: Path) -> None:
     )
 
 
-def hide(wheels: Path, root: str, wheels_for: str) -> None:
-    """Put the deletion marks into the tree. The hidden wheels are installed once more, to see what comes of them."""
-    beside = [folder for folder in wheels.parent.iterdir() if folder != wheels]
-    with tempfile.TemporaryDirectory() as scratch:
-        install(wheels / "hidden.txt", beside, scratch, wheels_for)
-        hidden = files_below(Path(f"{scratch}{VENV}"))
-    (site,) = (path.relative_to(VENV) for path in VENV.glob("lib/python3*/site-packages"))
-    stays = files_below(Path(f"{root}{VENV}")) | files_below(VENV)
-    for line in (wheels / "kept.txt").read_text(encoding="utf-8").splitlines():
-        stays.update(members(wheels.parent / line.split("  ", 1)[1], site))
-    for path in marks(hidden, stays, site):
-        mark = Path(f"{root}{VENV}") / path.parent / f"{MARK}{path.name}"
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-
-
-def files_below(root: Path) -> set[Path]:
-    return {path.relative_to(root) for path in root.rglob("*") if path.is_symlink() or not path.is_dir()}
-
-
-def members(wheel: Path, site: Path) -> Iterator[Path]:
-    """Where the installer puts the modules, scripts and data of a wheel, and their bytecode, below the venv."""
-    places = {"purelib": site, "platlib": site, "scripts": Path("bin"), "data": Path()}
-    with zipfile.ZipFile(wheel) as opened:
-        for name in opened.namelist():
-            if name.endswith("/"):
-                continue
-            path = site / name
-            if path.relative_to(site).parts[0].endswith(".data"):
-                _, kind, *rest = path.relative_to(site).parts
-                if kind not in places:
-                    continue
-                path = places[kind].joinpath(*rest)
-            yield path
-            if path.suffix == ".py":
-                yield Path(importlib.util.cache_from_source(str(path)))
-            if path.name == "entry_points.txt" and path.parent.suffix == ".dist-info":
-                points = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
-                points.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their case
-                points.read_string(opened.read(name).decode())
-                for group in {"console_scripts", "gui_scripts"}.intersection(points.sections()):
-                    yield from (Path("bin") / script for script in points.options(group))
-
-
-def marks(hidden: set[Path], stays: set[Path], site: Path) -> set[Path]:
-    """What to delete so that of the hidden files only those that stay are left: whole folders where nothing else lives
-    in them, since Python would import an empty one. Folders outside of site-packages stay.
-    """
-    occupied = {folder for path in stays for folder in path.parents}
-    found = set()
-    for path in hidden - stays - occupied:
-        empty = [folder for folder in path.parents if site in folder.parents and folder not in occupied]
-        if stays.isdisjoint(empty):  # else a file has taken the folder's name
-            found.add(empty[-1] if empty else path)
-    return found
-
-
 def link(links: Path, root: str) -> None:
     for path, target in json.loads(links.read_text(encoding="utf-8")).items():
         place = Path(f"{root}{path}")
@@ -188,9 +122,7 @@ def main(arguments: list[str]) -> None:
         make_venv()
     else:
         wheels, root, wheels_for = Path(arguments[0]), *arguments[1:]
-        install(wheels / "requirements.txt", [wheels], root, wheels_for)
-        if (wheels / "hidden.txt").exists():
-            hide(wheels, root, wheels_for)
+        install(wheels, root, wheels_for)
         if (wheels / "links.json").exists():
             link(wheels / "links.json", root)
         if (wheels / "passwd").exists():

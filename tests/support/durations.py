@@ -24,7 +24,6 @@ LONG = {
     "e2e/build/test_end_to_end.py": 220,
     "e2e/build/test_draft_vocabulary.py": 200,
     "e2e/build/test_mods_in_image.py": 200,
-    "e2e/fetch/test_keep_layers_image.py": 190,
     "adversary/test_kills_of_makers.py": 180,
     "adversary/test_kills.py": 180,
     "e2e/commands/test_up_order.py": 140,

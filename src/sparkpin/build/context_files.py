@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -14,16 +14,13 @@ from typing import Literal
 import uv
 
 from sparkpin.core.files import sha256_file
-from sparkpin.pins import source_builds
-from sparkpin.pins.community_mods import RunMod
+from sparkpin.pins.community_mods import CarriedTemplate
 from sparkpin.pins.mods import Mod
-from sparkpin.pins.patches import name_of
-from sparkpin.pins.schema import LockedFile, Stack, StackLock
-from sparkpin.pins.wheel_layers import LINKS, SOURCE_WHEELS, UPDATES, USER, normal, updated
+from sparkpin.pins.schema import LockedFile, Stack
+from sparkpin.pins.wheel_layers import LINKS, USER, normal
 
 UV = "tools/uv"
 PASSWD, GROUP = "sparkpin:*:10001:10001:sparkpin:/home/sparkpin:/bin/sh", "sparkpin:*:10001:"
-HIDDEN = "(hidden)"  # at the end of what a wheel is called that a layer above hides
 
 
 @dataclass(frozen=True)
@@ -48,39 +45,20 @@ class ContextFile:
     mod: Mod | None = None
 
 
-def wheel_files(layer: str, wheels: Sequence[LockedFile], hidden: Sequence[LockedFile] = ()) -> list[ContextFile]:
-    """hidden: wheels that a layer above hides."""
+def wheel_files(layer: str, wheels: Sequence[LockedFile]) -> list[ContextFile]:
     files = [
         ContextFile(
             f"wheels/{layer}/{Path(w.file).name}",
             w.sha256,
             w.size,
             "store",
-            f"wheel {normal(w.name)} {w.version}{f' {HIDDEN}' if w in hidden else ''}",
+            f"wheel {normal(w.name)} {w.version}",
             locked=w,
         )
         for w in wheels
     ]
-    return [*files, requirements_file(f"wheels/{layer}/requirements.txt", wheels)]
-
-
-def requirements_file(path: str, wheels: Sequence[LockedFile]) -> ContextFile:
-    return text_file(path, "".join(f"{normal(w.name)}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels))
-
-
-def update_files(stack_lock: StackLock, groups: Mapping[str, Sequence[LockedFile]]) -> list[ContextFile]:
-    """Beside its wheels, the layer gets to know what lies in those below it: which wheels it hides, and which stay."""
-    stay = [
-        f"{wheel.sha256}  {name}/{Path(wheel.file).name}\n"
-        for name, wheels in groups.items()
-        for wheel in wheels
-        if wheel not in stack_lock.underlay
-    ]
-    return [
-        *wheel_files(UPDATES, updated(stack_lock)),
-        requirements_file(f"wheels/{UPDATES}/hidden.txt", stack_lock.underlay),
-        text_file(f"wheels/{UPDATES}/kept.txt", "".join(stay)),
-    ]
+    text = "".join(f"{normal(w.name)}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels)
+    return [*files, text_file(f"wheels/{layer}/requirements.txt", text)]
 
 
 def user_files() -> list[ContextFile]:
@@ -100,44 +78,13 @@ def link_files(stack: Stack) -> list[ContextFile]:
     ]
 
 
-def source_files(project: Path, stack: Stack, stack_lock: StackLock) -> list[ContextFile]:
-    files = [
-        ContextFile(path, file.sha256, file.size, "store", source_builds.called(file), locked=file)
-        for path, file in source_builds.places(stack_lock)
-    ]
-    for number, patch in enumerate(stack.patches):
-        name = name_of(number, patch)
-        files.append(host_file(f"{source_builds.FOLDER}/patches/{name}", project / patch.file, f"patch {patch.file}"))
-    script = project / "dockerfiles/source.py"
-    return [
-        *files,
-        host_file(f"{source_builds.FOLDER}/build.py", script, f"sparkpin {script.name}"),
-        text_file(
-            f"{source_builds.FOLDER}/build.json",
-            source_builds.build_plan(stack, stack_lock),
-            "plan of a build from source",
-        ),
-    ]
-
-
-def source_wheel_files(stack_lock: StackLock) -> list[ContextFile]:
-    assert stack_lock.source
-    wheels = stack_lock.source.wheels
-    return [
-        replace(file, what=source_builds.called(file.locked)) if file.locked else file
-        for file in wheel_files(SOURCE_WHEELS, wheels)
-    ]
-
-
 def mod_file(layer: str, mod: Mod) -> ContextFile:
     return ContextFile(f"wheels/{layer}/{mod.name}", mod.key, mod.size, "mod", f"mod {mod.name} {mod.version}", mod=mod)
 
 
-def run_mod_files(project: Path, mod: RunMod) -> list[ContextFile]:
-    return [
-        host_file(f"runmods/{mod.name}/{below}", project / path, f"community mod {mod.name}", executable=may)
-        for below, path, may in mod.files
-    ]
+def template_file(project: Path, template: CarriedTemplate) -> ContextFile:
+    path = f"templates/{template.mod}/{template.called}"
+    return host_file(path, project / template.file, f"chat template {template.mod}")
 
 
 def text_file(path: str, text: str, what: str = "list of wheels") -> ContextFile:

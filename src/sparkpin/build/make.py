@@ -138,7 +138,6 @@ def new_release(pairing: Pairing, built: builder.BuiltImage, host: Fingerprint |
         demands=pairing.demands,
         inputs=pairing.inputs,
         executable=pairing.executable,
-        patched=pairing.patched,
         host=host,
     )
 

@@ -30,8 +30,8 @@ from sparkpin.smoke.drafting import require_drafter
 class Pairing:
     """One stage of a recipe's chain, with everything that decides its release.
 
-    chosen: the flags of `argv` that neither recipe nor stack nor stage says. patched: the community mods, in order.
-    unchecked: what could not be held against the model.
+    chosen: the flags of `argv` that neither recipe nor stack nor stage says. unchecked: what could
+    not be compared with the model.
     """
 
     recipe: schema.Recipe
@@ -51,7 +51,6 @@ class Pairing:
     inputs: dict[str, str]
     executable: tuple[str, ...]
     chosen: tuple[families.Chosen, ...] = ()
-    patched: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
 
     @property
@@ -74,8 +73,9 @@ def pair(
     model = manifests.model_of(project, recipe)
     model_lock = manifests.load_model_lock(project, model)
     chain = manifests.load_chain(project, stage or recipe.stage)
-    community = community_mods.read_run_mods(project, recipe.mods, f"recipes/{recipe_name}.yaml", "mods", stack_lock)
-    rendered = render.render_chain(project, stack, stack_lock, chain, community)
+    version = families.vllm_version(stack)
+    templates = community_mods.read_templates(project, recipe.mods, vllm_command.file_of(recipe), version)
+    rendered = render.render_chain(project, stack, stack_lock, chain, templates)
     family = families.family_of(manifests.load_families(project), recipe.model)
     pairings = []
     for end, image in enumerate(rendered, start=1):
@@ -86,11 +86,10 @@ def pair(
         unchecked = require_whole_shares(recipe, said, model, model_lock, steps)
         unchecked += require_drafter_fits(recipe, stack, said, model, model_lock)
         demands = demands_of(project, stack, chain[:end], model)
-        chosen = families.choices(family, families.vllm_version(stack), said)
+        chosen = families.choices(family, version, said)
         argv, env = spread(families.completed(said, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
         require_drafter(chain[end - 1], recipe.name, argv)
-        run_mods = (*community, *run_mods_of(project, chain[:end], stack_lock))
-        if run_mods:
+        if templates:
             argv = community_mods.in_workspace(argv)
         mods = [file.mod for below in rendered[:end] for file in below.context if file.mod]
         pairings.append(
@@ -109,13 +108,9 @@ def pair(
                 env=env,
                 key=release_key(image.key, checkpoint, tuple(argv), env),
                 demands=demands,
-                inputs=input_hashes(project, recipe, stack, model, chain[:end], mods, run_mods),
-                executable=(
-                    *(f"mods/{mod.name}/{path}" for mod in mods for path, _, may in mod.files if may),
-                    *(path for mod in run_mods for _, path, may in mod.files if may),
-                ),
+                inputs=input_hashes(project, recipe, stack, model, chain[:end], mods, templates),
+                executable=tuple(f"mods/{mod.name}/{path}" for mod in mods for path, _, may in mod.files if may),
                 chosen=chosen,
-                patched=tuple(mod.name for mod in run_mods),
                 unchecked=unchecked,
             )
         )
@@ -169,18 +164,6 @@ def require_no_secrets(files: Mapping[str, bytes]) -> None:
                 raise fault
 
 
-def run_mods_of(
-    project: Path, chain: Sequence[schema.Stage], lock: schema.StackLock
-) -> tuple[community_mods.RunMod, ...]:
-    return tuple(
-        mod
-        for stage in chain
-        for mod in community_mods.read_run_mods(
-            project, stage.community, f"stages/{stage.name}.yaml", "community", lock
-        )
-    )
-
-
 def input_hashes(
     project: Path,
     recipe: schema.Recipe,
@@ -188,7 +171,7 @@ def input_hashes(
     model: schema.ModelPin,
     chain: tuple[schema.Stage, ...],
     mods: Sequence[Mod],
-    run_mods: Sequence[community_mods.RunMod] = (),
+    templates: Sequence[community_mods.CarriedTemplate] = (),
 ) -> dict[str, str]:
     """SHA-256 of each file that people edit and of each lock, by path below the project.
 
@@ -201,8 +184,7 @@ def input_hashes(
     names += [f"pins/models/{model.drafter.name}.{end}" for end in ("yaml", "lock")] if model.drafter else []
     names += [f"stages/{stage.name}.yaml" for stage in chain]
     names += [manifests.FAMILIES] if (project / manifests.FAMILIES).is_file() else []
-    names += [patch.file for patch in stack.patches]
-    names += [path for mod in run_mods for path in mod.project_files]
+    names += [manifests.COMMUNITY_MODS, *(one.file for one in templates)] if templates else []
     names += [f"dockerfiles/{path.name}" for path in sorted((project / "dockerfiles").iterdir()) if path.is_file()]
     data = {name: (project / name).read_bytes() for name in names}
     require_no_secrets(data)

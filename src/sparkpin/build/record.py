@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # slow to import, and who reads a record to check it builds n
     from sparkpin.build.render import RenderedImage
 
 SCHEMA: Literal[1] = 1
-LOCKED = ("wheel ", "source ")  # how `what` begins of files that a lock names
+LOCKED = "wheel "  # how `what` begins of files that a lock names
 
 
 class BuildInput(StrictModel):

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jinja2
 import jinja2.sandbox
@@ -20,11 +20,8 @@ from sparkpin.build.context_files import (
     ContextFile,
     link_files,
     mod_file,
-    run_mod_files,
     script_file,
-    source_files,
-    source_wheel_files,
-    update_files,
+    template_file,
     user_files,
     uv_file,
     wheel_files,
@@ -34,11 +31,10 @@ from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal
-from sparkpin.pins import source_builds
-from sparkpin.pins.community_mods import RunMod, read_run_mods
+from sparkpin.pins.community_mods import CarriedTemplate
 from sparkpin.pins.mods import Mod, read_mod
 from sparkpin.pins.schema import MACHINES, Stack, StackLock, Stage
-from sparkpin.pins.wheel_layers import LINKS, RESERVED, SOURCE_WHEELS, STACK_MODS, UPDATES, USER, VENV, wheel_groups
+from sparkpin.pins.wheel_layers import LINKS, RESERVED, STACK_MODS, USER, VENV, wheel_groups
 
 
 @dataclass(frozen=True)
@@ -70,19 +66,17 @@ def render_chain(
     stack: Stack,
     stack_lock: StackLock,
     chain: Sequence[Stage],
-    community: Sequence[RunMod] = (),
+    templates: Sequence[CarriedTemplate] = (),
 ) -> tuple[RenderedImage, ...]:
-    """The images of a chain, first stage first. community: what a recipe wants in all of them, on top of the first.
+    """The images of a chain, first stage first. templates: of the recipe, in all of them, on top of the first.
 
     ManifestError when a layer names what the lock does not have, and for a template that cannot be filled in.
     """
     done: list[RenderedImage] = []
     for stage in chain:
         try:
-            file = f"stages/{stage.name}.yaml"
-            own = read_run_mods(project, stage.community, file, "community", stack_lock)
-            mods = (*(() if done else community), *own)
-            done.append(render(project, stack, stack_lock, stage, done[-1] if done else None, mods))
+            parent = done[-1] if done else None
+            done.append(render(project, stack, stack_lock, stage, parent, () if parent else templates))
         except jinja2.TemplateError as error:
             template = project / "dockerfiles" / stage.template
             raise ManifestError(
@@ -95,23 +89,14 @@ def render_chain(
 class Tree:
     """A tree of files that a stage of the Dockerfile makes: a layer of the image, or what one is compiled with.
 
-    files: what that stage sees of the context. kind: "layer"; "compiled" or "applied" (a community mod), layers that
-    follow from all trees before them and not from their files alone; "tool", which is no layer. kernels: whether its
-    mod's are compiled for the GPU.
+    files: what that stage sees of the context. kernels: whether its mod's are compiled for the GPU. is_template: it is
+    a chat template, which is copied where everything else is installed.
     """
 
     name: str
     files: tuple[ContextFile, ...]
-    kind: Literal["layer", "compiled", "applied", "tool"] = "layer"
     kernels: bool = False
-
-    @property
-    def follows(self) -> bool:
-        return self.kind in ("compiled", "applied")
-
-    @property
-    def is_layer(self) -> bool:
-        return self.kind != "tool"
+    is_template: bool = False
 
 
 def render(
@@ -120,7 +105,7 @@ def render(
     stack_lock: StackLock,
     stage: Stage,
     parent: RenderedImage | None,
-    community: Sequence[RunMod] = (),
+    templates: Sequence[CarriedTemplate] = (),
 ) -> RenderedImage:
     spec = None
     if parent is not None:
@@ -132,40 +117,33 @@ def render(
         below, parent_ref = spec.key, rootfs_ref(stack.system.suite, spec.key)
     trees = [*(base_trees(project, stack, stack_lock) if parent is None else ())]
     trees += [mods_tree(stack, name, [read_mod(project, name)]) for name in stage.mods]
-    trees += [Tree(mod.name, tuple(run_mod_files(project, mod)), "applied") for mod in community]
+    trees += [Tree(one.mod, (template_file(project, one),), is_template=True) for one in templates]
     require_apart(project, stage, trees)
     require_kernels(stack, stage, trees)
     tools = [script_file(project, "install.py"), uv_file()] if trees else []
     if parent is None and stack.base:
         tools.append(script_file(project, "base.py"))
-    more = [script_file(project, name) for name in ("patching.py", "runmod.py")] if community else []
-    files = sorted([*tools, *more, *files_of(trees)], key=lambda file: file.path)
+    files = sorted([*tools, *files_of(trees)], key=lambda file: file.path)
 
     template = environment(project / "dockerfiles").get_template(stage.template)
 
     def dockerfile(key: str, shown: Sequence[Tree]) -> str:
         """As if the image ended with the last of these trees."""
-        layers = [tree.name for tree in shown if tree.is_layer]
-        built = next((number for number, tree in enumerate(shown) if tree.kind == "compiled"), None)
         return template.render(
             stage=stage,
             stack=stack,
             parent_ref=parent_ref,
-            layers=layers,
-            plain=[tree.name for tree in shown if tree.is_layer and tree.kind != "applied"],
-            applied=applied(shown),
+            layers=[tree.name for tree in shown],
+            installed=[tree.name for tree in shown if tree.name != VENV and not tree.is_template],
+            templates=[tree.name for tree in shown if tree.is_template],
             kernels=[tree.name for tree in trees if tree.kernels],
-            trees=[tree.name for tree in layers_first(shown)[1:] if not tree.follows],
-            source=built and {"layer": shown[built].name, "below": [tree.name for tree in shown[:built]]},
             key=key,
             wheels_for=f"{MACHINES[stack.platform]}-manylinux_2_40",  # the hashes say which wheels, not this
         )
 
     def layer_key(shown: Sequence[Tree]) -> str:
         """Those above the last have no say in it."""
-        seen = shown if shown[-1].follows else shown[-1:]
-        used = [*tools, *more] if applied(seen) else tools  # what lies below is shared with stages without such mods
-        return build_key(stack, below, dockerfile("", shown), [*used, *files_of(seen)])
+        return build_key(stack, below, dockerfile("", shown), [*tools, *shown[-1].files])
 
     key = build_key(stack, below, dockerfile("", trees), files)
     return RenderedImage(
@@ -179,7 +157,7 @@ def render(
         rootfs=spec,
         dockerfile=dockerfile(key, trees),
         context=tuple(files),
-        layers=tuple((tree.name, layer_key(trees[:end])) for end, tree in enumerate(trees, start=1) if tree.is_layer),
+        layers=tuple((tree.name, layer_key(trees[:end])) for end, tree in enumerate(trees, start=1)),
     )
 
 
@@ -188,16 +166,10 @@ def base_trees(project: Path, stack: Stack, stack_lock: StackLock) -> Iterator[T
     yield Tree(VENV, ())
     if stack.base:
         yield Tree(USER, tuple(user_files()))
-    groups = wheel_groups(project, stack, stack_lock)
-    for name, wheels in groups.items():
-        yield Tree(name, tuple(wheel_files(name, wheels, stack_lock.underlay)))
-    if stack_lock.updates or stack_lock.underlay:
-        yield Tree(UPDATES, tuple(update_files(stack_lock, groups)))
+    for name, wheels in wheel_groups(project, stack, stack_lock).items():
+        yield Tree(name, tuple(wheel_files(name, wheels)))
     if stack.image.links:
         yield Tree(LINKS, tuple(link_files(stack)))
-    if source := source_builds.source_of(project, stack, stack_lock):
-        yield Tree(SOURCE_WHEELS, tuple(source_wheel_files(stack_lock)), "tool")
-        yield Tree(source_builds.layer_of(stack, source), tuple(source_files(project, stack, stack_lock)), "compiled")
     if stack.mods:
         yield mods_tree(stack, STACK_MODS, [read_mod(project, name) for name in stack.mods])
 
@@ -207,28 +179,14 @@ def mods_tree(stack: Stack, name: str, mods: Sequence[Mod]) -> Tree:
     return Tree(name, tuple(mod_file(name, mod) for mod in mods), kernels=kernels)
 
 
-def applied(trees: Sequence[Tree]) -> list[dict[str, Any]]:
-    """The community mods, each with the layers of its stage that lie below it."""
-    return [
-        {"name": tree.name, "below": [below.name for below in trees[:number] if below.is_layer]}
-        for number, tree in enumerate(trees)
-        if tree.kind == "applied"
-    ]
-
-
-def layers_first(trees: Sequence[Tree]) -> list[Tree]:
-    """In the order that keys have always been made of: each kind as it stands."""
-    return sorted(trees, key=lambda tree: not tree.is_layer)
-
-
 def files_of(trees: Sequence[Tree]) -> list[ContextFile]:
-    return [file for tree in layers_first(trees) for file in tree.files]
+    return [file for tree in trees for file in tree.files]
 
 
 def require_apart(project: Path, stage: Stage, trees: Sequence[Tree]) -> None:
     names = [tree.name for tree in trees]
     for tree in trees:
-        if tree.name in stage.mods or tree.kind == "applied":
+        if tree.name in stage.mods or tree.is_template:
             if tree.name not in RESERVED and names.count(tree.name) == 1:
                 continue
             file = project / f"stages/{stage.name}.yaml"

@@ -163,7 +163,7 @@ def kept_hashes(release: Release, records: Sequence[BuildRecord]) -> tuple[str, 
 
 
 def locked_files(records: Sequence[BuildRecord]) -> tuple[LockedFile, ...]:
-    """The Debian packages, wheels and sources that the images were made from, and in, each once."""
+    """The Debian packages and wheels that the images were made from, and in, each once."""
     found: dict[str, LockedFile] = {}
     for record in records:
         for spec in record.root_file_systems:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Listing
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
 from sparkpin.core.errors import WHOLE, ManifestError
+from sparkpin.core.names import is_plain
 from sparkpin.pins.schema import ModelPin
 
 FOLDER = "pins/shapes"
@@ -83,7 +84,7 @@ class Shapes(BaseModel):
 def load_shapes(project: Path, repo: str) -> Shapes | None:
     """None for a repository of which nothing is known."""
     path = project / FOLDER / f"{repo}.json"
-    if not path.is_file():
+    if not is_plain(f"{repo}.json") or not path.is_file():  # a stranger's recipe may name any text
         return None
     try:
         return Shapes.model_validate_json(path.read_bytes())

@@ -22,7 +22,7 @@ from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.pins import manifests
 from sparkpin.pins.values import SECRET_NAME, SHAPE
 
-PARTS = ("pins", "recipes", "stages", "dockerfiles", "mods", "community", "src/sparkpin/build/rootfs.sh")
+PARTS = ("pins", "recipes", "stages", "dockerfiles", "mods", "src/sparkpin/build/rootfs.sh")
 CONFIG = ".hadolint.yaml"
 
 

@@ -12,27 +12,19 @@ from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
-from sparkpin.fetch import lock_community_mod, lock_model, lock_stack
+from sparkpin.fetch import lock_model, lock_stack
 from sparkpin.fetch import model as hub
 from sparkpin.fetch import stack as fetching
 from sparkpin.host.machine import this_platform
 from sparkpin.pins import manifests
 
 
-def lock(
-    *, stack: str | None, model: str | None, mod: str | None = None, keep_layers: bool, digests: bool = False
-) -> None:
+def lock(*, stack: str | None, model: str | None, digests: bool = False) -> None:
     """digests: no pin is resolved; the digests of the images that the locks give are written."""
     if digests:
-        if model or mod or keep_layers:
+        if model:
             raise InputError("--digests goes with --stack alone", next_step="invoke lock --digests")
         publish_digests(stack)
-        return
-    if mod:
-        if stack or model:
-            raise InputError(f"--mod {mod} goes without --stack and --model", next_step=f"invoke lock --mod {mod}")
-        archive = lock_community_mod.lock_mod(Paths.from_env(), mod, say).archive
-        show(f"community/{archive.file}: {archive.size} bytes, sha256 {archive.sha256}, of {archive.version}")
         return
     if stack and model:
         raise InputError(
@@ -42,9 +34,8 @@ def lock(
     paths = Paths.from_env()
     everything = not stack and not model
     for name in [stack] if stack else names(paths.project / "pins/stacks") if everything else []:
-        made = lock_stack.lock_stack(paths, name, say, keep_layers=keep_layers)
-        on_top = f", {len(made.updates)} of them on top of the former layers" if made.updates else ""
-        show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels{on_top}")
+        made = lock_stack.lock_stack(paths, name, say)
+        show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels")
     for name in [model] if model else names(paths.project / "pins/models") if everything else []:
         if not model and not (paths.project / f"pins/models/{name}.lock").is_file():
             show(f"pins/models/{name}.yaml has no lock; to make it: invoke lock --model {name}")

@@ -31,14 +31,12 @@ def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
     """What is said before images and checkpoints are made: what vLLM will refuse, for one."""
     recipe = f"recipes/{pairing.recipe.name}.yaml"
     mistakes = [str(finding).removeprefix("error: ") for finding in recipe_checks.mistakes(paths.project, pairing)]
-    templates = templates_of(paths.project, pairing.patched)
-    mods = ", ".join(mod for mod in pairing.patched if mod not in templates)
+    templates = templates_of(paths.project, pairing.recipe.mods)
     return (
         *overruled_notes(pairing.recipe, pairing.stack, pairing.chain),
         *(f"warning: {recipe}: {mistake}" for mistake in mistakes),
         *(choice.line for choice in pairing.chosen),
         *(f"note: {line}" for line in pairing.unchecked),
-        *([f"note: community mods edit what is installed, in layers of their own: {mods}"] if mods else []),
         *(f"note: {about(mod, template)}" for mod, template in templates.items()),
     )
 

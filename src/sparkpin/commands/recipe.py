@@ -171,9 +171,9 @@ def imported(paths: Paths, file: str, *, name: str, stack: str | None, stage: st
         f"  {printable(line)}" for line in (*pinned, *made.told, *(f"not mapped: {line}" for line in made.unmapped))
     ]
     of = f"stack {chosen.name} (vLLM {version}), stage {found.stage}, model {recipe.model}"
-    todo = [f"lock --mod {mod}" for mod in made.value.get("mods", ()) if mapping.is_unlocked(project, mod)]
-    todo += [f"lock --model {model_name(paths, recipe.model)}"] if revision == UNRESOLVED else []
-    after = "next: " + "; ".join(f"invoke {task}" for task in todo or [f"build --recipe {made.name}"])
+    todo = community_mods.to_fetch(project, made.value.get("mods", ()))
+    todo += [f"invoke lock --model {model_name(paths, recipe.model)}"] if revision == UNRESOLVED else []
+    after = "next: " + "; ".join(todo or [f"invoke build --recipe {made.name}"])
     told += [f"wrote {target.relative_to(project)}: {of}", after]
     return ImportedRecipe(target, told, check.own_findings(project, made.name))
 
@@ -192,7 +192,7 @@ def recipe_show(
     said, env = vllm_command.serve_argv(read, chosen, chain)
     added = families.choices(family, vllm_version(chosen), said)
     argv, env = spread(families.completed(said, added), env, read.nodes, gpu=chosen.gpu is not None)
-    if read.mods or any(one.community for one in chain):
+    if read.mods:
         argv = community_mods.in_workspace(argv)
     places = {vllm_command.file_of(read): "recipe", f"pins/stacks/{chosen.name}.yaml": f"stack {chosen.name}"}
     places |= {f"stages/{one.name}.yaml": f"stage {one.name}" for one in chain}

@@ -17,6 +17,7 @@ from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, machines
 from sparkpin.core.errors import ManifestError, clipped
 from sparkpin.core.terminal import printable
 from sparkpin.pins import drafters, manifests, vllm_command
+from sparkpin.pins.community_mods import template_names
 from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE, PIPELINE, TENSOR
 from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.pins.values import require_values
@@ -138,7 +139,7 @@ def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[t
         dropped.append(flag)
         lacking.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
     file = flag_value(argv, TEMPLATE)
-    if file and "{" not in file and file.rpartition("/")[2] not in mapping.templates_of(project, mods, file):
+    if file and "{" not in file and file.rpartition("/")[2] not in template_names(project, mods):
         dropped.append(TEMPLATE)
         lacking.append(f"{TEMPLATE} {file}: that file is not here; the model's own template is used")
     plan = read_json(flag_value(argv, drafters.FLAG) or "")

@@ -17,7 +17,7 @@ from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import RecipeFinding, ordered
 from sparkpin.community.finding import error as mistake
 from sparkpin.community.flag_lint import PlannedServer
-from sparkpin.community.mapping import stage_of, templates_of, useless
+from sparkpin.community.mapping import stage_of, useless
 from sparkpin.community.release import nearest, release
 from sparkpin.community.render import machines_of, render, served_model, vllm_serve
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError, short
@@ -27,7 +27,7 @@ from sparkpin.fetch.model_files import config_here
 from sparkpin.pins import drafters, manifests, schema, vllm_command
 from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
 from sparkpin.pins.cache_types import refuse_patched
-from sparkpin.pins.community_mods import read_run_mods
+from sparkpin.pins.community_mods import read_templates, template_names
 from sparkpin.pins.families import vllm_version
 from sparkpin.pins.nodes import PER_NODE, PIPELINE, nodes_of, spread, word_faults
 from sparkpin.pins.values import value_faults
@@ -102,9 +102,8 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
     if stack is None:
         return ordered(found)
     lock = loaded(found, own, "stack", lambda: former_lock(project, stack))
-    if lock:
-        for mod in recipe.mods:
-            loaded(found, own, "mods", partial(read_run_mods, project, [mod], own, "mods", lock))
+    for mod in recipe.mods:
+        loaded(found, own, "mods", partial(read_templates, project, [mod], own, vllm_version(stack)))
     unfilled = keys.left_over(recipe.command, recipe.defaults)
     try:
         words = vllm_command.split(vllm_command.fill(recipe.command, unfilled | recipe.defaults, own), own)
@@ -188,7 +187,7 @@ def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> Recipe
     """key: that led to it, for what is wrong in another file than `own` (empty: in none)."""
     if not isinstance(error, ManifestError):
         return RecipeFinding("error", key, error.message, error.next_step)
-    if error.next_step.startswith("invoke lock"):  # that is no mistake
+    if error.next_step.startswith(("invoke lock", "curl ")):  # that is no mistake
         hint = f"next: {error.next_step.partition(': ')[0]}"
         return RecipeFinding("note", key, error.wanted.removeprefix(LACKS), hint)
     elsewhere = own not in ("", error.file)
@@ -216,7 +215,7 @@ def of_server(
         release=release(vllm_version(stack)),
         gpu=stack.gpu is not None,
         packages=frozenset(wheel.name.lower().replace("_", "-") for wheel in lock.wheels) if lock else None,
-        templates=templates_of(project, mods, flag_value(argv, "--chat-template")),
+        templates=template_names(project, mods),
         chain=chain,
     )
     issues = manifests.load_known_issues(project)

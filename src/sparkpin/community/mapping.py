@@ -11,16 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.specifiers import SpecifierSet
-
 from sparkpin.community.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.core.tags import IMAGE
-from sparkpin.pins import community_mods
+from sparkpin.pins.community_mods import is_needless, mod_of
+from sparkpin.pins.manifests import load_community_mods
 from sparkpin.pins.schema import ChatTemplate
 from sparkpin.releases import compile_caches
 
 STACK = "spark"
-OLD = "spark-seed"
 VLLM_IMAGE = re.compile(r"(?:.*/)?vllm-openai(?:-\w+)?:v?(\d+)\.(\d+)[\w.-]*")
 NIGHTLY = re.compile(r"vllm-node(-tf5)?(:.*)?|.*/dgx-vllm-eugr-nightly(-tf5)?(:.*)?")
 WITHOUT_EFFECT = {
@@ -28,15 +26,7 @@ WITHOUT_EFFECT = {
     "--force-flashinfer-download", "--force-vllm-download", "--force-download", "--copy-parallel", "--full-log",
     "--no-cache",
 }  # fmt: skip
-NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # of a mod
 WITH_VALUE = {"-j", "--build-jobs", "--gpu-arch", "--network", "-t", "--tag", "-u", "--user", "-c", "--copy-to"}
-ALREADY = {
-    "fix-qwen3.5-autoround": (">=0.19.1", "this vLLM has it already (eugr/spark-vllm-docker#213)"),
-    "fix-qwen35-tp4-marlin": (">=0", "it changes what is spread over four machines"),
-    "drop-caches": (">=0", "the page cache is the host's business, not the image's"),
-}
-"""Mods that a vLLM of such a version needs no longer."""
-
 OF_A_DOWNLOAD = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_ENABLE_HF_TRANSFER", "HF_ENDPOINT"}
 OF_ANOTHER_CONTAINER = {
     "HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "XDG_CACHE_HOME",
@@ -78,8 +68,7 @@ def stack_of(container: str) -> tuple[str | None, str | None, str]:
     if ours := IMAGE.fullmatch(container):
         return ours[1], ours[2], ""
     if version := VLLM_IMAGE.fullmatch(container):
-        old = (int(version[1]), int(version[2])) < (0, 21)
-        return (OLD if old else STACK), None, f" (it is vLLM {version[1]}.{version[2]} there)"
+        return STACK, None, f" (it is vLLM {version[1]}.{version[2]} there)"
     if not container or NIGHTLY.fullmatch(container):
         return STACK, None, " (there it is what was newest on the day of its build)"
     return None, None, ""
@@ -124,52 +113,24 @@ def useless(name: str) -> str:
 
 
 def of_mods(recipe: CommunityRecipe, project: Path, version: str) -> tuple[list[str], list[str], list[str]]:
-    """Mods that stay, what is told of others, and what is not to be had."""
+    """Mods that stay (chat templates), what takes the place of others, and those that are refused."""
     kept: list[str] = []
     told: list[str] = []
     unmapped: list[str] = []
+    known = load_community_mods(project)
     for mod in recipe.applied:
-        name = plain(mod)
-        since, why = ("", "") if recipe.origin else ALREADY.get(name, ("", ""))
-        if since and version in SpecifierSet(since):
-            told.append(f"mod {name} -> nothing: {why}")
-        elif is_here(project, name):
+        name = mod_of(mod)
+        one = known.get(name)
+        if one and one.template:
             kept.append(name)
-            told += [about(name, one) for one in community_mods.templates_of(project, [name]).values()]
+            told.append(about(name, one.template))
+        elif one and is_needless(one, version):
+            told.append(f"mod {name} -> nothing: {one.reason}")
         else:
-            unmapped.append(f"mod {mod}: the project has no community/{name}/run.sh")
+            why = f"{one.reason}; instead: {one.instead or f'vLLM {one.needless}'}" if one else "no run.sh is run here"
+            unmapped.append(f"mod {mod}: {why}")
     return kept, told, unmapped
 
 
 def about(mod: str, template: ChatTemplate) -> str:
     return f"mod {mod} -> the template {template.name} ({template.licence}) and no run.sh: {'; '.join(template.mends)}"
-
-
-def plain(mod: str) -> str:
-    """The name of a mod that a recipe gives by its path or its archive."""
-    return mod.rstrip("/").rpartition("/")[2].removesuffix(".zip")
-
-
-def is_here(project: Path, name: str) -> bool:
-    """Whether the project holds a mod with a run.sh, or pins it."""
-    if not NAME.fullmatch(name):
-        return False
-    places = [f"{folder}/{name}{end}" for folder in ("mods", "community") for end in ("/run.sh", ".zip")]
-    return any((project / place).is_file() for place in [*places, f"pins/community/{name}.yaml"])
-
-
-def is_unlocked(project: Path, name: str) -> bool:
-    """Whether the project pins a mod that nobody has fetched yet."""
-    pin = project / f"pins/community/{name}.yaml"
-    return pin.is_file() and not pin.with_suffix(".lock").is_file()
-
-
-def templates_of(project: Path, mods: Sequence[str], wanted: str | None) -> frozenset[str]:
-    """File names of the chat templates that are here. What is in a mod that is only pinned is not known unless its pin
-    tells: one of `mods` that is called a template is believed to bring the one that is wanted."""
-    found = {path.name for folder in ("mods", "community") for path in (project / folder).glob("*/**/*.jinja")}
-    pinned = community_mods.templates_of(project, names := [plain(mod) for mod in mods])
-    found |= {template.name for template in pinned.values()}
-    if wanted and any("template" in name and is_here(project, name) for name in names if name not in pinned):
-        found.add(wanted.rpartition("/")[2])
-    return frozenset(found)

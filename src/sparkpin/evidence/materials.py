@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from packageurl import PackageURL
 
-from sparkpin.build.context_files import HIDDEN
 from sparkpin.build.record import LOCKED, BuildInput, BuildRecord
 from sparkpin.checkpoint.plan import checkpoint_steps, lock_for, used_repositories
 from sparkpin.core.errors import IntegrityError
@@ -23,9 +22,9 @@ from sparkpin.pins.schema import BY_DIGEST, LockedFile, RepositoryLock
 from sparkpin.releases.record import Release
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
-LISTED = ("deb", "wheel", "source", "mod", "tool", "gguf", "model")  # in the SBOM; the statement has all kinds
+LISTED = ("deb", "wheel", "mod", "tool", "gguf", "model")  # in the SBOM; the statement has all kinds
 
-Kind = Literal["deb", "wheel", "source", "mod", "tool", "text", "project", "gguf", "model", "image"]
+Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "gguf", "model", "image"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Material:
     """One input."""
 
     kind: Kind
-    """"source" is what was compiled, "mod" the wheel that a mod's sources became, "text" what was written for a build
+    """"mod" is the wheel that a mod's sources became, "text" what was written for a build
     (Dockerfile, lists of wheels), "project" a file that people edit or a lock, "image" a base by digest, "gguf" the
     wheel that a model's files were converted from."""
     name: str  # with `where` unique among its kind
@@ -42,7 +41,6 @@ class Material:
     size: int | None  # bytes, None where it is not recorded
     where: str  # the first stage that read it, of a model's file the repository, else ""
     purl: str  # "" where nobody else offers these bytes
-    hidden: bool = False  # it lies in a layer of the image, and one above hides it
     locked: bool = False  # the stack's lock has to name it
 
     @property
@@ -50,7 +48,7 @@ class Material:
         """One line that names it, and nothing else among a release's materials."""
         if self.kind in ("model", "text"):
             return f"{self.kind} {self.where}/{self.name}"
-        return " ".join(filter(None, (self.kind, self.name, self.version, HIDDEN if self.hidden else "")))
+        return " ".join(filter(None, (self.kind, self.name, self.version)))
 
 
 def raw_sha256(record: Mapping[str, Any]) -> str:
@@ -138,13 +136,10 @@ def package_url(kind: str, namespace: str, name: str, version: str, **more: Any)
 
 
 def context_file(row: BuildInput, stage: str) -> Material:
-    hidden = row.what.startswith("wheel ") and row.what.endswith(f" {HIDDEN}")
-    words = row.what.removesuffix(f" {HIDDEN}" if hidden else "").split(" ")
+    words = row.what.split(" ")
     kind: Kind
     if words[0] in ("wheel", "mod"):
         kind, words = ("wheel" if words[0] == "wheel" else "mod"), words[1:]
-    elif words[0] == "source":  # the packages that are beside the archives made the image and are not in it
-        kind, words = ("source" if row.path.startswith("source/archives/") else "tool"), words[1:]
     elif row.path.startswith("tools/"):
         kind = "tool"
     else:
@@ -153,7 +148,7 @@ def context_file(row: BuildInput, stage: str) -> Material:
         raise IntegrityError(f"the record of {stage}: {row.path}: saw {row.what!r}, wanted a name and a version")
     name, version = words
     purl = package_url("pypi", "", name, version) if kind == "wheel" else ""
-    return Material(kind, name, version, row.sha256, row.size, stage, purl, hidden, row.what.startswith(LOCKED))
+    return Material(kind, name, version, row.sha256, row.size, stage, purl, row.what.startswith(LOCKED))
 
 
 def model_files(models: ModelInputs) -> Iterator[Material]:

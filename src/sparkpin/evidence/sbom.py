@@ -58,10 +58,10 @@ def package(material: Material) -> Component:
         name=material.name,
         version=material.version or None,
         bom_ref=material.label,
-        scope=ComponentScope.EXCLUDED if outside or material.hidden else ComponentScope.REQUIRED,
+        scope=ComponentScope.EXCLUDED if outside else ComponentScope.REQUIRED,
         hashes=[sha256(material.sha256)],
         purl=PackageURL.from_string(material.purl) if material.purl else None,
-        properties=properties(kind=material.kind, stage=material.where, hidden="yes" if material.hidden else ""),
+        properties=properties(kind=material.kind, stage=material.where),
     )
 
 

@@ -217,20 +217,14 @@ def input_bytes(evidence: Claimed, path: str) -> bytes:
 
 
 def check_locks(evidence: Claimed) -> str:
-    """The Debian packages and wheels of the builds are those that the release's own lock names, and so is all that a
-    build from source saw.
-    """
+    """The Debian packages and wheels of the builds are those that the release's own lock names."""
     path = f"pins/stacks/{evidence.release.stack}.lock"
     try:
         lock = StackLock.model_validate_json(input_bytes(evidence, path))
     except ValidationError as error:
         raise IntegrityError(f"{path} cannot be read: {error.errors()[0]['msg']}") from None
     locked = {("deb", file.name, file.version, file.sha256) for file in lock.debs}
-    locked |= {("wheel", normal(file.name), file.version, file.sha256) for file in (*lock.wheels, *lock.underlay)}
-    if lock.source:
-        locked |= {("source", file.name, file.version, file.sha256) for file in lock.source.archives}
-        tools = (*lock.source.debs, *lock.source.wheels)
-        locked |= {("tool", file.name, file.version, file.sha256) for file in tools}
+    locked |= {("wheel", normal(file.name), file.version, file.sha256) for file in lock.wheels}
     found = {
         (material.kind, material.name, material.version, material.sha256)
         for material in recorded(evidence.release, evidence.records)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-import zipfile
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,35 +18,21 @@ from sparkpin.core.files import PARTIAL, atomic_file, disk_errors
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import open_apt
-from sparkpin.fetch.source_archives import lock_source
-from sparkpin.fetch.store import Store
 from sparkpin.fetch.uv_resolver import Newer, index_closure
 from sparkpin.fetch.wheels import target_of
-from sparkpin.pins import wheel_layers
 from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
-from sparkpin.pins.patches import require_patches, require_wanted
 from sparkpin.pins.schema import LockedFile, Stack, StackLock
 
 
-def lock_stack(
-    paths: Paths, name: str, say: Say, *, keep_layers: bool = False, newer: Newer | None = None
-) -> StackLock:
-    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network; nothing but source archives is downloaded.
+def lock_stack(paths: Paths, name: str, say: Say, *, newer: Newer | None = None) -> StackLock:
+    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network; nothing is downloaded.
 
-    keep_layers: keep the lower layers of the lock that is there, and put the wheels that changed on top. As little as
-    possible changes: what the stack file does not name stays at its version, if that still fits.
     newer: what may change of the lock that is there; nothing becomes older.
     """
     stack = load_stack(paths.project, name)
-    file = f"pins/stacks/{name}.yaml"
+    file, lock_file = f"pins/stacks/{name}.yaml", f"pins/stacks/{name}.lock"
     check_requirements(stack, file)
-    require_patches(paths.project, stack)
-    if keep_layers and stack.python.source:
-        wanted = "no --keep-layers: what is compiled here follows from every layer below it"
-        raise ManifestError(
-            file, "python.source", stack.python.source.name, wanted, next_step=f"invoke lock --stack {name}"
-        )
-    former = former_lock(paths, name, needed=keep_layers or newer is not None)
+    former = former_lock(paths, name, needed=newer is not None)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         folder = scratch_folder(paths)
         try:
@@ -55,39 +40,21 @@ def lock_stack(
                 debs = former.debs
             else:
                 debs = debian_closure(stack, folder / "apt", say)
-            if keep_layers and former:
-                debs = keep_debs(former.debs, debs, Store(paths.store), say)
             target = target_of(stack, debs)
             say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
-            keep = former.wheels if (keep_layers or newer) and former else []
-            wheels = keep
+            wheels = former.wheels if newer and former else []
             if newer is None or newer.what != "debian":
-                wheels = index_closure(stack, target, keep, file, say, newer)
+                wheels = index_closure(stack, target, wheels, file, say, newer)
             say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
-            build, source = stack.python.source, None
-            compiled = {canonicalize_name(build.name): build.version} if build else {}  # here, not the index's own
-            made = [wheel for wheel in wheels if wheel.name not in compiled]
-            require_wanted(stack, {wheel.name: wheel.version for wheel in made} | compiled, file)
-            if build:
-                all_debs = debs
-                if stack.debian and (more := build.packages):
-                    debian = stack.debian.model_copy(update={"packages": [*stack.debian.packages, *more]})
-                    all_debs = debian_closure(stack.model_copy(update={"debian": debian}), folder / "apt-source", say)
-                store = Store(paths.store)
-                source = lock_source(stack, target, debs, made, all_debs, folder / "source", store, file, say)
         finally:
             files.sweep(folder.parent)
     base = stack.base.image if stack.base else ""
-    lock = flat = StackLock(stack=name, inputs=stack_inputs(stack), base=base, debs=debs, wheels=made, source=source)
-    if keep_layers and former and (former.base, former.debs) == (base, debs):
-        lock = wheel_layers.keep_layers(former, flat)
-    check_unique(lock, f"pins/stacks/{name}.lock")
+    lock = StackLock(stack=name, inputs=stack_inputs(stack), base=base, debs=debs, wheels=wheels)
+    check_unique(lock, lock_file)
     if former:
-        require_forward(former, flat, f"pins/stacks/{name}.lock", say)
-    with atomic_file(paths.project / f"pins/stacks/{name}.lock") as out:
+        require_forward(former, lock, lock_file, say)
+    with atomic_file(paths.project / lock_file) as out:
         out.write(lock_text(lock).encode())
-    if former:
-        tell_disk(paths, stack, former, lock, say, typed=newer is None)
     return lock
 
 
@@ -162,62 +129,6 @@ def is_older(new: LockedFile, old: LockedFile) -> bool:
     return Version(new.version) < Version(old.version)
 
 
-def keep_debs(former: list[LockedFile], today: list[LockedFile], store: Store, say: Say) -> list[LockedFile]:
-    """The root file system is the lowest layer: it stays as long as the same packages of the same system are asked for.
-
-    store: holds the files that no mirror may have any more.
-    """
-    if [deb.name for deb in former] != [deb.name for deb in today]:
-        say("  other Debian packages than before: the root file system changes, and no layer above it can be kept")
-        return today
-    if system_of(former) != system_of(today):
-        say("  another platform or Debian suite than before: no layer can be kept")
-        return today
-    newer = [old for old, new in zip(former, today, strict=True) if old != new]
-    if newer:
-        names = ", ".join(deb.name for deb in newer)
-        say(f"  kept, though Debian has other versions today: {names} (without --keep-layers they come in)")
-    if lost := [deb.file for deb in newer if not store.has(deb)]:
-        say(
-            f"  the store lacks {', '.join(lost)}, and mirrors keep only the newest: if fetch finds them nowhere, it is"
-        )
-        say("  `invoke import` of a bundle that has its store, or a lock without --keep-layers")
-    return former
-
-
-def system_of(debs: list[LockedFile]) -> tuple[set[str], str]:
-    """(architectures, upstream version of libc6): no lock names its suite, and each has a libc6 of its own."""
-    machines = {deb.file.removesuffix(".deb").rpartition("_")[2] for deb in debs} - {"all"}
-    return machines, next((deb.version.rpartition("-")[0] for deb in debs if deb.name == "libc6"), "")
-
-
-def tell_disk(paths: Paths, stack: Stack, former: StackLock, lock: StackLock, say: Say, *, typed: bool) -> None:
-    """One line on what the engine will store again. typed: for who can type --keep-layers."""
-    store = Store(paths.store)
-
-    def size(one: StackLock) -> tuple[str, int]:
-        layers = wheel_layers.stored_anew(paths.project, stack, former, one)
-        return ", ".join(layers), sum(installed_size(store, wheel) for part in layers.values() for wheel in part)
-
-    try:
-        names, much = size(lock)
-        _, little = size(wheel_layers.keep_layers(former, lock)) if former.debs == lock.debs else ("", much)
-    except ManifestError:
-        return  # the stack file's layers do not fit the lock: `render` tells that
-    if names:
-        line = f"  to be stored anew by the engine: about {much / 1e6:.0f} MB (layers {names})"
-        say(line + (f"; with --keep-layers at most {little / 1e6:.0f} MB" if typed and little < much else ""))
-
-
-def installed_size(store: Store, wheel: LockedFile) -> int:
-    """Bytes, about: bytecode is as large as its source."""
-    try:
-        with zipfile.ZipFile(store.path(wheel.sha256)) as opened:
-            return sum(member.file_size * (2 if member.filename.endswith(".py") else 1) for member in opened.filelist)
-    except (OSError, zipfile.BadZipFile):
-        return wheel.size
-
-
 def scratch_folder(paths: Paths) -> Path:
     """A new folder for unfinished files on the store's file system.
 
@@ -236,11 +147,6 @@ def check_requirements(stack: Stack, file: str) -> None:
     for row in stack.python.overrides:
         if canonicalize_name(Requirement(row).name) in names:
             raise ManifestError(file, "python.overrides", row, "one that python.requirements does not ask for")
-    if source := stack.python.source:
-        own = f"{source.name}=={source.version}"
-        for row in stack.python.requirements:
-            if canonicalize_name(Requirement(row).name) == canonicalize_name(source.name) and row != own:
-                raise ManifestError(file, "python.requirements", row, f"{own}, as python.source has it")
     if twice := repeated(names):
         raise ManifestError(file, "python.requirements", stack.python.requirements, f"{twice} only once")
     for name in stack.python.exclude:
@@ -252,7 +158,7 @@ def check_requirements(stack: Stack, file: str) -> None:
 
 def check_unique(lock: StackLock, file: str) -> None:
     """A lock that a person merged may hold two versions of one package: which of them wins would be chance."""
-    for key, rows in (("wheels", lock.wheels), ("debs", lock.debs), ("underlay", lock.underlay)):
+    for key, rows in (("wheels", lock.wheels), ("debs", lock.debs)):
         if twice := repeated(canonicalize_name(row.name) for row in rows):
             versions = [row.version for row in rows if canonicalize_name(row.name) == twice]
             seen, command = f"{twice} {' and '.join(versions)}", f"invoke lock --stack {lock.stack}"

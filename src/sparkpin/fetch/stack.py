@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from sparkpin.core import files
-from sparkpin.core.errors import InputError, IntegrityError, SparkpinError
+from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import transfer
@@ -18,7 +18,6 @@ from sparkpin.fetch.debs import HowToGet, open_apt
 from sparkpin.fetch.lock_stack import check_unique, scratch_folder
 from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.pip_settings import indexes
-from sparkpin.fetch.source_archives import fetch_archives
 from sparkpin.fetch.store import Store, missing
 from sparkpin.fetch.uv_resolver import offered
 from sparkpin.fetch.wheels import WheelTarget, http_client, origin_of, target_of
@@ -52,14 +51,10 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say, how_to_ge
         for part in (store.root / "incoming/wheels").glob("*.part"):
             if part.name not in growing:  # begun for a lock that has changed since
                 part.unlink()
-        source = lock.source
-
-        def lacking(*rows: Sequence[LockedFile]) -> list[LockedFile]:
-            return missing(((file, store.path(file.sha256)) for part in rows for file in part), say)
-
-        wheels, underlay = lacking(lock.wheels, source.wheels if source else ()), lacking(lock.underlay)
-        debs, archives = lacking(lock.debs, source.debs if source else ()), lacking(source.archives if source else ())
-        wanted = [*wheels, *underlay, *debs, *archives]
+        wheels, debs = (
+            missing(((file, store.path(file.sha256)) for file in part), say) for part in (lock.wheels, lock.debs)
+        )
+        wanted = [*wheels, *debs]
         if wanted:
             # apt hangs on a full disk, so there is no finding out on the way.
             needed = sum(file.size for file in wanted) + (PACKAGE_LISTS if debs else 0)
@@ -69,13 +64,9 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say, how_to_ge
             try:
                 with ThreadPoolExecutor(1) as pool:  # what fails, the other part is fetched to its end and kept
                     job = pool.submit(fetch_debs, stack, debs, store, folder, say, how_to_get)
-                    if wheels or underlay:
-                        # uv gives one version of a distribution at a time.
-                        parts = [part for part in (wheels, underlay) if part]
-                        fetch_wheels(stack.name, stack.python.torch_backend, target, parts, store, say, how_to_get)
+                    if wheels:
+                        fetch_wheels(stack.name, stack.python.torch_backend, target, wheels, store, say, how_to_get)
                 job.result()
-                if archives:
-                    fetch_archives(stack, target, archives, folder / "source", store, say)
             finally:
                 files.sweep(folder.parent)
     total = lock.files
@@ -98,7 +89,7 @@ def fetch_wheels(
     name: str,
     backend: str,
     target: WheelTarget,
-    parts: Sequence[list[LockedFile]],
+    wanted: Sequence[LockedFile],
     store: Store,
     say: Say,
     how_to_get: HowToGet,
@@ -108,17 +99,15 @@ def fetch_wheels(
     name: what they are for; backend: see `uv_resolver.resolve`.
     """
     env, grow = indexes(), store.root / "incoming/wheels"
-    pieces, faults = list[FilePiece](), list[SparkpinError]()
+    pieces = list[FilePiece]()
     with http_client(env) as client:
-        for part in parts:
-            urls, wrong = offered(backend, target, part, env, how_to_get)
-            faults += wrong
-            for wheel, url in urls:
-                what = f"{wheel.file} (sha256={wheel.sha256})"
-                origin = origin_of(url, what, client, partial(how_to_get, [wheel]))
-                size, grown = wheel.size, grow / f"{wheel.sha256}.part"
-                piece = FilePiece(origin, wheel.file, size, 0, size, wheel.file, grown, store.path, wheel.sha256)
-                pieces.append(replace(piece, mode=0o644))
+        urls, faults = offered(backend, target, wanted, env, how_to_get)
+        for wheel, url in urls:
+            what = f"{wheel.file} (sha256={wheel.sha256})"
+            origin = origin_of(url, what, client, partial(how_to_get, [wheel]))
+            size, grown = wheel.size, grow / f"{wheel.sha256}.part"
+            piece = FilePiece(origin, wheel.file, size, 0, size, wheel.file, grown, store.path, wheel.sha256)
+            pieces.append(replace(piece, mode=0o644))
         transfer.fetch(pieces, say, title=f"fetching {name}", advice="")
     if faults:
         raise faults[0]

@@ -58,25 +58,25 @@ def index_closure(
 ) -> list[LockedFile]:
     """Every wheel that the requirements need on the target, sorted by name. Network.
 
-    keep: wheels whose versions stay where all of them fit together; with `newer` those that it does not let move.
+    keep: wheels of the former lock: those that `newer` does not let move keep their versions, where all fit together.
     `python.exclude` goes with what only it needs.
     Raises ManifestError (what is asked for does not fit together; an excluded distribution that nothing asks for) or
     NetworkError.
     """
     python, env = stack.python, indexes()
     asked = [Requirement(row) for row in (*python.requirements, *python.overrides)]
-    free = {canonicalize_name(row.name) for row in asked}
-    stays = [wheel for wheel in keep if (not newer.moves(wheel.name) if newer else wheel.name not in free)]
+    stays = [wheel for wheel in keep if newer and not newer.moves(wheel.name)]
     kept = [f"{wheel.name}=={wheel.version}" for wheel in stays]
     # An index may tell no dates, and what stays or is pinned needs none.
     fixed = {row.name for row in asked if str(row.specifier).startswith("==")} | {wheel.name for wheel in stays}
 
     def closure(exclude: Iterable[str], *versions: str) -> subprocess.CompletedProcess[str]:
         bounds = {"constraints": [*python.constraints, *versions], "overrides": python.overrides, "excludes": exclude}
-        before, ages = python.as_of, list[str]()
-        if newer and newer.before and not before:
-            before, ages = newer.before, [f"--exclude-newer-package={name}=false" for name in sorted(fixed)]
-        return resolve(python.torch_backend, target, python.requirements, env, *ages, as_of=before, rows=bounds)
+        ages = list[str]()
+        if newer and newer.before:
+            ages = [f"--exclude-newer={newer.before}T00:00:00Z"]
+            ages += [f"--exclude-newer-package={name}=false" for name in sorted(fixed)]
+        return resolve(python.torch_backend, target, python.requirements, env, *ages, rows=bounds)
 
     done = closure(python.exclude, *kept)
     if done.returncode == UNSATISFIABLE and kept:
@@ -111,8 +111,6 @@ def resolve(
     requirements: Sequence[str],
     env: Mapping[str, str],
     *options: str,
-    as_of: str = "",
-    only_binary: bool = True,
     rows: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
     """`uv pip compile` for the target, to a pylock.toml. rows: what is in the file of each of these options. Network.
@@ -123,10 +121,9 @@ def resolve(
     """
     argv = [
         *(uv.find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml"),
-        *(["--only-binary=:all:"] if only_binary else []),
+        "--only-binary=:all:",
         *(["--no-index"] if env.get("UV_NO_INDEX") else []),
         *(f"--python-version={target.python}", f"--python-platform={target.machine}-manylinux_2_{target.glibc}"),
-        *([f"--exclude-newer={as_of}T00:00:00Z"] if as_of else []),
         *options,
     ]
     with tempfile.TemporaryDirectory(prefix="sparkpin-") as name:

@@ -18,7 +18,6 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from sparkpin.build.context_files import HIDDEN
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, layer_file, read_record, record_file, records_of
 from sparkpin.build.render import RenderedImage
@@ -204,8 +203,6 @@ def parts_of(
     if rootfs:
         found["debs"] = {deb.name: VersionedPart(deb.version, deb.sha256, deb.size) for deb in rootfs.debs}
     for path, what, sha256, size in rows:
-        if what.endswith(HIDDEN):
-            continue
         kind, _, rest = what.partition(" ")
         name, _, version = rest.rpartition(" ")
         if kind == "wheel":
@@ -214,8 +211,6 @@ def parts_of(
             found["mods"][name] = VersionedPart(
                 version, sha256, size, canonicalize_name(Path(path).name.partition("-")[0])
             )
-        elif kind == "source":
-            found["tools"][name] = VersionedPart(version, sha256, size)
         elif path.startswith("tools/") and kind != "sparkpin":  # its own scripts are files of the project
             found["tools"][kind] = VersionedPart(rest, sha256, size)
     return found

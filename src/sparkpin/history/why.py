@@ -17,7 +17,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sparkpin.build.context_files import HIDDEN
 from sparkpin.build.record import BuildInput, BuildRecord, layer_file, records_of
 from sparkpin.core import names as known_names
 from sparkpin.core.errors import InputError, SparkpinError
@@ -51,7 +50,7 @@ class TracedLayer:
 
 @dataclass(frozen=True)
 class TracedPackage:
-    kind: str  # "deb", "wheel", "source" or "mod"
+    kind: str  # "deb", "wheel" or "mod"
     name: str
     version: str
     file: str
@@ -302,7 +301,6 @@ class Witness:
     def needed(self, package: TracedPackage, stack: Stack) -> TracedPackage:
         store = Store(self.paths.store)
         wheels = [file for file in self.records[0].context if file.what.startswith("wheel ")]
-        wheels = [file for file in wheels if not file.what.endswith(HIDDEN)]
         read = [dist_of(store.path(wheel.sha256)) for wheel in wheels]
         dists = {dist.name: dist for dist in read if dist}
         if None in read:
@@ -320,7 +318,7 @@ class Witness:
         )
 
     def sources(self, entry: PathEntry, layer: TracedLayer) -> tuple[str, ...]:
-        module, own = source_of(entry.path), f"runmods/{layer.name}/"
+        module = source_of(entry.path)
         if module in self.image.seen and entry.kind == "file":
             how = "its package's installation" if layer.name == ROOT_LAYER else "install.py"
             number, compiled = self.image.seen[module]
@@ -328,8 +326,6 @@ class Witness:
             return (f"compiled by {how} from", f"/{module}", *([of_mod] if of_mod else []))
         if entry.kind == "file" and (known := self.mod_source(entry, layer) or self.copied(entry, layer)):
             return (known,)
-        if entry.kind != "dir" and any(file.path.startswith(own) for file in self.inputs(layer)):
-            return (f"made or changed by run.sh of the community mod {layer.name}",)
         if layer.name == ROOT_LAYER:
             found = self.set_up(entry)
         elif entry.kind == "dir":
@@ -407,12 +403,11 @@ def dist_of(path: Path) -> Dist | None:
 
 
 def distribution_in(rows: Iterable[BuildInput], name: str, lock: str) -> TracedPackage | None:
-    """What a build read that a distribution came from: its wheel, its mod, or the archive that it was compiled from."""
+    """What a build read that a distribution came from: its wheel or its mod."""
     for file in rows:
-        what, _, rest = file.what.removesuffix(f" {HIDDEN}").partition(" ")
+        what, _, rest = file.what.partition(" ")
         called, _, version = rest.rpartition(" ")
-        compiled = what == "source" and canonicalize_name(called) == name and file.path.startswith("source/archives/")
-        if compiled or (what in ("wheel", "mod") and distribution_of(file) == name):
+        if what in ("wheel", "mod") and distribution_of(file) == name:
             locked = "" if what == "mod" else lock
             return TracedPackage(what, called, version, Path(file.path).name, file.size, file.sha256, locked)
     return None

@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -21,8 +20,8 @@ from sparkpin.core.names import choose, nearest
 from sparkpin.pins.schema import (
     DRAFTER,
     UNRESOLVED,
-    CommunityLock,
-    CommunityPin,
+    CommunityMod,
+    CommunityMods,
     Families,
     Family,
     KnownIssue,
@@ -179,7 +178,7 @@ def load_stack(project: Path, name: str) -> Stack:
         )
     for mod in stack.mods:
         require_mod(project, mod, path, "mods")
-    require_values([], stack.image.env | (stack.python.source.env if stack.python.source else {}), path)
+    require_values([], stack.image.env, path)
     return stack
 
 
@@ -288,28 +287,19 @@ def readable_recipe(project: Path, name: str) -> tuple[Recipe | None, list[Manif
     return made, faults + others
 
 
-def load_community(project: Path, name: str) -> CommunityPin:
-    return load_named(CommunityPin, project / "pins/community", name, "community mod")
-
-
-def community_inputs(pin: CommunityPin) -> str:
-    """Over what decides the archive."""
-    git = pin.git.model_dump(mode="json") if pin.git else None
-    return digest_of([git, pin.folder, *([pin.template.file] if pin.template else [])])
-
-
-def load_community_lock(project: Path, pin: CommunityPin) -> CommunityLock:
-    path, command = project / f"pins/community/{pin.name}.lock", f"invoke lock --mod {pin.name}"
-    return _load_lock(CommunityLock, path, community_inputs(pin), command)
-
-
-FAMILIES = "pins/families.yaml"
+FAMILIES, COMMUNITY_MODS = "pins/families.yaml", "pins/community_mods.yaml"
 
 
 def load_families(project: Path) -> tuple[Family, ...]:
     """None where the file is not there: releases from before it chose nothing."""
     path = project / FAMILIES
     return tuple(parse(Families, read_yaml(path), path).families) if path.is_file() else ()
+
+
+def load_community_mods(project: Path) -> dict[str, CommunityMod]:
+    """By name; none where the file is not there, as in what is kept of a release without any."""
+    path = project / COMMUNITY_MODS
+    return {mod.name: mod for mod in parse(CommunityMods, read_yaml(path), path).mods} if path.is_file() else {}
 
 
 def load_known_issues(project: Path) -> tuple[KnownIssue, ...]:
@@ -392,53 +382,28 @@ def _load_lock(kind: type[M], path: Path, wanted_inputs: str, command: str) -> M
     return lock
 
 
-BUILD_ONLY = {"arch_list", "env"}  # of a source: they change what is compiled, not what it is compiled from
-
-
 def stack_inputs(stack: Stack) -> str:
     """Over what decides the closure; how wheels are grouped into layers and why some are left out does not."""
     python = stack.python
-    bounds = [sorted(python.constraints), sorted(python.overrides), *filter(None, [python.as_of])]
     return digest_of(
         [
             stack.platform,
             (stack.base or stack.system).model_dump(mode="json"),
             [python.version, python.requirements, sorted(python.exclude), python.torch_backend],
-            *([bounds] if any(bounds) else []),  # a lock from before these keys stays good
-            *([python.source.model_dump(mode="json", exclude=BUILD_ONLY)] if python.source else []),
+            [sorted(python.constraints), sorted(python.overrides)],
         ]
     )
 
 
 def model_inputs(pin: ModelPin) -> str:
-    """Over what decides which commits, files and tensors are locked."""
-    value = pin.owner(pin.base).model_dump(
-        mode="json", exclude={"name": True, "description": True, "smoke": True, "drafts": True, "hybrid": {"unused"}}
-    )
-    for key in ("gguf", "packed"):
-        if value[key] is None:
-            del value[key]  # a lock from before this key stays good
-    if pin.mtp and not pin.mtp.rules:
-        del value["mtp"]["rules"]
-    return digest_of(value)
+    """Over what decides which commits, files and tensors are locked. A key at its default counts as none."""
+    aside: Any = {"name": True, "description": True, "smoke": True, "drafts": True, "hybrid": {"unused"}}
+    return digest_of(pin.owner(pin.base).model_dump(mode="json", exclude=aside, exclude_defaults=True))
 
 
 def load_stack_lock(project: Path, stack: Stack) -> StackLock:
-    path, command = project / f"pins/stacks/{stack.name}.lock", f"invoke lock --stack {stack.name}"
-    if not path.is_file():
-        reached = lock_reaches(stack)
-        step = f"{command}, where {reached} can be reached (docs/spark-seed.md)" if reached else command
-        raise ManifestError(path, WHOLE, "no such file", "a lock: this stack has never been locked", next_step=step)
-    return _load_lock(StackLock, path, stack_inputs(stack), command)
-
-
-def lock_reaches(stack: Stack) -> str:
-    """What locking a stack asks beside the Python index and Debian, in words; "" for nothing."""
-    source = stack.python.source
-    trees = [*filter(None, [source.git]), *source.inputs.values()] if source else []
-    hosts = {urlsplit(tree.repository).netloc for tree in trees}
-    own = ["PyTorch's own index"] if stack.python.torch_backend else []
-    return " and ".join([*own, *sorted(filter(None, hosts))])
+    path = project / f"pins/stacks/{stack.name}.lock"
+    return _load_lock(StackLock, path, stack_inputs(stack), f"invoke lock --stack {stack.name}")
 
 
 def former_stack_lock(project: Path, name: str) -> StackLock:
@@ -495,5 +460,5 @@ def lock_text(lock: StackLock | ModelLock) -> str:
             return "{\n" + inner + "\n" + indent + "}"
         return json.dumps(value, ensure_ascii=False)
 
-    unused = {key for key in ("base", "gguf", "source", "underlay", "updates") if not getattr(lock, key, None)}
+    unused = {key for key in ("base", "gguf") if not getattr(lock, key, None)}
     return item(lock.model_dump(mode="json", exclude=unused), "") + "\n"

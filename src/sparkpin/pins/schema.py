@@ -84,83 +84,12 @@ class PythonLayer(StrictModel):
     packages: list[str]
 
 
-class GitTree(StrictModel):
-    """The files of a Git repository at one commit, those of its submodules included.
-
-    commit: all of it, or `unresolved`: then `tag` says which, and the lock keeps the commit that it meant.
-    """
-
-    repository: Annotated[str, Field(pattern=r"^(https|file)://[^\s@]+$")]
-    commit: Annotated[str, Field(pattern=rf"^([0-9a-f]{{40}}|{UNRESOLVED})$")]
-    tag: Annotated[str, Field(pattern=r"^(\w[\w.+/-]*)?$")] = ""
-
-    @model_validator(mode="after")
-    def check_commit(self) -> GitTree:
-        if self.commit == UNRESOLVED and not self.tag:
-            raise ValueError(f"a commit, or `tag` beside commit: {UNRESOLVED}")
-        return self
-
-
-class SourceInput(GitTree):
-    """What a source's own build would clone. variable: of the environment, through which the build takes a folder in
-    its place; folder: which one below the tree, "" for all of it.
-    """
-
-    variable: Variable
-    folder: Annotated[str, Field(pattern=r"^(\w[\w.-]*(/\w[\w.-]*)*)?$")] = ""
-
-
-class SourceBuild(StrictModel):
-    """A distribution that is built from source, in place of the index's wheel: docs/spark-seed.md.
-
-    name, version: of the distribution; it is the only one of its layer. git: where its source lies, if not in the
-    index's source distribution of that version. inputs: what its build would clone. requirements: what the build alone
-    needs of Python, to the version; packages: of Debian. arch_list: TORCH_CUDA_ARCH_LIST.
-    """
-
-    name: Name
-    version: Annotated[str, Field(pattern=r"^[\w.+]+$")]
-    git: GitTree | None = None
-    inputs: dict[Name, SourceInput] = {}
-    requirements: list[Exactly] = []
-    packages: list[str] = []
-    arch_list: Annotated[str, Field(pattern=r"^(\d+\.\d[af]?(\+PTX)?( |;|$))*$")] = ""
-    env: dict[Variable, ImageText] = {}
-
-    @model_validator(mode="after")
-    def check_inputs(self) -> SourceBuild:
-        if self.name in self.inputs:
-            raise ValueError(f"`inputs` of other names than {self.name}, the source's own")
-        return self
-
-
-class Patch(StrictModel):
-    """A change to the source that is built. Nothing that is installed is ever patched.
-
-    file, sha256: the patch, which is kept in the project. upstream: where it comes from or is talked about.
-    drop_when: `vllm >= 0.20.0`: `invoke lock` refuses the patch from there on.
-    """
-
-    file: Annotated[str, Field(pattern=r"^pins/patches/\w[\w.-]*/\w[\w.+-]*\.patch$")]
-    sha256: Sha256
-    reason: Reason
-    upstream: Annotated[str, Field(pattern=r"^https://\S+$")]
-    drop_when: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+ ?(==|!=|<=|>=|~=|<|>) ?[^=;\s]+$")]
-
-    @field_validator("drop_when")
-    @classmethod
-    def a_condition(cls, text: str) -> str:
-        return condition(text)
-
-
 class Python(StrictModel):
     """requirements: `name==version`; exclude: distribution -> why it is left out.
 
     torch_backend: uv's word for PyTorch's own index that carries what the default index lacks.
     constraints: requirement -> why: bounds on what others bring in; asks for nothing by itself.
     overrides: requirement -> why: takes the place of what every distribution says about that one.
-    as_of: the index as it was when that day (UTC) began: what came later does not exist.
-    source: one distribution of the closure that is built here.
     """
 
     version: Annotated[str, Field(pattern=r"^3\.\d+$")]
@@ -169,15 +98,7 @@ class Python(StrictModel):
     torch_backend: str = ""
     constraints: dict[Bound, Reason] = {}
     overrides: dict[Exactly, Reason] = {}
-    as_of: Annotated[str, Field(pattern=r"^(20\d\d-\d\d-\d\d)?$")] = ""
-    source: SourceBuild | None = None
     layers: list[PythonLayer]
-
-    @model_validator(mode="after")
-    def check_source(self) -> Python:
-        if self.source and [self.source.name] not in [layer.packages for layer in self.layers]:
-            raise ValueError(f"a layer of {self.source.name} alone, which is built from source")
-        return self
 
 
 class Serve(StrictModel):
@@ -214,7 +135,7 @@ class Stack(StrictModel):
 
     debian, base: one of them, what the images stand on. gpu: absent for images that use none.
     build_on: platform of another machine -> the stack in whose root file system the build's steps run there, natively:
-    of the same Debian and the same Python. patches: in the order in which they are applied.
+    of the same Debian and the same Python.
     """
 
     name: Name
@@ -227,7 +148,6 @@ class Stack(StrictModel):
     build_on: dict[PLATFORMS, Name] = {}
     gpu: StackGpu | None = None
     image: ImageExtras = Field(default_factory=ImageExtras)
-    patches: list[Patch] = []
     mods: list[Name] = []
     serve: Serve = Field(default_factory=Serve)
 
@@ -235,10 +155,6 @@ class Stack(StrictModel):
     def check_base(self) -> Stack:
         if (self.debian is None) == (self.base is None):
             raise ValueError("either `debian` or `base`: what the images stand on")
-        if self.patches and not self.python.source:
-            raise ValueError("`patches` only with `python.source`: what comes as a wheel is not patched")
-        if self.base and self.python.source and self.python.source.packages:
-            raise ValueError("`python.source.packages` only with `debian`: nobody knows what `base` has")
         if self.base and self.build_on:
             raise ValueError("`build_on` only with `debian`: nobody knows how the Python of `base` was built")
         if self.base and not self.base.python.startswith(f"{self.python.version}."):
@@ -252,29 +168,10 @@ class Stack(StrictModel):
         return self.debian
 
 
-class SourceLock(StrictModel):
-    """What building from source needs beside the images' own packages; nothing of it but its result is in an image.
-
-    archives: the source first, then its inputs by name; version: a release's, or a commit.
-    """
-
-    archives: Annotated[list[LockedFile], Field(min_length=1)]
-    debs: list[LockedFile]
-    wheels: list[LockedFile]
-
-    @property
-    def files(self) -> list[LockedFile]:
-        return [*self.archives, *self.debs, *self.wheels]
-
-
 class StackLock(StrictModel):
     """pins/stacks/<name>.lock. inputs: SHA-256 of the parts of the stack file that decide the closure.
 
     base: the image by digest that the images stand on; empty where `debs` make their root file system.
-
-    wheels: what the images have in effect. Two more lists stand in a lock that keeps the layers of a former one.
-    updates: names in `wheels` that lie in a layer of their own, on top of those layers; underlay: wheels of the former
-    lock that stay in those layers, because a layer is kept whole or not at all, and that the layer on top hides.
     """
 
     stack: Name
@@ -282,34 +179,11 @@ class StackLock(StrictModel):
     base: str = ""
     debs: list[LockedFile]
     wheels: list[LockedFile]
-    underlay: list[LockedFile] = []
-    updates: list[Name] = []
-    source: SourceLock | None = None
 
     @property
     def files(self) -> list[LockedFile]:
         """All that a build needs."""
-        return [*self.debs, *self.wheels, *self.underlay, *(self.source.files if self.source else ())]
-
-    @model_validator(mode="after")
-    def check_updates(self) -> StackLock:
-        names = {wheel.name for wheel in self.wheels}
-        if unknown := set(self.updates) - names:
-            raise ValueError(f"`updates` names {', '.join(sorted(unknown))}, which `wheels` does not have")
-        if both := {wheel.name for wheel in self.underlay} & names - set(self.updates):
-            raise ValueError(f"{', '.join(sorted(both))} of `underlay` stands in `wheels`, but not in `updates`")
-        return self
-
-    @model_validator(mode="after")
-    def check_source(self) -> StackLock:
-        """Builder and images share what both need: with two of one, code is compiled for another than it runs with."""
-        if self.source and (self.updates or self.underlay):
-            raise ValueError("`source` without `updates` and `underlay`: the builder would meet what the images hide")
-        for key in ("debs", "wheels") if self.source else ():
-            own = {file.name for file in getattr(self, key)}
-            if twice := sorted(own & {file.name for file in getattr(self.source, key)}):
-                raise ValueError(f"{', '.join(twice)} once, not in `{key}` and again in `source.{key}`")
-        return self
+        return [*self.debs, *self.wheels]
 
 
 class Smoke(StrictModel):
@@ -344,75 +218,77 @@ class Quality(StrictModel):
     needles: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-CommunityName = Annotated[str, Field(pattern=r"^(mods/|community/)?[A-Za-z][\w.-]{0,99}$")]
-
-
-def condition(text: str) -> str:
-    from packaging.requirements import InvalidRequirement, Requirement  # slow to import, and few files have one
+def is_bounds(text: str) -> str:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:
-        Requirement(text)
-    except InvalidRequirement:
-        raise ValueError("a condition on a version, such as `vllm >= 0.20.0`") from None
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise ValueError("bounds on a version, such as `<0.24` or `>=0.20,<0.24`") from None
     return text
 
 
-class ChatTemplate(StrictModel):
-    """The one file that is taken of a mod, whose run.sh does not run then.
+VersionBounds = Annotated[str, AfterValidator(is_bounds)]  # "" for all
 
-    file: in the mod's folder; name: what --chat-template calls it; sha256: "" where nobody has fetched it, and the lock
-    has it then; mends: what it changes, a line each.
+
+class Evidence(StrictModel):
+    """source: a thread (`owner/name#12`), an address, or what was read or measured here; date: of what it says."""
+
+    source: Reason
+    date: Annotated[str, Field(pattern=r"^20\d\d(-\d\d){0,2}$")]
+    says: Reason
+
+
+CommunityName = Annotated[str, Field(pattern=r"^(mods/|community/)?[A-Za-z][\w.-]{0,99}$")]
+
+
+class ChatTemplate(StrictModel):
+    """A file of pins/chat_templates/, named like its mod. name: what --chat-template calls it; url: where it can be
+    had, "" for one of the project's own; mends: what it changes, a line each.
     """
 
-    file: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = ""
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*\.jinja$")]
-    sha256: Sha256 | Literal[""] = ""
+    sha256: Sha256
+    url: Annotated[str, Field(pattern=r"^(https://[^\s'@]+)?$")] = ""
     licence: Reason
     mends: Annotated[list[Reason], Field(min_length=1)]
 
 
-class CommunityPin(StrictModel):
-    """pins/community/<name>.yaml: where a mod with a run.sh comes from that this project does not hold.
+class CommunityMod(StrictModel):
+    """A mod with a run.sh that recipes of the community name. None is ever run: it is of one of three kinds.
 
-    git: the repository at a commit; folder: the mod's in it. drop_when: from which version on the mod is not to be
-    applied, "" for none; reason: what it is for, and what is known of these versions. template: of a mod that brings a
-    chat template and nothing else. One that the project holds has no git: it is pins/community/<name>.jinja.
+    needless: bounds on the versions of vLLM that have no need of it; template: what is taken of it; instead: for one
+    that is refused, what serves its purpose here. reason: why.
     """
 
     name: Name
-    description: str
-    git: GitTree | None = None
-    folder: Annotated[str, Field(pattern=r"^(\w[\w.-]*(/\w[\w.-]*)*)?$")] = ""
-    reason: Reason
-    drop_when: Annotated[str, AfterValidator(lambda text: condition(text) if text else text)] = ""
+    needless: VersionBounds | None = None
     template: ChatTemplate | None = None
+    instead: Reason | None = None
+    reason: Reason
+    evidence: Annotated[list[Evidence], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def check_place(self) -> CommunityPin:
-        if self.git is None and (self.folder or not self.template or self.template.file or not self.template.sha256):
-            raise ValueError("`git` and `folder`, or a `template` with its `sha256` and no `file`")
-        if self.git and not (self.folder and (self.template is None or self.template.file)):
-            raise ValueError("`folder` of the repository, and `file` in that for a `template`")
+    def check_kind(self) -> CommunityMod:
+        if sum(value is not None for value in (self.needless, self.template, self.instead)) != 1:
+            raise ValueError("one of `needless`, `template` and `instead`")
         return self
 
 
-class CommunityLock(StrictModel):
-    """pins/community/<name>.lock. archive: the mod's folder as a tar; its `version` is the commit."""
+class CommunityMods(StrictModel):
+    """pins/community_mods.yaml"""
 
-    mod: Name
-    inputs: Sha256
-    archive: LockedFile
+    mods: list[CommunityMod]
 
 
 class Stage(StrictModel):
-    """stages/<name>.yaml: one step of the chain. community: mods with a run.sh, which edits what is installed."""
+    """stages/<name>.yaml: one step of the chain."""
 
     name: Name
     description: str
     parent: Name | None
     template: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+\.j2$")]
     mods: list[Name] = []
-    community: list[CommunityName] = []
     checkpoint: CHECKPOINT_STEPS | None = None
     serve: Serve = Field(default_factory=Serve)
     smoke: Smoke = Field(default_factory=Smoke)
@@ -639,19 +515,6 @@ class ModelLock(StrictModel):
     repositories: dict[Name, RepositoryLock]
 
 
-def is_bounds(text: str) -> str:
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-    try:
-        SpecifierSet(text)
-    except InvalidSpecifier:
-        raise ValueError("bounds on a version, such as `<0.24` or `>=0.20,<0.24`") from None
-    return text
-
-
-VersionBounds = Annotated[str, AfterValidator(is_bounds)]  # "" for all
-
-
 class ServeChoice(StrictModel):
     """A flag of `vllm serve` for models of a family, where neither recipe nor stack nor stage says it.
 
@@ -662,14 +525,6 @@ class ServeChoice(StrictModel):
     value: FlagValue = None
     vllm: VersionBounds = ""
     reason: Reason
-
-
-class Evidence(StrictModel):
-    """source: a thread (`owner/name#12`), an address, or what was read or measured here; date: of what it says."""
-
-    source: Reason
-    date: Annotated[str, Field(pattern=r"^20\d\d(-\d\d){0,2}$")]
-    says: Reason
 
 
 class Family(StrictModel):
@@ -731,7 +586,7 @@ class Families(StrictModel):
 class Recipe(StrictModel):
     """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
 
-    mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md).
+    mods: of the format; here chat templates alone (docs/mods.md).
     nodes: machines that serve it together, each with one process (docs/nodes.md). drafter, drafter_revision: of a
     second model, which --speculative-config names (docs/drafters.md).
     """

@@ -91,8 +91,7 @@ class Release:
     image: config digest; diff_ids: uncompressed layers from the lowest; size: bytes of all layers; smoke: the result of
     the last smoke test (of `smoke.inspected`, where no server could run: then it has the key "inspected"); inputs:
     project file -> SHA-256 of the manifests, locks, templates and mods at build time (`kept_inputs` keeps their
-    bytes); executable: those of them that may be executed; patched: community mods
-    whose run.sh edited what is installed, in their order; host: the machine that made it, which is in no key, None in
+    bytes); executable: those of them that may be executed; host: the machine that made it, which is in no key, None in
     records from before it was noted.
     """
 
@@ -118,7 +117,6 @@ class Release:
     smoke: dict[str, Any] | None = None
     inputs: dict[str, Sha256]
     executable: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    patched: Annotated[tuple[str, ...], Field(strict=False)] = ()
     host: Fingerprint | None = None
 
     @model_validator(mode="after")

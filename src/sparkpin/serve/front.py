@@ -98,7 +98,7 @@ class Listener(socket.socket):
 class Connections(web.Server):
     """Those that are open; none that asks nothing stays.
 
-    aiohttp closes those that are idle after an answer; 3.14.0 (stack spark-seed) does not before a first request.
+    aiohttp closes those that are idle after an answer; its 3.14.0 does not before a first request.
     """
 
     def __init__(self, front: Front) -> None:

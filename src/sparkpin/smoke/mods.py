@@ -26,7 +26,7 @@ class ModReport:
 def expected(project: Path, names: Iterable[str]) -> frozenset[str]:
     """Those of the image's mods that vLLM loads and that must therefore report: they have a vLLM entry point.
 
-    A library for other mods and a folder with a run.sh have none.
+    A library for other mods has none.
     """
     return frozenset(name for name in names if any(group.startswith("vllm.") for group in groups(project, name)))
 
@@ -37,10 +37,8 @@ def with_kernels(project: Path, names: Iterable[str]) -> frozenset[str]:
 
 
 def groups(project: Path, name: str) -> frozenset[str]:
-    """Groups of the entry points of a mod; none for a folder with a run.sh."""
+    """Groups of the entry points of a mod."""
     path = project / "mods" / name / "pyproject.toml"
-    if not path.is_file():
-        return frozenset()
     return frozenset(tomllib.loads(path.read_text(encoding="utf-8")).get("project", {}).get("entry-points", {}))
 
 

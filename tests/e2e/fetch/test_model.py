@@ -695,14 +695,14 @@ def test_a_plain_lock_leaves_models_alone_that_nobody_locked(
     monkeypatch.setattr(commands_lock.Paths, "from_env", lambda: remote.paths)
     (remote.paths.project / "pins/stacks").mkdir()
     with remote.online():
-        commands_lock.lock(stack=None, model=None, keep_layers=False)
+        commands_lock.lock(stack=None, model=None)
         assert "invoke lock --model sample" in capsys.readouterr().out
         assert not remote.requests
-        commands_lock.lock(stack=None, model="sample", keep_layers=False)
+        commands_lock.lock(stack=None, model="sample")
         told = capsys.readouterr().out
         assert "pins/models/sample.lock: acme/sample-fp8 at " in told and "4 files, 2 headers, 12 tensors of" in told
         remote.requests.clear()
-        commands_lock.lock(stack=None, model=None, keep_layers=False)
+        commands_lock.lock(stack=None, model=None)
     assert remote.requests
 
 

@@ -25,7 +25,6 @@ from sparkpin.fetch import stack as fetch
 from sparkpin.fetch.stack import FetchReport
 from sparkpin.history.prune.garbage import Referenced
 from sparkpin.pins import manifests, schema
-from sparkpin.pins.schema import LockedFile
 
 
 @pytest.fixture
@@ -33,12 +32,11 @@ def paths(tmp_path: Path) -> Paths:
     return cross_paths(tmp_path)
 
 
-@pytest.mark.parametrize("stack", ["spark", "spark-seed"])
-def test_the_stacks_for_a_spark_can_be_built_on_x86_64(stack: str) -> None:
+def test_the_stack_for_a_spark_can_be_built_on_x86_64() -> None:
     paths = Paths(PROJECT, Path(), Path())
     cpu = manifests.load_stack(PROJECT, "cpu")
     expected = rootfs.rootfs_spec(cpu, manifests.load_stack_lock(PROJECT, cpu))
-    assert cross_build.stand_in(paths, stack, "linux/amd64") == expected
+    assert cross_build.stand_in(paths, "spark", "linux/amd64") == expected
 
 
 def test_what_is_fetched_beside_the_stacks_own(paths: Paths) -> None:
@@ -203,12 +201,3 @@ def test_an_engine_of_another_architecture_gets_no_uv_of_this_one(
     with pytest.raises(HostError, match=r"uv, which is here for linux/amd64, and the engine's machine is linux/arm64"):
         cross_build.require_own_uv(image, "linux/arm64")
     cross_build.require_own_uv(recorded(image, None).rendered, "linux/arm64")  # with the uv of its record
-
-
-def test_what_a_stack_builds_from_source_is_no_part_of_the_root_file_system_that_it_is_built_in(paths: Paths) -> None:
-    far = manifests.load_stack(paths.project, "far")
-    file = LockedFile(name="far", version="1", file="far.tar", size=1, sha256="b" * 64)
-    source = schema.SourceLock(archives=[file], debs=[file], wheels=[])
-    lock = manifests.load_stack_lock(paths.project, far).model_copy(update={"source": source})
-    then = cross_build.stand_in(paths, "far", "linux/amd64")
-    assert cross_build.fetched_with(then, far, lock)[1].files == then.debs

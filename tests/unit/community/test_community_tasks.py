@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from chat_templates import add_template
 from foreign_recipe import V1, written
 from made_releases import release
 from places import PROJECT
@@ -67,9 +68,9 @@ def test_a_recipe_of_version_1_becomes_ours(paths: Paths, tmp_path: Path, capsys
         "wrote pins/models/sample-int4.yaml",
         "model acme/sample-int4 at unresolved: nobody has asked the Hub yet",
         "container vllm-node-tf5 -> stack spark (there it is what was newest on the day of its build)",
-        "mod fix-qwen3.5-autoround -> nothing: this vLLM has it already (eugr/spark-vllm-docker#213)",
+        "mod fix-qwen3.5-autoround -> nothing: ",
         "--host 0.0.0.0 -> 127.0.0.1, where nobody else reaches it",
-        "not mapped: mod mods/not-here: the project has no community/not-here/run.sh",
+        "not mapped: mod mods/not-here: ",
         "not mapped: --chat-template unsloth.jinja: that file is not here; the model's own template is used",
         "next: invoke lock --model sample-int4",
     ):
@@ -90,7 +91,7 @@ def test_a_mod_that_is_pinned_stays_and_brings_its_template(
     assert made["mods"] == ["fix-qwen3.5-chat-template"]
     assert made["command"] == OURS.rstrip() + " \\\n  --chat-template unsloth.jinja\n"
     told = capsys.readouterr().out
-    assert "next: invoke lock --mod fix-qwen3.5-chat-template; invoke lock --model sample-int4\n" in told
+    assert re.search(r"next: curl \S.* pins/chat_templates/fix-qwen3\.5-chat-template\.jinja https://", told)
 
 
 def test_a_recipe_of_version_2_becomes_ours(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +108,7 @@ def test_a_recipe_of_version_2_becomes_ours(paths: Paths, tmp_path: Path, capsys
             --speculative-config '{spec}' --x '{"a":{"b":{port}}}' | tee l""",
     }  # fmt: skip
     made = imported(paths, tmp_path, value, name="Other")
-    assert (made["name"], made["stack"], made["description"]) == ("other", "spark-seed", "a sample")
+    assert (made["name"], made["stack"], made["description"]) == ("other", "spark", "a sample")
     assert made["command"] == ('vllm serve /model \\\n  --port {port} {more} \\\n  --x \'{{"a":{{"b":{port}}}}}\'\n')
     assert made["defaults"] == {"port": 1, "more": "--max-num-seqs 2"}
     told = capsys.readouterr().out
@@ -272,14 +273,13 @@ def test_a_release_is_exported_as_it_was_made(paths: Paths, capsys: pytest.Captu
         ("scripted-tiny", None),
         ("scripted-tiny", "hybrid"),
         ("scripted-tiny-spark", None),
-        ("scripted-tiny-spark-seed", None),
         ("scripted-pair", None),
     ],
 )
 def test_what_was_exported_is_the_same_release_when_it_is_imported(
     paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path, form: str, name: str, stage: str | None
 ) -> None:
-    add_mod(paths.project, "fix-own")
+    add_template(paths.project)
     file = paths.project / f"recipes/{name}.yaml"
     more = "--override-generation-config '{{\"top_k\": 20}}'\nmods: [fix-own]\n"
     text = file.read_text().replace(" \\\n    --reasoning-parser qwen3", "")  # which its family adds, after all others
@@ -420,7 +420,7 @@ def shown(paths: Paths, what: str, capsys: pytest.CaptureFixture[str], **more: A
 
 
 def test_show_says_where_each_word_is_from(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    add_mod(paths.project, "fix-own")
+    add_template(paths.project)
     value = V1 | {"model": "Qwen/Qwen3.5-1B", "mods": ["fix-own"], "container": "sparkpin/stack-spark:v2-0123456789ab"}
     command = "vllm serve Qwen/Qwen3.5-1B --port {port} --tool-call-parser hermes --speculative-config '{{}}'"
     file = written(tmp_path, value | {"command": command})
@@ -486,13 +486,6 @@ def test_a_recipe_of_ours_from_elsewhere_is_held_against_its_own_stack(
         tasks.recipe_check(paths, [str(away)])
 
 
-def add_mod(project: Path, name: str) -> None:
-    (project / f"community/{name}").mkdir(parents=True)
-    run = project / f"community/{name}/run.sh"
-    run.write_text("#!/bin/bash\ntrue\n")
-    run.chmod(0o755)
-
-
 def test_exports_that_cannot_be(paths: Paths) -> None:
     with pytest.raises(InputError, match="saw 'v3', wanted v1 or v2"):
         tasks.recipe_export(paths, "scripted-tiny", form="v3")
@@ -524,7 +517,7 @@ def test_settings_of_an_export() -> None:
         ("", ("spark", None)),
         ("ghcr.io/spark-arena/dgx-vllm-eugr-nightly-tf5:latest", ("spark", None)),
         ("vllm/vllm-openai:v0.27.1-aarch64", ("spark", None)),
-        ("docker.io/vllm/vllm-openai:v0.19.0", ("spark-seed", None)),
+        ("docker.io/vllm/vllm-openai:v0.19.0", ("spark", None)),
         ("sparkpin/stack-spark:v2-0123456789ab", ("spark", "v2")),
         ("vllm-node-b12x", (None, None)),
         ("ghcr.io/spark-arena/dgx-vllm-eugr-nightly-b12x:latest", (None, None)),
@@ -544,17 +537,19 @@ def test_build_arguments() -> None:
     ]
 
 
-def test_mods_that_are_here_stay_and_so_do_their_templates(project: Path, tmp_path: Path) -> None:
-    (project / "mods/fix-chat-template").mkdir()
-    (project / "mods/fix-chat-template/run.sh").write_text("#!/bin/bash\n")
-    argv = ["vllm", "serve", "a/b", "--chat-template", "x.jinja"]
-    assert adopt.left_out(project, argv, ["fix-chat-template"]) == ((), [], None)
-    assert adopt.left_out(project, argv, ["fix-own"])[0] == ("--chat-template",)
-    (project / "mods/packed.zip").write_bytes(b"")
-    mods = ["mods/fix-chat-template", "drop-caches/", "mods/packed.zip", "mods/gone"]
-    kept, told, missing = mapping.of_mods(recipe.load(Path(written(tmp_path, V1 | {"mods": mods}))), project, "0.33.0")
-    assert kept == ["fix-chat-template", "packed"]
-    assert ["mods/gone" in line for line in missing] == [True] == ["drop-caches" in line for line in told]
+def test_a_mod_is_a_template_or_needless_or_refused(project: Path, tmp_path: Path) -> None:
+    add_template(project)
+    argv = ["vllm", "serve", "a/b", "--chat-template", "fix-own.jinja"]
+    assert adopt.left_out(project, argv, ["fix-own"]) == ((), [], None)
+    assert adopt.left_out(project, argv, ["fix-other"])[0] == ("--chat-template",)
+    mods = ["mods/fix-own", "drop-caches/", "mods/Fix-Qwen3.5-autoround.zip", "mods/gpu-mem-util-gb", "mods/gone"]
+    read = recipe.load(Path(written(tmp_path, V1 | {"mods": mods})))
+    for version, needless in (("0.33.0", ["drop-caches", "fix-qwen3.5-autoround"]), ("0.18.0", ["drop-caches"])):
+        kept, told, refused = mapping.of_mods(read, project, version)
+        assert kept == ["fix-own"]
+        assert [mod for mod in needless if any(f"mod {mod} -> nothing" in line for line in told)] == needless
+        assert len(kept) + len(needless) + len(refused) == len(mods)
+    assert any("--gpu-memory-utilization" in line for line in refused), "its counterpart"
 
 
 def test_a_draft_model_that_is_pinned_here_stays() -> None:

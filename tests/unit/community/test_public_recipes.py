@@ -15,8 +15,12 @@ from places import PROJECT
 
 from sparkpin.commands import recipe as tasks
 from sparkpin.community import recipe, render
+from sparkpin.community.mapping import of_mods
 from sparkpin.community.shell import commands
+from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.pins.community_mods import mod_of
+from sparkpin.pins.manifests import load_community_mods
 
 CORPUS = [path for name in ("recipes", "public") for path in (PROJECT.parent / "shared/corpus" / name).glob("*.yaml")]
 DRAFT, PATCHED, POOLED = "the draft model", "has no flag --mxfp4-", "/v1/embeddings"
@@ -34,6 +38,14 @@ REFUSED = {  # how the name ends -> how its errors begin; all others that are fo
     "vl-embedding-8b-vllm": POOLED,
     "vl-reranker-8b-vllm": POOLED,
 }
+KINDS = {  # what becomes of a mod that public recipes name: all there are, but for those that nobody here knows
+    "template": {"diffusiongemma", "fix-qwen3.5-chat-template", "fix-qwen3.6-chat-template"},
+    "needless": {"fix-qwen3.5-autoround"},
+    "refused": {"fix-qwen3-coder-next", "fix-qwen3-next-autoround", "fix-qwen35-tp4-marlin", "gpu-mem-util-gb",
+                "nemotron-nano", "step-3.7-flash"},
+    "unknown": {"instanttensor-hybrid-draft-loader", "minimax-m3-reasoning-stream", "minimax-m3-swigluoai",
+                "minimax-m3-topk-buffer-layout"},
+}  # fmt: skip
 V2 = {
     "plain-json": {"command": """vllm serve {model} --port {port} --x '{"a":{"b":{port}}}'""", "defaults": {"port": 1}},
     "doubled": {"command": """vllm serve {model} --x '{{"a":{{"b":{port}}}}}'""", "defaults": {"port": 1}},
@@ -51,6 +63,15 @@ V2 = {
     },
     "env": {"command": "vllm serve {model}", "env": {"A": 1, "B": "x y"}},
 }  # fmt: skip
+
+
+def imported(paths: Paths, path: Path) -> object:
+    """Whether it can be taken over, and its errors; why not, where it is refused."""
+    try:
+        made = tasks.recipe_import(paths, str(path), dry_run=True)
+    except SparkpinError as error:
+        return type(error)
+    return made.good, [one.text for one in made.found if one.severity == "error"]
 
 
 def words_of(command: str, env: dict[str, str]) -> list[str]:
@@ -101,6 +122,33 @@ if CORPUS:  # a clone alone has none of them
         for path in good[::5]:  # those of the other folder are all taken over in test_community_tasks
             made = tasks.recipe_import(paths, str(path), dry_run=True)
             assert made.good, f"{path.stem}: {made.found}"
+
+    def test_every_recipe_that_names_a_mod_is_taken_over_as_far_as_it_is_without_it(tmp_path: Path) -> None:
+        """No mod keeps a recipe from being imported, and each is told of as one of its kind."""
+        known, found = load_community_mods(PROJECT), dict[str, set[str]]()
+        paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+        named = [(path, read) for path in CORPUS if (read := recipe.load(path)).applied]
+        assert len(named) >= 39
+        for path, read in named:
+            kept, told, refused = of_mods(read, PROJECT, "0.33.0")
+            assert len(kept) + len(refused) == len(read.applied) - sum("-> nothing" in line for line in told)
+            for mod in map(mod_of, read.applied):
+                one = known.get(mod)
+                kind = (
+                    "unknown"
+                    if one is None
+                    else "template"
+                    if one.template
+                    else "refused"
+                    if one.instead
+                    else "needless"
+                )
+                found.setdefault(kind, set()).add(mod)
+                assert (mod in kept) == (kind == "template")
+            without = yaml.safe_load(path.read_text()) | {"mods": []}
+            (tmp_path / path.name).write_text(yaml.safe_dump(without, sort_keys=False))
+            assert imported(paths, path) == imported(paths, tmp_path / path.name), path.stem
+        assert found == KINDS
 
     @pytest.mark.parametrize("flag", ["--no-such-flag 1", "--chat-template not-here.jinja"])
     def test_a_fault_in_a_public_recipe_is_found(tmp_path: Path, flag: str) -> None:

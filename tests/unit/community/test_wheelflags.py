@@ -12,7 +12,7 @@ from sparkpin.pins import manifests
 from sparkpin.pins.families import vllm_version
 
 
-@pytest.mark.parametrize("name", ["cpu", "spark", "spark-seed"])
+@pytest.mark.parametrize("name", ["cpu", "spark"])
 def test_the_data_is_of_the_wheel_that_the_stack_locks(name: str) -> None:
     stack = manifests.load_stack(PROJECT, name)
     value = json.loads((DATA / f"{vllm_version(stack)}.json").read_text())

@@ -13,7 +13,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from evidence_samples import Sample, make_sample
 
-from sparkpin.evidence.materials import Material, ModelInputs, materials_of, model_inputs
+from sparkpin.evidence.materials import Material, materials_of, model_inputs
 from sparkpin.evidence.sbom import make_sbom
 from sparkpin.releases.kept_inputs import project_of
 
@@ -74,18 +74,6 @@ def test_names_that_others_know_them_by(sbom: dict[str, Any]) -> None:
     assert (one(sbom, "uv")["scope"], torch["scope"]) == ("excluded", "required"), "a tool made it and is not in it"
 
 
-def test_a_hidden_wheel_stands_beside_the_one_in_effect(sample: Sample) -> None:
-    """Even when both have one name and version: an index may offer another build of it."""
-    base, *others = sample.records
-    torch = next(row for row in base.context if row.what.startswith("wheel torch "))
-    old = torch.model_copy(update={"what": f"{torch.what} (hidden)", "sha256": "0" * 64})
-    records = (base.model_copy(update={"context": [*base.context, old]}), *others)
-    found = materials_of(sample.release, records, ModelInputs((), True))
-    sbom = json.loads(make_sbom(sample.release, found))
-    both = {row["scope"]: row["hashes"][0]["content"] for row in flat(sbom) if row["name"] == "torch"}
-    assert both == {"required": torch.sha256, "excluded": "0" * 64}
-
-
 def test_form_is_the_one_that_others_have_kept(sample: Sample) -> None:
     """`verify` wants it exactly so: a library that writes another form needs another BUILD_TYPE, too."""
     release = dataclasses.replace(sample.release, key="1" * 64, image=f"sha256:{'2' * 64}", diff_ids=(), tag="a:b-c")
@@ -95,10 +83,10 @@ def test_form_is_the_one_that_others_have_kept(sample: Sample) -> None:
             Material("deb", "bash", "5", "3" * 64, 1, "", "pkg:deb/debian/bash@5?arch=amd64"),
             Material("model", "config.json", "4" * 40, "5" * 64, 2, f"x/y@{'4' * 40}", ""),
             Material("tool", "uv", "6", "7" * 64, 3, "base", ""),
-            Material("wheel", "torch", "8", "9" * 64, 4, "base", "pkg:pypi/torch@8", hidden=True),
+            Material("wheel", "torch", "8", "9" * 64, 4, "base", "pkg:pypi/torch@8"),
         ],
     )
-    assert hashlib.sha256(made).hexdigest() == "39d86cbad3b0f276438769864786ace5fafed59e48b2043da73944252b52cd50"
+    assert hashlib.sha256(made).hexdigest() == "6a79034790c3baaf10db2b5e764783c89f79063ecedb178c3ff4601b6b2cd539"
 
 
 def test_same_release_same_bytes(sample: Sample, tmp_path: Path) -> None:

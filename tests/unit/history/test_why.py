@@ -141,20 +141,12 @@ def test_links_that_lead_round_in_a_circle_are_told(
     assert (lines["path"], lines["what"][1:]) == ([last], circle)
 
 
-def test_a_file_that_a_community_mod_changed(site: Site) -> None:
-    """It is not what lies in its wheel any more."""
-    first = records_of(site.paths, site.first())[-1]
-    files = (file(f"{SITE}/alpha/__init__.py", "a = 3\n"), file("workspace/x.jinja", "{{ 1 }}"))
-    given = [
-        BuildInput(path=f"runmods/fix/files/{name}", sha256=sha(text), size=len(text), what="community mod fix")
-        for name, text in (("run.sh", "#!/bin/sh\n"), ("t.jinja", "{{ 1 }}"))
-    ]
-    release = site.release(site.record("two", first, [("fix", files)], given))
-    lines = told(why(site.paths, release.tag, f"/{SITE}/alpha/__init__.py"))
-    assert lines["source"] == ["made or changed by run.sh of the community mod fix"]
-    assert lines["over"] == ["the one in layer 3 of 6 (first), stage base"]
-    copied = told(why(site.paths, release.tag, "/workspace/x.jinja"))["source"]
-    assert copied == ["copied from the build's context: runmods/fix/files/t.jinja (community mod fix)"]
+def test_a_chat_template_comes_from_the_context(site: Site) -> None:
+    first, text = records_of(site.paths, site.first())[-1], "{{ 1 }}"
+    row = BuildInput(path="templates/fix/x.jinja", sha256=sha(text), size=len(text), what="chat template fix")
+    release = site.release(site.record("two", first, [("fix", (file("workspace/x.jinja", text),))], [row]))
+    (source,) = told(why(site.paths, release.tag, "/workspace/x.jinja"))["source"]
+    assert row.path in source
 
 
 def test_an_empty_file_is_taken_for_no_other_file(site: Site) -> None:

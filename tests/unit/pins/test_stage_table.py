@@ -505,7 +505,3 @@ def test_the_readme_s_figures_are_those_of_the_data() -> None:
     chain = join.latest(json.loads(join.TABLE.read_text()), "uniform")
     base, last = (chain[name]["decode"]["1024:1"]["tokens_per_s"] for name in ("base", "v2-tq"))
     assert f"v2-tq {last / base:.2f} times base ([speeds]" in said
-    one, other = (figure for figure in CHAIN if figure.stage in ("base", "v2"))
-    assert f"{one.tokens:.0f} tokens/s with `base`, {other.tokens:.0f} with `v2`" in said
-    ceilings = [f"{report.counted(figure, 1024, same=False).ceiling:.0f}" for figure in (one, other)]
-    assert "Its bytes allow {} and {}".format(*ceilings) in said

@@ -27,7 +27,7 @@ from sparkpin.pins.manifests import load_stack
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelPin, Recipe, Stack
 from sparkpin.releases.record import Release
 
-FOLDERS = ("pins", "stages", "recipes", "dockerfiles", "mods", "community")
+FOLDERS = ("pins", "stages", "recipes", "dockerfiles", "mods")
 SLACK = 60  # seconds by which clocks may differ
 
 
@@ -88,7 +88,6 @@ def moving_of(recipe: Recipe, model: ModelPin) -> list[ModelPin]:
 def fixed_by(stack: Stack, recipe: Recipe, model: ModelPin, moving: list[ModelPin], what: str) -> list[str]:
     """What keeps a newer version out, of that which was asked for."""
     rows = [row for row in stack.python.requirements if "==" in row]
-    rows += [f"as_of {stack.python.as_of}"] if stack.python.as_of else []
     found = [f"pins/stacks/{stack.name}.yaml: {', '.join(rows)}"] if rows and what not in ("debian", "model") else []
     if what in ("all", "model") and not moving:
         by_pin = recipe.model_revision == UNRESOLVED

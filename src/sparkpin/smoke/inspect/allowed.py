@@ -40,13 +40,6 @@ ALLOWED = (
         r"_ZNK?(3c10|2at|5torch).*",
         OTHER_TORCH,
     ),
-    # The spark-seed stack.
-    Allowed(
-        "gpu",
-        "*/site-packages/flashinfer_cubin",
-        r"(?!.*sm_12).*",
-        "for 10.x; for 12.x FlashInfer compiles at run time",
-    ),
     # The cpu stack.
     Allowed(
         "needed",
