@@ -1,4 +1,4 @@
-"""Runs in an image: what its vLLM's own parser takes, as JSON. Flag -> kind as in sparkpin.community.wheelflags."""
+"""Runs in an image: what its vLLM's own parser takes, as JSON. Flag -> kind as in benchmarks/wheelflags.py."""
 
 import argparse
 import json

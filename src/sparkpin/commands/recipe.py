@@ -445,7 +445,7 @@ def checked(paths: Paths, word: str, *, stack: str | None, alone: bool) -> Check
     machines: int | str = "?"
     with contextlib.suppress(SparkpinError):
         machines = machines_of(recipe)
-    read_as = f"version {recipe.said_version}, held against stack {chosen.name} (vLLM {vllm_version(chosen)})"
+    read_as = f"version {recipe.said_version}, compared with stack {chosen.name} (vLLM {vllm_version(chosen)})"
     name = path.name if alone else word
     return CheckedRecipe(name, chosen.name, machines, recipe.model, ordered(found), read_as)
 

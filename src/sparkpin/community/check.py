@@ -44,10 +44,6 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
     One that was ours has what stack and stages set, too.
     """
     found = [*keys.of_recipe(recipe)]
-    if recipe.version == "1":
-        unfilled = keys.left_over(recipe.command or "", recipe.defaults)
-        unfilled |= {"model": recipe.model} if "model" in unfilled else {}
-        recipe = replace(recipe, defaults={**unfilled, **recipe.defaults})
     try:
         nodes = machines_of(recipe)
         rendered = render(recipe, nodes=1 if nodes == 1 else None)
@@ -104,21 +100,18 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
     lock = loaded(found, own, "stack", lambda: former_lock(project, stack))
     for mod in recipe.mods:
         loaded(found, own, "mods", partial(read_templates, project, [mod], own, vllm_version(stack)))
-    unfilled = keys.left_over(recipe.command, recipe.defaults)
     try:
-        words = vllm_command.split(vllm_command.fill(recipe.command, unfilled | recipe.defaults, own), own)
+        words = vllm_command.split(vllm_command.fill(recipe.command, recipe.defaults, own), own)
     except ManifestError as error:
         if not any(finding.severity == "error" and finding.key == "command" for finding in found):  # else it is that
             found.append(of_error(error, own=own))
         return ordered(found)
-    if words[2] in unfilled.values():
-        words[2] = MODEL_PATH
     own_words = [*words[:2], MODEL_PATH, *words[3:]]
     with contextlib.suppress(ManifestError):  # it is told below
         own_words = drafters.mounted(own_words, recipe)
     argv, env = vllm_command.settled(own_words, recipe, stack, chain or ())
     wrong = [
-        *vllm_command.own_faults([word for word in words if word not in unfilled.values()], recipe),
+        *vllm_command.own_faults(words, recipe),
         *vllm_command.tls_faults(argv, recipe),
     ]
     rules = rules_of(pin, checkpoint_steps(chain, pin)) if pin and chain else ()
@@ -222,8 +215,8 @@ def of_server(
     found = [*flag_lint.findings(served), *known_issues.findings(served, issues)]
     known, wanted = served.release.version, served.release.wanted
     if known != wanted:
-        text = f"nothing is recorded of vLLM {wanted}: held against {known}"
-        hint = "python -m sparkpin.community.wheelflags WHEEL records a release"
+        text = f"nothing is recorded of vLLM {wanted}: compared with {known}"
+        hint = "python benchmarks/wheelflags.py WHEEL records a release"
         found.append(RecipeFinding("note", "stack", text, hint))
     return found
 

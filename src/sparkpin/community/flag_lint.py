@@ -1,26 +1,18 @@
-"""The words of `vllm serve` held against what a release of vLLM takes."""
+"""The words of `vllm serve` compared with what a release of vLLM takes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sparkpin.community.finding import RecipeFinding, error, warning
 from sparkpin.community.release import VllmRelease, nearest, nearest_few
-from sparkpin.core.errors import ManifestError, short
+from sparkpin.core.errors import short
 from sparkpin.pins.drafters import SHORTS
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import Flag, parse_flags
-from sparkpin.pins.vllm_flags import SPECULATION, Flags, read_json
-
-LENGTH, SHARE = "--max-model-len", "--gpu-memory-utilization"
-NUMBERS = (LENGTH, SHARE, "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--num-gpu-blocks-override",
-           "--tensor-parallel-size", "--kv-cache-memory-bytes")  # fmt: skip
-LIMITS = {"--port": (1, 65535), "--seed": (-(2**63), 2**63 - 1)}
-"""The least and the most of whole numbers that nothing else reads."""
-LEFT_OVER = re.compile(r"\{[\w-]+\}")  # a placeholder that nothing fills, which is told as such
+from sparkpin.pins.vllm_flags import SPECULATION, read_json
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,6 @@ def findings(served: PlannedServer) -> Iterator[RecipeFinding]:
     head, flags = parse_flags(served.argv)
     for word in head[3:]:
         yield error(f"{word!r} is no flag, and the model stands there already", "remove it")
-    seen: dict[str, str] = {}
     for flag in flags:
         shown = flag.words[0].partition("=")[0]
         name = served.release.flag(flag.words[0])
@@ -86,12 +77,7 @@ def findings(served: PlannedServer) -> Iterator[RecipeFinding]:
             hint = nearest(shown.replace("_", "-"), served.release.names) or "leave it out"
             yield error(f"vLLM {served.release.wanted} has no flag {shown}", hint)
             continue
-        if name in seen and "." not in shown:
-            yield warning(f"{shown} comes after {seen[name]}: the last one counts", "remove one")
-        seen[name] = shown
         yield from of_flag(served, name, flag)
-    yield from of_numbers(served)
-    yield from of_limits(served)
     yield from of_drafts(served)
     yield from of_parsers(served)
     yield from of_environment(served)
@@ -103,32 +89,23 @@ def of_flag(served: PlannedServer, name: str, flag: Flag) -> Iterator[RecipeFind
         attached = flag.words[0][2:]
     values = [value for value in (attached, *flag.words[1:]) if value]
     if entry["kind"] in ("switch", "bare") and values:
-        blank = "a blank after a backslash" if not values[-1].strip() else f"{' '.join(values)!r}"
-        yield error(f"{word} takes no value, and {blank} follows it", "remove what follows it")
+        yield error(f"{word} takes no value, and {' '.join(values)!r} follows it", "remove what follows it")
     elif entry["kind"] == "value" and not values:
-        yield error(f"{word} wants a value", f"write one after {word}")
-    elif values and not values[-1].strip():
-        yield error(f"{word}: a word of blanks follows its value", "remove the blank after the backslash")
+        yield error(f"{word} needs a value", f"write one after {word}")
     known = entry.get("values", ())
     if known and "." not in word:
         for value in values:
-            named = value.strip() and not LEFT_OVER.fullmatch(value)
-            if named and value.lower() not in {one.lower() for one in known} | {"none"}:
+            if value.lower() not in {one.lower() for one in known} | {"none"}:
                 unknown = warning if entry.get("open") else error
                 hint = nearest(value, known) or f"it has {', '.join(known)}"
                 yield unknown(f"{word} {value}: not among what vLLM {served.release.wanted} has", hint)
     for value in values:
-        if value.startswith("{") and not LEFT_OVER.fullmatch(value) and isinstance(read_json(value), str):
+        if value.startswith("{") and ":" in value and isinstance(read_json(value), str):
             hint = "double quotes around names and texts, no backslashes"
             yield error(f"{word}: {value} is no JSON", hint)
 
 
 def of_drafts(served: PlannedServer) -> Iterator[RecipeFinding]:
-    for name, flag in served.flags:
-        value = flag.value or ""
-        whole = name == SPECULATION and "." not in flag.words[0].partition("=")[0]
-        if whole and value and not value.startswith("{"):  # else it is told above
-            yield error(f"{name}: saw {short(value)}, wanted a JSON object")
     # vLLM 0.32 and 0.33 change dashes of these keys (engine/arg_utils.py)
     plan = {key.partition(".")[0].replace("-", "_"): value for key, value in served.speculation.items()}
     if not isinstance(model := plan.get("model"), str | None):
@@ -138,26 +115,6 @@ def of_drafts(served: PlannedServer) -> Iterator[RecipeFinding]:
         yield error(f"{SPECULATION}: vLLM {served.release.wanted} has no key {short(key)}", hint)
 
 
-def of_numbers(served: PlannedServer) -> Iterator[RecipeFinding]:
-    """What `invoke plan` refuses, too."""
-    for name in NUMBERS:
-        value = (served.value(name) or "").strip()
-        if value and not LEFT_OVER.fullmatch(value):
-            flags = Flags((name, value), "", {})
-            try:
-                flags.fraction(name) if name == SHARE else flags.number(name, auto=name == LENGTH)
-            except ManifestError as fault:
-                yield error(f"{name}: saw {value!r}, wanted {fault.wanted}")
-
-
-def of_limits(served: PlannedServer) -> Iterator[RecipeFinding]:
-    for name, (least, most) in LIMITS.items():
-        value = (served.value(name) or "").strip()
-        number = int(value) if re.fullmatch(r"[+-]?\d{1,20}", value, re.ASCII) else None
-        if value and not LEFT_OVER.fullmatch(value) and (number is None or not least <= number <= most):
-            yield error(f"{name}: saw {short(value)}, wanted a whole number from {least} to {most}")
-
-
 def of_parsers(served: PlannedServer) -> Iterator[RecipeFinding]:
     vllm, release = f"vLLM {served.release.wanted}", served.release
     for flag, plugin, known in (
@@ -165,7 +122,7 @@ def of_parsers(served: PlannedServer) -> Iterator[RecipeFinding]:
         ("--reasoning-parser", "--reasoning-parser-plugin", release.reasoning_parsers),
     ):
         name = served.value(flag)
-        if name and name not in known and served.value(plugin) is None and not LEFT_OVER.fullmatch(name):
+        if name and name not in known and served.value(plugin) is None:
             yield error(f"{flag} {name}: {vllm} has no such parser", nearest_few(name, known))
     chooses, parser = served.value("--enable-auto-tool-choice"), served.value("--tool-call-parser")
     if chooses is not None and parser is None:

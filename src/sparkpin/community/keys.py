@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from sparkpin.community import placeholders, structured
 from sparkpin.community.finding import RecipeFinding, error, note
 from sparkpin.community.recipe import MOST, V1_KEYS, V2_KEYS, CommunityRecipe, divided
 from sparkpin.community.release import nearest
-from sparkpin.community.render import ON_A_SPARK, ONLY_BASH, RenderedRecipe, eaten, render
-from sparkpin.core.errors import InputError, ManifestError, short
+from sparkpin.community.render import ON_A_SPARK, ONLY_BASH, RenderedRecipe, eaten
 from sparkpin.pins.nodes import PIPELINE, TENSOR
 from sparkpin.pins.vllm_command import flag_value
 
@@ -27,7 +25,6 @@ DESCRIBED = re.compile(
     re.I,
 )
 """A description of what needs several machines."""
-TELLING = re.compile(r"[|&;<>()`$#\n'\"\\]")  # of a value that is none to bash
 
 JINJA = re.compile(r"(?<!\$)\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 
@@ -76,12 +73,6 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
                 yield RecipeFinding("error", where, text, hint)
             else:
                 yield RecipeFinding("note", where, f"{text}; sparkrun removes it", hint)
-
-
-def left_over(command: str, defaults: Mapping[str, Any]) -> dict[str, str]:
-    """A value for each placeholder of version 1 that has none: itself, so that the rest of the command can be read."""
-    asked = placeholders.names_v1(command) or set()
-    return {name: f"{{{name}}}" for name in asked - set(defaults) if placeholders.NAME.fullmatch(name)}
 
 
 def of_recipe(recipe: CommunityRecipe) -> Iterator[RecipeFinding]:
@@ -142,33 +133,7 @@ def of_rendered(recipe: CommunityRecipe, rendered: RenderedRecipe) -> Iterator[R
             yield error(
                 f"{after[1]} stands behind {rendered.plumbing[0]}: the server does not get it", "write it before"
             )
-    yield from of_values(recipe, rendered)
     model = rendered.argv[2] if rendered.argv[:2] == ("vllm", "serve") and len(rendered.argv) > 2 else ""
     if recipe.model and model and model != recipe.model and not model.startswith("/"):
         text = f"the command serves {model}, and `model` is {recipe.model}: the wrong one is fetched"
         yield error(text, "name the same model")
-
-
-def of_values(recipe: CommunityRecipe, rendered: RenderedRecipe) -> Iterator[RecipeFinding]:
-    """Of settings that end the command, or send its output elsewhere: rendered without them it is another script."""
-    if recipe.command is None:
-        used = set(recipe.defaults) - set(structured.unread(recipe.defaults))
-    elif recipe.version == "1":
-        used = placeholders.names_v1(recipe.command) or set()
-    else:
-        used = placeholders.names_v2(recipe.command, recipe.defaults) | READ_ANYWAY
-    for name in (name for name, value in recipe.defaults.items() if isinstance(value, str) and TELLING.search(value)):
-        if name not in used:
-            continue
-        try:
-            other = render(replace(recipe, defaults={**recipe.defaults, name: "x"}))
-        except (InputError, ManifestError):
-            continue
-        swallowed = {word for word in other.argv if word.startswith("--")} - set(rendered.argv)
-        if swallowed or (other.before, other.lost, other.plumbing) != (
-            rendered.before,
-            rendered.lost,
-            rendered.plumbing,
-        ):
-            text = f"{short(recipe.defaults[name])} is more than a value: bash ends the command there"
-            yield RecipeFinding("error", f"defaults.{name}", text, "the value alone")

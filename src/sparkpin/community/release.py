@@ -1,4 +1,4 @@
-"""What a release of vLLM takes: the data that `wheelflags` read from its wheel."""
+"""What a release of vLLM takes: the data that benchmarks/wheelflags.py read from its wheel."""
 
 from __future__ import annotations
 

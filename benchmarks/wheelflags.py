@@ -1,8 +1,8 @@
 """What a release of vLLM takes on its command line, read from its wheel's sources; nothing of it is imported.
 
-    python -m sparkpin.community.wheelflags WHEEL...
+    python benchmarks/wheelflags.py WHEEL...
 
-writes `vllm/<version>.json` beside this module for each wheel: flags, their kinds and values, parsers, backends. A
+writes `src/sparkpin/community/vllm/<version>.json` for each wheel: flags, their kinds and values, parsers, backends. A
 wheel is what `pip download --no-deps vllm==VERSION` brings, or the one of the store that a stack's lock names.
 """
 
@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sparkpin.community.release import DATA
 from sparkpin.core import files
 from sparkpin.core.errors import ManifestError
 
-HERE = Path(__file__).parent
 WANTED = re.compile(r"vllm/.*\.py")
 REGISTERED = {"_TOOL_PARSERS_TO_REGISTER": "tool_parsers", "_REASONING_PARSERS_TO_REGISTER": "reasoning_parsers"}
 PARSING = ("engine/arg_utils.py", "/cli_args.py")  # ends of files that say what the command line takes
@@ -202,7 +202,7 @@ def text_of(value: dict[str, Any]) -> str:
 def main(wheels: list[str]) -> None:
     for wheel in wheels:
         value = read_wheel(Path(wheel))
-        path = HERE / "vllm" / f"{value['version']}.json"
+        path = DATA / f"{value['version']}.json"
         with files.atomic_file(path) as file:
             file.write(text_of(value).encode())
         print(f"{path}: {len(value['flags'])} flags, {len(value['tool_parsers'])} tool parsers")
