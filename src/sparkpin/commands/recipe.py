@@ -153,7 +153,7 @@ def mirrored(paths: Paths) -> Iterator[Paths]:
 def imported(paths: Paths, file: str, *, name: str, stack: str | None, stage: str | None, lock: bool) -> ImportedRecipe:
     project, path = paths.project, Path(file)
     recipe, rendered = adopt.as_served(foreign.load(path))
-    found = mapping.mapped(recipe, project, container=rendered.container, stack=stack, stage=stage)
+    found = mapping.mapped(recipe, stack=stack, stage=stage)
     chosen = manifests.load_stack(project, found.stack)
     manifests.load_chain(project, found.stage)
     target = project / f"recipes/{adopt.plain_name(name or path.stem)}.yaml"
@@ -456,7 +456,7 @@ def as_imported(
     """What `import` would say. A refusal is told once: not where an error is found already."""
     try:
         served, rendered = adopt.as_served(recipe)
-        to = mapping.mapped(served, project, container=rendered.container, stack=stack, stage=None)
+        to = mapping.mapped(served, stack=stack, stage=None)
         made = adopt.adopt(project, served, rendered, adopt.plain_name(recipe.path.stem), to, version)
     except SparkpinError as error:
         return [] if any(one.severity == "error" for one in found) else [check.of_error(error)]

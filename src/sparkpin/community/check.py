@@ -61,7 +61,7 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         if rendered.argv[:2] != ("vllm", "serve"):
             return ordered(found)
     lock = former_lock(project, stack)
-    stage = stage_of(recipe, rendered.container)
+    stage = stage_of(recipe)
     chain = loaded(found, str(recipe.path), "stage", lambda: manifests.load_chain(project, stage))
     argv, env = list(rendered.argv), rendered.env
     found += [of_error(fault) for fault in value_faults(argv, env, recipe.path)]

@@ -42,25 +42,27 @@ class Mapping:
     unmapped: tuple[str, ...]  # what has no counterpart
 
 
-def mapped(recipe: CommunityRecipe, project: Path, *, container: str, stack: str | None, stage: str | None) -> Mapping:
+def mapped(recipe: CommunityRecipe, *, stack: str | None, stage: str | None) -> Mapping:
     told: list[str] = []
     unmapped: list[str] = []
-    found, _, of_container = stack_of(container)
+    found, _, of_container = stack_of(recipe.container)
     if recipe.origin:
         found, of_container = recipe.origin.stack, " (as the recipe says)"
     chosen = stack or found or STACK
     if stack or found:
-        told.append(f"container {container or '(none)'} -> stack {chosen}{of_container}")
+        told.append(f"container {recipe.container or '(none)'} -> stack {chosen}{of_container}")
     else:
-        unmapped.append(f"container {container}: nobody here knows what is in it; stack {chosen} takes its place")
+        unmapped.append(
+            f"container {recipe.container}: nobody here knows what is in it; stack {chosen} takes its place"
+        )
     unmapped += build_args(recipe.build_args)
     unmapped += keys(recipe)
-    return Mapping(chosen, stage or stage_of(recipe, container), tuple(told), tuple(unmapped))
+    return Mapping(chosen, stage or stage_of(recipe), tuple(told), tuple(unmapped))
 
 
-def stage_of(recipe: CommunityRecipe, container: str) -> str:
+def stage_of(recipe: CommunityRecipe) -> str:
     """The one that an import takes where nobody names another."""
-    return recipe.origin.stage if recipe.origin else stack_of(container)[1] or "base"
+    return recipe.origin.stage if recipe.origin else stack_of(recipe.container)[1] or "base"
 
 
 def stack_of(container: str) -> tuple[str | None, str | None, str]:
@@ -88,7 +90,7 @@ def build_args(arguments: Sequence[str]) -> Iterator[str]:
 
 def keys(recipe: CommunityRecipe) -> Iterator[str]:
     """Keys that say something about the server and that nothing here reads."""
-    read = V1_KEYS | {"model_revision", "runtime", "min_nodes", "max_nodes", "mode", "include", "overrides", "builder"}
+    read = V1_KEYS | {"model_revision", "runtime", "min_nodes", "max_nodes", "mode", "builder"}
     read |= {*OURS} if recipe.origin else set()
     for name, value in recipe.raw.items():
         said = [part for part in value.values() if part] if isinstance(value, dict) else value

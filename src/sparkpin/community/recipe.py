@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +31,7 @@ ELSEWHERE = {"benchmark", "capabilities", "description", "distribution_config", 
 OURS = ("stack", "stage", "model_revision")
 """What every recipe of ours has beside version 1's keys."""
 NODES = "nodes"  # and what some have
-DEEPEST = 8  # files that include each other
-PLAIN = re.compile(r"[A-Za-z0-9_][\w.+-]{0,99}", re.ASCII)
 MOST = 250  # keys of one mapping: each that is not known is compared with all that are
-ATOMIC = ("defaults", "env")
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class CommunityRecipe:
     most_nodes: int | None  # None: as many as its command divides the model over
     others: tuple[str, ...]  # keys that its runner does not know
     repeated: tuple[str, ...]  # keys that stand twice
-    raw: Mapping[str, Any]  # all of it, with what it includes
+    raw: Mapping[str, Any]  # all of it
     origin: RecipeOrigin | None  # None for the community's
 
     @property
@@ -87,60 +83,18 @@ def load(path: Path) -> CommunityRecipe:
     value, repeated = yamlfile.read(path)
     version = "1" if str(value.get("recipe_version", "2")) == "1" else "2"
     if version == "2":
-        value = included(value, path)
+        require_one_file(value, path)
     return of(value, path, version, repeated)
 
 
-def included(value: dict[str, Any], path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """`include:` of version 2: a recipe as a change to another one in the same folder.
-
-    Mappings merge key by key, but each value of `defaults` and `env` is one setting; a list replaces another, except
-    that `overrides` grow; null takes a key away. `metadata` of another model is not taken over.
-    """
-    if "include" not in value:
-        return value
-    name = value["include"]
-    if not isinstance(name, str) or not PLAIN.fullmatch(name.strip()):
-        wanted = "the name of a recipe in the same folder: what `@registry/name` means is known to sparkrun alone"
+def require_one_file(value: Mapping[str, Any], path: Path) -> None:
+    """ManifestError for what no public recipe has so far: a change to another file, and settings for some machines."""
+    if value.get("include") is not None:
         step = "in sparkrun: sparkrun recipe export writes it as one file, which can be taken over"
-        raise ManifestError(path, "include", name, wanted, next_step=step)
-    if str(value.get("recipe_version", "2")) == "1":
-        raise ManifestError(path, "include", name, "recipe_version 2: version 1 does not know the key")
-    chain = (*above, path.resolve())
-    endings = ("",) if name.strip().endswith((".yaml", ".yml")) else (".yaml", ".yml")
-    places = [path.with_name(name.strip() + ending) for ending in endings]
-    base = next((place for place in places if place.is_file()), None)
-    if base is None or base.resolve().parent != path.resolve().parent:
-        raise ManifestError(path, "include", name, f"a file {places[0].name} beside it")
-    if base.resolve() in chain or len(chain) > DEEPEST:
-        raise ManifestError(path, "include", name, f"a chain without a circle, of at most {DEEPEST}")
-    below, _ = yamlfile.read(base)
-    return merged(included(below, base, chain), value)
-
-
-def merged(base: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]:
-    if outer.get("model", base.get("model")) != base.get("model"):
-        base = {key: value for key, value in base.items() if key != "metadata"}
-    if isinstance(outer.get("overrides"), list) and isinstance(base.get("overrides"), list):
-        outer = outer | {"overrides": [*base["overrides"], *outer["overrides"]]}
-    made = overlaid(base, outer | {"include": None})
-    for key in ATOMIC:
-        if isinstance(base.get(key), dict) and isinstance(outer.get(key), dict):
-            made[key] = overlaid(base[key], outer[key], deep=False)
-    return made
-
-
-def overlaid(base: dict[str, Any], outer: dict[str, Any], *, deep: bool = True) -> dict[str, Any]:
-    made = dict(base)
-    for key, value in outer.items():
-        old = made.get(key)
-        if value is None:
-            made.pop(key, None)
-        elif deep and isinstance(value, dict) and isinstance(old, dict):
-            made[key] = overlaid(old, value)
-        else:
-            made[key] = value
-    return made
+        raise ManifestError(path, "include", value["include"], "a recipe in one file", next_step=step)
+    if value.get("overrides"):
+        step = "write the values for a DGX Spark into `defaults` and `env`"
+        raise ManifestError(path, "overrides", value["overrides"], "a recipe without conditions", next_step=step)
 
 
 def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, ...]) -> CommunityRecipe:

@@ -79,5 +79,4 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.75) -> str:
 
 def nearest_few(word: str, known: Sequence[str]) -> str:
     """As `nearest`, of what has a handful of names: what may have been meant, however far, else all of them."""
-    few = did_you_mean(word, known, most=3, cutoff=0.45).rstrip()
-    return nearest(word, known) or few or f"it has {', '.join(known)}"
+    return nearest(word, known) or did_you_mean(word, known, most=3, cutoff=0.45) or f"it has {', '.join(known)}"

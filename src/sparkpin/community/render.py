@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparkpin.community import conditions, placeholders, structured
+from sparkpin.community import placeholders, structured
 from sparkpin.community.recipe import CommunityRecipe, whole
 from sparkpin.community.shell import ShellCommand, commands
 from sparkpin.core.errors import InputError, ManifestError
@@ -45,7 +45,6 @@ class RenderedRecipe:
 
     argv: tuple[str, ...]
     env: dict[str, str]  # of the recipe and its script, with the values that were meant
-    container: str  # where an override changes it
     before: tuple[str, ...] = ()  # other commands of the script
     lost: tuple[str, ...] = ()  # what stands after the server, and so is never reached while it runs
     plumbing: str = ""  # pipes and redirections
@@ -57,7 +56,7 @@ def render(
 ) -> RenderedRecipe:
     """
     Args:
-        overrides: values in the place of `defaults`, as of `--port` or `-o key=value`.
+        overrides: values in the place of `defaults`.
         nodes: 1: as on one machine, where version 1 sets tensor_parallel to 1 and leaves the executor backend out;
             None: as the recipe says.
 
@@ -73,8 +72,8 @@ def render(
         )
     if recipe.version == "1":
         return read_script(recipe, *as_v1(recipe, given, alone=nodes == 1))
-    text, env, container, missing = as_v2(recipe, given)
-    return replace(read_script(recipe, text, env), container=container, missing=missing)
+    text, env, missing = as_v2(recipe, given)
+    return replace(read_script(recipe, text, env), missing=missing)
 
 
 def as_v1(recipe: CommunityRecipe, overrides: dict[str, Any], *, alone: bool) -> tuple[str, dict[str, str]]:
@@ -90,18 +89,11 @@ def as_v1(recipe: CommunityRecipe, overrides: dict[str, Any], *, alone: bool) ->
     return text.strip(), {name: meant(value) for name, value in recipe.env.items()}
 
 
-def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any]) -> tuple[str, dict[str, str], str, tuple[str, ...]]:
-    """The script, its environment, the container, and the placeholders that nothing fills."""
-    declared = {"runtime": recipe.runtime, **recipe.defaults, **overrides}
-    env, container, defaults = dict(recipe.env), recipe.container, dict(recipe.defaults)
-    for entry in conditions.holding(recipe.raw.get("overrides"), declared, recipe.path):
-        defaults |= entry.get("defaults") or {}
-        env |= {str(name): str(value) for name, value in (entry.get("env") or {}).items()}
-        container = str(entry.get("container") or container)
-    env |= {key.removeprefix("env."): str(value) for key, value in overrides.items() if key.startswith("env.")}
+def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any]) -> tuple[str, dict[str, str], tuple[str, ...]]:
+    """The script, its environment, and the placeholders that nothing fills."""
     known = {**ON_A_SPARK, "model": recipe.model, "resolved_model_path": recipe.model}
     known |= {"model_revision": recipe.revision} if recipe.revision else {}
-    values = {**known, **defaults, **overrides}
+    values = {**known, **recipe.defaults, **overrides}
     if recipe.command:
         text = placeholders.fill_v2(recipe.command, values, recipe.path)
         text = with_flag(text, "--distributed-executor-backend", values.get("distributed_executor_backend"), force=True)
@@ -112,7 +104,7 @@ def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any]) -> tuple[str, dict
     if NAMED.match(text):
         text = with_flag(text, "--served-model-name", values.get("served_model_name"), force=False)
     asked = placeholders.names_v2(recipe.command or "", values)
-    return text, env, container, tuple(sorted(name for name in asked if values.get(name) is None))
+    return text, dict(recipe.env), tuple(sorted(name for name in asked if values.get(name) is None))
 
 
 def with_flag(text: str, flag: str, value: Any, *, force: bool) -> str:
@@ -155,7 +147,6 @@ def read_script(recipe: CommunityRecipe, text: str, env: dict[str, str]) -> Rend
     return RenderedRecipe(
         argv=words,
         env=env | given,
-        container=recipe.container,
         before=tuple(before),
         lost=tuple(lost),
         plumbing=server.plumbing,

@@ -39,11 +39,10 @@ STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork
 V2 = {
     "model": "acme/sample", "runtime": "vllm", "container": "x:y", "min_nodes": 1, "env": {"NAME": "${NAME}", "A": "b"},
     "metadata": {"description": "on 2 Sparks"}, "defaults": {"port": 8000, "more": "--seed {n}", "n": 1},
-    "overrides": [{"when": {"nodes": 1, "config": {"n": {"gt": 0}}}, "defaults": {"n": 2}}],
     "command": "export B=1\nvllm serve {model} --port {port} {more} --x '{\"a\": {\"b\": 123456}}' ${C:-d} $A | tee l",
 }  # fmt: skip
 OURS = V2 | {
-    "container": "sparkpin/r:base-0123456789ab", "overrides": [],
+    "container": "sparkpin/r:base-0123456789ab",
     "metadata": {"sparkpin": {"model": "acme/sample", "model_revision": "unresolved", "stack": "cpu", "stage": "base"}},
 }  # fmt: skip
 CORPUS = sorted((PROJECT.parent / "shared/corpus").glob("*/*.yaml"))

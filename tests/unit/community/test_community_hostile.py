@@ -181,7 +181,7 @@ def test_a_mod_with_a_line_end_sets_no_variable(
 
 @pytest.mark.parametrize("name", ["B; touch X", "A\nB", "", "1A", "A B", "A=B", "$(x)"])
 def test_a_variable_whose_name_is_a_script(paths: Paths, tmp_path: Path, name: str) -> None:
-    for value in (V1 | {"env": {name: "1"}}, V2 | {"overrides": [{"when": {"nodes": 1}, "env": {name: "1"}}]}):
+    for value in (V1 | {"env": {name: "1"}}, V2 | {"env": {name: "1"}}):
         with pytest.raises(ManifestError):
             tasks.recipe_import(paths, written(tmp_path, value), lock=False)
     for form in ("v1", "v2"):
