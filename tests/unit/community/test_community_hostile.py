@@ -13,7 +13,7 @@ from foreign_recipe import V1, written
 from places import PROJECT
 
 from sparkpin.commands import recipe as tasks
-from sparkpin.community import check, export, placeholders, recipe, render, structured, yamlfile
+from sparkpin.community import check, export, placeholders, recipe, render, yamlfile
 from sparkpin.community.shell import commands
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
@@ -37,13 +37,6 @@ def paths(project: Path, tmp_path: Path) -> Paths:
 
 
 # Placeholders and the shell.
-
-
-def test_json_with_long_numbers_is_no_placeholder() -> None:
-    assert (
-        placeholders.fill_v1("""--x '{{"a": 131072, "b": {n}}}'""", {"n": 65536}, "f")
-        == """--x '{"a": 131072, "b": 65536}'"""
-    )
 
 
 @pytest.mark.parametrize(
@@ -245,16 +238,9 @@ def test_what_sparkrun_sets_on_a_spark(tmp_path: Path) -> None:
     assert argv(defaults={"gpu_memory_utilization": 0.5})[3:] == ("--gpu-memory-utilization", "0.5")
     share = "vllm serve {model} --gpu-memory-utilization {gpu_memory_utilization}"
     assert argv(command=share)[-1] == "0.8" and not errors(tmp_path, command=share, defaults={})
-    assert argv(command="vllm serve {model}") == ("vllm", "serve", "a/b")
-    quiet = {"init_port": 1, "executor": "docker", "ep_size": 1}
-    assert not [line for line in found(tmp_path, {"model": "a/b", "defaults": quiet}) if "defaults." in line]
-    assert structured.unread(quiet) == sorted(quiet)
-    new = {"mamba_ssm_cache_dtype": "float32", "enable_mamba_shared_prefix_checkpoint": True, "video_pruning_rate": 0.5}
-    words = ("--mamba-ssm-cache-dtype", "float32", "--enable-mamba-shared-prefix-checkpoint", "--video-pruning-rate")
-    assert (
-        set(words) < set(argv(defaults=new))
-        and not recipe.load(Path(written(tmp_path, {"model": "a/b", "min_sparkrun_version": "0.4"}))).others
-    )
+    new = {"mamba_ssm_cache_dtype": "float32", "enable_mamba_shared_prefix_checkpoint": True, "init_port": 1}
+    words = {"--mamba-ssm-cache-dtype", "float32", "--enable-mamba-shared-prefix-checkpoint"}
+    assert words < set(argv(defaults=new)) and "--init-port" not in argv(defaults=new)
 
 
 # What `check` says.
@@ -274,14 +260,6 @@ def test_a_recipe_for_several_machines_that_does_not_say_so(tmp_path: Path, said
     (line,) = (line for line in found(tmp_path, value) if "tensor_parallel 4" in line)
     assert line.startswith(wanted)
     assert not [line for line in found(tmp_path, value | {"cluster_only": True}) if "tensor_parallel" in line]
-
-
-def test_a_division_that_the_command_does_not_make(tmp_path: Path) -> None:
-    (line,) = errors(tmp_path, defaults={"port": 1, "tensor_parallel": 4})
-    assert "tensor_parallel 4" in line
-    command = V2["command"] + " -tp {tensor_parallel}"
-    assert not errors(tmp_path, command=command, defaults={"port": 1, "tensor_parallel": 2})
-    assert len(errors(tmp_path, command=command, defaults={"port": 1, "tensor_parallel": 2}, max_nodes=1)) == 1
 
 
 def test_an_import_for_one_machine_says_what_becomes_of_the_division(
@@ -354,15 +332,11 @@ def test_no_terminal_obeys_a_recipe(paths: Paths, tmp_path: Path, capsys: pytest
 )  # fmt: skip
 def test_what_makes_embeddings_or_scores_is_refused(paths: Paths, tmp_path: Path, model: str, flags: str) -> None:
     value = V2 | {"model": model, "command": f"vllm serve {{model}} {flags}", "defaults": {}}
-    assert [line for line in errors(tmp_path, **value) if "/v1/embeddings or /rerank" in line]
+    assert errors(tmp_path, **value)
+    assert not errors(tmp_path, command="vllm serve {model} --runner generate", defaults={}, model="a/embedded-coder")
     with pytest.raises(ManifestError) as caught:
         tasks.recipe_import(paths, written(tmp_path, value), lock=False)
     assert caught.value.next_step
-
-
-@pytest.mark.parametrize("flags", ["--runner generate", "--runner auto --convert none", ""])
-def test_what_writes_text_is_not(tmp_path: Path, flags: str) -> None:
-    assert not errors(tmp_path, command=f"vllm serve {{model}} {flags}", defaults={}, model="a/embedded-coder")
 
 
 @pytest.mark.parametrize(
@@ -375,7 +349,7 @@ def test_what_writes_text_is_not(tmp_path: Path, flags: str) -> None:
 def test_other_engines_are_named(tmp_path: Path, change: dict[str, Any], engine: str) -> None:
     value = {key: part for key, part in (V2 | {"defaults": {}} | change).items() if part is not None}
     (line,) = found(tmp_path, value)
-    assert line.startswith("error") and f"{engine} is another engine" in line
+    assert line.startswith("error") and engine in line
 
 
 @pytest.mark.parametrize("version", ["4", 3, "x"])

@@ -17,7 +17,7 @@ from places import PROJECT
 
 from sparkpin.build.pair import pair
 from sparkpin.commands import recipe as tasks
-from sparkpin.community import adopt, check, export, mapping, recipe, render, template
+from sparkpin.community import adopt, check, mapping, recipe, render
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests, vllm_command
@@ -105,11 +105,9 @@ def test_a_recipe_of_version_2_becomes_ours(paths: Paths, tmp_path: Path, capsys
     assert (made["name"], made["stack"], made["description"]) == ("other", "spark", "a sample")
     assert made["command"] == ('vllm serve /model \\\n  --port {port} {more} \\\n  --x \'{{"a":{{"b":{port}}}}}\'\n')
     assert made["defaults"] == {"port": 1, "more": "--max-num-seqs 2"}
-    told = capsys.readouterr().out
-    assert "not mapped: the unknown key volumes: ['/a:/b']" in told and "executor_config" not in told
-    assert "not mapped: pipe or redirection: | tee l" in told
-    (line,) = (line for line in told.splitlines() if "not mapped: --speculative-config" in line)
-    assert "x/draft" in line
+    told = [line for line in capsys.readouterr().out.splitlines() if "not mapped: " in line]
+    for name in ("volumes", "| tee l", "x/draft"):
+        assert [line for line in told if name in line]
     assert made["model_revision"] == "f" * 40
 
 
@@ -245,28 +243,12 @@ def test_a_checkpoint_that_is_made_here_is_given_as_a_folder(
     assert "not built yet" not in capsys.readouterr().err
 
 
-def test_a_release_is_exported_as_it_was_made(paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    argv = ("vllm", "serve", "/model", "--port", "8000", "--compilation-config", '{"a":{"b":1}}')
-    made = release(3, "passed", recipe="scripted-tiny", argv=argv, env={"A": '{"x": "$y"}'})
-    records = Releases(paths)
-    records.save(made)
-    for form in ("v1", "v2"):
-        tasks.recipe_export(paths, "scripted-tiny", form=form, release=made.tag)
-        (tmp_path / "r.yaml").write_text(capsys.readouterr().out)
-        read = render.render(recipe.load(tmp_path / "r.yaml"))
-        assert (read.env, read.argv[3:]) == (made.env, argv[3:])
-        assert read.argv[2] == ("/model" if form == "v1" else str(records.checkpoint(made)))
-    with pytest.raises(InputError, match="is a release of scripted-tiny, not of other"):
-        tasks.recipe_export(paths, "other", form="v1", release=made.tag)
-
-
 @pytest.mark.parametrize("form", ["v1", "v2"])
 @pytest.mark.parametrize(
     ("name", "stage"),
     [
         ("scripted-tiny", None),
         ("scripted-tiny", "hybrid"),
-        ("scripted-tiny-spark", None),
         ("scripted-pair", None),
     ],
 )
@@ -359,12 +341,9 @@ def test_check_takes_files_folders_and_globs(paths: Paths, tmp_path: Path, capsy
     "change",
     [
         {},  # a mod and a template that are not here
-        {"build_args": ["--exp-mxfp4"], "container": "somebody/vllm:1"},
+        {"build_args": ["--exp-mxfp4"], "container": "somebody/vllm:1", "env": {"HF_HOME": "/x", "N": "${HOME}"}},
         {"command": "pip install x\nvllm serve acme/sample-int4 --ssl-keyfile k | tee l"},
-        {"env": {"HF_HOME": "/x", "N": "${HOME}"}},
-        {"cluster_only": True},
         {"command": "vllm serve /models/x", "model": "/models/x"},  # import refuses it
-        {"command": "vllm serve acme/sample-int4 -dp 2"},
         {"command": "vllm serve acme/sample-int4 --speculative-config '[1]'"},
     ],
 )
@@ -494,27 +473,15 @@ def test_exports_that_cannot_be(paths: Paths) -> None:
     assert own.read_bytes() == before
 
 
-def test_settings_of_an_export() -> None:
-    argv = ("vllm", "serve", "/model", "--port", "1", "--port", "2", "--max-model-len", "auto", "-tp", "1",
-            "--gpu-memory-utilization", "0.90", "--served-model-name", "a", "b")  # fmt: skip
-    words, settings = export.with_settings(argv)
-    assert settings == {"max_model_len": "auto", "tensor_parallel": 1, "gpu_memory_utilization": "0.90"}
-    command = template.command_of(words, settings, doubled=True)
-    assert vllm_command.split(vllm_command.fill(command, settings, "f"), "f") == list(argv)
-
-
 @pytest.mark.parametrize(
     ("container", "wanted"),
     [
-        ("vllm-node", ("spark", None)),
         ("vllm-node-tf5:latest", ("spark", None)),
         ("", ("spark", None)),
         ("ghcr.io/spark-arena/dgx-vllm-eugr-nightly-tf5:latest", ("spark", None)),
-        ("vllm/vllm-openai:v0.27.1-aarch64", ("spark", None)),
         ("docker.io/vllm/vllm-openai:v0.19.0", ("spark", None)),
         ("sparkpin/stack-spark:v2-0123456789ab", ("spark", "v2")),
         ("vllm-node-b12x", (None, None)),
-        ("ghcr.io/spark-arena/dgx-vllm-eugr-nightly-b12x:latest", (None, None)),
         ("somebody/vllm:1", (None, None)),
     ],
 )
@@ -524,11 +491,8 @@ def test_containers(container: str, wanted: tuple[str | None, str | None]) -> No
 
 def test_build_arguments() -> None:
     given = ["--tf5", "-j 8", "--exp-mxfp4", "--apply-vllm-pr", "123", "--gpu-arch", "12.1a", "-f", "Dockerfile.x"]
-    assert list(mapping.build_args(given)) == [
-        "build_args --exp-mxfp4: no stack is built with it",
-        "build_args --apply-vllm-pr 123: no stack is built with it",
-        "build_args -f Dockerfile.x: no stack is built with it",
-    ]
+    told = [line.partition(":")[0] for line in mapping.build_args(given)]
+    assert told == ["build_args --exp-mxfp4", "build_args --apply-vllm-pr 123", "build_args -f Dockerfile.x"]
 
 
 def test_a_mod_is_a_template_or_needless_or_refused(project: Path, tmp_path: Path) -> None:
@@ -544,11 +508,6 @@ def test_a_mod_is_a_template_or_needless_or_refused(project: Path, tmp_path: Pat
         assert [mod for mod in needless if any(f"mod {mod} -> nothing" in line for line in told)] == needless
         assert len(kept) + len(needless) + len(refused) == len(mods)
     assert any("--gpu-memory-utilization" in line for line in refused), "its counterpart"
-
-
-def test_a_draft_model_that_is_pinned_here_stays() -> None:
-    argv = ["vllm", "serve", "a/b", "--speculative-config", '{"model": "sparkpin/scripted-drafter"}']
-    assert adopt.left_out(PROJECT, argv, []) == ((), [], "sparkpin/scripted-drafter")
 
 
 @pytest.mark.parametrize(
@@ -586,10 +545,6 @@ def test_a_recipe_with_a_drafter_is_not_exported(tmp_path: Path) -> None:
     for form in ("v1", "v2"):
         with pytest.raises(InputError, match="a second model"):
             tasks.recipe_export(paths, "scripted-drafted", form=form)
-
-
-def test_names() -> None:
-    assert [adopt.plain_name(text) for text in ("Qwen3.5_122B (x)", "--", "A/b")] == ["qwen3.5-122b-x", "recipe", "a-b"]
 
 
 if CORPUS.is_dir():  # a clone alone has none of them
