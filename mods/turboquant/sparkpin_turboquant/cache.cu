@@ -17,15 +17,19 @@ struct Store {
   int tokens, heads, block_size, bfloat;
 };
 
-// A lane's components to codes, which are a magnitude's index below a sign; BITS 8: int8. The norm is the same in all lanes.
+// The larger one; NaN where one of both is no number, which fmaxf would hide.
+__device__ __forceinline__ float larger(float a, float b) { return b > a || b != b ? b : a; }
+
+// A lane's components to codes, which are a magnitude's index below a sign; BITS 8: int8. The norm is the same in all lanes,
+// at most 65504, and NaN where a component is no number.
 template <int BITS> __device__ __forceinline__ u32 encode(float* y, const float* edges, const float* levels, u8* codes) {
   float size = 0.f;
   if (BITS == 8) {
 #pragma unroll
-    for (int j = 0; j < E; j++) size = fmaxf(size, fabsf(y[j]));
+    for (int j = 0; j < E; j++) size = larger(size, fabsf(y[j]));
 #pragma unroll
-    for (int i = 16; i; i >>= 1) size = fmaxf(size, across(size, i));
-    const u32 norm = halves(fminf(size / 127.f, 65504.f), 0.f);
+    for (int i = 16; i; i >>= 1) size = larger(size, across(size, i));
+    const u32 norm = held_halves(size / 127.f, 0.f);
     const float step = from_half(norm);
 #pragma unroll
     for (int j = 0; j < E; j++) codes[j] = (u8)(int)floorf(fminf(fmaxf(step > 0.f ? y[j] / step : 0.f, -127.f), 127.f) + 0.5f);
@@ -53,7 +57,7 @@ template <int BITS> __device__ __forceinline__ u32 encode(float* y, const float*
   }
 #pragma unroll
   for (int i = 16; i; i >>= 1) coded += across(coded, i);
-  return halves(fminf(length / sqrtf(coded), 65504.f), 0.f);
+  return held_halves(length / sqrtf(coded), 0.f);
 }
 
 // Codes of a row, in shared memory, to bytes, as formats.Layout says.

@@ -26,7 +26,7 @@ __device__ __forceinline__ void mma_bfloat(float* c, uint4 a, u32 b0, u32 b1) {
     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ u32 mul16(u32 a, u32 b) { u32 r; asm("mul.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
-__device__ __forceinline__ u32 min16(u32 a, u32 b) { u32 r; asm("min.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+__device__ __forceinline__ u32 min16(u32 a, u32 b) { u32 r; asm("min.NaN.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
 __device__ __forceinline__ void write16(u16* p, uint4 x) { asm volatile("st.global.cg.v4.u32 [%0],{%1,%2,%3,%4};" :: "l"(p), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory"); }
 // The cache is read once: no place in L1.
 __device__ __forceinline__ uint4 read16(const u8* p) { uint4 r; asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p)); return r; }

@@ -63,7 +63,8 @@ static u32 bfloats(float lo, float hi) { return to_bfloat(lo) | to_bfloat(hi) <<
 static float from_half(u32 x) { return half(x & 0xffff); }
 static u32 sub16(u32 a, u32 b) { return halves(half(a) - half(b), half(a >> 16) - half(b >> 16)); }
 static u32 mul16(u32 a, u32 b) { return halves(half(a & 0xffff) * half(b & 0xffff), half(a >> 16) * half(b >> 16)); }
-static u32 min16(u32 a, u32 b) { return halves(fminf(half(a & 0xffff), half(b & 0xffff)), fminf(half(a >> 16), half(b >> 16))); }
+static float least(float a, float b) { return a != a || a < b ? a : b; }  // NaN where one of both is none
+static u32 min16(u32 a, u32 b) { return halves(least(half(a & 0xffff), half(b & 0xffff)), least(half(a >> 16), half(b >> 16))); }
 static void __syncwarp() { meet_warp({}); }
 static float ex2(float x) { return exp2f(x); }
 static u32 prmt(u32 a, u32 b, u32 s) {
