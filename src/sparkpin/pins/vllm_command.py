@@ -251,7 +251,8 @@ def json_faults(argv: Iterable[str], file: object) -> Iterator[ManifestError]:
 def set_flag(argv: Sequence[str], name: str, value: FlagValue) -> list[str]:
     """`argv` with one flag set, in the place of the first flag that sets the same, else at the end.
 
-    None and True give a bare flag, False its opposite (`--x`, `--no-x`), a mapping compact JSON, a list one word an item.
+    None and True give a bare flag, False its opposite (`--x`, `--no-x`), a mapping compact JSON, a list one word an
+    item.
     """
     head, flags = parse_flags(argv)
     new = Flag(flag_words(name, value))

@@ -38,7 +38,7 @@ def test_lock_is_written_and_fetch_accepts_it(paths: Paths, index: Index) -> Non
     text = (paths.project / "pins/stacks/s.lock").read_text()
     assert "http" not in text and "127.0.0.1" not in text and str(index.folder) not in text
     assert not any(paths.store.rglob("*.*")), "locking brings nothing into the store"
-    assert fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, *lock.wheels), print, str).bytes_fetched
+    assert fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, *lock.wheels), print).bytes_fetched
     assert all(Store(paths.store).verified(wheel) for wheel in lock.wheels)
     assert lock_text(lock_stack(paths, "s", print)) == text
 
@@ -96,7 +96,7 @@ def test_an_override_takes_the_place_of_what_distributions_say(paths: Paths, ind
     lock = lock_stack(paths, "s", lambda _: None)
     assert versions(lock) == {"app": "1.0", "bound": "13.0.1", "dep": "2.0"}
     assert best in lock.wheels
-    fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, *lock.wheels), print, str)
+    fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, *lock.wheels), print)
     assert all(Store(paths.store).verified(wheel) for wheel in lock.wheels)
 
     write(paths, ["app==1.0"], "linux/arm64", overrides=bounds["overrides"])
@@ -171,7 +171,7 @@ def test_an_index_that_refuses_the_login_is_told_as_such(
     with pytest.raises(NetworkError, match="401") as at_lock:
         lock_stack(paths, "s", print)
     with pytest.raises(NetworkError, match="401") as at_fetch:
-        fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, app), print, str)
+        fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, app), print)
     for caught in (at_lock, at_fetch):
         assert caught.value.next_step == CONFIG and "outdated" not in str(caught.value)
 
@@ -179,7 +179,7 @@ def test_an_index_that_refuses_the_login_is_told_as_such(
 def lock_and_fetch(paths: Paths) -> list[LockedFile]:
     write(paths, ["app==1.0"])
     wheels = lock_stack(paths, "s", print).wheels
-    fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, *wheels), print, str)
+    fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, *wheels), print)
     assert all(Store(paths.store).verified(wheel) for wheel in wheels)
     return wheels
 

@@ -67,14 +67,14 @@ def test_the_projects_own_locks_fit_their_pins() -> None:
 
 def test_each_part_that_apt_brought_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Apt:
-        def download(self, wanted: Sequence[LockedFile], folder: Path, _: object) -> None:
+        def download(self, wanted: Sequence[LockedFile], folder: Path) -> None:
             for row in wanted:
                 (folder / row.file).write_bytes(f"{row.name} {row.version} amd64".encode())
 
     monkeypatch.setattr(fetch, "open_apt", lambda root, stack: Apt())
     monkeypatch.setattr(fetch, "DEBS", 2)
     wanted, store, said = [deb(name, "1") for name in "abc"], Store(tmp_path / "store"), list[str]()
-    fetch.fetch_debs(stack(), wanted, store, tmp_path, said.append, str)
+    fetch.fetch_debs(stack(), wanted, store, tmp_path, said.append)
     assert all(store.has(row) for row in wanted)
     first, second = (line for line in said if " of 3" in line)
     assert " 2 of 3" in first and " 3 of 3" in second
