@@ -62,7 +62,7 @@ def test_fetch_takes_nothing_else_and_no_more(
     lie(index, file)
     begin = time.monotonic()
     with pytest.raises((IntegrityError, NetworkError), match=r"app-1\.0"):
-        fetch_stack(paths, stack(), locked(paths, file), print, str)
+        fetch_stack(paths, stack(), locked(paths, file), print)
     assert time.monotonic() - begin < 60
     assert index.sent < 1 << 25, "reading ends after the size that is locked; the rest is in the sockets' buffers"
     assert not Store(paths.store).path(file.sha256).exists()

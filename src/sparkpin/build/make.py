@@ -12,7 +12,6 @@ from sparkpin.build import cross_build
 from sparkpin.build import image as builder
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.consistent import require_consistent
-from sparkpin.build.lost_files import how_to_get
 from sparkpin.build.origin import adopt, is_brought, ready_checkpoint
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import check_form, records_of
@@ -74,7 +73,7 @@ def fetch_locked(paths: Paths, stack: Stack, stack_lock: StackLock, machine: str
         if offline:
             fetching.require_fetched(paths, lock)
         else:
-            fetching.fetch_stack(paths, one, lock, say, partial(how_to_get, paths))
+            fetching.fetch_stack(paths, one, lock, say)
 
 
 def build_images(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> tuple[builder.BuiltImage, ...]:

@@ -84,7 +84,7 @@ def pair(
         checkpoint = checkpoint_key(model, model_lock, steps)
         said, env = vllm_command.serve_argv(recipe, stack, chain[:end])
         unchecked = require_whole_shares(recipe, said, model, model_lock, steps)
-        unchecked += require_drafter_fits(recipe, stack, said, model, model_lock)
+        unchecked += require_drafter_fits(recipe, said, model, model_lock)
         demands = demands_of(project, stack, chain[:end], model)
         chosen = families.choices(family, version, said)
         argv, env = spread(families.completed(said, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
@@ -138,14 +138,14 @@ def require_whole_shares(
 
 
 def require_drafter_fits(
-    recipe: schema.Recipe, stack: schema.Stack, argv: Sequence[str], model: schema.ModelPin, lock: schema.ModelLock
+    recipe: schema.Recipe, argv: Sequence[str], model: schema.ModelPin, lock: schema.ModelLock
 ) -> tuple[str, ...]:
     """ManifestError where the recipe's drafter cannot draft for its model; else what could not be checked, and why."""
     if (pin := model.drafter) is None or pin.drafts is None:
         return ()
     drafters.require_used(recipe, argv)
     file, plan = vllm_command.file_of(recipe), drafters.speculation(argv)
-    for fault in drafters.method_faults(plan, pin.drafts, families.vllm_version(stack), file):
+    for fault in drafters.method_faults(plan, pin.drafts, file):
         raise fault
     target, own = (config_here(Paths.from_env(), model, lock, name) for name in (model.base, schema.DRAFTER))
     if target is None or own is None:

@@ -14,14 +14,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
 from sparkpin.build import cross_build
 from sparkpin.build import image as build
-from sparkpin.build.lost_files import how_to_get
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, check_form, layer_file, read_record, record_file, records_of
 from sparkpin.build.render import RenderedImage
@@ -119,10 +117,9 @@ def require_inputs(paths: Paths, release: Release, images: Sequence[RenderedImag
         return
     with project_of(paths, release) as project:
         last = pair(project, release.recipe, stage=release.stage)[-1]
-        advice = partial(how_to_get, paths)
-        fetch.fetch_stack(paths, last.stack, last.stack_lock, say, advice)
+        fetch.fetch_stack(paths, last.stack, last.stack_lock, say)
         for spec in {image.builder.key: image.builder for image in images if image.builder}.values():
-            fetch.fetch_stack(paths, *cross_build.fetched_with(spec, last.stack, last.stack_lock), say, advice)
+            fetch.fetch_stack(paths, *cross_build.fetched_with(spec, last.stack, last.stack_lock), say)
     if lost := [file for file in inputs_of(images) if not inputs.holding(file).has(file)]:
         raise IntegrityError(
             f"{len(lost)} inputs of {release.tag} are gone from {paths.inputs}, the first: {lost[0].name} "

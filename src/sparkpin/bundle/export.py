@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkpin.build.origin import EXPORTS, IMPORTS, add_row, made_with_statement, ready_checkpoint
+from sparkpin.build.origin import IMPORTS, made_with_statement, ready_checkpoint
 from sparkpin.build.record import BuildRecord, layer_file, records_of
 from sparkpin.bundle import form
 from sparkpin.checkpoint.content import RECORD
@@ -38,8 +38,6 @@ from sparkpin.pins.schema import LockedFile
 from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import SIGNATURE, STATEMENT, Release, Releases, to_json
-
-LOCAL = (EXPORTS, IMPORTS)
 
 
 @dataclass(frozen=True)
@@ -97,11 +95,7 @@ def export(
         if wanted.image:
             known = sum(piece.size for piece in pieces)
             pieces += image_pieces(paths, connect(), release, records, target, known, stack, say)
-        size = write(target, release, wanted, pieces, say)
-    # So that a `fetch` that finds a file gone from the network can name the bundle.
-    row = {"file": str(target.absolute()), "with_store": wanted.store}
-    add_row(Releases(paths).evidence(release) / EXPORTS, row)
-    return size
+        return write(target, release, wanted, pieces, say)
 
 
 def require_importable(
@@ -166,7 +160,7 @@ def release_pieces(
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         member = f"{form.EVIDENCE}{name}"
-        if not path.is_file() or name in LOCAL or files.PARTIAL in name:  # half-written
+        if not path.is_file() or name == IMPORTS or files.PARTIAL in name:  # half-written
             continue
         if re.fullmatch(form.NAME, member) and len(member) <= form.NAME_LIMIT:
             pieces.append(of_file(member, path))

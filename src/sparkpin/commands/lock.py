@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from sparkpin.build import cross_build
-from sparkpin.build.lost_files import how_to_get
 from sparkpin.commands.choose import pairings_of
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
@@ -83,7 +81,7 @@ def fetch(*, recipe: str | None, stack: str | None) -> None:
     if (machine := this_platform()) in last.stack.build_on:
         wanted += filter(None, [cross_build.stand_in_debs(paths, last.stack, machine)])
     for one, lock in wanted:
-        report = fetching.fetch_stack(paths, one, lock, say, partial(how_to_get, paths))
+        report = fetching.fetch_stack(paths, one, lock, say)
         what = "stack" if one is last.stack else "root file system to build it in, stack"
         show(
             f"{what} {one.name}: {report.files} files, {terminal.size(report.bytes_total)} verified, "

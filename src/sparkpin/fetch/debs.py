@@ -10,13 +10,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 from sparkpin.core.errors import HostError, ManifestError, NetworkError
 from sparkpin.core.files import disk_errors
+from sparkpin.fetch.store import LOST
 from sparkpin.pins.schema import LockedFile, Stack
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -25,7 +26,6 @@ TIMEOUT = 1200  # seconds; a slow line brings the lists or 48 packages in less
 HOST_PACKAGES = "apt-get install mmdebstrap debian-archive-keyring"
 OFFLINE = "connect to the network (apt's own proxy settings apply), then run the command again"
 URI = re.compile(r"^'[^']+' (?P<file>\S+\.deb) (?P<size>\d+) SHA256:(?P<sha256>[0-9a-f]{64})$")
-HowToGet = Callable[[Sequence[LockedFile]], str]  # what to do about locked files that are no longer offered
 NOT_FOUND = re.compile(r"^E: Failed to fetch \S*/(?P<name>[^/\s_]+)_\S*\.deb +(?:404|410) ", re.MULTILINE)
 GONE = re.compile(
     r"^E: (?:Version '(?P<version>.+)' for '(?P<name>.+)' was not found|Unable to locate package (?P<unknown>.*))$"
@@ -65,7 +65,7 @@ class Apt:
             )
         return parse_uris(done.stdout)
 
-    def download(self, wanted: Sequence[LockedFile], folder: Path, how_to_get: HowToGet) -> None:
+    def download(self, wanted: Sequence[LockedFile], folder: Path) -> None:
         """Fetch locked packages into a folder, named as in the lock. Raises NetworkError."""
         done = self.run("apt-get", "-qq", "download", *(f"{deb.name}={deb.version}" for deb in wanted), cwd=folder)
         if done.returncode == 0:
@@ -76,7 +76,7 @@ class Apt:
             names = ", ".join(f"{deb.file} (sha256={deb.sha256})" for deb in lost)
             raise NetworkError(
                 f"no longer offered by the Debian mirror, which keeps only the newest version of a package: {names}",
-                next_step=how_to_get(lost),
+                next_step=LOST,
             )
         names = ", ".join(deb.file for deb in wanted)
         raise NetworkError(f"apt could not fetch {names}:\n{tail(done)}", next_step=OFFLINE)

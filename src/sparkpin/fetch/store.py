@@ -17,6 +17,12 @@ from sparkpin.core.terminal import Say
 from sparkpin.pins.schema import LockedFile
 
 FETCH = "invoke fetch"
+LOST = (
+    "`invoke import` a bundle that another machine exported with its store, or copy that machine's store "
+    "(SPARKPIN_CACHE); images that were published need no such file: `invoke up --from oci://HOST/NAME`; or `invoke "
+    "lock` takes what is offered now"
+)
+"""The next step for a locked file that no index or mirror offers any more, or of which it has other bytes."""
 HASH_WORKERS = min(4, os.cpu_count() or 1)  # hashing frees the interpreter
 
 

@@ -25,7 +25,7 @@ from packaging.version import Version
 
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError, SparkpinError
 from sparkpin.core.terminal import Say
-from sparkpin.fetch.debs import HowToGet, tail
+from sparkpin.fetch.debs import tail
 from sparkpin.fetch.pip_settings import indexes
 from sparkpin.fetch.wheels import CONFIG, WheelTarget, http_client, length, lost
 from sparkpin.pins.schema import LockedFile, Stack
@@ -196,7 +196,7 @@ def ranks(target: WheelTarget) -> dict[Tag, int]:
 
 
 def offered(
-    backend: str, target: WheelTarget, wanted: Sequence[LockedFile], env: Mapping[str, str], how_to_get: HowToGet
+    backend: str, target: WheelTarget, wanted: Sequence[LockedFile], env: Mapping[str, str], advice: str
 ) -> tuple[list[tuple[LockedFile, str]], list[SparkpinError]]:
     """Where locked wheels lie (URLs), and what is wrong with the others. One version of each distribution. Network."""
 
@@ -216,7 +216,7 @@ def offered(
     urls, faults = list[tuple[LockedFile, str]](), list[SparkpinError]()
     for wheel in wanted:
         if (row := found.get(wheel.file)) is None:
-            faults.append(lost(f"{wheel.file} (sha256={wheel.sha256})", how_to_get([wheel])))
+            faults.append(lost(f"{wheel.file} (sha256={wheel.sha256})", advice))
             continue
         size, sha256 = row.get("size", wheel.size), row["hashes"].get("sha256", wheel.sha256)
         if (size, sha256) == (wheel.size, wheel.sha256):
@@ -228,7 +228,7 @@ def offered(
             wanted_sha256=wheel.sha256,
             size=size,
             sha256=sha256,
-            next_step=f"nothing was stored. {how_to_get([wheel])}",
+            next_step=f"nothing was stored. {advice}",
         )
         faults.append(error)
     return urls, faults

@@ -8,7 +8,7 @@ import os
 import re
 import ssl
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,7 +128,7 @@ class IndexOrigin:
     url: str
     what: str
     client: httpx.Client
-    advice: Callable[[], str]
+    advice: str
 
     @property
     def name(self) -> str:
@@ -136,7 +136,7 @@ class IndexOrigin:
 
     @property
     def mend(self) -> str:
-        return f"nothing of it was stored. {self.advice()}"
+        return f"nothing of it was stored. {self.advice}"
 
     @contextlib.contextmanager
     def open(self, file: str, begin: int, end: int, size: int, *, anew: bool = False) -> Iterator[Iterator[bytes]]:
@@ -148,7 +148,7 @@ class IndexOrigin:
         try:
             with self.client.stream("GET", self.url, headers=headers) as answer:
                 if answer.status_code in (404, 410):
-                    raise lost(self.what, self.advice())
+                    raise lost(self.what, self.advice)
                 if answer.status_code in (408, 429) or answer.status_code >= 500:
                     raise Temporary(f"{self.name} answers {answer.status_code}", wanted_pause(answer.headers))
                 if answer.status_code not in (200, 206):
@@ -175,7 +175,7 @@ def lost(what: str, advice: str) -> NetworkError:
     return NetworkError(f"{what} is no longer offered by the index", next_step=advice)
 
 
-def origin_of(url: str, what: str, client: httpx.Client, advice: Callable[[], str]) -> FileOrigin:
+def origin_of(url: str, what: str, client: httpx.Client, advice: str) -> FileOrigin:
     parts = urlsplit(url)
     if parts.scheme == "file":
         return FolderOrigin(Path(unquote(parts.path)).parent, "put the right file there, then the same command again")

@@ -18,8 +18,6 @@ PATH = f"{MODEL_PATH}/{DRAFTER}"  # of a checkpoint's folder vLLM reads no weigh
 WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")  # the methods whose name stands for their model, too
 NGRAM = ("ngram", "[ngram]")  # one method, and the only one that is known by its model alone
 MODEL_CONFIG = "config.json of the model that it drafts for"
-SINCE: Mapping[str, str] = {"draft_model": "0.19.1", "eagle3": "0.19.1", "dflash": "0.20.2", "dspark": "0.32.0"}
-"""Of the stacks' releases of vLLM, the first that knows each method."""
 ADDED: Mapping[str, int] = {"target_layer_ids": 1, "dspark_target_layer_ids": 1, "eagle_aux_hidden_state_layer_ids": 0}
 """What vLLM adds to a key's numbers of layers. The sum counts layers: the model's last one has their number."""
 NUMBER, NUMBERS, OBJECT = "a positive whole number", "a list of whole numbers", "a JSON object"
@@ -86,16 +84,11 @@ def require_used(recipe: Recipe, argv: Sequence[str]) -> None:
         raise ManifestError(file_of(recipe), "stage", recipe.stage, wanted)
 
 
-def method_faults(plan: Mapping[str, Any], drafts: Drafts, vllm: str, file: str) -> Iterator[ManifestError]:
-    """plan: of --speculative-config; vllm: version of the stack's."""
-    from packaging.version import Version
-
+def method_faults(plan: Mapping[str, Any], drafts: Drafts, file: str) -> Iterator[ManifestError]:
+    """plan: of --speculative-config."""
     method = plan.get("method")
     if method != drafts.method:
         yield ManifestError(file, f"{FLAG}: method", method, f"{drafts.method!r}, as the drafter's pin says")
-    elif Version(vllm) < Version(SINCE[drafts.method]):
-        known = ", ".join(name for name, since in SINCE.items() if Version(vllm) >= Version(since))
-        yield ManifestError(file, f"{FLAG}: method", method, f"a method of the stack's vLLM {vllm}: {known}")
     if plan[TOKENS] > drafts.tokens:
         wanted = f"at most {drafts.tokens}, as the drafter's pin says"
         yield ManifestError(file, f"{FLAG}: {TOKENS}", plan[TOKENS], wanted)

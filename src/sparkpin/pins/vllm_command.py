@@ -249,7 +249,8 @@ def json_faults(argv: Iterable[str], file: object) -> Iterator[ManifestError]:
 def set_flag(argv: Sequence[str], name: str, value: FlagValue) -> list[str]:
     """`argv` with one flag set, in the place of the first flag that sets the same, else at the end.
 
-    None and True give a bare flag, False its `--no-` form, a mapping compact JSON, a list one word an item.
+    None and True give a bare flag, False its opposite (`--x`, `--no-x`), a mapping compact JSON, a list one word an
+    item.
     """
     head, flags = parse_flags(argv)
     new = Flag(flag_words(name, value))
@@ -297,7 +298,7 @@ def flag_words(name: str, value: FlagValue) -> tuple[str, ...]:
     if value is None or value is True:
         return (name,)
     if value is False:
-        return ("--no-" + name.removeprefix("--").removeprefix("no-"),)
+        return ("--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:],)
     if isinstance(value, dict):
         return name, json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     if isinstance(value, list):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,9 +28,9 @@ from sparkpin.core.errors import DiskError, IntegrityError, ManifestError, Netwo
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as fetch
-from sparkpin.fetch.debs import Apt, apt_conf
+from sparkpin.fetch.debs import OFFLINE, Apt, apt_conf
 from sparkpin.fetch.stack import fetch_stack
-from sparkpin.fetch.store import Store
+from sparkpin.fetch.store import LOST, Store
 from sparkpin.pins.manifests import lock_text
 from sparkpin.pins.schema import LockedFile, StackLock
 
@@ -38,10 +38,6 @@ from sparkpin.pins.schema import LockedFile, StackLock
 @pytest.fixture
 def paths(tmp_path: Path) -> Paths:
     return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
-
-
-def advice(lost: Sequence[LockedFile]) -> str:
-    return f"advice on {lost[0].file}"
 
 
 def left_over(paths: Paths) -> list[str]:
@@ -54,14 +50,14 @@ def test_everything_is_fetched_once_and_then_needs_no_network(
     wheels = [make_wheel(index.folder, f"p{n}", size=n * 100_000) for n in range(15)]
     lock, said = locked(paths, *wheels), list[str]()
     index.busy = {wheels[3].file}
-    report = fetch_stack(paths, stack(), lock, said.append, advice)
+    report = fetch_stack(paths, stack(), lock, said.append)
     assert (report.files, report.bytes_fetched) == (17, sum(wheel.size for wheel in wheels))
     assert all(Store(paths.store).verified(wheel) for wheel in wheels)
     assert said[0].startswith("fetch s: 15 files, ") and any("answers 503; asking again" in line for line in said)
     assert sorted(index.asked) == sorted([*(wheel.file for wheel in wheels), wheels[3].file])
     assert left_over(paths) == []
     monkeypatch.setattr(uv, "find_uv_bin", lambda: "/nowhere/uv")
-    assert fetch_stack(paths, stack(), lock, said.append, advice).bytes_fetched == 0
+    assert fetch_stack(paths, stack(), lock, said.append).bytes_fetched == 0
 
 
 def program(paths: Paths, lock: StackLock, file: Path, more: str = "") -> list[str]:
@@ -76,7 +72,7 @@ PROGRAM = (
     "from sparkpin.pins.schema import Stack, StackLock; from sparkpin.core.paths import Paths; "
     "paths, stack, lock = sys.argv[1:]; "
     "fetch_stack(Paths(*map(Path, json.loads(paths))), Stack.model_validate_json(stack), "
-    "StackLock.model_validate_json(Path(lock).read_text()), print, str)"
+    "StackLock.model_validate_json(Path(lock).read_text()), print)"
 )
 
 
@@ -104,7 +100,7 @@ def test_damaged_file_is_told_and_fetched_again(paths: Paths, index: Index) -> N
     data = bytearray(stored.read_bytes())
     data[1000] ^= 1
     stored.write_bytes(data)
-    assert fetch_stack(paths, stack(), lock, said.append, advice).bytes_fetched == file.size
+    assert fetch_stack(paths, stack(), lock, said.append).bytes_fetched == file.size
     assert any("is damaged" in line and file.file in line and file.sha256 in line for line in said)
     assert Store(paths.store).verified(file)
     assert index.asked == [file.file]
@@ -117,10 +113,10 @@ def test_what_the_lock_has_otherwise_is_not_stored(paths: Paths, index: Index, t
     file = make_wheel(index.folder, "a")
     wrong = file.model_copy(update={"sha256": "f" * 64} if told == "hashes" else {"size": file.size + 1})
     with pytest.raises(IntegrityError) as caught:
-        fetch_stack(paths, stack(), locked(paths, wrong), print, advice)
+        fetch_stack(paths, stack(), locked(paths, wrong), print)
     both = [str(wrong.size), str(file.size), file.file]
     both += [wrong.sha256, file.sha256] if told == "hashes" else []
-    assert all(word in caught.value.message for word in both) and advice([file]) in caught.value.next_step
+    assert all(word in caught.value.message for word in both) and LOST in caught.value.next_step
     assert not any(Store(paths.store).path(each.sha256).exists() for each in (wrong, file))
     assert not (tells and index.asked), "not a byte is fetched of what cannot be right"
 
@@ -130,9 +126,9 @@ def test_bytes_that_are_not_what_the_index_says(paths: Paths, index: Index) -> N
     file = make_wheel(index.folder, "a", size=10)
     index.stale[file.file] = bytes(file.size)
     with pytest.raises(IntegrityError, match=f"wanted size={file.size}, sha256={file.sha256}; got") as caught:
-        fetch_stack(paths, stack(), locked(paths, file), print, advice)
+        fetch_stack(paths, stack(), locked(paths, file), print)
     assert index.asked == [file.file] * 2
-    assert "nothing of it was stored" in caught.value.next_step and advice([file]) in caught.value.next_step
+    assert "nothing of it was stored" in caught.value.next_step and LOST in caught.value.next_step
     assert not Store(paths.store).has(file) and left_over(paths) == []
 
 
@@ -144,8 +140,8 @@ def test_a_file_that_is_gone_is_named(paths: Paths, index: Index, lost: str) -> 
     else:
         index.gone = {missing.file}
     with pytest.raises(NetworkError, match=r"a-1\.0-py3-none-any\.whl .* no longer offered by the index") as caught:
-        fetch_stack(paths, stack(), locked(paths, other, missing), print, advice)
-    assert missing.sha256 in caught.value.message and caught.value.next_step == advice([missing])
+        fetch_stack(paths, stack(), locked(paths, other, missing), print)
+    assert missing.sha256 in caught.value.message and caught.value.next_step == LOST
     if lost == "from its page":
         assert Store(paths.store).verified(other), "what else there is was fetched"
 
@@ -165,7 +161,7 @@ def test_killed_run_is_completed_by_the_next(paths: Paths, index: Index, tmp_pat
     assert not Store(paths.store).has(slow)
     there = part.stat().st_size
     index.slow.clear()
-    report = fetch_stack(paths, stack(), lock, print, advice)
+    report = fetch_stack(paths, stack(), lock, print)
     assert report.bytes_fetched == slow.size
     assert index.asked.count(quick.file) == 1 and index.ranges == [f"bytes={there}-{slow.size - 1}"]
     assert Store(paths.store).verified(slow)
@@ -182,7 +178,7 @@ def test_what_was_begun_for_another_lock_goes(paths: Paths, index: Index) -> Non
     for sha256 in (begun.sha256, "f" * 64):
         (folder / f"{sha256}.part").write_bytes(b"PK")
     with pytest.raises(NetworkError):
-        fetch_stack(paths, stack(), locked(paths, gone, begun), print, advice)
+        fetch_stack(paths, stack(), locked(paths, gone, begun), print)
     assert left_over(paths) == [f"{begun.sha256}.part"]
 
 
@@ -191,11 +187,11 @@ def test_full_disk_is_told(index: Index, paths: Paths, small_disk: Path, monkeyp
     small = Paths(paths.project, small_disk / "cache", paths.home)
     lock = locked(small, file)
     with pytest.raises(DiskError, match=r"the locked files need 3,[0-9,]+ bytes in "):
-        fetch_stack(small, stack(), lock, print, advice)
+        fetch_stack(small, stack(), lock, print)
     # A fake: somebody else fills the disk right after it was measured.
     monkeypatch.setattr(files, "require_space", lambda *_: None)
     with pytest.raises(DiskError, match=r"cannot write to .*No space left on device"):
-        fetch_stack(small, stack(), lock, print, advice)
+        fetch_stack(small, stack(), lock, print)
     assert not Store(small.store).has(file)
 
 
@@ -205,7 +201,7 @@ def test_no_network_names_the_file_and_what_to_do(
     file = make_wheel(tmp_path, "a")
     wheelhouse.use_index(monkeypatch, "http://127.0.0.1:9/simple/")
     with pytest.raises(NetworkError) as caught:
-        fetch_stack(paths, stack(), locked(paths, file), print, advice)
+        fetch_stack(paths, stack(), locked(paths, file), print)
     assert file.file in caught.value.message and "pip config list" in caught.value.next_step
 
 
@@ -213,7 +209,7 @@ def test_another_file_of_the_same_version_is_not_taken(paths: Paths, index: Inde
     """An index may get a better-fitting wheel of a version after it was locked; the hash decides."""
     file = make_wheel(index.folder, "a")
     make_wheel(index.folder, "a", tag="cp311-cp311-manylinux_2_17_x86_64")
-    fetch_stack(paths, stack(), locked(paths, file), print, advice)
+    fetch_stack(paths, stack(), locked(paths, file), print)
     assert Store(paths.store).verified(file)
     assert index.asked == [file.file]
 
@@ -221,7 +217,7 @@ def test_another_file_of_the_same_version_is_not_taken(paths: Paths, index: Inde
 def test_two_versions_of_one_package_are_refused(paths: Paths, index: Index) -> None:
     lock = locked(paths, make_wheel(index.folder, "a"), make_wheel(index.folder, "a", "2.0"))
     with pytest.raises(ManifestError, match=r"s\.lock: wheels: saw 'a 1\.0 and 2\.0', wanted one version"):
-        fetch_stack(paths, stack(), lock, print, advice)
+        fetch_stack(paths, stack(), lock, print)
     assert index.asked == []
 
 
@@ -245,13 +241,13 @@ def test_the_indexes_of_pip_are_asked(
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
         monkeypatch.setenv("PIP_INDEX_URL", index.url.replace("//", f"//{index.login}@"))
-        fetch_stack(paths, stack(), lock, print, advice)
+        fetch_stack(paths, stack(), lock, print)
         assert (index.asked, other.asked) == ([own.file], [more.file])
     assert all(Store(paths.store).verified(wheel) for wheel in lock.wheels)
     index.gone = {own.file}
     Store(paths.store).path(own.sha256).unlink()
     with pytest.raises(NetworkError) as caught:
-        fetch_stack(paths, stack(), locked(paths, own), print, advice)
+        fetch_stack(paths, stack(), locked(paths, own), print)
     assert "secret" not in str(caught.value)
 
 
@@ -271,11 +267,11 @@ def test_pytorchs_own_index_is_asked_for_what_the_others_lack(
         script.chmod(0o755)
         monkeypatch.setattr(uv, "find_uv_bin", lambda: str(script))
         lock = locked(paths, plain, torch)
-        fetch_stack(paths, stack(torch_backend="cpu"), lock, print, advice)
+        fetch_stack(paths, stack(torch_backend="cpu"), lock, print)
         assert (index.asked, other.asked) == ([plain.file], [torch.file])
         Store(paths.store).path(torch.sha256).unlink()
         with pytest.raises(NetworkError, match=r"torch-1\.0\+cpu.* no longer offered"):
-            fetch_stack(paths, stack(), lock, print, advice)
+            fetch_stack(paths, stack(), lock, print)
 
 
 @contextmanager
@@ -324,30 +320,24 @@ def open_mirror(root: Path, url: str) -> Apt:
 
 def test_package_that_the_mirror_dropped_is_named(tmp_path: Path) -> None:
     """The real apt, on a mirror of one package over HTTP."""
-    entry, asked = make_deb(tmp_path, "2.0"), list[Sequence[LockedFile]]()
-
-    def how_to_get(lost: Sequence[LockedFile]) -> str:
-        asked.append(lost)
-        return "advice"
-
+    entry = make_deb(tmp_path, "2.0")
     (tmp_path / "out").mkdir()
     with mirror(tmp_path / "repo") as url:
         apt = open_mirror(tmp_path / "apt", url)
-        apt.download([entry], tmp_path / "out", how_to_get)
+        apt.download([entry], tmp_path / "out")
         assert sha256_file(tmp_path / "out" / entry.file) == (entry.sha256, entry.size)
         for name, version in (("hello", "1.0"), ("nothello", "2.0")):
             gone = entry.model_copy(update={"name": name, "version": version})
             with pytest.raises(NetworkError, match=r"only the newest .*: hello_2\.0_all\.deb \(sha256=") as caught:
-                apt.download([gone], tmp_path / "out", how_to_get)
-            assert caught.value.next_step == "advice" and asked.pop() == [gone]
+                apt.download([gone], tmp_path / "out")
+            assert caught.value.next_step == LOST
         (tmp_path / "repo" / entry.file).unlink()  # the list is older than what lies there
         (tmp_path / "out" / entry.file).unlink()
         with pytest.raises(NetworkError, match="no longer offered by the Debian mirror"):
-            apt.download([entry], tmp_path / "out", how_to_get)
-        assert asked.pop() == [entry]
+            apt.download([entry], tmp_path / "out")
     with pytest.raises(NetworkError, match="could not fetch hello") as caught:
-        apt.download([entry], tmp_path / "out", how_to_get)
-    assert "connect to the network" in caught.value.next_step and not asked
+        apt.download([entry], tmp_path / "out")
+    assert caught.value.next_step == OFFLINE
 
 
 def test_package_with_other_bytes_is_not_stored(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,6 +349,6 @@ def test_package_with_other_bytes_is_not_stored(paths: Paths, tmp_path: Path, mo
     with mirror(tmp_path / "repo") as url:
         monkeypatch.setattr(fetch, "open_apt", lambda root, _: open_mirror(root, url))
         with pytest.raises(IntegrityError, match=entry.sha256) as caught:
-            fetch_stack(paths, stack(), lock, print, str)
-    assert str([entry]) in caught.value.next_step, "the caller's advice about that file"
+            fetch_stack(paths, stack(), lock, print)
+    assert LOST in caught.value.next_step
     assert not any(Store(paths.store).path(file.sha256).exists() for file in (entry, other))

@@ -120,7 +120,7 @@ def test_other_bytes_than_the_index_tells_stay(site: Site, ask: Ask, monkeypatch
     site.index.stale["alpha-1.1-py3-none-any.whl"] = (site.index.folder / "alpha-1.0-py3-none-any.whl").read_bytes()
 
     def fetch(paths: task.Paths, engine: object, pairings: Sequence[task.Pairing]) -> None:
-        fetch_stack(paths, pairings[-1].stack, pairings[-1].stack_lock, print, str)
+        fetch_stack(paths, pairings[-1].stack, pairings[-1].stack_lock, print)
 
     monkeypatch.setattr(task, "fetch_missing", fetch)
     before = state(site)
@@ -267,7 +267,7 @@ def test_an_index_that_goes_away_between_lock_and_fetch(site: Site, ask: Ask, mo
 
     def fetch(paths: task.Paths, engine: object, pairings: Sequence[task.Pairing]) -> None:
         monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple/")
-        fetch_stack(paths, pairings[-1].stack, pairings[-1].stack_lock, print, str)
+        fetch_stack(paths, pairings[-1].stack, pairings[-1].stack_lock, print)
 
     with monkeypatch.context() as patch:
         patch.setattr(task, "fetch_missing", fetch)

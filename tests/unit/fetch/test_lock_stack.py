@@ -14,11 +14,11 @@ from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.fetch import lock_stack as lock_module
 from sparkpin.fetch import stack as fetch
 from sparkpin.fetch.debs import apt_conf, parse_uris
-from sparkpin.fetch.lock_stack import keep_debs, require_forward
+from sparkpin.fetch.lock_stack import require_forward
 from sparkpin.fetch.store import Store
 from sparkpin.fetch.wheels import WheelTarget
 from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
-from sparkpin.pins.schema import LockedFile, SourceLock, StackLock
+from sparkpin.pins.schema import LockedFile, StackLock
 
 SPARK = WheelTarget("3.12.3", "aarch64", 39)
 
@@ -67,60 +67,21 @@ def test_the_projects_own_locks_fit_their_pins() -> None:
 
 def test_each_part_that_apt_brought_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Apt:
-        def download(self, wanted: Sequence[LockedFile], folder: Path, _: object) -> None:
+        def download(self, wanted: Sequence[LockedFile], folder: Path) -> None:
             for row in wanted:
                 (folder / row.file).write_bytes(f"{row.name} {row.version} amd64".encode())
 
     monkeypatch.setattr(fetch, "open_apt", lambda root, stack: Apt())
     monkeypatch.setattr(fetch, "DEBS", 2)
     wanted, store, said = [deb(name, "1") for name in "abc"], Store(tmp_path / "store"), list[str]()
-    fetch.fetch_debs(stack(), wanted, store, tmp_path, said.append, str)
+    fetch.fetch_debs(stack(), wanted, store, tmp_path, said.append)
     assert all(store.has(row) for row in wanted)
     first, second = (line for line in said if " of 3" in line)
     assert " 2 of 3" in first and " 3 of 3" in second
 
 
-FORMER = [deb("libc6", "2.36-9"), deb("tzdata", "2026a-0", "all")]
-
-
-@pytest.mark.parametrize(
-    ("today", "kept", "said"),
-    [
-        (FORMER, True, []),
-        ([deb("libc6", "2.36-9+deb12u1"), FORMER[1]], True, ["kept, though Debian has other versions today: libc6 "]),
-        ([*FORMER, deb("zlib1g", "1")], False, ["other Debian packages"]),
-        ([deb("libc6", "2.36-9", "arm64"), FORMER[1]], False, ["another platform or Debian suite"]),
-        ([deb("libc6", "2.41-12"), FORMER[1]], False, ["another platform or Debian suite"]),
-    ],
-    ids=["same", "update", "names", "platform", "suite"],
-)
-def test_packages_of_another_system_are_not_kept(
-    tmp_path: Path, today: list[LockedFile], kept: bool, said: list[str]
-) -> None:
-    store, lines = Store(tmp_path / "store"), list[str]()
-    for row in FORMER:
-        (tmp_path / "deb").write_bytes(row.file.removesuffix(".deb").replace("_", " ").encode())
-        store.add(tmp_path / "deb", row)
-    assert keep_debs(FORMER, today, store, lines.append) == (FORMER if kept else today)
-    assert len(lines) == len(said) and all(part in line for part, line in zip(said, lines, strict=True))
-
-
-def test_kept_packages_that_may_be_nowhere_any_more_are_told(tmp_path: Path) -> None:
-    lines: list[str] = []
-    newer = [deb("libc6", "2.36-10"), FORMER[1]]
-    assert keep_debs(FORMER, newer, Store(tmp_path / "store"), lines.append) == FORMER
-    assert "the store lacks libc6_2.36-9_amd64.deb, and mirrors keep only the newest" in lines[1]
-    assert "invoke import" in lines[2]
-
-
 def wheel(version: str, digit: str, build: str = "") -> LockedFile:
     return LockedFile(name="a", version=version, file=f"a-{version}{build}-py3-none-any.whl", size=1, sha256=digit * 64)
-
-
-def with_source(version: str, digit: str) -> StackLock:
-    archive = LockedFile(name="s", version=version, file=f"s-{version}.tar.gz", size=1, sha256=digit * 64)
-    source = SourceLock(archives=[archive], debs=[], wheels=[])
-    return StackLock(stack="s", inputs="0" * 64, debs=[], wheels=[], source=source)
 
 
 LOCKED = StackLock(stack="s", inputs="0" * 64, debs=[], wheels=[wheel("1.10", "a")])
@@ -139,8 +100,6 @@ OTHER_PINS = {"inputs": "1" * 64}
         (LOCKED, {"wheels": [wheel("1.10", "a", "-1")]}, False, 0),
         (LOCKED, {"wheels": [wheel("1.9", "b")]}, True, 0),
         (LOCKED, {"wheels": [wheel("1.9", "b")], **OTHER_PINS}, False, 1),
-        (with_source("1", "a"), {"source": with_source("1", "b").source}, True, 0),
-        (with_source("1", "a"), {"source": with_source("2", "b").source}, False, 0),
     ],
 )
 def test_what_is_offered_is_held_to_the_former_lock(
