@@ -96,7 +96,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
                 file.seek(len(header) + (at << 20))
                 file.write(f"{layer} {at}".encode())
             file.truncate(len(header) + sum(tensor_nbytes(*spec) for spec in tensors.values()))
-    pin = PIN.model_dump(mode="json", exclude={"name", "generator", "mtp"})
+    pin = PIN.model_dump(mode="json", exclude={"name", "packed", "smoke", "mtp"})
     pin["hybrid"]["rules"][0]["modules"] = ["model.*.mlp.shared_expert.down_proj"]
     for name, folder in (("int4", own), ("fp8", fp8)):
         pin["repositories"][name] |= {"revision": "unresolved", "folder": str(folder)}

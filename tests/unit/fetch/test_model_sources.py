@@ -47,7 +47,7 @@ class Model:
         self.paths, self.read = sample_paths(root), read
         self.own = write_repository(root / "int4", base_shards(), base_config(), repository="int4")
         fp8 = write_repository(root / "fp8", fp8_shards(), fp8_config(), repository="fp8")
-        pin: dict[str, Any] = PIN.model_dump(mode="json", exclude={"name", "generator"})
+        pin: dict[str, Any] = PIN.model_dump(mode="json", exclude={"name", "packed", "smoke"})
         for name, folder in (("int4", self.own), ("fp8", fp8)):
             pin["repositories"][name] |= {"revision": "unresolved", "folder": str(folder)}
         path = self.paths.project / "pins/models/sample.yaml"
