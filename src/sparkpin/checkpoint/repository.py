@@ -18,7 +18,7 @@ from sparkpin.core.errors import CheckpointError, IntegrityError
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-FETCH = "invoke fetch"
+FETCH = "invoke build --fetch-only"
 OTHER = "choose another revision of this repository in pins/models/"
 
 

@@ -176,7 +176,7 @@ def fetch_pieces(
     begun = sum(piece.part.stat().st_size for piece in pieces if piece.part.is_file())
     needed = sum(piece.length for piece in pieces) - begun
     files.require_space(paths.models, needed, "the model's files", "SPARKPIN_CACHE")
-    usual = f"invoke fetch; if it stays, the Hub's file is not the locked one: invoke lock --model {pin.name}"
+    usual = f"invoke build --fetch-only; if that fails, too, the Hub has another file: invoke lock --model {pin.name}"
     return transfer.fetch(pieces, say, title=f"fetching {pin.name}", advice=advice or usual)
 
 

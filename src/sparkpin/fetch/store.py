@@ -16,7 +16,7 @@ from sparkpin.core.files import CHUNK, atomic_file, disk_errors, sha256_file, sw
 from sparkpin.core.terminal import Say
 from sparkpin.pins.schema import LockedFile
 
-FETCH = "invoke fetch"
+FETCH = "invoke build --fetch-only"
 HASH_WORKERS = min(4, os.cpu_count() or 1)  # hashing frees the interpreter
 
 

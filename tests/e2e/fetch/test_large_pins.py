@@ -64,7 +64,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
 
 
 def test_tasks_with_a_plain_model(checkout: Checkout) -> None:
-    asked = ("checkpoint", "--model", PLAIN)
+    asked = ("build", "--checkpoint-only", "--model", PLAIN)
     unlocked = checkout.invoke(*asked, "--stage", "base", "--dry-run")
     assert unlocked.returncode != 0
     assert f"invoke lock --model {PLAIN}" in unlocked.stderr

@@ -228,7 +228,7 @@ def test_verify_says_what_to_do_about_a_broken_header(paths: Paths, lock: ModelL
 def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Paths, lock: ModelLock) -> None:
     with pytest.raises(CheckpointError, match="no such checkpoint of sample") as caught:
         verify_built(paths, PIN, lock, ALL, print)
-    assert "invoke checkpoint --model sample" in caught.value.next_step
+    assert "invoke build --checkpoint-only --model sample" in caught.value.next_step
     made = build_checkpoint(paths, PIN, lock, ALL, print)
     assert verify_built(paths, PIN, lock, ALL, print) == made
     (made / IMPORTED).touch()

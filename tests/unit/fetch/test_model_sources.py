@@ -279,7 +279,7 @@ def test_a_shard_without_the_right_to_read_it(model: Model, where: str) -> None:
     (model.paths.project / "tasks.py").symlink_to(PROJECT / "tasks.py")
     places = {"PROJECT": model.paths.project, "CACHE": model.paths.cache, "HOME": model.paths.home}
     done = subprocess.run(
-        [*plain, sys.executable, "-c", code, "checkpoint", "--model", "sample"],
+        [*plain, sys.executable, "-c", code, "build", "--checkpoint-only", "--model", "sample"],
         env=os.environ | {f"SPARKPIN_{name}": str(place) for name, place in places.items()},
         capture_output=True,
         text=True,
