@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from sparkpin.build.checkpoint import build_checkpoint, disk_line, plan_checkpoint, verify_built
 from sparkpin.checkpoint import report as checkpoint_report
 from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, lock_for, require
-from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
@@ -60,8 +59,6 @@ def checkpoint(*, recipe: str | None, stage: str | None, stack: str | None, aske
         plan = plan_checkpoint(paths, pin, lock, steps, say)
         for line in [*checkpoint_report.summary(plan), disk_line(paths, pin, lock, plan)]:
             show(line)
-        show()
-        terminal.table(checkpoint_report.COLUMNS, checkpoint_report.table(plan.rows))
     elif asked.verify:
         show(f"{verify_built(paths, pin, lock, steps, say)}: every byte is that of its sources")
     else:

