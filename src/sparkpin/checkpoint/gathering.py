@@ -68,7 +68,7 @@ def gather(path: Path, size: int, first: bytes, runs: Iterable[ByteRange], stop:
         pieces.flush()
         if pieces.offset != size:
             raise IntegrityError(
-                f"{path}: {pieces.offset} bytes were gathered, wanted {size}", next_step="invoke fetch"
+                f"{path}: {pieces.offset} bytes were gathered, wanted {size}", next_step="invoke build --fetch-only"
             )
         target.finish(size)
     return digest.hexdigest()

@@ -45,6 +45,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "recipe import a b",
         "recipe show",
         "recipe check scripted-tin",
+        "build --checkpoint-only --model scripted-tiny --verify --dry-run",
+        "build --checkpoint-only --model scripted-tiny --recipe scripted-tiny",
+        "build --render --fetch-only",
+        "build --dry-run",
     ],
 )
 def test_a_wrong_name_is_one_clear_error(home: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,9 +114,9 @@ def test_an_engine_that_is_named_and_down_is_one_clear_error(
 def test_render_prints_a_dockerfile_and_its_key_does_not_depend_on_the_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, here, _ = typed("render --stage v2-tq", capsys)
+    _, here, _ = typed("build --render --stage v2-tq", capsys)
     monkeypatch.setenv("SPARKPIN_PROJECT", str(Checkout.make(tmp_path / "copy").folder))
-    code, text, _ = typed("render --stage v2-tq", capsys)
+    code, text, _ = typed("build --render --stage v2-tq", capsys)
     assert code == 0 and text == here
     assert "FROM sparkpin/stack-cpu:v2-" in text and "turboquant" in text
     assert text.lower().count("build key") == 1
