@@ -315,28 +315,10 @@ def quality(
         str | None, "tag or stage to compare it with (default: its parent stage, which `promote` goes by)"
     ] = None,
     quick: Annotated[bool, "two texts of each kind, fewer questions: says less, and sooner"] = False,
-    tasks: Annotated[
-        str, "tasks of lm-eval to run as well, such as arc_easy,gsm8k (sparkpin_choices needs no data)"
-    ] = "",
-    limit: Annotated[int, "questions of each of these tasks (default: all)", 100] = 0,
-    hours: Annotated[int, "that these tasks may take for each release (default: 12)"] = 12,
-    chat: Annotated[bool, "ask these tasks as chats; those that compare log-probabilities cannot be"] = False,
-    limits: Annotated[
-        bool, "show what was measured of the recipe's releases beside their stages' limits; measure nothing"
-    ] = False,
-    fetch: Annotated[bool, "install lm-eval and fetch the tasks' data first (network)"] = False,
     json: Json = False,
 ) -> None:
-    """Measure what a release lost against another."""
-    from sparkpin.measure.quality.standard import wanted_of
-
-    if limits:
-        commands.quality.limits(recipe=recipe, as_json=json)
-        return
-    wanted = wanted_of(tasks, limit=limit, chat=chat, fetch=fetch)
-    commands.quality.quality(
-        recipe=recipe, release=tag, against=against, quick=quick, wanted=wanted, fetch=fetch, hours=hours, as_json=json
-    )
+    """Compare the quality of a release with its parent stage's."""
+    commands.quality.quality(recipe=recipe, release=tag, against=against, quick=quick, as_json=json)
 
 
 @task("measure")

@@ -40,7 +40,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("verify nonsense", ["unknown release 'nonsense', and no file of that name"]),
         ("smoke nonsense", ["unknown release 'nonsense'"]),
         ("reproduce nonsense", ["unknown release 'nonsense'"]),
-        ("quality --limits --recipe qwen", ["unknown recipe 'qwen'", "scripted-tiny"]),
         ("quality nonsense", ["unknown release 'nonsense'"]),
         ("bench --rounds 2", ["--rounds is about --compare", "invoke bench --compare A B --rounds 2"]),
         ("bench --rounds 0", ["--rounds is about --compare", "next: invoke bench --compare A B, of two "]),
