@@ -284,15 +284,15 @@ def bench(
     compare: Annotated[str, "measure A and TAG in turns: --compare A TAG"] = "",
     rounds: Annotated[int | None, "of a comparison, a turn of each (default: 4)", 4] = None,
     only: Annotated[
-        Literal["", "prompts", "sweep"], "the five prompts, or more users at a time and longer prompts (default: both)"
+        Literal["", "prompts", "sweep"],
+        "the five prompts, or concurrent requests and longer prompts (default: both)",
     ] = "",
     quick: Annotated[bool, "short answers and few cells: whether it works at all"] = False,
     full: Annotated[bool, "the cells with many long prompts at a time, too"] = False,
     bandwidth: Annotated[
         str, "of the memory in GB/s, for the ceiling (default: a DGX Spark's 273 on one, else no ceiling)"
     ] = "",
-    resume: Annotated[bool, "go on with a run that was broken off"] = False,
-    dry_run: Annotated[bool, "print the plan and about how long it takes"] = False,
+    dry_run: Annotated[bool, "print the plan and measure nothing"] = False,
     json: Json = False,
 ) -> None:
     """Measure how fast a release is, or two in turns."""
@@ -302,7 +302,7 @@ def bench(
     if compare or rounds is not None:
         commands.bench.run_compare(compare, tag or "", asked=asked, rounds=rounds)
     else:
-        commands.bench.run(recipe=recipe, tag=tag, asked=asked, resume=resume)
+        commands.bench.run(recipe=recipe, tag=tag, asked=asked)
 
 
 @task("measure")

@@ -91,7 +91,7 @@ def benched(paths: Paths, release: Release, rate: float, tokens: int = 64, day: 
         argv=release.argv, env={}, server="started",
     )  # fmt: skip
     made = bench.BenchRecord(
-        time=f"2026-01-{day:02}T02:00:00Z", conditions=conditions, cells=tuple(cells), planned=3,
+        time=f"2026-01-{day:02}T02:00:00Z", conditions=conditions, cells=tuple(cells),
         start=bench.Start(seconds=30.0, began={}), memory=bench.PeakMemory(container=1 << 30, gpu=None),
         ceiling=bench.Ceiling(bandwidth=273e9, context=100, accepted=0.75, rate=100.0, fraction=rate / 100),
     )  # fmt: skip
