@@ -335,10 +335,9 @@ def prove(
     turns: Annotated[int, "of each (default: 3)"] = 3,
     seed: Annotated[int, "of the texts (default: 1)"] = 1,
     replay: Annotated[str, "send the session of a file that an earlier run wrote, and say whether it differs"] = "",
-    resume: Annotated[bool, "go on with a run that was broken off"] = False,
     json: Json = False,
 ) -> None:
-    """Hunt for answers that a cache, company or drafts change."""
+    """Check that caching, concurrency and drafting do not change answers."""
     asked = commands.prove.ProveOptions(
         model=model,
         key=key_env,
@@ -346,7 +345,6 @@ def prove(
         sessions=sessions,
         turns=turns,
         replay=replay,
-        resume=resume,
         as_json=json,
     )
     commands.prove.prove(what, recipe=recipe, asked=asked)

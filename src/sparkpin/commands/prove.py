@@ -19,7 +19,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import engine_of
 from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
-from sparkpin.measure.prove import passes, record, run, shortest, verdict
+from sparkpin.measure.prove import record, run, shortest, verdict
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.pins.vllm_flags import SPECULATION, Flags
@@ -49,7 +49,6 @@ class ProveOptions:
     sessions: int
     turns: int
     replay: str
-    resume: bool
     as_json: bool
 
     def __post_init__(self) -> None:
@@ -124,7 +123,7 @@ def target(
         raise InputError(f"{what}: saw no scheme", next_step=f"invoke prove {scheme}://{what}")
     if what and "://" in what:
         folder = paths.home / FOLDER / folder_of(what)
-        return what, folder, at(what, asked.key, folder)
+        return what, folder, at(what, asked.key)
     release = chosen(paths, recipe, what)
     require_flags(release)
     require_consistent(paths, release)
@@ -175,16 +174,13 @@ def key_for(url: str, variable: str) -> str | None:
 
 
 @contextlib.contextmanager
-def at(url: str, variable: str, folder: Path) -> Iterator[Client]:
-    """folder: of its records, which may hold a run that was broken off."""
+def at(url: str, variable: str) -> Iterator[Client]:
     with Client.url(url, timeout=REQUEST_SECONDS, key=key_for(url, variable)) as client:
         try:
             yield client
         except (Wrong, Fault) as fault:
-            kept = " with --resume, which goes on with what is kept" if (folder / record.UNFINISHED).is_file() else ""
             raise SmokeError(
-                f"{url}: {fault}",
-                next_step=f"see that it is served there, and takes the key and the model; then the same command{kept}",
+                f"{url}: {fault}", next_step="check that vLLM serves the model there and takes the key, then try again"
             ) from None
 
 
@@ -202,23 +198,16 @@ def proved(met: ProvedEndpoint, name: str, folder: Path, asked: ProveOptions) ->
             "for two turns",
             next_step="raise --max-model-len in its recipe",
         )
-    form = "tokens" if met.exact else "messages"
-    say(f"{len(proof.turns)} turns of {asked.sessions} sessions, as {form}; blocks of {proof.shape.block} tokens")
+    say(f"{len(proof.turns)} turns of {asked.sessions} sessions; blocks of {proof.shape.block} tokens")
     for note in met.notes:
         say(f"note: {note}")
-    try:
-        proof.run(folder, resume=asked.resume)
-    except KeyboardInterrupt:
-        if proof.done:
-            kept = "; ".join(one.words for one in passes.EVERY if one.name in proof.done)
-            raise KeyboardInterrupt(f"kept: {kept}; the same command with --resume goes on") from None
-        raise
+    proof.run()
     return verdict.concluded(proof, folder, name)
 
 
 def replay(met: ProvedEndpoint, path: Path) -> None:
     """CorruptionError where a session's file shows its difference again."""
-    trial, head = shortest.read(path, met)
+    trial, head = shortest.read(path)
     proof = run.begun(met, 0, (1, 2), say)
     shown = shortest.tried(met, proof, trial)
     line = f"{path}: {shown.distance:.2g} nats; {trial.bound:.2g} may be rounding; it was {head['difference']:.2g}"
