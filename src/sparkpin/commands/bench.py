@@ -11,7 +11,6 @@ from typing import Literal
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_known, require_recipe
-from sparkpin.commands.roofline import GB, SPARK, number
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -28,6 +27,8 @@ from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.choose_loader import with_loader
+from sparkpin.serve.memory.estimates import SPARK_BANDWIDTH
+from sparkpin.serve.memory.recipe import parse_bandwidth
 from sparkpin.serve.served import running_release
 
 LONGEST_COMPARED = 1024
@@ -55,8 +56,8 @@ class BenchOptions:
     def bytes_a_second(self) -> float | None:
         """Of the memory; None where nobody stated it, and this is no machine of which it is known."""
         if self.bandwidth:
-            return number("bandwidth", self.bandwidth, "273") * GB
-        return SPARK if machine.read_host().is_spark else None
+            return parse_bandwidth(self.bandwidth)
+        return SPARK_BANDWIDTH if machine.read_host().is_spark else None
 
 
 def run(*, recipe: str | None, tag: str | None, asked: BenchOptions) -> None:

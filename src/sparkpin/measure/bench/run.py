@@ -17,12 +17,12 @@ from sparkpin.measure.bench.measure import failures_of, measured
 from sparkpin.measure.bench.plan import BenchPlan, steps_of
 from sparkpin.measure.bench.record import BenchRecord, Ceiling, CellResult, Conditions, PeakMemory
 from sparkpin.measure.bench.target import BenchSubject, BenchTarget, alone, memory_of, server_of, slowed
-from sparkpin.measure.roofline.reads import DecodeModel, model_of, roofline
 from sparkpin.pins import manifests
 from sparkpin.pins.vllm_command import drop_flags
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
 from sparkpin.serve.memory import recipe as memory
+from sparkpin.serve.memory.decode import DecodeModel
 
 
 @dataclass(frozen=True)
@@ -126,32 +126,32 @@ def with_ceiling(place: BenchPlace, release: Release, record: BenchRecord, bandw
     if record.decode_rate is None:
         place.say("no ceiling: it is one user's, of the five prompts, and none of them was measured")
         return record
+    context = int(median((row.prompt_tokens + row.output_tokens / 2) / row.completed for row in rows))
     try:
-        model = model_made(place.paths, release)
+        step = decode_of(place.paths, release).step(context)
     except SparkpinError as error:
         place.say(f"no ceiling: {error.message}")
         return record
     drafted, accepted = (sum(getattr(row, name) or 0 for row in rows) for name in ("drafted", "accepted"))
-    context = int(median((row.prompt_tokens + row.output_tokens / 2) / row.completed for row in rows))
     share = accepted / drafted if drafted else 0.0
-    made = roofline(model, context=context, bandwidth=bandwidth, accepted=share)
+    rate = step.ceiling(bandwidth, share)
     return replace(
         record,
         ceiling=Ceiling(
             bandwidth=bandwidth,
             context=context,
             accepted=share,
-            rate=made.ceiling,
-            fraction=made.fraction(record.decode_rate),
+            rate=rate,
+            fraction=record.decode_rate / rate,
         ),
     )
 
 
-def model_made(paths: Paths, release: Release) -> DecodeModel:
+def decode_of(paths: Paths, release: Release) -> DecodeModel:
     """Of the release as it was made, whatever the pins say by now."""
     with project_of(paths, release) as project:
         recipe = manifests.load_recipe(project, release.recipe)
         stack = manifests.load_stack(project, release.stack)
         chain = manifests.load_chain(project, release.stage)
         known = memory.known_of(replace(paths, project=project), recipe, stack, chain)
-    return model_of(known.tensors, known.geometry, known.settings, known.loading, symmetric=known.symmetric)
+    return known.decode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,9 @@ from sparkpin.pins.schema import DRAFTER
 from sparkpin.pins.weight_loaders import WeightBytes, choose
 from sparkpin.pins.wheel_layers import normal
 from sparkpin.serve.memory import estimates
+from sparkpin.serve.memory import speed as speeds
 from sparkpin.serve.memory import text as words
+from sparkpin.serve.memory.decode import DecodeModel, decode_model
 from sparkpin.serve.memory.geometry import Geometry, read_geometry
 from sparkpin.serve.memory.plan import Machine, MemoryPlan, gib, make_plan
 from sparkpin.serve.memory.settings import Platform, Settings, read_settings
@@ -98,6 +101,23 @@ class Known:
     symmetric: bool
     largest_file: int
     notes: tuple[str, ...] = ()
+
+    @property
+    def decode(self) -> DecodeModel:
+        return decode_model(self.tensors, self.geometry, self.settings, self.loading, symmetric=self.symmetric)
+
+
+def speed_of(
+    paths: Paths, recipe: schema.Recipe, stage: str, known: Known, made: MemoryPlan, bandwidth: float | None
+) -> speeds.Speed:
+    """What a recipe's decode can reach, and what others have published of that stage."""
+    published = manifests.load_published(paths.project)
+    drafter = manifests.model_of(paths.project, recipe).drafter
+    accepted = published.accepted if known.settings.draft_layers else None
+    if drafter and drafter.drafts:
+        accepted = drafter.drafts.accepted
+    figures = tuple(one for one in published.speeds if (one.recipe, one.stage) == (recipe.name, stage))
+    return speeds.speed_of(known.decode, tuple(made.chosen.users), bandwidth, accepted, figures)
 
 
 def plan_recipe(
@@ -255,6 +275,17 @@ def checked(machine: Machine) -> Machine:
             next_step="give --memory, the size of all memory, too, or a smaller --free",
         )
     return machine
+
+
+def parse_bandwidth(text: str) -> float:
+    """GB/s as a person writes them, in bytes a second."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise InputError(f"--bandwidth: got {text!r}, expected GB/s above 0", next_step="for example --bandwidth 273")
+    return value * 1e9
 
 
 def parse_size(option: str, text: str) -> int:
