@@ -23,7 +23,6 @@ Json = Annotated[bool, "machine-readable"]
 Drain = Annotated[
     int | None, "seconds to wait for requests under way before another server takes the port (default: 30)", 60
 ]
-Published = Annotated[bool, "from the shapes that are published of the model, before it is locked: no Hub is asked"]
 Link = Annotated[str | None, "interface, address or network between them (default: as before, else the only one)"]
 SharedLink = Annotated[bool, "take the link though others are on it"]
 Trust = Annotated[bool, "build an imported release, too: its steps run as root"]
@@ -356,11 +355,7 @@ def roofline(
     *,
     recipe: Recipe = None,
     stage: Stage = None,
-    published: Annotated[
-        bool,
-        "with --recipe: from the shapes that are published of its model, before it is locked; without: every stage of "
-        "the published chain of the 122B",
-    ] = False,
+    published: Annotated[bool, "every stage of the published chain of the 122B, and other published figures"] = False,
     bandwidth: Annotated[str, "of the memory in GB/s (default: 273, a DGX Spark's)"] = "273",
     context: Annotated[int, "tokens in the cache (default: 1000)", 32768] = 1000,
     users: Annotated[int, "at once, each with that many tokens (default: 1)", 8] = 1,
@@ -398,7 +393,6 @@ def plan(
     ] = "",
     free: Annotated[str, "of which so much is free"] = "",
     nodes: Annotated[int | None, "as if the recipe were for so many machines, tensor-parallel", 2] = None,
-    published: Published = False,
     json: Json = False,
     exit_code: Annotated[bool, "end with 1 when it does not fit"] = False,
 ) -> None:
@@ -413,7 +407,6 @@ def plan(
         memory=memory,
         free=free,
         as_json=json,
-        published=published,
         nodes=nodes,
     )
     if exit_code and not fits:
@@ -506,7 +499,6 @@ def checkpoint(
     dry_run: Annotated[bool, "print the plan, which only reads headers"] = False,
     verify: Annotated[bool, "compare all bytes of a checkpoint that is there with its sources"] = False,
     deep: Annotated[bool, "hash the base again, though it is the same files that were right before"] = False,
-    published: Published = False,
 ) -> None:
     """Make the checkpoint of a stage from the pinned repositories."""
     commands.checkpoint.checkpoint(
@@ -517,16 +509,13 @@ def checkpoint(
         dry_run=dry_run,
         verify=verify,
         deep=deep,
-        published=published,
     )
 
 
 @task("build")
-def render(
-    c: Context, *, stage: Stage = None, recipe: Recipe = None, stack: Stack = None, published: Published = False
-) -> None:
+def render(c: Context, *, stage: Stage = None, recipe: Recipe = None, stack: Stack = None) -> None:
     """Print the Dockerfile of a stage and what its build sees."""
-    commands.build.show_rendered(recipe=recipe, stage=stage, stack=stack, published=published)
+    commands.build.show_rendered(recipe=recipe, stage=stage, stack=stack)
 
 
 @task("inputs")

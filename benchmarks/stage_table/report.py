@@ -12,7 +12,6 @@ from typing import Any
 from buckets import PARTS
 from join import TABLE, latest
 
-from sparkpin.checkpoint.published import GROUP
 from sparkpin.measure.roofline.published import CHAIN, GEOMETRY, Published, model_published
 from sparkpin.measure.roofline.reads import Roofline, roofline
 from stages import BATCHES, CONTEXTS, STAGES
@@ -20,6 +19,7 @@ from stages import BATCHES, CONTEXTS, STAGES
 GB10 = 273e9
 ACCEPTED = 0.79
 LAYERS = GEOMETRY.attention + GEOMETRY.linear
+GROUP = 128
 EXPERT_BYTES = 3 * GEOMETRY.hidden * GEOMETRY.expert_width * (0.5 + 2 / GROUP)
 BESIDE = ("1024:1", "1024:16", "131072:1")
 V2 = next(figure for figure in CHAIN if figure.stage == "v2")

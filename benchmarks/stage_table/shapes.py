@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from sparkpin.checkpoint.published import BLOCK, G122B, GROUP
 from sparkpin.checkpoint.quantization import PLAIN_ENTRY, fp8_entry
 from sparkpin.measure.roofline.published import GEOMETRY
 from sparkpin.serve.memory.geometry import Geometry
 
 BODY = "model.language_model.layers"
 ATTENTION_EVERY = 4
+EXPERTS, BLOCK, GROUP = 256, 128, 128
 GATED = ("gate_proj", "up_proj", "down_proj")
 TINY = dataclasses.replace(
     GEOMETRY, attention=1, linear=3, hidden=128, vocabulary=1024, heads=4, head_dim=64, key_heads=2, value_heads=4,
@@ -22,7 +22,7 @@ TINY = dataclasses.replace(
 
 
 def config(
-    *, fp8: bool, fp8_draft: bool = False, geometry: Geometry = GEOMETRY, experts: int = G122B.experts
+    *, fp8: bool, fp8_draft: bool = False, geometry: Geometry = GEOMETRY, experts: int = EXPERTS
 ) -> dict[str, Any]:
     """fp8: shared experts; fp8_draft: every projection of the MTP layer."""
     g = geometry

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sparkpin.checkpoint import report
 from sparkpin.checkpoint.content import REBUILD, RECORD, is_complete, is_made_here
-from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, make_plan, taken, used_repositories
+from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, make_plan, used_repositories
 from sparkpin.checkpoint.record import check_record, file_rows, texts_written
 from sparkpin.checkpoint.shards import WrittenFile
 from sparkpin.checkpoint.verify import verify_checkpoint
@@ -93,20 +93,3 @@ def disk_line(paths: Paths, pin: ModelPin, lock: ModelLock, plan: CheckpointPlan
         return f"disk: nothing needed, {folder} is there"
     needed = disk_needed(folder, repository_folder(paths, lock.repositories[pin.base]), plan)
     return report.disk(needed, shutil.disk_usage(files.existing_parent(folder)).free, folder.parent)
-
-
-def disk_lines_ahead(paths: Paths, pin: ModelPin, plan: CheckpointPlan) -> list[str]:
-    """As `disk_line`, of a model that is not locked: what would be fetched, and both in the home and in the cache."""
-    base = repository_folder(paths, pin.repositories[pin.base])
-    folder = paths.checkpoints / pin.name / "ahead"
-    free = {place: shutil.disk_usage(files.existing_parent(place)).free for place in (paths.models, folder.parent)}
-    return [
-        report.disk(fetched_bytes(plan), free[paths.models], f"{paths.models}, to be fetched"),
-        report.disk(disk_needed(folder, base, plan), free[folder.parent], folder.parent),
-    ]
-
-
-def fetched_bytes(plan: CheckpointPlan) -> int:
-    """Of a plan, with nothing there: the base whole, of the others headers, index, config and what is taken."""
-    tensors = sum(source.info.nbytes for sources in taken(plan).values() for source in sources)
-    return plan.base_bytes + sum(origin.outline for origin in plan.origins[1:]) + tensors

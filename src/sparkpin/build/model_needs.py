@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.build.checkpoint import fetched_bytes, plan_checkpoint
-from sparkpin.checkpoint import published
+from sparkpin.build.checkpoint import plan_checkpoint
 from sparkpin.checkpoint.content import is_made_here
-from sparkpin.checkpoint.plan import checkpoint_key, lock_for, make_plan, used_repositories
+from sparkpin.checkpoint.plan import checkpoint_key, lock_for, used_repositories
 from sparkpin.checkpoint.write import checkpoint_folder, disk_needed
 from sparkpin.core import files, terminal
 from sparkpin.core.paths import Paths
@@ -60,28 +59,17 @@ class ModelNeeds:
         ]
 
 
-def needs_of(
-    paths: Paths, pin: ModelPin, lock: ModelLock | None, chain: Sequence[tuple[str, ...]], say: Say
-) -> ModelNeeds:
-    """lock: None before there is one: as far as shapes are published, with nothing here yet. chain: the steps of each
-    checkpoint. Fetches the headers of a locked model that are not here."""
+def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple[str, ...]], say: Say) -> ModelNeeds:
+    """chain: the steps of each checkpoint. Fetches the headers that are not here."""
     steps = list(dict.fromkeys(chain))
     used = {name for one in steps for name in used_repositories(pin, one)}
-    found, fetch = 0, 0
-    listings = published.listings(pin, used) if lock is None else {}
+    found = 0
     for one in steps:
-        if lock is None:
-            plan = make_plan(listings, pin, one)
-            base = repository_folder(paths, pin.repositories[pin.base])
-            found += disk_needed(paths.checkpoints / pin.name / "ahead", base, plan)
-            fetch = max(fetch, fetched_bytes(plan))
-            continue
         folder = checkpoint_folder(paths, pin, lock, one)
         if not is_made_here(folder, checkpoint_key(pin, lock, one)):
             base = repository_folder(paths, lock.repositories[pin.base])
             found += disk_needed(folder, base, plan_checkpoint(paths, pin, lock, one, say))
-    if lock is not None:
-        fetch = model.absent_bytes(paths, pin, lock_for(pin, lock, steps[-1]), used)
+    fetch = model.absent_bytes(paths, pin, lock_for(pin, lock, steps[-1]), used)
     return ModelNeeds(tuple(sorted(pin.repositories[name].repo for name in used)), fetch, found)
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from sparkpin.build import render
 from sparkpin.build.demands import demands_of
 from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps, lock_for, require, rules_of
-from sparkpin.checkpoint.published import model_lock as locked
-from sparkpin.checkpoint.published import placeholder
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
@@ -27,9 +25,6 @@ from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
 from sparkpin.serve.memory.node_shares import share_faults
 from sparkpin.smoke.drafting import require_drafter
-
-PLACEHOLDER = "0" * 64
-"""In the place of a checkpoint's key that no lock gives yet."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +61,9 @@ class Pairing:
 
 
 def pair(
-    project: Path,
-    recipe_name: str,
-    *,
-    stage: str | None = None,
-    stack_name: str | None = None,
-    published: bool = False,
+    project: Path, recipe_name: str, *, stage: str | None = None, stack_name: str | None = None
 ) -> tuple[Pairing, ...]:
-    """The pairings of the chain from the first stage to `stage` (the recipe's own when None).
-
-    published: to look at, before the model is locked: its checkpoint's key is PLACEHOLDER, and nothing can be built.
-    """
+    """The pairings of the chain from the first stage to `stage` (the recipe's own when None)."""
     recipe = manifests.load_recipe(project, recipe_name)
     if stack_name not in (None, recipe.stack):
         raise InputError(
@@ -86,7 +73,7 @@ def pair(
     stack = manifests.load_stack(project, recipe.stack)
     stack_lock = manifests.load_stack_lock(project, stack)
     model = manifests.model_of(project, recipe)
-    model_lock = placeholder(model) if published else locked(project, model)
+    model_lock = manifests.load_model_lock(project, model)
     chain = manifests.load_chain(project, stage or recipe.stage)
     community = community_mods.read_run_mods(project, recipe.mods, f"recipes/{recipe_name}.yaml", "mods", stack_lock)
     rendered = render.render_chain(project, stack, stack_lock, chain, community)
@@ -95,7 +82,7 @@ def pair(
     for end, image in enumerate(rendered, start=1):
         steps = checkpoint_steps(chain[:end], model)
         require(model, steps)
-        checkpoint = PLACEHOLDER if published else checkpoint_key(model, model_lock, steps)
+        checkpoint = checkpoint_key(model, model_lock, steps)
         said, env = vllm_command.serve_argv(recipe, stack, chain[:end])
         unchecked = require_whole_shares(recipe, said, model, model_lock, steps)
         unchecked += require_drafter_fits(recipe, stack, said, model, model_lock)
@@ -124,7 +111,7 @@ def pair(
                 env=env,
                 key=release_key(image.key, checkpoint, tuple(argv), env),
                 demands=demands,
-                inputs={} if published else input_hashes(project, recipe, stack, model, chain[:end], mods, run_mods),
+                inputs=input_hashes(project, recipe, stack, model, chain[:end], mods, run_mods),
                 executable=(
                     *(f"mods/{mod.name}/{path}" for mod in mods for path, _, may in mod.files if may),
                     *(path for mod in run_mods for _, path, may in mod.files if may),

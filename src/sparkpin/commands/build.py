@@ -17,9 +17,8 @@ from sparkpin.pins import manifests
 from sparkpin.releases.record import Releases
 
 
-def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None, published: bool = False) -> None:
-    """published: of a model that is not locked; the image is the same, since it depends on no model."""
-    _, pairings = pairings_of(recipe, stage, stack, published=published)
+def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -> None:
+    _, pairings = pairings_of(recipe, stage, stack)
     last = pairings[-1]
     image = last.rendered
     show(f"# {image.ref}\n{image.dockerfile.rstrip()}\n")
@@ -28,11 +27,6 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None, p
         show(f"#   {file.sha256[:12]} {terminal.small_size(file.size):>10}  {file.path}")
     show(f"# A release of it runs: {shlex.join(last.argv)}")
     show(f"# Its checkpoint ({' + '.join(last.steps)}): {last.checkpoint_key}")
-    if published:
-        show(
-            "# That is a placeholder: the lock was not read, so this is no release, and cannot be built. "
-            f"next: invoke lock --model {last.model.name}, then the same command without --published"
-        )
 
 
 def rebuild(tag: str, *, trusted: bool) -> None:

@@ -29,15 +29,12 @@ def choose_known(paths: Paths, recipe: str | None) -> str:
     return known[0] if len(known) == 1 else machine.default_recipe(paths.project)
 
 
-def pairings_of(
-    recipe: str | None, stage: str | None, stack: str | None = None, *, published: bool = False
-) -> tuple[Paths, tuple[Pairing, ...]]:
-    """published: to look at only, see `pair`."""
+def pairings_of(recipe: str | None, stage: str | None, stack: str | None = None) -> tuple[Paths, tuple[Pairing, ...]]:
     from sparkpin.build.pair import pair  # slow to import, and `rollback` pairs nothing
 
     paths = Paths.from_env()
     name = choose_recipe(paths, recipe, stack)
-    return paths, pair(paths.project, name, stage=stage, stack_name=stack, published=published)
+    return paths, pair(paths.project, name, stage=stage, stack_name=stack)
 
 
 def require_recipe(paths: Paths, records: Releases, name: str) -> list[ManifestError]:

@@ -13,7 +13,6 @@ from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_of
 from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
 from sparkpin.build.origin import is_brought
 from sparkpin.build.pair import Pairing
-from sparkpin.checkpoint import published
 from sparkpin.checkpoint.plan import used_repositories
 from sparkpin.commands import serve as serving
 from sparkpin.commands import tables
@@ -52,7 +51,6 @@ class BuildPlan:
     paths: Paths
     pairings: tuple[Pairing, ...]  # the chain of stages; the last is the one asked for
     notes: tuple[str, ...]  # what was overruled, what was chosen, and what vLLM will refuse
-    locked: bool = True  # else it is a look ahead, of which nothing can be made
 
     @property
     def states(self) -> list[str]:
@@ -88,10 +86,14 @@ def up(
     paths = Paths.from_env()
     place = Registry.parse(*published) if published[0] else None
     unlocked = unlocked_models(paths, recipe, stack)
-    for name in () if dry_run else unlocked:
+    if unlocked and dry_run:
+        show(f"not locked: {', '.join(unlocked)}; invoke up locks it first (headers and what the steps take)")
+        show(f"next: {' && '.join(f'invoke lock --model {name}' for name in unlocked)}, then the same command")
+        return
+    for name in unlocked:
         say(f"{name} is not locked yet: invoke lock --model {name}, which fetches headers and what steps take")
         lock_model(paths, name, say)
-    plan = plan_of(recipe, stage, stack, locked=not (unlocked and dry_run))
+    plan = plan_of(recipe, stage, stack)
     announce(plan, place)
     download = model_download(plan, dry_run=dry_run) if smoke else None
     machine = host.read_host()
@@ -204,9 +206,9 @@ def take_published(plan: BuildPlan, engine: Engine, place: Registry) -> dict[str
     return taken
 
 
-def plan_of(recipe: str | None, stage: str | None, stack: str | None, *, locked: bool = True) -> BuildPlan:
-    paths, pairings = pairings_of(recipe, stage, stack, published=not locked)
-    return BuildPlan(paths, pairings, notes_of(paths, pairings[-1]), locked)
+def plan_of(recipe: str | None, stage: str | None, stack: str | None) -> BuildPlan:
+    paths, pairings = pairings_of(recipe, stage, stack)
+    return BuildPlan(paths, pairings, notes_of(paths, pairings[-1]))
 
 
 def unlocked_models(paths: Paths, recipe: str | None, stack: str | None) -> list[str]:
@@ -218,8 +220,6 @@ def unlocked_models(paths: Paths, recipe: str | None, stack: str | None) -> list
 def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
     """What a Hub has to give before a server can start here, told; None for nothing."""
     last = plan.pairings[-1]
-    if not plan.locked:
-        show(f"{last.model.name} is not locked: invoke up locks it first, then asks once for the download.")
     if all(last.model.owner(name).is_made for name in last.model.repositories):
         return None
     gpus = read_gpus(host.output) if last.stack.gpu else ()
@@ -227,18 +227,14 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
         show(f"No server can run here, so no more of {last.model.name} is fetched than its lock takes: {why}.")
     if why and not dry_run:
         return None
-    if not plan.locked and not published.is_known(last.model):
-        show("The size of its download is known when it is locked.")
-        return None
-    lock = last.model_lock if plan.locked else None
-    needs = needs_of(plan.paths, last.model, lock, [pairing.steps for pairing in plan.pairings], say)
+    needs = needs_of(plan.paths, last.model, last.model_lock, [pairing.steps for pairing in plan.pairings], say)
     if not needs.fetch:
         return None
     stack = sum(file.size for file in plan.absent)
     repositories = " and ".join(needs.repositories)
     show(
         f"{'Where one can run: download' if why else 'Download'}: {terminal.size(needs.fetch)} of {repositories}"
-        f"{'' if plan.locked else ' (as published)'}; {how_long(needs.fetch + stack)}"
+        f"; {how_long(needs.fetch + stack)}"
         f"{', with those of the stack' if stack else ''} (rates are assumed)."
     )
     for row in disk_of(plan, needs):
@@ -290,7 +286,7 @@ def announce(plan: BuildPlan, place: Registry | None = None) -> None:
         size = terminal.size(sum(file.size for file in absent))
         needed = f", if {plan.pairings[0].stage.name} is built" * bool(place)
         show(f"To be fetched{needed}: {len(absent)} of {len(last.stack_lock.files)} files, {size}.")
-    if plan.locked and (wheel := absent_wheel(plan.paths, last.model, last.model_lock)):
+    if wheel := absent_wheel(plan.paths, last.model, last.model_lock):
         show(f"To be fetched, too: {wheel.file}, {terminal.size(wheel.size)}, which holds the model.")
     for note in plan.notes:
         say(note)

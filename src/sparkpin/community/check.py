@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from sparkpin.build.pair import Pairing
 from sparkpin.checkpoint.plan import checkpoint_steps, rules_of
-from sparkpin.checkpoint.published import config_ahead, model_lock, placeholder
+from sparkpin.checkpoint.shapes import config_ahead
 from sparkpin.community import flag_lint, keys, known_issues
 from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import RecipeFinding, ordered
@@ -82,7 +82,7 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         argv = drafters.with_lengths(argv, {} if unknown else lengths)
     if nodes > 1:
         argv, env = spread(drop_flags(argv, *PER_NODE), env, nodes, gpu=stack.gpu is not None)
-    found += of_nodes(recipe.model, argv, stack, config_ahead(recipe.model), (), str(recipe.path))
+    found += of_nodes(recipe.model, argv, stack, config_ahead(project, recipe.model), (), str(recipe.path))
     return ordered([*found, *of_server(project, recipe.model, argv, env, stack, recipe.applied, lock, chain)])
 
 
@@ -102,7 +102,7 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
     chain = loaded(found, own, "stage", lambda: manifests.load_chain(project, recipe.stage))
     pin = loaded(found, own, "model", lambda: manifests.model_of(project, recipe))
     if pin and not pin.is_made:
-        loaded(found, own, "model", partial(model_lock, project, pin))
+        loaded(found, own, "model", partial(manifests.load_model_lock, project, pin))
     if stack is None:
         return ordered(found)
     lock = loaded(found, own, "stack", lambda: former_lock(project, stack))
@@ -167,7 +167,7 @@ def config_of(project: Path, pin: schema.ModelPin | None) -> dict[str, Any] | No
         return None
     with contextlib.suppress(ManifestError):
         return config_here(Paths.from_env(), pin, manifests.load_model_lock(project, pin))
-    return config_here(Paths.from_env(), pin, placeholder(pin))
+    return config_here(Paths.from_env(), pin, None)
 
 
 def loaded(found: list[RecipeFinding], own: str, key: str, load: Callable[[], T]) -> T | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkpin.checkpoint import published
+from sparkpin.checkpoint import shapes
 from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places
 from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.core.errors import WHOLE, CheckpointError, ManifestError
@@ -108,11 +108,11 @@ def listing_of(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) ->
     return Listing(name, origin, sizes, FileBytes(headers, read_header_bytes), FileBytes(texts), mend)
 
 
-def config_here(paths: Paths, pin: ModelPin, lock: ModelLock, name: str = "") -> dict[str, Any] | None:
+def config_here(paths: Paths, pin: ModelPin, lock: ModelLock | None, name: str = "") -> dict[str, Any] | None:
     """config.json of a model's base, or its drafter's: as locked where it was fetched, else what is known without it,
     else None. name: the pin's of the repository. ManifestError where anybody published something else."""
     name = name or pin.base
-    if entry := lock.repositories.get(name):
+    if lock and (entry := lock.repositories.get(name)):
         path, hashes = repository_folder(paths, entry) / CONFIG, {file.file: file.sha256 for file in entry.files}
         if path.is_file() and sha256_file(path)[0] == hashes.get(CONFIG):
             try:
@@ -132,7 +132,7 @@ def config_here(paths: Paths, pin: ModelPin, lock: ModelLock, name: str = "") ->
         from sparkpin.fetch.tinymodel.repositories import INT4_AHEAD
 
         return {**config_of(paths.project, pin.owner(name).name, packed), **INT4_AHEAD}
-    return published.config_ahead(pin.repositories[name].repo)
+    return shapes.config_ahead(paths.project, pin.repositories[name].repo)
 
 
 def places_of(paths: Paths, pin: ModelPin, entries: Mapping[str, RepositoryLock]) -> Places:

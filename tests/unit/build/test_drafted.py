@@ -11,16 +11,16 @@ from checkout import PROJECT
 from sparkpin.build import pair as pairing
 from sparkpin.build.checkpoint import build_checkpoint, verify_built
 from sparkpin.build.pair import Pairing, pair
-from sparkpin.checkpoint import published as shapes
 from sparkpin.checkpoint.content import is_complete
 from sparkpin.checkpoint.plan import checkpoint_key
 from sparkpin.checkpoint.repository import header_of
+from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.fetch.model_files import config_here, repository_folder
-from sparkpin.measure.roofline.published import GEOMETRY, SHAPES, tensors
+from sparkpin.measure.roofline.published import GEOMETRY, tensors
 from sparkpin.measure.roofline.reads import model_of, roofline, with_drafts
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import DRAFTER
@@ -128,14 +128,15 @@ def known() -> Known:
 def dflash() -> Known:
     """Recipe qwen3.5-122b-dflash from published shapes, a layer's experts as one tensor: all of them take seconds."""
     recipe = manifests.load_recipe(PROJECT, "qwen3.5-122b-dflash")
-    config = shapes.DRAFTERS[recipe.drafter or ""]
-    drafter = read_geometry(config, "published", drafter=True)
+    shapes = load_shapes(PROJECT, recipe.drafter or "")
+    assert shapes
+    drafter = read_geometry(shapes.config, "published", drafter=True)
     settings = read_settings(
         own_argv(recipe), {}, GEOMETRY, "cuda", vllm=(0, 33), wide_state=False, origin="", drafter=drafter
     )
-    listed = shapes.dflash_listing(config)
+    listed = shapes.listing(DRAFTER)
     own = (info for file in listed.headers for info in header_of(listed, file).tensors.values())
-    every = (*tensors(SHAPES, "int4", fp8=True), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
+    every = (*tensors(fp8=True), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
     loading = Loading(draft=False, vision=True, int8_head=True, widened=False)
     return Known(GEOMETRY, settings, loading, every, True, 0)
 

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-import qwen_samples
 from checkout_here import CheckoutHere
 from made_releases import release
 from memory_samples import MTP2, geometry_122b, settings_of
@@ -296,9 +295,12 @@ def test_a_long_context_and_nothing_accepted() -> None:
 @pytest.mark.parametrize("figure", [*CHAIN, FP8_DRAFT], ids=lambda figure: f"{figure.stage}-{figure.fp8_draft}")
 def test_headers_of_the_published_shapes_give_the_same(figure: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the builder's plan, as the headers of a locked model come; with 2 experts a layer, which is quicker."""
-    sizes = dataclasses.replace(qwen_samples.G122B, experts=2)
-    monkeypatch.setattr(published, "SHAPES", sizes)
-    listings = {"int4": qwen_samples.int4_listing(sizes), "fp8": qwen_samples.fp8_listing(sizes)}
+    donor = "Qwen/Qwen3.5-122B-A10B-FP8"
+    few = {repo: published.shapes_of(repo) for repo in (published.REPO, donor)}
+    for one in few.values():
+        one.numbers["expert"] = one.config["text_config"]["num_experts"] = 2
+    monkeypatch.setattr(published, "shapes_of", few.__getitem__)
+    listings = {"int4": few[published.REPO].listing("int4"), "fp8": few[donor].listing("fp8")}
     pin = manifests.load_model(PROJECT, MODEL)
     steps = ("copy", "hybrid", "mtp", *(["mtp-fp8"] if figure.fp8_draft else [])) if figure.fp8 else ("copy",)
     plan = make_plan(listings, pin, steps)
@@ -500,7 +502,6 @@ def test_wrong_options_are_one_clear_error(copy: CheckoutHere) -> None:
         (("--published", "--stage", "v2", "--measured", "3", "--json"), "chain: saw --stage and --measured beside it"),
         (("--published", "--users", "8"), "chain: saw --users beside it"),
         (("--users", "0"), "--users: saw 0, wanted 1 or more"),
-        (("--published", "--recipe", "scripted-tiny"), "the shapes of scripted-tiny are not published here"),
     ):
         result = copy.invoke("roofline", *arguments)
         assert (result.returncode, "Traceback" in result.stderr) == (2, False), arguments
@@ -588,7 +589,7 @@ def test_the_routed_tokens_of_users_at_either_end() -> None:
 def test_the_table_of_v3_is_what_the_bytes_say(stage: str) -> None:
     paths, recipe = Paths.from_env(PROJECT), manifests.load_recipe(PROJECT, "qwen3.5-122b")
     stack, chain = manifests.load_stack(PROJECT, recipe.stack), manifests.load_chain(PROJECT, stage)
-    known = known_of(paths, recipe, stack, chain, published=True)
+    known = known_of(paths, recipe, stack, chain)
     model = model_of(known.tensors, known.geometry, known.settings, known.loading, symmetric=known.symmetric)
     for context in (1000, 32_000, 128_000):
         cells = [

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from places import PROJECT
 
-from sparkpin.checkpoint.published import config_ahead as published
+from sparkpin.checkpoint import shapes
 from sparkpin.core.errors import ManifestError
 from sparkpin.fetch.tinymodel import FORMS, config_ahead
 from sparkpin.pins.schema import FormatRule
 from sparkpin.serve.memory.node_shares import share_faults
 
 SHARED = [FormatRule(modules=["model.*.mlp.shared_expert.*_proj"], format="fp8", source="fp8", block=[128, 128])]
-LARGE, SMALL = published("Intel/Qwen3.5-122B-A10B-int4-AutoRound"), published("Intel/Qwen3.5-35B-A3B-int4-AutoRound")
+REPOS = ("Intel/Qwen3.5-122B-A10B-int4-AutoRound", "Intel/Qwen3.5-35B-A3B-int4-AutoRound")
+LARGE, SMALL = (shapes.config_ahead(PROJECT, repo) for repo in REPOS)
 PLAIN = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8,
          "vocab_size": 1000, "max_position_embeddings": 64, "intermediate_size": 512}  # fmt: skip
 

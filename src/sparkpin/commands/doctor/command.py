@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 from sparkpin.build.model_needs import needs_of
 from sparkpin.build.pair import pair
-from sparkpin.checkpoint import published
 from sparkpin.checkpoint.plan import checkpoint_steps
 from sparkpin.commands.doctor import rules
 from sparkpin.commands.doctor.facts import read_facts
@@ -106,16 +105,16 @@ def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> Neede
     command = "invoke plan" if default else f"invoke plan --recipe {recipe.name}"
     try:
         pin = manifests.model_of(paths.project, recipe)
-        ahead = published.is_known(pin) and bool(manifests.unlocked(paths.project, pin))
-        if not ahead and not is_here(paths, manifests.load_model_lock(paths.project, pin)):
+        locked = not manifests.unlocked(paths.project, pin)
+        if locked and not is_here(paths, manifests.load_model_lock(paths.project, pin)):
             return NeededMemory(name, None, "its headers are not fetched yet", f"{command} (it fetches them)", command)
         chain = manifests.load_chain(paths.project, recipe.stage)
         machine = planning.machine_for(stack, "", "")
-        plan = planning.plan_recipe(paths, recipe, stack, chain, machine, published=ahead)
+        plan = planning.plan_recipe(paths, recipe, stack, chain, machine)
     except SparkpinError as error:
         return NeededMemory(name, None, f"no plan: {error.message}", error.next_step, command)
-    told, command = (" as published,", f"{command} --published") if ahead else ("", command)
-    return NeededMemory(f"{name}, stage {recipe.stage},{told}", plan.needed, command=command)
+    whose = f"{name}, stage {recipe.stage},{'' if locked else ' not locked,'}"
+    return NeededMemory(whose, plan.needed, command=command)
 
 
 def model_of(paths: Paths, recipe: schema.Recipe, images: host.Needs, *, served: bool) -> list[MachineFinding]:
@@ -127,15 +126,14 @@ def model_of(paths: Paths, recipe: schema.Recipe, images: host.Needs, *, served:
             return []
         locked = not manifests.unlocked(paths.project, pin)
         lock = manifests.load_model_lock(paths.project, pin) if locked else None
-        known = is_here(paths, lock) if lock else published.is_known(pin)
         chain = manifests.load_chain(paths.project, recipe.stage)
         steps = [checkpoint_steps(chain[:end], pin) for end in range(1, len(chain) + 1)]
-        needs = needs_of(paths, pin, lock, steps, terminal.say) if known else None
+        needs = needs_of(paths, pin, lock, steps, terminal.say) if lock and is_here(paths, lock) else None
     except SparkpinError as error:
         return [MachineFinding("model", "advice", error.message, error.next_step)]
     chain_here = False
     with contextlib.suppress(SparkpinError):  # a stack without a lock is told above
-        made = pair(paths.project, recipe.name, stage=recipe.stage, published=not locked)
+        made = pair(paths.project, recipe.name, stage=recipe.stage)
         chain_here = all(Releases(paths).find(one.tag) for one in made)
     rows = needs.disk(paths, None if chain_here else images) if needs else []
     return rules.model(pin.name, recipe.name, locked=locked, needs=needs, disk=rows, served=served)

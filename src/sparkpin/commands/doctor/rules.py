@@ -106,11 +106,7 @@ def model(
         fix = f"{up} {'fetches' if locked else 'locks'} it"
         return [MachineFinding("model", "advice", f"{name}: {'headers not here' if locked else 'not locked'}", fix)]
     size = f"{needs.fetch / 1e9:.1f} GB of {' and '.join(needs.repositories)}"
-    if not locked:
-        found = [
-            MachineFinding("model", "advice", f"{name}: not locked; {size} as published", f"{up} locks, then asks")
-        ]
-    elif needs.fetch:
+    if needs.fetch:
         found = [MachineFinding("model", "advice", f"{name}: {size} to be fetched", f"{up} asks, then fetches")]
     else:
         found = [MachineFinding("model", "ok", f"{name} is here")]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin.checkpoint import plan as checkpoints
-from sparkpin.checkpoint import published as shapes
+from sparkpin.checkpoint import shapes
 from sparkpin.checkpoint.repository import CONFIG, header_of, is_shard, read_json
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.core import terminal
@@ -46,19 +46,14 @@ def plan(
     free: str,
     as_json: bool,
     stack: str | None = None,
-    published: bool = False,
     nodes: int | None = None,
 ) -> bool:
-    """Print the plan; whether it fits. published: from published shapes, not from the headers that a lock names.
-
-    nodes: as if the recipe were for so many machines."""
+    """Print the plan; whether it fits. nodes: as if the recipe were for so many machines."""
     paths = Paths.from_env()
     chosen = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project, stack))
     chain = manifests.load_chain(paths.project, stage or chosen.stage)
     pinned = manifests.load_stack(paths.project, chosen.stack)
-    made = plan_recipe(
-        paths, chosen, pinned, chain, machine_for(pinned, memory, free), published=published, nodes=nodes
-    )
+    made = plan_recipe(paths, chosen, pinned, chain, machine_for(pinned, memory, free), nodes=nodes)
     name = chain[-1].name
     overruled = overruling.overruled(chosen, pinned, chain)
     if text := cache_types.without_mod(made.settings.cache_dtype, chain):
@@ -66,7 +61,7 @@ def plan(
     if as_json:
         for line in overruled:
             terminal.say(f"note: {line}")
-        terminal.show(words.to_json(made, chosen.name, name, published=published))
+        terminal.show(words.to_json(made, chosen.name, name, published=not is_locked(paths.project, chosen)))
         return made.fits
     for line in words.title(made, chosen.name, name):
         terminal.show(line)
@@ -127,14 +122,13 @@ def plan_recipe(
     chain: tuple[schema.Stage, ...],
     machine: Machine,
     *,
-    published: bool = False,
     nodes: int | None = None,
 ) -> MemoryPlan:
     """Of a recipe for several nodes the plan of each of them: `needed` and `left` are bytes of one machine.
 
     machine: that of the node (nodes with different memory have a plan each).
     """
-    known = known_of(paths, recipe, stack, chain, published=published, nodes=nodes)
+    known = known_of(paths, recipe, stack, chain, nodes=nodes)
     made = make_plan(known.geometry, known.settings, weigh(known.tensors, known.loading), machine)
     notes = [*made.notes, *known.notes]
     if stack.platform == SPARK:  # without a GPU there is no loader to choose
@@ -171,20 +165,20 @@ def known_of(
     stack: schema.Stack,
     chain: tuple[schema.Stage, ...],
     *,
-    published: bool = False,
     nodes: int | None = None,
 ) -> Known:
     """The headers come from the model's lock, as for a checkpoint; nothing else is fetched, and no image is needed.
 
-    published: from published shapes instead; nothing is locked or fetched. nodes: see `plan`.
+    Of a model that has no lock they come from pins/shapes, if those know it. nodes: see `plan`.
     """
     pin = manifests.model_of(paths.project, recipe)
     steps = checkpoints.checkpoint_steps(chain, pin)
     used = checkpoints.used_repositories(pin, steps)
-    if published:
-        listings = shapes.listings(pin, used)
+    ahead = None if is_locked(paths.project, recipe) else shapes.shapes_of(paths.project, pin, used)
+    if ahead:
+        listings = {name: one.listing(name) for name, one in ahead.items()}
     else:
-        listings = model.listings(paths, pin, shapes.model_lock(paths.project, pin), terminal.say, only=used)
+        listings = model.listings(paths, pin, manifests.load_model_lock(paths.project, pin), terminal.say, only=used)
     planned = checkpoints.make_plan(listings, pin, steps)
     origin = f"{listings[pin.base].origin}: config.json"
     geometry, drafter = read_geometry(planned.config, origin), None
@@ -223,9 +217,13 @@ def known_of(
     quantised = planned.config.get("quantization_config")
     symmetric = isinstance(quantised, dict) and quantised.get("sym") is True
     largest = max((size for file, size in listings[pin.base].files.items() if is_shard(file)), default=0)
-    return Known(
-        geometry, settings, loading, tensors, symmetric, largest, tuple(shapes.notes(pin)) if published else ()
-    )
+    notes = shapes.notes(pin, ahead) if ahead else ()
+    return Known(geometry, settings, loading, tensors, symmetric, largest, notes)
+
+
+def is_locked(project: Path, recipe: schema.Recipe) -> bool:
+    """Whether its model, and its drafter, have locks."""
+    return not manifests.unlocked(project, manifests.model_of(project, recipe))
 
 
 def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:
