@@ -350,38 +350,6 @@ def prove(
 
 
 @task("measure")
-def roofline(
-    c: Context,
-    *,
-    recipe: Recipe = None,
-    stage: Stage = None,
-    published: Annotated[bool, "every stage of the published chain of the 122B, and other published figures"] = False,
-    bandwidth: Annotated[str, "of the memory in GB/s (default: 273, a DGX Spark's)"] = "273",
-    context: Annotated[int, "tokens in the cache (default: 1000)", 32768] = 1000,
-    users: Annotated[int, "at once, each with that many tokens (default: 1)", 8] = 1,
-    accepted: Annotated[
-        str, "share of the drafted tokens that the model accepts (default: as measured, else as published)"
-    ] = "",
-    measured: Annotated[str, "tokens a second, to say what fraction of the ceiling they are"] = "",
-    nodes: Annotated[int | None, "as if the recipe were for so many machines, tensor-parallel", 2] = None,
-    link_latency: Annotated[str, "of an all-reduce between machines, in microseconds (default: 55)"] = "55",
-    link_bandwidth: Annotated[str, "between machines in GB/s (default: 12.25, half a Spark's port)"] = "12.25",
-    json: Json = False,
-) -> None:
-    """Say how fast decode can be at most, and how much to draft."""
-    asked = commands.roofline.asked(
-        bandwidth=bandwidth,
-        context=context,
-        accepted=accepted,
-        link_latency=link_latency,
-        link_bandwidth=link_bandwidth,
-        users=users,
-    )
-    run = commands.roofline.published if published else commands.roofline.roofline
-    run(asked, recipe=recipe, stage=stage, measured=measured, as_json=json, nodes=nodes)
-
-
-@task("measure")
 def plan(
     c: Context,
     *,
@@ -389,27 +357,22 @@ def plan(
     stage: Stage = None,
     stack: Stack = None,
     memory: Annotated[
-        str, "of the machine to plan for, such as 128GB (default: this one's; a Spark's for a stack for it)"
+        str, "memory of the machine, such as 128GB (default: this machine's, or a DGX Spark's for its stack)"
     ] = "",
-    free: Annotated[str, "of which so much is free"] = "",
-    nodes: Annotated[int | None, "as if the recipe were for so many machines, tensor-parallel", 2] = None,
+    free: Annotated[str, "how much of it is free, such as 110GB (default: what is free here now)"] = "",
+    bandwidth: Annotated[
+        str, "memory bandwidth in GB/s, for the highest possible speed (default: 273 for a DGX Spark's stack)", "273"
+    ] = "",
+    nodes: Annotated[int | None, "plan for this many machines, tensor-parallel", 2] = None,
     json: Json = False,
-    exit_code: Annotated[bool, "end with 1 when it does not fit"] = False,
+    exit_code: Annotated[bool, "exit with 1 if the recipe does not fit"] = False,
 ) -> None:
-    """Say what memory a recipe will need, and how many users fit."""
+    """Estimate a recipe's memory, concurrent requests and highest speed."""
     from sparkpin.serve.memory import recipe as tasks
 
     commands.notes.say_memory_issues(recipe, stage, stack)
-    fits = tasks.plan(
-        recipe=recipe,
-        stage=stage,
-        stack=stack,
-        memory=memory,
-        free=free,
-        as_json=json,
-        nodes=nodes,
-    )
-    if exit_code and not fits:
+    asked = tasks.PlanOptions(memory=memory, free=free, bandwidth=bandwidth, nodes=nodes, as_json=json)
+    if not tasks.plan(recipe=recipe, stage=stage, stack=stack, asked=asked) and exit_code:
         raise Exit(code=1)
 
 

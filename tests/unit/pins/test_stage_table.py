@@ -26,9 +26,10 @@ import prepare
 import report
 import shapes
 import table as stage_table
+from figures import CHAIN
+from shapes import GEOMETRY
 
 import stages
-from sparkpin.measure.roofline.published import CHAIN, GEOMETRY
 from sparkpin.pins import manifests
 
 
@@ -493,7 +494,7 @@ def test_the_document_s_ceilings_by_length_are_counted() -> None:
     counted = {}
     for one in CHAIN:
         ends = [
-            [f"{report.counted(one, context, same=same).ceiling:.1f}" for same in (False, True)]
+            [f"{report.ceiling(report.counted(one, context, same=same)):.1f}" for same in (False, True)]
             for context in stages.CONTEXTS
         ]
         counted[one.stage] = [even if even == same else f"{even} - {same}" for even, same in ends]
@@ -507,5 +508,5 @@ def test_the_readme_s_figures_are_those_of_the_data() -> None:
     assert f"v2-tq {last / base:.2f} times base ([speeds]" in said
     one, other = (figure for figure in CHAIN if figure.stage in ("base", "v2"))
     assert f"{one.tokens:.0f} tokens/s with `base`, {other.tokens:.0f} with `v2`" in said
-    ceilings = [f"{report.counted(figure, 1024, same=False).ceiling:.0f}" for figure in (one, other)]
+    ceilings = [f"{report.ceiling(report.counted(figure, 1024, same=False)):.0f}" for figure in (one, other)]
     assert "Its bytes allow {} and {}".format(*ceilings) in said

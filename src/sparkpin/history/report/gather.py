@@ -268,5 +268,5 @@ def memory_row(plan: MemoryPlan) -> ReportMemory:
         total=machine.total,
         source=machine.source,
         most=plan.settings.max_num_seqs,
-        users=tuple(plan.chosen.users.items()),
+        users=tuple(plan.chosen.requests.items()),
     )

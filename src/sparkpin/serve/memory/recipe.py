@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass, replace
@@ -38,30 +39,40 @@ NAMES = ("B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")
 CPUINFO = Path("/proc/cpuinfo")
 
 
-def plan(
-    *,
-    recipe: str | None,
-    stage: str | None,
-    memory: str,
-    free: str,
-    as_json: bool,
-    stack: str | None = None,
-    nodes: int | None = None,
-) -> bool:
-    """Print the plan; whether it fits. nodes: as if the recipe were for so many machines."""
+@dataclass(frozen=True)
+class PlanOptions:
+    """As a person wrote them, "" where nobody did. nodes: as if the recipe were for so many machines."""
+
+    memory: str = ""
+    free: str = ""
+    bandwidth: str = ""
+    nodes: int | None = None
+    as_json: bool = False
+
+
+def plan(*, recipe: str | None, stage: str | None, stack: str | None, asked: PlanOptions) -> bool:
+    """Print the plan; whether it fits."""
     paths = Paths.from_env()
     chosen = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project, stack))
     chain = manifests.load_chain(paths.project, stage or chosen.stage)
     pinned = manifests.load_stack(paths.project, chosen.stack)
-    made = plan_recipe(paths, chosen, pinned, chain, machine_for(pinned, memory, free), nodes=nodes)
+    bandwidth = estimates.SPARK_BANDWIDTH if pinned.platform == SPARK else None
+    if asked.bandwidth:
+        bandwidth = parse_bandwidth(asked.bandwidth)
+    machine = machine_for(pinned, asked.memory, asked.free)
+    known = known_of(paths, chosen, pinned, chain, nodes=asked.nodes)
+    made = plan_known(paths, chosen, pinned, chain, known, machine)
     name = chain[-1].name
+    speed = speed_of(paths, chosen, name, known, made, bandwidth)
     overruled = overruling.overruled(chosen, pinned, chain)
     if text := cache_types.without_mod(made.settings.cache_dtype, chain):
         terminal.say(f"warning: {text}; stage {cache_types.STAGE} has it")
-    if as_json:
+    if asked.as_json:
         for line in overruled:
             terminal.say(f"note: {line}")
-        terminal.show(words.to_json(made, chosen.name, name, published=not is_locked(paths.project, chosen)))
+        value = {"recipe": chosen.name, "stage": name, "published": not is_locked(paths.project, chosen)}
+        value |= words.to_json(made) | {"decode": speeds.to_json(speed)}
+        terminal.show(json.dumps(value, indent=2, sort_keys=True))
         return made.fits
     for line in words.title(made, chosen.name, name):
         terminal.show(line)
@@ -70,6 +81,11 @@ def plan(
     terminal.table(words.cache_columns(made), words.cache_rows(made))
     for line in (*words.states_lines(made), words.log_line(made)):
         terminal.show(line)
+    terminal.show(f"\n{speeds.title(speed)}")
+    terminal.table(speeds.READS, speeds.read_rows(speed))
+    for line in speeds.speed_lines(speed):
+        terminal.show(line)
+    terminal.show()
     for note in [*overruled, *made.notes]:
         terminal.show(f"note: {note}")
     for problem in made.problems:
@@ -77,7 +93,7 @@ def plan(
     for hint in made.hints:
         terminal.show(f"  {hint}")
     if made.fits:
-        rest = ", with what is not counted aside" if made.settings.unread else ""
+        rest = ", except for what is not counted" if made.settings.unread else ""
         terminal.show(f"fits{rest} (docs/memory.md says how well each line is known)")
     return made.fits
 
@@ -112,7 +128,7 @@ def speed_of(
     if drafter and drafter.drafts:
         accepted = drafter.drafts.accepted
     figures = tuple(one for one in published.speeds if (one.recipe, one.stage) == (recipe.name, stage))
-    return speeds.speed_of(known.decode, tuple(made.chosen.users), bandwidth, accepted, figures)
+    return speeds.speed_of(known.decode, tuple(made.chosen.requests), bandwidth, accepted, figures)
 
 
 def plan_recipe(
@@ -128,7 +144,17 @@ def plan_recipe(
 
     machine: that of the node (nodes with different memory have a plan each).
     """
-    known = known_of(paths, recipe, stack, chain, nodes=nodes)
+    return plan_known(paths, recipe, stack, chain, known_of(paths, recipe, stack, chain, nodes=nodes), machine)
+
+
+def plan_known(
+    paths: Paths,
+    recipe: schema.Recipe,
+    stack: schema.Stack,
+    chain: tuple[schema.Stage, ...],
+    known: Known,
+    machine: Machine,
+) -> MemoryPlan:
     made = make_plan(known.geometry, known.settings, weigh(known.tensors, known.loading), machine)
     notes = [*made.notes, *known.notes]
     if stack.platform == SPARK:  # without a GPU there is no loader to choose

@@ -15,7 +15,8 @@ from sparkpin.serve.memory.text import Row
 
 SHORT = 1000
 """Tokens in the cache, about, with the prompts of published figures."""
-READS = ("read in a step", "size", "share", "note")
+READS = ("part", "read a step", "share", "note")
+LEAST = 100_000  # bytes that are worth a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,39 +58,43 @@ def speed_of(
 
 def title(speed: Speed) -> str:
     each = f", each of {speed.ranks} machines" if speed.ranks > 1 else ""
-    read = terminal.size(int(speed.step.bytes))
-    return f"Decode: a step of one request with {SHORT:,} tokens in the cache reads {read}{each}"
+    return f"Decode: a step of one request reads {size(speed.step.bytes)} ({SHORT:,} tokens in the cache{each})"
+
+
+def size(count: float) -> str:
+    return terminal.size(int(count))
 
 
 def read_rows(speed: Speed) -> list[Row]:
     step = speed.step
-    return [(r.what, terminal.size(int(r.bytes)), f"{r.bytes / step.bytes:.1%}", r.note) for r in step.reads if r.bytes]
+    return [(r.what, size(r.bytes), f"{r.bytes / step.bytes:.1%}", r.note) for r in step.reads if r.bytes >= LEAST]
 
 
 def speed_lines(speed: Speed) -> Iterator[str]:
     if speed.bandwidth is None:
-        yield "how fast that can be depends on the memory's bandwidth: --bandwidth takes its GB/s"
+        yield "the highest speed follows from the memory's bandwidth: --bandwidth GB/s"
         return
-    step, whose = speed.step, " of a DGX Spark" if speed.bandwidth == SPARK_BANDWIDTH else ""
-    at = f"at {speed.bandwidth / 1e9:g} GB/s{whose}"
+    step, whose = speed.step, " (a DGX Spark's memory)" if speed.bandwidth == SPARK_BANDWIDTH else ""
+    at = f"at {speed.bandwidth / 1e9:g} GB/s{whose} the ceiling is"
     none, every = step.ceiling(speed.bandwidth), step.ceiling(speed.bandwidth, 1.0)
     ceiling, same = speed.ceiling, speed.rate(speed.same)
     if ceiling is None or same is None:
-        yield f"{at} at most {none:.1f} tokens/s if no drafted token is accepted, {every:.1f} if all {step.drafted} are"
+        yield f"{at} {none:.1f} tokens/s if none of {step.drafted} drafted tokens is accepted, {every:.1f} if all are"
         return
-    condition = f" if {speed.accepted:.0%} of {step.drafted} drafted tokens are accepted" if step.drafted else ""
-    yield f"{at} at most {ceiling:.1f} tokens/s{condition}"
+    share = f" if {speed.accepted:.0%} of {step.drafted} drafted tokens are accepted" if step.drafted else ""
+    yield f"{at} {ceiling:.1f} tokens/s{share}"
     if step.drafted:
-        yield f"  {none:.1f} if none is accepted, {every:.1f} if all are"
+        yield f"  {none:.1f} tokens/s if none is accepted, {every:.1f} if all are"
     if same > ceiling * 1.001:
-        yield f"  {same:.1f} if all tokens of a step use the same experts, which uniform routing does not assume"
-    for length, one in speed.longer.items():
-        yield f"  {speed.rate(one):.1f} with {length:,} tokens in the cache"
+        yield f"  {same:.1f} tokens/s if all tokens of a step use the same experts"
+    for length, longer in speed.longer.items():
+        yield f"  {speed.rate(longer):.1f} tokens/s with {length:,} tokens in the cache"
     if speed.ranks > 1:
-        yield "  what the machines exchange is not counted"
+        yield "  without the time that the machines take to exchange their results"
     for figure in speed.published:
         rate = figure.tokens_per_second
-        yield f"published: {rate:g} tokens/s, {rate / ceiling:.0%} of that ({figure.date}: {figure.says}; {figure.source})"
+        yield f"published: {rate:g} tokens/s, {rate / ceiling:.0%} of the ceiling, {figure.date}, {figure.source}"
+        yield f"  {figure.says}"
 
 
 def to_json(speed: Speed) -> dict[str, Any]:
