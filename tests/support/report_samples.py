@@ -82,7 +82,7 @@ def benched(paths: Paths, release: Release, rate: float, tokens: int = 64, day: 
             cell=bench.Cell(name=name, kind=kind, prompt="text" if kind == "prompt" else "", output_tokens=tokens,
                             input_tokens=0 if kind == "prompt" else 128, concurrency=users),
             seconds=2.0, completed=1, failed=0, prompt_tokens=20, output_tokens=64, parts=30, output_rate=rate * users,
-            decode_rate=rate, ttft=spread, gap=step, token=step, prefill_rate=800.0, drafted=60, accepted=45,
+            decode_rate=rate, ttft=spread, token=step, prefill_rate=800.0, drafted=60, accepted=45,
         )
         for name, kind, users in (("Math", "prompt", 1), ("128 x1", "sweep", 1), ("128 x4", "sweep", 4))
     ]  # fmt: skip

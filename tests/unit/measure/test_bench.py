@@ -59,7 +59,7 @@ def row(cell: Cell = QA, rate: float = 40.0, **changes: Any) -> CellResult:
     found: dict[str, Any] = {
         "cell": cell, "seconds": 6.4, "completed": 1, "failed": 0, "prompt_tokens": 20, "output_tokens": 256,
         "parts": 100, "output_rate": rate, "decode_rate": rate + 1, "ttft": Spread(p50=0.1, p95=0.2),
-        "gap": Spread(p50=0.06, p95=0.07), "token": Spread(p50=0.02, p95=0.03), "prefill_rate": None,
+        "token": Spread(p50=0.02, p95=0.03), "prefill_rate": None,
     }  # fmt: skip
     return CellResult(**{**found, **changes})
 
@@ -178,11 +178,9 @@ def test_tokens_are_counted_and_not_parts() -> None:
     assert one.output_rate == 9.0
     assert one.tokens_a_part == pytest.approx(16 / 12)
     assert one.decode_rate == pytest.approx((8 / 0.4 + 8 / 0.8) / 2)
-    assert near(one.gap, 0.1, 0.1)
     assert near(one.token, 0.1, 0.1)  # 4 of 0.05 s, 8 of 0.1 s
     fast = measure.measured(SWEEP, result(output_lens=[9, 0, 0], errors=["", "e", "e"]), BEFORE, AFTER)
     assert near(fast.token, 0.05, 0.05)
-    assert near(fast.gap, 0.1, 0.1)
 
 
 def test_what_an_answer_does_not_tell() -> None:
@@ -191,7 +189,7 @@ def test_what_an_answer_does_not_tell() -> None:
     for cell in (dataclasses.replace(SWEEP, concurrency=2), QA):
         assert measure.measured(cell, result(), "", "").prefill_rate is None
     one = measure.measured(SWEEP, result(output_lens=[1, 1, 0], itls=[[], [], []]), "", "")
-    assert (one.decode_rate, one.gap, one.token, one.tokens_a_part, one.ended_early) == (None, None, None, None, True)
+    assert (one.decode_rate, one.token, one.tokens_a_part, one.ended_early) == (None, None, None, True)
 
 
 def test_acceptance_is_what_the_counters_grew_by() -> None:

@@ -91,7 +91,6 @@ def measured(cell: Cell, result: Mapping[str, Any], before: str, after: str) -> 
         output_rate=tokens / seconds,
         decode_rate=middle([answer.decode_rate for answer in answers]),
         ttft=spread([answer.ttft for answer in answers]),
-        gap=spread([gap for answer in answers for gap in answer.gaps]),
         token=spread([gap for answer in answers for gap in answer.token_gaps]),
         prefill_rate=middle([answer.prompt / answer.ttft for answer in answers]) if alone else None,
         drafted=drafted or None,

@@ -66,7 +66,6 @@ class CellResult:
     output_rate: float  # output_tokens a second, prefill included
     decode_rate: float | None  # of one user, after the first token, the median
     ttft: Spread | None  # time to the first token
-    gap: Spread | None  # between two parts of a stream
     token: Spread | None  # between two tokens: each gap by the tokens of a part, on average of its own stream
     prefill_rate: float | None  # prompt tokens until the first token, one user at a time, the median
     drafted: Count | None = None  # tokens, as accepted

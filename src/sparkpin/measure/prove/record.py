@@ -53,7 +53,6 @@ class Finding:
     again: int  # of `tries` more times
     tries: int
     requests: int  # of the shortest session
-    tokens: int  # of its last prompt
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

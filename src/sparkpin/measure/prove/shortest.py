@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,18 @@ from sparkpin.core import files
 from sparkpin.core.errors import InputError
 from sparkpin.image.listing_diff import common
 from sparkpin.measure.prove import judging, passes
-from sparkpin.measure.prove.asking import PATH, Prompt, ProvedEndpoint, Said
+from sparkpin.measure.prove.asking import PATH, ProvedEndpoint, Said
 from sparkpin.measure.prove.passes import TOKENS, Pass, Step
 from sparkpin.measure.prove.run import Proof, read_distance, send
 from sparkpin.measure.prove.sessions import reordered
-from sparkpin.measure.prove.shrinking import cut, fewer
 from sparkpin.measure.quality.distance import Rows
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.replies import Fault
 
 AGAIN = 2  # tries to see it once more
-TRIES = 12  # of leaving out requests, and as many of cutting tokens
+TRIES = 12  # of leaving out requests
 SECONDS = 60.0  # that all of them may take
-LEAST_CUT = 16  # tokens
+LEAST_ALIKE = 16  # tokens that requests begin with alike, where they share a beginning
 RETOLD = 5  # tries with other words
 HOW = (
     "Send the requests in order; those of one `wave` other than 0 at once. Then send the last one "
@@ -98,7 +97,7 @@ def with_other_words(trial: Trial, seed: int) -> Trial:
     The words of the part that all share are in another order."""
     last = trial.steps[-1].prompt
     alike = [common(step.prompt, last) for step in trial.steps]
-    end = min(len(last) // 3, *(length for length in alike if length >= LEAST_CUT), len(last))
+    end = min(len(last) // 3, *(length for length in alike if length >= LEAST_ALIKE), len(last))
     prompts = [
         reordered(step.prompt, seed, end) if length >= end else step.prompt
         for step, length in zip(trial.steps, alike, strict=True)
@@ -113,18 +112,22 @@ def retold(met: ProvedEndpoint, proof: Proof, trial: Trial) -> int:
     return sum(tried(met, proof, other).distance > trial.bound for other in others)
 
 
-def without(steps: Sequence[Step], begin: int, end: int) -> tuple[Step, ...]:
-    """Tokens [begin, end) of the last prompt cut out of all prompts that have them in the same place."""
-    last = steps[-1].prompt
-    found = []
-    for step in steps:
-        prompt: Prompt = step.prompt
-        if prompt[:end] == last[:end] and len(prompt) > end:
-            prompt = [*prompt[:begin], *prompt[end:]]
-        elif len(prompt) > begin and prompt == last[: len(prompt)]:
-            prompt = prompt[:begin] or prompt[:1]
-        found.append(dataclasses.replace(step, prompt=prompt))
-    return tuple(found)
+def fewer(steps: Sequence[Step], shows: Callable[[Sequence[Step]], bool], tries: int) -> list[Step]:
+    """Leave out halves, quarters, ... and single steps while what is left shows it; the last step always stays."""
+    left, size = list(steps), max(1, (len(steps) - 1) // 2)
+    while tries and len(left) > 1:
+        place, shorter = 0, False
+        while place < len(left) - 1 and tries:
+            trial = [*left[:place], *left[min(place + size, len(left) - 1) :]]
+            tries -= 1
+            if shows(trial):
+                left, shorter = trial, True
+            else:
+                place += size
+        if size == 1 and not shorter:
+            break
+        size = max(1, size // 2)
+    return left
 
 
 def shortest(met: ProvedEndpoint, proof: Proof, trial: Trial) -> tuple[Trial, Tried, int]:
@@ -150,8 +153,6 @@ def shortest(met: ProvedEndpoint, proof: Proof, trial: Trial) -> tuple[Trial, Tr
 
     try:
         fewer(best.steps, shows, TRIES)
-        size = len(best.steps[-1].prompt)
-        cut(size, lambda begin, end: shows(without(best.steps, begin, end)), TRIES, LEAST_CUT)
     except (Wrong, Fault) as fault:
         proof.note(f"the session may not be the shortest: {fault}")
     return best, shown, again

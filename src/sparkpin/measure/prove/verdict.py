@@ -260,11 +260,9 @@ def told(proof: Proof, first: Beyond, found: Bounds, path: Path) -> tuple[Findin
         again=again,
         tries=shortest.AGAIN,
         requests=len(trial.steps),
-        tokens=len(trial.steps[-1].prompt),
     )
     line = (
         f"FOUND: {words}: {first.distance:.2g} nats from the cold answer, where {bound:.2g} may be rounding; seen "
-        f"again in {again} of {shortest.AGAIN} tries; {finding.requests} requests, the last of {finding.tokens:,} "
-        f"tokens: {path}"
+        f"again in {again} of {shortest.AGAIN} tries; {finding.requests} requests: {path}"
     )
     return finding, line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from sparkpin.core import terminal
@@ -28,8 +27,6 @@ def report(record: QualityRecord) -> None:
             show(f"lost: {failure}")
     for note in record.notes:
         show(f"note: {note}")
-    for line in wanted(record):
-        show(line)
     show(verdict(record))
 
 
@@ -57,17 +54,6 @@ def cells(figure: Figure, key: str, limits: dict[str, Judged], name: str = "") -
     word = "at least" if key in quality_allowance.AT_LEAST else "at most"
     limit = f"{judged.limit:{form.replace('.2g', 'g')}}"
     return *seen(figure, form), f"{word} {limit}", quality_allowance.TOLD[judged.kept]
-
-
-def wanted(record: QualityRecord) -> Iterator[str]:
-    """How many tokens of text each limit takes, were all texts as these."""
-    texts = record.overall
-    for one in record.judged:
-        if one.name not in quality_allowance.SKILLS:
-            tokens = texts.continued if one.name == "continued_kl" else texts.tokens
-            count = math.ceil(quality_allowance.needed_texts(one, texts.texts) * tokens / texts.texts)
-            told = f"about {count:,} tokens tell" if count else "no number of tokens tells: the loss is at the limit"
-            yield f"{one.name}: {told}; {tokens:,} were read"
 
 
 def verdict(record: QualityRecord) -> str:
