@@ -90,7 +90,7 @@ def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | N
         raise InputError(f"--compare {before}: with which release?", next_step=f"invoke bench --compare {before} TAG")
     if rounds < 1:
         raise InputError(
-            "--rounds: saw 0, wanted 1 or more", next_step=f"invoke bench --compare {before} {after} --rounds 4"
+            "--rounds: got 0, expected 1 or more", next_step=f"invoke bench --compare {before} {after} --rounds 4"
         )
     paths = Paths.from_env()
     engine = engine_of(paths)

@@ -203,7 +203,7 @@ def read(path: Path) -> tuple[Trial, dict[str, Any]]:
             raise ValueError("bound, difference or place is no number")
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise InputError(
-            f"{path}: saw no session of invoke prove ({type(error).__name__}: {error})",
+            f"{path}: got no session of invoke prove ({type(error).__name__}: {error})",
             next_step="name the file that its verdict names, ending in -session.jsonl",
         ) from None
     return trial, head

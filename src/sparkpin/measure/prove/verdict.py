@@ -106,7 +106,7 @@ def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
     if judging.is_blind(found.control):
         return (
             f"blind: this model does not use its context: other text in the first third of a prompt moves it by "
-            f"{found.moved:.2g} nats, wanted {judging.MOVED} at least"
+            f"{found.moved:.2g} nats, expected {judging.MOVED} at least"
         )
     if judging.is_unstable(found.floor, found.control):
         far = f"up to {max(found.floor):.2g} nats apart" if found.floor else "none"

@@ -255,7 +255,7 @@ def is_locked(project: Path, recipe: schema.Recipe) -> bool:
 def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:
     """A command as it would be for tensor parallelism over so many machines."""
     if nodes < 1:
-        raise InputError(f"--nodes: saw {nodes}, wanted 1 or more", next_step="--nodes 2")
+        raise InputError(f"--nodes: got {nodes}, expected 1 or more", next_step="--nodes 2")
     words = vllm_command.drop_flags(argv, placement.TENSOR, placement.PIPELINE, placement.NODES)
     return placement.spread(words, env, nodes, gpu=gpu)
 
@@ -295,7 +295,7 @@ def machine_for(stack: schema.Stack, memory: str, free: str) -> Machine:
 def checked(machine: Machine) -> Machine:
     if machine.free > machine.total:
         raise InputError(
-            f"--free: saw {gib(machine.free)}, wanted no more than the {gib(machine.total)} of {machine.source}",
+            f"--free: got {gib(machine.free)}, expected no more than the {gib(machine.total)} of {machine.source}",
             next_step="give --memory, the size of all memory, too, or a smaller --free",
         )
     return machine
@@ -316,7 +316,7 @@ def parse_size(option: str, text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not found or found[2].upper() not in UNITS or not float(found[1]):
         raise InputError(
-            f"--{option}: saw {text!r}, wanted a number and one of {', '.join(NAMES)}",
+            f"--{option}: got {text!r}, expected a number and one of {', '.join(NAMES)}",
             next_step=f"--{option} 128GB, or 119.2GiB",
         )
     return int(float(found[1]) * UNITS[found[2].upper()])
