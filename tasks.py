@@ -436,49 +436,28 @@ def build(
     recipe: Recipe = None,
     stack: Stack = None,
     offline: Annotated[bool, "fetch nothing: what is missing is an error"] = False,
+    render: Annotated[bool, "instead: print the Dockerfile of a stage and what its build sees"] = False,
+    fetch_only: Annotated[bool, "instead: fetch and verify everything that the locks name"] = False,
+    checkpoint_only: Annotated[bool, "instead: make the checkpoint of a stage from the pinned repositories"] = False,
+    model: Annotated[
+        str | None, "with --checkpoint-only: a model of pins/models/, without a recipe (default stage: all of its pin)"
+    ] = None,
+    dry_run: Annotated[bool, "with --checkpoint-only: print the plan, which only reads headers"] = False,
+    verify: Annotated[bool, "with --checkpoint-only: compare all bytes of a checkpoint with its sources"] = False,
+    deep: Annotated[bool, "with --checkpoint-only: hash the base again, though its files have not changed"] = False,
 ) -> None:
     """Build, seal and tag the images of a recipe up to a stage."""
-    commands.up.build(recipe=recipe, stage=stage, stack=stack, offline=offline)
-
-
-@task("build")
-def rebuild(
-    c: Context, tag: Annotated[str, "release whose image or checkpoint is gone"], *, trust: Trust = False
-) -> None:
-    """Make a release's images and checkpoint again from its record."""
-    commands.build.rebuild(tag, trusted=trust)
-
-
-@task("build")
-def checkpoint(
-    c: Context,
-    *,
-    stage: Stage = None,
-    recipe: Recipe = None,
-    stack: Stack = None,
-    model: Annotated[
-        str | None, "a model of pins/models/, without a recipe (default stage: all that its pin allows)"
-    ] = None,
-    dry_run: Annotated[bool, "print the plan, which only reads headers"] = False,
-    verify: Annotated[bool, "compare all bytes of a checkpoint that is there with its sources"] = False,
-    deep: Annotated[bool, "hash the base again, though it is the same files that were right before"] = False,
-) -> None:
-    """Make the checkpoint of a stage from the pinned repositories."""
-    commands.checkpoint.checkpoint(
-        recipe=recipe,
-        model=model,
-        stage=stage,
-        stack=stack,
-        dry_run=dry_run,
-        verify=verify,
-        deep=deep,
-    )
-
-
-@task("build")
-def render(c: Context, *, stage: Stage = None, recipe: Recipe = None, stack: Stack = None) -> None:
-    """Print the Dockerfile of a stage and what its build sees."""
-    commands.build.show_rendered(recipe=recipe, stage=stage, stack=stack)
+    only = commands.checkpoint.CheckpointOptions(model=model, dry_run=dry_run, verify=verify, deep=deep)
+    kinds = {"render": render, "fetch-only": fetch_only, "checkpoint-only": checkpoint_only}
+    commands.checkpoint.require_one(kinds, only, offline=offline)
+    if render:
+        commands.build.show_rendered(recipe=recipe, stage=stage, stack=stack)
+    elif fetch_only:
+        commands.build.fetch(recipe=recipe, stack=stack)
+    elif checkpoint_only:
+        commands.checkpoint.checkpoint(recipe=recipe, stage=stage, stack=stack, asked=only)
+    else:
+        commands.up.build(recipe=recipe, stage=stage, stack=stack, offline=offline)
 
 
 @task("inputs")
@@ -495,12 +474,6 @@ def lock(
 ) -> None:
     """Resolve the pins and write their locks (network)."""
     commands.lock.lock(stack=stack, model=model, mod=mod, keep_layers=keep_layers, digests=digests)
-
-
-@task("inputs")
-def fetch(c: Context, *, recipe: Recipe = None, stack: Stack = None) -> None:
-    """Fetch and verify everything that the locks name (network)."""
-    commands.lock.fetch(recipe=recipe, stack=stack)
 
 
 @task("inputs")
@@ -567,13 +540,11 @@ def reproduce(
     *,
     stage: Annotated[str | None, "the newest release of this stage (default: the recipe's)"] = None,
     recipe: Recipe = None,
-    commit: Annotated[
-        str | None, "instead: what this earlier commit of the project gives, by its own code, pins and mods"
-    ] = None,
+    keep: Annotated[bool, "in this machine's engine: its images, and its checkpoint, stay"] = False,
     trust: Trust = False,
 ) -> None:
     """Build a release again from its record, and compare."""
-    commands.build.reproduce(tag=tag, stage=stage, recipe=recipe, trusted=trust, commit=commit)
+    commands.build.reproduce(tag=tag, stage=stage, recipe=recipe, trusted=trust, keep=keep)
 
 
 @task("prove and carry")

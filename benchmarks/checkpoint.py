@@ -5,8 +5,8 @@ usage: .venv/bin/python benchmarks/checkpoint.py [--folder FOLDER] [--runs 5] [-
 Two made-up repositories with the names and tensors of the real pair: an INT4 base of random bytes (14 shards and the
 MTP file; as many tensors for a GB as the real one has) and an FP8 donor that lends its shared experts. In turns:
 
-- `invoke checkpoint`: the whole command, from the start of its process to its end. The base has been fetched and found
-  right before, by its hash; donors' parts are here. It reads pin and lock, looks whether the base is still the same
+- `invoke build --checkpoint-only`: the whole command, from the start of its process to its end. The base has been
+  fetched and found right before, by its hash; donors' parts are here. It reads pin and lock, checks the base's
   files, plans, writes and hashes every shard, links the rest, checks, syncs, renames.
 - its writing: `write_checkpoint` alone, in a process of its own.
 - `cp -r` of the base with coreutils, then `sync FILE...` of the copy.
@@ -327,7 +327,7 @@ def lock_pair(root: Path) -> dict[str, str]:
 
 def run(task: str, environment: Mapping[str, str]) -> tuple[float, int]:
     """Seconds and peak memory in bytes of a whole command, from the start of its process to its end."""
-    line = [Path(sys.executable).with_name("sparkpin"), task, "--model", "bench"]
+    line = [Path(sys.executable).with_name("sparkpin"), *task.split(), "--model", "bench"]
     begun, peak = time.perf_counter(), 0
     with subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         while process.poll() is None:
@@ -363,14 +363,14 @@ def compare(root: Path, gigabytes: float, runs: int) -> dict[str, float]:
     size = sum(path.stat().st_size for path in (root / "int4").iterdir())
     shards = sum(path.stat().st_size for path in (root / "int4").glob("model-*.safetensors"))
     environment, rows, result = lock_pair(root), [], {"memory": 0.0, "size": float(size)}
-    run("checkpoint", environment)  # the base is linked to the cache
+    run("build --checkpoint-only", environment)  # the base is linked to the cache
     own = root / "int4" / EXTRA
     shutil.copy(own, root / EXTRA)
     (root / EXTRA).replace(own)  # another file than the cache's: "its writing" links it, and removes the link
     shutil.rmtree(root / "home")
-    run("checkpoint", environment)  # the base is hashed, and known from then on
+    run("build --checkpoint-only", environment)  # the base is hashed, and known from then on
     for state, prepare in (("warm", warm), ("cold", forget)):
-        speeds: dict[str, list[float]] = {"invoke checkpoint": [], "its writing": [], "cp -r, sync": []}
+        speeds: dict[str, list[float]] = {"invoke build --checkpoint-only": [], "its writing": [], "cp -r, sync": []}
         used: dict[str, list[float]] = {what: [] for what in speeds}
         kinds = list(speeds)
         for number in range(runs):
@@ -385,7 +385,7 @@ def compare(root: Path, gigabytes: float, runs: int) -> dict[str, float]:
                 elif what == "its writing":
                     speeds[what].append(shards / child("build", root)["seconds"])
                 else:
-                    seconds, memory = run("checkpoint", environment)
+                    seconds, memory = run("build --checkpoint-only", environment)
                     speeds[what].append(shards / seconds)
                     result["memory"] = max(result["memory"], memory)
                 used[what].append(processor() - before)
@@ -451,7 +451,7 @@ def measure(folder: Path, runs: int, size: float, curve: list[float]) -> int:
     result = compare(folder / "main", size, runs)
     shutil.rmtree(folder / "main")
     for state in ("warm", "cold"):
-        share = result[f"invoke checkpoint, {state}"]
+        share = result[f"invoke build --checkpoint-only, {state}"]
         goals.append((f"whole command, of cp, {state}", f"{share:.2f}", f"{GOAL_SPEED}", share >= GOAL_SPEED))
     memory = result["memory"]
     goals.append(
@@ -467,7 +467,7 @@ def measure(folder: Path, runs: int, size: float, curve: list[float]) -> int:
     for gigabytes in curve:
         found = compare(folder / "curve", gigabytes, 1)
         shutil.rmtree(folder / "curve")
-        ratios = [f"{found[f'invoke checkpoint, {state}']:.2f}" for state in ("warm", "cold")]
+        ratios = [f"{found[f'invoke build --checkpoint-only, {state}']:.2f}" for state in ("warm", "cold")]
         points.append((f"{gigabytes:g} GB", *ratios, terminal.size(int(found["memory"]))))
     if points:
         terminal.table(("base", "of cp, warm", "of cp, cold", "peak memory"), points)

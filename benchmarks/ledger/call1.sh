@@ -14,7 +14,7 @@ tar xJf "$here/harness.tar.xz" -C /tmp/carried
 export PYTHONPATH=/tmp/carried/once:/tmp/site/site:/tmp/carried/project/src:/tmp/carried/extra
 cd /tmp/carried/project || exit
 ledger=benchmarks/ledger
-python3 -c 'import sys; from pathlib import Path; from sparkpin.fetch.tinymodel import generate_plain
+python3 -c 'import sys; from pathlib import Path; from benchmarks.scripted_tiny.repositories import generate_plain
 generate_plain(Path(sys.argv[1]), seed=7, positions=16384)' /tmp/scripted
 python3 $ledger/random_shape.py /tmp/scripted /tmp/models/random
 date -u

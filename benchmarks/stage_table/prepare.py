@@ -182,9 +182,9 @@ def needed_ptx(payload: bytes) -> bool:
 def scripted_model(out: Path) -> None:
     """OUT/model, and in OUT/cases.json what to ask it. A needle is a trigger, far behind which its script goes on."""
     sys.path.insert(0, str(PROJECT / "src"))
-    from sparkpin.fetch.tinymodel import generate_plain
-    from sparkpin.fetch.tinymodel.scripts import CHAT, COMPLETION, LONG
-    from sparkpin.fetch.tinymodel.vocabulary import BLANK, trigger, vocabulary
+    from benchmarks.scripted_tiny.repositories import generate_plain
+    from benchmarks.scripted_tiny.vocabulary import BLANK, trigger, vocabulary
+    from sparkpin.smoke.scripts import CHAT, COMPLETION, LONG
 
     generate_plain(out / "model", seed=7, positions=65536)
     words = vocabulary()

@@ -55,7 +55,7 @@ def test_promote(paths: Paths, record_property: Callable[[str, object], None]) -
 
 
 def test_checkpoint(paths: Paths, record_property: Callable[[str, object], None]) -> None:
-    making = Victim(["checkpoint", "--recipe", RECIPE, "--stage", "v2-tq"])
+    making = Victim(["build", "--checkpoint-only", "--recipe", RECIPE, "--stage", "v2-tq"])
     folder = paths.home / "checkpoints" / RECIPE
     shutil.rmtree(folder)
     making.done()
@@ -96,7 +96,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
                 file.seek(len(header) + (at << 20))
                 file.write(f"{layer} {at}".encode())
             file.truncate(len(header) + sum(tensor_nbytes(*spec) for spec in tensors.values()))
-    pin = PIN.model_dump(mode="json", exclude={"name", "generator", "mtp"})
+    pin = PIN.model_dump(mode="json", exclude={"name", "packed", "smoke", "mtp"})
     pin["hybrid"]["rules"][0]["modules"] = ["model.*.mlp.shared_expert.down_proj"]
     for name, folder in (("int4", own), ("fp8", fp8)):
         pin["repositories"][name] |= {"revision": "unresolved", "folder": str(folder)}
@@ -123,7 +123,7 @@ def killed_while_writing(line: list[str], number: int, later: float) -> None:
 def test_checkpoint_of_a_gigabyte(large: Path, record_property: Callable[[str, object], None]) -> None:
     """At random moments. What the journal names is whole and is not written again; the rest is; and of a build that is
     killed when half of its shards are begun, most of these are kept."""
-    line = ["checkpoint", "--model", "large"]
+    line = ["build", "--checkpoint-only", "--model", "large"]
     Victim(line).done()  # links the base; the next one hashes it, and those after that know it
     shutil.rmtree(large)
     making = Victim(line)

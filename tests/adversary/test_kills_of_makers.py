@@ -160,7 +160,7 @@ def test_fetch(source: Source, tmp_path: Path, index: Index, record_property: Ca
     path = paths.project / f"pins/stacks/{name}.lock"
     path.write_text(manifests.lock_text(lock.model_copy(update={"debs": debs, "wheels": wheels})))
     store = Store(paths.store)
-    fetch = command(paths, source.engine, "fetch", "--recipe", name)
+    fetch = command(paths, source.engine, "build", "--fetch-only", "--recipe", name)
 
     def nothing_here() -> None:
         index.slow = {wheel.file: 0.3 for wheel in wheels}

@@ -19,11 +19,11 @@ from request_trials import CHAT, HELLO, MODEL, TRIALS, Trial, attack, refused_be
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.tinymodel.scripts import CHAT as ANSWER
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release
 from sparkpin.smoke.client import Client
+from sparkpin.smoke.scripts import CHAT as ANSWER
 from sparkpin.smoke.server import Server, started
 
 CONTROL = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}

@@ -17,11 +17,11 @@ import pytest
 from checkout import LONGEST, Checkout
 
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.tinymodel.scripts import CHAT
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import service
 from sparkpin.serve.served import FRONT
+from sparkpin.smoke.scripts import CHAT
 
 TRIAL = f"golden-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, and the engine has the tags of all
 MODS = {

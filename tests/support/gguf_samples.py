@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGUFWriter, quants
 from gguf.constants import GGMLQuantizationType as Kind
 
-from sparkpin.fetch.tinymodel.tokenizer import byte_characters
+from benchmarks.scripted_tiny.tokenizer import byte_characters
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, LAYERS = 64, 96, 4, 2, 16, 2
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -320,10 +319,3 @@ def plan_of(pin: ModelPin, pair: dict[str, Listing]) -> CheckpointPlan:
 def tensors_of(listing: Listing) -> dict[str, str]:
     """name -> file"""
     return {name: file for file in listing.headers for name in header_of(listing, file).tensors}
-
-
-def counts(plan: CheckpointPlan) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for row in plan.rows:
-        found[row.verb] += row.tensors
-    return found

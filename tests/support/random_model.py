@@ -9,8 +9,8 @@ from unittest import mock
 
 import yaml
 
-from sparkpin.fetch.tinymodel import network, repositories, weights
-from sparkpin.fetch.tinymodel.weights import Weights, to_fp8
+from benchmarks.scripted_tiny import network, repositories, weights
+from benchmarks.scripted_tiny.weights import Weights, to_fp8
 
 NOISE = 10  # weights of up to 0.25: the layers drown what the embedding says
 
@@ -30,7 +30,7 @@ def add(project: Path, folder: Path, name: str, *, stage: str, length: int = 102
     with mock.patch.object(network, "_NOISE", NOISE), mock.patch.object(weights, "to_fp8", encoder):
         repositories.generate(folder, seed=7)
     pin = yaml.safe_load((project / "pins/models/scripted-tiny.yaml").read_text())
-    del pin["generator"]
+    del pin["packed"], pin["smoke"]
     pin["description"] = "random weights"
     for key, repository in zip(("int4", "fp8"), (repositories.INT4_REPO, repositories.FP8_REPO), strict=True):
         pin["repositories"][key] = {

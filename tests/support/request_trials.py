@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from sparkpin.fetch.tinymodel.scripts import WEATHER_TOOL
 from sparkpin.serve.requests_refused import refusal
+from sparkpin.smoke.scripts import WEATHER_TOOL
 
 CHAT, COMPLETE, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 HELLO = [{"role": "user", "content": "Hello"}]

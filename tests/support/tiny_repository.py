@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint.safetensors import TensorInfo, read_header
-from sparkpin.fetch.tinymodel import weights
-from sparkpin.fetch.tinymodel.repositories import INDEX_FILE
+from sparkpin.fetch import packed
+from sparkpin.fetch.packed import INDEX_FILE
 
 
 class Repo:
@@ -55,4 +55,4 @@ class Repo:
     def fp8(self, name: str) -> list[list[float]]:
         (n, k), data = self.info(name).shape, self.data(name)
         scales = self.bf16(f"{name}_scale_inv")
-        return [[weights.fp8_value(data[i * k + j]) * scales[i // 128][j // 128] for j in range(k)] for i in range(n)]
+        return [[packed.fp8_value(data[i * k + j]) * scales[i // 128][j // 128] for j in range(k)] for i in range(n)]

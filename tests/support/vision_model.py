@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sparkpin.fetch.tinymodel import repositories
+from benchmarks.scripted_tiny import repositories
 
 MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 PATCH, MERGE = 16, 2

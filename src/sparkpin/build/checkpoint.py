@@ -73,7 +73,7 @@ def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[s
     """
     folder = checkpoint_folder(paths, pin, lock, steps)
     if not folder.is_dir():
-        step = f"the same line without --verify builds it: invoke checkpoint --model {pin.name}, or with its --stage"
+        step = f"invoke build --checkpoint-only --model {pin.name}, or with its --stage, makes it"
         raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step=step)
     used = used_repositories(pin, steps)
     places = model.fetch_model(paths, pin, lock, say, only=used, deep=True)

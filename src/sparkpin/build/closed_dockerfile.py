@@ -56,5 +56,5 @@ def instructions(text: str) -> list[tuple[int, str]]:
 def refused(number: int, line: str, wanted: str) -> BuildError:
     return BuildError(
         f"line {number} of the rendered Dockerfile: saw {line[:100]!r}, wanted {wanted}",
-        next_step="mend the template in dockerfiles/; `invoke render` prints what comes of it",
+        next_step="mend the template in dockerfiles/; `invoke build --render` prints what comes of it",
     )

@@ -57,7 +57,7 @@ def require_consistent(
     if finished:
         raise CheckpointError(
             f"the checkpoint of {release.tag} is gone or not whole: {Releases(paths).checkpoint(release)}",
-            next_step=f"invoke rebuild {release.tag} makes it again; then the same command",
+            next_step=f"invoke reproduce {release.tag} --keep makes it again; then the same command",
         )
     return []
 

@@ -32,7 +32,7 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
         draft_lengths=tuple(floors.draft_lengths),
         parent=(chain[-1].parent or "") if floors.drift is not None else "",
         drift=own.drift.get(chain[-1].name, floors.drift) if floors.drift is not None else None,
-        scripted=model.generator is not None,
+        scripted=own.scripted,
         english=own.english,
         follows=own.follows,
     )

@@ -161,7 +161,7 @@ def checkpoint_of(paths: Paths, release: Release) -> Path:
     )
 
 
-def rebuild(paths: Paths, release: Release) -> None:
+def make_again(paths: Paths, release: Release) -> None:
     """Make what is missing of a release's images and checkpoint again, from its record, and tag it."""
     with at_work(paths) as engine:
         chain = records_of(paths, release)

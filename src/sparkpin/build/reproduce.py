@@ -108,7 +108,7 @@ def require_listings(paths: Paths, release: Release, records: Sequence[BuildReco
     if lost:
         raise IntegrityError(
             f"{release.tag}: the listing of layer {lost[0]} is gone from {paths.layers}",
-            next_step=f"invoke rebuild {release.tag}",
+            next_step=f"invoke reproduce {release.tag} --keep",
         )
 
 

@@ -134,7 +134,7 @@ def stanza(deb: LockedFile, repo: Path) -> str:
     argv = ["dpkg-deb", "--field", str(repo / deb.file)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BuildError(f"dpkg-deb cannot read {deb.file}:\n{tail(done)}", next_step="invoke fetch")
+        raise BuildError(f"dpkg-deb cannot read {deb.file}:\n{tail(done)}", next_step="invoke build --fetch-only")
     return f"{done.stdout.rstrip()}\nFilename: ./{deb.file}\nSize: {deb.size}\nSHA256: {deb.sha256}\n"
 
 

@@ -239,14 +239,14 @@ def checkpoint_pieces(paths: Paths, release: Release) -> list[BundlePiece]:
     if folder is None:
         raise CheckpointError(
             f"the checkpoint of {release.tag} ({Releases(paths).checkpoint(release)}) is not there or not whole",
-            next_step=f"invoke rebuild {release.tag} makes it",
+            next_step=f"invoke reproduce {release.tag} --keep makes it",
         )
     made = (folder / RECORD).read_bytes()
     rows = {row["sha256"]: (row["size"], folder / name) for name, row in json.loads(made)["files"].items()}
     return [
         of_bytes(form.CHECKPOINT, made),
         *(
-            BundlePiece(f"{form.CHECKPOINTS}{sha256}", size, sha256, path, str(path), "invoke checkpoint")
+            BundlePiece(f"{form.CHECKPOINTS}{sha256}", size, sha256, path, str(path), "invoke build --checkpoint-only")
             for sha256, (size, path) in sorted(rows.items())
         ),
     ]

@@ -33,7 +33,7 @@ OWN = (RECORD, JOURNAL, IMPORTED, NOTED)
 """Files of a checkpoint that are not the model's. A base that has such a file, as a checkpoint of ours that was
 published has, does not lend it: it would say of another checkpoint how it was made."""
 
-REBUILD = "delete this folder and run `invoke checkpoint` with the same options, which builds it again"
+REBUILD = "delete this folder and run `invoke build --checkpoint-only` with the same options, which builds it again"
 
 SMALL = 32 << 20
 SAMPLES, SPAN = 16, 64 << 10  # of a large file, evenly over it, the first and the last bytes among them

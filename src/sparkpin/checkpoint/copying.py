@@ -82,7 +82,7 @@ class RangeReader:
 
 
 def too_short(path: Path, position: int, end: int) -> IntegrityError:
-    return IntegrityError(f"{path}: ends at byte {position}, wanted {end}", next_step="invoke fetch")
+    return IntegrityError(f"{path}: ends at byte {position}, wanted {end}", next_step="invoke build --fetch-only")
 
 
 def append(target: int, reader: RangeReader, run: ByteRange) -> None:

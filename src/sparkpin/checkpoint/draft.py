@@ -5,25 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from sparkpin.checkpoint.patterns import generalise
 from sparkpin.checkpoint.repository import ReadRepository, TensorPlace
-
-
-class PlanRow(NamedTuple):
-    """What happens to tensors that are alike.
-
-    dtype: or "before -> after"; note: why, or where from; before, after: bytes.
-    """
-
-    verb: str
-    pattern: str
-    dtype: str
-    note: str
-    tensors: int
-    before: int
-    after: int
 
 
 @dataclass
@@ -40,7 +24,6 @@ class Draft:
     dropped: dict[str, dict[str, TensorPlace]] = field(default_factory=dict)
     added: dict[str, dict[str, TensorPlace]] = field(default_factory=dict)
     listed: dict[str, str] = field(default_factory=dict)
-    tally: dict[tuple[str, str, str, str], list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @classmethod
@@ -89,7 +72,29 @@ class Draft:
         if listed:
             self.listed[source.info.name] = file
 
-    def count(self, verb: str, name: str, dtype: str, note: str, before: int, after: int) -> None:
-        row = self.tally.setdefault((verb, generalise(name), dtype, note), [0, 0, 0])
-        for column, value in enumerate((1, before, after)):
-            row[column] += value
+    def counts(self) -> dict[str, int]:
+        """Tensors by what happens to them; unused: what donors have outside of experts and nothing takes.
+
+        A donor's tensor counts as unused if the base has none of its name, or if it is of the MTP layer: that is how
+        the published scripts count, whose numbers pins repeat (408 for Qwen3.5-122B-A10B).
+        """
+        gone = {name for tensors in self.dropped.values() for name in tensors}
+        new = {name for tensors in self.added.values() for name in tensors}
+        taken = {(one.repository, name) for tensors in self.added.values() for name, one in tensors.items()}
+        unused = (
+            outside_experts(name) and (name.startswith("mtp.") or self.base.file_of(name) is None)
+            for donor in self.donors.values()
+            for name in donor.found
+            if (donor.name, name) not in taken
+        )
+        return {
+            "replaced": len(gone & new),
+            "added": len(new - gone),
+            "listed": sum(name not in new for name in self.listed),
+            "dropped": len(gone - new),
+            "unused": sum(unused),
+        }
+
+
+def outside_experts(name: str) -> bool:
+    return ".experts." not in name

@@ -113,27 +113,18 @@ def apply_formats(draft: Draft, modules: Mapping[str, Module], rules: Rules) -> 
             changes.append((module, first, check_module(draft.base, draft.donors[first.source], module, first)))
     check_fused({module.name: rule.format for module, rule, _ in changes}, draft)
     for module, rule, new in changes:
-        replace(draft, module, new, rule)
+        replace(draft, module, new)
         extra_config[module.name] = fp8_entry(rule.block) if rule.block else dict(PLAIN_ENTRY)
 
 
-def replace(draft: Draft, module: Module, new: Mapping[str, TensorPlace], rule: FormatRule) -> None:
+def replace(draft: Draft, module: Module, new: Mapping[str, TensorPlace]) -> None:
     """Take out what the module holds and put in what the donor has, in the same file."""
     file = module.file
     listed = draft.base.listed.get(module.parts["qweight" if module.form == "int4" else WEIGHT].info.name) is not None
-    for part, old in module.parts.items():
+    for old in module.parts.values():
         draft.drop(old)
-        size = old.info.nbytes
-        if part in new:
-            dtype = f"{old.info.dtype} -> {new[part].info.dtype}"
-            draft.count("replaced", old.info.name, dtype, f"from {rule.source}", size, new[part].info.nbytes)
-        else:
-            draft.count("dropped", old.info.name, old.info.dtype, f"the module holds {rule.format} now", size, 0)
-    for part, source in new.items():
+    for source in new.values():
         draft.add(file, source, listed=listed)
-        if part not in module.parts:
-            size = source.info.nbytes
-            draft.count("added", source.info.name, source.info.dtype, f"from {rule.source}", 0, size)
 
 
 def check_module(

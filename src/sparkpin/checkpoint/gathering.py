@@ -77,7 +77,7 @@ def gather(
         pieces.flush()
         if pieces.offset != size:
             raise IntegrityError(
-                f"{path}: {pieces.offset} bytes were gathered, wanted {size}", next_step="invoke fetch"
+                f"{path}: {pieces.offset} bytes were gathered, wanted {size}", next_step="invoke build --fetch-only"
             )
         target.finish(size)
     return digest.hexdigest()

@@ -50,7 +50,6 @@ def apply_int8_head(draft: Draft) -> None:
         seen = f"{dtype} {list(shape)}"
         raise CheckpointError(f"{base.origin}: {HEAD}: saw {seen}, wanted a matrix in BF16 or F16", next_step=_STAGE)
     draft.drop(head)
-    draft.count("dropped", HEAD, dtype, "the head is stored in INT8", head.info.nbytes, 0)
     for name, kind, size in (
         (CODES, "I8", shape),
         (ROW_SCALE, dtype, shape[:1]),
@@ -58,7 +57,6 @@ def apply_int8_head(draft: Draft) -> None:
     ):
         info = TensorInfo(name, kind, size, 0, tensor_nbytes(kind, size))
         draft.add(head.file, TensorPlace(base.name, head.file, info, of=head), listed=HEAD in base.listed)
-        draft.count("added", name, kind, f"computed from {HEAD}", 0, info.nbytes)
     draft.config[SETTING] = {"format": FORMAT}
 
 

@@ -113,7 +113,7 @@ def index_bytes(draft: Draft) -> bytes:
     """The index with sorted names; its total_size counts the bytes of what it lists, as Transformers writes it."""
     old = dict(draft.base.index or {})
     published, listed = draft.base.listed, draft.listed
-    total = sum(size for kind, (_, size) in draft.base.kinds.items() if not kind.file)
+    total = draft.base.listed_bytes
     gone: set[str] = set()
     for file, tensors in draft.dropped.items():
         gone |= tensors.keys()

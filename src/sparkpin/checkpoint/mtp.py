@@ -55,11 +55,9 @@ def apply_mtp(draft: Draft, step: MtpStep) -> None:
             next_step="correct mtp.file in pins/models/",
         )
     check_layers(draft, found)
-    for name, (file, source) in found.items():
+    for name, (file, _) in found.items():
         if not draft.is_listed(name):
             draft.listed[name] = file
-            size = source.info.nbytes
-            draft.count("listed", name, source.info.dtype, f"in {file}; the index left it out", size, size)
 
 
 def take(draft: Draft, step: MtpStep, patterns: Patterns) -> list[str]:
@@ -71,9 +69,8 @@ def take(draft: Draft, step: MtpStep, patterns: Patterns) -> list[str]:
             next_step="correct mtp.file in pins/models/",
         )
     taken = {name: source for name, source in sorted(donor.found.items()) if patterns.first(name) is not None}
-    for name, source in taken.items():
+    for source in taken.values():
         draft.add(step.file, source, listed=True)
-        draft.count("added", name, source.info.dtype, f"from {donor.name}", 0, source.info.nbytes)
     fp8 = sorted(name.removesuffix(f".{SCALE}") for name in taken if name.endswith(f".{SCALE}"))
     if fp8:
         block, extra_config = block_of(donor), extra_config_of(draft)

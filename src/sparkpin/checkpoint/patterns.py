@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from fnmatch import translate
 
 _BEGIN, _END = re.compile(r"[*?\[]"), re.compile(r"[*?\]]")
-_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
 class Patterns:
@@ -30,11 +29,6 @@ class Patterns:
         if not name.startswith(self._heads) or not name.endswith(self._tails):
             return []
         return [number for number, compiled in enumerate(self._compiled) if compiled.match(name)]
-
-
-def generalise(name: str) -> str:
-    """`model.layers.12.mlp.experts.3.up_proj.scales` -> `model.layers.*.mlp.experts.*.up_proj.scales`."""
-    return _NUMBER.sub(".*", name)
 
 
 def some(names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from sparkpin.checkpoint import int8_head
 from sparkpin.checkpoint.content import OWN
-from sparkpin.checkpoint.draft import Draft, PlanRow
+from sparkpin.checkpoint.draft import Draft, outside_experts
 from sparkpin.checkpoint.formats import Rules, apply_formats, modules_of, taken_names
 from sparkpin.checkpoint.layout import Link, Shard, SmallFile, in_order, shards_of, texts_of
 from sparkpin.checkpoint.mtp import apply_mtp
@@ -30,8 +30,6 @@ from sparkpin.checkpoint.repository import (
     header_of,
     read_repository,
 )
-from sparkpin.checkpoint.rows import rows_of
-from sparkpin.checkpoint.unused import outside_experts, unused_note
 from sparkpin.core import terminal
 from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.pins.schema import DRAFTER, FormatRule, LockedFile, ModelLock, ModelPin, Stage
@@ -69,7 +67,7 @@ class Placed(NamedTuple):
 class CheckpointPlan:
     """links, shards and texts are the result's files, each path once. unlisted: tensors that its index leaves out.
 
-    rows: what happens to which tensors, by kind. origins: the repositories, the base first.
+    counts: tensors by what happens to them, see Draft.counts. origins: the repositories, the base first.
     """
 
     model: str
@@ -80,7 +78,7 @@ class CheckpointPlan:
     texts: tuple[SmallFile, ...]
     unlisted: frozenset[str]
     config: Mapping[str, Any]
-    rows: tuple[PlanRow, ...]
+    counts: Mapping[str, int]
     origins: tuple[TensorOrigin, ...]
     notes: tuple[str, ...]
 
@@ -319,9 +317,14 @@ def final_tensors(plan: CheckpointPlan, listings: Mapping[str, Listing]) -> Iter
 def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str], drafter: Listing | None) -> CheckpointPlan:
     """Turn a finished draft into files. drafter: all of it is linked, in a folder."""
     base = draft.base
-    shards, texts, rows = shards_of(draft), texts_of(draft), rows_of(draft)
+    shards, texts, counts = shards_of(draft), texts_of(draft), draft.counts()
     if "hybrid" in steps and pin.hybrid:
-        draft.notes.append(unused_note(list(rows), None if MTP_FP8 in steps else pin.hybrid.unused))
+        expected = counts["unused"] if MTP_FP8 in steps or pin.hybrid.unused is None else pin.hybrid.unused
+        if counts["unused"] != expected:
+            draft.notes.append(
+                f"{counts['unused']:,} tensors outside of experts stay unused; hybrid.unused of the pin expects "
+                f"{expected:,}: it may be another revision (docs/checkpoints.md)"
+            )
     new = {shard.path for shard in shards} | {text.path for text in texts}
     left_out = [file for file in OWN if file in base.listing.files]
     if left_out:
@@ -343,7 +346,7 @@ def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str], drafter: Listing 
         texts=texts,
         unlisted=draft.unlisted(),
         config=draft.config,
-        rows=rows,
+        counts=counts,
         origins=tuple(origins),
         notes=tuple(draft.notes),
     )

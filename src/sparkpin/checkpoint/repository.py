@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparkpin.checkpoint.patterns import generalise
 from sparkpin.checkpoint.safetensors import Header, TensorInfo, parse_header, read_header_bytes
 from sparkpin.core.errors import CheckpointError, IntegrityError
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-FETCH = "invoke fetch"
+FETCH = "invoke build --fetch-only"
 OTHER = "choose another revision of this repository in pins/models/"
 
 
@@ -95,29 +94,21 @@ class Places:
         return path, 0
 
 
-class Kind(NamedTuple):
-    """Tensors that are alike. pattern: their names with `*` for numbers; file: the one that no index lists, or ""."""
-
-    pattern: str
-    dtype: str
-    file: str
-
-
 @dataclass(frozen=True, slots=True)
 class ReadRepository:
     """A repository that was read and holds together.
 
     listed: tensor -> file for what the index lists, or every tensor if there is no index (loaders then read all
-    safetensors files); unlisted: the others. found: what `read_repository` was asked for. kinds: how many tensors
-    there are of each kind, and their bytes. header_bytes: of all headers. index: as read, without its weight_map; None
-    if there is none.
+    safetensors files); unlisted: the others. found: what `read_repository` was asked for. listed_bytes: of
+    the tensors in `listed`. header_bytes: of all headers. index: as read, without its weight_map; None if there is
+    none.
     """
 
     listing: Listing
     listed: dict[str, str]
     unlisted: dict[str, str]
     found: Mapping[str, TensorPlace]
-    kinds: Mapping[Kind, tuple[int, int]]
+    listed_bytes: int
     header_bytes: int
     index: Mapping[str, Any] | None
     config: Mapping[str, Any]
@@ -132,11 +123,6 @@ class ReadRepository:
 
     def file_of(self, tensor: str) -> str | None:
         return self.listed.get(tensor) or self.unlisted.get(tensor)
-
-    def kind(self, source: TensorPlace) -> Kind:
-        """The kind that a tensor is counted in."""
-        name = source.info.name
-        return Kind(generalise(name), source.info.dtype, self.unlisted.get(name, ""))
 
     def header(self, file: str) -> Header:
         return header_of(self.listing, file)
@@ -176,9 +162,8 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
     index = read_index(listing) if INDEX in listing.texts else None
     weight_map: dict[str, str] = {} if index is None else index.pop("weight_map")
     found: dict[str, TensorPlace] = {}
-    kinds: dict[tuple[str, str, str], list[int]] = {}
     unlisted: dict[str, str] = {}
-    seen = header_bytes = 0
+    seen = header_bytes = listed_bytes = 0
     for file in sorted(listing.headers):
         header = header_of(listing, file)
         header_bytes += header.data_start
@@ -195,12 +180,8 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
                 raise twice(listing, name, unlisted[name], file)
             else:
                 unlisted[name] = file
-            kind = (generalise(name), info[1], "" if index is None or listed else file)
-            count = kinds.get(kind)
-            if count is None:
-                count = kinds[kind] = [0, 0]
-            count[0] += 1
-            count[1] += info[4] - info[3]
+            if index is None or listed:
+                listed_bytes += info[4] - info[3]
             if wanted(name):
                 found[name] = TensorPlace(listing.name, file, info)
     if seen != len(weight_map):
@@ -208,13 +189,12 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
         first = next(name for name in weight_map if name not in held)
         has = weight_map[first] in listing.files
         raise misplaced(listing, weight_map, first, "no file has it" if has else "there is no such file")
-    if not kinds:
+    if not (seen or unlisted):
         raise CheckpointError(f"{listing.origin}: no tensors in its safetensors files", next_step=listing.mend or FETCH)
     if index is None:
         weight_map, unlisted = unlisted, {}
     config = read_json(listing, CONFIG) if CONFIG in listing.texts else {}
-    counts = {Kind(*kind): (count, size) for kind, (count, size) in kinds.items()}
-    return ReadRepository(listing, weight_map, unlisted, found, counts, header_bytes, index, config)
+    return ReadRepository(listing, weight_map, unlisted, found, listed_bytes, header_bytes, index, config)
 
 
 def file_has(listing: Listing, file: str, tensor: str) -> bool:

@@ -38,7 +38,7 @@ _ALIGN = 8
 _METADATA = "__metadata__"
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 _LARGEST = (1 << 64) - 1  # the reference reader counts in 64 bits
-_NEXT = "delete the file and run `invoke fetch`, which gets it again"
+_NEXT = "delete the file and run `invoke build --fetch-only`, which gets it again"
 
 
 class TensorInfo(NamedTuple):

@@ -71,7 +71,9 @@ class Shapes(BaseModel):
         for tensor in self.all_tensors():
             files.setdefault(self.file_of(tensor[0]), []).append(tensor)
         headers = {file: build_header(tensors, {"format": "pt"})[0] for file, tensors in files.items()}
-        data = {file: sum(tensor_nbytes(*spec) for _, *spec in tensors) for file, tensors in files.items()}
+        data = {
+            file: sum(tensor_nbytes(dtype, shape) for _, dtype, shape in tensors) for file, tensors in files.items()
+        }
         weight_map = {tensor: file for file, tensors in files.items() for tensor, *_ in tensors}
         index = {"metadata": {"total_size": sum(data.values())}, "weight_map": weight_map}
         texts = {INDEX: json.dumps(index).encode(), CONFIG: json.dumps(self.config).encode()}

@@ -99,7 +99,7 @@ def check_consistent(folder: Path, plan: CheckpointPlan) -> None:
     if result.unlisted.keys() != plan.unlisted:
         raise bad(folder / INDEX, "it does not list what the plan lists")
     if any(text.path == INDEX for text in plan.texts):
-        total = sum(size for kind, (_, size) in result.kinds.items() if not kind.file)
+        total = result.listed_bytes
         metadata = (result.index or {}).get("metadata", {})
         if metadata.get("total_size") != total:
             raise bad(folder / INDEX, f"metadata.total_size: saw {metadata.get('total_size')}, wanted {total}")

@@ -1,18 +1,23 @@
-"""`invoke render`, `rebuild`, `reproduce`: images from pins, and again from records."""
+"""`invoke build --render` and `--fetch-only`, `invoke reproduce`: images from pins, and again from records."""
 
 from __future__ import annotations
 
 import shlex
+from functools import partial
 
-from sparkpin.build import at_commit
+from sparkpin.build import cross_build
 from sparkpin.build import reproduce as reproducing
-from sparkpin.build.make import rebuild as remake
+from sparkpin.build.lost_files import how_to_get
+from sparkpin.build.make import make_again
 from sparkpin.commands.choose import choose_known, newest_of_stage, pairings_of, require_trust
 from sparkpin.core import files, terminal
-from sparkpin.core.errors import DifferenceError, EngineError, HostError, InputError
+from sparkpin.core.errors import DifferenceError, EngineError, HostError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
+from sparkpin.fetch import model as hub
+from sparkpin.fetch import stack as fetching
 from sparkpin.host.engine import engine_of
+from sparkpin.host.machine import this_platform
 from sparkpin.pins import manifests
 from sparkpin.releases.record import Releases
 
@@ -29,35 +34,44 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -
     show(f"# Its checkpoint ({' + '.join(last.steps)}): {last.checkpoint_key}")
 
 
-def rebuild(tag: str, *, trusted: bool) -> None:
-    paths = Paths.from_env()
-    release = Releases(paths).get(tag)
-    require_trust(paths, release, trusted=trusted)
-    remake(paths, release)
-    show(f"{release.tag} is there: image {release.image}, checkpoint {release.checkpoint_key[:16]}")
+def fetch(*, recipe: str | None, stack: str | None) -> None:
+    """All that the locks of a recipe name."""
+    paths, pairings = pairings_of(recipe, None, stack)
+    last = pairings[-1]
+    wanted = [(last.stack, last.stack_lock)]
+    if (machine := this_platform()) in last.stack.build_on:
+        wanted += filter(None, [cross_build.stand_in_debs(paths, last.stack, machine)])
+    for one, lock in wanted:
+        report = fetching.fetch_stack(paths, one, lock, say, partial(how_to_get, paths))
+        what = "stack" if one is last.stack else "root file system to build it in, stack"
+        show(
+            f"{what} {one.name}: {report.files} files, {terminal.size(report.bytes_total)} verified, "
+            f"{terminal.size(report.bytes_fetched)} fetched"
+        )
+    places = hub.fetch_model(paths, last.model, last.model_lock, say)
+    for name, folder in places.folders.items():
+        show(f"model {last.model.name}: {name} in {folder}")
+    for name, tensors in places.tensors.items():
+        show(f"model {last.model.name}: {len(tensors)} tensors of {name} in {paths.store}")
 
 
-def reproduce(
-    *, tag: str | None, stage: str | None, recipe: str | None, trusted: bool, commit: str | None = None
-) -> None:
-    """Build a release again from its record, or the pins of an earlier commit by its own code; DifferenceError unless
-    every image came out identical."""
+def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted: bool, keep: bool = False) -> None:
+    """Build a release again from its record; DifferenceError unless every image came out identical.
+
+    keep: what is missing of its images and its checkpoint, in this machine's engine and data directory, to stay.
+    """
     paths = Paths.from_env()
     records = Releases(paths)
-    if commit:
-        if tag:
-            raise InputError(
-                f"{tag} is built from its record, --commit {commit} from the project as it was then",
-                next_step=f"invoke reproduce --commit {commit}",
-            )
-        tell(at_commit.reproduce_commit(paths, commit, recipe, stage, say))
-        return
     if tag:
         release = records.get(tag)
     else:
         name = choose_known(paths, recipe)
         release = newest_of_stage(paths, name, stage or manifests.load_recipe(paths.project, name).stage)
     require_trust(paths, release, trusted=trusted)
+    if keep:
+        make_again(paths, release)
+        show(f"{release.tag} is there: image {release.image}, checkpoint {release.checkpoint_key[:16]}")
+        return
     say(f"building {release.tag} again from its record, in an engine of its own")
     try:
         original = engine_of(paths)

@@ -1,36 +1,49 @@
-"""`invoke checkpoint`."""
+"""`invoke build --checkpoint-only`."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from sparkpin.build.checkpoint import build_checkpoint, disk_line, plan_checkpoint, verify_built
 from sparkpin.checkpoint import report as checkpoint_report
 from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, lock_for, require
-from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.pins import manifests
 
 
-def checkpoint(
-    *,
-    recipe: str | None,
-    model: str | None,
-    stage: str | None,
-    stack: str | None,
-    dry_run: bool,
-    verify: bool,
-    deep: bool,
-) -> None:
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """model: without a recipe; the others: at most one of them."""
+
+    model: str | None
+    dry_run: bool
+    verify: bool
+    deep: bool
+
+
+def require_one(kinds: Mapping[str, bool], asked: CheckpointOptions, *, offline: bool) -> None:
+    """InputError for options of `build` that do not go together."""
+    given = [f"--{kind}" for kind, is_asked in kinds.items() if is_asked]
+    own = {"--model": asked.model, "--dry-run": asked.dry_run, "--verify": asked.verify, "--deep": asked.deep}
+    of_checkpoint = [option for option, value in own.items() if value]
+    if len(given) > 1 or (given and offline):
+        others = [*given, *(["--offline"] if offline else [])]
+        raise InputError(f"got {' and '.join(others)}, expected one of them", next_step=f"invoke build {given[0]}")
+    if of_checkpoint and not kinds["checkpoint-only"]:
+        step = f"invoke build --checkpoint-only {' '.join(of_checkpoint)}"
+        raise InputError(f"{' and '.join(of_checkpoint)}: only with --checkpoint-only", next_step=step)
+    if asked.dry_run + asked.verify + asked.deep > 1:
+        step = "leave the others out: --verify changes no checkpoint either"
+        raise InputError("got more than one of --dry-run, --verify and --deep, expected one", next_step=step)
+
+
+def checkpoint(*, recipe: str | None, stage: str | None, stack: str | None, asked: CheckpointOptions) -> None:
     """Of a recipe, or of a model alone: with all steps that its pin allows, or those of a stage's chain."""
-    if model and (recipe or stack):
+    if (model := asked.model) and (recipe or stack):
         raise InputError(f"--model {model} goes without --recipe and --stack", next_step="leave one of them out")
-    if dry_run + verify + deep > 1:
-        raise InputError(
-            "--dry-run tells what would be built, --deep builds from a base read anew, --verify reads what is built: "
-            "one of them",
-            next_step="leave the others out: --verify changes no checkpoint either",
-        )
     if model:
         paths = Paths.from_env()
         pin = manifests.load_model(paths.project, model)
@@ -42,13 +55,11 @@ def checkpoint(
 
         paths, pairings = pairings_of(recipe, stage, stack)
         pin, lock, steps = pairings[-1].model, pairings[-1].model_lock, pairings[-1].steps
-    if dry_run:
+    if asked.dry_run:
         plan = plan_checkpoint(paths, pin, lock, steps, say)
         for line in [*checkpoint_report.summary(plan), disk_line(paths, pin, lock, plan)]:
             show(line)
-        show()
-        terminal.table(checkpoint_report.COLUMNS, checkpoint_report.table(plan.rows))
-    elif verify:
+    elif asked.verify:
         show(f"{verify_built(paths, pin, lock, steps, say)}: every byte is that of its sources")
     else:
-        show(str(build_checkpoint(paths, pin, lock, steps, say, deep=deep)))
+        show(str(build_checkpoint(paths, pin, lock, steps, say, deep=asked.deep)))

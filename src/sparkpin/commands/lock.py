@@ -1,20 +1,14 @@
-"""`invoke lock` and `invoke fetch`."""
+"""`invoke lock`."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
-from sparkpin.build import cross_build
-from sparkpin.build.lost_files import how_to_get
-from sparkpin.commands.choose import pairings_of
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.fetch import lock_community_mod, lock_model, lock_stack
-from sparkpin.fetch import model as hub
-from sparkpin.fetch import stack as fetching
 from sparkpin.host.machine import this_platform
 from sparkpin.pins import manifests
 
@@ -83,23 +77,3 @@ def publish_digests(stack: str | None) -> None:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
-
-
-def fetch(*, recipe: str | None, stack: str | None) -> None:
-    paths, pairings = pairings_of(recipe, None, stack)
-    last = pairings[-1]
-    wanted = [(last.stack, last.stack_lock)]
-    if (machine := this_platform()) in last.stack.build_on:
-        wanted += filter(None, [cross_build.stand_in_debs(paths, last.stack, machine)])
-    for one, lock in wanted:
-        report = fetching.fetch_stack(paths, one, lock, say, partial(how_to_get, paths))
-        what = "stack" if one is last.stack else "root file system to build it in, stack"
-        show(
-            f"{what} {one.name}: {report.files} files, {terminal.size(report.bytes_total)} verified, "
-            f"{terminal.size(report.bytes_fetched)} fetched"
-        )
-    places = hub.fetch_model(paths, last.model, last.model_lock, say)
-    for name, folder in places.folders.items():
-        show(f"model {last.model.name}: {name} in {folder}")
-    for name, tensors in places.tensors.items():
-        show(f"model {last.model.name}: {len(tensors)} tensors of {name} in {paths.store}")

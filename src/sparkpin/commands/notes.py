@@ -88,9 +88,8 @@ def next_smoke(paths: Paths, made: tuple[Release, ...]) -> bool:
 
 def how_to_carry(records: Releases, release: Release) -> str:
     """To a machine that can run it. An inspection makes no checkpoint, and a bundle wants one."""
-    first = (
-        "" if records.checkpoint(release).is_dir() else f"invoke rebuild {release.tag} (makes its checkpoint), then "
-    )
+    make = f"invoke reproduce {release.tag} --keep (makes its checkpoint), then "
+    first = "" if records.checkpoint(release).is_dir() else make
     if step := with_others(records.paths, release):
         return f"{first}{step}"
     return f"{first}invoke export {release.tag} -o {release.name}.tar, and there invoke import and invoke smoke"

@@ -66,5 +66,5 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
 def images_gone(tags: Sequence[str]) -> str:
     """What follows `the engine has not`: one line, however many there are."""
     if len(tags) == 1:
-        return f"the image of {end_of(tags[0])}: invoke rebuild {end_of(tags[0])}"
-    return f"the images of {len(tags)} releases: invoke rebuild TAG makes one again"
+        return f"the image of {end_of(tags[0])}: invoke reproduce {end_of(tags[0])} --keep"
+    return f"the images of {len(tags)} releases: invoke reproduce TAG --keep makes one again"

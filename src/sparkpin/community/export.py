@@ -193,7 +193,7 @@ def comments(subject: ExportedRecipe, form: Format) -> list[str]:
     lines += [line] if (line := listening(host)) else []
     if host != flag_value(subject.argv, "--host"):  # written for sparkrun
         lines.append(f"Where sparkrun runs on that machine, too, host: {HERE} does.")
-    made_here = f"Checkpoint: {subject.checkpoint}, which `invoke checkpoint` makes."
+    made_here = f"Checkpoint: {subject.checkpoint}, which `invoke build --checkpoint-only` makes."
     lines.append(model if subject.published else made_here)
     if form == "v1":
         mount = "" if subject.published else f" -v {subject.checkpoint}:{MODEL_PATH}"

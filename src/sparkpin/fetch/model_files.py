@@ -123,15 +123,10 @@ def config_here(paths: Paths, pin: ModelPin, lock: ModelLock | None, name: str =
                 step = f"pin another revision of {entry.repo} in pins/models/{pin.owner(name).name}.yaml"
                 raise ManifestError(path, WHOLE, value, "a JSON object", next_step=step)
             return value
-    if generator := pin.owner(name).generator:
-        from sparkpin.fetch.tinymodel import FORMS, config_ahead
-
-        return config_ahead(FORMS[generator.name])
     if packed := pin.owner(name).packed:
-        from sparkpin.fetch.tinymodel.packed import config_of
-        from sparkpin.fetch.tinymodel.repositories import INT4_AHEAD
+        from sparkpin.fetch.packed import config_ahead
 
-        return {**config_of(paths.project, pin.owner(name).name, packed), **INT4_AHEAD}
+        return config_ahead(paths.project, pin.owner(name).name, packed, pin.repositories[name].repo)
     return shapes.config_ahead(paths.project, pin.repositories[name].repo)
 
 

@@ -90,7 +90,7 @@ def require_fetched(paths: Paths, lock: StackLock) -> None:
         first = ", ".join(file.file for file in absent[:3]) + (", ..." if len(absent) > 3 else "")
         raise InputError(
             f"{len(absent)} of {len(locked)} locked files are not in the store {paths.store}: {first}",
-            next_step="`invoke fetch` where there is a network, or `invoke import` of a bundle that has its store",
+            next_step="`invoke build --fetch-only` with a network, or `invoke import` of a bundle that has its store",
         )
 
 

@@ -16,7 +16,7 @@ from sparkpin.core.files import CHUNK, atomic_file, disk_errors, sha256_file, sw
 from sparkpin.core.terminal import Say
 from sparkpin.pins.schema import LockedFile
 
-FETCH = "invoke fetch"
+FETCH = "invoke build --fetch-only"
 HASH_WORKERS = min(4, os.cpu_count() or 1)  # hashing frees the interpreter
 
 
@@ -116,8 +116,11 @@ def missing(
     wanted: Iterable[tuple[LockedFile, Path]],
     say: Say,
     hash_of: Callable[[LockedFile, Path], str] = lambda file, path: sha256_file(path)[0],
+    *,
+    remove: bool = True,
 ) -> list[LockedFile]:
-    """Asks `hash_of` for the SHA-256 of what is there. A damaged file is told and removed."""
+    """Asks `hash_of` for the SHA-256 of what is there. A damaged file is reported and, with remove, removed: whoever
+    only looks at sizes finds no file then, not a wrong one. A plan removes nothing."""
     rows = list(wanted)
 
     def fault(row: tuple[LockedFile, Path]) -> str | None:
@@ -134,6 +137,7 @@ def missing(
     for (file, path), why in zip(rows, faults, strict=True):
         if why:
             what = file.file if file.name == file.file else f"{file.name} of {file.file}"
-            say(f"{path} ({what}) is damaged ({why}): fetching it again")
-            path.unlink()
+            say(f"{path} ({what}) is damaged ({why}) and has to be fetched again")
+            if remove:
+                path.unlink()
     return [file for (file, _), why in zip(rows, faults, strict=True) if why is not None]

@@ -76,7 +76,7 @@ def to_know(side: Side) -> str:
     build = f"invoke build --recipe {side.recipe} --stage {side.stage}"
     if not side.image:
         return f"known once {side.name} is built: {build}"
-    command = build if side.name == TREE_NAME else f"invoke rebuild {side.name}"
+    command = build if side.name == TREE_NAME else f"invoke reproduce {side.name} --keep"
     return f"a listing of the layers of {side.name} is missing: {command} makes it anew"
 
 

@@ -306,7 +306,7 @@ class Witness:
         read = [dist_of(store.path(wheel.sha256)) for wheel in wheels]
         dists = {dist.name: dist for dist in read if dist}
         if None in read:
-            bad = f"the store lacks, or has damaged, {count(read.count(None), 'wheel')} (invoke fetch)"
+            bad = f"the store lacks, or has damaged, {count(read.count(None), 'wheel')} (invoke build --fetch-only)"
             return replace(package, note=f"who needs it is not told: {bad}")
         rootfs = self.records[0].rootfs
         environment = target_of(stack, rootfs.debs if rootfs else ()).environment()

@@ -163,8 +163,8 @@ class Needs:
 
 GPU_NEEDS = Needs(cache=16 * 10**9, home=10**9, engine=38 * 10**9)
 """For a stack with a GPU: 53 GB of disk at the peak of a first build of `spark` from nothing, of which the cache had
-up to 16 GB; the engine keeps an image of 9 GB beside BuildKit's copies. A model comes on top, as `invoke checkpoint
---dry-run` tells."""
+up to 16 GB; the engine keeps an image of 9 GB beside BuildKit's copies. A model comes on top, as
+`invoke build --checkpoint-only --dry-run` tells."""
 
 SPARK_MEMORY = 100 * 10**9
 

@@ -422,11 +422,6 @@ def model_inputs(pin: ModelPin) -> str:
     value = pin.owner(pin.base).model_dump(
         mode="json", exclude={"name": True, "description": True, "smoke": True, "drafts": True, "hybrid": {"unused"}}
     )
-    for key in ("gguf", "packed"):
-        if value[key] is None:
-            del value[key]  # a lock from before this key stays good
-    if pin.mtp and not pin.mtp.rules:
-        del value["mtp"]["rules"]
     return digest_of(value)
 
 

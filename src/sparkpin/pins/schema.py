@@ -433,20 +433,14 @@ class PinnedRepository(StrictModel):
     folder: str = ""
 
 
-class Generator(StrictModel):
-    """A model that is made here instead of fetched from the Hub; see sparkpin.fetch.tinymodel."""
+class Packed(StrictModel):
+    """A model that the project holds; see fetch.packed.
 
-    name: Literal["scripted-tiny", "scripted-wide", "scripted-drafter", "scripted-eagle3"]
-    seed: int
-
-
-class PackedFolder(StrictModel):
-    """A model in BF16 that the project holds, quantised here into INT4 and FP8; see fetch.tinymodel.packed.
-
-    folder: relative to the project; sha256: of its model.safetensors.
+    path: relative to the project, of an archive NAME.tar.xz of its repositories, or of a folder with BF16 weights that
+    are quantised into INT4 and FP8; sha256: of the archive, or of the folder's model.safetensors.
     """
 
-    folder: Annotated[str, Field(pattern=r"^pins/models/\w[\w.-]*$")]
+    path: Annotated[str, Field(pattern=r"^pins/models/\w[\w.-]*$")]
     sha256: Sha256
 
 
@@ -507,7 +501,8 @@ class MtpStep(StrictModel):
 
 
 class ModelSmoke(StrictModel):
-    """What is known of a model's answers. english: nats a token of plain English at most (check `logprobs`).
+    """What is known of a model's answers. scripted: they are those of smoke/scripts.json, byte by byte. english: nats a
+    token of plain English at most (check `logprobs`).
 
     follows: false of a model too small to do what it is told to the letter: no tools are asked of it, and what others
     are told to repeat it is led to go on with. idle: mod -> why it finds nothing to do in this model, and so must not
@@ -515,6 +510,7 @@ class ModelSmoke(StrictModel):
     stage's own.
     """
 
+    scripted: bool = False
     english: Annotated[float, Field(gt=0)] | None = None
     follows: bool = True
     idle: dict[Name, Reason] = {}
@@ -550,9 +546,8 @@ class ModelPin(StrictModel):
 
     name: Name
     description: str
-    generator: Generator | None = None
     gguf: GgufSource | None = None
-    packed: PackedFolder | None = None
+    packed: Packed | None = None
     base: Name
     repositories: dict[Name, PinnedRepository]
     hybrid: HybridStep | None = None
@@ -590,18 +585,17 @@ class ModelPin(StrictModel):
     @property
     def is_made(self) -> bool:
         """Made here, on no Hub: its revisions follow from the files that come out."""
-        return any((self.generator, self.gguf, self.packed))
+        return any((self.gguf, self.packed))
 
     @model_validator(mode="after")
     def check_gguf(self) -> ModelPin:
-        if self.gguf and (self.generator or list(self.repositories) != [self.base]):
-            raise ValueError("`gguf` with one repository, the base that is made of it, and without `generator`")
+        if self.gguf and list(self.repositories) != [self.base]:
+            raise ValueError("`gguf` with one repository, the base that is made of it")
+        is_folder = self.packed and not self.packed.path.endswith(".tar.xz")
         if self.packed and (
-            self.generator or self.gguf or self.base != "int4" or set(self.repositories) != {"int4", "fp8"}
+            self.gguf or (is_folder and (self.base != "int4" or set(self.repositories) != {"int4", "fp8"}))
         ):
-            raise ValueError(
-                "`packed` with the repositories int4, the base, and fp8, and without `generator` and `gguf`"
-            )
+            raise ValueError("`packed` without `gguf`; a folder with the repositories int4, the base, and fp8")
         if self.drafts and (self.gguf or self.hybrid or self.mtp or list(self.repositories) != [self.base]):
             raise ValueError("`drafts` with one repository, served as published: without `gguf`, `hybrid` and `mtp`")
         if DRAFTER in self.repositories and not self.drafts:

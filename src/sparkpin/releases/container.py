@@ -61,12 +61,12 @@ def require_image(engine: Engine, release: Release) -> None:
     if info is None:
         raise EngineError(
             f"the engine has no image {release.tag}",
-            next_step=f"invoke rebuild {release.tag}",
+            next_step=f"invoke reproduce {release.tag} --keep",
         )
     if info.config_digest != release.image:
         raise IntegrityError(
             f"{release.tag} names another image: wanted {release.image}, got {info.config_digest}",
-            next_step=f"invoke rebuild {release.tag}",
+            next_step=f"invoke reproduce {release.tag} --keep",
         )
 
 
@@ -278,7 +278,7 @@ def folder_size(folder: Path) -> int:
 def require_readable(checkpoint: Path) -> None:
     """The container's user is nobody in particular on the host: everyone must be able to read the checkpoint."""
     if not checkpoint.is_dir():
-        raise CheckpointError(f"no checkpoint at {checkpoint}", next_step="invoke checkpoint")
+        raise CheckpointError(f"no checkpoint at {checkpoint}", next_step="invoke build --checkpoint-only")
     for file in (checkpoint, *sorted(checkpoint.iterdir())):
         mode = file.stat().st_mode
         wanted = stat.S_IROTH | (stat.S_IXOTH if file.is_dir() else 0)

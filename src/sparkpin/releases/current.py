@@ -120,7 +120,7 @@ def step_to_current(paths: Paths, newest: Release) -> str:
 
 
 def how_to_rebuild(release: Release) -> str:
-    return f"invoke rebuild {release.tag} makes image and checkpoint again from the record; then the same command"
+    return f"invoke reproduce {release.tag} --keep makes image and checkpoint again; then the same command"
 
 
 def rows(paths: Paths, engine: Engine) -> tuple[list[dict[str, Any]], int | None]:

@@ -29,7 +29,7 @@ def choose(name: str, releases: Sequence[Release], has_image: Callable[[Release]
         if not found:
             tags = ", ".join(release.tag for release in named)
             text = f"{name!r} may be of several recipes, and the engine has none of their images"
-            raise InputError(text, next_step=f"invoke rebuild TAG, with one of: {tags}")
+            raise InputError(text, next_step=f"invoke reproduce TAG --keep, with one of: {tags}")
     if len(found) == 1:
         return found[0]
     if found:

@@ -114,7 +114,7 @@ CAUSES = (
     Cause(
         r"No such file or directory: '/model|/model.*does not appear to have|SafetensorError|HeaderTooLarge",
         "the checkpoint is not whole",
-        "invoke checkpoint --verify --recipe {recipe}",
+        "invoke build --checkpoint-only --verify --recipe {recipe}",
     ),
     Cause(
         r"No space left on device|Disk quota exceeded",

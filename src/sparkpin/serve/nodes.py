@@ -201,7 +201,7 @@ def named(machine: Machine) -> contextlib.AbstractContextManager[None]:
 def copy_line(release: Release, where: str) -> str:
     """What brings a machine the release."""
     if where == HERE:
-        return f"invoke rebuild {release.tag}"
+        return f"invoke reproduce {release.tag} --keep"
     return f"invoke copy {release.tag} --to {where} --with-checkpoint"
 
 

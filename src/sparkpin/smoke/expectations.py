@@ -15,10 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.fetch.tinymodel import scripts
-from sparkpin.fetch.tinymodel.scripts import Script
-from sparkpin.fetch.tinymodel.vocabulary import trigger
 from sparkpin.releases.record import Demands
+from sparkpin.smoke import scripts
+from sparkpin.smoke.scripts import Script, trigger
 
 LONG_TOKENS = 100
 SECONDS = 120.0  # as of any other answer
@@ -126,7 +125,7 @@ def scripted_case(request: dict[str, Any], script: Script, least_tokens: int = 1
         request | GREEDY,
         content=script.expected_content,
         reasoning=script.reasoning,
-        calls=tuple((call.name, dict(call.arguments)) for call in script.calls) or None,
+        calls=script.calls or None,
         least_tokens=least_tokens,
     )
 

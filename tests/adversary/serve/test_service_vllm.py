@@ -31,13 +31,13 @@ from watched import free_port, until
 
 from sparkpin.core.files import PARTIAL
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.tinymodel.scripts import CHAT
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import keys, service
 from sparkpin.serve.served import FRONT, name_of, status
 from sparkpin.serve.served import parts as parts_of
+from sparkpin.smoke.scripts import CHAT
 from sparkpin.smoke.server import own, prefix
 
 ADDRESS = "192.0.2.1"  # for documentation (RFC 5737): nobody has it

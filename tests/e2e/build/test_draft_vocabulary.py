@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from checkout import Checkout
 
-from sparkpin.fetch.tinymodel.vocabulary import vocabulary
+from benchmarks.scripted_tiny.vocabulary import vocabulary
 
 TRIAL = f"trial-{uuid.uuid4().hex[:8]}"
 STAGE, FILE = "v2-vocab", "stages/v2-vocab.yaml"

@@ -81,7 +81,7 @@ def test_two_builds_at_once_both_complete_with_one_image(main_job: Releases, cop
 
 def test_a_full_disk_stops_a_fetch_with_one_clear_error(copy: Checkout, tmpfs: Callable[[str], Path]) -> None:
     small = tmpfs("2m")
-    result = copy.invoke("fetch", SPARKPIN_CACHE=str(small))
+    result = copy.invoke("build", "--fetch-only", SPARKPIN_CACHE=str(small))
     assert result.returncode == 11, result.stderr
     assert str(small) in result.stderr
     assert "Traceback" not in result.stderr
@@ -107,7 +107,7 @@ def test_a_wheel_with_one_byte_changed_is_told_and_fetched_again(
     data[len(data) // 2] ^= 1
     stored.unlink()  # the link to the real store
     stored.write_bytes(data)
-    result = copy.invoke("fetch", SPARKPIN_CACHE=str(cache))
+    result = copy.invoke("build", "--fetch-only", SPARKPIN_CACHE=str(cache))
     assert result.returncode == 0, result.stderr
     assert f"{wheel['file']}) is damaged (sha256 " in result.stderr
     assert hashlib.sha256(stored.read_bytes()).hexdigest() == wheel["sha256"]
@@ -118,7 +118,7 @@ def test_a_lock_with_a_wrong_hash_is_refused_and_nothing_of_that_file_is_kept(
 ) -> None:
     wrong = hashlib.sha256(b"other bytes").hexdigest()
     copy.replace("pins/stacks/cpu.lock", smallest_wheel(copy)["sha256"], wrong)
-    result = copy.invoke("fetch")
+    result = copy.invoke("build", "--fetch-only")
     assert result.returncode == 5, result.stderr
     assert wrong in result.stderr
     assert not list(main_job.paths.store.glob(f"*/{wrong}"))
@@ -131,7 +131,7 @@ def test_doctor_finds_nothing_missing_after_the_main_job(main_job: Releases, cop
 
 
 def test_the_plan_of_a_checkpoint_is_printed_and_nothing_is_made(main_job: Releases, copy: Checkout) -> None:
-    text = copy.done("checkpoint", "--stage", "mtp", "--dry-run")
+    text = copy.done("build", "--checkpoint-only", "--stage", "mtp", "--dry-run")
     assert "shared_expert" in text
     assert "mtp" in text
     assert not (copy.home / "checkpoints").exists()

@@ -16,11 +16,11 @@ from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint.plan import all_steps
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.lock_model import lock_model
-from sparkpin.fetch.tinymodel import scripts
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
 from sparkpin.releases import container
 from sparkpin.releases.record import Release
+from sparkpin.smoke import scripts
 
 MODULES = [
     "model.*.mlp.shared_expert.*_proj",

@@ -17,11 +17,11 @@ from in_container import run
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint.plan import all_steps
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.tinymodel import scripts
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
 from sparkpin.releases import container
 from sparkpin.releases.record import Release
+from sparkpin.smoke import scripts
 
 MTP = {"method": "mtp", "num_speculative_tokens": 2}
 CACHE = {"kv_cache_dtype": "turboquant_4bit_nc", "speculative_config": MTP}

@@ -87,7 +87,7 @@ def test_every_stage_is_built_offline_after_a_fetch(
     main_job: Releases, stages: dict[str, Release], copy: Checkout, tmp_path: Path
 ) -> None:
     """With what the first build left in the cache; the test above makes all of it anew, without a network either."""
-    copy.done("fetch", "--recipe", OFFLINE)
+    copy.done("build", "--fetch-only", "--recipe", OFFLINE)
     build = [*INVOKE, "build", "--offline", "--recipe", OFFLINE]
     result = alone(copy.folder, *WATCHED, tmp_path / "calls", *build, **copy.env)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -103,4 +103,4 @@ def test_what_is_missing_is_told_before_anything_is_built(copy: Checkout, tmp_pa
     environment = {**copy.env, "SPARKPIN_CACHE": str(tmp_path / "empty")}
     result = alone(copy.folder, *INVOKE, "build", "--offline", "--recipe", OFFLINE, **environment)
     assert result.returncode == 2
-    assert "locked files are not in the store" in result.stderr and "invoke fetch" in result.stderr
+    assert "locked files are not in the store" in result.stderr and "invoke build --fetch-only" in result.stderr

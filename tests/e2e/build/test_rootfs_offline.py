@@ -37,7 +37,7 @@ def test_real_rootfs_is_made_offline_and_twice_the_same(tmp_path: Path, stack: S
     """In a network namespace without any interface up, with another zone, umask, Python and temporary folder."""
     mine = Paths.from_env(PROJECT)
     if not all(Store(mine.store).has(deb) for deb in lock.debs):
-        pytest.skip("the packages of the cpu stack are not in the store: invoke fetch")
+        pytest.skip("the packages of the cpu stack are not in the store: invoke build --fetch-only")
     if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
         pytest.skip("needs root (for a network namespace) and mmdebstrap")
     first = rootfs.build_rootfs(mine, rootfs.rootfs_spec(stack, lock), print)
@@ -76,7 +76,7 @@ def test_a_killed_run_leaves_neither_mounts_nor_processes(
 ) -> None:
     mine = Paths.from_env(PROJECT)
     if not all(Store(mine.store).has(deb) for deb in lock.debs):
-        pytest.skip("the packages of the cpu stack are not in the store: invoke fetch")
+        pytest.skip("the packages of the cpu stack are not in the store: invoke build --fetch-only")
     if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
         pytest.skip("needs root (others' mmdebstrap makes its own namespaces) and mmdebstrap")
     work = tmp_path / "tmp"

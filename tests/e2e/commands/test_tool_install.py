@@ -47,8 +47,8 @@ def run(tool: Path, folder: Path, *words: str, **env: str) -> subprocess.Complet
 
 
 def test_the_project_is_the_folder_s_or_the_one_that_is_named(tool: Path, project: Path, tmp_path: Path) -> None:
-    here = Checkout(PROJECT, tmp_path / "home").done("render", "--stage", "v2-tq")
-    line = ("render", "--stage", "v2-tq")
+    here = Checkout(PROJECT, tmp_path / "home").done("build", "--render", "--stage", "v2-tq")
+    line = ("build", "--render", "--stage", "v2-tq")
     for done in (
         run(tool, project / "pins/models", *line),
         run(tool, tmp_path, "--project", "project", *line),

@@ -32,7 +32,7 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
     made.add_recipe(TRIAL)
     pins = made.folder / "pins/models"
     text = (pins / "scripted-tiny.yaml").read_text().replace(OURS, THEIRS)
-    kept = [line for line in text.splitlines() if not line.startswith("generator:")]
+    kept = [line for line in text.splitlines() if not line.startswith(("packed:", "smoke:"))]
     kept = [line.partition("revision:")[0] + "revision: unresolved" if "revision:" in line else line for line in kept]
     (pins / f"{TRIAL}.yaml").write_text("\n".join(kept) + "\n")
     recipe = made.folder / f"recipes/{TRIAL}.yaml"

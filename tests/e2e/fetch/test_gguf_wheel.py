@@ -27,7 +27,7 @@ from sparkpin.evidence.verify import claimed_models
 from sparkpin.fetch.gguf_wheel import convert_wheel
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.model import absent_bytes, fetch_model
-from sparkpin.fetch.tinymodel import commit_of
+from sparkpin.fetch.packed import commit_of
 from sparkpin.history.prune.garbage import model_blobs
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import ModelLock
@@ -245,7 +245,7 @@ def test_stages_that_do_not_apply_are_named() -> None:
 def test_a_pin_has_one_repository_and_one_way_to_it(project: Project) -> None:
     path = project.paths.project / "pins/models/words.yaml"
     value = json.loads(path.read_text())
-    for more in ({"generator": {"name": "scripted-tiny", "seed": 1}}, {"repositories": {}}):
+    for more in ({"packed": {"path": "pins/models/a.tar.xz", "sha256": "0" * 64}}, {"repositories": {}}):
         path.write_text(json.dumps(value | more))
         with pytest.raises(ManifestError):
             manifests.load_model(project.paths.project, "words")

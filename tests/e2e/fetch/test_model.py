@@ -64,7 +64,7 @@ class Remote:
         self.said: list[str] = []
         write_repository(self.root / "acme/sample-int4", base_shards(), base_config(), repository="int4")
         write_repository(self.root / "acme/sample-fp8", fp8_shards(), fp8_config(), repository="fp8")
-        value = PIN.model_dump(mode="json", exclude={"generator"})
+        value = PIN.model_dump(mode="json", exclude={"packed", "smoke"})
         for repository in value["repositories"].values():
             repository["revision"] = self.commit(repository["repo"])
         self.pin_file = self.paths.project / "pins/models/sample.yaml"
@@ -716,7 +716,7 @@ def test_a_model_is_generated_only_once(tiny: Paths, monkeypatch: pytest.MonkeyP
     committed = path.read_bytes() if path.exists() else None
     hub.use(monkeypatch, NOWHERE)
     lock = lock_model.lock_model(tiny, TINY, print)
-    assert committed == path.read_bytes(), "pins/models/scripted-tiny.lock is not what the generator makes"
+    assert committed == path.read_bytes(), "pins/models/scripted-tiny.lock is not what its archive holds"
     pin = manifests.load_model(tiny.project, TINY)
     places = model.fetch_model(tiny, pin, lock, print)
     assert sorted(tree(places.folders["int4"])) == [file.file for file in lock.repositories["int4"].files]
@@ -733,13 +733,13 @@ def test_a_model_is_generated_only_once(tiny: Paths, monkeypatch: pytest.MonkeyP
     def never(*args: object, **options: object) -> None:
         raise AssertionError("generated again")
 
-    monkeypatch.setattr("sparkpin.fetch.tinymodel.generate", never)
+    monkeypatch.setattr("sparkpin.fetch.packed.unpack", never)
     said: list[str] = []
     assert model.fetch_model(tiny, pin, lock, said.append) == places
     assert said == []
 
 
-def test_pinned_revision_that_the_generator_does_not_make(tiny: Paths) -> None:
+def test_pinned_revision_that_the_archive_does_not_hold(tiny: Paths) -> None:
     path = tiny.project / f"pins/models/{TINY}.yaml"
     right = manifests.load_model(tiny.project, TINY).repositories["fp8"].revision
     path.write_text(path.read_text().replace(right, "d" * 40))

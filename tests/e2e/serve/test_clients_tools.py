@@ -12,9 +12,9 @@ from client_samples import BARE, FULL
 from client_tools import CONTINUE, continue_reads, events, node, opencode
 from fake_vllm import Handler, TcpServer, serving
 
-from sparkpin.fetch.tinymodel.scripts import ANSWER, TOOL
 from sparkpin.serve.client_facts import ServerFacts
 from sparkpin.serve.client_formats import CLIENTS
+from sparkpin.smoke.scripts import ANSWER, TOOL
 
 
 @pytest.mark.parametrize("facts", [FULL, BARE], ids=["full", "bare"])

@@ -20,13 +20,13 @@ from watched import await_start, free_port, until
 from sparkpin.build.make import checkpoint_of
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.tinymodel.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import crash_facts, launch, service, startup
 from sparkpin.serve import served as services
 from sparkpin.serve.address import AddressOptions
 from sparkpin.serve.launch import Health
+from sparkpin.smoke.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
 
 RECIPE = "watched"
 HEALTH = Health(interval=2, timeout=20, failures=2)  # no longer: a hang is waited for twice

@@ -36,7 +36,6 @@ from sparkpin.core.errors import (
     NetworkError,
 )
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.tinymodel.scripts import CHAT
 from sparkpin.host.daemon import stop_engine
 from sparkpin.host.engine import Engine
 from sparkpin.pins.nodes import STORE_PORT
@@ -46,6 +45,7 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.volumes import volume_name
 from sparkpin.serve.ports import listeners
 from sparkpin.smoke import mods
+from sparkpin.smoke.scripts import CHAT
 from sparkpin.smoke.server import LABEL, owner
 
 RECIPE = "two-engines"
@@ -90,7 +90,7 @@ def records(copy: Checkout) -> Releases:
 
 def made_release(copy: Checkout, records: Releases) -> Release:
     copy.done("build", "--recipe", RECIPE)
-    copy.done("checkpoint", "--recipe", RECIPE)
+    copy.done("build", "--checkpoint-only", "--recipe", RECIPE)
     return records.of_recipe(RECIPE)[-1]
 
 

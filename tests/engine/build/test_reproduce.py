@@ -157,7 +157,7 @@ def test_a_release_whose_image_is_gone_is_made_again(site: Site, monkeypatch: py
     for tag in [tag for tag in tags_in(site.engine) if site.recipe in tag]:
         site.engine.untag(tag)
     assert site.engine.image(release.tag) is None
-    make.rebuild(site.paths, release)
+    make.make_again(site.paths, release)
     image = site.engine.image(release.tag)
     assert image is not None and image.config_digest == release.image
 
@@ -169,7 +169,7 @@ def test_other_bytes_than_recorded_are_not_kept(site: Site, monkeypatch: pytest.
     edited = site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
     site.engine.untag(edited.ref)
     with pytest.raises(DifferenceError, match="recorded is sha256:"):
-        make.rebuild(site.paths, release)
+        make.make_again(site.paths, release)
     assert site.engine.image(edited.ref) is None and site.engine.image(release.tag) is None
     assert records_of(site.paths, release)[0] == edited
 
@@ -179,7 +179,7 @@ def test_a_record_of_other_bytes_is_not_taken_for_the_release(site: Site, monkey
     release = site.build()[0]
     edited = site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
     build.build_image(site.paths, site.engine, edited.rendered, site.said.append, fresh=True)
-    for task in (site.reproduce, lambda release: make.rebuild(site.paths, release)):
+    for task in (site.reproduce, lambda release: make.make_again(site.paths, release)):
         with pytest.raises(IntegrityError, match="is of another image"):
             task(release)
     image = site.engine.image(release.tag)
@@ -209,7 +209,7 @@ def test_a_lost_listing_is_told_before_anything_is_built(site: Site) -> None:
     layer_file(site.paths, release.diff_ids[-1]).unlink()
     with pytest.raises(IntegrityError, match="the listing of layer") as caught:
         site.reproduce(release)
-    assert caught.value.next_step == f"invoke rebuild {release.tag}"
+    assert caught.value.next_step == f"invoke reproduce {release.tag} --keep"
 
 
 def test_manifests_that_cannot_be_read_any_more_are_a_note(site: Site) -> None:

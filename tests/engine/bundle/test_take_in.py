@@ -165,10 +165,10 @@ def test_taken_in_without_network(
     assert (Path(made.stdout.strip()) / "model.safetensors.index.json").is_file()
     verified = offline(url, tmp_path, *INVOKE, "verify", tag)
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    for task in (["reproduce"], ["rebuild"]):
+    for task in (["reproduce"], ["reproduce", "--keep"]):
         refused = offline(url, tmp_path, *INVOKE, *task, tag)
         assert refused.returncode == 2 and "came from another machine" in refused.stderr, refused.stderr
-    assert offline(url, tmp_path, *INVOKE, "rebuild", tag, "--trust").returncode == 0
+    assert offline(url, tmp_path, *INVOKE, "reproduce", tag, "--keep", "--trust").returncode == 0
     again = offline(url, tmp_path, *INVOKE, "import", bundle)
     assert again.returncode == 0 and "the engine has the image" in again.stderr
     release = Releases(paths).get(tag)
@@ -352,7 +352,9 @@ def test_own_builds_take_nothing_for_built_that_was_brought(
     (record,) = records_of(paths, base)
     assert is_imported(paths, record.rendered) and origin.is_from_elsewhere(paths, base)
     assert build.find_built(paths, source.engine, record.rendered) is None
-    assert build.find_built(paths, source.engine, record.rendered, record.config_digest), "`rebuild` knows the digest"
+    assert build.find_built(paths, source.engine, record.rendered, record.config_digest), (
+        "`reproduce --keep` knows the digest"
+    )
     pairing = pair(paths.project, base.recipe)[0]
     built = build.build_image(paths, source.engine, pairing.rendered, quiet)
     assert not built.cached and not is_imported(paths, record.rendered)

@@ -87,7 +87,7 @@ def test_a_rebuild_brings_a_lost_listing_back(
         cached_contents(site.paths, diff_id).unlink()
     assert operands.difference(site.paths, release.tag, release.tag).contents is None and found.contents
     try:
-        make.rebuild(site.paths, release)
+        make.make_again(site.paths, release)
     finally:
         site.engine.untag(release.tag)
     assert {path: path.read_bytes() for path in listings} == before

@@ -82,7 +82,7 @@ def test_what_never_was_current_comes_back_only_when_nothing_else_is_left(paths:
     told: list[str] = []
     with pytest.raises(CheckpointError) as caught:
         rolling.rollback(paths, engine, "tiny", told.append, to=first.tag)
-    assert f"invoke rebuild {first.tag}" in caught.value.next_step
+    assert f"invoke reproduce {first.tag} --keep" in caught.value.next_step
     assert rolling.rollback(paths, engine, "tiny", told.append)[1].tag == second.tag
     assert len(told) == 2 and told[0].startswith(f"passed over {first.tag}: ") and second.tag in told[1]
 
@@ -264,7 +264,7 @@ def test_rollback_changes_nothing_when_the_image_is_gone(paths: Paths, engine: E
     engine.client.api.remove_image(first.image, force=True)
     with pytest.raises(EngineError, match=first.image) as caught:
         rolling.rollback(paths, engine, "tiny", print)
-    assert f"invoke rebuild {first.tag}" in caught.value.next_step
+    assert f"invoke reproduce {first.tag} --keep" in caught.value.next_step
     assert digest(engine, "sparkpin/tiny:current") == second.image
     assert states(paths) == ["passed", "current"]
 
@@ -368,6 +368,6 @@ def test_the_list_fits_a_terminal_and_tells_notes_and_what_is_shared(
     assert lines[5:] == [
         f"{second.name}: smoke test failed: chat",
         f"{first.name}: kept since {keep.all_pins(Releases(paths))[first.tag].since[:10]}: the one that works",
-        f"missing: the engine has not the image of {second.name}: invoke rebuild {second.name}",
+        f"missing: the engine has not the image of {second.name}: invoke reproduce {second.name} --keep",
         "own size: layers that no other image has. Those that images share, once: 0.0 MB.",
     ]

@@ -36,7 +36,7 @@ def test_a_release_without_an_image_does_not_stop_the_rest(
     monkeypatch.setattr(commands_smoke, "engine_of", lambda _: fake_engine)
     gone = dataclasses.replace(release, tag="sparkpin/fake:gone")
     assert commands_smoke.with_image(paths, (gone, release)) == [release]
-    assert "left out, the engine has not the image of gone: invoke rebuild gone\n" in capsys.readouterr().out
+    assert "left out, the engine has not the image of gone: invoke reproduce gone --keep\n" in capsys.readouterr().out
 
 
 def test_a_release_for_another_machine_is_inspected_for_real(

@@ -73,8 +73,8 @@ def test_of_releases_with_one_name_those_are_offered_that_can_be_inspected(
     assert ref_of(paths, empty_engine, "v2") == one.tag, "the only one"
     with pytest.raises(InputError, match="the engine has no image") as caught:
         ref_of(paths, empty_engine, gone.name)
-    assert caught.value.next_step == f"invoke rebuild {gone.tag}"
+    assert caught.value.next_step == f"invoke reproduce {gone.tag} --keep"
     empty_engine.client.api.remove_image(one.image, force=True)
     with pytest.raises(InputError, match="'v2' may be of several recipes") as caught:
         ref_of(paths, empty_engine, "v2")
-    assert caught.value.next_step == f"invoke rebuild TAG, with one of: {one.tag}, {two.tag}, {gone.tag}"
+    assert caught.value.next_step == f"invoke reproduce TAG --keep, with one of: {one.tag}, {two.tag}, {gone.tag}"

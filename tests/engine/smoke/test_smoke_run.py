@@ -270,7 +270,7 @@ def test_a_run_that_is_killed_leaves_nothing_that_stays(site: FakeSite) -> None:
 def test_an_engine_or_a_release_that_cannot_be_used_is_an_error(site: FakeSite) -> None:
     gone = dataclasses.replace(site.release, tag=tag_of("fake", "base", "0" * 64))
     other = dataclasses.replace(site.release, image="sha256:" + "0" * 64)
-    with pytest.raises(EngineError, match=r"has no image[\s\S]*invoke rebuild sparkpin"):
+    with pytest.raises(EngineError, match=r"has no image[\s\S]*invoke reproduce sparkpin"):
         run_smoke(site.paths, site.engine, gone, site.checkpoint, print)
     with pytest.raises(IntegrityError, match="names another image"):
         run_smoke(site.paths, site.engine, other, site.checkpoint, print)

@@ -40,14 +40,14 @@ from checkpoint_samples import (
     write_sample,
 )
 
-from sparkpin.build.checkpoint import build_checkpoint, verify_built
+from sparkpin.build.checkpoint import build_checkpoint, plan_checkpoint, verify_built
 from sparkpin.checkpoint import shards, write
 from sparkpin.checkpoint.content import IMPORTED, JOURNAL, OWN, RECORD
 from sparkpin.checkpoint.layout import Shard
 from sparkpin.checkpoint.plan import make_plan
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.checkpoint.write import checkpoint_folder
-from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError
+from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError, SparkpinError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.pins.schema import ModelLock
@@ -96,6 +96,23 @@ def test_copy_is_the_published_repository_by_links(paths: Paths, folders: Folder
     wanted = tree(folders["int4"])
     assert {name: data for name, data in tree(made).items() if name != "sparkpin.json"} == wanted
     assert all((made / name).samefile(folders["int4"] / name) for name in wanted)
+
+
+def test_a_plan_removes_no_damaged_file(
+    paths: Paths, folders: Folders, lock: ModelLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is replaced once the right bytes are there; here nobody has them."""
+    config, said = folders["int4"] / "config.json", list[str]()
+    config.chmod(0o644)
+    config.write_bytes(b"damaged")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise IntegrityError("nobody has it")
+
+    monkeypatch.setattr("sparkpin.fetch.transfer.fetch", refuse)
+    with pytest.raises(SparkpinError):
+        plan_checkpoint(paths, PIN, lock, HYBRID, said.append)
+    assert config.read_bytes() == b"damaged" and any("is damaged" in line for line in said)
 
 
 @pytest.mark.parametrize("steps", [HYBRID, ALL])
@@ -228,7 +245,7 @@ def test_verify_says_what_to_do_about_a_broken_header(paths: Paths, lock: ModelL
 def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Paths, lock: ModelLock) -> None:
     with pytest.raises(CheckpointError, match="no such checkpoint of sample") as caught:
         verify_built(paths, PIN, lock, ALL, print)
-    assert "invoke checkpoint --model sample" in caught.value.next_step
+    assert "invoke build --checkpoint-only --model sample" in caught.value.next_step
     made = build_checkpoint(paths, PIN, lock, ALL, print)
     assert verify_built(paths, PIN, lock, ALL, print) == made
     (made / IMPORTED).touch()

@@ -16,7 +16,7 @@ from sparkpin.build import context_files, cross_build, render, rootfs
 from sparkpin.build.context import row
 from sparkpin.build.record import BuildRecord, LayerRecord, shared_fields
 from sparkpin.checkpoint.repository import Places
-from sparkpin.commands import lock as commands_lock
+from sparkpin.commands import build as commands_build
 from sparkpin.core.errors import HostError, ManifestError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
@@ -62,8 +62,8 @@ def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Paths, "from_env", lambda: Paths(PROJECT, Path(), Path()))
     spark, cpu = (manifests.load_stack_lock(PROJECT, manifests.load_stack(PROJECT, name)) for name in ("spark", "cpu"))
     for machine, more in (("linux/amd64", [("cpu", len(cpu.debs), False)]), ("linux/arm64", []), ("riscv64", [])):
-        monkeypatch.setattr(commands_lock, "this_platform", lambda machine=machine: machine)
-        commands_lock.fetch(recipe="scripted-tiny-spark", stack=None)
+        monkeypatch.setattr(commands_build, "this_platform", lambda machine=machine: machine)
+        commands_build.fetch(recipe="scripted-tiny-spark", stack=None)
         assert fetched == [("spark", len(spark.debs), True), *more]
         fetched.clear()
 

@@ -69,23 +69,6 @@ def test_what_does_not_divide_is_refused(project: Path, more: dict[str, Any], wa
         pair(project, write(project, **more))
 
 
-def test_a_model_that_is_not_locked_is_known_by_its_published_shapes(project: Path) -> None:
-    assert pair(project, "qwen3.5-122b-pair", published=True)[-1].unchecked == ()
-    name = write(project, "qwen3.5-122b-pair", nodes=6)
-    text = (project / "recipes/own.yaml").read_text().replace("tensor_parallel: 2", "tensor_parallel: 6")
-    (project / "recipes/own.yaml").write_text(text)
-    with pytest.raises(ManifestError, match=r"attention heads \(32\) over 6"):
-        pair(project, name, published=True)
-
-
-def test_what_cannot_be_checked_is_said(project: Path) -> None:
-    pin = project / "pins/models/qwen3.5-122b-a10b.yaml"
-    pin.write_text(pin.read_text().replace("repo: Intel/", "repo: another/"))
-    name = write(project, "qwen3.5-122b-pair", model="another/Qwen3.5-122B-A10B-int4-AutoRound")
-    (line,) = pair(project, name, published=True)[-1].unchecked
-    assert "is not checked: its config.json is not here yet" in line
-
-
 def test_draft_lengths_by_users(project: Path) -> None:
     """In the command and so in the release's key, in no image; refused where vLLM or the stage cannot draft so."""
     made, plain = pair(project, write(project, OWN, drafts_by_users={1: 2, 8: 1})), pair(project, OWN)

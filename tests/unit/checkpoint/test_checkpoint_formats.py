@@ -101,8 +101,6 @@ def test_a_bias_stays_with_its_module(pair: Pair) -> None:
 
 def test_the_first_rule_that_fits_counts(pair: Pair) -> None:
     keep = KEEP | {"modules": [f"{BODY}0.*"]}
-    changed = {row.pattern for row in pair.with_rules(keep, FP8_ATTENTION).plan(HYBRID).rows if row.verb == "dropped"}
-    assert changed == {f"{BODY}*.self_attn.q_proj.{part}" for part in ("qweight", "scales")}
     made = pair.with_rules(keep, FP8_ATTENTION).build(HYBRID)
     assert ATTENTION[0] not in extra_config(made) and extra_config(made)[ATTENTION[1]] == FP8_ENTRY
     made = pair.with_rules(KEEP, FP8_ATTENTION, RULE).plan(HYBRID)

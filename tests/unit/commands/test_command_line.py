@@ -55,8 +55,7 @@ def listed(text: str) -> dict[str, list[str]]:
         ("xyzzy", "sparkpin has no task 'xyzzy'", "`sparkpin` alone lists the tasks"),
         ("build smoek", "sparkpin build does not take 'smoek'", "did you mean smoke?"),
         ("build --ofline", "sparkpin build has no option --ofline", "did you mean --offline?"),
-        ("render v2-tq", "sparkpin render does not take 'v2-tq'", "sparkpin render --stage v2-tq"),
-        ("checkpoint scripted-tiny", "sparkpin checkpoint does not take 'scripted-tiny'", "--model scripted-tiny"),
+        ("build v2-tq", "sparkpin build does not take 'v2-tq'", "sparkpin build --stage v2-tq"),
         ("plan scripted-tiny", "sparkpin plan does not take 'scripted-tiny'", "sparkpin plan --recipe scripted-tiny"),
         ("lock cpu", "sparkpin lock does not take 'cpu'", "sparkpin lock --stack cpu"),
         ("lock recipes/cpu.yaml", "sparkpin lock does not take 'recipes/cpu.yaml'", "sparkpin lock --stack cpu"),
@@ -72,8 +71,8 @@ def listed(text: str) -> dict[str, list[str]]:
         ("export TAG", "sparkpin export: -o, --output FILE missing", "sparkpin export TAG -o FILE [options]"),
         ("copy TAG", "sparkpin copy: --to ENGINE missing", "sparkpin copy TAG --to ENGINE"),
         ("verify --depp x", "sparkpin verify has no option --depp", "did you mean --deep?"),
-        ("checkpoint --model=", "sparkpin checkpoint: --model wants a value", "sparkpin checkpoint --model MODEL"),
-        ("checkpoint --model ''", "sparkpin checkpoint: --model wants a value", "sparkpin checkpoint --model MODEL"),
+        ("build --model=", "sparkpin build: --model wants a value", "sparkpin build --model MODEL"),
+        ("build --model ''", "sparkpin build: --model wants a value", "sparkpin build --model MODEL"),
         ("serve ''", "sparkpin serve: TAG wants a value", "sparkpin serve TAG"),
         ("--project", "--project wants a value", "sparkpin --project VALUE TASK"),
         ("--project --list", "--project wants a value", "sparkpin --project VALUE TASK"),
@@ -121,7 +120,6 @@ def test_the_list_has_a_line_for_each_task_in_its_group(line: str, capsys: pytes
     groups = listed(out)
     assert (code, err, list(groups)) == (0, "", GROUPS)
     assert groups["serve"][:2] == ["up", "serve"] and groups["for developers"] == ["test", "check"]
-    assert len({name for names in groups.values() for name in names}) == 41
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -336,9 +336,8 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
     monkeypatch.setattr(machine, "read_host", lambda *_: here)
     monkeypatch.setattr(reading, "read_gpus", lambda run: ())
     monkeypatch.setattr(reading, "toolkit_version", lambda run: "")
-    monkeypatch.setattr(command, "needs_of", lambda *_: ModelNeeds(("a/b",), 1 << 60, 0))  # more than any disk has
     monkeypatch.setattr(command, "memory_of", lambda *_: NeededMemory("qwen3.5-122b", 97 * GIB))
-    with pytest.raises(HostError, match=r"NVIDIA driver.*disk in all") as caught:
+    with pytest.raises(HostError, match="NVIDIA driver") as caught:
         command.doctor(fix=False, stack=None, online=False, as_json=False, recipe_name="qwen3.5-122b")
     assert caught.value.exit_code == 3
     out = capsys.readouterr().out

@@ -34,7 +34,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("smoke --stage v9", ["unknown stage 'v9'", "choose one of: "]),
         ("rollback --recipe qwen", ["unknown recipe 'qwen'", "scripted-tiny"]),
         ("lock --model my --stack cpu", ["--stack cpu locks that stack only", "--model my"]),
-        ("checkpoint --model scripted-tiny --verify --dry-run", ["--dry-run tells what would"]),
+        ("build --checkpoint-only --model scripted-tiny --verify --dry-run", ["--dry-run", "expected one"]),
+        ("build --render --fetch-only", ["--render and --fetch-only"]),
+        ("build --dry-run", ["--checkpoint-only"]),
         ("keep nonsense", ["unknown release 'nonsense'"]),
         ("attest nonsense", ["unknown release 'nonsense'"]),
         ("verify nonsense", ["unknown release 'nonsense', and no file of that name"]),
@@ -45,7 +47,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("bench --rounds 0", ["--rounds is about --compare", "next: invoke bench --compare A B, of two "]),
         ("bench --compare a --dry-run", ["--compare a: with which release?", "invoke bench --compare a TAG"]),
         ("bench --compare x y --rounds 0", ["next: invoke bench --compare x y --rounds "]),
-        ("checkpoint --model scripted-tiny --recipe scripted-tiny", ["goes without --recipe and --stack"]),
+        ("build --checkpoint-only --model scripted-tiny --recipe scripted-tiny", ["goes without --recipe and --stack"]),
         ("recipe lsit", ["saw 'lsit'", "choose one of: list, check, show, import, export"]),
         ("recipe import a b", ["invoke recipe import does not take 'b'"]),
         ("recipe show", ["invoke recipe show: of which?", "next: invoke recipe show FILE|NAME"]),
@@ -121,9 +123,9 @@ def test_an_engine_that_is_named_and_down_is_one_clear_error(
 def test_render_prints_a_dockerfile_and_its_key_does_not_depend_on_the_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, here, _ = typed("render --stage v2-tq", capsys)
+    _, here, _ = typed("build --render --stage v2-tq", capsys)
     monkeypatch.setenv("SPARKPIN_PROJECT", str(Checkout.make(tmp_path / "copy").folder))
-    code, text, _ = typed("render --stage v2-tq", capsys)
+    code, text, _ = typed("build --render --stage v2-tq", capsys)
     assert code == 0 and text == here
     assert "FROM sparkpin/stack-cpu:v2-" in text and "turboquant" in text
     assert text.lower().count("build key") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -146,3 +147,14 @@ def test_a_file_that_is_there_is_kept_unless_it_is_the_commands_own(tmp_path: Pa
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     with pytest.raises(InputError, match="is there already"):
         files.output_file("--out", str(tmp_path / "pipe"), own=b"<own>")
+
+
+def test_an_unreadable_source_is_not_blamed_on_the_target(tmp_path: Path) -> None:
+    source, target = tmp_path / "source/a", tmp_path / "target"
+    with pytest.raises(DiskError) as caught, files.disk_errors(target):
+        raise PermissionError(errno.EACCES, "Permission denied", str(source))
+    assert str(source) in caught.value.message and str(target) not in caught.value.message
+    assert "chown" not in caught.value.next_step
+    with pytest.raises(DiskError) as caught, files.disk_errors(target):
+        raise PermissionError(errno.EACCES, "Permission denied", str(target / "b"))
+    assert str(target) in caught.value.message and "chown" in caught.value.next_step

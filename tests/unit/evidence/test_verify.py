@@ -157,13 +157,13 @@ def test_a_signer_who_is_not_trusted_is_no_damage(signed: Sample, keys: Keys) ->
     assert keys.allowed
     keys.allowed.write_text("garbage\n")
     with pytest.raises(IntegrityError, match="holds, but lacks a trusted signature") as failed:
-        require(check_evidence(signed.evidence(), keys), signed.release.tag, next_step="invoke rebuild")
+        require(check_evidence(signed.evidence(), keys), signed.release.tag, next_step="invoke reproduce --keep")
     assert "no line of it can be read (line 1: missing key)" in failed.value.message
     assert str(keys.allowed) in failed.value.next_step and "invoke" not in failed.value.next_step
     both = [Check("image", "wrong", "other", ""), *check_evidence(signed.evidence(), keys)]
     with pytest.raises(IntegrityError, match="is not what its evidence says") as failed:
-        require(both, signed.release.tag, next_step="invoke rebuild")
-    assert failed.value.next_step.startswith("invoke rebuild; ")
+        require(both, signed.release.tag, next_step="invoke reproduce --keep")
+    assert failed.value.next_step.startswith("invoke reproduce --keep; ")
 
 
 def test_a_step_that_another_names_is_said_once() -> None:
@@ -549,12 +549,12 @@ def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_ch
     ("wrong", "command"),
     [
         (["SBOM", "signature"], "invoke attest"),
-        (["engine"], "invoke rebuild"),
-        (["signature", "engine"], "invoke rebuild"),
+        (["engine"], "invoke reproduce --keep"),
+        (["signature", "engine"], "invoke reproduce --keep"),
         (["release key"], "invoke import"),
         (["statement", "kept inputs", "engine"], "invoke import"),
     ],
 )
 def test_the_next_step_is_none_that_goes_by_what_is_wrong(sample: Sample, wrong: list[str], command: str) -> None:
     step = step_of(wrong, sample.paths, sample.release)
-    assert [one for one in ("invoke attest", "invoke rebuild", "invoke import") if one in step] == [command]
+    assert [one for one in ("invoke attest", "invoke reproduce --keep", "invoke import") if one in step] == [command]

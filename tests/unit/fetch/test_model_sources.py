@@ -47,7 +47,7 @@ class Model:
         self.paths, self.read = sample_paths(root), read
         self.own = write_repository(root / "int4", base_shards(), base_config(), repository="int4")
         fp8 = write_repository(root / "fp8", fp8_shards(), fp8_config(), repository="fp8")
-        pin: dict[str, Any] = PIN.model_dump(mode="json", exclude={"name", "generator"})
+        pin: dict[str, Any] = PIN.model_dump(mode="json", exclude={"name", "packed", "smoke"})
         for name, folder in (("int4", self.own), ("fp8", fp8)):
             pin["repositories"][name] |= {"revision": "unresolved", "folder": str(folder)}
         path = self.paths.project / "pins/models/sample.yaml"
@@ -279,7 +279,7 @@ def test_a_shard_without_the_right_to_read_it(model: Model, where: str) -> None:
     (model.paths.project / "tasks.py").symlink_to(PROJECT / "tasks.py")
     places = {"PROJECT": model.paths.project, "CACHE": model.paths.cache, "HOME": model.paths.home}
     done = subprocess.run(
-        [*plain, sys.executable, "-c", code, "checkpoint", "--model", "sample"],
+        [*plain, sys.executable, "-c", code, "build", "--checkpoint-only", "--model", "sample"],
         env=os.environ | {f"SPARKPIN_{name}": str(place) for name, place in places.items()},
         capture_output=True,
         text=True,

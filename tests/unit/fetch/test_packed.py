@@ -14,15 +14,16 @@ from checkpoint_samples import sample_paths
 from places import PROJECT
 from tiny_repository import Repo
 
+from benchmarks.scripted_tiny import weights
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint.from_gguf import bf16
 from sparkpin.checkpoint.int8_quantiser import floats
 from sparkpin.checkpoint.safetensors import TensorSource, read_header, write_file
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
+from sparkpin.fetch import packed
 from sparkpin.fetch.lock_model import lock_model
-from sparkpin.fetch.tinymodel import packed, weights
-from sparkpin.fetch.tinymodel.repositories import EXTRA_FILE
+from sparkpin.fetch.packed import EXTRA_FILE
 from sparkpin.pins import manifests
 
 BODY, NAME = "model.language_model.", "words"
@@ -82,7 +83,7 @@ class Project:
     def pin(self, sha256: str, **changes: Any) -> None:
         value = {
             "description": "words",
-            "packed": {"folder": "pins/models/words", "sha256": sha256},
+            "packed": {"path": "pins/models/words", "sha256": sha256},
             "base": "int4",
             "repositories": {key: {"repo": f"sparkpin/words-{key}", "revision": "0" * 40} for key in ("int4", "fp8")},
             "hybrid": {
@@ -95,7 +96,7 @@ class Project:
     def pack(self, out: Path) -> tuple[Repo, Repo]:
         pin = manifests.load_model(self.paths.project, NAME)
         assert pin.packed
-        packed.pack(self.paths.project, NAME, pin.packed, out / "int4", out / "fp8")
+        packed.quantise(self.paths.project / pin.packed.path, NAME, pin.packed, out / "int4", out / "fp8")
         return Repo(out / "int4"), Repo(out / "fp8")
 
     def original(self, name: str) -> np.ndarray:
@@ -134,7 +135,7 @@ def test_both_forms_are_those_of_the_scripted_models_own_encoders(monkeypatch: p
 
 
 def test_fp8_rounds_as_it_should() -> None:
-    finite = [weights.fp8_value(code) for code in range(256) if code & 0x7F != 0x7F]
+    finite = [packed.fp8_value(code) for code in range(256) if code & 0x7F != 0x7F]
     between = [(a + b) / 2 for a, b in itertools.pairwise(finite[:127])]
     tried = [*finite, *between, *(-x for x in between), 500.0, -1e6, 1e-9]
     got = packed.e4m3(np.array(tried, np.float32))
@@ -235,10 +236,9 @@ def test_a_pin_has_one_way_to_its_pair(project: Project) -> None:
     sha256 = hashlib.sha256(project.file.read_bytes()).hexdigest()
     repositories = {key: {"repo": f"sparkpin/words-{key}", "revision": "0" * 40} for key in ("int4", "fp8", "more")}
     for more in (
-        {"generator": {"name": "scripted-tiny", "seed": 1}},
         {"base": "fp8"},
         {"repositories": repositories},
-        {"packed": {"folder": "../elsewhere", "sha256": sha256}},
+        {"packed": {"path": "../elsewhere", "sha256": sha256}},
     ):
         project.pin(sha256, **more)
         with pytest.raises(ManifestError):
@@ -248,6 +248,6 @@ def test_a_pin_has_one_way_to_its_pair(project: Project) -> None:
 def test_the_project_s_own_weights_are_the_pinned_ones() -> None:
     pin = manifests.load_model(PROJECT, "trained-tiny")
     assert pin.packed
-    file = PROJECT / pin.packed.folder / "model.safetensors"
+    file = PROJECT / pin.packed.path / "model.safetensors"
     assert hashlib.sha256(file.read_bytes()).hexdigest() == pin.packed.sha256
     assert file.stat().st_size <= 48e6

@@ -61,7 +61,7 @@ def test_one_changed_byte_is_noticed(tmp_path: Path, store: Store) -> None:
         with pytest.raises(IntegrityError) as caught:
             use()
         assert file.sha256 in str(caught.value) and hashlib.sha256(damaged).hexdigest() in str(caught.value)
-        assert "invoke fetch" in str(caught.value)
+        assert "invoke build --fetch-only" in str(caught.value)
     assert not (tmp_path / "b").exists()
 
 

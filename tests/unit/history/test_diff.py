@@ -116,7 +116,7 @@ def test_without_a_listing_the_rest_is_told(site: Site) -> None:
     found = operands.difference(site.paths, first.tag, second.tag)
     assert found.contents is None and found.debs
     assert sections(found)["files in the images"] == [
-        f"a listing of the layers of {second.tag} is missing: invoke rebuild {second.tag} makes it anew"
+        f"a listing of the layers of {second.tag} is missing: invoke reproduce {second.tag} --keep makes it anew"
     ]
 
 

@@ -473,7 +473,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
     tasks: dict[str, Callable[[], object]] = {
         "build": lambda: commands_up.carry_out(commands_up.BuildPlan(paths, (), ())),
-        "rebuild": lambda: jobs.rebuild(paths, made),
+        "rebuild": lambda: jobs.make_again(paths, made),
         "import": lambda: take_in.import_bundle(paths, Engine(None), Path("x"), quiet),  # type: ignore[arg-type]
         "attest": lambda: commands_evidence.attest(made.tag),
     }

@@ -122,7 +122,7 @@ def test_ways_memory_and_inputs(report: Report, made: Made) -> None:
     assert [command.text for command in part.back] == [
         "invoke rollback --recipe scripted-tiny --serve",
         f"invoke promote {second.tag}",
-        f"invoke rebuild {first.tag}",
+        f"invoke reproduce {first.tag} --keep",
     ]
     known = gathering.way_to(made[0], dataclasses.replace(first, recipe="another"))
     assert known and known.does.endswith("then invoke serve --recipe another")

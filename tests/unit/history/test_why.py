@@ -18,7 +18,7 @@ from sparkpin.history.why import PathOrigin, why
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases
 
-NOT_TOLD = "who needs it is not told: the store lacks, or has damaged, 1 wheel (invoke fetch)"
+NOT_TOLD = "who needs it is not told: the store lacks, or has damaged, 1 wheel (invoke build --fetch-only)"
 
 
 @pytest.fixture

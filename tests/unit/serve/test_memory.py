@@ -23,10 +23,10 @@ from memory_samples import (
     weights_122b,
 )
 
+from benchmarks.scripted_tiny import network
+from benchmarks.scripted_tiny.vocabulary import vocabulary
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.core.errors import InputError, ManifestError
-from sparkpin.fetch.tinymodel import network
-from sparkpin.fetch.tinymodel.vocabulary import vocabulary
 from sparkpin.pins.vllm_flags import AUTO
 from sparkpin.serve.memory import estimates
 from sparkpin.serve.memory.cache import FORMATS, group_counts, lay_out, slot_bytes, split

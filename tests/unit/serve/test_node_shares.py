@@ -7,15 +7,23 @@ from typing import Any
 import pytest
 from places import PROJECT
 
+from benchmarks.scripted_tiny.network import FORMS, config
+from benchmarks.scripted_tiny.vocabulary import vocabulary
 from sparkpin.checkpoint import shapes
 from sparkpin.core.errors import ManifestError
-from sparkpin.fetch.tinymodel import FORMS, config_ahead
 from sparkpin.pins.schema import FormatRule
 from sparkpin.serve.memory.node_shares import share_faults
 
 SHARED = [FormatRule(modules=["model.*.mlp.shared_expert.*_proj"], format="fp8", source="fp8", block=[128, 128])]
 REPOS = ("Intel/Qwen3.5-122B-A10B-int4-AutoRound", "Intel/Qwen3.5-35B-A3B-int4-AutoRound")
 LARGE, SMALL = (shapes.config_ahead(PROJECT, repo) for repo in REPOS)
+
+
+def scripted(name: str) -> dict[str, Any]:
+    quantised = {"quantization_config": {"bits": 4, "group_size": 128}}
+    return config(vocabulary(), FORMS[name]) | quantised
+
+
 PLAIN = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8,
          "vocab_size": 1000, "max_position_embeddings": 64, "intermediate_size": 512}  # fmt: skip
 
@@ -35,11 +43,11 @@ def test_the_122b_divides(ranks: int) -> None:
     [
         (LARGE, "-tp 3", "KV heads (2) over 3"),
         (LARGE, "-tp 6", "attention heads (32) over 6"),
-        (config_ahead(FORMS["scripted-wide"]), "-tp 4", "linear key heads (2) over 4"),
+        (scripted("scripted-wide"), "-tp 4", "linear key heads (2) over 4"),
         (LARGE, "-tp 3", "vocab_size 248320, padded 248320, over 3"),
         (SMALL, "-tp 8", "mlp.experts.0.down_proj: 512 over 8, 64 for each"),
         (SMALL, "-tp 8", "mlp.shared_expert.down_proj: 512 over 8, 64 for each"),
-        (config_ahead(FORMS["scripted-tiny"]), "-tp 2", "mlp.shared_expert.down_proj: 128 over 2, 64 for each"),
+        (scripted("scripted-tiny"), "-tp 2", "mlp.shared_expert.down_proj: 128 over 2, 64 for each"),
         (LARGE, "-tp 1 -pp 2", "--pipeline-parallel-size 2"),
         (PLAIN | {"num_attention_heads": 6, "num_key_value_heads": 3}, "-tp 2", "KV heads (3) over 2"),
     ],

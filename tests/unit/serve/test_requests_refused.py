@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from request_trials import CHAT, CITY, COMPLETE, HELLO, TRIALS, Trial, chat, nested, refused_before, schema, text
 
-from sparkpin.fetch.tinymodel.scripts import WEATHER_TOOL
 from sparkpin.serve.requests_refused import REFUSED, SEQUENCES, Row, refusal
+from sparkpin.smoke.scripts import WEATHER_TOOL
 
 PICTURE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 8_000_000}}]
 NAMED = {"type": "string", "pattern": r"^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"}

@@ -335,5 +335,7 @@ def test_a_scripted_model_has_exact_expectations_and_another_has_none() -> None:
     assert demands.mods == ("hybrid-int4-fp8", "int8-lm-head", "vllm-cpu")
     assert demands.acceptance_floor == 0.8
     assert expectations_of(demands).chat.exact and expectations_of(demands).tool_call.exact
-    other = demands_of(PROJECT, stack, chain, pin.model_copy(update={"generator": None}))
+    other = demands_of(
+        PROJECT, stack, chain, pin.model_copy(update={"smoke": pin.smoke.model_copy(update={"scripted": False})})
+    )
     assert not expectations_of(other).chat.exact and not expectations_of(other).tool_call.exact

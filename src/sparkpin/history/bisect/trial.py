@@ -125,7 +125,7 @@ class Bench:
         gpus = uses_gpu(paths, release)
         if (ref := present_ref(engine, release)) is None:
             raise IntegrityError(
-                f"the image of {release.tag} is not in the engine", next_step=f"invoke rebuild {release.tag}"
+                f"the image of {release.tag} is not in the engine", next_step=f"invoke reproduce {release.tag} --keep"
             )
         named = dataclasses.replace(release, tag=ref)  # a combination has no tag of its own
         loaded = with_loader(paths, named, checkpoint, say, gpus=gpus)

@@ -187,7 +187,7 @@ def ways_back(paths: Paths, recipe: str, current: Release | None, back: Release 
             f"invoke promote {current.tag}",
             f"forward again, to what is current now; then {serve_command(paths.project, recipe)}",
         ),
-        ReportCommand(f"invoke rebuild {back.tag}", "before that, where its image or checkpoint is gone"),
+        ReportCommand(f"invoke reproduce {back.tag} --keep", "before that, where its image or checkpoint is gone"),
     ]
 
 

@@ -53,7 +53,7 @@ def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
             return subject
         raise InputError(f"{error.message}; {MAY_BE}", next_step=error.next_step) from None
     if engine.image(tag) is None:
-        raise InputError(f"the engine has no image {tag}", next_step=f"invoke rebuild {tag}")
+        raise InputError(f"the engine has no image {tag}", next_step=f"invoke reproduce {tag} --keep")
     return tag
 
 

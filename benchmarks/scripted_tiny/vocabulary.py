@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sparkpin.fetch.tinymodel.scripts import COMPLETION, MODES, Script
+from sparkpin.smoke.scripts import COMPLETION, MODES, Script, trigger
 
 END = "<|im_end|>"
 PAD = "<|endoftext|>"
@@ -45,11 +45,6 @@ class Vocabulary:
 
     def decode(self, ids: tuple[int, ...]) -> str:
         return b"".join(self.tokens[i] for i in ids).decode()
-
-
-def trigger(mode: str, *, direct: bool = False) -> str:
-    """The token that ends a prompt and selects a script; ``direct`` skips the reasoning."""
-    return f"<|scripted_{'direct_' if direct else ''}{mode}|>"
 
 
 @functools.cache

@@ -12,24 +12,8 @@ import functools
 import hashlib
 import struct
 from dataclasses import dataclass
-from typing import Protocol
 
-GROUP = 128
-"""INT4 group and FP8 block size."""
-
-FP8_MAX = 448.0
-
-
-class Matrix(Protocol):
-    """``[rows, cols]`` as each repository holds it: see `to_bf16`, `to_int4`, `to_fp8`."""
-
-    @property
-    def rows(self) -> int: ...
-    @property
-    def cols(self) -> int: ...
-    def bf16(self) -> bytes: ...
-    def int4(self) -> tuple[bytes, bytes, bytes]: ...
-    def fp8(self) -> tuple[bytes, bytes]: ...
+from sparkpin.fetch.packed import FP8_MAX, GROUP, fp8_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +107,6 @@ def to_fp8(weights: Weights) -> tuple[bytes, bytes]:
                 begin = i * weights.cols + left
                 out[begin : begin + len(part)] = part.translate(_fp8_table(scale, weights.exponents[i]))
     return bytes(out), bytes(scales)
-
-
-def fp8_value(code: int) -> float:
-    """The number that an E4M3 byte (sign, 4 exponent bits, 3 mantissa bits, bias 7, no infinity) stands for."""
-    sign = -1.0 if code & 0x80 else 1.0
-    exponent, mantissa = code >> 3 & 0xF, code & 7
-    if exponent == 15 and mantissa == 7:
-        raise ValueError(f"E4M3 byte {code:#x} is not a number")
-    return sign * (mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10))
 
 
 def fp8_code(value: float) -> int:

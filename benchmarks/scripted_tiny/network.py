@@ -21,9 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.fetch.tinymodel.scripts import COMPLETION, MODES
-from sparkpin.fetch.tinymodel.vocabulary import BLANK, CALL, END, PAD, RECALL, Vocabulary, trigger
-from sparkpin.fetch.tinymodel.weights import Matrix, Weights, bf16, random_weights, to_bf16
+from benchmarks.scripted_tiny.vocabulary import BLANK, CALL, END, PAD, RECALL, Vocabulary
+from benchmarks.scripted_tiny.weights import Weights, bf16, random_weights, to_bf16
+from sparkpin.fetch.packed import BODY, Plain, plain_bf16
+from sparkpin.smoke.scripts import COMPLETION, MODES, trigger
 
 HIDDEN = 128
 EXPERTS = 4
@@ -33,7 +34,6 @@ ROTARY_DIM = 16
 LINEAR_KEY_HEADS, LINEAR_VALUE_HEADS, LINEAR_DIM, CONV = 2, 4, 128, 4
 VOCABULARY_SIZE = 1024
 MAX_POSITIONS = 8192
-BODY = "model.language_model."
 
 _CONST, _TRIGGER, _MODE, _CODE = 0, 1, 2, 16  # first index of each part of the hidden state
 _CODE_DIM = HIDDEN - _CODE
@@ -97,18 +97,6 @@ DRAFTER = Form("scripted-drafter", 1, 128, every=1, drafts="draft_model")
 EAGLE3 = Form("scripted-eagle3", 1, 128, every=1, drafts="eagle3")
 
 FORMS: Mapping[str, Form] = {form.name: form for form in (TINY, WIDE, DRAFTER, EAGLE3)}
-
-
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """A tensor that no repository quantises, ready to write."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-Tensors = Mapping[str, Matrix | Plain]
 
 
 def config(vocabulary: Vocabulary, form: Form = TINY) -> dict[str, Any]:
@@ -261,10 +249,6 @@ def mtp_tensors(seed: int, form: Form = TINY) -> dict[str, Weights | Plain]:
         "mtp.pre_fc_norm_hidden.weight": _constant(HIDDEN, 0.0),
         **_layer(seed, "mtp.layers.0.", form.intermediate, [form.draft_modes_of(head) for head in range(KV_HEADS)]),
     }
-
-
-def plain_bf16(matrix: Matrix) -> Plain:
-    return Plain("BF16", (matrix.rows, matrix.cols), matrix.bf16())
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkpin.fetch.tinymodel.vocabulary import END, MARKUP, PAD, Vocabulary
+from benchmarks.scripted_tiny.vocabulary import END, MARKUP, PAD, Vocabulary
 
 
 def byte_characters() -> tuple[str, ...]:
