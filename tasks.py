@@ -289,15 +289,15 @@ def bench(
     compare: Annotated[str, "measure A and TAG in turns: --compare A TAG"] = "",
     rounds: Annotated[int | None, "of a comparison, a turn of each (default: 4)", 4] = None,
     only: Annotated[
-        Literal["", "prompts", "sweep"], "the five prompts, or more users at a time and longer prompts (default: both)"
+        Literal["", "prompts", "sweep"],
+        "the five prompts, or concurrent requests and longer prompts (default: both)",
     ] = "",
     quick: Annotated[bool, "short answers and few cells: whether it works at all"] = False,
     full: Annotated[bool, "the cells with many long prompts at a time, too"] = False,
     bandwidth: Annotated[
         str, "of the memory in GB/s, for the ceiling (default: a DGX Spark's 273 on one, else no ceiling)"
     ] = "",
-    resume: Annotated[bool, "go on with a run that was broken off"] = False,
-    dry_run: Annotated[bool, "print the plan and about how long it takes"] = False,
+    dry_run: Annotated[bool, "print the plan and measure nothing"] = False,
     json: Json = False,
 ) -> None:
     """Measure how fast a release is, or two in turns."""
@@ -307,7 +307,7 @@ def bench(
     if compare or rounds is not None:
         commands.bench.run_compare(compare, tag or "", asked=asked, rounds=rounds)
     else:
-        commands.bench.run(recipe=recipe, tag=tag, asked=asked, resume=resume)
+        commands.bench.run(recipe=recipe, tag=tag, asked=asked)
 
 
 @task("measure")
@@ -320,28 +320,10 @@ def quality(
         str | None, "tag or stage to compare it with (default: its parent stage, which `promote` goes by)"
     ] = None,
     quick: Annotated[bool, "two texts of each kind, fewer questions: says less, and sooner"] = False,
-    tasks: Annotated[
-        str, "tasks of lm-eval to run as well, such as arc_easy,gsm8k (sparkpin_choices needs no data)"
-    ] = "",
-    limit: Annotated[int, "questions of each of these tasks (default: all)", 100] = 0,
-    hours: Annotated[int, "that these tasks may take for each release (default: 12)"] = 12,
-    chat: Annotated[bool, "ask these tasks as chats; those that compare log-probabilities cannot be"] = False,
-    limits: Annotated[
-        bool, "show what was measured of the recipe's releases beside their stages' limits; measure nothing"
-    ] = False,
-    fetch: Annotated[bool, "install lm-eval and fetch the tasks' data first (network)"] = False,
     json: Json = False,
 ) -> None:
-    """Compare quality with the parent stage."""
-    from sparkpin.measure.quality.standard import wanted_of
-
-    if limits:
-        commands.quality.limits(recipe=recipe, as_json=json)
-        return
-    wanted = wanted_of(tasks, limit=limit, chat=chat, fetch=fetch)
-    commands.quality.quality(
-        recipe=recipe, release=tag, against=against, quick=quick, wanted=wanted, fetch=fetch, hours=hours, as_json=json
-    )
+    """Compare the quality of a release with its parent stage's."""
+    commands.quality.quality(recipe=recipe, release=tag, against=against, quick=quick, as_json=json)
 
 
 @task("measure")
@@ -358,10 +340,9 @@ def prove(
     turns: Annotated[int, "of each (default: 3)"] = 3,
     seed: Annotated[int, "of the texts (default: 1)"] = 1,
     replay: Annotated[str, "send the session of a file that an earlier run wrote, and say whether it differs"] = "",
-    resume: Annotated[bool, "go on with a run that was broken off"] = False,
     json: Json = False,
 ) -> None:
-    """Check that caches, concurrency and drafts change no answer."""
+    """Check that caching, concurrency and drafting do not change answers."""
     asked = commands.prove.ProveOptions(
         model=model,
         key=key_env,
@@ -369,42 +350,9 @@ def prove(
         sessions=sessions,
         turns=turns,
         replay=replay,
-        resume=resume,
         as_json=json,
     )
     commands.prove.prove(what, recipe=recipe, asked=asked)
-
-
-@task("measure")
-def roofline(
-    c: Context,
-    *,
-    recipe: Recipe = None,
-    stage: Stage = None,
-    published: Annotated[bool, "every stage of the published chain of the 122B, and other published figures"] = False,
-    bandwidth: Annotated[str, "of the memory in GB/s (default: 273, a DGX Spark's)"] = "273",
-    context: Annotated[int, "tokens in the cache (default: 1000)", 32768] = 1000,
-    users: Annotated[int, "at once, each with that many tokens (default: 1)", 8] = 1,
-    accepted: Annotated[
-        str, "share of the drafted tokens that the model accepts (default: as measured, else as published)"
-    ] = "",
-    measured: Annotated[str, "tokens a second, to say what fraction of the ceiling they are"] = "",
-    nodes: Annotated[int | None, "as if the recipe were for so many machines, tensor-parallel", 2] = None,
-    link_latency: Annotated[str, "of an all-reduce between machines, in microseconds (default: 55)"] = "55",
-    link_bandwidth: Annotated[str, "between machines in GB/s (default: 12.25, half a Spark's port)"] = "12.25",
-    json: Json = False,
-) -> None:
-    """Say how fast decode can be at most, and how much to draft."""
-    asked = commands.roofline.asked(
-        bandwidth=bandwidth,
-        context=context,
-        accepted=accepted,
-        link_latency=link_latency,
-        link_bandwidth=link_bandwidth,
-        users=users,
-    )
-    run = commands.roofline.published if published else commands.roofline.roofline
-    run(asked, recipe=recipe, stage=stage, measured=measured, as_json=json, nodes=nodes)
 
 
 @task("measure")
@@ -415,27 +363,22 @@ def plan(
     stage: Stage = None,
     stack: Stack = None,
     memory: Annotated[
-        str, "of the machine to plan for, such as 128GB (default: this one's; a Spark's for a stack for it)"
+        str, "memory of the machine, such as 128GB (default: this machine's, or a DGX Spark's for its stack)"
     ] = "",
-    free: Annotated[str, "of which so much is free"] = "",
-    nodes: Annotated[int | None, "as if the recipe were for so many machines, tensor-parallel", 2] = None,
+    free: Annotated[str, "how much of it is free, such as 110GB (default: what is free here now)"] = "",
+    bandwidth: Annotated[
+        str, "memory bandwidth in GB/s, for the highest possible speed (default: 273 for a DGX Spark's stack)", "273"
+    ] = "",
+    nodes: Annotated[int | None, "plan for this many machines, tensor-parallel", 2] = None,
     json: Json = False,
-    exit_code: Annotated[bool, "end with 1 when it does not fit"] = False,
+    exit_code: Annotated[bool, "exit with 1 if the recipe does not fit"] = False,
 ) -> None:
-    """Say what memory a recipe will need, and how many users fit."""
+    """Estimate a recipe's memory, concurrent requests and highest speed."""
     from sparkpin.serve.memory import recipe as tasks
 
     commands.notes.say_memory_issues(recipe, stage, stack)
-    fits = tasks.plan(
-        recipe=recipe,
-        stage=stage,
-        stack=stack,
-        memory=memory,
-        free=free,
-        as_json=json,
-        nodes=nodes,
-    )
-    if exit_code and not fits:
+    asked = tasks.PlanOptions(memory=memory, free=free, bandwidth=bandwidth, nodes=nodes, as_json=json)
+    if not tasks.plan(recipe=recipe, stage=stage, stack=stack, asked=asked) and exit_code:
         raise Exit(code=1)
 
 

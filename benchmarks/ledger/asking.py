@@ -174,7 +174,7 @@ def proved(client: Client, what: str, folder: Path, say: Say) -> tuple[dict[str,
     warm.timed(passes.COMPANY, lambda seen: warm.send_all(passes.COMPANY, steps, seen))
     proof = run.begun(met, 1, (4, 3), say)
     with mock.patch.object(run, "FILL_SECONDS", FILLING):
-        proof.run(folder, resume=False)
+        proof.run()
     return to_json(verdict.concluded(proof, folder, what)), proof
 
 
@@ -190,8 +190,8 @@ def crossed(client: Client, what: str, folder: Path, say: Say) -> dict[str, Any]
     """Turns that end just before a block does, so that decoding fills it; and each asked again from the cache."""
     with crossing():
         proof = run.begun(meet(client), 3, (6, 3), say)
-        proof.done = {one.name: run.Seen(hits=0) for one in (passes.RESUMED, passes.EVICTED)}  # asked before
-        proof.run(folder, resume=False)
+        proof.done = {passes.EVICTED.name: run.Seen(hits=0)}  # asked before
+        proof.run()
         return to_json(verdict.concluded(proof, folder, f"{what}, crossing"))
 
 
@@ -209,11 +209,11 @@ def planted(proof: run.Proof, fault: str, folder: Path, sabotage: Path) -> dict[
     switch(sabotage, fault, ("engine",), SWITCHED)
     try:
         with mock.patch.object(run, "FILL_SECONDS", FILLING):
-            broken.run(folder, resume=False)
+            broken.run()
     finally:
         switch(sabotage, "", ("engine",), SWITCHED)
     bounds = verdict.bounds(proof)  # of the sound server
-    far = [(key, distance, bounds.of(one, broken.turns[key], broken.done[one.name].preempted))
+    far = [(key, distance, bounds.of(one, broken.turns[key]))
            for key, distance in broken.distances(one)]  # fmt: skip
     beyond = sum(distance > bound for _, distance, bound in far)
     sound = [distance for _, distance in proof.distances(one)]  # of the same server, without the fault

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from buckets import Row, parts_of
+from shapes import GEOMETRY
 
 from sparkpin.core.files import atomic_file, atomic_folder
-from sparkpin.measure.roofline.published import GEOMETRY
 from stages import CHECKED, STAGES
 
 HERE = Path(__file__).resolve().parent

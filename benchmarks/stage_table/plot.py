@@ -7,10 +7,9 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
+from figures import CHAIN
 from join import TABLE, latest
-from report import counted
-
-from sparkpin.measure.roofline.published import CHAIN
+from report import ceiling, counted
 
 
 def main() -> None:
@@ -38,7 +37,7 @@ def main() -> None:
             speeds = [stages[n]["decode"][point]["tokens_per_s"] if n in stages else float("nan") for n in names]
             left.plot(names, speeds, color=f"C{i}", label=f"{label}, {what}", **style)
     left.set_title("H200, random weights, one sequence", fontsize=9)
-    ends = [[counted(one, 1024, same=same).ceiling for one in CHAIN] for same in (True, False)]
+    ends = [[ceiling(counted(one, 1024, same=same)) for one in CHAIN] for same in (True, False)]
     right.fill_between(names, *ends, alpha=0.3, label="up to: tokens share experts")
     right.plot(names, ends[1], marker="o", color="C0", label="273 GB/s, uniform routing")
     right.plot(names, [one.tokens for one in CHAIN], marker="s", color="black", label="published")

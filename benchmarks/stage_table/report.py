@@ -10,35 +10,39 @@ from collections.abc import Iterable
 from typing import Any
 
 from buckets import PARTS
+from figures import CHAIN, Figure, decode_of
 from join import TABLE, latest
+from shapes import GEOMETRY, GROUP
 
-from sparkpin.measure.roofline.published import CHAIN, GEOMETRY, Published, model_published
-from sparkpin.measure.roofline.reads import Roofline, roofline
+from sparkpin.serve.memory.decode import DecodeStep
 from stages import BATCHES, CONTEXTS, STAGES
 
 GB10 = 273e9
 ACCEPTED = 0.79
 LAYERS = GEOMETRY.attention + GEOMETRY.linear
-GROUP = 128
 EXPERT_BYTES = 3 * GEOMETRY.hidden * GEOMETRY.expert_width * (0.5 + 2 / GROUP)
 BESIDE = ("1024:1", "1024:16", "131072:1")
 V2 = next(figure for figure in CHAIN if figure.stage == "v2")
 NAMES = {1024: "1K", 32768: "32K", 131072: "128K"}
 
 
-def candidates() -> list[Published]:
+def candidates() -> list[Figure]:
     """What v2 could gain by fewer bytes, each off by default. Nobody has published a figure."""
     listed = ("--additional-config", json.dumps(STAGES["v2-vocab"].more["additional_config"]))
     states = ("--mamba-ssm-cache-dtype", str(STAGES["v2-state"].more["mamba_ssm_cache_dtype"]))
     return [
-        dataclasses.replace(V2, stage="v2-vocab", what="drafts from a list", flags=(*V2.flags, *listed)),
-        dataclasses.replace(V2, stage="v2-draft", what="MTP layer in FP8", fp8_draft=True),
-        dataclasses.replace(V2, stage="v2-state", what="GDN states in float16", flags=(*V2.flags, *states)),
+        dataclasses.replace(V2, stage="v2-vocab", flags=(*V2.flags, *listed)),
+        dataclasses.replace(V2, stage="v2-draft", fp8_draft=True),
+        dataclasses.replace(V2, stage="v2-state", flags=(*V2.flags, *states)),
     ]
 
 
-def counted(figure: Published, context: int, *, same: bool) -> Roofline:
-    return roofline(model_published(figure), context=context, bandwidth=GB10, accepted=ACCEPTED, same_experts=same)
+def counted(figure: Figure, context: int, *, same: bool) -> DecodeStep:
+    return decode_of(figure).step(context, same_experts=same)
+
+
+def ceiling(step: DecodeStep) -> float:
+    return step.ceiling(GB10, ACCEPTED)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
@@ -162,21 +166,21 @@ def experts(stages: dict[str, Any]) -> None:
     table(["INT4 experts", "point", "reached of 256", "GB a step", "microseconds", "TB/s"], rows)
 
 
-def on_the_gpu(stages: dict[str, Any], name: str, read: Roofline) -> tuple[str, str]:
+def on_the_gpu(stages: dict[str, Any], name: str, read: DecodeStep) -> tuple[str, str]:
     if name not in stages:
         return "-", "-"
     ms = stages[name]["decode"]["1024:1"]["step_ms"]
-    return f"{ms:.2f}", f"{read.step_bytes / ms / 1e6:.0f}"
+    return f"{ms:.2f}", f"{read.bytes / ms / 1e6:.0f}"
 
 
 def on_gb10(uniform: dict[str, Any]) -> None:
     rows = []
     for figure in CHAIN:
         even, same = counted(figure, 1024, same=False), counted(figure, 1024, same=True)
-        row = [figure.stage, f"{even.step_bytes / 1e9:.2f}", f"{same.step_bytes / 1e9:.2f}"]
-        row += [*on_the_gpu(uniform, figure.stage, even), f"{even.ceiling:.1f}", f"{same.ceiling:.1f}"]
+        row = [figure.stage, f"{even.bytes / 1e9:.2f}", f"{same.bytes / 1e9:.2f}"]
+        row += [*on_the_gpu(uniform, figure.stage, even), f"{ceiling(even):.1f}", f"{ceiling(same):.1f}"]
         speed = figure.tokens
-        rows.append([*row, *([f"{speed}", f"{even.fraction(speed) * 100:.0f} %"] if speed else ["-", "-"])])
+        rows.append([*row, *([f"{speed}", f"{speed / ceiling(even) * 100:.0f} %"] if speed else ["-", "-"])])
     table(
         ["stage", "GB a step, uniform", "same experts", "ms on the H200, uniform", "GB/s then",
          "tok/s at 273 GB/s, uniform", "same experts", "published", "of uniform"],
@@ -197,9 +201,9 @@ def beside_v2(stages: dict[str, Any]) -> None:
     whole = counted(V2, 1024, same=False)
     for figure in (V2, *candidates()):
         even, same = counted(figure, 1024, same=False), counted(figure, 1024, same=True)
-        less = f"{(1 - even.step_bytes / whole.step_bytes) * 100:.1f} %" if figure is not V2 else ""
-        row = [figure.stage, f"{even.step_bytes / 1e9:.2f}", less]
-        row += [f"{same.step_bytes / 1e9:.2f}", f"{even.ceiling:.1f}"]
+        less = f"{(1 - even.bytes / whole.bytes) * 100:.1f} %" if figure is not V2 else ""
+        row = [figure.stage, f"{even.bytes / 1e9:.2f}", less]
+        row += [f"{same.bytes / 1e9:.2f}", f"{ceiling(even):.1f}"]
         times = stages.get(figure.stage, {}).get("decode", {})
         rows.append([*row, *(f"{times[point]['step_ms']:.2f}" if point in times else "" for point in BESIDE)])
     table(

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from sparkpin.checkpoint.quantization import PLAIN_ENTRY, fp8_entry
-from sparkpin.measure.roofline.published import GEOMETRY
 from sparkpin.serve.memory.geometry import Geometry
 
 BODY = "model.language_model.layers"
 ATTENTION_EVERY = 4
 EXPERTS, BLOCK, GROUP = 256, 128, 128
+GEOMETRY = Geometry(
+    attention=12, linear=36, draft=1, hidden=3072, vocabulary=248_320, heads=32, kv_heads=2, head_dim=256,
+    conv_kernel=4, key_heads=16, key_dim=128, value_heads=64, value_dim=128, experts_per_token=8, expert_width=1024,
+    max_positions=262_144, dtype="bfloat16", ssm_dtype="float32", vision=True,
+)  # fmt: skip
 GATED = ("gate_proj", "up_proj", "down_proj")
 TINY = dataclasses.replace(
     GEOMETRY, attention=1, linear=3, hidden=128, vocabulary=1024, heads=4, head_dim=64, key_heads=2, value_heads=4,

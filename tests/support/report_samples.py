@@ -82,7 +82,7 @@ def benched(paths: Paths, release: Release, rate: float, tokens: int = 64, day: 
             cell=bench.Cell(name=name, kind=kind, prompt="text" if kind == "prompt" else "", output_tokens=tokens,
                             input_tokens=0 if kind == "prompt" else 128, concurrency=users),
             seconds=2.0, completed=1, failed=0, prompt_tokens=20, output_tokens=64, parts=30, output_rate=rate * users,
-            decode_rate=rate, ttft=spread, gap=step, token=step, prefill_rate=800.0, drafted=60, accepted=45,
+            decode_rate=rate, ttft=spread, token=step, prefill_rate=800.0, drafted=60, accepted=45,
         )
         for name, kind, users in (("Math", "prompt", 1), ("128 x1", "sweep", 1), ("128 x4", "sweep", 4))
     ]  # fmt: skip
@@ -91,7 +91,7 @@ def benched(paths: Paths, release: Release, rate: float, tokens: int = 64, day: 
         argv=release.argv, env={}, server="started",
     )  # fmt: skip
     made = bench.BenchRecord(
-        time=f"2026-01-{day:02}T02:00:00Z", conditions=conditions, cells=tuple(cells), planned=3,
+        time=f"2026-01-{day:02}T02:00:00Z", conditions=conditions, cells=tuple(cells),
         start=bench.Start(seconds=30.0, began={}), memory=bench.PeakMemory(container=1 << 30, gpu=None),
         ceiling=bench.Ceiling(bandwidth=273e9, context=100, accepted=0.75, rate=100.0, fraction=rate / 100),
     )  # fmt: skip

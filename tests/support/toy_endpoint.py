@@ -1,5 +1,5 @@
 """An OpenAI endpoint over a toy model: the next token follows from a hash of all that came before, so that any fault of
-a cache shows. For what no real server of ours does: telling no log-probabilities, wrong usage, noise. In this process.
+a cache shows. For what no real server of ours does: other fields, noise. In this process.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ MODELS = [{"id": "toy", "max_model_len": 4096}]
 
 @dataclass
 class ToyEndpoint:
-    """logprobs, tokens, salts, metrics: what it takes or tells; noise: of its logits; sees: it uses more of its context
+    """tokens, salts, metrics: what it takes or tells; noise: of its logits; sees: it uses more of its context
     than the last token; caches: it has a prefix cache; fault: "lost", the state of a hit, "kept", nothing is ever cold,
-    or "nan", no number after a hit, which vLLM refuses as it does; usage: what is added to the completion tokens of a
-    stream; drafts: it says that it drafts two for each token; odd: its log-probabilities of a chat have a form of their
-    own; lists: it answers for no other model than those that it lists; off: prompts and lengths of hits whose answers
+    or "nan", no number after a hit, which vLLM refuses as it does; drafts: it says that it drafts two for each
+    token; off: prompts and lengths of hits whose answers
     are off, a logit by `far`."""
 
-    logprobs: bool = True
     tokens: bool = True
     salts: bool = True
     metrics: bool = True
@@ -40,15 +38,11 @@ class ToyEndpoint:
     sees: bool = True
     caches: bool = True
     fault: str = ""
-    usage: int = 0
     drafts: bool = False
-    odd: bool = False
-    lists: bool = False
     off: Callable[[list[int], int], bool] = lambda ids, hit: False
     far: float = 1.0
     hits: int = 0
     drafted: int = 0
-    asked: int = 0
     kept: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     chance: random.Random = field(default_factory=lambda: random.Random(1))
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -61,22 +55,17 @@ class ToyEndpoint:
         path = request.url.path
         body = json.loads(request.content) if request.content else {}
         with self.lock:
-            self.asked += 1
             if path == "/v1/models":
                 return answered(200, json={"data": MODELS})
             if path == "/version":
                 return answered(200, json={"version": "toy"})
             if path == "/metrics" and (self.metrics or self.drafts):
                 return answered(200, text=self.scraped())
-            if self.lists and body.get("model") not in (None, *(model["id"] for model in MODELS)):
-                return answered(404, json={"error": f"The model {body['model']} does not exist"})
             if path == "/tokenize" and self.tokens:
                 text = json.dumps(body["messages"]) if "messages" in body else body["prompt"]
                 return answered(200, json={"tokens": list(text.encode())})
             if path == "/v1/completions" and self.tokens:
-                return self.complete(body["prompt"], body, chat=False)
-            if path == "/v1/chat/completions":
-                return self.complete(list(json.dumps(body["messages"]).encode()), body, chat=True)
+                return self.complete(body["prompt"], body)
             return answered(404, json={"error": "no such path"})
 
     def scraped(self) -> str:
@@ -90,16 +79,14 @@ class ToyEndpoint:
             told += f"vllm:spec_decode_num_accepted_tokens_total {self.drafted // 2}\n"
         return told
 
-    def complete(self, ids: list[int], body: dict[str, Any], *, chat: bool) -> httpx.Response:
-        if body.get("logprobs") and not self.logprobs:
-            return answered(400, json={"error": "logprobs are not supported"})
+    def complete(self, ids: list[int], body: dict[str, Any]) -> httpx.Response:
         if "cache_salt" in body and not self.salts:
             return answered(400, json={"error": "unknown field cache_salt"})
         salt = "" if self.fault == "kept" else body.get("cache_salt", "")
         ends = range(BLOCK, len(ids), BLOCK)
         hit = 0 if not self.caches else max((end for end in ends if (salt, tuple(ids[:end])) in self.kept), default=0)
         self.hits += hit
-        if hit and self.fault == "nan" and not body.get("stream"):
+        if hit and self.fault == "nan":
             return answered(400, json={"error": {"message": "Out of range float values are not JSON compliant"}})
         said, rows = list[int](), list[dict[int, float]]()
         for _ in range(body["max_tokens"]):
@@ -109,34 +96,15 @@ class ToyEndpoint:
         whole = [*ids, *said]
         self.kept |= {(salt, tuple(whole[:end])) for end in range(BLOCK, len(whole), BLOCK)}
         usage = {"prompt_tokens": len(ids), "completion_tokens": len(said)}
-        if body.get("stream"):
-            last = {"choices": [], "usage": usage | {"completion_tokens": len(said) + self.usage}}
-            return answered(200, text=f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n")
-        text = "".join(chr(48 + token) for token in said)
         tops = [dict(sorted(row.items(), key=lambda pair: -pair[1])[:5]) for row in rows]
-        if chat:
-            told = [
-                {
-                    "token": str(token),
-                    "logprob": top[token],
-                    "top_logprobs": [
-                        [str(one), value] if self.odd else {"token": str(one), "logprob": value}
-                        for one, value in top.items()
-                    ],
-                }
-                for token, top in zip(said, tops, strict=True)
-            ]
-            choice = {"message": {"role": "assistant", "content": text}, "logprobs": {"content": told}}
-        else:
-            named = [{f"token_id:{token}": value for token, value in top.items()} for top in tops]
-            choice = {
-                "text": text,
-                "logprobs": {
-                    "tokens": [f"token_id:{token}" for token in said],
-                    "top_logprobs": named,
-                    "token_logprobs": [top[token] for token, top in zip(said, tops, strict=True)],
-                },
-            }
+        choice = {
+            "text": "".join(chr(48 + token) for token in said),
+            "logprobs": {
+                "tokens": [f"token_id:{token}" for token in said],
+                "top_logprobs": [{f"token_id:{token}": value for token, value in top.items()} for top in tops],
+                "token_logprobs": [top[token] for token, top in zip(said, tops, strict=True)],
+            },
+        }
         return answered(200, json={"choices": [choice], "usage": usage})
 
     def row(self, ids: list[int], hit: int, off: bool) -> dict[int, float]:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_known, require_recipe
-from sparkpin.commands.roofline import GB, SPARK, number
 from sparkpin.core import terminal
-from sparkpin.core.errors import InputError, ManifestError, SmokeError
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.measure.bench import plan, record, text
-from sparkpin.measure.bench.compare import compare, fit_at_once
-from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits, Pace, cells_of
+from sparkpin.measure.bench.compare import compare
+from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits, cells_of
 from sparkpin.measure.bench.record import BenchRecord, Comparison
 from sparkpin.measure.bench.run import BenchPlace, bench
 from sparkpin.measure.bench.target import BenchSubject
@@ -28,14 +26,11 @@ from sparkpin.releases import container as running
 from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
-from sparkpin.serve import crash_facts, startup
 from sparkpin.serve.choose_loader import with_loader
+from sparkpin.serve.memory.estimates import SPARK_BANDWIDTH
+from sparkpin.serve.memory.recipe import parse_bandwidth
 from sparkpin.serve.served import running_release
 
-GUESS = {True: (1500.0, 30.0, 300.0), False: (200.0, 40.0, 30.0)}
-"""With a GPU (of a Spark) and without (two cores that have AVX2): prefill, decode, start, where nothing was measured
-yet."""
-LOAD = 25.0  # seconds: as long as a server takes to import vLLM, where no start has told
 LONGEST_COMPARED = 1024
 ROUNDS = 4
 
@@ -61,11 +56,11 @@ class BenchOptions:
     def bytes_a_second(self) -> float | None:
         """Of the memory; None where nobody stated it, and this is no machine of which it is known."""
         if self.bandwidth:
-            return number("bandwidth", self.bandwidth, "273") * GB
-        return SPARK if machine.read_host().is_spark else None
+            return parse_bandwidth(self.bandwidth)
+        return SPARK_BANDWIDTH if machine.read_host().is_spark else None
 
 
-def run(*, recipe: str | None, tag: str | None, asked: BenchOptions, resume: bool) -> None:
+def run(*, recipe: str | None, tag: str | None, asked: BenchOptions) -> None:
     """One release: the one that is named, else the recipe's that is served, else its current one."""
     paths = Paths.from_env()
     bandwidth = asked.bytes_a_second
@@ -73,21 +68,13 @@ def run(*, recipe: str | None, tag: str | None, asked: BenchOptions, resume: boo
     release = chosen(paths, engine, recipe, tag)
     require_measurable(paths, engine, release)
     wanted = plan_for(paths, release, asked)
-    if running_release(paths, engine, release.recipe) == release.tag:
-        wanted = replace(wanted, pace=replace(wanted.pace, start=0))
     if not asked.as_json:
         text.show_plan([release], wanted)
     if asked.dry_run:
         terminal.show("Dry run: nothing was started.")
         return
     place = BenchPlace.here(paths, engine, bandwidth, terminal.say)
-    try:
-        made = bench(place, subject_of(paths, release), wanted, resume=resume)
-    except (KeyboardInterrupt, SmokeError):
-        if kept := record.unfinished(paths, release):
-            terminal.say(f"{len(kept.cells)} of {kept.planned} cells are kept: the same command with --resume goes on")
-        raise
-    show(made, as_json=asked.as_json)
+    show(bench(place, subject_of(paths, release), wanted), as_json=asked.as_json)
 
 
 def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | None = None) -> None:
@@ -103,7 +90,7 @@ def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | N
         raise InputError(f"--compare {before}: with which release?", next_step=f"invoke bench --compare {before} TAG")
     if rounds < 1:
         raise InputError(
-            "--rounds: saw 0, wanted 1 or more", next_step=f"invoke bench --compare {before} {after} --rounds 4"
+            "--rounds: got 0, expected 1 or more", next_step=f"invoke bench --compare {before} {after} --rounds 4"
         )
     paths = Paths.from_env()
     engine = engine_of(paths)
@@ -112,8 +99,7 @@ def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | N
         require_measurable(paths, engine, release)
     wanted = common([plan_for(paths, release, asked) for release in releases])
     if not asked.as_json:
-        starts = len(releases) if fit_at_once(paths, releases) else 2 * rounds
-        text.show_plan(releases, wanted, turns=2 * rounds, starts=starts)
+        text.show_plan(releases, wanted, turns=2 * rounds)
     if releases[0].tag == releases[1].tag and not asked.as_json:
         terminal.show("note: both are one release; what differs is this machine's noise")
     if asked.dry_run:
@@ -169,7 +155,7 @@ def plan_for(paths: Paths, release: Release, asked: BenchOptions) -> BenchPlan:
             f"{release.tag} takes {limits.tokens} tokens: too few for any cell of the plan",
             next_step="raise --max-model-len in its recipe, and build it again",
         )
-    return BenchPlan(cells, pace_for(paths, release), limits.tokens)
+    return BenchPlan(cells, limits.tokens)
 
 
 def config_tokens(checkpoint: Path) -> int:
@@ -184,47 +170,14 @@ def config_tokens(checkpoint: Path) -> int:
 
 def common(plans: Sequence[BenchPlan]) -> BenchPlan:
     """What both can be asked alike, and of the sweep the longest of the short prompts, of one user and of as many as
-    both allow. At the slower one's pace, of those that were measured."""
+    both allow."""
     both = [cell for cell in plans[0].cells if cell in plans[1].cells]
     short = [cell for cell in both if cell.kind == "sweep" and cell.input_tokens <= LONGEST_COMPARED]
     if not both:  # a scripted model is kept from ending its answers, another is not
-        raise InputError(
-            "of the prompts none can be asked of both releases alike", next_step="the same command with --only sweep"
-        )
+        raise InputError("no prompt fits both releases", next_step="the same command with --only sweep")
     length = max((cell.input_tokens for cell in short), default=0)
     ends = [cell for cell in short if cell.input_tokens == length]
-    measured = [one.pace for one in plans if not one.pace.guessed]
-    pace = min(measured or [one.pace for one in plans], key=lambda pace: pace.decode)
-    if len(measured) == 1:
-        pace = replace(pace, source=f"{pace.source} of one of them; the other was not measured yet")
     return BenchPlan(
         cells=(*(c for c in both if c.kind == "prompt"), *dict.fromkeys([*ends[:1], *ends[-1:]])),
-        pace=pace,
         context=min(one.context for one in plans),
     )
-
-
-def pace_for(paths: Paths, release: Release) -> Pace:
-    """From the release's last run, else the last one of another of its recipe, else a guess, which the first answer
-    corrects; the start as it took the last time, or in the smoke test."""
-    prefill, decode, guess = GUESS[uses_gpu(paths, release)]
-    last = startup.last(crash_facts.folder_of(paths, release.recipe, release.name))
-    start = last.seconds if last else float((release.smoke or {}).get("ready_seconds") or guess)
-    load = last.began.get("weights", LOAD) if last else LOAD
-    known = record.newest(paths, release)
-    measured = plan.pace_from(known, start) if known else of_another(paths, release, start)
-    pace = measured or Pace(prefill, decode, start, "a guess, until the first answer is there", guessed=True)
-    return replace(pace, load=load)
-
-
-def of_another(paths: Paths, release: Release, start: float) -> Pace | None:
-    """A guess still: stages differ, and other records may be damaged or of another machine."""
-    records: list[tuple[str, BenchRecord]] = []
-    for other in Releases(paths).readable(release.recipe)[0]:
-        with contextlib.suppress(ManifestError):
-            if found := record.newest(paths, other):
-                records.append((other.name, found))
-    for name, found in sorted(records, key=lambda one: one[1].time, reverse=True):
-        if pace := plan.pace_from(found, start):
-            return replace(pace, source=f"{pace.source} of {name}, until the first answer is there", guessed=True)
-    return None

@@ -51,7 +51,7 @@ from sparkpin.measure.bench.ratios import ALL
 from sparkpin.measure.bench.record import Comparison, Ratio
 from sparkpin.measure.bench.run import BenchPlace
 from sparkpin.measure.bench.text import METRICS
-from sparkpin.measure.quality import run, texts
+from sparkpin.measure.quality import texts
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
 from sparkpin.releases import quality_allowance, quality_record
@@ -144,8 +144,8 @@ class Trial:
         return "passed"
 
     def quality(self, release: Release, *, keep: bool = True) -> str:
-        plan = run.QualityPlan(texts.load(quick=self.quick))
-        found = compared(self.paths, self.engine, Pair(release, self.current, "named"), plan)
+        corpus = texts.load(quick=self.quick)
+        found = compared(self.paths, self.engine, Pair(release, self.current, "named"), corpus)
         if keep:
             quality_record.save(self.paths, release, self.current, found)
         lines = quality_allowance.judge(found.overall, found.skills, ALLOWED)

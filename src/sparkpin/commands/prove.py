@@ -19,7 +19,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import engine_of
 from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
-from sparkpin.measure.prove import passes, record, run, shortest, verdict
+from sparkpin.measure.prove import record, run, shortest, verdict
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.pins.vllm_flags import SPECULATION, Flags
@@ -49,14 +49,13 @@ class ProveOptions:
     sessions: int
     turns: int
     replay: str
-    resume: bool
     as_json: bool
 
     def __post_init__(self) -> None:
         for name in ("sessions", "turns"):
             if not 1 <= getattr(self, name) <= 64:
                 raise InputError(
-                    f"--{name}: saw {getattr(self, name)}, wanted 1 to 64", next_step=f"for example --{name} 4"
+                    f"--{name}: got {getattr(self, name)}, expected 1 to 64", next_step=f"for example --{name} 4"
                 )
         if self.sessions * self.turns < 2:
             raise InputError("one session of one turn has nothing to compare", next_step="leave out --turns")
@@ -65,7 +64,7 @@ class ProveOptions:
 def prove(what: str | None, *, recipe: str | None, asked: ProveOptions) -> None:
     """what: a release's tag, or the URL of an endpoint.
 
-    CorruptionError where something is found, UntoldError where nothing can be told.
+    CorruptionError where something is found, UntoldError where the result is inconclusive.
     """
     paths = Paths.from_env()
     name, folder, entered = target(paths, what, recipe, asked)
@@ -85,13 +84,11 @@ def prove(what: str | None, *, recipe: str | None, asked: ProveOptions) -> None:
     # The whole line is the verdict's, which stands above, or in the JSON.
     if found.verdict == "found":
         raise CorruptionError(
-            f"{name}: a cache, company or a draft changed an answer",
+            f"{name}: caching, concurrency or drafting changed an answer",
             next_step="send the session upstream; invoke prove URL --replay FILE repeats it",
         )
     if found.verdict == "cannot tell":
-        raise UntoldError(
-            f"{name}: nothing can be told", next_step="docs/prove.md says what a server has to be and to tell"
-        )
+        raise UntoldError(f"{name}: inconclusive", next_step="docs/prove.md lists what a server must report")
 
 
 def require_provable(met: ProvedEndpoint, name: str) -> None:
@@ -121,10 +118,10 @@ def target(
     """Its name, the folder of its records, and the client, once the server answers."""
     if what and ADDRESS.fullmatch(what):
         scheme = "http" if ":" in what or what.partition("/")[0] in OWN_HOSTS else "https"
-        raise InputError(f"{what}: saw no scheme", next_step=f"invoke prove {scheme}://{what}")
+        raise InputError(f"{what}: got no scheme", next_step=f"invoke prove {scheme}://{what}")
     if what and "://" in what:
         folder = paths.home / FOLDER / folder_of(what)
-        return what, folder, at(what, asked.key, folder)
+        return what, folder, at(what, asked.key)
     release = chosen(paths, recipe, what)
     require_flags(release)
     require_consistent(paths, release)
@@ -135,14 +132,14 @@ def parts_of(url: str) -> SplitResult:
     """InputError for what is no address of a server. It repeats no URL that may hold a secret: records have it, too."""
     if re.search("[@?#]", url):
         raise InputError(
-            "the URL: saw a login, a query or a fragment, wanted host, port and path alone",
+            "the URL: got a login, a query or a fragment, expected host, port and path alone",
             next_step="a key belongs into a variable of the environment: --key-env NAME",
         )
     with contextlib.suppress(ValueError):  # of a port above 65535, and of half an IPv6 address
         parts = urlsplit(url)
         if URL.fullmatch(url) and parts.port != 0:
             return parts
-    raise InputError(f"{url}: saw no URL of a server", next_step="for example invoke prove http://127.0.0.1:8000/v1")
+    raise InputError(f"{url}: got no URL of a server", next_step="for example invoke prove http://127.0.0.1:8000/v1")
 
 
 def folder_of(url: str) -> str:
@@ -168,23 +165,20 @@ def key_for(url: str, variable: str) -> str | None:
         raise InputError(f"--key-env {variable}: it is not set", next_step=f"export {variable}=...")
     if key and not own and parts.scheme == "http":
         raise InputError(
-            f"--key-env {variable}: saw {url}, wanted https:// for a key that goes to another machine",
+            f"--key-env {variable}: got {url}, expected https:// for a key that goes to another machine",
             next_step="name its https:// URL, or leave out --key-env",
         )
     return key or None
 
 
 @contextlib.contextmanager
-def at(url: str, variable: str, folder: Path) -> Iterator[Client]:
-    """folder: of its records, which may hold a run that was broken off."""
+def at(url: str, variable: str) -> Iterator[Client]:
     with Client.url(url, timeout=REQUEST_SECONDS, key=key_for(url, variable)) as client:
         try:
             yield client
         except (Wrong, Fault) as fault:
-            kept = " with --resume, which goes on with what is kept" if (folder / record.UNFINISHED).is_file() else ""
             raise SmokeError(
-                f"{url}: {fault}",
-                next_step=f"see that it is served there, and takes the key and the model; then the same command{kept}",
+                f"{url}: {fault}", next_step="check that vLLM serves the model there and takes the key, then try again"
             ) from None
 
 
@@ -202,23 +196,16 @@ def proved(met: ProvedEndpoint, name: str, folder: Path, asked: ProveOptions) ->
             "for two turns",
             next_step="raise --max-model-len in its recipe",
         )
-    form = "tokens" if met.exact else "messages"
-    say(f"{len(proof.turns)} turns of {asked.sessions} sessions, as {form}; blocks of {proof.shape.block} tokens")
+    say(f"{len(proof.turns)} turns of {asked.sessions} sessions; blocks of {proof.shape.block} tokens")
     for note in met.notes:
         say(f"note: {note}")
-    try:
-        proof.run(folder, resume=asked.resume)
-    except KeyboardInterrupt:
-        if proof.done:
-            kept = "; ".join(one.words for one in passes.EVERY if one.name in proof.done)
-            raise KeyboardInterrupt(f"kept: {kept}; the same command with --resume goes on") from None
-        raise
+    proof.run()
     return verdict.concluded(proof, folder, name)
 
 
 def replay(met: ProvedEndpoint, path: Path) -> None:
     """CorruptionError where a session's file shows its difference again."""
-    trial, head = shortest.read(path, met)
+    trial, head = shortest.read(path)
     proof = run.begun(met, 0, (1, 2), say)
     shown = shortest.tried(met, proof, trial)
     line = f"{path}: {shown.distance:.2g} nats; {trial.bound:.2g} may be rounding; it was {head['difference']:.2g}"

@@ -28,14 +28,13 @@ WHY = {
     "root file systems": "no stack, record or image stands on it",
     "kept inputs": "no release that stays was made from it",
     "quality measurements": "of releases that are gone",
-    "lm-eval": "made from another lock",
     "searches of bisect": "a release of theirs is gone, or going",
     "left by killed runs": "not touched for an hour",
     "build records": "no release that stays stands on its image",
 }
 HASH, SHORT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b"), r"\1"
 NAMED = {"checkpoints", "layer notes", "layer contents", "root file systems", "left by killed runs", "build records"}
-NAMED |= {"quality measurements", "lm-eval", "searches of bisect"}
+NAMED |= {"quality measurements", "searches of bisect"}
 
 
 def prune(*, keep: int, dry_run: bool, store: bool, build_cache: bool = False) -> None:

@@ -8,18 +8,18 @@ from typing import Literal
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.record import records_of as build_records
-from sparkpin.commands.choose import choose_known, newest_of_stage, require_recipe, stages_upon
+from sparkpin.commands.choose import choose_known, newest_of_stage, stages_upon
 from sparkpin.core.errors import InputError, QualityError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import read_fingerprint
-from sparkpin.measure.quality import asking, compare, run, standard, texts
-from sparkpin.measure.quality import limits as beside
+from sparkpin.measure.quality import asking, compare, run, texts
 from sparkpin.measure.quality.report import report
+from sparkpin.measure.quality.texts import Corpus
 from sparkpin.pins import manifests
 from sparkpin.releases import quality_allowance, quality_gate, quality_record
-from sparkpin.releases.quality_record import QualityRecord, Standard
+from sparkpin.releases.quality_record import QualityRecord
 from sparkpin.releases.record import Release, Releases, now
 
 
@@ -88,25 +88,14 @@ def quality(
     release: str | None,
     against: str | None,
     quick: bool,
-    wanted: standard.StandardTasks | None,
-    fetch: bool,
-    hours: int = standard.HOURS,
     as_json: bool,
 ) -> None:
     """Measure both, keep the record, print it; QualityError for a greater loss than the release's stage allows."""
-    limit = standard.seconds_of(hours)
     paths = Paths.from_env()
     pair = chosen(paths, choose_known(paths, recipe), release, against)
     for known in (pair.reference, pair.release):
         require_consistent(paths, known)
-    if wanted and fetch:
-        standard.fetch(paths, wanted, say)
-    plan = run.QualityPlan(texts.load(quick=quick), wanted, limit)
-    if wanted and not fetch:  # before minutes of measuring
-        standard.require_installed(paths, wanted)
-        if any(plan.scores_of(paths, release) is None for release in (pair.release, pair.reference)):
-            standard.require_known(paths, wanted)
-    found = compared(paths, engine_of(paths), pair, plan)
+    found = compared(paths, engine_of(paths), pair, texts.load(quick=quick))
     path = quality_record.save(paths, pair.release, pair.reference, found)
     if as_json:
         show(json.dumps(quality_record.to_json(found), indent=2, sort_keys=True))
@@ -121,23 +110,16 @@ def quality(
         )
 
 
-def limits(*, recipe: str | None, as_json: bool = False) -> None:
-    paths = Paths.from_env()
-    name = choose_known(paths, recipe)
-    require_recipe(paths, Releases(paths), name)
-    beside.show(paths, name, as_json=as_json)
-
-
-def compared(paths: Paths, engine: Engine, pair: Pair, plan: run.QualityPlan) -> QualityRecord:
+def compared(paths: Paths, engine: Engine, pair: Pair, corpus: Corpus) -> QualityRecord:
     """The reference first: it is the one that other comparisons have measured, maybe."""
-    p, p_scores = run.measure(paths, engine, pair.reference, plan, say)
-    q, q_scores = run.measure(paths, engine, pair.release, plan, say)
+    p = run.measure(paths, engine, pair.reference, corpus, say)
+    q = run.measure(paths, engine, pair.release, corpus, say)
     figures = compare.texts(p, q, asking.TOP)
     skills = compare.skills(p, q)
     stage = quality_gate.stage_of(paths, pair.release) if pair.role == "parent" else None
     notes = [*p.notes, *q.notes, *compare.asked_alone(p, q)]
     notes += quality_allowance.notes(figures[0], skills, stage.quality) if stage else ()
-    if plan.corpus.quick:
+    if corpus.quick:
         notes.append(f"--quick: {texts.QUICK} texts of each kind, fewer questions; wide intervals")
     return QualityRecord(
         release=pair.release.tag,
@@ -148,29 +130,11 @@ def compared(paths: Paths, engine: Engine, pair: Pair, plan: run.QualityPlan) ->
         vllm_release=q.vllm,
         vllm_reference=p.vllm,
         host=read_fingerprint(engine.version),
-        corpus=plan.corpus.digest,
+        corpus=corpus.digest,
         top_k=asking.TOP,
-        quick=plan.corpus.quick,
+        quick=corpus.quick,
         texts=figures,
         skills=skills,
-        standard=joined(p_scores, q_scores),
         judged=quality_allowance.judge(figures[0], skills, stage.quality) if stage else (),
         notes=tuple(dict.fromkeys(notes)),
-    )
-
-
-def joined(reference: tuple[standard.Score, ...], release: tuple[standard.Score, ...]) -> tuple[Standard, ...]:
-    others = {(score.task, score.metric): score for score in release}
-    return tuple(
-        Standard(
-            task=p.task,
-            metric=p.metric,
-            samples=p.samples,
-            reference=p.value,
-            reference_stderr=p.stderr,
-            release=q.value,
-            release_stderr=q.stderr,
-        )
-        for p in reference
-        if (q := others.get((p.task, p.metric)))
     )

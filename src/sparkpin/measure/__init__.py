@@ -1,1 +1,1 @@
-"""How fast and how good a release is: `bench`, `quality`, and the `roofline` that no release can pass."""
+"""How fast, how good and how steady a release is: `bench`, `quality` and `prove`."""

@@ -42,6 +42,14 @@ class OwnServer:
 
 
 @contextlib.contextmanager
+def alone(paths: Paths, engine: Engine, say: Say) -> Iterator[None]:
+    """No smoke test and no other measurement of this home meanwhile; what killed ones left is gone."""
+    with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
+        remove_leftovers(paths, engine, say)
+        yield
+
+
+@contextlib.contextmanager
 def own_server(paths: Paths, engine: Engine, release: Release, kept: int, say: Say) -> Iterator[OwnServer]:
     """Once it answers. kept: bytes that what is measured of it takes at most.
 
@@ -64,8 +72,7 @@ def own_server(paths: Paths, engine: Engine, release: Release, kept: int, say: S
     running.require_image(engine, release)
     files.require_space(paths.cache, kept, "the measurements", "SPARKPIN_CACHE")
     tuned = with_loader(paths, release, checkpoint, say, gpus=gpus)
-    with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-        remove_leftovers(paths, engine, say)
+    with alone(paths, engine, say):
         timeout = running.ready_timeout(checkpoint)
         if gpus:  # another server ended a moment ago, and its files may still count as taken
             memory_limit.drop_page_cache(say)

@@ -28,6 +28,7 @@ from sparkpin.pins.schema import (
     KnownIssues,
     ModelLock,
     ModelPin,
+    PublishedSpeeds,
     Recipe,
     Stack,
     StackLock,
@@ -306,6 +307,11 @@ def load_known_issues(project: Path) -> tuple[KnownIssue, ...]:
     """None where the file is not there, as in what was kept of releases from before it."""
     path = project / "pins/known_issues.yaml"
     return tuple(parse(KnownIssues, read_yaml(path), path).issues) if path.is_file() else ()
+
+
+def load_published(project: Path) -> PublishedSpeeds:
+    path = project / "pins/published.yaml"
+    return parse(PublishedSpeeds, read_yaml(path), path)
 
 
 def model_of(project: Path, recipe: Recipe) -> ModelPin:

@@ -401,7 +401,7 @@ class Drafts(StrictModel):
     """What makes a model another one's drafter.
 
     method: vLLM's word; tokens: the most in a draft that it was made for; acceptance_floor, position_floors: as of a
-    stage's `smoke`, in whose place they stand; accepted: share of the drafted tokens, as published, for `roofline`.
+    stage's `smoke`, in whose place they stand; accepted: share of the drafted tokens, as published, for `plan`.
     """
 
     method: DRAFT_METHODS
@@ -519,6 +519,21 @@ class ServeChoice(StrictModel):
     value: FlagValue = None
     vllm: VersionBounds = ""
     reason: Reason
+
+
+class PublishedSpeed(Evidence):
+    """One request at a time, decoding, of a recipe's stage on one DGX Spark."""
+
+    recipe: Name
+    stage: Name
+    tokens_per_second: Annotated[float, Field(gt=0)]
+
+
+class PublishedSpeeds(StrictModel):
+    """pins/published.yaml. accepted: share of the tokens that an MTP layer drafts."""
+
+    accepted: Annotated[float, Field(ge=0, le=1)]
+    speeds: list[PublishedSpeed]
 
 
 class Family(StrictModel):

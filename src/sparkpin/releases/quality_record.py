@@ -6,7 +6,6 @@ releases/<recipe>/<stage>-<key12>/quality/accepted.json     losses that somebody
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,19 +86,6 @@ class Skill:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Standard:
-    """A task of lm-eval. stderr: its own standard error, None where it gives none; samples: how many were asked."""
-
-    task: str
-    metric: str
-    samples: int
-    reference: float
-    reference_stderr: float | None
-    release: float
-    release_stderr: float | None
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Judged:
     """One line of a stage's allowance. name: its key in `quality` of stages/*.yaml; limit: its value there."""
 
@@ -134,7 +120,6 @@ class QualityRecord:
     quick: bool = False
     texts: tuple[Texts, ...]
     skills: tuple[Skill, ...]
-    standard: tuple[Standard, ...] = ()
     judged: tuple[Judged, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -175,13 +160,9 @@ def to_json(record: QualityRecord) -> dict[str, Any]:
 
 
 def save(paths: Paths, release: Release, reference: Release, record: QualityRecord) -> Path:
-    """Where the same two were compared before, that record goes; what it has of other standard tasks stays."""
+    """Where the same two were compared before, that record goes."""
     path = path_of(paths, release, reference, quick=record.quick)
     with Releases(paths).locked(release.recipe):
-        if path.exists():
-            tasks = {one.task for one in record.standard}
-            former = tuple(one for one in read(path).standard if one.task not in tasks)
-            record = dataclasses.replace(record, standard=(*former, *record.standard))
         write_json(path, to_json(record))
     return path
 

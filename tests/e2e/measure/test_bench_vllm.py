@@ -61,7 +61,6 @@ def test_what_is_printed_is_what_is_kept(home: Home, measured: dict[str, Any]) -
     assert kept and record.to_json(kept) == measured
     assert kept.conditions.release == release.tag and kept.conditions.image == release.image
     assert kept.conditions.vllm.startswith("0.32.0") and kept.conditions.host.cores > 0
-    assert record.unfinished(paths, release) is None
 
 
 def test_tokens_are_those_that_the_server_counts(measured: dict[str, Any]) -> None:
@@ -74,7 +73,7 @@ def test_tokens_are_those_that_the_server_counts(measured: dict[str, Any]) -> No
         assert row["output_rate"] == pytest.approx(row["output_tokens"] / row["seconds"])
     random = cells["128 x 4"]  # the tool's random texts are now and then a token longer or shorter
     assert random["prompt_tokens"] == pytest.approx(128 * random["cell"]["requests"], rel=0.05)
-    assert cells["Q&A"]["prompt_tokens"] > 10 and cells["Q&A"]["first_rate"] > 0
+    assert cells["Q&A"]["prompt_tokens"] > 10
 
 
 def test_a_part_of_the_stream_carries_several_tokens(measured: dict[str, Any]) -> None:
@@ -99,8 +98,8 @@ def test_nothing_is_left_behind(home: Home, measured: dict[str, Any]) -> None:
     assert not list(home.paths.releases.rglob(".partial-*"))
 
 
-def test_the_next_plan_knows_the_pace(home: Home, measured: dict[str, Any]) -> None:
-    said = home.done("bench", home.release.tag, "--dry-run")
-    assert "from the run of" in said and "Dry run" in said
+def test_a_dry_run_measures_nothing(home: Home, measured: dict[str, Any]) -> None:
+    before = record.history(home.paths, home.release)
+    home.done("bench", home.release.tag, "--dry-run")
     table = home.done("bench", "--compare", home.release.tag, home.release.tag, "--rounds", "2", "--dry-run")
-    assert "7 cells, 4 times" in table
+    assert "7 cells, 4 times" in table and record.history(home.paths, home.release) == before

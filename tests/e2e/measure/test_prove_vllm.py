@@ -7,13 +7,11 @@ cannot change (cold prompts, and those of ways in which it is not looked for) is
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checkout import PROJECT
@@ -33,18 +31,19 @@ from sparkpin.releases.record import Release
 from sparkpin.serve.socket_port import listening
 
 ROOM = 4096
-ASKED = ProveOptions(model="", key="", seed=1, sessions=4, turns=3, replay="", resume=False, as_json=True)
+ASKED = ProveOptions(model="", key="", seed=1, sessions=4, turns=3, replay="", as_json=True)
 CACHED = {"--enable-prefix-caching": None, "--block-size": "128", "--num-gpu-blocks-override": "64"}
 """Few blocks, so that they are soon used up; the size: see smoke/test_smoke_cached.py."""
 SHORTENED = "state-not-restored"
 FAULTS = {
-    SHORTENED: passes.WARM,
-    "state-one-block-late": passes.WARM,
-    "neighbours-block": passes.WARM,
-    "hit-off-by-one": passes.WARM,
-    "stale-after-eviction": passes.EVICTED,
+    SHORTENED: (passes.WARM, 2.0),
+    "state-one-block-late": (passes.WARM, 0.26),
+    "neighbours-block": (passes.WARM, 0.5),
+    "hit-off-by-one": (passes.WARM, 0.22),
+    "stale-after-eviction": (passes.EVICTED, 2.5),
 }
-DRAFTS = "drafts-kept"
+"""The way that finds each, and its furthest answer, in nats, of the run of vLLM 0.32.0 that saw least of it."""
+DRAFTS, DRAFTS_NATS = "drafts-kept", 2.3
 
 
 @dataclass(frozen=True)
@@ -75,23 +74,22 @@ def cached(stages: dict[str, Release], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
-def sound(cached: Faulty, tmp_path_factory: pytest.TempPathFactory) -> Proof:
+def sound(cached: Faulty) -> Proof:
     """All passes, of the server as it is. Which requests share a step depends on what else the machine does, and so do
     the cold readings in company: half of the twelve are alike to the bit, and one more or less makes the bound 0.05 or
     0.37 nats. Then they are asked again."""
     proof = run.begun(cached.met, 1, (4, 3), print)
-    folder = tmp_path_factory.mktemp("sound")
-    proof.run(folder, resume=False)
+    proof.run()
     for _ in range(4):
         if verdict.bounds(proof).first > judging.LEAST:
-            proof = asked_again(proof, passes.COMPANY, folder)
+            proof = asked_again(proof, passes.COMPANY)
     return proof
 
 
-def asked_again(proof: Proof, one: Pass, folder: Path) -> Proof:
+def asked_again(proof: Proof, one: Pass) -> Proof:
     """The proof with that pass asked again."""
     again = dataclasses.replace(proof, done={name: seen for name, seen in proof.done.items() if name != one.name})
-    again.run(folder, resume=False)
+    again.run()
     return again
 
 
@@ -106,39 +104,28 @@ def test_nothing_is_found_in_a_sound_server(sound: Proof, tmp_path: Path) -> Non
     assert not sound.met.notes
 
 
-def power() -> dict[str, Any]:
-    return dict(json.loads(verdict.POWER.read_text())["faults"])
-
-
-def test_the_power_is_of_the_server_that_is_tested(sound: Proof) -> None:
-    """Another vLLM wants its faults measured anew: print(found.line) of the tests below says what to write."""
-    assert json.loads(verdict.POWER.read_text())["vllm"] == sound.met.version
-
-
-def broken(sound: Proof, fault: str, one: Pass, folder: Path, cached: Faulty) -> Proof:
-    """The proof with that pass asked again of the server with the fault."""
+def broken(sound: Proof, fault: str, cached: Faulty) -> Proof:
+    """The proof with the fault's pass asked again of the server with the fault."""
     switch(cached.folder, fault)
-    return asked_again(sound, one, folder)
+    return asked_again(sound, FAULTS[fault][0])
 
 
 def assert_found(fault: str, proof: Proof, sound: Proof) -> None:
     """Only the way in which it is looked for finds it, and not by chance: prompts of the sound server that are beyond,
     by rounding as other words show, are none of it. On CPUs with AVX512-BF16 there is one, by 0.007 nats."""
-    one, bounds = FAULTS[fault], verdict.bounds(proof)
+    (one, nats), bounds = FAULTS[fault], verdict.bounds(proof)
     near = {(each.one, each.key) for each in verdict.beyond(sound, verdict.bounds(sound))}
     every = [each for each in verdict.beyond(proof, bounds) if (each.one, each.key) not in near]
     print(fault, [round(far, 3) for _, far in proof.distances(one)], bounds)
     assert {each.one for each in every} == {one}
     assert len(every) >= 3, "how far depends on the blocks that were free"
-    told = power()[fault]
-    assert told["way"] == one.name
-    assert max(far for _, far in proof.distances(one)) > told["nats"] / 2, "the power that is told is not had"
+    assert max(far for _, far in proof.distances(one)) > nats / 2, "less is found than before"
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != SHORTENED])
-def test_a_planted_fault_is_found(fault: str, sound: Proof, cached: Faulty, tmp_path: Path) -> None:
+def test_a_planted_fault_is_found(fault: str, sound: Proof, cached: Faulty) -> None:
     try:
-        proof = broken(sound, fault, FAULTS[fault], tmp_path, cached)
+        proof = broken(sound, fault, cached)
     finally:
         switch(cached.folder, "")
     assert_found(fault, proof, sound)
@@ -149,7 +136,7 @@ def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
 ) -> None:
     monkeypatch.setattr(shortest, "SECONDS", 600.0)  # a busy machine finds the shortest one, too
     try:
-        proof = broken(sound, SHORTENED, FAULTS[SHORTENED], tmp_path, cached)
+        proof = broken(sound, SHORTENED, cached)
         assert_found(SHORTENED, proof, sound)
         found = verdict.concluded(proof, tmp_path, "broken")
         print(found.line)
@@ -161,7 +148,7 @@ def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
             command.prove(f"http://127.0.0.1:{cached.port}/v1", recipe=None, asked=again)
     finally:
         switch(cached.folder, "")
-    trial, _ = shortest.read(path, cached.met)
+    trial, _ = shortest.read(path)
     assert shortest.tried(cached.met, sound, trial).distance < trial.bound, "the mended server shows nothing"
 
 
@@ -177,19 +164,11 @@ def test_what_drafts_leave_in_the_state_is_found(
             proof = run.begun(dataclasses.replace(server.met, block=64), 1, (6, 2), print)
             # All others read no token of a draft: without a cache each is cold.
             proof.done = {one.name: run.Seen() for one in passes.TRIED if one not in (passes.COMPANY, passes.READ)}
-            proof.run(folder / fault, resume=False)
+            proof.run()
             drafted, accepted = proof.drafts
             bounds = verdict.bounds(proof)
             every = verdict.beyond(proof, bounds)
             print(fault, [round(far, 3) for _, far in proof.distances(passes.READ)], bounds, drafted, accepted)
             assert drafted > accepted, "some were refused"
             assert {each.one for each in every} == ({passes.READ} if fault else set())
-            assert not fault or max(far for _, far in proof.distances(passes.READ)) > power()[DRAFTS]["nats"] / 2
-
-
-def test_the_power_that_is_told_is_of_these_faults() -> None:
-    told = power()
-    assert {fault: one["way"] for fault, one in told.items()} == {
-        **{fault: one.name for fault, one in FAULTS.items()},
-        DRAFTS: passes.READ.name,
-    }
+            assert not fault or max(far for _, far in proof.distances(passes.READ)) > DRAFTS_NATS / 2

@@ -123,7 +123,7 @@ def wanted_cases() -> tuple[list[dict[str, Any]], dict[tuple[str, int, int], dic
             for pool in pools:
                 blocks = cache.blocks(pool)
                 tokens, concurrency = cache.capacity(blocks, length)
-                if not cache.users(blocks, length):
+                if not cache.requests(blocks, length):
                     wanted[name, length, pool] = {"longest": cache.longest(blocks)}
                     continue
                 wanted[name, length, pool] = {

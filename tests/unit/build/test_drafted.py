@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from checkout import PROJECT
+
+sys.path.append(str(PROJECT / "benchmarks/stage_table"))
+
+from figures import Figure, tensors
+from shapes import GEOMETRY
 
 from sparkpin.build import pair as pairing
 from sparkpin.build.checkpoint import build_checkpoint, verify_built
@@ -20,8 +26,6 @@ from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.fetch.model_files import config_here, repository_folder
-from sparkpin.measure.roofline.published import GEOMETRY, tensors
-from sparkpin.measure.roofline.reads import model_of, roofline, with_drafts
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import DRAFTER
 from sparkpin.pins.vllm_command import own_argv
@@ -136,7 +140,7 @@ def dflash() -> Known:
     )
     listed = shapes.listing(DRAFTER)
     own = (info for file in listed.headers for info in header_of(listed, file).tensors.values())
-    every = (*tensors(fp8=True), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
+    every = (*tensors(Figure("v2-drafter")), *(info._replace(name=f"{DRAFTER}/{info.name}") for info in own))
     loading = Loading(draft=False, vision=True, int8_head=True, widened=False)
     return Known(GEOMETRY, settings, loading, every, True, 0)
 
@@ -175,16 +179,11 @@ def test_a_window_bounds_what_a_request_holds() -> None:
     assert [DraftGroups((6,), 100, 1000).request_blocks(n) for n in (100, 10_000)] == [2, 11]
 
 
-def test_the_roofline_reads_a_drafter_as_often_as_it_runs() -> None:
-    def reads(found: Known, drafted: int | None = None) -> dict[str, float]:
-        made = model_of(found.tensors, found.geometry, found.settings, found.loading, symmetric=found.symmetric)
-        made = made if drafted is None else with_drafts(made, drafted)
-        line = roofline(made, context=1000, bandwidth=273e9, accepted=0.45)
-        return {read.what: read.times for read in line.reads} | {"ceiling": line.ceiling}
-
-    one_by_one, at_once = reads(known()), reads(dflash())
+def test_a_step_reads_a_drafter_as_often_as_it_runs() -> None:
+    one_by_one, at_once = (
+        {read.what: read.times for read in found.decode.step(1000).reads} for found in (known(), dflash())
+    )
     assert (one_by_one["drafter"], one_by_one["LM head"], one_by_one["KV cache of the drafter"]) == (3, 1, 3000)
-    assert [reads(known(), drafted)["drafter"] for drafted in (2, 1, 0)] == [2, 1, 1]
     assert (at_once["drafter"], at_once["LM head"], at_once["KV cache of the drafter"]) == (1, 2, 1000)
     assert at_once["INT4 experts"] == pytest.approx(86.57, abs=0.01)
-    assert at_once["ceiling"] == pytest.approx(61.7, abs=0.1)
+    assert dflash().decode.step(1000).ceiling(273e9, 0.45) == pytest.approx(61.7, abs=0.1)

@@ -23,7 +23,7 @@ from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.measure.bench import driver, load, measure, plan, ratios, record, target
 from sparkpin.measure.bench import text as words
 from sparkpin.measure.bench.compare import fit_at_once
-from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits, Pace
+from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits
 from sparkpin.measure.bench.record import (
     BenchRecord,
     Cell,
@@ -34,17 +34,15 @@ from sparkpin.measure.bench.record import (
     Spread,
     Start,
 )
-from sparkpin.measure.bench.run import BenchPlace, kept_before, require_answers
+from sparkpin.measure.bench.run import require_answers
 from sparkpin.releases.container import GIB
-from sparkpin.releases.record import Releases
-from sparkpin.serve import crash_facts, memory_limit, startup
+from sparkpin.serve import memory_limit
 
 HOST = Fingerprint(
     machine="NVIDIA DGX Spark", arch="aarch64", cpu="Cortex", cores=20, memory=128 * 10**9, gpus=(), kernel="6.14",
     os="ubuntu 24.04", docker="28.3",
 )  # fmt: skip
 BOTH = frozenset({"prompt", "sweep"})
-PACE = Pace(prefill=1000, decode=50, start=90, source="a test")
 QA = Cell(name="Q&A", kind="prompt", prompt="Why?", output_tokens=256)
 SWEEP = Cell(name="128 x 1", kind="sweep", input_tokens=128, output_tokens=9, requests=2)
 
@@ -61,14 +59,14 @@ def row(cell: Cell = QA, rate: float = 40.0, **changes: Any) -> CellResult:
     found: dict[str, Any] = {
         "cell": cell, "seconds": 6.4, "completed": 1, "failed": 0, "prompt_tokens": 20, "output_tokens": 256,
         "parts": 100, "output_rate": rate, "decode_rate": rate + 1, "ttft": Spread(p50=0.1, p95=0.2),
-        "gap": Spread(p50=0.06, p95=0.07), "token": Spread(p50=0.02, p95=0.03), "prefill_rate": None,
+        "token": Spread(p50=0.02, p95=0.03), "prefill_rate": None,
     }  # fmt: skip
     return CellResult(**{**found, **changes})
 
 
 def made(*rows: CellResult, **changes: Any) -> BenchRecord:
     found: dict[str, Any] = {
-        "time": "2026-11-22T07:01:08.508Z", "conditions": conditions(), "cells": rows, "planned": len(rows),
+        "time": "2026-11-22T07:01:08.508Z", "conditions": conditions(), "cells": rows,
         "start": Start(seconds=29.9, began={"start": 0.0, "weights": 12.0, "ready": 29.0}),
         "memory": PeakMemory(container=3_000_000_000, gpu=None),
     }  # fmt: skip
@@ -136,50 +134,6 @@ def test_prompts_run_twice_one_round_after_the_other_and_a_sweep_warms_up() -> N
     assert len({step.seed for step in steps}) == len(steps)  # the same random texts would come from the prefix cache
 
 
-def test_the_estimate_counts_prefill_for_all_and_decode_side_by_side() -> None:
-    step = plan.Step(dataclasses.replace(SWEEP, concurrency=2), True, 4, 100, 1)
-    assert plan.seconds_of(step, PACE) == pytest.approx(2 * (2 * 128 / 1000 + 100 / 50 * (1 + 1 / 8)))
-    known = plan.pace_from(made(row(), row(SWEEP, prefill_rate=900.0)), 29.9)
-    assert known == Pace(900.0, 41.0, 29.9, "from the run of 2026-11-22")
-    assert plan.pace_from(made(row(SWEEP)), 29.9) is None  # without a prompt of the five
-
-
-def test_the_estimate_goes_by_what_was_measured_of_this_release_here(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A start as the last one was, else as the smoke test's; the load generator imports vLLM as a server does."""
-    monkeypatch.setattr(bench, "uses_gpu", lambda *_: False)
-    plain = made_releases.release(1)
-    smoked = dataclasses.replace(plain, smoke={"passed": True, "ready_seconds": 100.8})
-    inspected = dataclasses.replace(plain, smoke={"inspected": True, "passed": False})
-    seen = [bench.pace_for(paths, one) for one in (plain, inspected, smoked)]
-    assert [(pace.start, pace.load, pace.guessed) for pace in seen] == [
-        (30, bench.LOAD, True), (30, bench.LOAD, True), (100.8, bench.LOAD, True)
-    ]  # fmt: skip
-    folder = crash_facts.folder_of(paths, plain.recipe, plain.name)
-    folder.mkdir(parents=True)
-    began = {"start": 0.0, "weights": 28.7, "ready": 35.0}
-    (folder / startup.FILE).write_text(json.dumps({"seconds": 35.9, "began": began}))
-    assert [(pace.start, pace.load) for pace in [bench.pace_for(paths, smoked)]] == [(35.9, 28.7)]
-
-
-def test_without_a_run_of_its_own_the_estimate_goes_by_another_stage_and_then_by_the_first_answer(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "uses_gpu", lambda *_: False)
-    plain, other = made_releases.release(1), made_releases.release(2, stage="base")
-    for release in (plain, other):
-        Releases(paths).save(release)
-    record.keep(paths, other, made(row(), planned=1))
-    guess = bench.pace_for(paths, plain)
-    assert (guess.decode, guess.guessed) == (41.0, True) and other.name in guess.source
-    seen = plan.pace_seen(guess, row(decode_rate=82.0, ttft=record.Spread(p50=0.1, p95=0.2), prompt_tokens=50))
-    assert (seen.prefill, seen.decode, seen.guessed, seen.start) == (500.0 / row().completed, 82.0, False, guess.start)
-    assert plan.pace_seen(guess, row(decode_rate=None)) == guess
-    assert plan.pace_seen(guess, row(dataclasses.replace(SWEEP, concurrency=2))) == guess
-    assert plan.estimate([QA], seen) < plan.estimate([QA], guess) * 0.6
-
-
 @pytest.mark.parametrize(("said", "spark", "wanted"), [("", False, None), ("", True, 273e9), ("31", True, 31e9)])
 def test_a_sparks_bandwidth_is_known(
     said: str, spark: bool, wanted: float | None, monkeypatch: pytest.MonkeyPatch
@@ -219,56 +173,40 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 6
 
 
 def test_tokens_are_counted_and_not_parts() -> None:
-    one = measure.measured(SWEEP, result(), BEFORE, AFTER, first=8.5)
+    one = measure.measured(SWEEP, result(), BEFORE, AFTER)
     assert (one.completed, one.failed, one.output_tokens, one.parts) == (2, 1, 18, 12)
-    assert one.output_rate == 9.0 and one.first_rate == 8.5
+    assert one.output_rate == 9.0
     assert one.tokens_a_part == pytest.approx(16 / 12)
     assert one.decode_rate == pytest.approx((8 / 0.4 + 8 / 0.8) / 2)
-    assert near(one.gap, 0.1, 0.1)
     assert near(one.token, 0.1, 0.1)  # 4 of 0.05 s, 8 of 0.1 s
-    fast = measure.measured(SWEEP, result(output_lens=[9, 0, 0], errors=["", "e", "e"]), BEFORE, AFTER, None)
+    fast = measure.measured(SWEEP, result(output_lens=[9, 0, 0], errors=["", "e", "e"]), BEFORE, AFTER)
     assert near(fast.token, 0.05, 0.05)
-    assert near(fast.gap, 0.1, 0.1)
-
-
-def test_an_answer_whose_parts_were_joined_has_no_times_between_tokens() -> None:
-    """Seen on a CPU with a load of 15: all of an answer in two parts, 50 microseconds apart."""
-    joined = result(input_lens=[9], output_lens=[32], ttfts=[0.3], itls=[[0.00005]], errors=[""])
-    one = measure.measured(SWEEP, joined, "", "", None)
-    assert (one.joined, one.decode_rate, one.gap, one.token) == (1, None, None, None)
-    assert one.output_rate == 16 and near(one.ttft, 0.3, 0.3)
-    assert any("joined the parts of 1 answer:" in line for line in words.record_lines(made(one)))
-    two = result(output_lens=[9, 32, 0], itls=[[0.1] * 4, [0.00005], []])
-    one = measure.measured(SWEEP, two, BEFORE, AFTER, None)  # up to three tokens a step: those of the first are kept
-    assert one.joined == 1 and one.decode_rate == pytest.approx(8 / 0.4) and near(one.gap, 0.1, 0.1)
 
 
 def test_what_an_answer_does_not_tell() -> None:
     """Prefill is of one user and of long prompts; an answer of one token has no decode."""
-    assert measure.measured(SWEEP, result(), "", "", None).prefill_rate == pytest.approx((128 / 0.2 + 128 / 0.4) / 2)
+    assert measure.measured(SWEEP, result(), "", "").prefill_rate == pytest.approx((128 / 0.2 + 128 / 0.4) / 2)
     for cell in (dataclasses.replace(SWEEP, concurrency=2), QA):
-        assert measure.measured(cell, result(), "", "", None).prefill_rate is None
-    one = measure.measured(SWEEP, result(output_lens=[1, 1, 0], itls=[[], [], []]), "", "", None)
-    assert (one.decode_rate, one.gap, one.token, one.tokens_a_part, one.ended_early) == (None, None, None, None, True)
+        assert measure.measured(cell, result(), "", "").prefill_rate is None
+    one = measure.measured(SWEEP, result(output_lens=[1, 1, 0], itls=[[], [], []]), "", "")
+    assert (one.decode_rate, one.token, one.tokens_a_part, one.ended_early) == (None, None, None, True)
 
 
 def test_acceptance_is_what_the_counters_grew_by() -> None:
-    one = measure.measured(SWEEP, result(), BEFORE, AFTER, None)
+    one = measure.measured(SWEEP, result(), BEFORE, AFTER)
     assert (one.drafted, one.accepted, one.acceptance) == (20, 15, 0.75)
     assert one.accepted_by_position == (0.9, 0.6)
     assert one.others == 3  # 21 were made, 18 were ours
-    plain = measure.measured(SWEEP, result(), "", "", None)
+    plain = measure.measured(SWEEP, result(), "", "")
     assert (plain.drafted, plain.acceptance, plain.accepted_by_position, plain.others) == (None, None, (), None)
-    fresh = measure.measured(SWEEP, result(), "", AFTER, None)  # a counter appears with its first value
+    fresh = measure.measured(SWEEP, result(), "", AFTER)  # a counter appears with its first value
     assert fresh.drafted == 40
 
 
 def test_a_cell_without_an_answer_is_an_error_with_its_reason(paths: Paths) -> None:
     nothing = result(output_lens=[0, 0, 0], errors=["", "Traceback ...\nBad Request", "x"])
-    with pytest.raises(SmokeError, match="none of 3 requests was answered: Bad Request"):
-        require_answers(
-            made_releases.release(1), measure.measured(QA, nothing, "", "", None), measure.failures_of(nothing)
-        )
+    with pytest.raises(SmokeError, match="Bad Request"):
+        require_answers(made_releases.release(1), measure.measured(QA, nothing, "", ""), measure.failures_of(nothing))
 
 
 def test_lines_come_whole_however_the_engine_cuts_them() -> None:
@@ -303,14 +241,14 @@ def test_what_the_end_of_a_container_cuts_short_is_read_again(cuts: list[int]) -
 
 def test_each_step_says_all_that_the_driver_reads() -> None:
     release = made_releases.release(1)
-    text = json.loads(load.plan_text(release, plan.steps_of([QA, SWEEP]), BenchPlan((QA, SWEEP), PACE, 2048), "/v/a/s"))
+    text = json.loads(load.plan_text(release, plan.steps_of([QA, SWEEP]), BenchPlan((QA, SWEEP), 2048), "/v/a/s"))
     assert text["socket"] == "/v/a/s" and text["model"] == "/model" and len(text["steps"]) == 4
     assert text["room"] == 2048 - plan.SLACK
     text["url"] = "http://127.0.0.1:1"  # which the driver opens
     prompt, sweep = (driver.arguments(text, step) for step in (text["steps"][0], text["steps"][-1]))
     assert "--skip-tokenizer-init" in prompt and "--ignore-eos" not in prompt
     assert sweep[sweep.index("--random-input-len") + 1] == "128" and sweep[sweep.index("--num-prompts") + 1] == "2"
-    assert [step["limit"] for step in text["steps"]] == [load.LEAST_LIMIT] * 4
+    assert [step["limit"] for step in text["steps"]] == [728, 728, 616.8, 634.6]  # a hang ends, a slow machine does not
 
 
 def test_the_load_generator_asks_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,33 +319,6 @@ def test_a_record_comes_back_as_it_was(paths: Paths) -> None:
     assert second.decode_rate == 41.0
 
 
-def test_cells_of_a_run_that_was_broken_off_are_no_result_and_can_be_gone_on_with(paths: Paths) -> None:
-    release = made_releases.release(1)
-    begun = made(row(), planned=2, conditions=conditions(argv=release.argv, image=release.image))
-    record.keep(paths, release, begun)
-    assert record.newest(paths, release) is None and record.unfinished(paths, release) == begun
-
-    said: list[str] = []
-    place = BenchPlace(paths, cast(Engine, None), HOST, None, said.append)
-    assert kept_before(place, release, [QA, SWEEP], resume=True) == begun
-    assert "1 of 2 cells are there" in said[-1]
-    assert kept_before(place, release, [QA, SWEEP], resume=False) is None
-    assert "not used: 1 of 2 cells" in said[-1]
-    for cells, machine, what in (
-        ([QA], HOST, "the plan"),
-        ([dataclasses.replace(QA, output_tokens=8), SWEEP], HOST, "the plan"),
-        ([QA, SWEEP], HOST.model_copy(update={"cores": 4}), "the machine"),
-    ):
-        assert kept_before(dataclasses.replace(place, host=machine), release, cells, resume=True) is None
-        assert what in said[-1]
-    other = dataclasses.replace(release, image="sha256:" + "f" * 64)
-    assert kept_before(place, other, [QA, SWEEP], resume=True) is None and "the image" in said[-1]
-
-    record.keep(paths, release, made(row(), row(SWEEP)))
-    assert record.unfinished(paths, release) is None
-    assert kept_before(place, release, [QA, SWEEP], resume=True) is None and "nothing to resume" in said[-1]
-
-
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
@@ -426,39 +337,18 @@ def test_a_damaged_record_is_named_with_its_key(paths: Paths, key: str, value: o
         record.read(path)
 
 
-def test_no_figure_without_its_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    words.show_record(made(row(drafted=100, accepted=80, accepted_by_position=(0.9, 0.7)), row(SWEEP, failed=1)))
+def test_a_run_is_printed_with_its_machine_and_with_what_makes_it_doubtful(capsys: pytest.CaptureFixture[str]) -> None:
+    early = row(output_tokens=100, drafted=100, accepted=80, accepted_by_position=(0.9, 0.7), others=7)
+    words.show_record(made(early, row(SWEEP, failed=1), conditions=conditions(server="served")))
     text = capsys.readouterr().out
-    assert HOST.line in text and "vLLM 0.33.0" in text and "--max-num-seqs 4" in text and "2026-11-22 07:01" in text
-    assert "80% (90% 70%)" in text and "128 x 1 (1 FAILED)" in text
-    assert "start: 29.9 s: start 12.0, weights 17.0, ready 0.9" in text
-    assert "container 3.00 GB" in text and "as the server counts them" in text
+    assert all(fact in text for fact in (HOST.line, "vLLM 0.33.0", "--max-num-seqs 4", "2026-11-22 07:01", "3.00 GB"))
+    assert all(fact in text for fact in ("80% (90% 70%)", "1 FAILED", "29.9 s", "weights 17.0", "100 of 256", "7 more"))
 
 
-@pytest.mark.parametrize(
-    ("cells", "pace", "turns", "starts", "said"),
-    [
-        ((QA, SWEEP), PACE, 4, 4, "2 cells, 4 times: about {} min, 90 s of it for each of 4 starts"),
-        ((QA,), dataclasses.replace(PACE, load=30), 2, 1, ", 30 s to load the load generator each time, at"),
-        ((QA,), dataclasses.replace(PACE, start=0), 1, 1, "1 cell: about 10 s (it is being served)"),
-        ((QA,), dataclasses.replace(PACE, start=0, guessed=True), 1, 1, "1 cell: likely at most 10 s"),
-    ],
-)  # fmt: skip
-def test_a_plan_says_what_is_asked_and_how_long_it_takes(
-    cells: tuple[Cell, ...], pace: Pace, turns: int, starts: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words.show_plan([made_releases.release(1)], BenchPlan(cells, pace, 2048), turns=turns, starts=starts)
+def test_a_plan_shows_each_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    words.show_plan([made_releases.release(1)], BenchPlan((QA, SWEEP), 2048), turns=4)
     text = capsys.readouterr().out
-    assert said.format(f"{(turns * plan.estimate(cells, pace) + starts * pace.start) / 60:.0f}") in text
-    assert "at most 256" in text and "2, the second counts" in text
-
-
-def test_what_makes_figures_doubtful_is_said() -> None:
-    early = row(output_tokens=100, others=7)
-    lines = words.record_lines(made(early, conditions=conditions(server="served"), sessions=2))
-    assert any("7 more tokens" in line for line in lines)
-    assert any("a service was measured" in line for line in lines) and any("resumed" in line for line in lines)
-    assert "100 of 256" in words.row(early)
+    assert all(fact in text for fact in (QA.name, SWEEP.name, "256", "2 cells, 4 times"))
 
 
 def test_a_comparison_says_how_it_was_made(capsys: pytest.CaptureFixture[str], paths: Paths) -> None:
@@ -469,8 +359,7 @@ def test_a_comparison_says_how_it_was_made(capsys: pytest.CaptureFixture[str], p
     )  # fmt: skip
     words.show_comparison(one)
     text = capsys.readouterr().out
-    assert "order: ABBA; each turn with a server of its own" in text and "Student's t" in text and HOST.line in text
-    assert "1 request FAILED" in text
+    assert all(fact in text for fact in ("ABBA", "1 request FAILED", HOST.line))
     release = made_releases.release(1)
     path = record.folder(paths, release) / "compare-1.json"
     path.parent.mkdir(parents=True)
@@ -479,23 +368,20 @@ def test_a_comparison_says_how_it_was_made(capsys: pytest.CaptureFixture[str], p
 
 
 def test_a_recipe_that_is_none_is_told_before_its_releases(paths: Paths) -> None:
-    with pytest.raises(InputError, match="unknown recipe 'nope'"):
+    with pytest.raises(InputError):
         bench.chosen(paths, cast(Engine, None), "nope", None)
 
 
 def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
-    a = BenchPlan(cells(Limits(32_768, 16), BOTH), PACE, 32_768)
-    b = BenchPlan(cells(Limits(4096, 4), BOTH), dataclasses.replace(PACE, decode=20), 4096)
+    a = BenchPlan(cells(Limits(32_768, 16), BOTH), 32_768)
+    b = BenchPlan(cells(Limits(4096, 4), BOTH), 4096)
     both = bench.common([a, b])
-    assert (both.context, both.pace.decode) == (4096, 20)
-    guess = dataclasses.replace(b, pace=dataclasses.replace(b.pace, guessed=True))
-    half = bench.common([a, guess]).pace
-    assert half.decode == PACE.decode and half.source.endswith("of one of them; the other was not measured yet")
+    assert both.context == 4096
     assert [cell.name for cell in both.cells] == [
         "Q&A", "Code", "JSON", "Math", "LongCode", "1024 x 1", "1024 x 4",
     ]  # fmt: skip
-    scripted = BenchPlan(cells(Limits(4096, 4), PROMPT, whole=True), PACE, 4096)
-    with pytest.raises(InputError, match="asked of both releases alike"):
+    scripted = BenchPlan(cells(Limits(4096, 4), PROMPT, whole=True), 4096)
+    with pytest.raises(InputError):
         bench.common([scripted, dataclasses.replace(scripted, cells=cells(Limits(4096, 4), PROMPT))])
 
 
@@ -509,7 +395,7 @@ def test_both_servers_are_up_only_where_both_plans_fit(monkeypatch: pytest.Monke
 
 
 def test_a_part_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match=r"--dry-run --json: a plan is printed for people only"):
+    with pytest.raises(InputError, match="--dry-run --json"):
         bench.BenchOptions(quick=False, full=False, only="", bandwidth="", dry_run=True, as_json=True)
     asked = bench.BenchOptions(quick=False, full=False, only="prompts", bandwidth="", dry_run=False, as_json=False)
     assert asked.parts == {"prompt"} and dataclasses.replace(asked, only="").parts == BOTH

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,12 @@ from toy_endpoint import BLOCK, MODELS, ToyEndpoint, answered
 
 from sparkpin.commands import prove as command
 from sparkpin.commands.prove import ProveOptions
-from sparkpin.core.errors import CorruptionError, InputError, SmokeError, UntoldError
+from sparkpin.core.errors import CorruptionError, InputError, UntoldError
 from sparkpin.core.paths import Paths
 from sparkpin.measure.prove import asking, judging, passes, record, run, sessions, shortest, verdict
-from sparkpin.measure.prove.asking import ProvedEndpoint, meet
+from sparkpin.measure.prove.asking import meet
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.measure.prove.sessions import Shape
-from sparkpin.measure.prove.shrinking import cut, fewer
 from sparkpin.measure.quality.distance import rows_of
 from sparkpin.measure.student_t import T_975, t_beyond
 from sparkpin.smoke.answers import Wrong
@@ -34,9 +31,8 @@ from sparkpin.smoke.client import Client
 from sparkpin.smoke.replies import Fault
 
 SHAPE = Shape(1, 4, 3, 384, 8000, 1.0)
-ASKED = ProveOptions(model="", key="", seed=1, sessions=3, turns=3, replay="", resume=False, as_json=True)
-SOUND = verdict.Bounds((0.01,) * 6, 0.05, 0.05, 0.69, 0.3, (0.69,) * 6)
-SURE = {"token": "a", "logprob": -1.0}
+ASKED = ProveOptions(model="", key="", seed=1, sessions=3, turns=3, replay="", as_json=True)
+SOUND = verdict.Bounds((0.01,) * 6, 0.05, 0.05, 0.69, (0.69,) * 6)
 
 
 @pytest.fixture(autouse=True)
@@ -76,9 +72,9 @@ def test_distance_is_nothing_for_the_same_and_great_where_the_first_token_differ
     one = rows_of([{1: -0.1, 2: -3.0}, {3: -0.2, 4: -2.0}], [1, 3])
     near = rows_of([{1: -0.11, 2: -2.9}, {3: -0.2, 4: -2.0}], [1, 3])
     far = rows_of([{7: -0.1, 8: -3.0}, {3: -0.2, 4: -2.0}], [7, 3])
-    assert judging.distance(one, one, 2) < 1e-4
-    assert 1e-3 < judging.distance(one, near, 2) < 0.1 < 1 < judging.distance(one, far, 2)
-    assert judging.distance(one, rows_of([], []), 2) == judging.FARTHEST
+    assert judging.distance(one, one) < 1e-4
+    assert 1e-3 < judging.distance(one, near) < 0.1 < 1 < judging.distance(one, far)
+    assert judging.distance(one, rows_of([], [])) == judging.FARTHEST
 
 
 def test_the_quantiles_are_those_of_the_table() -> None:
@@ -87,13 +83,14 @@ def test_the_quantiles_are_those_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("spread", [0.4, 1.0])
-def test_a_sound_server_is_blamed_in_few_runs(spread: float) -> None:
+@pytest.mark.parametrize("prompts", [2, 12])
+def test_a_sound_server_is_blamed_in_few_runs(spread: float, prompts: int) -> None:
     """About one in a hundred where logarithms are normal; median deviations of few readings vary, so a little more."""
     chance, alarms, runs = random.Random(5), 0, 1500
     for _ in range(runs):
-        floor = [math.exp(chance.gauss(-2, spread)) for _ in range(12)]
-        bound = judging.bound(floor, 60)
-        alarms += any(math.exp(chance.gauss(-2, spread)) > bound for _ in range(60))
+        floor = [math.exp(chance.gauss(-2, spread)) for _ in range(prompts)]
+        bound = judging.bound(floor, 5 * prompts)
+        alarms += any(math.exp(chance.gauss(-2, spread)) > bound for _ in range(5 * prompts))
     assert alarms / runs < 0.06
 
 
@@ -115,31 +112,17 @@ def test_readings_alike_to_the_bit_among_others_make_no_endless_bound(tmp_path: 
 
 
 def test_the_shortest_list_that_shows_it_is_found() -> None:
+    steps = [passes.Step([place], "s") for place in range(10)]
     asked = 0
 
-    def shows(steps: Sequence[int]) -> bool:
+    def shows(left: Sequence[passes.Step]) -> bool:
         nonlocal asked
         asked += 1
-        return 3 in steps and steps[-1] == 9
+        return steps[3] in left and left[-1] == steps[9]
 
-    assert fewer(list(range(10)), shows, 100)[0] == [3, 9]
-    assert asked < 20
-    assert fewer(list(range(10)), shows, 0)[0] == list(range(10))
-    assert fewer([9], shows, 5) == ([9], 5)
-
-
-def test_ranges_are_cut_as_long_as_it_shows() -> None:
-    left = list(range(200))
-
-    def shows(begin: int, end: int) -> bool:
-        trial = [*left[:begin], *left[end:]]
-        if 57 in trial:
-            left[:] = trial
-            return True
-        return False
-
-    cut(len(left), shows, 100, 4)
-    assert 57 in left and len(left) < 16
+    assert shortest.fewer(steps, shows, 100) == [steps[3], steps[9]] and asked < 20
+    assert shortest.fewer(steps, shows, 0) == steps
+    assert shortest.fewer(steps[:1], shows, 5) == steps[:1]
 
 
 def test_waves_are_sent_together_and_all_else_alone() -> None:
@@ -168,29 +151,29 @@ def test_a_lost_state_is_found_and_its_shortest_session_shows_it_again(tmp_path:
     toy = ToyEndpoint(noise=0.001, fault="lost")
     found = proved(toy, tmp_path)
     assert found.verdict == "found" and found.finding and found.finding.again == found.finding.tries
-    assert found.finding.requests == 2 and found.finding.tokens < 4 * BLOCK
+    assert found.finding.requests == 2
     (path,) = tmp_path.glob("*-session.jsonl")
     head, *lines = map(json.loads, path.read_text().splitlines())
     assert head["difference"] > head["bound"] and len(lines) == 2 + 2
-    with toy.client() as client, pytest.raises(CorruptionError, match="seen again"):
+    with toy.client() as client, pytest.raises(CorruptionError):
         command.replay(meet(client), path)
     with ToyEndpoint().client() as client:
         command.replay(meet(client), path)
     rest = "".join(json.dumps(line) + "\n" for line in lines)
     for odd in ({"bound": "nan"}, {"difference": None}, {"place": "x"}):
         path.write_text(json.dumps(head | odd) + "\n" + rest)
-        with toy.client() as client, pytest.raises(InputError, match="saw no session"):
-            shortest.read(path, meet(client))
+        with pytest.raises(InputError):
+            shortest.read(path)
     path.write_text("{}\n")
-    with toy.client() as client, pytest.raises(InputError, match="saw no session"):
-        shortest.read(path, meet(client))
+    with pytest.raises(InputError):
+        shortest.read(path)
 
 
 def test_one_prompt_beyond_the_bound_has_to_show_with_other_words(tmp_path: Path) -> None:
     """Cold readings alike to the bit say nothing of rounding. A near tie is one of words, a fault of places."""
     with ToyEndpoint().client() as client:
         proof = run.begun(meet(client), 1, (3, 3), print)
-        proof.run(tmp_path, resume=False)
+        proof.run()
     prompt = proof.prompts[-1]
     length = len(proof.prompts[-2]) // BLOCK * BLOCK
     for off, far, wanted in (
@@ -201,13 +184,11 @@ def test_one_prompt_beyond_the_bound_has_to_show_with_other_words(tmp_path: Path
         found = proved(ToyEndpoint(off=off, far=far), tmp_path)
         assert sum(one.beyond for one in found.passes) >= 2, "in each way that reads it from the cache"
         assert found.verdict == wanted, found.line
-        assert any("of 5 tries" in note for note in found.notes) == (wanted == "nothing found")
-        assert ("taken for rounding" in found.line) == (wanted == "nothing found")
 
 
 def test_of_two_finds_the_one_that_is_no_near_tie_is_told(tmp_path: Path) -> None:
-    near = verdict.Beyond(passes.WARM, 0, 0.13, 0)
-    clear = verdict.Beyond(passes.EVICTED, 1, 5.3, 1)
+    near = verdict.Beyond(passes.WARM, 0, 0.13)
+    clear = verdict.Beyond(passes.EVICTED, 1, 5.3)
     with ToyEndpoint().client() as client:
         proof = run.begun(meet(client), 1, (2, 2), print)
     assert verdict.first_to_tell(proof, [near, clear], SOUND) == clear
@@ -218,16 +199,13 @@ def test_a_server_that_dies_of_its_fault_is_found_all_the_same(tmp_path: Path, m
         raise Fault("POST /v1/completions: the engine is dead")
 
     monkeypatch.setattr(shortest, "shortest", dead)
-    for toy in (ToyEndpoint(noise=0.001, fault="lost"), ToyEndpoint(noise=0.001, fault="lost", tokens=False)):
-        found = proved(toy, tmp_path / str(toy.tokens))
-        assert found.verdict == "found" and found.finding and found.finding.again == 0
-        assert any("the engine is dead" in note for note in found.notes)
-        (path,) = (tmp_path / str(toy.tokens)).glob("*-session.jsonl")
-        monkeypatch.undo()
-        with toy.client() as client, pytest.raises(CorruptionError, match="seen again"):
-            command.replay(meet(client), path)
-        monkeypatch.setattr(run, "SETTLE", 0.0)
-        monkeypatch.setattr(shortest, "shortest", dead)
+    toy = ToyEndpoint(noise=0.001, fault="lost")
+    found = proved(toy, tmp_path)
+    assert found.verdict == "found" and found.finding and found.finding.again == 0
+    assert any("the engine is dead" in note for note in found.notes)
+    (path,) = tmp_path.glob("*-session.jsonl")
+    with toy.client() as client, pytest.raises(CorruptionError):
+        command.replay(meet(client), path)
 
 
 def test_what_was_seen_once_and_may_be_rounding_is_no_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,25 +213,7 @@ def test_what_was_seen_once_and_may_be_rounding_is_no_find(tmp_path: Path, monke
     monkeypatch.setattr(verdict, "NEAR", 100.0)
     monkeypatch.setattr(verdict, "FEW", 0)
     found = proved(ToyEndpoint(noise=0.001, fault="lost"), tmp_path)
-    assert found.verdict == "cannot tell" and found.finding and "seen once" in found.line
-
-
-def test_the_power_counts_faults_that_this_run_could_have_found(tmp_path: Path) -> None:
-    with ToyEndpoint().client() as client:
-        proof = run.begun(meet(client), 1, (2, 2), print)
-    proof.done = {one.name: run.Seen(hits=5, drafted=2) for one in passes.TRIED}
-    share, planted = verdict.power(proof, SOUND)
-    assert "6 of 6" in share and "not found" not in planted and "trained-tiny on a CPU" in planted
-    share, planted = verdict.power(proof, replace(SOUND, grown=0.4))
-    assert "4 of 6" in share and planted.endswith(": state-one-block-late, hit-off-by-one")
-    del proof.done["evicted"], proof.done["read"]
-    share, planted = verdict.power(proof, SOUND)
-    assert "4 of 6" in share and planted.endswith(": stale-after-eviction, drafts-kept")
-    proof.done = {one.name: run.Seen(hits=5) for one in passes.TRIED}
-    assert verdict.power(proof, SOUND)[1].endswith(": drafts-kept"), "nothing was drafted"
-    for hits in (0, None):
-        proof.done = {one.name: run.Seen(hits=hits, drafted=2) for one in passes.TRIED}
-        assert "1 of 6" in verdict.power(proof, SOUND)[0], "no cache is known to have been in use"
+    assert found.verdict == "cannot tell" and found.finding
 
 
 def test_of_what_is_read_again_the_token_that_is_off_is_asked_again(tmp_path: Path) -> None:
@@ -264,29 +224,12 @@ def test_of_what_is_read_again_the_token_that_is_off_is_asked_again(tmp_path: Pa
     place = min(passes.READ_AT)
     with ToyEndpoint().client() as client:
         proof = run.begun(meet(client), ASKED.seed, (3, 3), print)
-        proof.run(tmp_path / "sound", resume=False)
+        proof.run()
     lengths = {len(prompt) + place for prompt in proof.prompts[::2]} - {len(prompt) for prompt in proof.prompts}
     found = proved(Cold(noise=0.001, off=lambda ids, hit: len(ids) in lengths, far=20.0), tmp_path)
     assert found.verdict == "found" and found.finding and found.finding.again == 2, found.line
     (path,) = tmp_path.glob("*-session.jsonl")
     assert json.loads(path.read_text().splitlines()[0])["place"] == place
-
-
-def test_of_two_answers_to_a_prompt_the_one_that_is_off_is_asked_again(tmp_path: Path) -> None:
-    """A crowd asks twice: while the blocks come about, and then from them."""
-    with ToyEndpoint().client() as client:
-        proof = run.begun(meet(client), 1, (2, 2), print)
-        proof.run(tmp_path, resume=False)
-    crowd, other = proof.done[passes.TOGETHER.name], proof.cold[1]
-    for wave in (1, 2):
-        said = list(crowd.said)
-        at = next(at for at, step in enumerate(proof.sent[passes.TOGETHER.name]) if (step.key, step.wave) == (0, wave))
-        said[at] = (0, other)
-        proof.done[passes.TOGETHER.name] = replace(crowd, said=said)
-        (one,) = verdict.beyond(proof, SOUND)
-        assert verdict.answers_of(proof, one)[0] is other
-        last = verdict.trial_of(proof, one, SOUND).steps[-1]
-        assert (last.key, last.wave) == (0, wave)
 
 
 def test_a_server_that_dies_while_its_session_is_made_shorter_was_seen_again(
@@ -301,52 +244,53 @@ def test_a_server_that_dies_while_its_session_is_made_shorter_was_seen_again(
     assert any("the engine is dead" in note for note in found.notes)
 
 
-def test_what_a_damaged_file_left_is_not_gone_on_with(tmp_path: Path) -> None:
-    with ToyEndpoint().client() as client:
-        proof = run.begun(meet(client), 1, (2, 2), print)
-        for kept in ({"prompts": [[1]], "known": {}, "done": {}}, {"prompts": [[1]], "known": {}, "done": []}, {}):
-            (tmp_path / record.UNFINISHED).write_text(json.dumps({"of": proof.identity()} | kept))
-            proof.take(tmp_path)
-            assert not proof.prompts and not proof.done
-
-
 @pytest.mark.parametrize("room", [64, 80, 83])
 def test_a_context_that_is_too_small_is_said(tmp_path: Path, room: int) -> None:
-    with ToyEndpoint().client() as client, pytest.raises(UntoldError, match="no room"):
+    with ToyEndpoint().client() as client, pytest.raises(UntoldError):
         command.proved(replace(meet(client), block=None, room=room), "toy", tmp_path, ASKED)
-
-
-def test_half_an_emoji_is_a_text_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As some endpoints cut it off after so many tokens."""
-    complete = ToyEndpoint.complete
-
-    def halved(toy: ToyEndpoint, *args: Any, **more: Any) -> httpx.Response:
-        reply = complete(toy, *args, **more)
-        text = reply.read().decode()
-        if text.startswith("data:") or "error" in (body := json.loads(text)):
-            return httpx.Response(reply.status_code, stream=httpx.ByteStream(text.encode()))
-        body["choices"][0]["message"]["content"] += "\ud83d"
-        return httpx.Response(reply.status_code, stream=httpx.ByteStream(json.dumps(body).encode()))
-
-    monkeypatch.setattr(ToyEndpoint, "complete", halved)
-    for logprobs in (True, False):
-        toy = ToyEndpoint(fault="lost", tokens=False, logprobs=logprobs)
-        found = proved(toy, tmp_path / str(logprobs))
-        assert found.verdict == "found" and record.keep(tmp_path, found).is_file()
 
 
 def test_other_words_keep_what_requests_share() -> None:
     """Two of a session, which begin alike, and a stranger's between them."""
     prompts = [list(range(100)), list(range(500, 600)), [*range(100), *range(200, 300)]]
     trial = shortest.Trial(tuple(passes.Step(prompt, "s", 0) for prompt in prompts), 0.05)
-    told, other = (shortest.with_other_words(trial, seed, exact=True) for seed in (1, 2))
+    told, other = (shortest.with_other_words(trial, seed) for seed in (1, 2))
     first, stranger, last = (step.prompt for step in told.steps)
     assert first == last[:100] != prompts[0] and sorted(last) == sorted(prompts[2]) and stranger == prompts[1]
     assert last[66:] == prompts[2][66:] and other.steps[2].prompt != last
-    messages = [[{"role": "user", "content": "one two three four five"}]] * 2
-    trial = shortest.Trial(tuple(passes.Step(prompt, "s", 0) for prompt in messages), 0.05)
-    one, two = (step.prompt for step in shortest.with_other_words(trial, 1, exact=False).steps)
-    assert one == two != messages[0]
+
+
+@pytest.mark.parametrize(
+    ("choice", "usage"),
+    [
+        ({}, {"prompt_tokens": "many"}),
+        ({}, {"prompt_tokens_details": [1]}),
+        ({"logprobs": {"tokens": ["token_id:1"], "top_logprobs": [], "token_logprobs": [-1.0]}}, {}),
+        ({"logprobs": {"tokens": [f"token_id:{1 << 40}"], "top_logprobs": [{}], "token_logprobs": [-1.0]}}, {}),
+    ],
+)
+def test_odd_answers_are_wrong(choice: dict[str, Any], usage: dict[str, Any]) -> None:
+    sound = {"logprobs": {"tokens": ["token_id:1"], "top_logprobs": [{}], "token_logprobs": [-1.0]}}
+    assert asking.said({"choices": [sound], "usage": {}}).prompt == 0
+    with pytest.raises(Wrong):
+        asking.said({"choices": [sound | choice], "usage": usage})
+
+
+@pytest.mark.parametrize("toy", [ToyEndpoint(tokens=False), ToyEndpoint(salts=False)])
+def test_a_server_that_is_no_vllm_is_refused(toy: ToyEndpoint) -> None:
+    with pytest.raises(Wrong):
+        meet(toy.client())
+
+
+@pytest.mark.parametrize(("preempted", "found"), [(0, 1), (2, 0), (None, 0)])
+def test_of_requests_that_were_preempted_nothing_is_concluded(preempted: int | None, found: int) -> None:
+    """They read what they had decoded, as no cold prompt does."""
+    with ToyEndpoint().client() as client:
+        proof = run.begun(meet(client), 1, (2, 2), print)
+        proof.run()
+    crowd = proof.done[passes.COMPANY.name]
+    proof.done[passes.COMPANY.name] = replace(crowd, said=[(0, proof.cold[1]), *crowd.said[1:]], preempted=preempted)
+    assert len(verdict.beyond(proof, SOUND)) == found
 
 
 @pytest.mark.parametrize(
@@ -355,7 +299,6 @@ def test_other_words_keep_what_requests_share() -> None:
         (ToyEndpoint(sees=False), "blind"),
         (ToyEndpoint(noise=2.0), "not stable"),
         (ToyEndpoint(metrics=False), "does not say whether"),
-        (ToyEndpoint(salts=False), "came from the cache: it takes no cache_salt"),
         (ToyEndpoint(caches=False), "nothing was drafted: prefix caching is off"),
         (ToyEndpoint(fault="kept"), "came from the cache: it takes no cache_salt"),
     ],
@@ -363,94 +306,6 @@ def test_other_words_keep_what_requests_share() -> None:
 def test_what_tells_nothing_is_said_to_tell_nothing(toy: ToyEndpoint, says: str, tmp_path: Path) -> None:
     found = proved(toy, tmp_path)
     assert found.verdict == "cannot tell" and says in found.line, found.line
-
-
-def test_an_endpoint_with_messages_alone_is_asked_those(tmp_path: Path) -> None:
-    assert proved(ToyEndpoint(tokens=False), tmp_path).verdict == "nothing found"
-    found = proved(ToyEndpoint(tokens=False, fault="lost"), tmp_path)
-    assert found.verdict == "found" and found.finding
-    assert any("read again" in note for note in found.notes)
-
-
-def test_without_log_probabilities_words_are_compared(tmp_path: Path) -> None:
-    sound = proved(ToyEndpoint(logprobs=False), tmp_path)
-    assert sound.verdict == "nothing found" and "no log-probabilities" in sound.notes[0]
-    assert proved(ToyEndpoint(logprobs=False, fault="lost"), tmp_path).verdict == "found"
-
-
-def test_wrong_usage_in_a_stream_is_noted(tmp_path: Path) -> None:
-    found = proved(ToyEndpoint(usage=3), tmp_path)
-    assert any("streams wrong usage: saw" in note for note in found.notes)
-    assert not any("usage" in note for note in proved(ToyEndpoint(), tmp_path).notes)
-
-
-@pytest.mark.parametrize("tokens", [True, False])
-def test_a_run_that_was_broken_off_goes_on(tokens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = ToyEndpoint(tokens=tokens, drafts=True)
-    with monkeypatch.context() as patched:
-        patched.setattr(passes, "resumed", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            proved(toy, tmp_path)
-    unfinished = tmp_path / record.UNFINISHED
-    kept = json.loads(unfinished.read_text())
-    assert set(kept["done"]) == {"cold", "control", "company", "warm"}
-    kept["done"]["control"]["seconds"] = 100.0
-    unfinished.write_text(json.dumps(kept))
-    before = toy.asked
-    other_words: list[sessions.Message] = [{"role": "user", "content": "What is new?"}]
-    monkeypatch.setattr(asking, "PROBE", other_words)  # its tokens get other numbers
-    found = proved(toy, tmp_path, replace(ASKED, resume=True))
-    whole = ToyEndpoint(tokens=tokens, drafts=True)
-    other = proved(whole, tmp_path / "whole")
-    assert found.verdict == other.verdict == "nothing found", found.line
-    assert (found.turns, found.drafted, found.accepted) == (other.turns, other.drafted, other.accepted)
-    assert found.seconds >= 100 > other.seconds, "those of the first part, too"
-    assert toy.asked - before < whole.asked - 30, "what was known is not asked again"
-    monkeypatch.setattr("toy_endpoint.VOCABULARY", 60)  # other weights, at the same address
-    before = toy.asked
-    assert proved(toy, tmp_path, replace(ASKED, resume=True)).verdict == "nothing found"
-    assert toy.asked - before > whole.asked - 30, "nothing was taken"
-    unfinished.write_text("[]")
-    assert proved(toy, tmp_path, replace(ASKED, resume=True)).verdict == "nothing found"
-    another = replace(ASKED, resume=True, seed=2)
-    assert proved(toy, tmp_path, another).verdict == "nothing found", "of another plan nothing is taken"
-
-
-def test_each_token_has_a_number_of_its_own_whoever_asks_at_once() -> None:
-    class Slow(dict[str, int]):
-        def __len__(self) -> int:
-            count = super().__len__()
-            time.sleep(0.001)
-            return count
-
-    met = meet(ToyEndpoint(tokens=False).client())
-    met.known = Slow()
-    with ThreadPoolExecutor(passes.AT_ONCE) as threads:
-        numbers = list(threads.map(met.number, map(str, range(64))))
-    assert sorted(numbers) == list(range(64))
-
-
-def test_an_answer_of_an_odd_form_is_fallen_back_from() -> None:
-    met = meet(ToyEndpoint(tokens=False, odd=True).client())
-    assert met.top == 0 and "'logprob'" in met.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("exact", "choice", "usage"),
-    [
-        (False, {"logprobs": {"content": [SURE]}}, {"prompt_tokens": "many"}),
-        (False, {"logprobs": {"content": [SURE]}}, {"prompt_tokens_details": [1]}),
-        (False, {"logprobs": {"content": ["a"]}}, {}),
-        (False, {"logprobs": {"content": [{"logprob": -1.0}]}}, {}),
-        (False, {"logprobs": {"content": [{"token": "a"}]}}, {}),
-        (True, {"logprobs": {"tokens": ["token_id:1"], "top_logprobs": [], "token_logprobs": [-1.0]}}, {}),
-        (True, {"logprobs": {"tokens": [f"token_id:{1 << 40}"], "top_logprobs": [{}], "token_logprobs": [-1.0]}}, {}),
-    ],
-)
-def test_odd_answers_are_wrong(exact: bool, choice: dict[str, Any], usage: dict[str, Any]) -> None:
-    met = ProvedEndpoint(ToyEndpoint().client(), "toy", top=1, exact=exact)
-    with pytest.raises(Wrong):
-        met.said({"choices": [{"message": {}, **choice}], "usage": usage})
 
 
 def test_an_odd_list_of_models_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,7 +342,7 @@ def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str, tmp_path: Pat
     "url", ["http://h:99999", "http://h:abc", "http://h:0", "http://[::1/v1", "http://", "http://h h/", "http://h\\x/"]
 )
 def test_an_unusual_url_is_refused(url: str) -> None:
-    with pytest.raises(InputError, match="no URL of a server"):
+    with pytest.raises(InputError):
         command.folder_of(url)
 
 
@@ -496,7 +351,7 @@ def test_another_machine_gets_no_key_that_was_not_named_for_it(tmp_path: Path, m
     monkeypatch.setenv("THEIRS", "theirs")
 
     def sent(url: str, variable: str) -> str | None:
-        with command.at(url, variable, tmp_path) as client:
+        with command.at(url, variable) as client:
             return dict(client._http.headers).get("authorization")
 
     for own in ("http://127.0.0.1:8000/v1", "http://[::1]:8000", "http://LOCALHOST/v1"):
@@ -516,7 +371,7 @@ def test_another_machine_gets_no_key_that_was_not_named_for_it(tmp_path: Path, m
 def test_a_server_without_cache_and_drafts_is_told_before_it_is_asked() -> None:
     for toy in (ToyEndpoint(), ToyEndpoint(caches=False, drafts=True), ToyEndpoint(metrics=False)):
         command.require_provable(meet(toy.client()), "it")
-    with pytest.raises(UntoldError, match="prefix caching is off"):
+    with pytest.raises(UntoldError):
         command.require_provable(meet(ToyEndpoint(caches=False).client()), "it")
 
 
@@ -525,19 +380,8 @@ def test_a_release_s_flags_tell_it_before_a_server_is_started() -> None:
     drafts = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}')
     for flags in ((), ("--enable-prefix-caching",), (off, *drafts)):
         command.require_flags(made_release(1, argv=("vllm", "serve", "/model", *flags)))
-    with pytest.raises(UntoldError, match=off):
+    with pytest.raises(UntoldError):
         command.require_flags(made_release(1, argv=("vllm", "serve", "/model", off)))
-
-
-def test_a_run_that_can_go_on_is_told_of(tmp_path: Path) -> None:
-    def told() -> str:
-        with pytest.raises(SmokeError) as failed, command.at("http://127.0.0.1:9", "", tmp_path):
-            raise Fault("it is gone")
-        return failed.value.next_step
-
-    assert "--resume" not in told()
-    (tmp_path / record.UNFINISHED).write_text("{}")
-    assert "--resume" in told()
 
 
 @pytest.mark.parametrize(("status", "text"), [(404, "<html>a long page"), (200, "<!doctype html>")])
@@ -545,7 +389,7 @@ def test_what_is_no_endpoint_is_told_in_a_line(status: int, text: str) -> None:
     transport = httpx.MockTransport(lambda request: answered(status, text=text))
     with (
         Client(httpx.Client(transport=transport, base_url="http://x"), timeout=1) as client,
-        pytest.raises(Wrong, match="no OpenAI endpoint") as told,
+        pytest.raises(Wrong) as told,
     ):
         meet(client)
     assert "<" not in str(told.value)
@@ -559,18 +403,18 @@ def test_an_endpoint_that_refuses_says_why() -> None:
 
 
 def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
-    with pytest.raises(Wrong, match=f"model nope: not among those that it lists, {MODELS[0]['id']}"):
-        meet(ToyEndpoint(lists=True).client(), "nope")
+    with pytest.raises(Wrong, match=MODELS[0]["id"]):
+        meet(ToyEndpoint().client(), "nope")
 
 
 def test_a_url_without_its_scheme_is_told_as_such(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     here = ("127.0.0.1:8000/v1", "localhost:8000", "[::1]:8000/v1", "localhost/v1")
     for what in (*here, "api.example.org/v1", "api.example.org/open/v1/"):
-        with pytest.raises(InputError, match="no scheme") as refused:
+        with pytest.raises(InputError) as refused:
             command.target(paths, what, None, ASKED)
         assert refused.value.next_step == f"invoke prove {'http' if what in here else 'https'}://{what}"
-    with pytest.raises(InputError, match="no release"):
+    with pytest.raises(InputError):
         command.target(paths, "sparkpin/tiny:v2-0123456789ab", None, ASKED)
 
 
@@ -587,16 +431,8 @@ def test_names_of_endpoints_and_options() -> None:
 
 def test_no_room_for_two_turns_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "FIRST", 1000.0)
-    with pytest.raises(UntoldError, match="no room"):
+    with pytest.raises(UntoldError):
         proved(ToyEndpoint(), tmp_path)
-
-
-def test_what_a_client_asks_of_a_url_keeps_its_path() -> None:
-    from sparkpin.smoke.client import Client
-
-    with Client.url("https://example.org/api/v1/", key="k") as client:
-        assert str(client._http.build_request("GET", "/v1/models").url) == "https://example.org/api/v1/models"
-        assert client._http.headers["authorization"] == "Bearer k"
 
 
 def test_the_seed_decides_the_salts_of_a_plan_but_not_of_a_run() -> None:

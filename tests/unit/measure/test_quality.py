@@ -8,12 +8,10 @@ import json
 import math
 import os
 import re
-import select
 import shutil
 import socket as tcp
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,26 +22,24 @@ import httpx
 import numpy as np
 import pytest
 from checkout import PROJECT
-from doc_tables import table
 from made_releases import release
 from places import DATA
 
 from benchmarks.interval_coverage import LOSSES, Loss, coverage
-from sparkpin.commands import bump, choose, quality
+from sparkpin.commands import choose, quality
 from sparkpin.commands import releases as commands_releases
 from sparkpin.commands import up as commands_up
 from sparkpin.core import progress
-from sparkpin.core.errors import DiskError, HostError, InputError, ManifestError, QualityError, SmokeError
+from sparkpin.core.errors import DiskError, HostError, InputError, ManifestError, QualityError
 from sparkpin.core.paths import Paths
 from sparkpin.history.report.gather import way_to
-from sparkpin.history.report.measured import elsewhere_of, quality_of
+from sparkpin.history.report.measured import quality_of
 from sparkpin.host import machine
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure import own_server
-from sparkpin.measure.quality import asking, compare, intervals, ledger, limits, run, skills, standard, texts, watched
+from sparkpin.measure.quality import asking, compare, intervals, run, skills, texts
 from sparkpin.measure.quality import report as quality_report
 from sparkpin.measure.quality.distance import agreement, kl, rows_of, until_they_part
-from sparkpin.measure.quality.ledger import Cost
 from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer, keep, known
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
@@ -164,20 +160,20 @@ def test_a_real_answer_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "message"),
+    "entries",
     [
-        (None, "wanted a list of 2"),
-        ([None, {"5": {"logprob": -1.0}}], "lacks the prompt's own token"),
-        ([None, {"97": {"logprob": float("nan")}}], "wanted a finite one"),
-        ([None, {"97": {"logprob": 0.5}}], "wanted a finite one, 0 at most"),
-        ([None, None], "wanted an object"),
+        None,
+        [None, {"5": {"logprob": -1.0}}],  # without the prompt's own token
+        [None, {"97": {"logprob": float("nan")}}],
+        [None, {"97": {"logprob": 0.5}}],
+        [None, None],
     ],
 )
-def test_an_answer_without_what_must_be_there_is_wrong(entries: object, message: str) -> None:
-    with pytest.raises(Wrong, match=message):
+def test_an_answer_without_what_must_be_there_is_wrong(entries: object) -> None:
+    with pytest.raises(Wrong):
         asking.forced(changed(prompt_logprobs=entries), [67, 97], "x")
     words = {"tokens": [" a"], "top_logprobs": [{" a": -0.1}], "token_logprobs": [-0.1]}
-    with pytest.raises(Wrong, match="saw the token ' a'"):
+    with pytest.raises(Wrong):
         asking.continued({"logprobs": words}, "x")
 
 
@@ -210,7 +206,7 @@ def test_texts_are_compared_token_by_token_as_far_as_both_read_them() -> None:
     ours = measured(reading("a", "code"))
     found = compare.texts(ours, measured(reading("a", "code", tokens=(1, 2))), 2)[0]
     assert (found.tokens, found.continued) == (2, 0)
-    with pytest.raises(InputError, match="other tokens of the text a"):
+    with pytest.raises(InputError):
         compare.texts(ours, measured(reading("a", "code", tokens=(1, 2, 4))), 2)
 
 
@@ -234,11 +230,11 @@ def test_what_was_measured_is_kept_whole_or_measured_again(tmp_path: Path) -> No
 
 
 def test_answers_to_other_questions_are_kept_elsewhere(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, ours = run.QualityPlan(texts.load()), release(2)
-    before = plan.folder(paths, ours)
-    assert plan.folder(paths, ours) == before
+    corpus, ours = texts.load(), release(2)
+    before = run.folder_of(paths, ours, corpus)
+    assert run.folder_of(paths, ours, corpus) == before != run.folder_of(paths, ours, texts.load(quick=True))
     monkeypatch.setattr(skills, "STEPS", (4096,))
-    assert plan.folder(paths, ours) != before
+    assert run.folder_of(paths, ours, corpus) != before
 
 
 @pytest.mark.parametrize(
@@ -306,121 +302,20 @@ def test_a_verdict_ends_the_report(allowed: dict[str, float], wanted: str, capsy
     assert lines[-1].startswith(f"verdict: {wanted}")
     row = next(line for line in lines if line.startswith("same first choice"))
     assert ("at least 98.75%" in row) == ("top1" in allowed)
-    told = dict(re.findall(r"^(kl|top1): about ([\d,]+) tokens tell", "\n".join(lines), re.M))
-    texts = figures()
-    assert {name: int(text.replace(",", "")) for name, text in told.items()} == {
-        one.name: math.ceil(quality_allowance.needed_texts(one, texts.texts) * texts.tokens / texts.texts)
-        for one in judged
-    }
 
 
-def test_the_tables_fit_into_a_pipe(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tables_fit_into_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     kl = Figure(value=0.00123, low=0.00099, high=0.00234)
     seen = dataclasses.replace(figures(kl), perplexity_reference=123.4)
     allowed = Quality(kl=0.0035, top1=0.98, perplexity=1.02, continued_kl=0.0045, tool_calls=0.05)
-    task = quality_record.Standard(
-        task="gsm8k_cot_zeroshot", metric="exact_match,flexible-extract", samples=1319,
-        reference=0.8123, release=0.7912, reference_stderr=0.01, release_stderr=0.0112,
-    )  # fmt: skip
     made = made_record(
         release(2), release(1, stage="mtp"), judged=quality_allowance.judge(seen, [skill(200)], allowed),
         texts=(seen, *(dataclasses.replace(seen, kind=kind) for kind in ("conversation", "code"))),
-        skills=(skill(200),), standard=(task,),
+        skills=(skill(200),),
     )  # fmt: skip
-    quality_record.save(paths, release(2), release(1, stage="mtp"), made)
-    Releases(paths).save(release(2))
     monkeypatch.setenv("COLUMNS", "80")
     quality_report.report(made)
-    limits.show(paths, release(2).recipe)
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
-
-
-def test_limits_of_which_nothing_was_measured_are_shown(paths: Paths, capsys: pytest.CaptureFixture[str]) -> None:
-    limits.show(paths, "scripted-tiny")
-    assert "nothing was measured" in capsys.readouterr().out
-    limits.show(paths, "scripted-tiny", as_json=True)
-    rows = json.loads(capsys.readouterr().out)["limits"]
-    chain = {stage.name: stage.quality for stage in manifests.load_chain(paths.project, "v2-tq")}
-    assert {row["stage"] for row in rows} == chain.keys() - {"base"}
-    for row in rows:
-        assert row["allowed"] == getattr(chain[row["stage"]], row["limit"]) is not None
-        assert (row["newest"], row["releases"], row["verdict"]) == (None, 0, None)
-
-
-def by_the_rule(rows: Sequence[Cost]) -> Quality:
-    """docs/quality.md, "The rule"."""
-    steps = [digit * 10.0**power for power in range(-6, 1) for digit in (1, 1.5, 2, 3, 5, 7)]
-
-    def four_times(*ends: float) -> float:
-        return min(steps, key=lambda step: abs(step - 4 * max(ends)))
-
-    turned = max(1 - row.top1.low for row in rows)
-    return Quality(
-        kl=four_times(*(row.kl.high for row in rows)),
-        continued_kl=four_times(*(row.continued_kl.high for row in rows)),
-        perplexity=1 + four_times(*(row.ratio.high - 1 for row in rows)),
-        top1=1 - math.floor(150 * turned) / 100,
-    )
-
-
-def test_limits_of_stages_follow_from_the_ledger_by_the_rule_that_is_written_down() -> None:
-    kernels = [cost for cost in ledger.costs() if not cost.stages]
-    assert len(kernels) >= 2
-    written = {}
-    for stages, _, limits_told, _ in table("docs/quality.md", "stage"):
-        told = {name: float(value) for name, value in re.findall(r"(kl|decoding|top1|ratio) ([\d.]+)", limits_told)}
-        for name in stages.split(", "):
-            written[name] = own = manifests.load_stage(PROJECT, name).quality
-            rows = [*ledger.of_stages([name]), *kernels]
-            wanted = by_the_rule(rows)
-            for limit, title in {"kl": "kl", "continued_kl": "decoding", "perplexity": "ratio", "top1": "top1"}.items():
-                assert getattr(own, limit) == pytest.approx(getattr(wanted, limit)), (name, limit)
-                assert getattr(own, limit) == told[title], (name, limit)
-            for row in rows:
-                seen = {one: getattr(row, one) for one in ("kl", "top1", "ratio", "continued_kl")}
-                judged = quality_allowance.judge(dataclasses.replace(figures(), **seen), (), own)
-                assert {one.kept for one in judged} == {"within"}, (name, row)
-    files = (path.stem for path in (PROJECT / "stages").glob("*.yaml"))
-    assert written.keys() == {name for name in files if manifests.load_stage(PROJECT, name).quality != Quality()}
-    newer = {name: getattr(written["mtp"], name) for name in ("kl", "top1", "perplexity")}  # other kernels, no more
-    assert newer == {name: getattr(bump.ALLOWED, name) for name in newer}
-
-
-def test_the_ledger_s_data_are_those_that_were_measured() -> None:
-    """And nothing that was measured of such a change since, with worse ends, is left out."""
-    kept = {cost.data: cost for cost in ledger.costs() if cost.data}
-    assert len(kept) == sum(1 for cost in ledger.costs() if cost.data) >= 8
-    measured: dict[str, Any] = {}
-    for path in (PROJECT / "benchmarks/ledger/data").glob("*/figures.json"):
-        for found in json.loads(path.read_text()):
-            measured[f"{path.parent.name}/{found['name']}/{found['against']}"] = found.get("texts", [None])[0]
-    for where, cost in kept.items():
-        for name in ("kl", "top1", "ratio", "continued_kl"):
-            told = getattr(cost, name)
-            assert [told.value, told.low, told.high] == pytest.approx(list(measured[where][name].values()), rel=1e-3)
-        setup = where.partition("/")[2]
-        for other, found in measured.items():
-            if other.partition("/")[2] == setup and found:
-                assert found["top1"]["low"] >= cost.top1.low - 1e-4
-                for name in ("kl", "ratio", "continued_kl"):
-                    assert found[name]["high"] <= getattr(cost, name).high * 1.001
-    page = (PROJECT / "docs/quality-ledger.md").read_text(encoding="utf-8").partition("trained-tiny on a CPU")[2]
-    rows = [[float(one) for one in re.findall(r"[\d.]+", line.partition("|")[2])] for line in page.splitlines()]
-    for cost in ledger.costs():  # of which the tables alone are left
-        wanted = list[float]()
-        for name, unit in {"kl": 1, "top1": 100, "ratio": 1, "continued_kl": 1}.items():
-            seen = getattr(cost, name)
-            wanted += [
-                one * unit for one in ([seen.value, seen.low, seen.high] if seen.low < seen.high else [seen.low])
-            ]
-        assert cost.data or any(holds_in_order(row, wanted) for row in rows), cost
-
-
-def holds_in_order(row: list[float], wanted: list[float]) -> bool:
-    rest = iter(row)
-    return all(any(math.isclose(one, seen, rel_tol=1e-6) for seen in rest) for one in wanted)
 
 
 def test_what_could_not_be_measured_is_no_limit_kept() -> None:
@@ -518,16 +413,6 @@ def test_records_come_back_and_a_full_one_goes_before_a_quick_one(paths: Paths) 
         quality_record.records_of(paths, ours)
 
 
-def test_other_standard_tasks_of_the_same_two_stay(paths: Paths) -> None:
-    ours, parent = release(2), release(1, stage="mtp")
-    same: dict[str, Any] = {"metric": "acc", "samples": 4, "reference_stderr": None, "release_stderr": 0.1}
-    tasks = (("a", 0.5), ("b", 0.25), ("a", 0.75))
-    rows = [quality_record.Standard(task=task, reference=value, release=value, **same) for task, value in tasks]
-    for standard_rows in ((rows[0], rows[1]), (), (rows[2],)):
-        quality_record.save(paths, ours, parent, made_record(ours, parent, standard=standard_rows))
-    assert quality_record.records_of(paths, ours)[0].standard == (rows[1], rows[2])
-
-
 def test_a_skill_that_the_reference_has_not_is_not_judged() -> None:
     lost = Figure(value=0.0, low=-0.4, high=0.4)
     both = tuple(
@@ -563,11 +448,11 @@ def test_a_release_is_compared_with_its_parent_stage_or_with_what_a_person_names
     assert quality.chosen(paths, "tiny", ours.tag, None) == quality.Pair(ours, parent, "parent")
     assert quality.chosen(paths, "tiny", ours.tag, old.tag) == quality.Pair(ours, old, "parent")
     assert quality.chosen(paths, "tiny", ours.tag, "base") == quality.Pair(ours, base, "named")
-    with pytest.raises(InputError, match="stage 'base' has no parent"):
+    with pytest.raises(InputError):
         quality.chosen(paths, "tiny", base.tag, None)
-    with pytest.raises(InputError, match="against itself"):
+    with pytest.raises(InputError):
         quality.chosen(paths, "tiny", ours.tag, "v2")
-    with pytest.raises(InputError, match="no release of stage 'hybrid'"):
+    with pytest.raises(InputError):
         quality.chosen(paths, "tiny", old.tag, None)
 
 
@@ -676,12 +561,6 @@ def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(paths: Paths
     assert quality_gate.check(paths, ours, accepted="")[1] == "accepted before: still"
     evidence = quality_of(paths, ours)
     assert evidence.text == f"lost more than allowed: kl; accepted: still ({parent.name})"
-    elsewhere = elsewhere_of(paths, ours)
-    assert elsewhere and [row.name for row in elsewhere.rows] == [
-        f"{cost.change}: {cost.model}, {cost.on}" for cost in ledger.of_stages(["hybrid", "mtp", "v2"])
-    ]
-    (kl, *_) = elsewhere.rows[-1].readings
-    assert kl and (kl.value, kl.text, kl.note) == (0.0011, "0.0011", "[0.00097, 0.0013]")
     limit(paths, 0.005, ", top1: 0.999")  # another loss, which nobody has accepted
     with pytest.raises(QualityError, match="top1: MORE"):
         quality_gate.check(paths, ours, accepted="")
@@ -726,40 +605,6 @@ def test_what_promote_refuses_becomes_current_in_no_other_way(
     assert isinstance(quality_gate.refusal(paths, ours), ManifestError)
 
 
-def test_limits_stand_beside_what_was_measured(paths: Paths, capsys: pytest.CaptureFixture[str]) -> None:
-    limits.show(paths, "tiny")  # a recipe whose file is gone
-    assert capsys.readouterr().out.strip().endswith("invoke quality --recipe tiny")
-    parent, one, other = release(1, stage="mtp"), release(2), release(3)
-    lost = Figure(value=0.02, low=0.01, high=0.0312), Figure(value=0.01, low=0.008, high=0.012)
-    for made, figure in zip((one, other), lost, strict=True):
-        Releases(paths).save(made)
-        quality_record.save(paths, made, parent, made_record(made, parent, texts=(figures(figure),)))
-    limit(paths, 0.005)
-    limits.show(paths, "tiny")
-    text = capsys.readouterr().out
-    row = next(line.split() for line in text.splitlines() if " kl " in line)
-    assert row == ["v2", "kl", "0.005", "0.01", "0.008", "..", "0.012", "MORE", "2", "0.032"]
-    top1 = next(line.split() for line in text.splitlines() if " top1 " in line)
-    assert top1 == ["v2", "top1", "-", "0.985", "0.98", "..", "0.99", "2", "0.98"]
-    limits.show(paths, "tiny", as_json=True)
-    told = json.loads(capsys.readouterr().out)
-    kl = next(row for row in told["limits"] if row["limit"] == "kl")
-    assert kl["newest"] == {"value": 0.01, "low": 0.008, "high": 0.012}
-    assert (kl["allowed"], kl["verdict"], kl["releases"], kl["would_keep_all"]) == (0.005, "more", 2, 0.032)
-    (paths.project / "stages/v2.yaml").unlink()
-    limits.show(paths, "tiny")
-    assert "stage v2 is left out: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("value", "down", "wanted"),
-    [(0.03121, False, 0.032), (0.98123, True, 0.981), (1.00482, False, 1.0049), (0.05, False, 0.05), (12.3, False, 13),
-     (0.0, False, 0.0), (1.0, True, 1.0), (1.0, False, 1.0), (1.5e-11, False, 1.5e-11)],
-)  # fmt: skip
-def test_a_limit_is_rounded_to_the_side_that_is_kept(value: float, down: bool, wanted: float) -> None:
-    assert limits.rounded(value, down=down) == pytest.approx(wanted, rel=1e-9)
-
-
 def test_every_stage_with_a_parent_says_what_it_may_cost() -> None:
     for path in sorted((PROJECT / "stages").glob("*.yaml")):
         stage = manifests.load_stage(PROJECT, path.stem)
@@ -776,84 +621,6 @@ def test_the_texts_are_those_that_their_sources_name() -> None:
     assert len(texts.load(quick=True).texts) == 8
     assert texts.load(quick=True).digest != corpus.digest == texts.load().digest
     assert all(set(one.calls) <= {tool["function"]["name"] for tool in one.tools} for one in corpus.questions)
-
-
-RESULTS = {  # of lm-eval 0.4.13
-    "results": {
-        "sparkpin_choices": {"alias": "sparkpin_choices", "acc,none": 0.25, "acc_stderr,none": 0.11, "sample_len": 16},
-        "gsm8k": {"exact_match,strict-match": 0.5, "exact_match_stderr,strict-match": "N/A"},
-    },
-    "n-samples": {"sparkpin_choices": {"original": 16, "effective": 12}},
-}
-
-
-def test_scores_of_lm_eval_are_read() -> None:
-    assert standard.read_scores(RESULTS) == (
-        standard.Score("sparkpin_choices", "acc", 12, 0.25, 0.11),
-        standard.Score("gsm8k", "exact_match,strict-match", 0, 0.5, None),
-    )
-
-
-ARC, OWN = standard.StandardTasks(("arc_easy",)), standard.StandardTasks(("sparkpin_choices",))
-OFFLINE = "...\nConnectionError: Couldn't reach 'allenai/ai2_arc' on the Hub (OfflineModeIsEnabled)"
-CHATS = "Loglikelihood is not supported for chat completions. Consider ..."
-
-
-@pytest.mark.parametrize(
-    ("act", "kind", "words"),
-    [
-        (lambda paths: standard.require_known(paths, ARC), InputError, "lm-eval is not installed.*arc_easy\n.*--fetch"),
-        (lambda paths: standard.require_known(paths, OWN), InputError, r"lm-eval is not installed in \S+\n"),
-        (lambda _: standard.raise_for(OFFLINE, ARC), InputError, "data of arc_easy are not at hand"),
-        (lambda _: standard.raise_for(CHATS, ARC), InputError, "which chats do not give"),
-        (lambda _: standard.raise_for("aiohttp: 500", ARC), SmokeError, "no result for arc_easy"),
-        (lambda _: standard.wanted_of("a b", limit=0, chat=False, fetch=False), InputError, "wanted a name"),
-        (lambda _: standard.wanted_of("--x", limit=0, chat=False, fetch=False), InputError, "wanted a name"),
-        (lambda _: standard.wanted_of("sparkpin_x", limit=0, chat=False, fetch=False), InputError, "sparkpin_choices"),
-        (lambda _: standard.wanted_of("", limit=0, chat=False, fetch=True), InputError, "are about --tasks"),
-    ],
-)
-def test_what_lm_eval_lacks_is_said_with_what_to_do(
-    paths: Paths, act: Callable[[Paths], object], kind: type[Exception], words: str
-) -> None:
-    with pytest.raises(kind, match=words):
-        act(paths)
-
-
-FAKE = """class TaskManager:
-    all_tasks = ["arc_easy", "arc_challenge", "gsm8k"]
-    def __init__(self, include_path): open(include_path + "/sparkpin_choices.yaml").close()
-    def match_tasks(self, names): return [name for name in names if name in self.all_tasks]
-"""
-
-
-def test_a_task_that_lm_eval_does_not_have_is_told_before_anything_is_measured(paths: Paths, tmp_path: Path) -> None:
-    """What stands in for lm-eval tells as it does: the real one is 0.7 GB."""
-    folder, python = standard.environment(paths), standard.environment(paths) / "bin/python"
-    python.parent.mkdir(parents=True)
-    (folder / standard.READY).write_text("{}")
-    (tmp_path / "lm_eval/tasks").mkdir(parents=True)
-    (tmp_path / "lm_eval/tasks/__init__.py").write_text(FAKE)
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    standard.require_known(paths, standard.StandardTasks(("arc_easy", "sparkpin_choices")))
-    for name, begin in (("arc_esy", "did you mean arc_easy"), ("nope", f"{folder}/bin/lm_eval ls tasks lists them")):
-        with pytest.raises(InputError, match=f"lm-eval has no task '{name}'") as caught:
-            standard.require_known(paths, standard.StandardTasks(("gsm8k", name)))
-        assert caught.value.next_step.startswith(begin)
-    python.write_text("#!/bin/sh\necho broken >&2; exit 1\n")
-    standard.require_known(paths, standard.StandardTasks(("sparkpin_choices", "sparkpin_answers")))
-    with pytest.raises(SmokeError, match="does not tell its tasks:\nbroken"):
-        standard.require_known(paths, standard.StandardTasks(("gsm8k",)))
-
-
-def test_a_run_of_lm_eval_is_offline_and_asks_no_proxy(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"https_proxy": "http://p", "HTTP_PROXY": "http://p", "PYTHONPATH": "x", "LANG": "C"}.items():
-        monkeypatch.setenv(name, value)
-    run, fetch = (standard.child_env(paths, offline=offline) for offline in (True, False))
-    assert run["HF_HUB_OFFLINE"] == "1" and run["LANG"] == "C"
-    assert not {"https_proxy", "HTTP_PROXY", "PYTHONPATH"} & set(run)
-    assert "HF_HUB_OFFLINE" not in fetch and fetch["HTTP_PROXY"] == "http://p"
 
 
 @pytest.mark.parametrize(
@@ -879,56 +646,7 @@ def test_what_has_no_room_is_not_started(
     usage = shutil.disk_usage(paths.project)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
     with pytest.raises((HostError, DiskError), match=error):
-        run.measure(paths, None, ours, run.QualityPlan(texts.load(quick=True)), print)  # type: ignore[arg-type]
-
-
-def test_a_long_program_is_told_of_and_its_outputs_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its progress bar is one line. It goes on when it was told of: no time is waited for."""
-    monkeypatch.setattr(watched, "EVERY", 0.0)
-    bar, said = tmp_path / "go-on", list[str]()
-
-    def say(line: str) -> None:
-        said.append(line)
-        bar.touch()
-
-    text = f"""
-import pathlib, sys, time
-print("begins")
-print("Requesting API:   1%\\rRequesting API:  50%", end="", file=sys.stderr)
-while not pathlib.Path({str(bar)!r}).exists(): time.sleep(0.01)
-sys.exit(3)"""
-    done = watched.run([sys.executable, "-uc", text], cwd=tmp_path, env=os.environ, limit=600, silent=600, say=say)
-    assert done.returncode == 3 and done.stdout == "begins\nRequesting API:   1%\rRequesting API:  50%"
-    assert said[0] == "  Requesting API:  50%"
-
-
-@pytest.mark.parametrize(("limit", "silent", "why"), [(0.2, 600, "took more than"), (600, 0.2, "said nothing")])
-def test_a_program_that_takes_too_long_ends_with_what_it_started(
-    tmp_path: Path, limit: float, silent: float, why: str
-) -> None:
-    """Whoever holds the pipe open lives."""
-    os.mkfifo(tmp_path / "pipe")
-    pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        argv = ["/bin/sh", "-c", f"exec 9>{tmp_path / 'pipe'}; echo begun; sleep 1000 & sleep 1000"]
-        with pytest.raises(watched.Overdue, match=why):
-            watched.run(argv, cwd=tmp_path, env=os.environ, limit=limit, silent=silent, say=print)
-        assert select.select([pipe], [], [], 300)[0] and os.read(pipe, 100) == b""
-    finally:
-        os.close(pipe)
-
-
-def test_scores_are_asked_again_where_lm_eval_or_a_task_of_ours_is_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = standard.StandardTasks(("sparkpin_choices",))
-    before = standard.asked(wanted)
-    assert standard.asked(wanted) == before != standard.asked(dataclasses.replace(wanted, limit=4))
-    shutil.copytree(standard.TASKS, tmp_path / "tasks")
-    monkeypatch.setattr(standard, "TASKS", tmp_path / "tasks")
-    assert standard.asked(wanted) == before
-    (tmp_path / "tasks/choices.jsonl").write_text("")
-    assert standard.asked(wanted) != before
+        run.measure(paths, None, ours, texts.load(quick=True), print)  # type: ignore[arg-type]
 
 
 @pytest.fixture

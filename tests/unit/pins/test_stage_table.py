@@ -26,9 +26,10 @@ import prepare
 import report
 import shapes
 import table as stage_table
+from figures import CHAIN
+from shapes import GEOMETRY
 
 import stages
-from sparkpin.measure.roofline.published import CHAIN, GEOMETRY
 from sparkpin.pins import manifests
 
 
@@ -493,7 +494,7 @@ def test_the_document_s_ceilings_by_length_are_counted() -> None:
     counted = {}
     for one in CHAIN:
         ends = [
-            [f"{report.counted(one, context, same=same).ceiling:.1f}" for same in (False, True)]
+            [f"{report.ceiling(report.counted(one, context, same=same)):.1f}" for same in (False, True)]
             for context in stages.CONTEXTS
         ]
         counted[one.stage] = [even if even == same else f"{even} - {same}" for even, same in ends]

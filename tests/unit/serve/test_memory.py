@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -110,7 +109,7 @@ def test_the_published_355k_tokens_are_a_quarter_of_what_there_was() -> None:
     assert (cache.block_size, groups) == (2112, 4)
     assert 672 // groups * cache.block_size == 354_816
     assert 672 * cache.block_bytes / GIB == pytest.approx(35.19, abs=0.01)
-    assert cache.users(672, MAX) == 5
+    assert cache.requests(672, MAX) == 5
 
 
 def test_bytes_of_a_token_and_head() -> None:
@@ -182,7 +181,7 @@ def test_users_leave_one_block_and_the_longest_request_fills_the_rest() -> None:
     cache = cache_of("--no-enable-prefix-caching")
     needed = cache.request_blocks(MAX)
     assert needed == 121 + 3
-    assert (cache.users(needed, MAX), cache.users(needed + 1, MAX), cache.users(0, MAX)) == (0, 1, 0)
+    assert (cache.requests(needed, MAX), cache.requests(needed + 1, MAX), cache.requests(0, MAX)) == (0, 1, 0)
     assert cache.longest(needed + 1) == 121 * 2176
     assert cache.request_blocks(cache.longest(100)) == 99
     assert cache.longest(3) == 0
@@ -245,12 +244,12 @@ def test_the_cpus_own_variable_goes_before_the_flag() -> None:
     assert settings_of(geometry_122b(), flags, VLLM_CPU_KVCACHE_SPACE="8").kv_bytes == 8 * GIB
     assert settings_of(geometry_122b(), flags, "cuda", VLLM_CPU_KVCACHE_SPACE="8").kv_bytes == 4 * GIB
     assert settings_of(geometry_122b(), flags, VLLM_CPU_KVCACHE_SPACE="0").kv_bytes == 0
-    with pytest.raises(ManifestError, match=r"VLLM_CPU_KVCACHE_SPACE: saw '1\.5', wanted a whole number of GiB"):
+    with pytest.raises(ManifestError, match="VLLM_CPU_KVCACHE_SPACE"):
         settings_of(geometry_122b(), flags, VLLM_CPU_KVCACHE_SPACE="1.5")
 
 
 def test_an_mtp_drafter_needs_a_model_that_has_one() -> None:
-    with pytest.raises(ManifestError, match="wanted a model whose config has mtp_num_hidden_layers"):
+    with pytest.raises(ManifestError, match="mtp_num_hidden_layers"):
         settings_of(geometry_122b(mtp_num_hidden_layers=0), MTP2)
 
 
@@ -263,30 +262,34 @@ def test_a_cpu_without_a_given_pool_takes_a_share_of_all_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "key"),
     [
-        ("--max-model-len many", "--max-model-len: saw 'many'"),
-        ("--max-model-len 1.5K", "--max-model-len: saw '1.5K'"),
-        ("--max-num-seqs 0", "--max-num-seqs: saw '0'"),
-        ("--gpu-memory-utilization 1.5", "--gpu-memory-utilization: saw '1.5'"),
-        ("--gpu-memory-utilization 0.0", "--gpu-memory-utilization: saw '0.0'"),
-        ("--cpu-offload-gb 4", "--cpu-offload-gb: saw '4', wanted flags whose effect"),
-        ("--kv-offloading-size 1", "--kv-offloading-size: saw '1'"),
-        ("--offload-group-size 2", "--offload-group-size: saw '2'"),
-        ("-dp 2", "--data-parallel-size: saw '2'"),
-        ("""--kv-transfer-config {"kv_connector":"x"}""", "--kv-transfer-config: saw"),
-        ("--pipeline-parallel-size 2", "--pipeline-parallel-size: saw '2'"),
-        ("""--speculative-config {"method":"eagle3"}""", "saw 'eagle3'"),
-        ("--speculative-config mtp", "--speculative-config: saw 'mtp', wanted a JSON object"),
-        ("--speculative-config [1]", "--speculative-config: saw '[1]', wanted a JSON object"),
-        ("""--speculative-config {"method":"mtp","num_speculative_tokens":"2"}""", "num_speculative_tokens: saw '2'"),
-        ("--dtype int8", "--dtype: saw 'int8'"),
+        ("--max-model-len many", "--max-model-len"),
+        ("--max-model-len 1.5K", "--max-model-len"),
+        ("--max-num-seqs 0", "--max-num-seqs"),
+        ("--gpu-memory-utilization 1.5", "--gpu-memory-utilization"),
+        ("--gpu-memory-utilization 0.0", "--gpu-memory-utilization"),
+        ("--cpu-offload-gb 4", "--cpu-offload-gb"),
+        ("--kv-offloading-size 1", "--kv-offloading-size"),
+        ("--offload-group-size 2", "--offload-group-size"),
+        ("-dp 2", "--data-parallel-size"),
+        ("""--kv-transfer-config {"kv_connector":"x"}""", "--kv-transfer-config"),
+        ("--pipeline-parallel-size 2", "--pipeline-parallel-size"),
+        ("""--speculative-config {"method":"eagle3"}""", "--speculative-config method"),
+        ("--speculative-config mtp", "--speculative-config"),
+        ("--speculative-config [1]", "--speculative-config"),
+        ("""--speculative-config {"method":"mtp","num_speculative_tokens":"2"}""", "num_speculative_tokens"),
+        ("--dtype int8", "--dtype"),
+        ("--kv-cache-dtype nvfp4", "--kv-cache-dtype"),
+        ("-tp 3", "--tensor-parallel-size"),
+        ("-tp 6", "--tensor-parallel-size"),
+        ("-tp 64", "--tensor-parallel-size"),
     ],
 )
-def test_flags_that_the_plan_does_not_know_are_refused(flags: str, said: str) -> None:
-    with pytest.raises(ManifestError, match=r"^recipes/r\.yaml: ") as caught:
+def test_flags_that_the_plan_does_not_know_are_refused(flags: str, key: str) -> None:
+    with pytest.raises(ManifestError) as caught:
         settings_of(geometry_122b(), flags)
-    assert said in str(caught.value)
+    assert (caught.value.file, caught.value.key) == ("recipes/r.yaml", key)
 
 
 def test_flags_that_have_no_effect_are_not_refused() -> None:
@@ -311,12 +314,12 @@ def test_more_tokens_than_positions_do_not_fit_unless_vllm_is_told_to_take_them(
     geometry = geometry_122b(max_position_embeddings=8192)
     weights = weights_122b(Loading(draft=False, vision=True, int8_head=False, widened=False))
     flags = "--max-model-len 16384 --max-num-seqs 16 --gpu-memory-utilization 0.85"
-    said = "--max-model-len 16,384 is more than the model's 8,192 positions"
     made = make_plan(geometry, settings_of(geometry, flags, "cuda"), weights, SPARK)
-    assert made.problems == (said + ": vLLM refuses it",)
+    [problem] = made.problems
+    assert "16,384" in problem and "8,192" in problem
     allowed = settings_of(geometry, flags, "cuda", VLLM_ALLOW_LONG_MAX_MODEL_LEN="1")
     made = make_plan(geometry, allowed, weights, SPARK)
-    assert made.fits and said in made.notes
+    assert made.fits and any("8,192" in note for note in made.notes)
     assert settings_of(geometry, flags + """ --hf-overrides {"a":1}""").longer
     rope = {"rope_type": "linear", "factor": 2.0}
     assert geometry_122b(max_position_embeddings=8192, rope_parameters=rope).max_positions == 16_384
@@ -347,16 +350,16 @@ def test_yarn_is_read_and_does_not_make_vllm_take_more_tokens() -> None:
 
 def test_what_does_not_fit_comes_with_what_would() -> None:
     made = plan_122b(f"--gpu-memory-utilization 0.95 {SMALL}")
-    assert made.hints == ("--gpu-memory-utilization 0.86 asks for no more than is free",)
+    assert "--gpu-memory-utilization 0.86" in made.hints[0]
     assert plan_122b(f"--gpu-memory-utilization 0.86 {SMALL}").fits
     given = plan_122b(f"{SHARE} {SMALL} --kv-cache-memory-bytes 60G")
-    assert given.hints == ("a KV pool of at most 39.31 GiB fits (--kv-cache-memory-bytes 60G of recipes/r.yaml)",)
     blocks = plan_122b(f"{SHARE} --num-gpu-blocks-override 2000")
-    assert blocks.hints == ("a KV pool of at most 39.31 GiB fits (--num-gpu-blocks-override)",)
+    for one, flag in ((given, "--kv-cache-memory-bytes 60G of recipes/r.yaml"), (blocks, "--num-gpu-blocks-override")):
+        assert "39.31 GiB" in one.hints[0] and flag in one.hints[0]
     pools = [plan_122b(f"{SHARE} {SMALL} --kv-cache-memory-bytes {int(pool * GIB)}").fits for pool in (39.3, 39.32)]
     assert pools == [True, False]
     small = plan_122b(SMALL, replace(SPARK, free=GIB))
-    assert len(small.hints) == 1 and small.hints[0].startswith("without any cache it needs 70.69 GiB: ")
+    assert len(small.hints) == 1 and "70.69 GiB" in small.hints[0]
     assert plan_122b(f"{SHARE} {SMALL}").hints == ()
 
 
@@ -367,28 +370,23 @@ def test_no_size_shows_as_nothing_but_nothing(size: int, text: str) -> None:
     assert gib(size) == text
 
 
-def test_a_cache_format_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ManifestError, match="--kv-cache-dtype: saw 'nvfp4', wanted one of auto, bfloat16"):
-        cache_of("--kv-cache-dtype nvfp4")
-
-
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    "changes",
     [
-        ({"num_hidden_layers": None}, "num_hidden_layers: saw None"),
-        ({"num_key_value_heads": True}, "num_key_value_heads: saw True"),
-        ({"linear_num_value_heads": 0}, "linear_num_value_heads: saw 0"),
-        ({"layer_types": ["full_attention"]}, "layer_types: saw '1 entries', wanted 48 entries"),
-        ({"layer_types": ["linear_attention"] * 48}, "wanted at least one full_attention"),
-        ({"layer_types": ["full_attention"] * 47 + ["sliding_attention"]}, "saw 'sliding_attention'"),
-        ({"dtype": "int8"}, "dtype: saw 'int8'"),
-        ({"mamba_ssm_dtype": "int8"}, "mamba_ssm_dtype: saw 'int8'"),
+        {"num_hidden_layers": None},
+        {"num_key_value_heads": True},
+        {"linear_num_value_heads": 0},
+        {"layer_types": ["full_attention"]},
+        {"layer_types": ["linear_attention"] * 48},
+        {"layer_types": ["full_attention"] * 47 + ["sliding_attention"]},
+        {"dtype": "int8"},
+        {"mamba_ssm_dtype": "int8"},
     ],
 )
-def test_a_config_that_the_plan_does_not_know_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ManifestError, match=r"^config\.json: ") as caught:
+def test_a_config_that_the_plan_does_not_know_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ManifestError) as caught:
         geometry_122b(**changes)
-    assert said in str(caught.value)
+    assert (caught.value.file, [caught.value.key]) == ("config.json", list(changes))
 
 
 def test_layer_types_may_be_given_as_an_interval() -> None:
@@ -457,13 +455,7 @@ def test_a_plan_for_two_nodes_is_that_of_each() -> None:
     assert two.pool > one.pool + sum(row.held for row in two.weights)
     assert "each of 2 nodes" in next(title(two, "r", "v2"))
     assert [row for row in memory_rows(two) if row[0] == "left"] and not [r for r in memory_rows(one) if r[0] == "left"]
-    assert json.loads(to_json(two, "r", "v2"))["settings"]["nodes"] == 2
-
-
-@pytest.mark.parametrize(("ranks", "said"), [(3, "KV heads (2)"), (6, "attention heads (32)"), (64, "attention heads")])
-def test_ranks_that_do_not_divide_the_model_are_refused(ranks: int, said: str) -> None:
-    with pytest.raises(ManifestError, match=re.escape(said)):
-        settings_of(geometry_122b(), f"-tp {ranks}")
+    assert to_json(two)["settings"]["nodes"] == 2
 
 
 def test_as_if_a_command_were_for_so_many_nodes() -> None:
@@ -532,9 +524,9 @@ def test_a_plan_adds_up_to_the_budget() -> None:
     assert made.fits
     assert made.pool / GIB == pytest.approx(36.57, abs=0.01)
     assert log_line(made).startswith(
-        "vLLM will say: GPU KV cache size: 1,513,285 tokens, Maximum concurrency for 262,144 "
+        "vLLM will log: GPU KV cache size: 1,513,285 tokens, Maximum concurrency for 262,144 "
     )
-    assert made.chosen.users == {32_768: 34, 131_072: 11, 262_144: 5}
+    assert made.chosen.requests == {32_768: 34, 131_072: 11, 262_144: 5}
     assert [capacity.cache.cache_dtype for capacity in made.capacities] == list(FORMATS)
 
 
@@ -542,10 +534,8 @@ def test_a_plan_that_does_not_fit_says_why() -> None:
     small = Machine(64 * GIB, 60 * GIB, "a small machine", "flag")
     made = plan_122b("--gpu-memory-utilization 0.9", small)
     assert not made.fits and made.pool == 0
-    assert made.problems == (
-        "weights and the rest take 66.87 GiB, the budget is 57.60 GiB: nothing is left for the cache",
-        "it needs 71.87 GiB and 60.00 GiB are free (a small machine)",
-    )
+    budget, free = made.problems
+    assert "66.87 GiB" in budget and "57.60 GiB" in budget and "71.87 GiB" in free and "60.00 GiB" in free
 
 
 def test_a_pool_that_does_not_hold_one_request_names_the_length_that_it_holds() -> None:
@@ -553,26 +543,25 @@ def test_a_pool_that_does_not_hold_one_request_names_the_length_that_it_holds() 
     made = plan_122b(flags)
     longest = made.chosen.cache.longest(made.chosen.blocks)
     (problem,) = made.problems
-    assert problem.startswith("the KV pool of 4.00 GiB does not hold one request of 262,144 tokens")
-    assert problem.endswith(f": --max-model-len {longest} fits")
+    assert "262,144" in problem and f"--max-model-len {longest}" in problem
     assert plan_122b(f"{flags} --max-model-len {longest}").fits
     assert plan_122b(f"{flags} --max-model-len auto").max_model_len == longest
     none = plan_122b(f"--kv-cache-memory-bytes 100m {SHARE} --max-model-len auto")
-    assert none.problems == ("the KV pool of 95.4 MiB does not hold a single request",)
+    assert len(none.problems) == 1 and not none.fits
 
 
 def test_free_memory_counts_and_not_all_memory() -> None:
     flags = "--max-model-len 262144 --gpu-memory-utilization 0.85 --max-num-seqs 16"
     full = replace(SPARK, free=100 * GIB, source="this machine")
     assert plan_122b(flags).fits
-    assert plan_122b(flags, full).problems == ("it needs 108.44 GiB and 100.00 GiB are free (this machine)",)
+    assert not plan_122b(flags, full).fits
 
 
 def test_a_gpus_share_must_be_free_even_if_the_pool_is_given() -> None:
     """gpu_worker.py of vLLM 0.32 asks for it before it looks at --kv-cache-memory-bytes."""
     made = plan_122b(f"--kv-cache-memory-bytes 16G --gpu-memory-utilization 0.95 {SMALL}")
     assert made.pool == 16 * GIB
-    assert made.problems == ("it needs 120.61 GiB and 110.00 GiB are free (an idle DGX Spark)",)
+    assert not made.fits and gib(made.needed) == "120.61 GiB"
 
 
 def test_blocks_that_are_given_count_for_the_pool() -> None:
@@ -582,11 +571,8 @@ def test_blocks_that_are_given_count_for_the_pool() -> None:
 
 def test_notes() -> None:
     made = plan_122b("--max-model-len 262144 --max-num-seqs 2 --gpu-memory-utilization 0.85 " + MTP2, int8_head=True)
-    assert made.notes == (
-        "--max-num-seqs 2 lets no more than that many of the 4 users run at once",
-        "the layers do not fill the cache's groups [13, 12, 12, 12]: 3 of 52 places stay empty",
-        "the INT8 LM head saves 727.0 MiB; while loading, both are there",
-    )
+    facts = ("--max-num-seqs 2", "4"), ("[13, 12, 12, 12]", "3 of 52"), ("727.0 MiB",)
+    assert [all(fact in note for fact in each) for note, each in zip(made.notes, facts, strict=True)] == [True] * 3
 
 
 def test_two_gpus_halve_the_slots_and_the_states() -> None:
@@ -609,11 +595,11 @@ def test_estimates() -> None:
 
 def test_the_plan_as_json_and_as_a_table() -> None:
     made = plan_122b("--max-model-len 262144 --gpu-memory-utilization 0.85")
-    value = json.loads(to_json(made, "r", "base"))
-    assert (value["recipe"], value["stage"], value["fits"], value["budget"]) == ("r", "base", True, 111_064_096_178)
+    value = json.loads(json.dumps(to_json(made)))
+    assert (value["fits"], value["budget"]) == (True, 111_064_096_178)
     chosen = next(row for row in value["capacities"] if row["chosen"])
     assert chosen["cache"]["block_bytes"] == 51_511_296
-    assert chosen["users"] == {"32768": 34, "131072": 11, "262144": 5}
+    assert chosen["requests"] == {"32768": 34, "131072": 11, "262144": 5}
     rows = {row[0]: row[1:] for row in memory_rows(made)}
     assert rows["weights"] == ("62.71 GiB", "header", "see below")
     assert rows["budget"][0] == "103.44 GiB"

@@ -48,7 +48,7 @@ def note_of(points: Sequence[Point]) -> str:
     known = [point for point in points if point.ceiling]
     if not known:
         return "one user; no ceiling: invoke bench --bandwidth takes the memory's GB/s"
-    return f"one user; of the roofline's ceiling{'' if len(known) == len(points) else ', where it is known'}"
+    return f"one user; of the ceiling{'' if len(known) == len(points) else ', where it is known'}"
 
 
 def histories_of(releases: Sequence[Release], shown: Release, speeds: Mapping[str, Speed]) -> Iterator[Chart]:

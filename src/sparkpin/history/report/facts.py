@@ -182,7 +182,6 @@ class RecipePart:
     inputs: tuple[ReportRow, ...]  # what it was made from
     sbom: tuple[tuple[str, int], ...]  # kind -> how many the SBOM lists; empty where there is none
     items: tuple[Item, ...]  # from the newest to the oldest
-    elsewhere: ReportTable | None = None  # losses of quality that its stages cost small models
     bumps: tuple[Bump, ...] = ()  # the same, those that were refused, too
     faults: tuple[str, ...] = ()  # records that cannot be read
 

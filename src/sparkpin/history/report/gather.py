@@ -33,7 +33,7 @@ from sparkpin.history.report.facts import (
     ReportRow,
     Tile,
 )
-from sparkpin.history.report.measured import NOT_APPLICABLE, elsewhere_of, quality_of, smoke_of
+from sparkpin.history.report.measured import NOT_APPLICABLE, quality_of, smoke_of
 from sparkpin.history.report.speed import Speed, seconds, speed_of
 from sparkpin.host.machine import serve_command
 from sparkpin.pins import manifests
@@ -126,7 +126,6 @@ def recipe_part(
         inputs=tuple(inputs_of(paths, shown)),
         sbom=tuple(counts(records.evidence(shown) / SBOM)),
         items=tuple(reversed(items.values())),
-        elsewhere=elsewhere_of(paths, shown),
         bumps=tuple(reversed(bumps)),
         faults=tuple(told),
     )
@@ -270,5 +269,5 @@ def memory_row(plan: MemoryPlan) -> ReportMemory:
         total=machine.total,
         source=machine.source,
         most=plan.settings.max_num_seqs,
-        users=tuple(plan.chosen.users.items()),
+        users=tuple(plan.chosen.requests.items()),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -14,15 +13,10 @@ from sparkpin.history.report.facts import (
     NOT_MEASURED,
     Kind,
     LimitBar,
-    Reading,
     ReportEvidence,
     ReportRow,
-    ReportTable,
-    TableRow,
 )
-from sparkpin.measure.quality import ledger
 from sparkpin.measure.quality.report import cells
-from sparkpin.pins import manifests
 from sparkpin.releases import quality_allowance, quality_gate
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.record import Release
@@ -96,10 +90,6 @@ def quality_of(paths: Paths, release: Release) -> ReportEvidence:
             ReportRow(one.name, f"{one.release} of {one.asked} right, reference {one.reference}")
             for one in chosen.skills
         ),
-        *(
-            ReportRow(f"{one.task} {one.metric}", f"{one.release:.3g}, reference {one.reference:.3g}")
-            for one in chosen.standard
-        ),
         *(ReportRow("note", note) for note in chosen.notes),
     ]
     kind, word = quality_word(chosen)
@@ -113,23 +103,6 @@ def quality_of(paths: Paths, release: Release) -> ReportEvidence:
         tuple(rows),
         limits=tuple(limit_bar(one, chosen) for one in chosen.judged),
     )
-
-
-def elsewhere_of(paths: Paths, release: Release) -> ReportTable | None:
-    """What the changes of a release's stages cost small models; None where none was measured."""
-    chain: tuple[str, ...] = ()
-    with contextlib.suppress(SparkpinError):  # its stages may be gone
-        chain = tuple(stage.name for stage in manifests.load_chain(paths.project, release.stage))
-    rows = []
-    for cost in ledger.of_stages(chain):
-        figures = {"kl": cost.kl, "continued_kl": cost.continued_kl, "top1": cost.top1, "perplexity": cost.ratio}
-        readings = []
-        for name, figure in figures.items():
-            value, interval, *_ = cells(figure, name, {})
-            readings.append(Reading(figure.value, value, bracketed(interval)))
-        rows.append(TableRow(f"{cost.change}: {cost.model}, {cost.on}", tuple(readings)))
-    titles = tuple((NAMES[name], "") for name in ("kl", "continued_kl", "top1", "perplexity"))
-    return ReportTable(titles, tuple(rows)) if rows else None
 
 
 def bracketed(interval: str) -> str:

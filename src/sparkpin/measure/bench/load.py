@@ -15,7 +15,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container, Mount
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.measure.bench import driver
-from sparkpin.measure.bench.plan import SLACK, BenchPlan, Step, seconds_of
+from sparkpin.measure.bench.plan import SLACK, BenchPlan, Step
 from sparkpin.measure.bench.target import BenchTarget
 from sparkpin.pins.vllm_command import MODEL_PATH, served_name
 from sparkpin.releases import container as running
@@ -28,10 +28,9 @@ from sparkpin.smoke.server import LABEL, owner
 TOOL = "vllm bench serve"
 PLAN = "plan.json"
 MEMORY = 8 * running.GIB
-LEAST_LIMIT = 600.0
 ENDING_SECONDS = 10.0
-SLOWER = 20
-"""A step may take so many times its estimate before it is broken off."""
+LEAST_LIMIT, SLOW_PREFILL, SLOW_DECODE = 600.0, 10, 2
+"""Seconds that any step may take, and tokens a second of one request at a time: a step that is slower hangs."""
 
 
 def plan_text(release: Release, steps: Sequence[Step], plan: BenchPlan, socket: str) -> bytes:
@@ -47,12 +46,17 @@ def plan_text(release: Release, steps: Sequence[Step], plan: BenchPlan, socket: 
                 "requests": step.requests,
                 "output_tokens": step.output_tokens,
                 "seed": step.seed,
-                "limit": max(LEAST_LIMIT, SLOWER * seconds_of(step, plan.pace)),
+                "limit": limit_of(step),
             }
             for number, step in enumerate(steps)
         ],
     }
     return json.dumps(value).encode()
+
+
+def limit_of(step: Step) -> float:
+    """Seconds after which it is broken off."""
+    return LEAST_LIMIT + step.requests * (step.cell.input_tokens / SLOW_PREFILL + step.output_tokens / SLOW_DECODE)
 
 
 def run_steps(

@@ -16,8 +16,6 @@ import numpy as np
 from sparkpin.measure.bench.record import Cell, CellResult, Spread
 from sparkpin.smoke import metrics
 
-JOINED = 2
-"""Steps in a part of a stream, on average, from which on its times are not used."""
 GENERATED = "vllm:generation_tokens_total"
 
 
@@ -35,11 +33,6 @@ class TimedAnswer:
         """The first part comes from the prefill and holds one token."""
         seconds = sum(self.gaps)
         return (self.tokens - 1) / seconds if self.tokens > 1 and seconds > 0 else None
-
-    def streamed(self, step_tokens: float) -> bool:
-        """Whether its parts came about as they were made. A busy machine joins them, in the extreme into one, and then
-        the times between them tell nothing. step_tokens: what a step of the server brings at most."""
-        return self.tokens - 1 <= JOINED * step_tokens * len(self.gaps)
 
     @property
     def token_gaps(self) -> tuple[float, ...]:
@@ -79,15 +72,13 @@ def middle(values: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def measured(cell: Cell, result: Mapping[str, Any], before: str, after: str, first: float | None) -> CellResult:
-    """before, after: the server's /metrics around the run; first: output_rate of the run that does not count."""
+def measured(cell: Cell, result: Mapping[str, Any], before: str, after: str) -> CellResult:
+    """before, after: the server's /metrics around the run."""
     answers = answers_of(result)
     seconds = float(result["duration"])
     tokens = sum(answer.tokens for answer in answers)
     drafted, accepted = (grown(before, after, name) for name in (metrics.DRAFTED, metrics.ACCEPTED))
     made = grown(before, after, GENERATED)
-    drafts = grown(before, after, metrics.DRAFTS)
-    streamed = [answer for answer in answers if answer.streamed(1 + (drafted / drafts if drafted and drafts else 0))]
     alone = cell.kind == "sweep" and cell.concurrency == 1
     return CellResult(
         cell=cell,
@@ -98,22 +89,15 @@ def measured(cell: Cell, result: Mapping[str, Any], before: str, after: str, fir
         output_tokens=tokens,
         parts=sum(len(answer.gaps) for answer in answers),
         output_rate=tokens / seconds,
-        decode_rate=middle([answer.decode_rate for answer in streamed]),
-        first_rate=first,
+        decode_rate=middle([answer.decode_rate for answer in answers]),
         ttft=spread([answer.ttft for answer in answers]),
-        gap=spread([gap for answer in streamed for gap in answer.gaps]),
-        token=spread([gap for answer in streamed for gap in answer.token_gaps]),
-        joined=len(answers) - len(streamed),
+        token=spread([gap for answer in answers for gap in answer.token_gaps]),
         prefill_rate=middle([answer.prompt / answer.ttft for answer in answers]) if alone else None,
         drafted=drafted or None,
         accepted=accepted if drafted else None,
         accepted_by_position=positions(before, after) if drafted else (),
         others=None if made is None else made - tokens,
     )
-
-
-def output_rate(result: Mapping[str, Any]) -> float:
-    return sum(answer.tokens for answer in answers_of(result)) / float(result["duration"])
 
 
 def grown(before: str, after: str, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What is measured, and about how long that takes. Pure.
+"""What is measured. Pure.
 
 The five prompts are of the kinds and lengths of the ones that the published figures of the 122B come from; those texts
 are not published, so these are our own. A sweep adds concurrency and longer prompts, as far as a release's flags allow.
@@ -6,11 +6,10 @@ are not published, so these are our own. A sweep adds concurrency and longer pro
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from sparkpin.measure.bench.record import BenchRecord, Cell, CellResult
+from sparkpin.measure.bench.record import Cell
 from sparkpin.pins.vllm_flags import Flags
 
 PROMPTS = (
@@ -40,8 +39,6 @@ PROMPTS = (
         "each category with warnings, undo of the last change, and tests for all of it with pytest. One file of code.",
     ),
 )
-TEXT_TOKENS = 128
-"""About what a prompt of the five takes with its chat template, for the estimate."""
 LEAST = 1024
 """Tokens that a release must take for the five: an answer gets what the prompt leaves."""
 SLACK = 16
@@ -82,18 +79,6 @@ class BenchParts:
     whole: bool = False  # the model must not end its answers itself
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Tokens a second of one user, for the estimate."""
-
-    prefill: float
-    decode: float
-    start: float  # seconds until a server answers
-    source: str  # how that is known
-    guessed: bool = False  # not by measuring
-    load: float = 0.0  # seconds until the load generator asks, for it imports vLLM, too
-
-
 def cells_of(limits: Limits, wanted: BenchParts) -> tuple[Cell, ...]:
     prompts = prompt_cells(limits, wanted) if "prompt" in wanted.parts else ()
     sweep = sweep_cells(limits, wanted) if "sweep" in wanted.parts else ()
@@ -129,7 +114,6 @@ def sweep_cells(limits: Limits, wanted: BenchParts) -> Iterable[Cell]:
 @dataclass(frozen=True)
 class BenchPlan:
     cells: tuple[Cell, ...]
-    pace: Pace
     context: int  # tokens that the release takes, of prompt and answer together
 
 
@@ -155,42 +139,3 @@ def steps_of(cells: Sequence[Cell]) -> tuple[Step, ...]:
             steps.append((cell, False, 1, min(8, cell.output_tokens)))
             steps.append((cell, True, cell.requests, cell.output_tokens))
     return tuple(Step(*step, seed) for seed, step in enumerate(steps, start=1))
-
-
-def seconds_of(step: Step, pace: Pace) -> float:
-    """Requests share the prefill, and more of them at a time slow each other down a little."""
-    at_once = min(step.cell.concurrency, step.requests)
-    rounds = math.ceil(step.requests / at_once)
-    prompt = step.cell.input_tokens or TEXT_TOKENS
-    return rounds * (at_once * prompt / pace.prefill + step.output_tokens / pace.decode * (1 + (at_once - 1) / 8))
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-
-
-def estimate(cells: Sequence[Cell], pace: Pace) -> float:
-    """Seconds, without the server's start."""
-    return sum(seconds_of(step, pace) for step in steps_of(cells))
-
-
-def pace_from(record: BenchRecord, start: float) -> Pace | None:
-    """As it was measured before; None where that run does not tell. start: seconds, for the one that comes."""
-    prefill = [row.prefill_rate for row in record.cells if row.prefill_rate]
-    if not record.decode_rate:
-        return None
-    return Pace(
-        prefill=min(prefill) if prefill else record.decode_rate * 10,
-        decode=record.decode_rate,
-        start=start,
-        source=f"from the run of {record.time[:10]}",
-    )
-
-
-def pace_seen(pace: Pace, row: CellResult) -> Pace:
-    """By one user's answer; as it was where that does not tell. The first answers of a server are its slowest, so what
-    is left takes rather less."""
-    if row.cell.concurrency > 1 or not row.decode_rate or not row.ttft:
-        return pace
-    prefill = row.prompt_tokens / row.completed / row.ttft.p50
-    return replace(pace, prefill=prefill, decode=row.decode_rate, source="by the first answer", guessed=False)

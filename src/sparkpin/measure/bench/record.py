@@ -1,8 +1,7 @@
 """What a benchmark found, as it is kept with a release: whole, with the conditions under which it holds.
 
-    releases/<recipe>/<stage>-<key12>/bench/<time>.json           a finished run; the last by name is the newest
+    releases/<recipe>/<stage>-<key12>/bench/<time>.json           a run; the last by name is the newest
     releases/<recipe>/<stage>-<key12>/bench/compare-<time>.json   a comparison, in the folders of both releases
-    releases/<recipe>/<stage>-<key12>/bench/unfinished.json       the cells of a run that was broken off
 
 Seconds are seconds, rates are tokens a second, memory is bytes. Readers take no lock: every file is whole or absent.
 """
@@ -23,7 +22,6 @@ from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.releases.record import Release, Releases, read_as
 
 FOLDER = "bench"
-UNFINISHED = "unfinished.json"
 COMPARE = "compare-"
 T = TypeVar("T")
 STRICT = ConfigDict(strict=True, extra="forbid")
@@ -67,15 +65,12 @@ class CellResult:
     parts: Count  # of the streams that they came in, 0 where each was one
     output_rate: float  # output_tokens a second, prefill included
     decode_rate: float | None  # of one user, after the first token, the median
-    first_rate: float | None = None  # output_rate of the run that does not count
     ttft: Spread | None  # time to the first token
-    gap: Spread | None  # between two parts of a stream
     token: Spread | None  # between two tokens: each gap by the tokens of a part, on average of its own stream
     prefill_rate: float | None  # prompt tokens until the first token, one user at a time, the median
     drafted: Count | None = None  # tokens, as accepted
     accepted: Count | None = None
     accepted_by_position: Shares = ()  # of the drafts
-    joined: Count = 0  # answers whose parts a busy machine joined: decode_rate, gap and token are of the others
     others: int | None = None  # tokens that the server made meanwhile for somebody else, None where it does not tell
 
     @property
@@ -141,16 +136,10 @@ class BenchRecord:
     time: str
     conditions: Conditions
     cells: Annotated[tuple[CellResult, ...], Field(strict=False)]
-    planned: Count
-    sessions: Positive = 1  # more than one where it was resumed
-    start: Start | None = None  # of the last session, as memory
+    start: Start | None = None
     memory: PeakMemory | None = None
     slowed: Words = ()  # what held the GPUs' clocks down after some cell
     ceiling: Ceiling | None = None
-
-    @property
-    def finished(self) -> bool:
-        return len(self.cells) == self.planned
 
     def of_kind(self, kind: str) -> tuple[CellResult, ...]:
         return tuple(row for row in self.cells if row.cell.kind == kind)
@@ -198,12 +187,8 @@ def file_name(time: str) -> str:
 
 
 def keep(paths: Paths, release: Release, record: BenchRecord) -> Path:
-    """Write a run: under its time when it is finished, else as the one that may be resumed."""
-    into = folder(paths, release)
-    path = into / (file_name(record.time) if record.finished else UNFINISHED)
+    path = folder(paths, release) / file_name(record.time)
     files.write_json(path, to_json(record))
-    if record.finished:
-        (into / UNFINISHED).unlink(missing_ok=True)
     return path
 
 
@@ -221,20 +206,13 @@ def read_of(path: Path, kind: type[T]) -> T:
 
 
 def history(paths: Paths, release: Release) -> tuple[BenchRecord, ...]:
-    """The finished runs of a release, from the oldest to the newest."""
+    """The runs of a release, from the oldest to the newest."""
     return tuple(map(read, _finished(folder(paths, release))))
 
 
 def newest(paths: Paths, release: Release) -> BenchRecord | None:
     found = _finished(folder(paths, release))
     return read(found[-1]) if found else None
-
-
-def unfinished(paths: Paths, release: Release) -> BenchRecord | None:
-    try:
-        return read(folder(paths, release) / UNFINISHED)
-    except FileNotFoundError:
-        return None
 
 
 def comparisons(paths: Paths, release: Release) -> tuple[Comparison, ...]:

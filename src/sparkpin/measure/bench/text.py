@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from sparkpin.core import terminal
-from sparkpin.measure.bench.plan import BenchPlan, duration, estimate
+from sparkpin.measure.bench.plan import BenchPlan
 from sparkpin.measure.bench.record import BenchRecord, Cell, CellResult, Comparison, Conditions, Ratio, Spread
 from sparkpin.releases.record import Release
 from sparkpin.serve.startup import STAGES
@@ -31,23 +31,12 @@ METRICS = {
 }
 
 
-def show_plan(releases: Sequence[Release], plan: BenchPlan, *, turns: int = 1, starts: int = 1) -> None:
-    """turns: how often all of it is measured; starts: of servers, fewer than turns where they stay up."""
-    cells, pace = plan.cells, plan.pace
+def show_plan(releases: Sequence[Release], plan: BenchPlan, *, turns: int = 1) -> None:
+    """turns: how often all of it is measured."""
+    cells = plan.cells
     terminal.show(", ".join(release.tag for release in releases))
     terminal.table(PLAN_COLUMNS, [plan_row(cell) for cell in cells])
-    seconds = turns * (estimate(cells, pace) + pace.load) + starts * pace.start
-    times = f", {turns} times" if turns > 1 else ""
-    each = f"each of {starts} starts" if starts > 1 else "the start"
-    start = f", {duration(pace.start)} of it for {each}" if pace.start else " (it is being served)"
-    start += (
-        f", {duration(pace.load)} to load the load generator{' each time' if turns > 1 else ''}" if pace.load else ""
-    )
-    word = "likely at most" if pace.guessed else "about"
-    terminal.show(
-        f"{terminal.count(len(cells), 'cell')}{times}: {word} {duration(seconds)}{start}, "
-        f"at {pace.prefill:.0f} tok/s of prefill and {pace.decode:.0f} of decode ({pace.source})"
-    )
+    terminal.show(f"{terminal.count(len(cells), 'cell')}{f', {turns} times' if turns > 1 else ''}")
 
 
 def plan_row(cell: Cell) -> tuple[str, ...]:
@@ -123,19 +112,12 @@ def record_lines(record: BenchRecord) -> list[str]:
         found.append(f"start: {start_line(record.start.began, record.start.seconds)}")
     if record.memory:
         found.append(f"memory, the most seen: {memory_line(record.memory.container, record.memory.gpu)}")
-    if joined := sum(one.joined for one in record.cells):
-        found.append(
-            f"note: so busy was this machine that it joined the parts of {terminal.count(joined, 'answer')}: their "
-            "decode and token times are left out"
-        )
     if record.slowed:
         found.append(f"note: the GPU's clocks were held down meanwhile: {', '.join(record.slowed)}")
     if others := sum(max(one.others or 0, 0) for one in record.cells):
         found.append(f"note: the server made {others:,} more tokens meanwhile for others: these figures are too low")
     if record.conditions.server == "served":
         found.append("note: a service was measured; its health check asks for a token every half minute")
-    if record.sessions > 1:
-        found.append(f"note: resumed: measured in {record.sessions} sessions, start and memory are of the last")
     return found
 
 

@@ -1,1 +1,1 @@
-"""Whether a server says the same of a session however it came to it: cold, from its cache, in company, with drafts."""
+"""Whether caching, concurrency or drafting change a server's answers."""

@@ -16,6 +16,7 @@ from statistics import NormalDist, median
 
 import numpy as np
 
+from sparkpin.measure.quality.asking import TOP
 from sparkpin.measure.quality.distance import Rows, kl, until_they_part
 from sparkpin.measure.student_t import t_beyond
 
@@ -26,16 +27,15 @@ ALIKE = 0.3  # at least so much do logarithms of distances differ
 SCALE = 1 / NormalDist().inv_cdf(0.75)  # of a median absolute deviation, to a standard deviation
 FARTHEST = 20.0  # nats: of an answer from one that has no token at all
 MOVED = 0.1  # nats: other text has to move the answers so much, or the model is blind to its context
-BEGUN_AGAIN = 1 / 2  # an answer whose request was begun again may differ by this part of what other text does
 IN_CACHE = 1 / 8  # one with answers in the cache, where nobody can see how far reading and decoding differ
 
 
-def distance(one: Rows, other: Rows, top: int) -> float:
+def distance(one: Rows, other: Rows) -> float:
     """In nats. Rows of answers to the same prompt."""
     count, _ = until_they_part(one, other)
     if not count:
         return 0.0 if len(one) == len(other) else FARTHEST
-    return float(np.sqrt(2 * kl(one.first(count), other.first(count), top).mean()))
+    return float(np.sqrt(2 * kl(one.first(count), other.first(count), TOP).mean()))
 
 
 def bound(floor: Sequence[float], tests: int) -> float:

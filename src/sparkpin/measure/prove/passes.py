@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from sparkpin.measure.prove.asking import Prompt
 from sparkpin.measure.prove.sessions import Turn
@@ -14,8 +13,6 @@ AT_ONCE = 16
 TOKENS = 16  # of an answer
 READ_AT = (TOKENS - 1, TOKENS // 2)  # tokens of an answer that are read again, with its prompt
 CONTROLS = 4  # prompts that are asked with other text
-
-Stop = Literal["", "amid its answer", "amid its prompt"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,6 @@ class Step:
     key: int | None = None
     tokens: int = TOKENS
     wave: int = 0
-    stop: Stop = ""
 
 
 @dataclass(frozen=True)
@@ -45,12 +41,9 @@ COLD = Pass("cold", "cold, alone", cold=True)
 COMPANY = Pass("company", f"cold, {AT_ONCE} at once", cold=True)
 CONTROL = Pass("control", "other text in the first third", cold=True)
 WARM = Pass("warm", "warm, turn by turn")
-RESUMED = Pass("resumed", "broken off, and asked again")
-TOGETHER = Pass("together", f"warm, {AT_ONCE} at once")
 EVICTED = Pass("evicted", "warm, while others fill the cache")
 READ = Pass("read", "decoded, then read as a prompt", cold=True)
-CROWDED = (COMPANY, TOGETHER)
-TRIED = (WARM, RESUMED, TOGETHER, EVICTED, COMPANY, READ)
+TRIED = (WARM, EVICTED, COMPANY, READ)
 """Those in which something may be found, the simplest to repeat first."""
 EVERY = (COLD, CONTROL, *TRIED)
 
@@ -68,22 +61,6 @@ def company(prompts: Sequence[Prompt], salt: Iterator[str]) -> list[Step]:
 def warm(prompts: Sequence[Prompt], salt: str) -> list[Step]:
     """All sessions share their beginning, each turn what came before it."""
     return [Step(prompt, salt, key) for key, prompt in enumerate(prompts)]
-
-
-def resumed(prompts: Sequence[Prompt], turns: Sequence[Turn], salt: str) -> list[Step]:
-    found = []
-    for key, (prompt, turn) in enumerate(zip(prompts, turns, strict=True)):
-        stop: Stop = "amid its prompt" if (turn.session + turn.number) % 2 else "amid its answer"
-        found += [Step(prompt, salt, tokens=4 * TOKENS, stop=stop), Step(prompt, salt, key)]
-    return found
-
-
-def together(prompts: Sequence[Prompt], salt: str, seed: int) -> list[Step]:
-    """First while the others' blocks come about, then from them, in another order."""
-    keys = list(range(len(prompts)))
-    random.Random(f"together {seed}").shuffle(keys)
-    first = [Step(prompts[key], salt, key, wave=1) for key in range(len(prompts))]
-    return first + [Step(prompts[key], salt, key, wave=2) for key in keys]
 
 
 def evicted(

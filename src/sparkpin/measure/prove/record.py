@@ -2,28 +2,21 @@
 
     <folder>/<time>.json           a finished run
     <folder>/<time>-session.jsonl  the shortest session that shows a difference
-    <folder>/unfinished.json       the passes of a run that was broken off
 
 The folder is `prove` of the release's evidence, or of SPARKPIN_HOME, with the endpoint's host and port.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import to_jsonable_python
 
 from sparkpin.core import files
-from sparkpin.measure.prove.asking import Said
-from sparkpin.measure.quality.distance import Rows
 
-FORM = 2  # of the unfinished file
-UNFINISHED = "unfinished.json"
 STRICT = ConfigDict(strict=True, extra="forbid")
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 
@@ -60,7 +53,6 @@ class Finding:
     again: int  # of `tries` more times
     tries: int
     requests: int  # of the shortest session
-    tokens: int  # of its last prompt
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -93,30 +85,8 @@ def file_name(time: str) -> str:
 def keep(folder: Path, record: ProveRecord) -> Path:
     path = folder / f"{file_name(record.time)}.json"
     files.write_json(path, to_json(record))
-    (folder / UNFINISHED).unlink(missing_ok=True)
     return path
 
 
 def to_json(record: ProveRecord) -> dict[str, Any]:
     return dict(to_jsonable_python(record))
-
-
-def said_to_json(said: Said) -> dict[str, Any]:
-    rows = {name: getattr(said.rows, name).tolist() for name in ("ids", "logprobs", "tokens", "chosen")}
-    return asdict(said) | {"rows": rows}
-
-
-def said_of(value: dict[str, Any]) -> Said:
-    rows = value["rows"]
-    width = len(rows["ids"][0]) if rows["ids"] else 1
-    return Said(
-        Rows(
-            np.array(rows["ids"], np.int32).reshape(-1, width),
-            np.array(rows["logprobs"], np.float64).reshape(-1, width),
-            np.array(rows["tokens"], np.int32),
-            np.array(rows["chosen"], np.float64),
-        ),
-        value["text"],
-        value["prompt"],
-        value["cached"],
-    )

@@ -1,31 +1,23 @@
-"""One server asked for the same prompts in every way, each pass kept as soon as it is done."""
+"""One server asked for the same prompts in every way."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from sparkpin.core import files
 from sparkpin.core.terminal import Say
 from sparkpin.measure.prove import judging, passes
 from sparkpin.measure.prove.asking import HITS, PREEMPTED, Prompt, ProvedEndpoint, Said
 from sparkpin.measure.prove.passes import READ_AT, TOKENS, Pass, Step
-from sparkpin.measure.prove.record import FORM, UNFINISHED, said_of, said_to_json
-from sparkpin.measure.prove.sessions import UNKNOWN_BLOCK, Shape, Turn, sessions
+from sparkpin.measure.prove.sessions import UNKNOWN_BLOCK, Shape, Turn, other_text, sessions
 from sparkpin.measure.quality.distance import Rows, rows_of
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import Wrong
-from sparkpin.smoke.replies import Fault
 
-EARLY = 0.15  # seconds after which a client goes away while its prompt is read
 SETTLE = 0.5  # seconds in which a server's counters follow its answers
 FILL_SECONDS = 90.0  # that filling the cache may take
 ROOM = 8192  # tokens, where nobody tells how long a request may be
@@ -72,7 +64,7 @@ class Proof:
 
     @property
     def seconds(self) -> float:
-        """Of all passes, those of a part that was broken off, too."""
+        """Of all passes."""
         return sum(seen.seconds for seen in self.done.values())
 
     @property
@@ -80,20 +72,15 @@ class Proof:
         """Tokens that all passes drafted and accepted, (0, 0) where nobody drafts or tells."""
         return sum(seen.drafted for seen in self.done.values()), sum(seen.accepted for seen in self.done.values())
 
-    def run(self, folder: Path, *, resume: bool) -> None:
+    def run(self) -> None:
         """All passes that are not done yet. Fault or Wrong where the server does not answer."""
-        if resume:
-            self.take(folder)
         if not self.prompts:
             self.timed(passes.COLD, self.read_cold)
-            self.keep(folder)
-        salt, prompts, turns = self.salt, self.prompts, self.turns
+        salt, prompts = self.salt, self.prompts
         plans: list[tuple[Pass, Callable[[], list[Step]]]] = [
             (passes.CONTROL, self.controls),
             (passes.COMPANY, lambda: passes.company(prompts, salt)),
             (passes.WARM, lambda: passes.warm(prompts, next(salt))),
-            (passes.RESUMED, lambda: passes.resumed(prompts, turns, next(salt))),
-            (passes.TOGETHER, lambda: passes.together(prompts, next(salt), self.seed)),
             (passes.EVICTED, self.evictions),
             (passes.READ, self.readings),
         ]
@@ -102,7 +89,6 @@ class Proof:
             self.sent[one.name] = steps
             if steps and one.name not in self.done:
                 self.timed(one, lambda seen, steps=steps, one=one: self.send_all(one, steps, seen))  # type: ignore[misc]
-                self.keep(folder)
 
     def timed(self, one: Pass, act: Callable[[Seen], None]) -> None:
         seen, begin, before = Seen(), time.monotonic(), self.counted()
@@ -144,11 +130,11 @@ class Proof:
     def controls(self) -> list[Step]:
         """Those whose other text is as far from the end as it gets are the strictest: of each length some."""
         keys = list(range(0, len(self.prompts), max(1, len(self.prompts) // passes.CONTROLS)))[: passes.CONTROLS]
-        return passes.control([self.met.other(self.prompts[key], key) for key in keys], keys, self.salt)
+        return passes.control([other_text(self.prompts[key], key) for key in keys], keys, self.salt)
 
     def evictions(self) -> list[Step]:
         size, cold = self.met.capacity, self.done[passes.COLD.name]
-        if not self.met.exact or not size:
+        if not size:
             untold = "nobody tells how many tokens the cache holds"
             self.note(f"eviction was not tried: {'there is no cache' if self.met.caching is False else untold}")
             return []
@@ -163,9 +149,6 @@ class Proof:
 
     def readings(self) -> list[Step]:
         """Every other turn, cold. A key is the turn's times the number of places, and the place's."""
-        if not self.met.exact:
-            self.note("what was decoded was not read again: messages do not say tokens")
-            return []
         found = []
         for key in range(0, len(self.prompts), 2):
             answer = [int(token) for token in self.cold[key].rows.tokens]
@@ -183,8 +166,8 @@ class Proof:
         told, done = time.monotonic(), 0
         for group in passes.waves(steps):
             for step, said in zip(group, send(self.met, group), strict=True):
-                seen.asked += said.prompt if said else len(step.prompt) if self.met.exact else 0
-                if said and step.key is not None:
+                seen.asked += said.prompt
+                if step.key is not None:
                     seen.said.append((step.key, said))
             done += len(group)
             if time.monotonic() - told > TOLD:
@@ -193,11 +176,11 @@ class Proof:
 
     def distances(self, one: Pass) -> list[tuple[int, float]]:
         """Key and distance of each answer of a pass, from the cold one."""
-        seen, top = self.done.get(one.name), max(self.met.top, 1)
+        seen = self.done.get(one.name)
         if not seen:
             return []
         if one is not passes.READ:
-            return [(key, judging.distance(self.cold[key].rows, said.rows, top)) for key, said in seen.said]
+            return [(key, judging.distance(self.cold[key].rows, said.rows)) for key, said in seen.said]
         found: dict[int, list[float]] = {}
         for key, _, far, _ in self.read_again():
             found.setdefault(key, []).append(far)
@@ -207,7 +190,7 @@ class Proof:
         """Key, place of the token in its answer, distance, and what was said, of each reading of what was decoded."""
         for number, said in self.done[passes.READ.name].said:
             key, place = number // len(READ_AT), READ_AT[number % len(READ_AT)]
-            yield key, place, read_distance(self.cold[key], said, place, max(self.met.top, 1)), said
+            yield key, place, read_distance(self.cold[key], said, place), said
 
     def furthest_read(self, key: int) -> tuple[int, Said]:
         """Of an answer whose tokens were read again: the place of the one that is furthest off, and the reading."""
@@ -215,71 +198,24 @@ class Proof:
         _, place, _, said = max(own, key=lambda one: one[2])
         return place, said
 
-    def keep(self, folder: Path) -> None:
-        kept = {"of": self.identity(), "prompts": self.prompts, "known": self.met.known, "done": self.told()}
-        with files.atomic_file(folder / UNFINISHED) as file:  # keys of messages stay in their order
-            file.write(json.dumps(kept).encode())
 
-    def told(self) -> dict[str, Any]:
-        return {
-            name: {
-                "said": [[key, said_to_json(said)] for key, said in seen.said],
-                **{key: value for key, value in vars(seen).items() if key != "said"},
-            }
-            for name, seen in self.done.items()
-        }
-
-    def identity(self) -> list[Any]:
-        """What a run must have in common with one that it goes on with."""
-        met, shape = self.met, self.shape
-        asked = [shape.seed, shape.sessions, shape.turns, shape.block, shape.room]
-        return [FORM, met.model, met.version, met.exact, met.top, *asked]
-
-    def take(self, folder: Path) -> None:
-        """What a run left that was broken off. Of another server or plan: nothing."""
-        try:
-            kept = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            self.say("there is no run to go on with: from the beginning")
-            return
-        if not isinstance(kept, dict) or kept.get("of") != self.identity():
-            self.say("the run that was broken off was of another model, vLLM or plan: from the beginning")
-            return
-        try:
-            done = {
-                name: Seen(**seen | {"said": [(key, said_of(value)) for key, value in seen["said"]]})
-                for name, seen in kept["done"].items()
-            }
-            prompts, known, _ = kept["prompts"], kept["known"], done[passes.COLD.name].said[0]
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-            self.say("the run that was broken off left a damaged file: from the beginning")
-            return
-        self.prompts, self.met.known, self.done = prompts, known, done
-        again = self.met.ask(self.prompts[0], next(self.salt), TOKENS)  # the same address may serve other weights now
-        if judging.distance(self.cold[0].rows, again.rows, max(self.met.top, 1)) > judging.LEAST:
-            self.prompts, self.done = [], {}
-            self.say("the run that was broken off had another answer to its first prompt: from the beginning")
-            return
-        self.say(f"{len(self.done)} passes are known")
-
-
-def read_distance(decoded: Said, read: Said, place: int, top: int) -> float:
+def read_distance(decoded: Said, read: Said, place: int) -> float:
     """Between a token as it was decoded, and as it is read after those before it."""
     rows, one = decoded.rows, slice(place, place + 1)
     own = Rows(rows.ids[one], rows.logprobs[one], rows.tokens[one], rows.chosen[one])
-    return judging.distance(own, read.rows, top)
+    return judging.distance(own, read.rows)
 
 
 def begun(met: ProvedEndpoint, seed: int, count: tuple[int, int], say: Say) -> Proof:
     """A run that has asked for nothing yet. count: sessions, and turns of each."""
     text = "The build of a node keeps a log of each step, and the index of its files. " * (WORDY // 70)
-    wordy = len(text) / len(met.rendered([{"role": "user", "content": text}])) if met.exact else 4.0
+    wordy = len(text) / len(met.rendered([{"role": "user", "content": text}]))
     room = (met.room or ROOM) - 5 * TOKENS
     shape = Shape(seed, *count, met.block or max(min(UNKNOWN_BLOCK, room // 4), LEAST_BLOCK), room, wordy)
     return Proof(met, seed, sessions(shape), shape, say)
 
 
-def send(met: ProvedEndpoint, steps: Sequence[Step]) -> list[Said | None]:
+def send(met: ProvedEndpoint, steps: Sequence[Step]) -> list[Said]:
     """At once, where there are several."""
     if len(steps) == 1:
         return [send_one(met, steps[0])]
@@ -287,19 +223,11 @@ def send(met: ProvedEndpoint, steps: Sequence[Step]) -> list[Said | None]:
         return list(threads.map(lambda step: send_one(met, step), steps))
 
 
-def send_one(met: ProvedEndpoint, step: Step) -> Said | None:
-    """None of a request that its client broke off. An answer without numbers, which a cold prompt had, is far off."""
-    if not step.stop:
-        try:
-            return met.ask(step.prompt, step.salt, step.tokens)
-        except Wrong as wrong:
-            if NO_NUMBERS not in str(wrong):
-                raise
-            return Said(rows_of([{NO_TOKEN: 0.0}], [NO_TOKEN]), "", len(step.prompt) if met.exact else 0)
-    body = met.body(step.prompt, step.salt, step.tokens, stream=True)
-    if step.stop == "amid its answer":
-        met.client.abandon(met.path, body)
-    else:
-        with contextlib.suppress(Fault):
-            met.client.post(met.path, body, timeout=EARLY)
-    return None
+def send_one(met: ProvedEndpoint, step: Step) -> Said:
+    """An answer without numbers, which a cold prompt had, is far off."""
+    try:
+        return met.ask(step.prompt, step.salt, step.tokens)
+    except Wrong as wrong:
+        if NO_NUMBERS not in str(wrong):
+            raise
+        return Said(rows_of([{NO_TOKEN: 0.0}], [NO_TOKEN]), len(step.prompt))

@@ -137,10 +137,3 @@ def reordered(ids: Sequence[int], seed: int, end: int) -> list[int]:
     middle = list(ids[begin:end])
     random.Random(f"other {seed}").shuffle(middle)
     return [*ids[:begin], *middle, *ids[end:]]
-
-
-def other_messages(messages: Sequence[Message], seed: int) -> list[Message]:
-    """As `other_text`, of the first message, which is the longest."""
-    words = str(messages[0]["content"]).split(" ")
-    random.Random(f"other {seed}").shuffle(words)
-    return [{**messages[0], "content": " ".join(words)}, *messages[1:]]

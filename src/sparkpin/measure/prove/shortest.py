@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,22 @@ from sparkpin.core import files
 from sparkpin.core.errors import InputError
 from sparkpin.image.listing_diff import common
 from sparkpin.measure.prove import judging, passes
-from sparkpin.measure.prove.asking import Prompt, ProvedEndpoint, Said
+from sparkpin.measure.prove.asking import PATH, ProvedEndpoint, Said
 from sparkpin.measure.prove.passes import TOKENS, Pass, Step
-from sparkpin.measure.prove.record import said_to_json
 from sparkpin.measure.prove.run import Proof, read_distance, send
-from sparkpin.measure.prove.sessions import other_messages, reordered
-from sparkpin.measure.prove.shrinking import cut, fewer
+from sparkpin.measure.prove.sessions import reordered
+from sparkpin.measure.quality.distance import Rows
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.replies import Fault
 
 AGAIN = 2  # tries to see it once more
-TRIES = 12  # of leaving out requests, and as many of cutting tokens
+TRIES = 12  # of leaving out requests
 SECONDS = 60.0  # that all of them may take
-LEAST_CUT = 16  # tokens
+LEAST_ALIKE = 16  # tokens that requests begin with alike, where they share a beginning
 RETOLD = 5  # tries with other words
 HOW = (
-    "Send the requests in order; those of one `wave` other than 0 at once; break off those with a `stop`. Then send "
-    "the last one again with a cache_salt of its own (`alone`). The two answers should be the same."
+    "Send the requests in order; those of one `wave` other than 0 at once. Then send the last one "
+    "again with a cache_salt of its own (`alone`). The two answers should be the same."
 )
 HOW_READ = (
     "Send the request. Then send `alone`: its prompt with the first `place` tokens of its answer, with a cache_salt of "
@@ -56,15 +55,15 @@ class Tried:
     alone: Said
 
 
-def trial_of(proof: Proof, one: Pass, key: int, at: int, bound: float) -> Trial:
-    """The requests of a pass up to that answer, which comes last. at: its place among those that are compared.
+def trial_of(proof: Proof, one: Pass, key: int, bound: float) -> Trial:
+    """The requests of a pass up to that answer, which comes last.
 
     Of what was read again, the token that is furthest off is compared.
     """
     if one is passes.READ:
         return Trial((Step(proof.prompts[key], "", key),), bound, proof.furthest_read(key)[0])
     steps = proof.sent[one.name]
-    last = [place for place, step in enumerate(steps) if step.key is not None][at]
+    last = next(place for place, step in enumerate(steps) if step.key == key)
     end = last + 1
     while end < len(steps) and steps[last].wave and steps[end].wave == steps[last].wave:
         end += 1
@@ -75,18 +74,15 @@ def tried(met: ProvedEndpoint, proof: Proof, trial: Trial) -> Tried:
     """Sent with new salts; then its last request alone."""
     new = dict[str, str]()
     steps = [dataclasses.replace(step, salt=new.setdefault(step.salt, next(proof.salt))) for step in trial.steps]
-    seen: Said | None = None
     for group in passes.waves(steps):
         seen = send(met, group)[-1]
-    if seen is None:
-        raise Wrong("the last request was broken off")
-    prompt, top = steps[-1].prompt, max(met.top, 1)
+    prompt = steps[-1].prompt
     if trial.place is None:
         alone = met.ask(prompt, next(proof.salt), TOKENS)
-        return Tried(judging.distance(alone.rows, seen.rows, top), seen, alone)
+        return Tried(judging.distance(alone.rows, seen.rows), seen, alone)
     place, before = said_before(trial.place, seen)
     alone = met.ask([*prompt, *before], next(proof.salt), 1)
-    return Tried(read_distance(seen, alone, place, top), seen, alone)
+    return Tried(read_distance(seen, alone, place), seen, alone)
 
 
 def said_before(place: int, seen: Said) -> tuple[int, list[int]]:
@@ -96,41 +92,42 @@ def said_before(place: int, seen: Said) -> tuple[int, list[int]]:
     return place, answer[:place]
 
 
-def with_other_words(trial: Trial, seed: int, *, exact: bool) -> Trial:
+def with_other_words(trial: Trial, seed: int) -> Trial:
     """Requests as long, and alike as far as they were: what depends on places is the same, the model's numbers are not.
     The words of the part that all share are in another order."""
     last = trial.steps[-1].prompt
-    if exact:
-        alike = [common(step.prompt, last) for step in trial.steps]
-        end = min(len(last) // 3, *(length for length in alike if length >= LEAST_CUT), len(last))
-        prompts = [
-            reordered(step.prompt, seed, end) if length >= end else step.prompt
-            for step, length in zip(trial.steps, alike, strict=True)
-        ]
-    else:
-        prompts = [other_messages(step.prompt, seed) for step in trial.steps]
+    alike = [common(step.prompt, last) for step in trial.steps]
+    end = min(len(last) // 3, *(length for length in alike if length >= LEAST_ALIKE), len(last))
+    prompts = [
+        reordered(step.prompt, seed, end) if length >= end else step.prompt
+        for step, length in zip(trial.steps, alike, strict=True)
+    ]
     steps = [dataclasses.replace(step, prompt=prompt) for step, prompt in zip(trial.steps, prompts, strict=True)]
     return dataclasses.replace(trial, steps=tuple(steps))
 
 
 def retold(met: ProvedEndpoint, proof: Proof, trial: Trial) -> int:
     """How many of RETOLD tries with other words show a difference, too."""
-    others = (with_other_words(trial, seed, exact=met.exact) for seed in range(RETOLD))
+    others = (with_other_words(trial, seed) for seed in range(RETOLD))
     return sum(tried(met, proof, other).distance > trial.bound for other in others)
 
 
-def without(steps: Sequence[Step], begin: int, end: int) -> tuple[Step, ...]:
-    """Tokens [begin, end) of the last prompt cut out of all prompts that have them in the same place."""
-    last = steps[-1].prompt
-    found = []
-    for step in steps:
-        prompt: Prompt = step.prompt
-        if prompt[:end] == last[:end] and len(prompt) > end:
-            prompt = [*prompt[:begin], *prompt[end:]]
-        elif len(prompt) > begin and prompt == last[: len(prompt)]:
-            prompt = prompt[:begin] or prompt[:1]
-        found.append(dataclasses.replace(step, prompt=prompt))
-    return tuple(found)
+def fewer(steps: Sequence[Step], shows: Callable[[Sequence[Step]], bool], tries: int) -> list[Step]:
+    """Leave out halves, quarters, ... and single steps while what is left shows it; the last step always stays."""
+    left, size = list(steps), max(1, (len(steps) - 1) // 2)
+    while tries and len(left) > 1:
+        place, shorter = 0, False
+        while place < len(left) - 1 and tries:
+            trial = [*left[:place], *left[min(place + size, len(left) - 1) :]]
+            tries -= 1
+            if shows(trial):
+                left, shorter = trial, True
+            else:
+                place += size
+        if size == 1 and not shorter:
+            break
+        size = max(1, size // 2)
+    return left
 
 
 def shortest(met: ProvedEndpoint, proof: Proof, trial: Trial) -> tuple[Trial, Tried, int]:
@@ -156,17 +153,13 @@ def shortest(met: ProvedEndpoint, proof: Proof, trial: Trial) -> tuple[Trial, Tr
 
     try:
         fewer(best.steps, shows, TRIES)
-        if met.exact:
-            size = len(best.steps[-1].prompt)
-            cut(size, lambda begin, end: shows(without(best.steps, begin, end)), TRIES, LEAST_CUT)
     except (Wrong, Fault) as fault:
         proof.note(f"the session may not be the shortest: {fault}")
     return best, shown, again
 
 
 def write(path: Path, met: ProvedEndpoint, trial: Trial, shown: Tried, words: str) -> None:
-    """A line of JSON for what it is, one for each request, one for the request alone, one for the answers. In ASCII:
-    half of an emoji, cut off after some tokens, is no UTF-8."""
+    """A line of JSON for what it is, one for each request, one for the request alone, one for the answers."""
     prompt, place = trial.steps[-1].prompt, trial.place
     alone = met.body(prompt, "alone", TOKENS)
     if place is not None:
@@ -179,32 +172,29 @@ def write(path: Path, met: ProvedEndpoint, trial: Trial, shown: Tried, words: st
         "bound": round(trial.bound, 4),
         "model": met.model,
         "vllm": met.version,
-        "path": met.path,
-        "top": met.top,
+        "path": PATH,
         "place": place,
         "how": HOW if place is None else HOW_READ,
     }
     lines: list[dict[str, Any]] = [head]
-    lines += [
-        {"wave": step.wave, "stop": step.stop, "body": met.body(step.prompt, step.salt, step.tokens)}
-        for step in trial.steps
-    ]
-    lines += [{"alone": alone}, {"answer": said_to_json(shown.seen), "answer_alone": said_to_json(shown.alone)}]
+    lines += [{"wave": step.wave, "body": met.body(step.prompt, step.salt, step.tokens)} for step in trial.steps]
+    lines += [{"alone": alone}, {"answer": as_json(shown.seen.rows), "answer_alone": as_json(shown.alone.rows)}]
     with files.atomic_file(path) as file:
         file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
-def read(path: Path, met: ProvedEndpoint) -> tuple[Trial, dict[str, Any]]:
+def as_json(rows: Rows) -> dict[str, Any]:
+    return {name: value.tolist() for name, value in vars(rows).items()}
+
+
+def read(path: Path) -> tuple[Trial, dict[str, Any]]:
     """The trial of a file that `write` wrote, and its first line. InputError for another file."""
     try:
         head, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
         found = []
         for line in lines[:-2]:
             body = line["body"]
-            prompt = body["prompt"] if head["path"] == "/v1/completions" else body["messages"]
-            key = None if line["stop"] else 0
-            salt = body.get("cache_salt", "")
-            found.append(Step(prompt, salt, key, body["max_tokens"], line["wave"], line["stop"]))
+            found.append(Step(body["prompt"], body["cache_salt"], 0, body["max_tokens"], line["wave"]))
         trial, place = Trial(tuple(found), float(head["bound"]), head["place"]), head["place"]
         if head["sparkpin_prove"] != 1 or not found:
             raise KeyError("sparkpin_prove")
@@ -213,12 +203,7 @@ def read(path: Path, met: ProvedEndpoint) -> tuple[Trial, dict[str, Any]]:
             raise ValueError("bound, difference or place is no number")
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise InputError(
-            f"{path}: saw no session of invoke prove ({type(error).__name__}: {error})",
+            f"{path}: got no session of invoke prove ({type(error).__name__}: {error})",
             next_step="name the file that its verdict names, ending in -session.jsonl",
         ) from None
-    if head["path"] != met.path:
-        raise InputError(
-            f"{path}: its requests are for {head['path']}; this server is asked at {met.path}",
-            next_step="replay it at a server that takes prompts as tokens",
-        )
     return trial, head

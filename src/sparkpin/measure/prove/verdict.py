@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,6 @@ from sparkpin.releases.record import now
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.replies import Fault
 
-POWER = Path(__file__).parent / "power.json"
-"""Planted faults and the furthest answer of each, in nats, of the run that saw least of it.
-
-tests/e2e/measure/test_prove_vllm.py plants them again, and fails where it sees less than half of that.
-"""
 FEW = 2  # prompts beyond their bound that may be near ties
 NEAR = 0.5  # nats: the furthest near tie that was seen was 0.178 off (docs/prove.md); more is no rounding
 SHOWN = 2  # tries with other words that have to show it, too
@@ -36,14 +30,13 @@ class Bounds:
 
     first: where all that came from the cache was read; grown: where answers lie in it, which were decoded, and so are
     rounded in another way; decoded: of what was decoded itself, against reading it, where the kernels differ and a
-    single token may be far off; begun_again: of an answer whose request was preempted, and read what it had decoded.
+    single token may be far off.
     """
 
     floor: tuple[float, ...]  # distances of two cold readings
     first: float
     grown: float
     decoded: float
-    begun_again: float
     control: tuple[float, ...]
 
     @property
@@ -54,13 +47,10 @@ class Bounds:
     def moved(self) -> float:
         return median(self.control) if self.control else 0.0
 
-    def of(self, one: Pass, turn: Turn, preempted: int | None) -> float:
-        """A cold prompt is read as a whole, whatever it holds. preempted: a request that was begun again reads what it
-        had decoded; among others, that may be so where nobody tells."""
+    def of(self, one: Pass, turn: Turn) -> float:
+        """A cold prompt is read as a whole, whatever it holds."""
         if one is passes.READ:
             return self.decoded
-        if one in passes.CROWDED and preempted != 0:
-            return self.begun_again
         return self.grown if turn.number and not one.cold else self.first
 
 
@@ -74,29 +64,27 @@ def bounds(proof: Proof) -> Bounds:
         first = min(first, moved)
     read = [distance for _, distance in proof.distances(passes.READ)]
     grown = max(first, median(read) if read else moved * judging.IN_CACHE)
-    return Bounds(floor, first, grown, max(first, moved), max(grown, moved * judging.BEGUN_AGAIN), control)
+    return Bounds(floor, first, grown, max(first, moved), control)
 
 
 @dataclass(frozen=True)
 class Beyond:
-    """at: its place among the distances of the pass; "16 at once" has two of each prompt."""
-
     one: Pass
     key: int
     distance: float
-    at: int
+
+
+def judged(proof: Proof) -> list[Pass]:
+    """A request that was preempted reads what it had decoded, so it is no cold one: nothing is concluded from such."""
+    crowd = proof.done.get(passes.COMPANY.name)
+    return [one for one in passes.TRIED if one is not passes.COMPANY or (crowd and crowd.preempted == 0)]
 
 
 def beyond(proof: Proof, found: Bounds) -> list[Beyond]:
     """The simplest way first, of each the shortest prompt that is clearly beyond: half as far as the furthest."""
     every = []
-    for one in passes.TRIED:
-        preempted = proof.done[one.name].preempted if one.name in proof.done else None
-        own = [
-            Beyond(one, key, far, at)
-            for at, (key, far) in enumerate(proof.distances(one))
-            if far > found.of(one, proof.turns[key], preempted)
-        ]
+    for one in judged(proof):
+        own = [Beyond(one, key, far) for key, far in proof.distances(one) if far > found.of(one, proof.turns[key])]
         most = max((each.distance for each in own), default=0.0)
         every += sorted(own, key=lambda each: (each.distance < most / 2, len(str(proof.prompts[each.key]))))
     return every
@@ -112,30 +100,13 @@ def hits(proof: Proof) -> tuple[int | None, int | None]:
     return of(cold=False), of(cold=True)
 
 
-def power(proof: Proof, found: Bounds) -> tuple[str, str]:
-    """Of the faults that were planted once, how many are beyond this run's bound in a way in which it has asked, with
-    what they damage in use: drafts, or a cache that is known to have served. Where they were planted; the others."""
-    told = json.loads(POWER.read_text(encoding="utf-8"))
-    used = {name: seen.hits for name, seen in proof.done.items()} | {passes.READ.name: proof.drafts[0]}
-    limits = {passes.READ.name: found.decoded}
-    missed = [
-        name
-        for name, one in told["faults"].items()
-        if one["way"] not in proof.done or not used[one["way"]] or one["nats"] <= limits.get(one["way"], found.grown)
-    ]
-    count = len(told["faults"])
-    where = f"faults were planted into vLLM {told['vllm']} with {told['model']} on a CPU"
-    others = f"; asked so, these are not found: {', '.join(missed)}" if missed else ""
-    return f"asked so, it finds {count - len(missed)} of {count} planted faults", f"{where}{others}"
-
-
 def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
     """Why nothing found would mean nothing; "" where it means something."""
     warm, cold = hits(proof)
     if judging.is_blind(found.control):
         return (
             f"blind: this model does not use its context: other text in the first third of a prompt moves it by "
-            f"{found.moved:.2g} nats, wanted {judging.MOVED} at least"
+            f"{found.moved:.2g} nats, expected {judging.MOVED} at least"
         )
     if judging.is_unstable(found.floor, found.control):
         far = f"up to {max(found.floor):.2g} nats apart" if found.floor else "none"
@@ -165,6 +136,8 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
     seconds, (drafted, accepted) = proof.seconds, proof.drafts
     warm, _ = hits(proof)
     every, why = beyond(proof, found), unproven(proof, found, drafted)
+    if passes.COMPANY.name in proof.done and passes.COMPANY not in judged(proof):
+        proof.note(f"{passes.COMPANY.words}: not judged, since requests may have been preempted")
     unstable = why.startswith("not stable")
     notes: list[str] = []
     results = tuple(result_of(proof, one, found) for one in (passes.CONTROL, *passes.TRIED) if one.name in proof.done)
@@ -185,15 +158,13 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
         if every:
             far = max(one.distance for one in every)
             parts.append(f"{far:.2g} nats with some words alone were taken for rounding")
-        share, planted = power(proof, found)
-        parts += [share, *(["THE CACHE WAS NOT IN USE"] if warm == 0 else [])]
+        parts += ["THE CACHE WAS NOT IN USE"] if warm == 0 else []
         line = "; ".join(parts)
         grown = f" ({found.grown:.2g} where answers lie in the cache)" if found.grown > found.first else ""
         notes += [
             f"a difference of {found.first:.2g} nats{grown} would have been seen; other text does {found.moved:.2g} "
             "on the median",
             f"{cache_words(warm)}; {f'{drafted:,} tokens were' if drafted else 'nothing was'} drafted",
-            planted,
         ]
     return ProveRecord(
         time=time,
@@ -247,12 +218,11 @@ def answers_of(proof: Proof, first: Beyond) -> tuple[Said, Said]:
     cold = proof.cold[first.key]
     if first.one is passes.READ:
         return cold, proof.furthest_read(first.key)[1]
-    return proof.done[first.one.name].said[first.at][1], cold
+    return dict(proof.done[first.one.name].said)[first.key], cold
 
 
 def trial_of(proof: Proof, one: Beyond, found: Bounds) -> Trial:
-    bound = found.of(one.one, proof.turns[one.key], proof.done[one.one.name].preempted)
-    return shortest.trial_of(proof, one.one, one.key, one.at, bound)
+    return shortest.trial_of(proof, one.one, one.key, found.of(one.one, proof.turns[one.key]))
 
 
 def result_of(proof: Proof, one: Pass, found: Bounds) -> PassResult:
@@ -267,7 +237,7 @@ def result_of(proof: Proof, one: Pass, found: Bounds) -> PassResult:
         preempted=seen.preempted,
         bounds=()
         if one is passes.CONTROL
-        else tuple(found.of(one, proof.turns[key], seen.preempted) for key, _ in proof.distances(one)),
+        else tuple(found.of(one, proof.turns[key]) for key, _ in proof.distances(one)),
     )
 
 
@@ -290,12 +260,9 @@ def told(proof: Proof, first: Beyond, found: Bounds, path: Path) -> tuple[Findin
         again=again,
         tries=shortest.AGAIN,
         requests=len(trial.steps),
-        tokens=len(trial.steps[-1].prompt),
     )
-    what = "tokens" if proof.met.exact else "messages"
     line = (
         f"FOUND: {words}: {first.distance:.2g} nats from the cold answer, where {bound:.2g} may be rounding; seen "
-        f"again in {again} of {shortest.AGAIN} tries; {finding.requests} requests, the last of {finding.tokens:,} "
-        f"{what}: {path}"
+        f"again in {again} of {shortest.AGAIN} tries; {finding.requests} requests: {path}"
     )
     return finding, line

@@ -29,7 +29,7 @@ def room(client: Client) -> int:
     """Tokens that a request may have in all."""
     models = json_of(client.get("/v1/models")).get("data")
     if not isinstance(models, list) or not models or not isinstance(models[0].get("max_model_len"), int):
-        raise Wrong(f"/v1/models: saw {models!r}, wanted a model with max_model_len")
+        raise Wrong(f"/v1/models: got {models!r}, expected a model with max_model_len")
     return int(models[0]["max_model_len"])
 
 
@@ -37,14 +37,14 @@ def tokens_of(client: Client, model: str, text: str) -> list[int]:
     reply = client.post("/tokenize", {"model": model, "prompt": text, "add_special_tokens": False})
     tokens = json_of(reply).get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-        raise Wrong(f"/tokenize: saw {tokens!r}, wanted a list of numbers")
+        raise Wrong(f"/tokenize: got {tokens!r}, expected a list of numbers")
     return tokens
 
 
 def reading(client: Client, model: str, text: CorpusText, most: int) -> Reading:
     """most: tokens that may be read of a text. Wrong for an answer that lacks a log-probability."""
     tokens = tokens_of(client, model, text.text)[:most]
-    require(len(tokens) > 1, f"{text.name}: {len(tokens)} tokens, wanted two at least")
+    require(len(tokens) > 1, f"{text.name}: {len(tokens)} tokens, expected two at least")
     body = {
         "model": model,
         "prompt": tokens,
@@ -64,7 +64,7 @@ def forced(choice: dict[str, Any], tokens: list[int], where: str) -> Rows:
     """Of `prompt_logprobs`: null for the first token, then an object for each, by token id."""
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list) or len(entries) != len(tokens):
-        raise Wrong(f"{where}: prompt_logprobs: wanted a list of {len(tokens)}, saw {str(entries)[:80]}")
+        raise Wrong(f"{where}: prompt_logprobs: expected a list of {len(tokens)}, got {str(entries)[:80]}")
     found = []
     for place, (entry, token) in enumerate(zip(entries[1:], tokens[1:], strict=True), start=1):
         row = {
@@ -81,7 +81,7 @@ def continued(choice: dict[str, Any], where: str) -> Rows:
     logprobs = a_dict(choice.get("logprobs"), f"{where}: logprobs")
     names, tops, values = (logprobs.get(key) for key in ("tokens", "top_logprobs", "token_logprobs"))
     if not isinstance(names, list) or not isinstance(tops, list) or not isinstance(values, list) or not names:
-        raise Wrong(f"{where}: logprobs: saw {str(logprobs)[:80]}, wanted tokens, top_logprobs and token_logprobs")
+        raise Wrong(f"{where}: logprobs: got {str(logprobs)[:80]}, expected tokens, top_logprobs and token_logprobs")
     tokens = [identity(name, where) for name in names]
     found = []
     for place, (token, top, value) in enumerate(zip(tokens, tops, values, strict=True)):
@@ -93,11 +93,11 @@ def continued(choice: dict[str, Any], where: str) -> Rows:
 
 def identity(name: Any, where: str) -> int:
     if not isinstance(name, str) or not name.removeprefix(ID).isdecimal():
-        raise Wrong(f"{where}: saw the token {name!r}, wanted {ID}<number>")
+        raise Wrong(f"{where}: got the token {name!r}, expected {ID}<number>")
     return int(name.removeprefix(ID))
 
 
 def finite(value: Any, where: str, place: int) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value) or value > 1e-3:
-        raise Wrong(f"{where}, token {place}: log-probability {value!r}, wanted a finite one, 0 at most")
+        raise Wrong(f"{where}, token {place}: log-probability {value!r}, expected a finite one, 0 at most")
     return float(value)

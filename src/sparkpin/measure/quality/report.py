@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from sparkpin.core import terminal
 from sparkpin.core.terminal import show
 from sparkpin.measure.quality.skills import NEEDLES
 from sparkpin.releases import quality_allowance
-from sparkpin.releases.quality_record import Figure, Judged, QualityRecord, Standard, Texts
+from sparkpin.releases.quality_record import Figure, Judged, QualityRecord, Texts
 
 WHAT = ("figure", "seen", "95 % interval", "allowed", "verdict")
 KINDS = ("texts", "count", "tokens", "KL", "same first choice", "perplexity ratio", "KL decoding", "same words")
-SCORES = ("lm-eval task", "metric", "samples", "reference", "release")
 FAILURES = 8  # told of each skill
 FORMS = {"top1": ".2%", "perplexity": ".4f", "tool_calls": ".1%", "needles": ".1%"}  # of the others ".2g"
 
@@ -24,16 +22,11 @@ def report(record: QualityRecord) -> None:
     terminal.table(WHAT, list(rows(record, limits)))
     show()
     terminal.table(KINDS, [of_kind(texts) for texts in record.texts[1:]])
-    if record.standard:
-        show()
-        terminal.table(SCORES, [of_task(one) for one in record.standard])
     for skill in record.skills:
         for failure in skill.failures[:FAILURES] if skill.name != NEEDLES else ():
             show(f"lost: {failure}")
     for note in record.notes:
         show(f"note: {note}")
-    for line in wanted(record):
-        show(line)
     show(verdict(record))
 
 
@@ -61,17 +54,6 @@ def cells(figure: Figure, key: str, limits: dict[str, Judged], name: str = "") -
     word = "at least" if key in quality_allowance.AT_LEAST else "at most"
     limit = f"{judged.limit:{form.replace('.2g', 'g')}}"
     return *seen(figure, form), f"{word} {limit}", quality_allowance.TOLD[judged.kept]
-
-
-def wanted(record: QualityRecord) -> Iterator[str]:
-    """How many tokens of text each limit takes, were all texts as these."""
-    texts = record.overall
-    for one in record.judged:
-        if one.name not in quality_allowance.SKILLS:
-            tokens = texts.continued if one.name == "continued_kl" else texts.tokens
-            count = math.ceil(quality_allowance.needed_texts(one, texts.texts) * tokens / texts.texts)
-            told = f"about {count:,} tokens tell" if count else "no number of tokens tells: the loss is at the limit"
-            yield f"{one.name}: {told}; {tokens:,} were read"
 
 
 def verdict(record: QualityRecord) -> str:
@@ -105,12 +87,3 @@ def of_kind(texts: Texts) -> tuple[object, ...]:
         f"{texts.continued_kl.value:.2g}",
         f"{texts.continued_same.value:.1%}",
     )
-
-
-def of_task(one: Standard) -> tuple[object, ...]:
-    scores = score(one.reference, one.reference_stderr), score(one.release, one.release_stderr)
-    return (one.task, one.metric, one.samples, *scores)
-
-
-def score(value: float, stderr: float | None) -> str:
-    return f"{value:.4g}" if stderr is None else f"{value:.4g} ± {1.96 * stderr:.2g}"

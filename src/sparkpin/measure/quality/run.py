@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.core.paths import Paths
@@ -11,75 +10,43 @@ from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.measure.own_server import own_server
-from sparkpin.measure.quality import asking, measured, skills, standard
+from sparkpin.measure.quality import asking, measured, skills
 from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer
-from sparkpin.measure.quality.standard import Score
 from sparkpin.measure.quality.texts import Corpus
-from sparkpin.pins.vllm_command import served_name
 from sparkpin.releases.record import Release
-from sparkpin.serve import socket_port
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.run import subject_of
 from sparkpin.smoke.subject import SmokeSubject
 
-LM_EVAL_SECONDS = 3600.0 * standard.HOURS
 KEPT = 64 << 20  # bytes: more than the log-probabilities of all texts ever took
 
 
-@dataclass(frozen=True)
-class QualityPlan:
-    """What to measure of each release. limit: seconds that the standard tasks may take."""
-
-    corpus: Corpus
-    standard: standard.StandardTasks | None = None
-    limit: float = LM_EVAL_SECONDS
-
-    def folder(self, paths: Paths, release: Release) -> Path:
-        what = {"corpus": self.corpus.digest, "top": asking.TOP, "continued": asking.CONTINUED, "most": asking.MOST}
-        what["questions"] = skills.digest(expectations_of(release.demands))
-        return measured.place(paths, release, what)
-
-    def scores_path(self, paths: Paths, release: Release) -> Path | None:
-        if self.standard is None:
-            return None
-        return measured.place(paths, release, standard.asked(self.standard)).with_suffix(".json")
-
-    def scores_of(self, paths: Paths, release: Release) -> tuple[Score, ...] | None:
-        """Those that are kept; none where none are wanted, None where they have to be measured."""
-        path = self.scores_path(paths, release)
-        return standard.known(path) if path else ()
+def folder_of(paths: Paths, release: Release, corpus: Corpus) -> Path:
+    """Of what is asked of the release. Answers to other questions are kept elsewhere."""
+    what = {"corpus": corpus.digest, "top": asking.TOP, "continued": asking.CONTINUED, "most": asking.MOST}
+    what["questions"] = skills.digest(expectations_of(release.demands))
+    return measured.place(paths, release, what)
 
 
-def measure(
-    paths: Paths, engine: Engine, release: Release, plan: QualityPlan, say: Say
-) -> tuple[QualityMeasured, tuple[Score, ...]]:
-    """From the cache as far as it goes, else from a server; with the scores of the standard tasks.
+def measure(paths: Paths, engine: Engine, release: Release, corpus: Corpus, say: Say) -> QualityMeasured:
+    """From the cache as far as it goes, else from a server.
 
     Raises:
         DiskError: what is measured would not fit on the disk.
         HostError: the release's memory plan needs more than is free.
-        InputError: no server of the release can run on this machine; the standard tasks lack their data.
+        InputError: no server of the release can run on this machine.
         SmokeError: the server does not start, dies, or gives no log-probabilities.
     """
-    folder, scores_path = plan.folder(paths, release), plan.scores_path(paths, release)
-    known = measured.known(folder)
-    scores = plan.scores_of(paths, release)
-    if known and scores is not None:
+    folder = folder_of(paths, release, corpus)
+    if known := measured.known(folder):
         say(f"{release.tag}: measured before")
-        return known, scores
+        return known
     with own_server(paths, engine, release, KEPT, say) as own:
-        if known is None:
-            known = asked_all(subject_of(own.release, own.client, own.server, 0), plan.corpus, say)
-            own.require_alive()  # else what it was asked after its end would be kept as wrong answers
-            measured.keep(folder, known)
-        if scores is None and scores_path and plan.standard:
-            with socket_port.listening(own.server.socket) as port:
-                room = asking.room(own.client)
-                where = standard.Served(port, served_name(own.release.argv), own.checkpoint, room)
-                scores = standard.scores(paths, plan.standard, where, limit=plan.limit, say=say)
-            standard.keep(scores_path, scores)
-    return known, scores or ()
+        found = asked_all(subject_of(own.release, own.client, own.server, 0), corpus, say)
+        own.require_alive()  # else what it was asked after its end would be kept as wrong answers
+        measured.keep(folder, found)
+    return found
 
 
 def asked_all(subject: SmokeSubject, corpus: Corpus, say: Say) -> QualityMeasured:

@@ -101,7 +101,7 @@ class Cache:
         """Blocks of a pool of so many bytes: get_kv_cache_config_from_groups."""
         return max(pool, 0) // self.block_bytes
 
-    def users(self, blocks: int, length: int) -> int:
+    def requests(self, blocks: int, length: int) -> int:
         """Requests of `length` tokens at once. One block of every pool stays unused (v1/core/block_pool.py)."""
         return max(blocks - 1, 0) // self.request_blocks(length)
 

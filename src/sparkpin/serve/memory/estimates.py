@@ -8,6 +8,9 @@ from sparkpin.serve.memory.settings import GIB, Settings
 SPARK_TOTAL = int(121.69 * GIB)
 """What CUDA reports on a GB10 ("128 GB"): vllm-project/vllm logs of several users, 121.63 to 121.69 GiB."""
 
+SPARK_BANDWIDTH = 273e9
+"""Bytes a second, nominally; no program reaches it."""
+
 SPARK_FREE = 110 * GIB
 """MemAvailable of an idle Spark before a start; users report 102 to 111 GiB."""
 

@@ -45,7 +45,7 @@ class MemoryLine:
 class Capacity:
     """What a pool holds in one cache format. tokens, concurrency: as vLLM logs them for max_model_len.
 
-    users: length -> requests of that length at once, for the lengths up to max_model_len.
+    requests: length -> how many of that length fit at once, for the lengths up to max_model_len.
     """
 
     cache: Cache
@@ -53,7 +53,7 @@ class Capacity:
     blocks: int
     tokens: int
     concurrency: float
-    users: dict[int, int]
+    requests: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def capacity(cache: Cache, pool: int, max_len: int, *, chosen: bool) -> Capacity
     tokens, concurrency = cache.capacity(blocks, max_len) if max_len > 0 else (0, 0.0)
     lengths = sorted({length for length in (*LENGTHS, max_len) if 0 < length <= max_len})
     return Capacity(
-        cache, chosen, blocks, tokens, concurrency, {length: cache.users(blocks, length) for length in lengths}
+        cache, chosen, blocks, tokens, concurrency, {length: cache.requests(blocks, length) for length in lengths}
     )
 
 
@@ -195,7 +195,7 @@ def problems(
         found.append(
             f"weights and the rest take {gib(fixed)}, the budget is {gib(budget)}: nothing is left for the cache"
         )
-    elif cache.users(cache.blocks(pool), max(max_len, 1)) < 1:
+    elif cache.requests(cache.blocks(pool), max(max_len, 1)) < 1:
         longest = cache.longest(cache.blocks(pool))
         found.append(
             f"the KV pool of {gib(pool)} does not hold one request of {max_len:,} tokens, so vLLM would not start: "
@@ -245,10 +245,10 @@ def notes(
     max_len: int,
 ) -> list[str]:
     found = [f"all of it is of each of {settings.nodes} nodes"] if settings.nodes > 1 else []
-    users = next(c.users.get(max_len, 0) for c in capacities if c.chosen)
-    if settings.max_num_seqs < users:
+    fitting = next(c.requests.get(max_len, 0) for c in capacities if c.chosen)
+    if settings.max_num_seqs < fitting:
         found.append(
-            f"--max-num-seqs {settings.max_num_seqs} lets no more than that many of the {users} users run at once"
+            f"--max-num-seqs {settings.max_num_seqs} lets no more than that many of the {fitting} requests run at once"
         )
     if settings.unread:
         found.append(f"not counted, since this plan does not know what they do: {', '.join(settings.unread)}")

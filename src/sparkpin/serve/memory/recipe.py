@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +25,9 @@ from sparkpin.pins.schema import DRAFTER
 from sparkpin.pins.weight_loaders import WeightBytes, choose
 from sparkpin.pins.wheel_layers import normal
 from sparkpin.serve.memory import estimates
+from sparkpin.serve.memory import speed as speeds
 from sparkpin.serve.memory import text as words
+from sparkpin.serve.memory.decode import DecodeModel, decode_model
 from sparkpin.serve.memory.geometry import Geometry, read_geometry
 from sparkpin.serve.memory.plan import Machine, MemoryPlan, make_plan
 from sparkpin.serve.memory.settings import Platform, Settings, read_settings
@@ -36,30 +40,40 @@ NAMES = ("B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")
 CPUINFO = Path("/proc/cpuinfo")
 
 
-def plan(
-    *,
-    recipe: str | None,
-    stage: str | None,
-    memory: str,
-    free: str,
-    as_json: bool,
-    stack: str | None = None,
-    nodes: int | None = None,
-) -> bool:
-    """Print the plan; whether it fits. nodes: as if the recipe were for so many machines."""
+@dataclass(frozen=True)
+class PlanOptions:
+    """As a person wrote them, "" where nobody did. nodes: as if the recipe were for so many machines."""
+
+    memory: str = ""
+    free: str = ""
+    bandwidth: str = ""
+    nodes: int | None = None
+    as_json: bool = False
+
+
+def plan(*, recipe: str | None, stage: str | None, stack: str | None, asked: PlanOptions) -> bool:
+    """Print the plan; whether it fits."""
     paths = Paths.from_env()
     chosen = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project, stack))
     chain = manifests.load_chain(paths.project, stage or chosen.stage)
     pinned = manifests.load_stack(paths.project, chosen.stack)
-    made = plan_recipe(paths, chosen, pinned, chain, machine_for(pinned, memory, free), nodes=nodes)
+    bandwidth = estimates.SPARK_BANDWIDTH if pinned.platform == SPARK else None
+    if asked.bandwidth:
+        bandwidth = parse_bandwidth(asked.bandwidth)
+    machine = machine_for(pinned, asked.memory, asked.free)
+    known = known_of(paths, chosen, pinned, chain, nodes=asked.nodes)
+    made = plan_known(paths, chosen, pinned, chain, known, machine)
     name = chain[-1].name
+    speed = speed_of(paths, chosen, name, known, made, bandwidth)
     overruled = overruling.overruled(chosen, pinned, chain)
     if text := cache_types.without_mod(made.settings.cache_dtype, chain):
         terminal.say(f"warning: {text}; stage {cache_types.STAGE} has it")
-    if as_json:
+    if asked.as_json:
         for line in overruled:
             terminal.say(f"note: {line}")
-        terminal.show(words.to_json(made, chosen.name, name, published=not is_locked(paths.project, chosen)))
+        value = {"recipe": chosen.name, "stage": name, "published": not is_locked(paths.project, chosen)}
+        value |= words.to_json(made) | {"decode": speeds.to_json(speed)}
+        terminal.show(json.dumps(value, indent=2, sort_keys=True))
         return made.fits
     for line in words.title(made, chosen.name, name):
         terminal.show(line)
@@ -68,6 +82,11 @@ def plan(
     terminal.table(words.cache_columns(made), words.cache_rows(made))
     for line in (*words.states_lines(made), words.log_line(made)):
         terminal.show(line)
+    terminal.show(f"\n{speeds.title(speed)}")
+    terminal.table(speeds.READS, speeds.read_rows(speed))
+    for line in speeds.speed_lines(speed):
+        terminal.show(line)
+    terminal.show()
     for note in [*overruled, *made.notes]:
         terminal.show(f"note: {note}")
     for problem in made.problems:
@@ -75,7 +94,7 @@ def plan(
     for hint in made.hints:
         terminal.show(f"  {hint}")
     if made.fits:
-        rest = ", with what is not counted aside" if made.settings.unread else ""
+        rest = ", except for what is not counted" if made.settings.unread else ""
         terminal.show(f"fits{rest} (docs/memory.md says how well each line is known)")
     return made.fits
 
@@ -95,6 +114,23 @@ class Known:
     largest_file: int
     notes: tuple[str, ...] = ()
 
+    @property
+    def decode(self) -> DecodeModel:
+        return decode_model(self.tensors, self.geometry, self.settings, self.loading, symmetric=self.symmetric)
+
+
+def speed_of(
+    paths: Paths, recipe: schema.Recipe, stage: str, known: Known, made: MemoryPlan, bandwidth: float | None
+) -> speeds.Speed:
+    """What a recipe's decode can reach, and what others have published of that stage."""
+    published = manifests.load_published(paths.project)
+    drafter = manifests.model_of(paths.project, recipe).drafter
+    accepted = published.accepted if known.settings.draft_layers else None
+    if drafter and drafter.drafts:
+        accepted = drafter.drafts.accepted
+    figures = tuple(one for one in published.speeds if (one.recipe, one.stage) == (recipe.name, stage))
+    return speeds.speed_of(known.decode, tuple(made.chosen.requests), bandwidth, accepted, figures)
+
 
 def plan_recipe(
     paths: Paths,
@@ -109,7 +145,17 @@ def plan_recipe(
 
     machine: that of the node (nodes with different memory have a plan each).
     """
-    known = known_of(paths, recipe, stack, chain, nodes=nodes)
+    return plan_known(paths, recipe, stack, chain, known_of(paths, recipe, stack, chain, nodes=nodes), machine)
+
+
+def plan_known(
+    paths: Paths,
+    recipe: schema.Recipe,
+    stack: schema.Stack,
+    chain: tuple[schema.Stage, ...],
+    known: Known,
+    machine: Machine,
+) -> MemoryPlan:
     made = make_plan(known.geometry, known.settings, weigh(known.tensors, known.loading), machine)
     notes = [*made.notes, *known.notes]
     if stack.platform == SPARK:  # without a GPU there is no loader to choose
@@ -210,7 +256,7 @@ def is_locked(project: Path, recipe: schema.Recipe) -> bool:
 def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tuple[list[str], dict[str, str]]:
     """A command as it would be for tensor parallelism over so many machines."""
     if nodes < 1:
-        raise InputError(f"--nodes: saw {nodes}, wanted 1 or more", next_step="--nodes 2")
+        raise InputError(f"--nodes: got {nodes}, expected 1 or more", next_step="--nodes 2")
     words = vllm_command.drop_flags(argv, placement.TENSOR, placement.PIPELINE, placement.NODES)
     return placement.spread(words, env, nodes, gpu=gpu)
 
@@ -250,17 +296,28 @@ def machine_for(stack: schema.Stack, memory: str, free: str) -> Machine:
 def checked(machine: Machine) -> Machine:
     if machine.free > machine.total:
         raise InputError(
-            f"--free: saw {gib(machine.free)}, wanted no more than the {gib(machine.total)} of {machine.source}",
+            f"--free: got {gib(machine.free)}, expected no more than the {gib(machine.total)} of {machine.source}",
             next_step="give --memory, the size of all memory, too, or a smaller --free",
         )
     return machine
+
+
+def parse_bandwidth(text: str) -> float:
+    """GB/s as a person writes them, in bytes a second."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise InputError(f"--bandwidth: got {text!r}, expected GB/s above 0", next_step="for example --bandwidth 273")
+    return value * 1e9
 
 
 def parse_size(option: str, text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not found or found[2].upper() not in UNITS or not float(found[1]):
         raise InputError(
-            f"--{option}: saw {text!r}, wanted a number and one of {', '.join(NAMES)}",
+            f"--{option}: got {text!r}, expected a number and one of {', '.join(NAMES)}",
             next_step=f"--{option} 128GB, or 119.2GiB",
         )
     return int(float(found[1]) * UNITS[found[2].upper()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -43,9 +42,9 @@ def weight_rows(plan: MemoryPlan) -> list[Row]:
 
 
 def cache_columns(plan: MemoryPlan) -> tuple[str, ...]:
-    """The lengths that users are counted for are those up to max_model_len."""
-    names = (f"{length // 1024}K" if length % 1024 == 0 else f"{length:,}" for length in plan.chosen.users)
-    return (*CACHES, *(f"users at {name}" for name in names))
+    """Requests are counted for the lengths up to max_model_len."""
+    names = (f"{length // 1024}K" if length % 1024 == 0 else f"{length:,}" for length in plan.chosen.requests)
+    return (*CACHES, *(f"requests at {name}" for name in names))
 
 
 def cache_rows(plan: MemoryPlan) -> list[Row]:
@@ -60,32 +59,32 @@ def cache_row(capacity: Capacity) -> Row:
         f"{cache.token_bytes:,}",
         f"{capacity.tokens:,}",
         f"{capacity.concurrency:.2f}x",
-        *(str(users) for users in capacity.users.values()),
+        *(str(count) for count in capacity.requests.values()),
     )
 
 
 def states_lines(plan: MemoryPlan) -> list[str]:
-    """Beside the table: they are the same for every type of cache."""
+    """Apart from the table: they are the same for every type of cache."""
     cache = plan.chosen.cache
-    return [f"states a request: {gib(cache.states_bytes)}, with any of them"] if cache.state_groups else []
+    return (
+        [f"GDN states of a request: {gib(cache.states_bytes)}, whatever the type of the cache"]
+        if cache.state_groups
+        else []
+    )
 
 
 def log_line(plan: MemoryPlan) -> str:
     """The chosen cache as vLLM's log will put it."""
     device = "CPU" if plan.settings.platform == "cpu" else "GPU"
     return (
-        f"vLLM will say: {device} KV cache size: {plan.chosen.tokens:,} tokens, "
+        f"vLLM will log: {device} KV cache size: {plan.chosen.tokens:,} tokens, "
         f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.chosen.concurrency:.2f}x"
     )
 
 
-def to_json(plan: MemoryPlan, recipe: str, stage: str, *, published: bool = False) -> str:
-    """All numbers in bytes and tokens. What is computed from fields stands beside them.
-
-    published: no header was read.
-    """
-    value: dict[str, Any] = {"recipe": recipe, "stage": stage, "fits": plan.fits, "published": published}
-    value |= asdict(plan)
+def to_json(plan: MemoryPlan) -> dict[str, Any]:
+    """All numbers in bytes and tokens, with those that are computed from fields."""
+    value: dict[str, Any] = {"fits": plan.fits, **asdict(plan)}
     for row, capacity in zip(value["capacities"], plan.capacities, strict=True):
         cache = capacity.cache
         row["cache"] |= {
@@ -94,4 +93,4 @@ def to_json(plan: MemoryPlan, recipe: str, stage: str, *, published: bool = Fals
             "states_bytes": cache.states_bytes,
             "request_blocks": cache.request_blocks(plan.max_model_len),
         }
-    return json.dumps(value, indent=2, sort_keys=True)
+    return value
