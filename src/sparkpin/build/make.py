@@ -201,7 +201,7 @@ def smoke_releases(
             if release.smoke_passed:
                 raise InputError(
                     f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}",
-                    next_step=f"invoke inspect {release.tag}, which changes no record",
+                    next_step=f"invoke smoke {release.tag} --inspect, which changes no record",
                 )
             found.append(kept(paths, release, *run_inspection(paths, engine, release, why, say, load=load)))
         else:

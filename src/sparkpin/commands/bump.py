@@ -109,8 +109,7 @@ class Trial:
     def inspect(self, release: Release) -> str:
         """InspectionError for what the current release has not."""
         seen = [
-            inspecting.inspect(self.paths, self.engine, one.tag, sm=None, platform="", say=say)
-            for one in (self.current, release)
+            inspecting.inspect(self.paths, self.engine, one.tag, sm=None, say=say) for one in (self.current, release)
         ]
         known = {(row.rule, row.subject, row.what) for row in seen[0].errors}
         if more := [row for row in seen[1].errors if (row.rule, row.subject, row.what) not in known]:

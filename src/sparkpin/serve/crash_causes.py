@@ -74,17 +74,17 @@ CAUSES = (
     Cause(
         r"no kernel image is available|no compatible kernel|sm_\d+ is not compatible",
         "the image has no code for this GPU",
-        "invoke inspect {tag}",
+        "invoke smoke {tag} --inspect",
     ),
     Cause(
         r"undefined symbol|cannot open shared object file|Torch not compiled with CUDA",
         "libraries of the image do not fit together",
-        "invoke inspect {tag} names them; invoke rollback --serve goes back meanwhile",
+        "invoke smoke {tag} --inspect names them; invoke rollback --serve goes back meanwhile",
     ),
     Cause(
         r"ptxas (?:fatal|error)|nvcc fatal|cuda/std/.*No such file|ninja: build stopped|Failed to find C compiler",
         "a kernel could not be compiled at run time",
-        "invoke inspect {tag} looks for the compiler's parts in the image",
+        "invoke smoke {tag} --inspect looks for the compiler's parts in the image",
     ),
     Cause(
         r"(?:KeyError|AttributeError|ValueError).*rope_(?:scaling|parameters|theta|type)|rope_parameters",

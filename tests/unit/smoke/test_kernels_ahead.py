@@ -125,29 +125,27 @@ def test_inspection_tells_what_was_compiled_for_what(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cubins", "listed", "sm", "reason"),
+    ("cubins", "listed", "sm", "there"),
     [
-        ([], 0, 121, "0 of its unlisted kernels are in the image for sm_121 (none at all)"),
-        ([TRITONS, TRITONS], 0, 121, "2 of its unlisted kernels are in the image for sm_121 (2 sm_121a)"),
-        ([TRITONS], 2, 121, "1 of its 2 kernels are in the image for sm_121 (1 sm_121a)"),
-        ([TRITONS] * 3, 2, 121, "3 of its 2 kernels are in the image for sm_121 (3 sm_121a)"),
-        ([TRITONS, SM120A], 2, 121, "1 of its 2 kernels are in the image for sm_121 (1 sm_120a, 1 sm_121a)"),
-        ([TRITONS], 1, 90, "0 of its 1 kernels are in the image for sm_90 (1 sm_121a)"),
+        ([], 0, 121, ""),
+        ([TRITONS, TRITONS], 0, 121, "2 sm_121a"),
+        ([TRITONS], 2, 121, "1 sm_121a"),
+        ([TRITONS] * 3, 2, 121, "3 sm_121a"),
+        ([TRITONS, SM120A], 2, 121, "1 sm_120a, 1 sm_121a"),
+        ([TRITONS], 1, 90, "1 sm_121a"),
     ],
 )
 def test_an_image_that_would_compile_is_refused(
-    tmp_path: Path, cubins: list[bytes], listed: int, sm: int, reason: str
+    tmp_path: Path, cubins: list[bytes], listed: int, sm: int, there: str
 ) -> None:
     (one,) = of_kernels(image(tmp_path, cubins, listed), sm)
-    text = f"{reason}: the others are compiled on the machine, at each first start"
-    assert (one.severity, one.subject, one.text) == ("error", "int8-lm-head", text)
-    again = "take a stack whose gpu.sm is 9.0, and build" if sm == 90 else "build the image again: invoke build"
-    assert one.next_step == again
+    assert (one.severity, one.subject, one.what) == ("error", "int8-lm-head", there)
+    assert ("gpu.sm is 9.0" in one.next_step) == (sm == 90)
 
 
 def test_kernels_by_another_triton_and_a_list_that_is_none(tmp_path: Path) -> None:
     (one,) = of_kernels(image(tmp_path, [TRITONS], 1, built_with="3.6.0"))
-    assert one.severity == "error" and "by Triton 3.6.0, the image has 3.8.0" in one.text
+    assert (one.severity, one.what) == ("error", "3.6.0")
     (tmp_path / FOLDER / "kernels.json").write_text('{"kernels": 3}')
     (one,) = of_kernels(facts_of(tmp_path))
     assert one.severity == "error" and one.text.startswith("1 of its unlisted kernels")
