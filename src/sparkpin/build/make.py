@@ -32,7 +32,6 @@ from sparkpin.releases import record as releases
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
-from sparkpin.serve.choose_loader import with_loader
 from sparkpin.serve.launch import LaunchOrder, reached, was_stopped
 from sparkpin.serve.switching import Test
 from sparkpin.smoke.evidence import kept
@@ -207,9 +206,8 @@ def smoke_releases(
         else:
             gpus = uses_gpu(paths, release)
             checkpoint = checkpoint_of(paths, release)
-            started = with_loader(paths, release, checkpoint, say, gpus=gpus)
             with joined(checkpoint) if joined else contextlib.nullcontext(()) as places:
-                result, write = run_smoke(paths, engine, started, checkpoint, say, gpus=gpus, places=places)
+                result, write = run_smoke(paths, engine, release, checkpoint, say, gpus=gpus, places=places)
             found.append(kept(paths, release, result, write))
     return tuple(found)
 

@@ -29,7 +29,6 @@ from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import crash_facts, startup
-from sparkpin.serve.choose_loader import with_loader
 from sparkpin.serve.served import running_release
 
 GUESS = {True: (1500.0, 30.0, 300.0), False: (200.0, 40.0, 30.0)}
@@ -156,8 +155,7 @@ def require_measurable(paths: Paths, engine: Engine, release: Release) -> None:
 
 
 def subject_of(paths: Paths, release: Release) -> BenchSubject:
-    checkpoint, gpus = checkpoint_of(paths, release), uses_gpu(paths, release)
-    return BenchSubject(with_loader(paths, release, checkpoint, terminal.say, gpus=gpus), checkpoint, gpus)
+    return BenchSubject(release, checkpoint_of(paths, release), uses_gpu(paths, release))
 
 
 def plan_for(paths: Paths, release: Release, asked: BenchOptions) -> BenchPlan:

@@ -17,7 +17,6 @@ from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import memory_limit
-from sparkpin.serve.choose_loader import with_loader
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.replies import Fault
@@ -28,8 +27,6 @@ REQUEST_SECONDS = 600.0  # a long prompt's prefill on a slow machine
 
 @dataclass(frozen=True)
 class OwnServer:
-    """release: as it is started here (see choose_loader)."""
-
     release: Release
     checkpoint: Path
     server: Server
@@ -63,7 +60,6 @@ def own_server(paths: Paths, engine: Engine, release: Release, kept: int, say: S
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     files.require_space(paths.cache, kept, "the measurements", "SPARKPIN_CACHE")
-    tuned = with_loader(paths, release, checkpoint, say, gpus=gpus)
     with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
         remove_leftovers(paths, engine, say)
         timeout = running.ready_timeout(checkpoint)
@@ -72,12 +68,12 @@ def own_server(paths: Paths, engine: Engine, release: Release, kept: int, say: S
             memory_limit.require_room(memory_limit.room_for(paths, engine, release, checkpoint), release)
         say(f"{release.tag}: starting its server")
         with (
-            started(paths, engine, tuned, checkpoint, gpus=gpus, timeout=timeout, say=say) as server,
+            started(paths, engine, release, checkpoint, gpus=gpus, timeout=timeout, say=say) as server,
             Client.unix(server.socket, timeout=REQUEST_SECONDS) as client,
         ):
             try:
                 server.wait_ready(client)
-                yield OwnServer(tuned, checkpoint, server, client)
+                yield OwnServer(release, checkpoint, server, client)
             except StartFault as fault:
                 raise SmokeError(f"{release.tag}: {fault}", next_step=f"invoke smoke {release.tag}") from None
             except (Wrong, Fault) as fault:

@@ -15,9 +15,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.pins import weight_loaders
 from sparkpin.pins.nodes import STORE_PORT
-from sparkpin.pins.vllm_command import drop_flags, flag_value, served_name
+from sparkpin.pins.vllm_command import flag_value, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
@@ -199,8 +198,8 @@ def key_of(paths: Paths, release: Release, host: str) -> str | None:
 
 
 def command_mark(release: Release) -> str:
-    """Tells one command, environment and image from another; not the loader, which is chosen anew for each start."""
-    text = json.dumps([release.image, drop_flags(release.argv, weight_loaders.FLAG), release.env], sort_keys=True)
+    """Tells one command, environment and image from another."""
+    text = json.dumps([release.image, list(release.argv), release.env], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -872,7 +872,6 @@ def test_what_has_no_room_is_not_started(
             monkeypatch.setattr(room, name, no)
     monkeypatch.setattr(own_server, "uses_gpu", lambda *_: gpus)
     monkeypatch.setattr(own_server, "checkpoint_of", lambda *_: paths.project)
-    monkeypatch.setattr(own_server, "with_loader", lambda _, release, *__, **___: release)
     needed = memory_limit.Room(10 << 30, 10 << 30, SimpleNamespace(hints=()))  # type: ignore[arg-type]
     for name, told in {"drop_page_cache": None, "available": 1 << 30, "room_for": needed}.items():
         monkeypatch.setattr(own_server.memory_limit, name, lambda *_, told=told: told)
