@@ -20,7 +20,8 @@ from sparkpin.serve import memory_limit
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.replies import Fault
-from sparkpin.smoke.server import WAITING, Server, StartFault, remove_leftovers, smoke_lock, started
+from sparkpin.smoke.server import WAITING, Server, remove_leftovers, smoke_lock, started
+from sparkpin.smoke.startup import StartFault
 
 REQUEST_SECONDS = 600.0  # a long prompt's prefill on a slow machine
 

@@ -8,8 +8,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import yaml
-
+from sparkpin.pins.manifests import read_yaml
 from sparkpin.serve.client_facts import ServerFacts
 
 
@@ -49,5 +48,5 @@ def found_here() -> list[str]:
     return [name for name, client in CLIENTS.items() if client.program and shutil.which(client.program)]
 
 
-DATA = yaml.safe_load(Path(__file__).with_name("clients.yaml").read_text(encoding="utf-8"))
+DATA = read_yaml(Path(__file__).with_name("clients.yaml"))
 CLIENTS = {name: Client(**values) for name, values in DATA.items()}

@@ -44,8 +44,8 @@ from sparkpin.serve.served import (
     services,
 )
 from sparkpin.serve.served import status as served_here
-from sparkpin.serve.startup import STAGES, Startup
 from sparkpin.smoke.metrics import total
+from sparkpin.smoke.startup import Startup
 
 WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:[\d.]+:\d+ )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK')
 """What the server writes of the health check, who asks from within and has no address, and of `invoke status`."""
@@ -180,7 +180,7 @@ def words(served: Served, container: Container | None) -> str:
             watched.update(last_life(log_of(container)), 0)
         except NotFound:  # another run has just put a new one in its place
             return STARTS + again
-    if watched.stage != STAGES[-1]:
+    if not watched.ready:
         return f"{STARTS}{again}: {watched.text}"
     if served.front != "running":
         return f"the front is {served.front or 'gone'}, the server runs"

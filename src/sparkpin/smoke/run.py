@@ -34,15 +34,14 @@ from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import (
     WAITING,
-    Distant,
     Place,
     Server,
-    StartFault,
     remove_leftovers,
     smoke_lock,
     socket_argv,
     started,
 )
+from sparkpin.smoke.startup import StartFault
 from sparkpin.smoke.subject import SmokeSubject
 
 
@@ -149,7 +148,7 @@ def smoke_served(
     begin = time.monotonic()
     with Client.tcp("127.0.0.1", port) as client:
         evidence, length = ServerEvidence(container.attrs["Config"]["Cmd"]), drafting.drafted(release)
-        server = Distant(container, timeout, say)
+        server = Server(container, Path(), timeout, say)
         known = {"reference": drift.reference(paths, release)}
         examine(server, subject_of(release, client, server, length, **known), evidence, say)
         evidence.log = server.log()

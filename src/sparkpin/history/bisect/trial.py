@@ -29,8 +29,9 @@ from sparkpin.releases.record import Release, release_key, to_json
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.socket_port import listening
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.server import WAITING, StartFault, remove_leftovers, smoke_lock
+from sparkpin.smoke.server import WAITING, remove_leftovers, smoke_lock
 from sparkpin.smoke.server import started as start_server
+from sparkpin.smoke.startup import StartFault
 
 UNFIT = (BuildError, InputError, ManifestError)
 """What says that a combination does not fit together. All else (no disk, no engine, no network) ends the search."""
