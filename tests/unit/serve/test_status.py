@@ -40,6 +40,15 @@ def test_logs_leave_out_the_health_check_and_nothing_else() -> None:
     assert status.told_to_people(b"".join([*watch, *told])) == told
 
 
+@pytest.mark.parametrize("size", [1, 7, 60, 10_000])
+def test_a_followed_log_is_filtered_by_lines_and_not_by_chunks(size: int, capsys: pytest.CaptureFixture[str]) -> None:
+    log = b'one\nINFO:      - "GET /metrics HTTP/1.1" 200 OK\ntwo \xc3\xa7\nthree'
+    chunks = [log[at : at + size] for at in range(0, len(log), size)]
+    container: Any = SimpleNamespace(logs=lambda **_: iter(chunks))
+    status.follow_log(container, 9, "a | ")
+    assert capsys.readouterr().out == "a | one\na | two ç\na | three"
+
+
 def test_with_nothing_served_the_hint_names_the_one_recipe_that_is_current(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     assert status.how_to_serve(paths) == "invoke up"
