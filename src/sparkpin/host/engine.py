@@ -315,7 +315,7 @@ def plain_error(text: str) -> EngineError | DiskError:
     where = os.environ.get("DOCKER_HOST") or "the default socket"
     if re.search(r"no space left on device|disk quota exceeded", text, re.I):
         return buildkit.disk_full(f" {text.strip()}")
-    if "permission denied" in text.lower():
+    if re.search(r"PermissionError|permission denied while trying to connect", text, re.I):
         return EngineError(
             f"no permission to talk to the Docker engine at {where}",
             next_step="sudo usermod -aG docker $USER, then log in again; `invoke doctor` checks it",

@@ -42,6 +42,7 @@ def test_an_engine_that_went_away_is_told_by_a_build(tmp_path: Path, monkeypatch
         ("write /x: no space left on device", DiskError, "the Docker engine's disk is full"),
         ("('Connection aborted.', PermissionError(13, 'Permission denied'))", EngineError, "no permission to talk"),
         ("('Connection aborted.', ConnectionRefusedError(111, 'Connection refused'))", EngineError, "no Docker engine"),
+        ("error mounting /x to rootfs: permission denied: unknown", EngineError, "the Docker engine refused"),
         ("invalid reference format", EngineError, "the Docker engine refused: invalid reference format"),
     ],
 )

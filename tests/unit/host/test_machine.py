@@ -155,8 +155,17 @@ def test_a_stopped_engine_is_no_lack_for_root(bare: Paths, monkeypatch: pytest.M
 def test_a_named_engine_that_does_not_answer_is_a_lack(bare: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     found = host.engine_requirement(bare, DEBIAN)
-    assert not found.ok and "/nowhere/docker.sock" in found.detail and "unset DOCKER_HOST" in found.fix
-    assert found.packages == ()
+    assert not found.ok and "/nowhere/docker.sock" in found.detail and found.fix and found.packages == ()
+
+
+def test_so_is_one_that_a_context_of_docker_names(bare: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Although there is a dockerd here, which root could start."""
+    dockerd = tmp_path / "bin/dockerd"
+    root_with(tmp_path, {"bin/dockerd": ""})
+    dockerd.chmod(0o755)
+    monkeypatch.setattr(daemon, "SYSTEM_PATH", str(dockerd.parent))
+    monkeypatch.setattr(endpoint, "environment", lambda: {"DOCKER_HOST": "unix:///nowhere/docker.sock"})
+    assert not host.engine_requirement(bare, DEBIAN).ok
 
 
 def test_an_engine_that_may_not_be_asked(bare: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
