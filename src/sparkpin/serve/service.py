@@ -109,7 +109,6 @@ def start(
                 f"{old.labels.get(RELEASE_LABEL)} is served by {name}, and a new server was to be tested in its place",
                 next_step=f"invoke smoke {release.tag}, or invoke stop --recipe {release.recipe} first",
             )
-        fronts.drop_former_network(engine)
         together = (where or NodesOptions()).applied(nodes.kept(paths, release.recipe), release)
         machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else []
         old = linked.rejoined(connections, old, machines, release.recipe, str(paths.home), say)
@@ -288,7 +287,6 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
             launch.remove(other)
         for name in {name_of(paths, container.labels[LABEL]) for container in chosen}:
             fronts.drop_sockets(engine, name)
-        fronts.drop_former_network(engine)
     for name in sorted({container.labels[LABEL] for container in chosen}):
         if kept := kept_address(paths, name):
             say(f"kept for the next `invoke serve --recipe {name}`: {' '.join(kept.options.words)}")

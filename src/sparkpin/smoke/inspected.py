@@ -70,15 +70,7 @@ def result_of(examined: Result, loaded: Loaded | None, why: str, seconds: float)
 
 
 def show_load(loaded: Loaded) -> None:
-    """One row for each library and plugin."""
-    terminal.show()
-    terminal.table(
-        ("what", "load", "time", "why"),
-        [
-            (terminal.printable(row.label), row.word, terminal.seconds(row.seconds), terminal.printable(row.detail))
-            for row in loaded.rows
-        ],
-    )
+    """What came of it; each step was printed as it ended."""
     failed = sum(not row.passed for row in loaded.rows)
     refused = [terminal.printable(row.name) for row in loaded.rows if row.state == "refused"]
     verdict = f"{terminal.count(failed, 'step')} failed" if failed else "nothing failed"

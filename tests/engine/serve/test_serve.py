@@ -252,12 +252,8 @@ def test_a_port_that_is_none(site: FakeSite, bad: int) -> None:
         site.start(port=bad)
 
 
-def test_stop_keeps_the_address_and_the_former_network_goes(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    former = f"sparkpin-test-{site.port}"
-    monkeypatch.setattr(fronts, "FORMER_NETWORK", former)
-    site.engine.client.networks.create(former)
+def test_stop_keeps_the_address(site: FakeSite) -> None:
     served = site.start(port=site.port, allow="/sleep", limit="requests=9")
-    assert not site.engine.client.networks.list(names=[former])
     service.stop(site.paths, site.engine, None, quiet)
     said: list[str] = []
     again = site.start(say=said.append)

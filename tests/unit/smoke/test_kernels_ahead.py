@@ -160,11 +160,6 @@ def test_the_smoke_test_of_a_gpus_stack_asks_where_they_came_from() -> None:
     assert demands_of(PROJECT, manifests.load_stack(PROJECT, "spark"), chain[:1], pin).kernels == ()
 
 
-def test_a_record_from_before_demands_none() -> None:
-    old = {"checks": ["chat"], "mods": ["vllm-cpu"], "acceptance_floor": None, "scripted": True}
-    assert Demands.model_validate(old).kernels == ()
-
-
 def line(**value: object) -> bytes:
     return b"(Worker pid=1) INFO SPARKPIN_MOD " + json.dumps({"mod": "a"} | value).encode() + b"\x1b[0m\n"
 

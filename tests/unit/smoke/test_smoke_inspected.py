@@ -20,7 +20,6 @@ from places import PROJECT
 
 from sparkpin.commands import choose as commands_choose
 from sparkpin.commands import notes as commands_notes
-from sparkpin.commands import smoke as commands_smoke
 from sparkpin.commands import tables
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, HostError, InputError, SmokeError
@@ -37,7 +36,7 @@ from sparkpin.smoke import evidence
 from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.report import Result
 from sparkpin.smoke.inspect.scan import ImageFacts
-from sparkpin.smoke.inspected import InspectedResult, result_of, show_load
+from sparkpin.smoke.inspected import InspectedResult, result_of
 from sparkpin.smoke.load.rows import LoadRow
 from sparkpin.smoke.load.run import Loaded, run_load
 
@@ -198,13 +197,6 @@ def test_a_load_that_fails_fails_the_inspection_and_names_the_library(records: R
     assert made.smoke_log == "load.log"
 
 
-def test_a_plugin_that_wants_a_gpu_says_so_in_the_record(records: Releases) -> None:
-    made = kept(records, EMULATED)
-    assert made.smoke and made.smoke["passed"] is False
-    seen = made.smoke["checks"][-1]
-    assert (seen["name"], seen["passed"], seen["detail"]) == ("plugin head", True, "refused, wants CUDA")
-
-
 def test_what_was_only_inspected_is_not_promoted(records: Releases) -> None:
     made = kept(records, EMULATED)
     with pytest.raises(InputError) as caught:
@@ -286,27 +278,6 @@ def test_which_releases_wait_for_a_smoke_test(
     monkeypatch.setattr(evidence, "obstacle", lambda *_: "" if runs_here else WHY)
     engine: Any = None  # the machine is a fault that cannot be made otherwise
     assert evidence.owes(records.paths, engine, made, load=load) == owed
-
-
-def test_the_table_of_the_load_names_what_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    show_load(loaded())
-    said = capsys.readouterr().out
-    assert "library vllm/_C.so  loaded" in said and "wants CUDA" in said
-    assert said.endswith("emulated load, 500 s: nothing failed; refused without a GPU: head\n")
-    show_load(loaded(LoadRow("import", "vllm", "failed", "no"), emulated=False))
-    assert capsys.readouterr().out.endswith("native load, 500 s: 1 step failed\n")
-
-
-@pytest.mark.parametrize(
-    ("recipe", "known", "left_out", "told"),
-    [
-        (None, 5, 2, "nothing smoked: 2 releases not yet smoked, none of them with an image"),
-        ("tiny", 0, 0, "nothing to smoke: no release of tiny is built; next: invoke build --recipe tiny"),
-        ("tiny", 5, 0, "nothing to smoke: every release of tiny has been smoked (invoke smoke TAG repeats one)"),
-    ],
-)
-def test_what_was_left_out_is_not_said_to_be_smoked(recipe: str | None, known: int, left_out: int, told: str) -> None:
-    assert commands_smoke.nothing_to_smoke(recipe, known=known, left_out=left_out) == told
 
 
 def test_smoke_refuses_a_recipe_that_nobody_knows(records: Releases) -> None:
