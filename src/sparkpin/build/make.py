@@ -35,7 +35,7 @@ from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.launch import LaunchOrder, reached, was_stopped
 from sparkpin.serve.switching import Test
 from sparkpin.smoke.evidence import kept
-from sparkpin.smoke.server import Place
+from sparkpin.smoke.server import Place, alone
 
 Joined = Callable[[Path], contextlib.AbstractContextManager[Sequence[Place]]]
 """Machines for the nodes of a release, which has this checkpoint here."""
@@ -215,8 +215,6 @@ def smoke_releases(
 @contextlib.contextmanager
 def smoke_of_served(paths: Paths) -> Iterator[Test]:
     """The smoke test of a server that is about to be served. No other one runs meanwhile, from before its start."""
-    from sparkpin.smoke.run import alone  # slow to import, as all that asks a server
-
     with alone(paths, engine_of(paths), say):
         yield partial(smoke_served, paths)
 

@@ -20,7 +20,7 @@ from sparkpin.serve import memory_limit
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.replies import Fault
-from sparkpin.smoke.server import WAITING, Server, remove_leftovers, smoke_lock, started
+from sparkpin.smoke.server import Server, alone, started
 from sparkpin.smoke.startup import StartFault
 
 REQUEST_SECONDS = 600.0  # a long prompt's prefill on a slow machine
@@ -61,8 +61,7 @@ def own_server(paths: Paths, engine: Engine, release: Release, kept: int, say: S
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     files.require_space(paths.cache, kept, "the measurements", "SPARKPIN_CACHE")
-    with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-        remove_leftovers(paths, engine, say)
+    with alone(paths, engine, say):
         timeout = running.ready_timeout(checkpoint)
         if gpus:  # another server ended a moment ago, and its files may still count as taken
             memory_limit.drop_page_cache(say)

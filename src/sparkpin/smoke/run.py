@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sparkpin.core.files import lock, write_json
+from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
@@ -33,11 +33,9 @@ from sparkpin.smoke.evidence import Write, evidence_folder, record_of
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import (
-    WAITING,
     Place,
     Server,
-    remove_leftovers,
-    smoke_lock,
+    alone,
     socket_argv,
     started,
 )
@@ -76,19 +74,6 @@ class ServerEvidence:
         result = replace(result, name=f"{result.name}{self.mark}")
         say(f"{result.name}: {result.verdict}, {result.detail}")
         self.checks.append(result)
-
-
-@contextlib.contextmanager
-def alone(paths: Paths, engine: Engine, say: Say, others: Sequence[Engine] = ()) -> Iterator[None]:
-    """No other smoke test of this home runs meanwhile. Removes what killed runs left, and what this one leaves. others:
-    of other machines that it uses."""
-    with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-        remove_leftovers(paths, engine, say, others)
-        try:
-            yield
-        except BaseException:
-            remove_leftovers(paths, engine, say, others)
-            raise
 
 
 def run_smoke(

@@ -121,6 +121,19 @@ def smoke_lock(paths: Paths) -> Path:
     return paths.home / ".smoke.lock"
 
 
+@contextlib.contextmanager
+def alone(paths: Paths, engine: Engine, say: Say, others: Sequence[Engine] = ()) -> Iterator[None]:
+    """No other smoke test, benchmark or the like of this home runs meanwhile. Removes what killed runs left, and what
+    this one leaves. others: of other machines that it uses."""
+    with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
+        remove_leftovers(paths, engine, say, others)
+        try:
+            yield
+        except BaseException:
+            remove_leftovers(paths, engine, say, others)
+            raise
+
+
 def socket_argv(release: Release, path: str = f"{SOCKET_FOLDER}/{SOCKET}") -> list[str]:
     """The release's own command, listening on a socket instead of an address."""
     return set_flag(drop_flags(release.argv, "--host", "--port"), "--uds", path)

@@ -864,12 +864,10 @@ def test_what_has_no_room_is_not_started(
 ) -> None:
     """A full machine and a full disk, which a test cannot have; nor has it a GPU."""
     ours, no = release(1, "passed"), lambda *_, **__: None
-    for room, names in (
-        (own_server, "obstacle remove_leftovers"),
-        (own_server.running, "require_readable require_image"),
-    ):
-        for name in names.split():
-            monkeypatch.setattr(room, name, no)
+    monkeypatch.setattr(own_server, "obstacle", no)
+    monkeypatch.setattr(own_server, "alone", lambda *_: contextlib.nullcontext())
+    for name in ("require_readable", "require_image"):
+        monkeypatch.setattr(own_server.running, name, no)
     monkeypatch.setattr(own_server, "uses_gpu", lambda *_: gpus)
     monkeypatch.setattr(own_server, "checkpoint_of", lambda *_: paths.project)
     needed = memory_limit.Room(10 << 30, 10 << 30, SimpleNamespace(hints=()))  # type: ignore[arg-type]

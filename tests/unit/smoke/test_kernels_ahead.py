@@ -240,7 +240,7 @@ TABLE = b"GPU            NVIDIA GB10\nattend, merge  3 query tokens  0.0034    0
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     """A machine whose engine has the release's image."""
     monkeypatch.setattr(kernels, "obstacle", lambda *asked, **more: "")
-    monkeypatch.setattr(kernels, "remove_leftovers", lambda *asked: None)
+    monkeypatch.setattr(kernels, "alone", lambda *asked: contextlib.nullcontext())
     monkeypatch.setattr(running, "require_here", lambda engine: None)
     monkeypatch.setattr(running, "require_image", lambda engine, one: None)
     monkeypatch.setattr(running, "cache_volume", lambda engine, one: "cache")
@@ -292,17 +292,6 @@ def test_what_else_may_come_of_it(
     with pytest.raises(error) as caught:
         compared(site, monkeypatch, code, log, status)
     assert log.decode().splitlines()[-1].split(":")[-1] in str(caught.value)
-
-
-def test_a_release_without_gpu_kernels_and_a_machine_without_the_gpu_say_so(
-    site: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nobody: Any = None
-    with pytest.raises(UntoldError, match=f"stack {release(1).stack}, mods "):
-        kernels.compare(site, nobody, release(1), print)
-    monkeypatch.setattr(kernels, "obstacle", lambda *asked, **more: "here: none")
-    with pytest.raises(HostError, match="here: none"):
-        kernels.compare(site, nobody, WITH_KERNELS, print)
 
 
 def test_without_a_tag_the_newest_release_with_kernels_is_taken(site: Paths, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from sparkpin.releases.record import Release, release_key, to_json
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.socket_port import listening
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.server import WAITING, remove_leftovers, smoke_lock
+from sparkpin.smoke.server import alone
 from sparkpin.smoke.server import started as start_server
 from sparkpin.smoke.startup import StartFault
 
@@ -129,8 +129,7 @@ class Bench:
             )
         named = dataclasses.replace(release, tag=ref)  # a combination has no tag of its own
         require_readable(checkpoint)
-        with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-            remove_leftovers(paths, engine, say)
+        with alone(paths, engine, say):
             timeout = ready_timeout(checkpoint)
             with start_server(paths, engine, named, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:
                 try:

@@ -13,9 +13,10 @@ from sparkpin.measure.bench.plan import BenchPlan
 from sparkpin.measure.bench.ratios import INTERVAL, ONE_ROUND, order_of, ratios_of
 from sparkpin.measure.bench.record import CellResult, Comparison, Conditions
 from sparkpin.measure.bench.run import BenchPlace, turn
-from sparkpin.measure.bench.target import BenchSubject, BenchTarget, alone, started
+from sparkpin.measure.bench.target import BenchSubject, BenchTarget, started
 from sparkpin.releases.record import Release, now
 from sparkpin.serve import memory_limit
+from sparkpin.smoke.server import alone
 
 
 def compare(

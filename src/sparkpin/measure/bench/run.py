@@ -16,13 +16,14 @@ from sparkpin.measure.bench.load import TOOL, run_steps
 from sparkpin.measure.bench.measure import failures_of, measured, output_rate
 from sparkpin.measure.bench.plan import BenchPlan, duration, pace_seen, seconds_of, steps_of
 from sparkpin.measure.bench.record import BenchRecord, Ceiling, Cell, CellResult, Conditions
-from sparkpin.measure.bench.target import BenchSubject, BenchTarget, alone, memory_of, server_of, slowed
+from sparkpin.measure.bench.target import BenchSubject, BenchTarget, memory_of, server_of, slowed
 from sparkpin.measure.roofline.reads import DecodeModel, model_of, roofline
 from sparkpin.pins import manifests
 from sparkpin.pins.vllm_command import drop_flags
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
 from sparkpin.serve.memory import recipe as memory
+from sparkpin.smoke.server import alone
 
 SLOW = 20.0  # seconds from which on a step is announced
 

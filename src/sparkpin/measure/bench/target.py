@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparkpin.core.errors import BusyError
-from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host import machine
@@ -22,7 +21,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, memory_limit, served, startup, waiting
 from sparkpin.serve.launch import Health, LaunchOrder
-from sparkpin.smoke.server import LABEL, owner, remove_leftovers, smoke_lock
+from sparkpin.smoke.server import LABEL, owner
 
 PREFIX = "sparkpin-bench-"
 UNWATCHED = Health(interval=86_400)
@@ -48,14 +47,6 @@ class BenchTarget:
     container: Container
     how: Literal["started", "served"]
     start: Start | None  # None where it was up before
-
-
-@contextlib.contextmanager
-def alone(paths: Paths, engine: Engine, say: Say) -> Iterator[None]:
-    """No smoke test and no other benchmark of this home meanwhile; what killed ones left is gone."""
-    with lock(smoke_lock(paths), on_wait=lambda: say("waiting for a smoke test or another benchmark to end")):
-        remove_leftovers(paths, engine, say)
-        yield
 
 
 @contextlib.contextmanager
