@@ -23,7 +23,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import crash_facts, fronts, service, status, switching
+from sparkpin.serve import crash_facts, fronts, service, status
 from sparkpin.serve import served as services
 from sparkpin.serve.address import AddressOptions
 
@@ -175,16 +175,6 @@ def test_a_first_release_that_does_not_start_leaves_nothing(site: FakeSite, name
         site.engine.client.volumes.get(name)
 
 
-def test_a_former_one_left_by_a_killed_run_is_taken_up(site: FakeSite, name: str, newer: Release) -> None:
-    site.start(port=site.port)
-    container = site.engine.client.containers.get(name)
-    container.stop(timeout=5)
-    container.rename(name + switching.FORMER)
-    assert site.start(newer, port=site.port).ready
-    with pytest.raises(docker.errors.NotFound):
-        container.reload()
-
-
 def test_a_taken_port_is_told_with_its_holder(site: FakeSite, name: str) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", site.port))
@@ -215,14 +205,6 @@ def test_a_taken_port_does_not_end_what_is_served(standing: Standing, fake_engin
             )
     (served,) = (s for s in services.status(fake_engine) if s.home == str(paths.home))
     assert served.ready and served.release == standing.release.tag
-
-
-def test_a_port_that_another_recipe_s_container_has(standing: Standing, fake_engine: Engine) -> None:
-    paths, port = standing.paths, standing.served.port
-    other = dataclasses.replace(standing.release, recipe="other")
-    with pytest.raises(BusyError, match=f"taken by the container {standing.served.container}-front"):
-        service.start(paths, fake_engine, other, standing.checkpoint, options=AddressOptions(port), say=quiet)
-    assert services.find(fake_engine, services.name_of(paths, "other")) is None
 
 
 def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(

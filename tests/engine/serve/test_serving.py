@@ -203,31 +203,6 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, left: str) -> Non
         site.engine.client.volumes.get(served.container)
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.4, 0.8, 1.2, 1.8, 2.6])
-@pytest.mark.parametrize("before", [False, True], ids=["first", "another front and server"])
-def test_a_command_that_is_killed_is_made_good_by_the_next(
-    site: FakeSite, newer: Release, seconds: float, before: bool
-) -> None:
-    """kill -9 between any two of its steps."""
-    if before:
-        site.start(port=site.port)
-
-    def serve() -> None:
-        dataclasses.replace(site, engine=Engine.connect()).start(newer, port=free_port(), beside=True)
-
-    process = get_context("fork").Process(target=serve)
-    process.start()
-    time.sleep(seconds)
-    process.kill()
-    process.join()
-    port = free_port()
-    again = site.start(port=port)
-    assert (again.ready, again.release, again.port) == (True, site.release.tag, port)
-    assert parts_of(site) == [again.container, again.container + services.FRONT]
-    service.stop(site.paths, site.engine, None, quiet)
-    assert parts_of(site) == []
-
-
 @pytest.mark.parametrize("at", ["the front was told", "one has a new name", "both have"])
 def test_one_killed_amid_a_switch_leaves_a_server_that_answers(site: FakeSite, newer: Release, at: str) -> None:
     """The next command's look alone brings it about: the former server, until the new one has the recipe's name."""

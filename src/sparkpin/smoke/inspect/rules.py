@@ -82,30 +82,23 @@ def torch_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
     own = [one for one in facts.libraries.values() if re.search(r"(^|/)vllm/[^/]+\.so$", one.path)]
     if not vllm or not torch or not own:
         return
-    runtimes: dict[str, str] = {}  # CUDA's major version, "" where it is not said -> who needs it
-    for library in own:
-        for name in library.needed:
-            if match := re.fullmatch(r"libcudart\.so\.(\d+)(\..*)?", name):
-                runtimes.setdefault(match[1], f"{library.path} needs {name}")
-            elif name in ("libc10_cuda.so", "libtorch_cuda.so"):
-                runtimes.setdefault("", f"{library.path} needs {name}")
-    majors = sorted(filter(None, runtimes))
-    major = torch.cuda.partition(".")[0]
-    if runtimes and not torch.cuda:
-        flavour = f"CUDA {majors[0]}" if majors else "CUDA"
-        mine, theirs = f"for {flavour} ({runtimes[majors[0] if majors else '']})", "without CUDA"
-        step = "pin a torch wheel that is built for the same CUDA release as vLLM's"
-    elif majors and majors != [major]:
-        other = next(one for one in majors if one != major)
-        mine, theirs = f"for CUDA {other} ({runtimes[other]})", f"for CUDA {torch.cuda}"
-        step = "pin torch and vLLM wheels that are built for one CUDA release"
-    elif torch.cuda and not runtimes:
-        mine, theirs = f"without CUDA ({own[0].path} needs no CUDA library)", f"for CUDA {torch.cuda}"
-        step = "pin the wheel of vLLM that is built for CUDA, or torch's CPU wheel"
-    else:
+    wanted = {  # CUDA's major version, "" where the name has none -> who needs it
+        match[1] or "": f"{library.path} needs {name}"
+        for library in own
+        for name in library.needed
+        if (match := re.fullmatch(r"libcudart\.so\.(\d+)(?:\..*)?|libc10_cuda\.so|libtorch_cuda\.so", name))
+    }
+    majors = wanted.keys() - {""}
+    if bool(wanted) == bool(torch.cuda) and majors <= {torch.cuda.partition(".")[0]}:
         return
+    other = min(majors - {torch.cuda.partition(".")[0]}, default="")
+    mine = f"without CUDA ({own[0].path} needs no CUDA library)"
+    if wanted:
+        mine = f"for CUDA{f' {other}' if other else ''} ({wanted[other]})"
+    theirs = f"for CUDA {torch.cuda}" if torch.cuda else "without CUDA"
     seen = f"torch {torch.version} ({torch.path}: cuda = {torch.cuda or None})"
     text = f"vLLM {vllm.version} is built {mine}, but {seen} is built {theirs}"
+    step = "pin torch and vLLM wheels that are built for one CUDA release, or both for none"
     yield ImageFinding("error", "torch", f"vllm {vllm.version}", text, step)
 
 
