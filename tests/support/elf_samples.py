@@ -108,9 +108,9 @@ def file_of(machine: int, sections: Sequence[tuple[str, int, bytes, int, int]]) 
     return head + body + table
 
 
-def cubin(flags: int, abi: int = 8) -> bytes:
+def cubin(flags: int) -> bytes:
     """The header of a .cubin file."""
-    head = b"\x7fELF\x02\x01\x01\x41" + bytes([abi]) + bytes(7)
+    head = b"\x7fELF\x02\x01\x01\x41\x08" + bytes(7)
     return head + struct.pack("<HHIQQQIHHHHHH", 2, CUDA, 1, 0, 0, 0, flags, 64, 56, 0, 64, 0, 0)
 
 

@@ -32,6 +32,7 @@ from sparkpin.releases import record as releases
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
+from sparkpin.serve import memory_limit
 from sparkpin.serve.launch import LaunchOrder, reached, was_stopped
 from sparkpin.serve.switching import Test
 from sparkpin.smoke.evidence import kept
@@ -206,6 +207,10 @@ def smoke_releases(
         else:
             gpus = uses_gpu(paths, release)
             checkpoint = checkpoint_of(paths, release)
+            if (
+                gpus and not joined
+            ):  # else vLLM refuses to start beside what is served, and the release would be at fault
+                memory_limit.make_room(paths, engine, release, checkpoint, say)
             with joined(checkpoint) if joined else contextlib.nullcontext(()) as places:
                 result, write = run_smoke(paths, engine, release, checkpoint, say, gpus=gpus, places=places)
             found.append(kept(paths, release, result, write))

@@ -63,9 +63,8 @@ def own_server(paths: Paths, engine: Engine, release: Release, kept: int, say: S
     files.require_space(paths.cache, kept, "the measurements", "SPARKPIN_CACHE")
     with alone(paths, engine, say):
         timeout = running.ready_timeout(checkpoint)
-        if gpus:  # another server ended a moment ago, and its files may still count as taken
-            memory_limit.drop_page_cache(say)
-            memory_limit.require_room(memory_limit.room_for(paths, engine, release, checkpoint), release)
+        if gpus:
+            memory_limit.make_room(paths, engine, release, checkpoint, say)
         say(f"{release.tag}: starting its server")
         with (
             started(paths, engine, release, checkpoint, gpus=gpus, timeout=timeout, say=say) as server,

@@ -87,8 +87,6 @@ def test_another_command_under_the_same_tag_replaces_it(site: FakeSite, name: st
     site.start(say=said.append)
     assert [line for line in said if "another command or environment" in line]
     assert "--trust-remote-code" not in site.engine.client.containers.get(name).attrs["Config"]["Cmd"]
-    site.start(dataclasses.replace(site.release, argv=(*site.release.argv, "--load-format", "auto")), say=said.append)
-    assert said[-1].startswith(f"{site.release.tag} already runs"), "the loader is chosen anew for each start"
 
 
 @pytest.mark.parametrize("beside", [False, True])

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fake_release import made_checkpoint
 from made_releases import release
 from places import PROJECT
 
+from sparkpin.build import make
 from sparkpin.commands import choose as commands_choose
 from sparkpin.commands import notes as commands_notes
 from sparkpin.commands import tables
@@ -31,7 +33,7 @@ from sparkpin.pins import manifests
 from sparkpin.releases import current, runs_here
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle_of
-from sparkpin.serve import service
+from sparkpin.serve import memory_limit, service
 from sparkpin.smoke import evidence
 from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.report import Result
@@ -299,3 +301,19 @@ def test_where_nothing_passed_the_next_step_is_one_that_can_be_done(
         with pytest.raises(InputError, match="recipe 'tiny' has no current release") as caught:
             current.require_current(records, "tiny")
         assert caught.value.next_step.startswith(step)
+
+
+def test_without_room_on_the_gpu_no_server_is_started_and_the_release_is_not_at_fault(
+    records: Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beside a served model: vLLM would refuse to start, and a good release be recorded as failed."""
+    made = kept(records)
+    room = memory_limit.Room(10 << 30, 10 << 30, SimpleNamespace(hints=()))  # type: ignore[arg-type]
+    for name, given in {"engine_of": None, "obstacle": "", "uses_gpu": True, "checkpoint_of": records.root}.items():
+        monkeypatch.setattr(make, name, lambda *_, given=given, **__: given)
+    monkeypatch.setattr(make, "require_consistent", lambda *_: None)
+    for name, told in {"drop_page_cache": None, "available": 1 << 30, "room_for": room}.items():
+        monkeypatch.setattr(memory_limit, name, lambda *_, told=told: told)
+    with pytest.raises(HostError):
+        make.smoke_releases(records.paths, (made,))
+    assert records.get(made.tag).smoke is None
