@@ -286,6 +286,28 @@ def test_a_request_under_way_at_a_switch_gets_its_answer(
     assert new.container == old.container and new.started != old.started
 
 
+def test_where_there_is_no_room_for_two_nothing_new_comes_in_while_requests_end(
+    site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under steady load there would be no moment without requests, and all that are under way be broken off."""
+    old = site.start(port=site.port)
+    with ThreadPoolExecutor() as pool, httpx.Client(trust_env=False, timeout=60) as client:
+
+        def ask(words: str) -> int:
+            return client.post(f"{old.url}/completions", json={"prompt": words}).status_code
+
+        asked, meanwhile = pool.submit(ask, "slow"), set[int]()
+
+        def under_way(_: Container) -> int:
+            meanwhile.add(ask("x"))
+            return int(not asked.done())
+
+        monkeypatch.setattr(switching, "requests_under_way", under_way)
+        new = site.start(newer, beside=False)
+        assert asked.result() == 200 and meanwhile == {503} and ask("x") == 200
+    assert new.started != old.started
+
+
 def test_one_that_ended_by_itself_meanwhile_is_replaced_all_the_same(
     site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
