@@ -16,7 +16,8 @@ import pytest
 from certificates import certificate
 from evidence_samples import PROJECT
 
-from sparkpin.core.errors import EngineError, InputError
+from sparkpin.commands import status as commands_status
+from sparkpin.core.errors import DownError, EngineError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Releases
 from sparkpin.serve import keys, load, status
@@ -172,3 +173,22 @@ def test_the_unit_of_another_folder_s_project_names_it(
         text = capsys.readouterr().out
         assert '"--port" "8123"' in text, "as `stop` left it"
         assert (f'SPARKPIN_PROJECT={project}"' in text) == named == ('/bin/sparkpin" serve' in text)
+
+
+@pytest.mark.parametrize("fault", [DownError("down"), EngineError("no engine answers")])
+def test_watching_goes_on_when_a_server_or_the_engine_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    looks: list[Exception] = [fault, KeyboardInterrupt()]  # type: ignore[list-item]
+
+    def look(*_: object, **__: object) -> None:
+        raise looks.pop(0)
+
+    monkeypatch.setattr(commands_status, "engine_of", lambda _: None)
+    monkeypatch.setattr(commands_status.serving, "status", look)
+    monkeypatch.setattr(commands_status.time, "sleep", lambda _: None)
+    commands_status.status(as_json=False, watch=1)
+    assert looks == []
+    looks.append(fault)
+    with pytest.raises(type(fault)):
+        commands_status.status(as_json=False)
