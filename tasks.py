@@ -260,6 +260,13 @@ def smoke(
         "what this machine cannot serve and so inspects: load its libraries and plugins, too, emulated where that "
         "must be (up to 15 minutes a release)",
     ] = False,
+    inspect: Annotated[
+        bool,
+        "without running it, say what of TAG would fail on its GPU: of a release, another image of the engine or a "
+        "folder with a root file system",
+    ] = False,
+    sm: Annotated[str, "GPU for --inspect: 121, 12.1 or sm_121 (default: the one of the image's stack)"] = "",
+    json: Json = False,
     kernels: Annotated[
         bool, "without a server: compare the GPU kernels of one release with their specification, and print the table"
     ] = False,
@@ -272,6 +279,9 @@ def smoke(
     shared_link: SharedLink = False,
 ) -> None:
     """Start each new image with a real server and check its answers."""
+    if inspect or sm or json:
+        commands.smoke.inspect(tag, sm=sm, as_json=json)
+        return
     if kernels:
         commands.smoke.compare_kernels(tag=tag, stage=stage, recipe=recipe)
         return
@@ -548,20 +558,6 @@ def reproduce(
 ) -> None:
     """Build a release again from its record, and compare."""
     commands.build.reproduce(tag=tag, stage=stage, recipe=recipe, trusted=trust, keep=keep)
-
-
-@task("prove and carry")
-def inspect(
-    c: Context,
-    tag: Annotated[str, "release, another image of the engine, or a folder with a root file system"],
-    *,
-    sm: Annotated[str, "GPU that it has to run on: 121, 12.1 or sm_121 (default: the one of the image's stack)"] = "",
-    platform: Annotated[str, "linux/arm64 or linux/amd64 (default: the image's)"] = "",
-    all: Annotated[bool, "each library with GPU code, and what it holds; each lack that is allowed, and why"] = False,
-    json: Json = False,
-) -> None:
-    """Say what of an image would fail on a GPU, without one."""
-    commands.inspect.inspect(tag, sm=sm, platform=platform, everything=all, as_json=json)
 
 
 @task("prove and carry")

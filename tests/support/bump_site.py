@@ -233,7 +233,6 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         "run_smoke": run_smoke,
         "checkpoint_of": lambda *_: Path(),
         "uses_gpu": lambda *_: False,
-        "with_loader": lambda paths, release, *_, **more: release,
         "compared": compared,
         "compare": compare,
         "subject_of": lambda paths, release: release,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkpin.smoke.inspect.scan import ImageFacts, scan
-from sparkpin.smoke.inspect.tree import in_folders
+from sparkpin.smoke.inspect.tree import in_folder
 
 AARCH64, X86_64, CUDA = 183, 62, 190
 PTX, CUBIN = 1, 2
@@ -100,16 +100,17 @@ def file_of(machine: int, sections: Sequence[tuple[str, int, bytes, int, int]]) 
     table = bytes(64)
     numbers = [names.add(name) for name, *_ in sections] + [names.add(".shstrtab")]
     for number, (_, kind, data, link, info) in zip(numbers, [*sections, ("", 3, names.data, 0, 0)], strict=True):
-        table += struct.pack("<IIQQQQIIQQ", number, kind, 0, 0, 64 + len(body), len(data), link, info, 8, 0)
+        rows = {11: 24, 6: 16}.get(kind, 0)
+        table += struct.pack("<IIQQQQIIQQ", number, kind, 0, 0, 64 + len(body), len(data), link, info, 8, rows)
         body += data + b"\0" * (-len(data) % 8)
     head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HHIQQQ", 3, machine, 1, 0, 0, 64 + len(body))
     head += struct.pack("<IHHHHHH", 0, 64, 56, 0, 64, len(sections) + 2, len(sections) + 1)
     return head + body + table
 
 
-def cubin(flags: int, abi: int = 8) -> bytes:
+def cubin(flags: int) -> bytes:
     """The header of a .cubin file."""
-    head = b"\x7fELF\x02\x01\x01\x41" + bytes([abi]) + bytes(7)
+    head = b"\x7fELF\x02\x01\x01\x41\x08" + bytes(7)
     return head + struct.pack("<HHIQQQIHHHHHH", 2, CUDA, 1, 0, 0, 0, flags, 64, 56, 0, 64, 0, 0)
 
 
@@ -130,7 +131,7 @@ def put(folder: Path, files: Mapping[str, bytes | Elf | str]) -> Path:
 
 
 def facts_of(folder: Path, env: Mapping[str, str] | None = None) -> ImageFacts:
-    return scan(in_folders([folder]), lambda line: None, env)
+    return scan(in_folder(folder), lambda line: None, env)
 
 
 SAMPLE_ROOT: dict[str, bytes | Elf | str] = {

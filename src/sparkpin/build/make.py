@@ -31,11 +31,11 @@ from sparkpin.releases import record as releases
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
-from sparkpin.serve.choose_loader import with_loader
+from sparkpin.serve import memory_limit
 from sparkpin.serve.launch import LaunchOrder, reached, was_stopped
 from sparkpin.serve.switching import Test
 from sparkpin.smoke.evidence import kept
-from sparkpin.smoke.server import Place
+from sparkpin.smoke.server import Place, alone
 
 Joined = Callable[[Path], contextlib.AbstractContextManager[Sequence[Place]]]
 """Machines for the nodes of a release, which has this checkpoint here."""
@@ -199,15 +199,18 @@ def smoke_releases(
             if release.smoke_passed:
                 raise InputError(
                     f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}",
-                    next_step=f"invoke inspect {release.tag}, which changes no record",
+                    next_step=f"invoke smoke {release.tag} --inspect, which changes no record",
                 )
             found.append(kept(paths, release, *run_inspection(paths, engine, release, why, say, load=load)))
         else:
             gpus = uses_gpu(paths, release)
             checkpoint = checkpoint_of(paths, release)
-            started = with_loader(paths, release, checkpoint, say, gpus=gpus)
+            if (
+                gpus and not joined
+            ):  # else vLLM refuses to start beside what is served, and the release would be at fault
+                memory_limit.make_room(paths, engine, release, checkpoint, say)
             with joined(checkpoint) if joined else contextlib.nullcontext(()) as places:
-                result, write = run_smoke(paths, engine, started, checkpoint, say, gpus=gpus, places=places)
+                result, write = run_smoke(paths, engine, release, checkpoint, say, gpus=gpus, places=places)
             found.append(kept(paths, release, result, write))
     return tuple(found)
 
@@ -215,8 +218,6 @@ def smoke_releases(
 @contextlib.contextmanager
 def smoke_of_served(paths: Paths) -> Iterator[Test]:
     """The smoke test of a server that is about to be served. No other one runs meanwhile, from before its start."""
-    from sparkpin.smoke.run import alone  # slow to import, as all that asks a server
-
     with alone(paths, engine_of(paths), say):
         yield partial(smoke_served, paths)
 

@@ -290,7 +290,7 @@ def saved_layers(
         work = stack.enter_context(saving_folder(paths))
         with (
             (work / "image.tar").open("wb") as file,
-            progress(say, release.size, before=GATHERS, gathered=engine.gathering()) as came,
+            progress(say, release.size, before=GATHERS) as came,
         ):
             engine.save(ref, file, came)
     saved = stack.enter_context(open_saved(work / "image.tar"))

@@ -26,7 +26,6 @@ from sparkpin.releases import container as running
 from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
-from sparkpin.serve.choose_loader import with_loader
 from sparkpin.serve.memory.estimates import SPARK_BANDWIDTH
 from sparkpin.serve.memory.recipe import parse_bandwidth
 from sparkpin.serve.served import running_release
@@ -142,8 +141,7 @@ def require_measurable(paths: Paths, engine: Engine, release: Release) -> None:
 
 
 def subject_of(paths: Paths, release: Release) -> BenchSubject:
-    checkpoint, gpus = checkpoint_of(paths, release), uses_gpu(paths, release)
-    return BenchSubject(with_loader(paths, release, checkpoint, terminal.say, gpus=gpus), checkpoint, gpus)
+    return BenchSubject(release, checkpoint_of(paths, release), uses_gpu(paths, release))
 
 
 def plan_for(paths: Paths, release: Release, asked: BenchOptions) -> BenchPlan:

@@ -60,7 +60,6 @@ from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases, now
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import launch, served
-from sparkpin.serve.choose_loader import with_loader
 from sparkpin.serve.status import OWN
 from sparkpin.smoke.inspect import run as inspecting
 from sparkpin.smoke.run import run_smoke
@@ -109,8 +108,7 @@ class Trial:
     def inspect(self, release: Release) -> str:
         """InspectionError for what the current release has not."""
         seen = [
-            inspecting.inspect(self.paths, self.engine, one.tag, sm=None, platform="", say=say)
-            for one in (self.current, release)
+            inspecting.inspect(self.paths, self.engine, one.tag, sm=None, say=say) for one in (self.current, release)
         ]
         known = {(row.rule, row.subject, row.what) for row in seen[0].errors}
         if more := [row for row in seen[1].errors if (row.rule, row.subject, row.what) not in known]:
@@ -137,8 +135,7 @@ class Trial:
         names = tuple(dict.fromkeys(name for name in failed if name in release.demands.checks))
         asked = dataclasses.replace(release, demands=release.demands.model_copy(update={"checks": names}))
         checkpoint, gpus = checkpoint_of(self.paths, release), uses_gpu(self.paths, release)
-        started = with_loader(self.paths, asked, checkpoint, say, gpus=gpus)
-        result, _ = run_smoke(self.paths, self.engine, started, checkpoint, say, gpus=gpus)
+        result, _ = run_smoke(self.paths, self.engine, asked, checkpoint, say, gpus=gpus)
         if bad := [f"{check.name}: {check.detail}" for check in result.checks if not check.passed]:
             raise SmokeError(clipped(bad[0]))
         return "passed"

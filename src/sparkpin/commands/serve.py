@@ -19,7 +19,6 @@ from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import linked, nodes, service
 from sparkpin.serve import status as serving_tasks
 from sparkpin.serve.address import UNCHANGED, AddressOptions
-from sparkpin.serve.choose_loader import with_loader
 from sparkpin.serve.nodes import NodesOptions
 from sparkpin.serve.served import FRONT, address_of, find, status
 from sparkpin.serve.switching import Test
@@ -78,7 +77,6 @@ def serve(
     say_overruled_of(paths, chosen)
     clear_leftovers(paths, engine, say)  # a killed smoke test's server has the memory that this one wants
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
-    chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)
     try:
         asked = NodesOptions(*where)
         served = service.start(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_known, newest_of_stage, require_recipe
 from sparkpin.commands.notes import finish
 from sparkpin.core import terminal
-from sparkpin.core.errors import BusyError, InputError
+from sparkpin.core.errors import BusyError, InputError, InspectionError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import Engine, engine_errors, engine_of
@@ -24,6 +26,9 @@ from sparkpin.serve.nodes import Nodes, NodesOptions
 from sparkpin.serve.served import LABEL
 from sparkpin.smoke import drift, kernels
 from sparkpin.smoke.evidence import owes
+from sparkpin.smoke.inspect import report
+from sparkpin.smoke.inspect import run as inspecting
+from sparkpin.smoke.inspect.gpu import KNOWN
 from sparkpin.smoke.server import Place, clear_leftovers
 
 LOCAL = "127.0.0.1"  # a smoke test has no front
@@ -100,6 +105,38 @@ def compare_kernels(*, tag: str | None, stage: str | None, recipe: str | None) -
         release = max(known, key=lambda one: (bool(one.demands.kernels), one.created))
     kernels.require_kernels(release)
     show(kernels.compare(paths, engine_of(paths), release, say))
+
+
+def inspect(subject: str | None, *, sm: str, as_json: bool) -> None:
+    """Examine a release, another image of the engine, or a folder, without running it and with no record changed.
+    InspectionError where it fails. sm: "" for what the image's stack names."""
+    if not subject:
+        raise InputError("--inspect: got no TAG", next_step="give a release, another image of the engine, or a folder")
+    paths, asked = Paths.from_env(), known_sm(sm)
+    engine = None if Path(subject).is_dir() else engine_of(paths)
+    result = inspecting.inspect(paths, engine, subject, sm=asked, say=say)
+    if as_json:
+        show(json.dumps(result.as_json(), indent=1))
+    else:
+        report.show(result)
+    if errors := result.errors:
+        raise InspectionError(f"{result.subject} {result.verdict}", next_step=errors[0].next_step)
+    if not as_json:
+        show(result.verdict)
+
+
+def known_sm(asked: str) -> int | None:
+    """121 for "121", "12.1" and "sm_121"; None for "". InputError for what is no GPU's compute capability."""
+    if not asked:
+        return None
+    found = re.fullmatch(r"(?:sm_)?([0-9]{2,3})|([0-9]{1,2}\.[0-9])", asked)
+    number = int((found[1] or found[2]).replace(".", "")) if found else 0
+    if number not in KNOWN:
+        raise InputError(
+            f"--sm: got {asked!r}, expected a GPU's compute capability: 121, 12.1 or sm_121 (DGX Spark), 90 (H100)",
+            next_step="for example --sm 121",
+        )
+    return number
 
 
 def machines_of(paths: Paths, release: Release, asked: NodesOptions) -> Nodes | None:

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 
-from sparkpin.core.errors import DownError
+from sparkpin.core.errors import DownError, EngineError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import show, tame
 from sparkpin.host.engine import engine_of
@@ -26,7 +26,7 @@ def status(*, as_json: bool, env: bool = False, recipe: str | None = None, watch
                 show("\x1b[H\x1b[2J" + time.strftime("%X"))
             try:
                 serving.status(paths, engine, as_json=as_json)
-            except DownError as error:
+            except (DownError, EngineError) as error:  # an engine may be about to start again
                 if watch is None:
                     raise
                 show(f"error: {tame(str(error))}")

@@ -74,7 +74,7 @@ def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Che
             say("reading the layers from the engine")
             with (
                 archive.open("wb") as file,
-                progress(say, release.size, before=GATHERS, gathered=engine.gathering()) as came,
+                progress(say, release.size, before=GATHERS) as came,
             ):
                 engine.save(release.tag, file, came)
             say("hashing them")

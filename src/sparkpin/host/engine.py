@@ -39,7 +39,6 @@ from sparkpin.image.layer_tar import Slice
 from sparkpin.image.seal import CREATED, CREATED_BY, Sealed, SealedLayer, digest_of, image_config, seal
 
 CONNECT_TIMEOUT = 30  # seconds
-GATHERED = "docker-export-*"
 TIMEOUT = 3600  # seconds without an answer: an engine with a slow disk is silent for minutes while it loads an image
 
 
@@ -149,23 +148,6 @@ class Engine:
         """Remove a tag, and the image when it was the last one and nothing stands on it. An absent tag is no error."""
         with engine_errors(), contextlib.suppress(docker.errors.ImageNotFound):
             self.client.api.remove_image(ref)
-
-    def gathering(self) -> Callable[[], int | None]:
-        """Bytes that it has copied so far for a `save` that comes: it copies all layers before it sends the first byte.
-        None where its folder is not this machine's or this user's, and where it copies nothing."""
-        if self.elsewhere:
-            return lambda: None
-        with engine_errors():
-            folder = Path(self.client.info()["DockerRootDir"]) / "tmp"
-        former = set(folder.glob(GATHERED))  # nothing where this user may not look
-
-        def gathered() -> int | None:
-            with contextlib.suppress(OSError):  # it moves on, or the folder is another user's
-                new = [path for path in folder.glob(GATHERED) if path not in former]
-                return sum(path.stat().st_size for one in new for path in one.rglob("layer.tar")) if new else None
-            return None
-
-        return gathered
 
     def save(self, ref: str, out: IO[bytes], saved: Callable[[int], object] = lambda count: None) -> None:
         """`docker save` of one image. saved: is told the bytes as they come, once the engine has gathered them."""
@@ -315,7 +297,7 @@ def plain_error(text: str) -> EngineError | DiskError:
     where = os.environ.get("DOCKER_HOST") or "the default socket"
     if re.search(r"no space left on device|disk quota exceeded", text, re.I):
         return buildkit.disk_full(f" {text.strip()}")
-    if "permission denied" in text.lower():
+    if re.search(r"PermissionError|permission denied while trying to connect", text, re.I):
         return EngineError(
             f"no permission to talk to the Docker engine at {where}",
             next_step="sudo usermod -aG docker $USER, then log in again; `invoke doctor` checks it",

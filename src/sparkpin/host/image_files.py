@@ -1,13 +1,11 @@
-"""Files of an image, read through a container that is made and never started, or where the engine keeps its layers."""
+"""Files of an image, read through a container that is made and never started."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import cast
 
 import docker.errors
@@ -39,25 +37,9 @@ def read_files(engine: Engine, ref: str, paths: Iterable[str], *, limit: int) ->
     return found
 
 
-def layer_folders(engine: Engine, ref: str) -> tuple[Path, ...]:
-    """The folders of an image's layers, the highest first: none where the engine does not tell, is another machine's,
-    or keeps them from this user."""
-    with engine_errors():
-        driver = engine.client.api.inspect_image(ref).get("GraphDriver") or {}  # type: ignore[no-untyped-call]
-    data = driver.get("Data") or {}
-    if driver.get("Name") != "overlay2" or not data.get("UpperDir"):
-        return ()
-    named = [data["UpperDir"], *filter(None, (data.get("LowerDir") or "").split(":"))]
-    folders = tuple(Path(name) for name in named)
-    try:
-        return folders if all(folder.is_dir() and os.access(folder, os.R_OK | os.X_OK) for folder in folders) else ()
-    except OSError:  # a folder above them is closed
-        return ()
-
-
 @contextlib.contextmanager
 def exported(engine: Engine, ref: str, came: Callable[[int], object] = lambda count: None) -> Iterator[Iterator[bytes]]:
-    """All files of an image as one archive, in pieces, as a container would see them. came: is told the bytes."""
+    """All files of an image as one archive, in pieces, as a container would see them. came: gets the bytes of each."""
     with engine_errors():
         container = engine.client.containers.create(ref, ["-"], network_mode="none")
 

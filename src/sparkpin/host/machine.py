@@ -261,10 +261,8 @@ def engine_requirement(paths: Paths, host: Host) -> Requirement:
         )
     if version:
         return Requirement("docker engine", True, f"{version} at {url}")
-    if os.environ.get("DOCKER_HOST"):
-        return Requirement(
-            "docker engine", False, f"DOCKER_HOST is {url}: no answer", "start it, or `unset DOCKER_HOST`"
-        )
+    if named:
+        return Requirement("docker engine", False, f"{url}: no answer", daemon.NAMED_NEXT)
     if path := find_program("dockerd"):
         if not host.is_root:
             fix = daemon.start_command(host.has_systemd)

@@ -17,19 +17,17 @@ from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import memory_limit
-from sparkpin.serve.choose_loader import with_loader
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.replies import Fault
-from sparkpin.smoke.server import WAITING, Server, StartFault, remove_leftovers, smoke_lock, started
+from sparkpin.smoke.server import Server, alone, started
+from sparkpin.smoke.startup import StartFault
 
 REQUEST_SECONDS = 600.0  # a long prompt's prefill on a slow machine
 
 
 @dataclass(frozen=True)
 class OwnServer:
-    """release: as it is started here (see choose_loader)."""
-
     release: Release
     checkpoint: Path
     server: Server
@@ -39,14 +37,6 @@ class OwnServer:
         """Fault where it ended. An engine that is gone may leave a container that runs for some seconds more."""
         if self.server.exit_reason() or not any(self.client.healthy() for _ in range(3)):
             raise Fault("the server ended amid the questions")
-
-
-@contextlib.contextmanager
-def alone(paths: Paths, engine: Engine, say: Say) -> Iterator[None]:
-    """No smoke test and no other measurement of this home meanwhile; what killed ones left is gone."""
-    with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-        remove_leftovers(paths, engine, say)
-        yield
 
 
 @contextlib.contextmanager
@@ -71,20 +61,18 @@ def own_server(paths: Paths, engine: Engine, release: Release, kept: int, say: S
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     files.require_space(paths.cache, kept, "the measurements", "SPARKPIN_CACHE")
-    tuned = with_loader(paths, release, checkpoint, say, gpus=gpus)
     with alone(paths, engine, say):
         timeout = running.ready_timeout(checkpoint)
-        if gpus:  # another server ended a moment ago, and its files may still count as taken
-            memory_limit.drop_page_cache(say)
-            memory_limit.require_room(memory_limit.room_for(paths, engine, release, checkpoint), release)
+        if gpus:
+            memory_limit.make_room(paths, engine, release, checkpoint, say)
         say(f"{release.tag}: starting its server")
         with (
-            started(paths, engine, tuned, checkpoint, gpus=gpus, timeout=timeout, say=say) as server,
+            started(paths, engine, release, checkpoint, gpus=gpus, timeout=timeout, say=say) as server,
             Client.unix(server.socket, timeout=REQUEST_SECONDS) as client,
         ):
             try:
                 server.wait_ready(client)
-                yield OwnServer(tuned, checkpoint, server, client)
+                yield OwnServer(release, checkpoint, server, client)
             except StartFault as fault:
                 raise SmokeError(f"{release.tag}: {fault}", next_step=f"invoke smoke {release.tag}") from None
             except (Wrong, Fault) as fault:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import stat
 import tarfile
 from collections.abc import Mapping, Sequence, Set
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.core.errors import CheckpointError, EngineError, HostError, IntegrityError
-from sparkpin.core.terminal import Say
 from sparkpin.host.containers import APIError, Container, DeviceRequest, LogConfig, Ulimit
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.nodes import MEETING_PORT, NodeRank, env_at, nodes_of, words_at
@@ -39,20 +37,6 @@ EXECUTE_SECONDS = 40
 """The longest step of several machines. NCCL does not say that a node is gone: the limit does, and its own 300 s are
 more than the health check waits for an answer (`serve.launch.Health`)."""
 RDMA = "/dev/infiniband"
-
-# What vLLM's log says as it starts, in the order in which it says it; the first group goes into the text.
-STARTUP = (
-    (r"\bversion (\d+\.\d+\S*)\s*$", "vLLM {} reads its configuration"),
-    (r"Resolved architecture: (\S+)", "the model is a {}"),
-    (r"Initializing a V1 LLM engine", "starting the engine"),
-    (r"Starting to load model", "loading weights"),
-    (r"Loading weights took ([\d.]+)", "weights loaded in {} s"),
-    (r"torch\.compile takes ([\d.]+)", "compiled in {} s"),
-    (r"KV cache size: ([\d,]+) tokens", "room for {} tokens in the cache"),
-    (r"Graph capturing finished in ([\d.]+)", "CUDA graphs captured in {} s"),
-    (r"init engine .* took ([\d.]+)", "engine ready after {} s"),
-    (r"Application startup complete", "answering"),
-)
 
 
 def require_image(engine: Engine, release: Release) -> None:
@@ -311,27 +295,3 @@ def end_of(state: Mapping[str, Any]) -> str:
     if state.get("OOMKilled"):
         reason += ", killed for want of memory"
     return reason + (f" ({state['Error']})" if state.get("Error") else "")
-
-
-class StartProgress:
-    """Tells each step of vLLM's start-up once, as its log shows it."""
-
-    def __init__(self, say: Say) -> None:
-        self._say, self._told, self._read = say, 0, 0
-
-    @property
-    def done(self) -> bool:
-        return self._told == len(STARTUP)
-
-    def update(self, log: bytes) -> bool:
-        """Whether there was something new to tell."""
-        before, cut = self._told, log.rfind(b"\n") + 1
-        fresh = log[self._read : cut].decode(errors="replace")
-        self._read = max(self._read, cut)
-        for line in fresh.splitlines():
-            for index, (pattern, text) in enumerate(STARTUP[self._told :], start=self._told + 1):
-                if found := re.search(pattern, line):
-                    self._told = index
-                    self._say(text.format(*found.groups()))
-                    break
-        return self._told > before

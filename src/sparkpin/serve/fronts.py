@@ -30,7 +30,6 @@ PARTS = ("front", "rules", "requests_refused", "closed_in")  # of `sparkpin.serv
 START = f"import sys; sys.path.insert(0, {FOLDER!r}); from sparkpin.serve import front; front.main(*sys.argv[1:])"
 SAME_LABEL = "sparkpin.front.mark"
 MEMORY = 1 << 30
-FORMER_NETWORK = "sparkpin-hidden"
 NO_SUCH = 404  # Docker's word for what is not there
 PORT_TAKEN = r"port is already allocated|address already in use"
 
@@ -147,14 +146,6 @@ def create(engine: Engine, order: FrontOrder) -> Container:
 def use(front: Container, folder: str) -> None:
     """From now on requests go to the server whose socket is there."""
     running.put(front, FOLDER, {UPSTREAM: folder.encode()})
-
-
-def drop_former_network(engine: Engine) -> None:
-    """That of earlier versions, unless a server of theirs is in it."""
-    with engine_errors():
-        for network in engine.client.networks.list(names=[f"^{FORMER_NETWORK}$"]):
-            with contextlib.suppress(APIError):
-                network.remove()
 
 
 def drop_sockets(engine: Engine, name: str) -> None:

@@ -245,7 +245,7 @@ def rejoined(
     for machine in (*machines, *found):
         for one in partners(machine, home, recipe) if machine.where != HERE else ():
             if its is not None and one.labels.get(GROUP_LABEL) == group:
-                peers.append((machine, one))
+                peers.append((replace(machine, rank=int(one.labels[RANK_LABEL])), one))  # not where it is named now
             else:
                 with named(machine):
                     launch.remove(one)

@@ -96,6 +96,13 @@ def require_room(room: Room, release: Release, free: int | None = None, freed: i
     )
 
 
+def make_room(paths: Paths, engine: Engine, release: Release, checkpoint: Path, say: Say) -> None:
+    """For a server on this machine's GPU, before it is started; HostError where it does not fit. A server that ended a
+    moment ago may still have its files in the page cache, which counts as taken."""
+    drop_page_cache(say)
+    require_room(room_for(paths, engine, release, checkpoint), release)
+
+
 def drop_page_cache(say: Say, switch: Path = DROP_CACHES) -> bool:
     """Free the machine's page cache where this user may; whether it was."""
     try:

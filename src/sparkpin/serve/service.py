@@ -15,9 +15,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.pins import weight_loaders
 from sparkpin.pins.nodes import STORE_PORT
-from sparkpin.pins.vllm_command import drop_flags, flag_value, served_name
+from sparkpin.pins.vllm_command import flag_value, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
@@ -110,7 +109,6 @@ def start(
                 f"{old.labels.get(RELEASE_LABEL)} is served by {name}, and a new server was to be tested in its place",
                 next_step=f"invoke smoke {release.tag}, or invoke stop --recipe {release.recipe} first",
             )
-        fronts.drop_former_network(engine)
         together = (where or NodesOptions()).applied(nodes.kept(paths, release.recipe), release)
         machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else []
         old = linked.rejoined(connections, old, machines, release.recipe, str(paths.home), say)
@@ -199,8 +197,8 @@ def key_of(paths: Paths, release: Release, host: str) -> str | None:
 
 
 def command_mark(release: Release) -> str:
-    """Tells one command, environment and image from another; not the loader, which is chosen anew for each start."""
-    text = json.dumps([release.image, drop_flags(release.argv, weight_loaders.FLAG), release.env], sort_keys=True)
+    """Tells one command, environment and image from another."""
+    text = json.dumps([release.image, list(release.argv), release.env], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -289,7 +287,6 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
             launch.remove(other)
         for name in {name_of(paths, container.labels[LABEL]) for container in chosen}:
             fronts.drop_sockets(engine, name)
-        fronts.drop_former_network(engine)
     for name in sorted({container.labels[LABEL] for container in chosen}):
         if kept := kept_address(paths, name):
             say(f"kept for the next `invoke serve --recipe {name}`: {' '.join(kept.options.words)}")

@@ -38,14 +38,13 @@ from sparkpin.serve.served import (
     describe,
     find,
     front_of,
-    is_running,
     kept_address,
     name_of,
     services,
 )
 from sparkpin.serve.served import status as served_here
-from sparkpin.serve.startup import STAGES, Startup
 from sparkpin.smoke.metrics import total
+from sparkpin.smoke.startup import Startup
 
 WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:[\d.]+:\d+ )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK')
 """What the server writes of the health check, who asks from within and has no address, and of `invoke status`."""
@@ -180,7 +179,7 @@ def words(served: Served, container: Container | None) -> str:
             watched.update(last_life(log_of(container)), 0)
         except NotFound:  # another run has just put a new one in its place
             return STARTS + again
-    if watched.stage != STAGES[-1]:
+    if not watched.ready:
         return f"{STARTS}{again}: {watched.text}"
     if served.front != "running":
         return f"the front is {served.front or 'gone'}, the server runs"
@@ -202,56 +201,38 @@ def service_of(paths: Paths, engine: Engine, recipe: str | None) -> Container:
 
 
 def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow: bool) -> None:
-    """The server's own words; where its container went with a start that failed, those that were kept."""
+    """The server's own words, of several machines with the name of each before its lines; where its container went with
+    a start that failed, those that were kept."""
     try:
         container = service_of(paths, engine, recipe)
-        if linked.nodes_of(container):
-            logs_of_all(container, lines=lines, follow=follow)
-            return
     except InputError:
         if kept := newest_log(paths, recipe):
             terminal.say(f"nothing runs; the last start that failed: {kept}")
             write(told_to_people(kept.read_bytes())[-lines:] if lines else [])
             return
         raise
-    with engine_errors():
-        if follow:
-            with contextlib.suppress(KeyboardInterrupt):  # that is how one stops looking
-                for chunk in container.logs(stream=True, follow=True, tail=lines):
-                    write(told_to_people(chunk))
-        else:
-            write(last_told(container, lines))
-
-
-def logs_of_all(container: Container, *, lines: int, follow: bool) -> None:
-    """Of each machine of a server, its name before each line."""
     its = linked.nodes_of(container)
-    with linked.reached(its.urls[1:] if its else ()) as (machines, away):
+    with linked.reached(its.urls[1:] if its else ()) as (machines, away), engine_errors():
         for url, error in away.items():
             terminal.say(f"{url} is away: {error.message}")
-        parts = [(HERE, container), *linked.group_of(container, machines)]
-
-        def tell(part: tuple[str, Container]) -> None:
-            name = part[0].encode()
-            with engine_errors():
-                if not follow:
-                    write([b"%s | %s" % (name, line) for line in last_told(part[1], lines)])
-                    return
-                rest = b""
-                for chunk in part[1].logs(stream=True, follow=True, tail=lines):
-                    *whole, rest = (rest + chunk).split(b"\n")
-                    write([b"%s | %s\n" % (name, line) for line in whole if told_to_people(line)])
-
+        parts = [(f"{HERE} | " if its else "", container)]
+        parts += [(f"{url} | ", one) for url, one in linked.group_of(container, machines)] if its else []
         if not follow:
-            for part in parts:
-                tell(part)
+            for name, part in parts:
+                write(last_told(part, lines), name)
             return
-        for part in parts:
-            threading.Thread(target=tell, args=(part,), daemon=True).start()
-        with contextlib.suppress(KeyboardInterrupt):
-            while is_running(container):
-                time.sleep(1)
-                container.reload()
+        for name, part in parts[1:]:
+            threading.Thread(target=follow_log, args=(part, lines, name), daemon=True).start()
+        with contextlib.suppress(KeyboardInterrupt):  # that is how one stops looking
+            follow_log(container, lines, parts[0][0])
+
+
+def follow_log(container: Container, lines: int, name: str) -> None:
+    rest = b""
+    for chunk in container.logs(stream=True, follow=True, tail=lines):  # a chunk may end within a line
+        whole, end, rest = (rest + chunk).rpartition(b"\n")
+        write(told_to_people(whole + end), name)
+    write(told_to_people(rest), name)
 
 
 def last_told(container: Container, count: int) -> list[bytes]:
@@ -269,9 +250,9 @@ def told_to_people(log: bytes) -> list[bytes]:
     return [line for line in log.splitlines(keepends=True) if not WATCH.match(line)]
 
 
-def write(lines: Sequence[bytes]) -> None:
-    """Other people's bytes, without what a terminal would obey."""
-    sys.stdout.write(terminal.tame(b"".join(lines).decode(errors="replace")))
+def write(lines: Sequence[bytes], name: str = "") -> None:
+    """Other people's bytes, without what a terminal would obey. name: goes before each line."""
+    sys.stdout.write(terminal.tame("".join(name + line.decode(errors="replace") for line in lines)))
     sys.stdout.flush()
 
 

@@ -166,6 +166,13 @@ def taken_over(
     return told(container, front)
 
 
+def direct(engine: Engine, name: str, folder: str) -> None:
+    """Have the front of a recipe, where it runs, ask the server in that folder from now on."""
+    front = find(engine, name + FRONT)
+    if front is not None and is_running(front):
+        fronts.use(front, folder)
+
+
 @contextlib.contextmanager
 def replaced(
     engine: Engine, name: str, old: Container | None, release: Release, drain: float, say: Say
@@ -176,6 +183,8 @@ def replaced(
         if old is not None:
             if was_running:
                 if launch.asks(old)[0]:  # requests to a server that hangs stay under way for ever
+                    # Nothing new comes in: nobody listens yet where the next server will. Clients are to try again.
+                    direct(engine, name, fronts.folder_of(old))
                     waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
                 say(f"stopping {old.labels.get(RELEASE_LABEL, name)}, which {release.tag} replaces")
             old.stop(timeout=STOP_SECONDS)
@@ -192,6 +201,7 @@ def replaced(
                 old.rename(name)
                 if was_running:
                     say(f"starting {old.labels.get(RELEASE_LABEL, name)} again")
+                    direct(engine, name, old.labels.get(SOCKET_LABEL, ""))
                     old.start()
         raise
     if old is not None:

@@ -12,11 +12,11 @@ from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import engine_errors
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, launch, linked, startup, startup_bar
+from sparkpin.serve import crash_facts, launch, linked, startup
 from sparkpin.serve.postmortem import report
+from sparkpin.smoke.startup import Seldom, StartFault, wait_for_answer
 
-LOOK_SECONDS = 1.0  # at most: a short start is looked at more often
-ASK_SECONDS = 15.0  # between two requests while the log does not say that it answers: its words may change
+UNKNOWN = 3  # readings in a row that failed, until the number of requests counts as not known
 
 
 class Detached(Exception):
@@ -31,29 +31,17 @@ def until_ready(
     SmokeError with a post-mortem, kept in `folder`, as soon as the server ends, or when it does not answer within
     `timeout` seconds.
     """
-    watched, before = startup.Startup(), startup.last(folder)
-    begin = asked = time.monotonic()
-    with startup_bar.shown(before, say) as view:
-        while True:
-            ended, log = look(container, release)
-            now = time.monotonic()
-            watched.update(log, now - begin)
-            view.update(watched, log, now - begin)
-            how = ended or (f"gave no answer within {timeout:.0f} s" if now - begin > timeout else None)
-            if how:
-                raise failure(container, release, how, folder)
-            if watched.stage == startup.STAGES[-1] or now - asked > ASK_SECONDS:
-                asked = now
-                if launch.asks(container)[0]:
-                    if watched.stage != startup.STAGES[-1]:  # it said so while it was asked
-                        _, log = look(container, release)
-                        watched.update(log, time.monotonic() - begin)
-                    break
-            time.sleep(min(LOOK_SECONDS, 0.1 + (now - begin) / 20))
-    seconds = time.monotonic() - begin
+    begin = time.monotonic()
+    if last := startup.last(folder):
+        say(f"the last start took {last.seconds:.0f} s")
+    ask = Seldom(lambda: launch.asks(container)[0])
+    try:
+        seconds, watched = wait_for_answer(lambda: look(container, release), ask, timeout, say)
+    except StartFault as fault:
+        raise failure(container, release, str(fault), folder) from None
     if fresh:
-        startup.keep(folder, release, watched, seconds, log)
-    return seconds
+        startup.keep(folder, release, watched, seconds, look(container, release)[1])
+    return time.monotonic() - begin
 
 
 def look(container: Container, release: Release) -> tuple[str | None, bytes]:
@@ -84,15 +72,20 @@ def failure(container: Container, release: Release, how: str, folder: Path) -> S
 
 
 def quiet_moment(load: Callable[[], int | None], seconds: float, say: Say) -> bool:
-    """Wait until no request is under way, at most `seconds`; whether that came. load: how many are; None when nobody
-    can tell."""
-    until, told = time.monotonic() + seconds, False
-    while under_way := load():
-        if time.monotonic() >= until:
-            say(f"{count(under_way, 'request')} under way: broken off by the switch")
+    """Wait until no request is under way, at most `seconds`; whether that came. load: how many are; None where one
+    reading of the metrics failed, which does not mean that there are none."""
+    until, unknown, waits = time.monotonic() + seconds, 0, False
+    while True:
+        under_way = load()
+        if under_way == 0:
+            return True
+        unknown = unknown + 1 if under_way is None else 0
+        if unknown == UNKNOWN:
             return False
-        if not told:
+        if time.monotonic() >= until:
+            say(f"{count(under_way, 'request') if under_way else 'requests'} under way: broken off by the switch")
+            return False
+        if under_way and not waits:
             say(f"waiting up to {seconds:.0f} s for a moment without requests ({under_way} under way)")
-            told = True
+            waits = True
         time.sleep(0.2)
-    return under_way is not None

@@ -76,8 +76,7 @@ def require_own_ids(ids: list[Any]) -> None:
 
 
 def reasoning_of(message: dict[str, Any]) -> str:
-    """vLLM says `reasoning`, before 0.12 `reasoning_content`."""
-    return text_of(message.get("reasoning") or message.get("reasoning_content"), "reasoning")
+    return text_of(message.get("reasoning"), "reasoning")
 
 
 def chat_answer(reply: Reply) -> Answer:

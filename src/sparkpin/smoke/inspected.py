@@ -1,7 +1,7 @@
 """In place of a server that cannot run here: the image is inspected and, if wanted, its libraries are loaded.
 
 What it says is never "passed". The evidence comes to lie where a smoke test's would: inspection.json (that of
-`invoke inspect --json`), load.log (all that the load's container wrote) and result.json.
+`invoke smoke TAG --inspect --json`), load.log (all that the load's container wrote) and result.json.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run_inspection(
     running.require_image(engine, release)
     begin = time.monotonic()
     say(f"inspected, not served: {why}")
-    examined = inspect(paths, engine, release.tag, sm=None, platform="", say=say)
+    examined = inspect(paths, engine, release.tag, sm=None, say=say)
     report.show(examined)
     terminal.show(examined.verdict)
     loaded = run_load(paths, engine, release, examined.facts, examined.platform, say) if load else None
@@ -70,15 +70,7 @@ def result_of(examined: Result, loaded: Loaded | None, why: str, seconds: float)
 
 
 def show_load(loaded: Loaded) -> None:
-    """One row for each library and plugin."""
-    terminal.show()
-    terminal.table(
-        ("what", "load", "time", "why"),
-        [
-            (terminal.printable(row.label), row.word, terminal.seconds(row.seconds), terminal.printable(row.detail))
-            for row in loaded.rows
-        ],
-    )
+    """What came of it; each step was printed as it ended."""
     failed = sum(not row.passed for row in loaded.rows)
     refused = [terminal.printable(row.name) for row in loaded.rows if row.state == "refused"]
     verdict = f"{terminal.count(failed, 'step')} failed" if failed else "nothing failed"

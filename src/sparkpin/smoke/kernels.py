@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from sparkpin.core.errors import HostError, InspectionError, UntoldError
-from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine, engine_errors
@@ -19,7 +18,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.releases.runs_here import obstacle
 from sparkpin.smoke.mods import MARKER, lines
-from sparkpin.smoke.server import WAITING, container_of, remove_leftovers, smoke_lock
+from sparkpin.smoke.server import alone, container_of
 
 LIMIT_SECONDS = 600.0
 NOTHING = 69  # of sparkpin_modkit.selfcheck: no GPU, or no mod that has anything to compare
@@ -77,8 +76,7 @@ def compare(paths: Paths, engine: Engine, release: Release, say: Say, *, limit: 
     if why := obstacle(paths, engine, release, nodes=1):
         raise HostError(f"the kernels of {release.tag} cannot run here: {why}", next_step="invoke doctor")
     running.require_image(engine, release)
-    with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-        remove_leftovers(paths, engine, say)
+    with alone(paths, engine, say):
         say(f"{release.tag}: comparing the kernels of {', '.join(release.demands.kernels)}")
         settings: dict[str, Any] = running.apart(running.sandbox(release.env, memory=None)) | running.all_gpus()
         volumes = {running.cache_volume(engine, release): {"bind": running.HOME, "mode": "rw"}}

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sparkpin.core import terminal
-from sparkpin.core.files import lock, write_json
+from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
@@ -34,16 +34,13 @@ from sparkpin.smoke.evidence import Write, evidence_folder, record_of
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import (
-    WAITING,
-    Distant,
     Place,
     Server,
-    StartFault,
-    remove_leftovers,
-    smoke_lock,
+    alone,
     socket_argv,
     started,
 )
+from sparkpin.smoke.startup import StartFault
 from sparkpin.smoke.subject import SmokeSubject
 
 
@@ -79,19 +76,6 @@ class ServerEvidence:
         tell = say if result.applicable else terminal.detail  # those come together, in one line at the end
         tell(f"{result.name}: {result.verdict}, {result.detail}")
         self.checks.append(result)
-
-
-@contextlib.contextmanager
-def alone(paths: Paths, engine: Engine, say: Say, others: Sequence[Engine] = ()) -> Iterator[None]:
-    """No other smoke test of this home runs meanwhile. Removes what killed runs left, and what this one leaves. others:
-    of other machines that it uses."""
-    with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-        remove_leftovers(paths, engine, say, others)
-        try:
-            yield
-        except BaseException:
-            remove_leftovers(paths, engine, say, others)
-            raise
 
 
 def run_smoke(
@@ -151,7 +135,7 @@ def smoke_served(
     begin = time.monotonic()
     with Client.tcp("127.0.0.1", port) as client:
         evidence, length = ServerEvidence(container.attrs["Config"]["Cmd"]), drafting.drafted(release)
-        server = Distant(container, timeout, say)
+        server = Server(container, Path(), timeout, say)
         known = {"reference": drift.reference(paths, release)}
         examine(server, subject_of(release, client, server, length, **known), evidence, say)
         evidence.log = server.log()

@@ -30,6 +30,7 @@ from sparkpin.pins.vllm_command import drop_flags, set_flag
 from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.record import Release
+from sparkpin.smoke.startup import Seldom, StartFault, Startup, wait_for_answer
 
 if TYPE_CHECKING:  # slow to import, and `prune` needs only what killed runs left
     from sparkpin.smoke.client import Client
@@ -39,13 +40,7 @@ WAITING = "waiting for invoke up, smoke, quality, bench or bisect to end: one se
 SOCKET_FOLDER = "/run/sparkpin"
 SOCKET = "vllm.sock"
 NODE_FOLDER = "/run/sparkpin-node"  # of process 1, where there are several containers
-PROGRESS_SECONDS = 15
-ASK_SECONDS = 15.0  # between two questions to a `Distant` server that does not say in its log that it answers
 STOP_SECONDS = 10
-
-
-class StartFault(Exception):
-    """The server did not become ready; the text says why and ends with its last words."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +121,19 @@ def smoke_lock(paths: Paths) -> Path:
     return paths.home / ".smoke.lock"
 
 
+@contextlib.contextmanager
+def alone(paths: Paths, engine: Engine, say: Say, others: Sequence[Engine] = ()) -> Iterator[None]:
+    """No other smoke test, benchmark or the like of this home runs meanwhile. Removes what killed runs left, and what
+    this one leaves. others: of other machines that it uses."""
+    with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
+        remove_leftovers(paths, engine, say, others)
+        try:
+            yield
+        except BaseException:
+            remove_leftovers(paths, engine, say, others)
+            raise
+
+
 def socket_argv(release: Release, path: str = f"{SOCKET_FOLDER}/{SOCKET}") -> list[str]:
     """The release's own command, listening on a socket instead of an address."""
     return set_flag(drop_flags(release.argv, "--host", "--port"), "--uds", path)
@@ -145,7 +153,8 @@ class Server:
     def __init__(
         self, container: Container, socket: Path, timeout: float, say: Say, others: Mapping[Container, Place] = {}
     ) -> None:
-        """others: the containers of ranks 1 and up, each with its machine."""
+        """socket: Path() where this user cannot come to it, so that each connection costs a process in the container;
+        others: the containers of ranks 1 and up, each with its machine."""
         self.container, self.socket, self._timeout, self._say = container, socket, timeout, say
         self.others = others
         self.started = time.monotonic()
@@ -179,58 +188,40 @@ class Server:
             time.sleep(0.1)
         return found[0] if found else None
 
-    def open_socket(self) -> None:
-        """The socket belongs to the container's user; only root could connect to it otherwise."""
-        if self.socket.is_socket() and not os.access(self.socket, os.W_OK):
+    def is_open(self) -> bool:
+        """Whether its socket is there. It belongs to the container's user; only root could connect to it otherwise."""
+        if not self.socket.is_socket():
+            return False
+        if not os.access(self.socket, os.W_OK):
             with engine_errors():
                 self.container.exec_run(["chmod", "a+rw", f"{SOCKET_FOLDER}/{SOCKET}"])
-
-    def may_answer(self, progress: running.StartProgress) -> bool:
-        """Whether it is worth a question."""
-        self.open_socket()
-        return self.socket.is_socket()
+        return True
 
     def wait_ready(self, client: Client) -> None:
-        """Return once /health answers; raise StartFault as soon as the container ends, or after the time allowed."""
-        progress = running.StartProgress(self._say)
-        told = self.started
-        while True:
-            now = time.monotonic()
-            found, log = self.ended(), self.log()
-            told = now if progress.update(log) else told
-            if found:
-                last = running.last_lines(log if found[1] is self.container else self.log_of(found[1]))
-                raise StartFault(f"the container {found[0]} after {now - self.started:.0f} s\n{last}")
-            if self.may_answer(progress) and client.healthy():
-                self.ready_seconds = round(time.monotonic() - self.started, 1)
-                progress.update(self.log())  # its last words may have come since the look above
-                return
-            if now - self.started > self._timeout:
-                raise StartFault(f"not ready within {self._timeout:.0f} s\n{running.last_lines(log)}")
-            if now - told > PROGRESS_SECONDS:
-                told = now
-                self._say(f"waiting for the server, {now - self.started:.0f} s")
-            time.sleep(0.5)
+        """Return once /health answers; raise StartFault as soon as the container ends, or after the time allowed. Its
+        text ends with the last words of the one that ended."""
+        ended: tuple[str, Container] | None = None
+
+        def look() -> tuple[str | None, bytes]:
+            nonlocal ended
+            ended = self.ended()
+            return (f"the container {ended[0]}" if ended else None), self.log()
+
+        ask: Callable[[Startup], bool] = Seldom(client.healthy)
+        if self.socket != Path():
+            ask = lambda watched: self.is_open() and client.healthy()  # noqa: E731
+        try:
+            wait_for_answer(look, ask, self._timeout, self._say)
+        except StartFault as fault:
+            log = self.log_of(ended[1]) if ended else self.log()
+            raise StartFault(f"{fault}\n{running.last_lines(log)}") from None
+        self.ready_seconds = round(time.monotonic() - self.started, 1)
 
     def stop(self) -> None:
         """End the server so that its log is complete. Its exit code is no matter."""
         for container in (self.container, *self.others):
             with errors_at(self.others.get(container)):
                 container.stop(timeout=STOP_SECONDS)
-
-
-class Distant(Server):
-    """One whose socket lies where this user cannot come: each connection costs a process in its container."""
-
-    def __init__(self, container: Container, timeout: float, say: Say) -> None:
-        super().__init__(container, Path(), timeout, say)
-        self.asked = self.started
-
-    def may_answer(self, progress: running.StartProgress) -> bool:
-        if not progress.done and time.monotonic() - self.asked < ASK_SECONDS:
-            return False
-        self.asked = time.monotonic()
-        return True
 
 
 @contextlib.contextmanager

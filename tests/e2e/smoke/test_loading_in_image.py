@@ -39,7 +39,7 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="module")
 def examined(engine: Engine, image: Release) -> Result:
-    return inspect(Paths.from_env(PROJECT), engine, image.tag, sm=None, platform="", say=len)
+    return inspect(Paths.from_env(PROJECT), engine, image.tag, sm=None, say=len)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import crash_facts, fronts, service, status, switching
+from sparkpin.serve import crash_facts, fronts, service, status
 from sparkpin.serve import served as services
 from sparkpin.serve.address import AddressOptions
 
@@ -87,8 +87,6 @@ def test_another_command_under_the_same_tag_replaces_it(site: FakeSite, name: st
     site.start(say=said.append)
     assert [line for line in said if "another command or environment" in line]
     assert "--trust-remote-code" not in site.engine.client.containers.get(name).attrs["Config"]["Cmd"]
-    site.start(dataclasses.replace(site.release, argv=(*site.release.argv, "--load-format", "auto")), say=said.append)
-    assert said[-1].startswith(f"{site.release.tag} already runs"), "the loader is chosen anew for each start"
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -175,16 +173,6 @@ def test_a_first_release_that_does_not_start_leaves_nothing(site: FakeSite, name
         site.engine.client.volumes.get(name)
 
 
-def test_a_former_one_left_by_a_killed_run_is_taken_up(site: FakeSite, name: str, newer: Release) -> None:
-    site.start(port=site.port)
-    container = site.engine.client.containers.get(name)
-    container.stop(timeout=5)
-    container.rename(name + switching.FORMER)
-    assert site.start(newer, port=site.port).ready
-    with pytest.raises(docker.errors.NotFound):
-        container.reload()
-
-
 def test_a_taken_port_is_told_with_its_holder(site: FakeSite, name: str) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", site.port))
@@ -217,14 +205,6 @@ def test_a_taken_port_does_not_end_what_is_served(standing: Standing, fake_engin
     assert served.ready and served.release == standing.release.tag
 
 
-def test_a_port_that_another_recipe_s_container_has(standing: Standing, fake_engine: Engine) -> None:
-    paths, port = standing.paths, standing.served.port
-    other = dataclasses.replace(standing.release, recipe="other")
-    with pytest.raises(BusyError, match=f"taken by the container {standing.served.container}-front"):
-        service.start(paths, fake_engine, other, standing.checkpoint, options=AddressOptions(port), say=quiet)
-    assert services.find(fake_engine, services.name_of(paths, "other")) is None
-
-
 def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
     standing: Standing, site: FakeSite, name: str, newer: Release
 ) -> None:
@@ -252,12 +232,8 @@ def test_a_port_that_is_none(site: FakeSite, bad: int) -> None:
         site.start(port=bad)
 
 
-def test_stop_keeps_the_address_and_the_former_network_goes(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    former = f"sparkpin-test-{site.port}"
-    monkeypatch.setattr(fronts, "FORMER_NETWORK", former)
-    site.engine.client.networks.create(former)
+def test_stop_keeps_the_address(site: FakeSite) -> None:
     served = site.start(port=site.port, allow="/sleep", limit="requests=9")
-    assert not site.engine.client.networks.list(names=[former])
     service.stop(site.paths, site.engine, None, quiet)
     said: list[str] = []
     again = site.start(say=said.append)

@@ -3,6 +3,7 @@ stand-in for vLLM whose faults are real ones. tests/e2e/serve/test_serving_vllm.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -203,31 +204,6 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, left: str) -> Non
         site.engine.client.volumes.get(served.container)
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.4, 0.8, 1.2, 1.8, 2.6])
-@pytest.mark.parametrize("before", [False, True], ids=["first", "another front and server"])
-def test_a_command_that_is_killed_is_made_good_by_the_next(
-    site: FakeSite, newer: Release, seconds: float, before: bool
-) -> None:
-    """kill -9 between any two of its steps."""
-    if before:
-        site.start(port=site.port)
-
-    def serve() -> None:
-        dataclasses.replace(site, engine=Engine.connect()).start(newer, port=free_port(), beside=True)
-
-    process = get_context("fork").Process(target=serve)
-    process.start()
-    time.sleep(seconds)
-    process.kill()
-    process.join()
-    port = free_port()
-    again = site.start(port=port)
-    assert (again.ready, again.release, again.port) == (True, site.release.tag, port)
-    assert parts_of(site) == [again.container, again.container + services.FRONT]
-    service.stop(site.paths, site.engine, None, quiet)
-    assert parts_of(site) == []
-
-
 @pytest.mark.parametrize("at", ["the front was told", "one has a new name", "both have"])
 def test_one_killed_amid_a_switch_leaves_a_server_that_answers(site: FakeSite, newer: Release, at: str) -> None:
     """The next command's look alone brings it about: the former server, until the new one has the recipe's name."""
@@ -310,11 +286,38 @@ def test_a_request_under_way_at_a_switch_gets_its_answer(
     assert new.container == old.container and new.started != old.started
 
 
+def test_where_there_is_no_room_for_two_nothing_new_comes_in_while_requests_end(
+    site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under steady load there would be no moment without requests, and all that are under way be broken off."""
+    old = site.start(port=site.port)
+    with ThreadPoolExecutor() as pool, httpx.Client(trust_env=False, timeout=60) as client:
+
+        def ask(words: str) -> int:
+            return client.post(f"{old.url}/completions", json={"prompt": words}).status_code
+
+        asked, meanwhile = pool.submit(ask, "slow"), set[int]()
+
+        def under_way(_: Container) -> int:
+            meanwhile.add(ask("x"))
+            return int(not asked.done())
+
+        monkeypatch.setattr(switching, "requests_under_way", under_way)
+        new = site.start(newer, beside=False)
+        assert asked.result() == 200 and meanwhile == {503} and ask("x") == 200
+    assert new.started != old.started
+
+
 def test_one_that_ended_by_itself_meanwhile_is_replaced_all_the_same(
     site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = site.start(port=site.port)
-    monkeypatch.setattr(switching, "requests_under_way", lambda container: container.kill())
+
+    def gone(container: Container) -> None:
+        with contextlib.suppress(docker.errors.APIError):  # it has ended by the second reading
+            container.kill()
+
+    monkeypatch.setattr(switching, "requests_under_way", gone)
     new = site.start(newer, beside=True)
     assert new.ready and (new.container, new.started != old.started) == (old.container, True)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +15,6 @@ from sparkpin.build import make
 from sparkpin.core.errors import BusyError, CheckpointError, EngineError, IntegrityError, SmokeError
 from sparkpin.core.files import lock
 from sparkpin.core.tags import tag_of
-from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
@@ -208,7 +205,7 @@ def test_a_server_that_wants_too_much_memory_is_ended(site: FakeSite, monkeypatc
 def test_a_server_that_never_answers_is_given_up(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.running, "ready_timeout", lambda _: 2.0)
     result, _ = smoke(site, site.faulty("silent"))
-    assert not result.passed and "not ready within 2 s" in result.checks[0].detail
+    assert not result.passed and result.ready_seconds is None and " 2 s" in result.checks[0].detail
 
 
 def test_a_server_that_dies_between_two_requests(site: FakeSite) -> None:
@@ -250,21 +247,6 @@ def test_what_a_killed_run_left_is_removed(site: FakeSite) -> None:
     finally:
         theirs.rmdir()
         other.remove(force=True)
-
-
-def test_a_run_that_is_killed_leaves_nothing_that_stays(site: FakeSite) -> None:
-    child = multiprocessing.get_context("fork").Process(
-        target=run_smoke, args=(site.paths, Engine.connect(), site.faulty("silent"), site.checkpoint, len)
-    )
-    child.start()
-    while child.is_alive() and not left_over(site, all=False):
-        time.sleep(0.05)
-    child.kill()
-    child.join()
-    assert len(left_over(site, all=False)) == 1
-    assert not evidence_folder(site.paths, site.release).exists()
-    result, said = smoke(site)
-    assert result.passed and "left by a smoke test that was killed" in said[0]
 
 
 def test_an_engine_or_a_release_that_cannot_be_used_is_an_error(site: FakeSite) -> None:

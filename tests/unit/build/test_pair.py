@@ -67,8 +67,6 @@ def test_what_does_not_divide_is_refused(project: Path, more: dict[str, Any], wa
         pair(project, write(project, **more))
 
 
-
-
 @pytest.mark.parametrize("stage", ["v2-tq", "v3"])
 def test_only_a_stage_with_the_step_fetches_and_names_the_mtp_layer_in_fp8(stage: str) -> None:
     """By its lock, by which `up` fetches, by statement and SBOM, and by `diff`; the lock of the model has them."""

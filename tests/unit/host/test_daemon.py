@@ -79,23 +79,6 @@ def test_owner_of_a_pid_file(tmp_path: Path, stat: str | None, wanted: int | Non
     assert owner_of(tmp_path / "pid", "dockerd", proc=tmp_path) == wanted
 
 
-@pytest.mark.parametrize("content", ["", "x", "-5", "99999999999999999999"])
-def test_a_damaged_pid_file_names_nobody(tmp_path: Path, content: str) -> None:
-    (tmp_path / "pid").write_text(content)
-    assert owner_of(tmp_path / "pid", "dockerd") is None
-
-
-def test_mounts_come_last_first_and_whole(tmp_path: Path) -> None:
-    mountinfo = tmp_path / "mountinfo"
-    mountinfo.write_text(
-        "22 27 0:21 / /proc rw - proc proc rw\n"
-        "43 27 254:0 / /a/data rw - ext4 /dev/vda rw\n"
-        "44 43 0:39 / /a/data/with\\040blank rw - overlay overlay rw\n"
-        "45 43 0:39 / /a/database rw - overlay overlay rw\n"
-    )
-    assert mounts_below(Path("/a/data"), mountinfo=mountinfo) == [Path("/a/data/with blank"), Path("/a/data")]
-
-
 def test_a_mount_that_is_in_use_for_a_moment_is_waited_for(
     tmpfs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -42,6 +40,7 @@ def test_an_engine_that_went_away_is_told_by_a_build(tmp_path: Path, monkeypatch
         ("write /x: no space left on device", DiskError, "the Docker engine's disk is full"),
         ("('Connection aborted.', PermissionError(13, 'Permission denied'))", EngineError, "no permission to talk"),
         ("('Connection aborted.', ConnectionRefusedError(111, 'Connection refused'))", EngineError, "no Docker engine"),
+        ("error mounting /x to rootfs: permission denied: unknown", EngineError, "the Docker engine refused"),
         ("invalid reference format", EngineError, "the Docker engine refused: invalid reference format"),
     ],
 )
@@ -103,25 +102,3 @@ def test_progress_is_one_line_a_step() -> None:
 """.splitlines()
     buildkit.follow(lines, said.append)
     assert said == ['[torch 2/3] RUN ["x"]', "[torch 2/3]: done 3.2s", "[3/3] COPY a b"]
-
-
-def test_the_bytes_of_a_save_that_began_later_are_counted(tmp_path: Path) -> None:
-    """The engine's folder is made by hand: to copy takes it no time that a test could count on."""
-
-    def layer(save: str, name: str, size: int) -> None:
-        path = tmp_path / "tmp" / save / name / "layer.tar"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(bytes(size))
-
-    layer("docker-export-1", "a", 1000)
-    client: Any = SimpleNamespace(info=lambda: {"DockerRootDir": str(tmp_path), "Name": ""})
-    engine = Engine(client, {})
-    engine.__dict__["elsewhere"] = ""
-    gathered = engine.gathering()
-    assert gathered() is None
-    layer("docker-export-2", "a", 70)
-    layer("docker-export-2", "b", 7)
-    layer("docker-import-3", "c", 5)
-    assert gathered() == 77
-    engine.__dict__["elsewhere"] = "spark"
-    assert engine.gathering()() is None

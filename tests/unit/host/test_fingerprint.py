@@ -68,13 +68,6 @@ def test_nothing_in_it_names_this_one_machine(root: Path) -> None:
         assert name not in text
 
 
-def test_this_machine() -> None:
-    found = fingerprint.read_fingerprint("20.10.24")
-    assert found.cores >= 1 and found.memory > 10**8
-    assert found.cpu
-    assert (Path("/proc/driver/nvidia").exists()) == bool(found.gpus)
-
-
 def test_an_x86_cpu_has_a_name() -> None:
     text = "processor\t: 0\nmodel name\t: AMD EPYC 9000\nprocessor\t: 1\nmodel name\t: AMD EPYC 9000\n"
     assert fingerprint.cpu_model(text) == "AMD EPYC 9000"

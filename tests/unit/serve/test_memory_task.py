@@ -60,14 +60,6 @@ def test_a_stage_without_the_kernels_of_its_cache_is_told(copy: CheckoutHere) ->
     assert "no mod turboquant" not in copy.invoke("plan", "--memory", "32GB").stderr
 
 
-def test_a_plan_for_a_gpu_says_which_loader_reads_the_weights(copy: CheckoutHere) -> None:
-    text = copy.done("plan", "--recipe", "scripted-tiny-spark", "--memory", "128GB")
-    assert "note: loader: fastsafetensors: 6.0 GiB for a moment, for files of up to " in text
-    text = copy.done("plan", "--recipe", "scripted-tiny-spark", "--memory", "128GB", "--free", "5GiB")
-    assert "note: loader: auto: fastsafetensors needs 6.0 GiB for a moment, 5.0 GiB are free; instanttensor " in text
-    assert "loader" not in copy.done("plan", "--memory", "32GB"), "on a CPU there is nothing to choose"
-
-
 def test_what_a_step_reads_and_the_speed_that_this_allows(copy: CheckoutHere) -> None:
     """Of the generated model on a Spark: INT4 experts of 4 layers x 3 x 128 x 128, four of them, two active."""
     published = copy.folder / "pins/published.yaml"

@@ -381,3 +381,20 @@ def test_a_machine_that_answers_once_and_no_more_is_away(engine: Site, monkeypat
     monkeypatch.setattr(linked, "partners", partners)
     (one,) = linked.states(head)  # type: ignore[arg-type]
     assert (one.state, one.why) == ("away", "Read timed out")
+
+
+def test_a_peer_keeps_its_rank_whatever_machines_are_named_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own machine may be away from the new list, or stand in another place of it."""
+    labels = {linked.GROUP_LABEL: "g", linked.NODES_LABEL: Nodes(("here", "ssh://b", "ssh://c")).text}
+    old: Any = SimpleNamespace(labels=labels, attrs={}, client=None, collection=None)
+    peers = {
+        url: SimpleNamespace(labels={linked.GROUP_LABEL: "g", linked.RANK_LABEL: str(rank)})
+        for rank, url in enumerate(("ssh://b", "ssh://c"), 1)
+    }
+    there = [nodes.Machine(rank, url, SimpleNamespace()) for rank, url in enumerate(("here", "ssh://c"))]  # type: ignore[arg-type]
+    left = nodes.Machine(0, "ssh://b", SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setattr(linked, "reached", lambda urls: contextlib.nullcontext(([left], {})))
+    monkeypatch.setattr(linked, "partners", lambda machine, *_: [peers[machine.where]])
+    with contextlib.ExitStack() as stack:
+        whole = linked.rejoined(stack, old, there, "r", "h", len)
+    assert {machine.where: machine.rank for machine, _ in linked.peers_of(whole)} == {"ssh://b": 1, "ssh://c": 2}  # type: ignore[arg-type]

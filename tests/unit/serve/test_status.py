@@ -16,7 +16,8 @@ import pytest
 from certificates import certificate
 from evidence_samples import PROJECT
 
-from sparkpin.core.errors import EngineError, InputError
+from sparkpin.commands import status as commands_status
+from sparkpin.core.errors import DownError, EngineError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Releases
 from sparkpin.serve import keys, load, status
@@ -38,6 +39,15 @@ def test_logs_leave_out_the_health_check_and_nothing_else() -> None:
         b"no line yet",
     ]
     assert status.told_to_people(b"".join([*watch, *told])) == told
+
+
+@pytest.mark.parametrize("size", [1, 7, 60, 10_000])
+def test_a_followed_log_is_filtered_by_lines_and_not_by_chunks(size: int, capsys: pytest.CaptureFixture[str]) -> None:
+    log = b'one\nINFO:      - "GET /metrics HTTP/1.1" 200 OK\ntwo \xc3\xa7\nthree'
+    chunks = [log[at : at + size] for at in range(0, len(log), size)]
+    container: Any = SimpleNamespace(logs=lambda **_: iter(chunks))
+    status.follow_log(container, 9, "a | ")
+    assert capsys.readouterr().out == "a | one\na | two ç\na | three"
 
 
 def test_with_nothing_served_the_hint_names_the_one_recipe_that_is_current(tmp_path: Path) -> None:
@@ -163,3 +173,22 @@ def test_the_unit_of_another_folder_s_project_names_it(
         text = capsys.readouterr().out
         assert '"--port" "8123"' in text, "as `stop` left it"
         assert (f'SPARKPIN_PROJECT={project}"' in text) == named == ('/bin/sparkpin" serve' in text)
+
+
+@pytest.mark.parametrize("fault", [DownError("down"), EngineError("no engine answers")])
+def test_watching_goes_on_when_a_server_or_the_engine_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    looks: list[Exception] = [fault, KeyboardInterrupt()]  # type: ignore[list-item]
+
+    def look(*_: object, **__: object) -> None:
+        raise looks.pop(0)
+
+    monkeypatch.setattr(commands_status, "engine_of", lambda _: None)
+    monkeypatch.setattr(commands_status.serving, "status", look)
+    monkeypatch.setattr(commands_status.time, "sleep", lambda _: None)
+    commands_status.status(as_json=False, watch=1)
+    assert looks == []
+    looks.append(fault)
+    with pytest.raises(type(fault)):
+        commands_status.status(as_json=False)

@@ -1,4 +1,4 @@
-"""Reading ELF tables and GPU code: made-up files, the machine's own libraries, and files that lie."""
+"""Reading ELF tables and GPU code: made-up files, the machine's own libraries, and damaged files."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import ctypes
 import io
 import lzma
 import os
-import random
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from elf_samples import AARCH64, CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, ZSTD, Elf, container, cubin, entry
+from elf_samples import AARCH64, CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, ZSTD, Elf, container, entry
 from places import DATA
 
 from sparkpin.core.errors import InspectionError
-from sparkpin.smoke.inspect.elf import CUDA, MACHINES, Library, read_library
+from sparkpin.smoke.inspect.elf import MACHINES, Library, read_library
 from sparkpin.smoke.inspect.fatbin import Code
 
 DATA = DATA / "inspection"
@@ -30,14 +28,6 @@ SAMPLE = Elf(
     versions_needed={"libc.so.6": ["GLIBC_2.17", "GLIBC_2.34"], "libm.so.6": ["GLIBC_2.29"]},
     versions=["libsample.so.1", "SAMPLE_1.0"],
 )
-
-
-def changed(section: int, place: int, form: str, change: Callable[[int], int]) -> bytes:
-    """The sample, but for one number in the row of a section."""
-    data = bytearray(bytes(SAMPLE))
-    row = struct.unpack_from("<Q", data, 40)[0] + 64 * section
-    struct.pack_into(form, data, row + place, change(struct.unpack_from(form, data, row + place)[0]))
-    return bytes(data)
 
 
 def read(data: bytes) -> Library:
@@ -84,7 +74,7 @@ def test_gpu_code_of_each_unit() -> None:
     ]
     library = read(bytes(Elf(gpu=b"".join(units))))
     assert dict(library.code) == {
-        (Code("cubin", 90, "a"), Code("cubin", 120, "f", True), Code("ptx", 80, "", True)): 1,
+        (Code("cubin", 90, "a"), Code("cubin", 120, "f"), Code("ptx", 80, "")): 1,
         (Code("cubin", 121, "a"),): 2,
         (Code("kind 8", 120, ""),): 1,
     }
@@ -92,24 +82,6 @@ def test_gpu_code_of_each_unit() -> None:
     relocatable = read(bytes(Elf(gpu=container(entry(CUBIN, 120)), gpu_section="__nv_relfatbin")))
     assert relocatable.code == (((Code("cubin", 120, ""),), 1),)
     assert read(bytes(Elf(gpu=container(entry(CUBIN, 120)), gpu_section=".data"))).code == ()
-
-
-@pytest.mark.parametrize(
-    ("data", "name"),
-    [
-        # e_flags of flashinfer-cubin 0.6.8.post1's files, and of FlashAttention 2 in vLLM 0.33.0's aarch64 wheel.
-        (cubin(0x6006402), "sm_100"),
-        (cubin(0x600670A), "sm_103a"),
-        (cubin(0x1000640C), "sm_100a"),
-        (cubin(0x6005004), "sm_80"),
-        (cubin(0x5A055A, abi=7), "sm_90"),
-        (cubin(0x5A0D5A, abi=7), "sm_90a"),
-    ],
-)
-def test_cubin_files(data: bytes, name: str) -> None:
-    library = read(data)
-    assert library.machine == CUDA
-    assert [code.name for unit, _ in library.code for code in unit] == [name]
 
 
 @pytest.mark.parametrize("file", ["kernels.so", "kernels.o"])
@@ -133,66 +105,15 @@ def test_files_of_other_machines_say_which() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    "data",
     [
-        (b"\x7fELF", "the ELF header at bytes 0 to 64, but the file ends at 4"),
-        (bytes(SAMPLE)[:5] + b"\x02" + bytes(SAMPLE)[6:18] + b"\0\xb7" + bytes(SAMPLE)[20:], "byte order 2"),
-        (changed(3, 4, "<I", lambda kind: 11), "several tables of a kind"),
-        (changed(1, 32, "<Q", lambda size: size - 1), "a name at byte"),  # the last one has no end
-        (changed(2, 40, "<I", lambda names: 3), "the names of the dynamic symbols are in section 3, which holds none"),
-        (bytes(SAMPLE)[:-64], "the table of sections at bytes"),
-        (bytes(SAMPLE)[:40] + struct.pack("<Q", 1 << 62) + bytes(SAMPLE)[48:], "the table of sections"),
-        (bytes(SAMPLE)[:62] + b"\xf0\x00" + bytes(SAMPLE)[64:], "section 240 holds the names"),
-        (bytes(SAMPLE)[:58] + b"\x28\x00" + bytes(SAMPLE)[60:], "sections of 40 bytes each, wanted 64"),
-        (bytes(Elf(gpu=container(entry(CUBIN, 90))[:-8])), "ends at"),
-        (bytes(Elf(gpu=b"garbage!")), "no container of GPU code"),
-        (bytes(Elf(gpu=struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 64) + bytes(64))), "an entry of GPU code"),
+        bytes(SAMPLE)[:30],
+        bytes(SAMPLE)[:-64],
+        bytes(Elf(gpu=container(entry(CUBIN, 90))[:-8])),
+        bytes(Elf(gpu=b"garbage! garbage")),
+        bytes(Elf(gpu=struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 64) + bytes(64))),
     ],
 )
-def test_a_damaged_file_is_named_with_what_is_wrong(data: bytes, words: str) -> None:
-    with pytest.raises(InspectionError, match=r"^lib/sample\.so: ") as caught:
+def test_a_damaged_file_is_named(data: bytes) -> None:
+    with pytest.raises(InspectionError, match=r"^lib/sample\.so is damaged: "):
         read(data)
-    assert words in caught.value.message
-
-
-def test_no_damage_ends_in_anything_but_an_inspection_error() -> None:
-    gpu = container(entry(CUBIN, 120, FAMILY), entry(PTX, 80)) * 2
-    good = bytes(Elf(**{**SAMPLE.__dict__, "gpu": gpu}))
-    chance = random.Random(5)
-    refused = 0
-    for _ in range(3000):
-        data = bytearray(good)
-        for _ in range(chance.randint(1, 6)):
-            data[chance.randrange(4, len(data))] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
-        cut = len(data) if chance.random() < 0.7 else chance.randrange(len(data))
-        try:
-            read(bytes(data[:cut]))
-        except InspectionError:
-            refused += 1
-    assert 500 < refused < 3000
-
-
-def test_a_list_of_versions_that_repeats_itself_ends() -> None:
-    """It names as many files as fit into a number, each with as many versions, a byte after the last."""
-    data = bytearray(bytes(Elf(versions_needed={"libc.so.6": ["GLIBC_2.17"]}, versions=["x" * 40] * 4000)))
-    row = struct.unpack_from("<Q", data, 40)[0] + 4 * 64
-    assert struct.unpack_from("<I", data, row + 4)[0] == 0x6FFFFFFE
-    (place,) = struct.unpack_from("<Q", data, row + 24)
-    struct.pack_into("<Q", data, row + 32, 100_000)  # size: what comes after is a part of it
-    struct.pack_into("<I", data, row + 44, 0xFFFFFFFF)
-    for step in range(0, 99_000, 16):
-        struct.pack_into("<HHIII", data, place + step, 1, 0xFFFF, 1, 16, 16)
-    with pytest.raises(InspectionError, match="row 65537 of its versions"):
-        read(bytes(data))
-
-
-def test_a_large_table_is_not_read() -> None:
-    class Huge(io.BytesIO):
-        """Says that it is large: stands for a sparse file of a hostile package."""
-
-        def seek(self, offset: int, whence: int = 0) -> int:
-            return 1 << 40 if whence == 2 else super().seek(offset, whence)
-
-    data = changed(2, 32, "<Q", lambda size: 1 << 39)
-    with pytest.raises(InspectionError, match=r"the dynamic symbols of 549755813888 bytes, wanted at most 268435456"):
-        read_library(Huge(data), "lib/sample.so")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import functools
-import hashlib
 import io
 import json
 import os
@@ -51,13 +50,6 @@ def test_the_stub_is_a_library_of_its_machine(machine: int) -> None:
     read = read_library(io.BytesIO(stub.stub(NAMES, machine)), "stub")
     assert (read.machine, read.soname, read.needed) == (machine, "libcuda.so.1", ())
     assert read.defined == {name.encode() for name in NAMES}
-
-
-def test_the_stub_is_the_same_every_time() -> None:
-    """Will fail if we ever make a change that changes the stub."""
-    files = [stub.stub(["cuInit", "cuMemAlloc_v2"], machine) for machine in MACHINES]
-    digests = [hashlib.sha256(file).hexdigest()[:16] for file in files]
-    assert digests == ["1aa3a5724a988fb2", "20fd36cb2c6c15fd"]
 
 
 def test_the_stub_has_what_no_library_of_the_image_defines() -> None:

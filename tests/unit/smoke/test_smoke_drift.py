@@ -15,18 +15,17 @@ from recorded import Site
 from smoke_subject import Checked
 from smoke_subject import checked as checked
 
-from sparkpin.build.demands import demands_of
 from sparkpin.build.pair import pair
 from sparkpin.commands import smoke
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.host.fingerprint import read_fingerprint
-from sparkpin.pins.manifests import load_chain, load_model, load_stack
+from sparkpin.pins.manifests import load_chain
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke import checks, drafting, drift, run
 from sparkpin.smoke.evidence import evidence_folder, kept
-from sparkpin.smoke.expectations import scripted, shape_only
+from sparkpin.smoke.expectations import scripted
 
 ROWS = json.loads(RECORDED["drift"][2])["choices"][0]["prompt_logprobs"]
 TOKENS = tuple(int(token) for row in ROWS[1:] for token in row)
@@ -106,10 +105,6 @@ def test_numbers_that_are_not_those(fault: Fault, reason: str, checked: Checked)
     assert not result.passed and reason in result.detail, result
 
 
-def test_the_text_for_other_models_is_not_the_scripted_one() -> None:
-    assert "<|scripted" in scripted().text and "<|" not in shape_only().text
-
-
 @pytest.fixture
 def release(tmp_path: Path) -> tuple[Paths, Release]:
     site = Site.make(tmp_path)
@@ -160,16 +155,6 @@ def test_each_draft_length_has_its_flags(release: tuple[Paths, Release]) -> None
     own, none, one = lengths(made, parts, 0, 1)
     assert own == (2, parts) and none == (0, parts[:3])
     assert one == (1, (*parts[:3], FLAG, '{"method":"mtp","num_speculative_tokens":1}'))
-
-
-def test_every_stage_says_how_far_it_may_be_from_the_one_below() -> None:
-    stack, model = load_stack(PROJECT, "cpu"), load_model(PROJECT, "scripted-tiny")
-    chains = {name: load_chain(PROJECT, name) for name in ("base", "hybrid", "mtp", "v2", "v2-tq")}
-    told = {name: demands_of(PROJECT, stack, chain, model) for name, chain in chains.items()}
-    assert {name: demands.parent for name, demands in told.items()} == {
-        "base": "", "hybrid": "base", "mtp": "hybrid", "v2": "mtp", "v2-tq": "v2",
-    }  # fmt: skip
-    assert [demands.drift is None for demands in told.values()] == [True, False, False, False, False]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,9 @@ from fake_release import made_checkpoint
 from made_releases import release
 from places import PROJECT
 
+from sparkpin.build import make
 from sparkpin.commands import choose as commands_choose
 from sparkpin.commands import notes as commands_notes
-from sparkpin.commands import smoke as commands_smoke
 from sparkpin.commands import tables
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, HostError, InputError, SmokeError
@@ -32,12 +33,12 @@ from sparkpin.pins import manifests
 from sparkpin.releases import current, runs_here
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle_of
-from sparkpin.serve import service
+from sparkpin.serve import memory_limit, service
 from sparkpin.smoke import evidence
 from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.report import Result
 from sparkpin.smoke.inspect.scan import ImageFacts
-from sparkpin.smoke.inspected import InspectedResult, result_of, show_load
+from sparkpin.smoke.inspected import InspectedResult, result_of
 from sparkpin.smoke.load.rows import LoadRow
 from sparkpin.smoke.load.run import Loaded, run_load
 
@@ -198,13 +199,6 @@ def test_a_load_that_fails_fails_the_inspection_and_names_the_library(records: R
     assert made.smoke_log == "load.log"
 
 
-def test_a_plugin_that_wants_a_gpu_says_so_in_the_record(records: Releases) -> None:
-    made = kept(records, EMULATED)
-    assert made.smoke and made.smoke["passed"] is False
-    seen = made.smoke["checks"][-1]
-    assert (seen["name"], seen["passed"], seen["detail"]) == ("plugin head", True, "refused, wants CUDA")
-
-
 def test_what_was_only_inspected_is_not_promoted(records: Releases) -> None:
     made = kept(records, EMULATED)
     with pytest.raises(InputError) as caught:
@@ -288,27 +282,6 @@ def test_which_releases_wait_for_a_smoke_test(
     assert evidence.owes(records.paths, engine, made, load=load) == owed
 
 
-def test_the_table_of_the_load_names_what_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    show_load(loaded())
-    said = capsys.readouterr().out
-    assert "library vllm/_C.so  loaded" in said and "wants CUDA" in said
-    assert said.endswith("emulated load, 500 s: nothing failed; refused without a GPU: head\n")
-    show_load(loaded(LoadRow("import", "vllm", "failed", "no"), emulated=False))
-    assert capsys.readouterr().out.endswith("native load, 500 s: 1 step failed\n")
-
-
-@pytest.mark.parametrize(
-    ("recipe", "known", "left_out", "told"),
-    [
-        (None, 5, 2, "nothing smoked: 2 releases not yet smoked, none of them with an image"),
-        ("tiny", 0, 0, "nothing to smoke: no release of tiny is built; next: invoke build --recipe tiny"),
-        ("tiny", 5, 0, "nothing to smoke: every release of tiny has been smoked (invoke smoke TAG repeats one)"),
-    ],
-)
-def test_what_was_left_out_is_not_said_to_be_smoked(recipe: str | None, known: int, left_out: int, told: str) -> None:
-    assert commands_smoke.nothing_to_smoke(recipe, known=known, left_out=left_out) == told
-
-
 def test_smoke_refuses_a_recipe_that_nobody_knows(records: Releases) -> None:
     with pytest.raises(InputError, match="unknown recipe 'nope'"):
         commands_choose.require_recipe(records.paths, records, "nope")
@@ -328,3 +301,19 @@ def test_where_nothing_passed_the_next_step_is_one_that_can_be_done(
         with pytest.raises(InputError, match="recipe 'tiny' has no current release") as caught:
             current.require_current(records, "tiny")
         assert caught.value.next_step.startswith(step)
+
+
+def test_without_room_on_the_gpu_no_server_is_started_and_the_release_is_not_at_fault(
+    records: Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beside a served model: vLLM would refuse to start, and a good release be recorded as failed."""
+    made = kept(records)
+    room = memory_limit.Room(10 << 30, 10 << 30, SimpleNamespace(hints=()))  # type: ignore[arg-type]
+    for name, given in {"engine_of": None, "obstacle": "", "uses_gpu": True, "checkpoint_of": records.root}.items():
+        monkeypatch.setattr(make, name, lambda *_, given=given, **__: given)
+    monkeypatch.setattr(make, "require_consistent", lambda *_: None)
+    for name, told in {"drop_page_cache": None, "available": 1 << 30, "room_for": room}.items():
+        monkeypatch.setattr(memory_limit, name, lambda *_, told=told: told)
+    with pytest.raises(HostError):
+        make.smoke_releases(records.paths, (made,))
+    assert records.get(made.tag).smoke is None

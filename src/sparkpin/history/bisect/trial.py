@@ -27,11 +27,11 @@ from sparkpin.releases.container import ready_timeout, require_readable
 from sparkpin.releases.current import present_ref
 from sparkpin.releases.record import Release, release_key, to_json
 from sparkpin.releases.runs_here import obstacle, uses_gpu
-from sparkpin.serve.choose_loader import with_loader
 from sparkpin.serve.socket_port import listening
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.server import WAITING, StartFault, remove_leftovers, smoke_lock
+from sparkpin.smoke.server import alone
 from sparkpin.smoke.server import started as start_server
+from sparkpin.smoke.startup import StartFault
 
 UNFIT = (BuildError, InputError, ManifestError)
 """What says that a combination does not fit together. All else (no disk, no engine, no network) ends the search."""
@@ -128,12 +128,10 @@ class Bench:
                 f"the image of {release.tag} is not in the engine", next_step=f"invoke reproduce {release.tag} --keep"
             )
         named = dataclasses.replace(release, tag=ref)  # a combination has no tag of its own
-        loaded = with_loader(paths, named, checkpoint, say, gpus=gpus)
         require_readable(checkpoint)
-        with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-            remove_leftovers(paths, engine, say)
+        with alone(paths, engine, say):
             timeout = ready_timeout(checkpoint)
-            with start_server(paths, engine, loaded, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:
+            with start_server(paths, engine, named, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:
                 try:
                     with Client.unix(server.socket) as client:
                         server.wait_ready(client)

@@ -14,9 +14,9 @@ from sparkpin.measure.bench.ratios import INTERVAL, ONE_ROUND, order_of, ratios_
 from sparkpin.measure.bench.record import CellResult, Comparison, Conditions
 from sparkpin.measure.bench.run import BenchPlace, turn
 from sparkpin.measure.bench.target import BenchSubject, BenchTarget, started
-from sparkpin.measure.own_server import alone
 from sparkpin.releases.record import Release, now
 from sparkpin.serve import memory_limit
+from sparkpin.smoke.server import alone
 
 
 def compare(

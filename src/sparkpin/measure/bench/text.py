@@ -9,7 +9,7 @@ from sparkpin.core import terminal
 from sparkpin.measure.bench.plan import BenchPlan
 from sparkpin.measure.bench.record import BenchRecord, Cell, CellResult, Comparison, Conditions, Ratio, Spread
 from sparkpin.releases.record import Release
-from sparkpin.serve.startup import STAGES
+from sparkpin.smoke.startup import STAGES
 
 COLUMNS = ("measured", "tokens", "tok/s", "decode", "TTFT, ms", "token, ms", "per part", "accepted")
 SWEEP_COLUMNS = (*COLUMNS[:-1], "prefill")

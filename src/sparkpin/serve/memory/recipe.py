@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.checkpoint import shapes
-from sparkpin.checkpoint.repository import CONFIG, header_of, is_shard, read_json
+from sparkpin.checkpoint.repository import CONFIG, header_of, read_json
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, InputError, ManifestError
@@ -22,8 +22,6 @@ from sparkpin.pins import cache_types, manifests, schema, vllm_command
 from sparkpin.pins import nodes as placement
 from sparkpin.pins import precedence as overruling
 from sparkpin.pins.schema import DRAFTER
-from sparkpin.pins.weight_loaders import WeightBytes, choose
-from sparkpin.pins.wheel_layers import normal
 from sparkpin.serve.memory import estimates
 from sparkpin.serve.memory import speed as speeds
 from sparkpin.serve.memory import text as words
@@ -103,7 +101,7 @@ def plan(*, recipe: str | None, stage: str | None, stack: str | None, asked: Pla
 class Known:
     """What headers, config and flags say of a recipe. symmetric: its INT4 codes have no zero points of their own.
 
-    largest_file: bytes, of the base's weights; notes: where it is not from headers.
+    notes: where it is not from headers.
     """
 
     geometry: Geometry
@@ -111,7 +109,6 @@ class Known:
     loading: Loading
     tensors: tuple[TensorInfo, ...]
     symmetric: bool
-    largest_file: int
     notes: tuple[str, ...] = ()
 
     @property
@@ -157,33 +154,7 @@ def plan_known(
     machine: Machine,
 ) -> MemoryPlan:
     made = make_plan(known.geometry, known.settings, weigh(known.tensors, known.loading), machine)
-    notes = [*made.notes, *known.notes]
-    if stack.platform == SPARK:  # without a GPU there is no loader to choose
-        notes.append(loader_line(paths, recipe, stack, chain, known, machine))
-    return replace(made, notes=tuple(notes))
-
-
-def loader_line(
-    paths: Paths,
-    recipe: schema.Recipe,
-    stack: schema.Stack,
-    chain: tuple[schema.Stage, ...],
-    known: Known,
-    machine: Machine,
-) -> str:
-    """The loader that would be chosen with what the machine has free, and why."""
-    sizes = [info.nbytes for info in known.tensors]
-    weights = WeightBytes(sum(sizes), known.largest_file, max(sizes, default=0))
-    argv, _ = vllm_command.serve_argv(recipe, stack, chain)
-    return choose(argv, lock_versions(paths.project, stack), weights, machine.free).line
-
-
-def lock_versions(project: Path, stack: schema.Stack) -> dict[str, str]:
-    """Of what the images will hold, by distribution; nothing for a stack that has never been locked."""
-    try:
-        return {normal(wheel.name): wheel.version for wheel in manifests.former_stack_lock(project, stack.name).wheels}
-    except ManifestError:
-        return {}
+    return replace(made, notes=(*made.notes, *known.notes))
 
 
 def known_of(
@@ -243,9 +214,8 @@ def known_of(
         tensors += tuple(info._replace(name=f"{DRAFTER}/{info.name}") for info in infos)
     quantised = planned.config.get("quantization_config")
     symmetric = isinstance(quantised, dict) and quantised.get("sym") is True
-    largest = max((size for file, size in listings[pin.base].files.items() if is_shard(file)), default=0)
     notes = shapes.notes(pin, ahead) if ahead else ()
-    return Known(geometry, settings, loading, tensors, symmetric, largest, notes)
+    return Known(geometry, settings, loading, tensors, symmetric, notes)
 
 
 def is_locked(project: Path, recipe: schema.Recipe) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal
 
 Severity = Literal["error", "warning", "note", "allowed"]
 ORDER: tuple[Severity, ...] = ("error", "warning", "note", "allowed")
-RULES = ("torch", "packages", "plugins", "cuda", "driver", "files", "gpu", "kernels", "needed", "versions", "symbols")
+RULES = ("torch", "packages", "plugins", "cuda", "files", "gpu", "kernels", "needed", "versions", "symbols")
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,8 @@ class Allowed:
     package: str = ""  # the entry counts only in images that have this distribution
 
     def fits(self, rule: str, subject: str, what: str) -> bool:
-        return self.rule == rule and self.is_about(subject) and bool(re.fullmatch(self.what, what))
-
-    def is_about(self, path: str) -> bool:
-        return fnmatch.fnmatchcase(f"/{path}", self.subject)
+        is_about = self.rule == rule and fnmatch.fnmatchcase(f"/{subject}", self.subject)
+        return is_about and bool(re.fullmatch(self.what, what))
 
 
 def reason(allowed: Iterable[Allowed], rule: str, subject: str, what: str) -> str:

@@ -1,7 +1,9 @@
-"""Which GPU code of an image runs on a GPU, which has to be compiled there first, and which never will."""
+"""Which GPU code of an image runs on a GPU, which has to be compiled there first, and which never will; and whether the
+kernels that a mod compiles when the image is built are all there."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,10 +11,11 @@ from typing import Literal
 
 from sparkpin.smoke.inspect.elf import Library
 from sparkpin.smoke.inspect.fatbin import CUBIN, PTX, Code
-from sparkpin.smoke.inspect.finding import ImageFinding, Severity
+from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.scan import ImageFacts
 
 FOLDER = "opt/sparkpin/kernels"  # kernels of our mods, a folder for each mod
+AGAIN = "build the image again: invoke build"
 # Compute capabilities from Maxwell on: NVIDIA's, and 107, for which cuDNN has code. A Thor is 101 in CUDA 12, then 110.
 KNOWN = (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 107, 110, 120, 121)
 EXPERTS_PTX = "such a kernel of experts gave wrong tokens to several requests at once (vllm-project/vllm#40923)"
@@ -62,8 +65,7 @@ def coverage(library: Library, sm: int) -> Coverage:
     for unit, count in library.code:
         ready = any(runs(code, sm) for code in unit)
         counts["runs" if ready else "compiles" if any(compiles(code, sm) for code in unit) else "neither"] += count
-        for code in unit:
-            archs[code._replace(compressed=False)] += count
+        archs.update(dict.fromkeys(unit, count))
     named = tuple((code.name, count) for code, count in sorted(archs.items(), key=lambda row: (row[0].kind, row[0])))
     return Coverage(library.path, counts["runs"], counts["compiles"], counts["neither"], named)
 
@@ -87,10 +89,57 @@ def gpu_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
             text = f"nothing in it runs on sm_{sm}: it holds {held}"
             step += ", or say in sparkpin/smoke/inspect/allowed.py why nothing needs it"
             yield ImageFinding("error", "gpu", found.path, text, step, what=held)
-    for folder, codes in facts.cubins.items():
-        if folder.startswith(f"{FOLDER}/"):
-            continue  # the rule `kernels` judges them
-        good, all_ = sum(count for code, count in codes if runs(code, sm)), sum(count for _, count in codes)
-        held = ", ".join(f"{count} {code.name}" for code, count in codes)
-        severity: Severity = "note" if good else "warning"
-        yield ImageFinding(severity, "gpu", folder, f"{good} of {all_} .cubin files run on sm_{sm} ({held})", what=held)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A mod that can compile its kernels ahead."""
+
+    mod: str
+    package: str
+    archs: tuple[tuple[str, int], ...]  # of its .cubin files
+    runs: int
+    listed: int  # kernels that its list names
+    triton: str
+
+
+def ahead(facts: ImageFacts, sm: int) -> list[Ahead]:
+    """One row for each mod with the entry point, whether its kernels are there or not."""
+    rows = []
+    for package in facts.packages:
+        for mod in package.kernels:
+            codes = facts.cubins.get(f"{FOLDER}/{mod}", ())
+            archs = tuple((code.name, count) for code, count in codes)
+            good = sum(count for code, count in codes if runs(code, sm))
+            rows.append(Ahead(mod, package.name, archs, good, *manifest(facts.manifests.get(f"{FOLDER}/{mod}", ""))))
+    return rows
+
+
+def manifest(text: str) -> tuple[int, str]:
+    """(how many kernels, version of Triton) of a list that mods/modkit wrote; (0, "") where there is none."""
+    try:
+        value = json.loads(text)
+        return len(value["kernels"]), str(value["triton"])
+    except (ValueError, KeyError, TypeError):
+        return 0, ""
+
+
+def kernel_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
+    triton = facts.package("triton")
+    version = triton.version if triton else "none"
+    for row in ahead(facts, sm):
+        held = ", ".join(f"{count} {name}" for name, count in row.archs)
+        total = sum(count for _, count in row.archs)
+        if not row.listed or row.runs < row.listed or total != row.listed:
+            text = (
+                f"{row.runs} of its {row.listed or 'unlisted'} kernels are in the image for sm_{sm} ({held or 'none'})"
+            )
+            text += ": the others are compiled on the machine, at each first start"
+            for_another = total == row.listed > 0 == row.runs
+            step = f"take a stack whose gpu.sm is {sm // 10}.{sm % 10}, and build" if for_another else AGAIN
+            yield ImageFinding("error", "kernels", row.mod, text, step, what=held)
+        elif version != row.triton:
+            text = f"its kernels are by Triton {row.triton}, the image has {version}, which would not find them"
+            yield ImageFinding("error", "kernels", row.mod, text, AGAIN, what=row.triton)
+        else:
+            yield ImageFinding("note", "kernels", row.mod, f"compiled ahead: {held}")

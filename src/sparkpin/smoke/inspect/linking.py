@@ -100,30 +100,10 @@ class Linker:
 
     def findings(self) -> Iterator[ImageFinding]:
         yield from self.missing()
-        yield from self.hidden()
-        yield from self.unsearched()
-        follows: list[ImageFinding] = []  # from what is missing: told in one line
         for library in self.facts.libraries.values():
             if library.dynamic:
-                for finding in self.unresolved(library):
-                    if finding.severity == "error" and self.lacks(library):
-                        follows.append(finding)
-                    else:
-                        yield finding
+                yield from self.unresolved(library)
                 yield from self.versions(library)
-        if follows:
-            follows.sort(key=lambda finding: not TORCH.search(finding.what))
-            text = f"{len(follows)} libraries and programs lack a library, and with it symbols: "
-            text += "; ".join(f"{one.subject}: {one.text}" for one in follows[:SHOWN])
-            yield ImageFinding("error", "symbols", follows[0].subject, text, follows[0].next_step, what=follows[0].what)
-
-    def lacks(self, library: Library) -> bool:
-        """Whether anything is missing, and not accepted, that the library needs, or what it needs does."""
-        return any(
-            not self.find(one, name) and not reason(self.allowed, "needed", one.path, name)
-            for one in self.closure(library)
-            for name in one.needed
-        )
 
     def missing(self) -> Iterator[ImageFinding]:
         """Needed libraries that the image does not have, one finding for each name and reason."""
@@ -138,30 +118,6 @@ class Linker:
             step = "" if why else PUT_IN.format(name)
             yield ImageFinding("allowed" if why else "error", "needed", paths[0], text, step, what=name, why=why)
 
-    def hidden(self) -> Iterator[ImageFinding]:
-        """What an accepted lack takes along: a library that needs one which may not load, and has no such excuse."""
-        for library in self.facts.libraries.values():
-            for other in self.closure(library)[1:]:
-                for name in other.needed:
-                    why = "" if self.find(other, name) else reason(self.allowed, "needed", other.path, name)
-                    if why and not reason(self.allowed, "needed", library.path, name):
-                        text = f"needs {other.path}, which does not load without {name}: accepted there, not here"
-                        yield ImageFinding("error", "needed", library.path, text, PUT_IN.format(name), what=name)
-
-    def unsearched(self) -> Iterator[ImageFinding]:
-        """Needed libraries that are there, but only where something else has to load them first."""
-        users: dict[tuple[str, str, str], list[str]] = {}
-        for library in self.facts.libraries.values():
-            for name in library.needed:
-                path = self.find(library, name)
-                if path and not self.on_path(library, name) and not any(part in f"/{path}" for part in LOADED_FIRST):
-                    why = reason(self.allowed, "needed", library.path, name)
-                    users.setdefault((name, path, why), []).append(library.path)
-        for (name, path, why), by in sorted(users.items()):
-            text = f"{some(by)} {'needs' if len(by) == 1 else 'need'} {name}; {path} is on no search path"
-            step = "" if why else "see that Python loads it before, and say so in sparkpin/smoke/inspect/allowed.py"
-            yield ImageFinding("allowed" if why else "warning", "needed", by[0], text, step, what=name, why=why)
-
     def unresolved(self, library: Library) -> Iterator[ImageFinding]:
         """Strong symbols that nothing which is loaded with the library defines.
 
@@ -174,7 +130,7 @@ class Linker:
         by_reason: dict[str, list[str]] = {}
         for symbol in sorted(left, key=lambda name: (not TORCH.search(name.decode("utf-8", "replace")), name)):
             name = symbol.decode("utf-8", "replace")
-            why = reason(self.allowed, "symbols", library.path, name) or self.driver(library, name)
+            why = reason(self.allowed, "symbols", library.path, name)
             by_reason.setdefault(why, []).append(name)
         for why, names in sorted(by_reason.items()):
             severity: Severity = "allowed" if why else "error"
@@ -200,14 +156,6 @@ class Linker:
                 for one in self.closure(library)[1:]:
                     found.setdefault(one.path, []).append(library)
         return found
-
-    def driver(self, library: Library, symbol: str) -> str:
-        """Why a symbol of the GPU's driver may be missing."""
-        wanted = {name for one in self.closure(library) for name in one.needed}
-        for name, prefix in (("libcuda.so.1", "cu"), ("libnvidia-ml.so.1", "nvml")):
-            if name in wanted and symbol.startswith(prefix) and symbol[len(prefix) : len(prefix) + 1].isupper():
-                return f"{name} is a part of the GPU's driver: the container toolkit brings it"
-        return ""
 
     def versions(self, library: Library) -> Iterator[ImageFinding]:
         """Versions ("GLIBC_2.38") that are wanted of a library which does not offer them."""

@@ -10,14 +10,12 @@ from typing import Any
 
 from sparkpin.core import terminal
 from sparkpin.smoke.inspect.finding import ImageFinding
-from sparkpin.smoke.inspect.formats import Taken, taken
-from sparkpin.smoke.inspect.gpu import Coverage, coverages
-from sparkpin.smoke.inspect.kernels import ahead
-from sparkpin.smoke.inspect.packages import PLUGINS
+from sparkpin.smoke.inspect.gpu import Coverage, ahead, coverages
 from sparkpin.smoke.inspect.rules import cuda_release, minimum_driver
 from sparkpin.smoke.inspect.scan import ImageFacts
 
 FORMAT = 1
+SUMS = {"runs": "libraries have it", "PTX only": "PTX only", "none": "none"}
 SITE = re.compile(r"[^\s(]*/(site|dist)-packages/(?=[^\s])")
 
 
@@ -36,10 +34,6 @@ class Result:
     @property
     def coverages(self) -> list[Coverage]:
         return sorted(coverages(self.facts, self.sm), key=lambda row: row.path) if self.sm else []
-
-    @property
-    def formats(self) -> list[Taken]:
-        return taken(self.facts, self.sm) if self.sm else []
 
     @property
     def verdict(self) -> str:
@@ -64,7 +58,6 @@ class Result:
             "packages": [{"name": p.name, "version": p.version, "folder": p.folder} for p in facts.packages],
             "plugins": {p.name: list(p.plugins) for p in facts.packages if p.plugins},
             "gpu": [asdict(row) | {"archs": dict(row.archs), "verdict": row.verdict} for row in self.coverages],
-            "formats": [asdict(row) for row in self.formats],
             "kernels": [{**asdict(row), "archs": dict(row.archs)} for row in ahead(facts, self.sm)] if self.sm else [],
             "findings": [asdict(finding) for finding in self.findings],
         }
@@ -77,8 +70,8 @@ def counted(findings: Sequence[ImageFinding]) -> str:
     return ", ".join([*words, f"{seen.get('allowed', 0)} allowed with a reason"])
 
 
-def show(result: Result, *, everything: bool = False) -> None:
-    """All but the verdict. everything: the libraries with GPU code and what is allowed row by row, not only counted."""
+def show(result: Result) -> None:
+    """All but the verdict; of the libraries with GPU code only how many have what."""
     facts = result.facts
     terminal.show(
         f"{result.subject}: {result.platform}, {facts.files} files, {terminal.size(facts.size)}, "
@@ -86,55 +79,26 @@ def show(result: Result, *, everything: bool = False) -> None:
     )
     vllm, torch, cuda = facts.package("vllm"), facts.torch, cuda_release(facts)
     lines = [f"vLLM {vllm.version if vllm else 'none'}; torch {torch.version if torch else 'none'}"]
-    if plugins := [package for package in facts.packages if package.plugins]:
-        lines[0] += f"; {PLUGINS}:"
-    for package in plugins:
+    for package in (package for package in facts.packages if package.plugins):
         made = f", for vLLM {', '.join(package.accepts)}" if package.accepts else ""
-        lines.append(f"  {package.name} {package.version}{made}")
+        lines.append(f"plugin {package.name} {package.version}{made}")
     if cuda:
         lines.append(f"CUDA {cuda}, driver {minimum_driver(facts) or 'not known'} or newer")
-    for line in lines:
-        terminal.show(terminal.printable(line))
-    if everything and result.coverages:
-        terminal.show()
-        rows = [
-            (short(row.path), row.verdict, row.runs, row.compiles, row.neither, archs(row)) for row in result.coverages
-        ]
-        terminal.table(("library", f"sm_{result.sm}", "runs", "PTX", "neither", "holds"), rows)
-    if everything and result.formats:
-        terminal.show()
-        uses = [(row.use, row.kernel, row.ready, terminal.printable(row.where)) for row in result.formats]
-        terminal.table(("a model's", "takes", f"sm_{result.sm}", "where"), uses)
-    if told := [finding for finding in result.findings if everything or finding.severity != "allowed"]:
-        terminal.show()
-        terminal.table(("", "rule", "what", "why"), rows_of(told))
-    terminal.show()
-    for line in sums(result):
-        terminal.show(line)
-    if not everything and sums(result):
-        terminal.show(f"each of them: invoke inspect {result.subject} --all")
-
-
-def sums(result: Result) -> list[str]:
-    """One line for all libraries with GPU code, one for all that is allowed; none where there is nothing to count."""
-    lines = []
     if rows := result.coverages:
         seen: Mapping[str, int] = Counter(row.verdict for row in rows)
-        having = "library has" if seen.get("runs", 0) == 1 else "libraries have"
-        ptx, none = seen.get("PTX only", 0), seen.get("none", 0)
-        lines.append(f"{seen.get('runs', 0)} {having} code for sm_{result.sm}, {ptx} PTX only, {none} none")
-    if allowed := sum(finding.severity == "allowed" for finding in result.findings):
-        lines.append(f"{terminal.count(allowed, 'finding')} allowed with a reason")
-    return lines
+        counts = [f"{seen.get(verdict, 0)} {words}" for verdict, words in SUMS.items()]
+        lines.append(f"GPU code for sm_{result.sm}: {', '.join(counts)}")
+    for line in lines:
+        terminal.show(terminal.printable(line))
+    if result.findings:
+        terminal.show()
+        terminal.table(("", "rule", "what", "why"), rows_of(result.findings))
+    terminal.show()
 
 
 def short(text: str) -> str:
     """Without the folder that all Python packages lie in, and without what a terminal would obey."""
     return terminal.printable(SITE.sub("", text))
-
-
-def archs(row: Coverage) -> str:
-    return ", ".join(f"{count} {name}" for name, count in row.archs)
 
 
 def rows_of(findings: Sequence[ImageFinding]) -> list[tuple[str, str, str, str]]:

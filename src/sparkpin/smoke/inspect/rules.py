@@ -10,8 +10,7 @@ from packaging.version import InvalidVersion, Version
 from sparkpin.smoke.inspect.allowed import ALLOWED
 from sparkpin.smoke.inspect.elf import AARCH64, MACHINES, X86_64
 from sparkpin.smoke.inspect.finding import ORDER, RULES, Allowed, ImageFinding, settle
-from sparkpin.smoke.inspect.gpu import gpu_findings
-from sparkpin.smoke.inspect.kernels import kernel_findings
+from sparkpin.smoke.inspect.gpu import gpu_findings, kernel_findings
 from sparkpin.smoke.inspect.linking import Linker, some
 from sparkpin.smoke.inspect.packages import InstalledPackage
 from sparkpin.smoke.inspect.scan import ImageFacts
@@ -38,33 +37,11 @@ def findings(
         *Linker(facts, allowed).findings(),
         *server_findings(facts, sm),
         *(cuda_findings(facts) if sm else ()),
-        *(driver_findings(facts) if sm else ()),
         *package_findings(facts),
         *plugin_findings(facts, mods),
     ]
     settled = [settle(one, allowed) for one in found]
-    judged = [entry for entry in allowed if sm or entry.rule not in ("gpu", "kernels")]
-    settled += idle_findings(facts, [entry for entry in judged if not excuses_other_than(entry, sm)], settled)
     return sorted(settled, key=lambda one: (ORDER.index(one.severity), RULES.index(one.rule)))
-
-
-def excuses_other_than(entry: Allowed, sm: int | None) -> bool:
-    """Whether an entry is about code for GPUs of which this one is: with `--sm` it cannot be of use then."""
-    if entry.rule != "gpu" or not sm:
-        return False
-    return any(int(arch) // 10 == sm // 10 for arch in re.findall(r"sm_([0-9]+)", entry.what))
-
-
-def idle_findings(
-    facts: ImageFacts, allowed: Sequence[Allowed], settled: Sequence[ImageFinding]
-) -> Iterator[ImageFinding]:
-    """Of what is allowed about files that the image has: what no rule objects to any more."""
-    used = {(one.rule, one.why) for one in settled if one.severity == "allowed"}
-    paths = [*facts.libraries, *facts.cubins]
-    for entry in allowed:
-        if (entry.rule, entry.why) not in used and entry.subject != "*" and any(map(entry.is_about, paths)):
-            text = f"allowed.py accepts {entry.what} there, and nothing in this image asks for it: {entry.why}"
-            yield ImageFinding("note", entry.rule, entry.subject, text)
 
 
 def file_findings(facts: ImageFacts, platform: str) -> Iterator[ImageFinding]:
@@ -105,30 +82,23 @@ def torch_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
     own = [one for one in facts.libraries.values() if re.search(r"(^|/)vllm/[^/]+\.so$", one.path)]
     if not vllm or not torch or not own:
         return
-    runtimes: dict[str, str] = {}  # CUDA's major version, "" where it is not said -> who needs it
-    for library in own:
-        for name in library.needed:
-            if match := re.fullmatch(r"libcudart\.so\.(\d+)(\..*)?", name):
-                runtimes.setdefault(match[1], f"{library.path} needs {name}")
-            elif name in ("libc10_cuda.so", "libtorch_cuda.so"):
-                runtimes.setdefault("", f"{library.path} needs {name}")
-    majors = sorted(filter(None, runtimes))
-    major = torch.cuda.partition(".")[0]
-    if runtimes and not torch.cuda:
-        flavour = f"CUDA {majors[0]}" if majors else "CUDA"
-        mine, theirs = f"for {flavour} ({runtimes[majors[0] if majors else '']})", "without CUDA"
-        step = "pin a torch wheel that is built for the same CUDA release as vLLM's"
-    elif majors and majors != [major]:
-        other = next(one for one in majors if one != major)
-        mine, theirs = f"for CUDA {other} ({runtimes[other]})", f"for CUDA {torch.cuda}"
-        step = "pin torch and vLLM wheels that are built for one CUDA release"
-    elif torch.cuda and not runtimes:
-        mine, theirs = f"without CUDA ({own[0].path} needs no CUDA library)", f"for CUDA {torch.cuda}"
-        step = "pin the wheel of vLLM that is built for CUDA, or torch's CPU wheel"
-    else:
+    wanted = {  # CUDA's major version, "" where the name has none -> who needs it
+        match[1] or "": f"{library.path} needs {name}"
+        for library in own
+        for name in library.needed
+        if (match := re.fullmatch(r"libcudart\.so\.(\d+)(?:\..*)?|libc10_cuda\.so|libtorch_cuda\.so", name))
+    }
+    majors = wanted.keys() - {""}
+    if bool(wanted) == bool(torch.cuda) and majors <= {torch.cuda.partition(".")[0]}:
         return
+    other = min(majors - {torch.cuda.partition(".")[0]}, default="")
+    mine = f"without CUDA ({own[0].path} needs no CUDA library)"
+    if wanted:
+        mine = f"for CUDA{f' {other}' if other else ''} ({wanted[other]})"
+    theirs = f"for CUDA {torch.cuda}" if torch.cuda else "without CUDA"
     seen = f"torch {torch.version} ({torch.path}: cuda = {torch.cuda or None})"
     text = f"vLLM {vllm.version} is built {mine}, but {seen} is built {theirs}"
+    step = "pin torch and vLLM wheels that are built for one CUDA release, or both for none"
     yield ImageFinding("error", "torch", f"vllm {vllm.version}", text, step)
 
 
@@ -172,19 +142,6 @@ def minimum_driver(facts: ImageFacts) -> str:
     """The oldest driver that runs the image; "" where that is not known."""
     major = cuda_release(facts).partition(".")[0]
     return DRIVERS.get(int(major), "") if major.isdecimal() else ""
-
-
-def driver_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
-    cuda = cuda_release(facts)
-    if minimum := minimum_driver(facts):
-        text = (
-            f"CUDA {cuda} needs driver {minimum} or newer; PTX of its compiler needs a driver of CUDA {cuda} or newer"
-        )
-        yield ImageFinding("note", "driver", f"CUDA {cuda}", text)
-    elif cuda:
-        text = f"which driver CUDA {cuda} needs is not known here"
-        step = "add it to DRIVERS in sparkpin/smoke/inspect/rules.py"
-        yield ImageFinding("warning", "driver", f"CUDA {cuda}", text, step)
 
 
 def package_findings(facts: ImageFacts) -> Iterator[ImageFinding]:

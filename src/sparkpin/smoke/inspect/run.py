@@ -1,57 +1,85 @@
-"""An inspection: what is examined, for which GPU and platform, and held against which pins."""
+"""An inspection: what is examined, for which GPU and platform, and compared with which pins."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.core.progress import progress
+from sparkpin.core.scratch import saving_folder
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
+from sparkpin.host.image_files import exported
 from sparkpin.pins import manifests
 from sparkpin.pins.mods import read_mod
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Releases
-from sparkpin.smoke.inspect.elf import MACHINES
-from sparkpin.smoke.inspect.image import Opened, open_image
 from sparkpin.smoke.inspect.report import Result
 from sparkpin.smoke.inspect.rules import PLATFORMS, findings
 from sparkpin.smoke.inspect.scan import ImageFacts, scan
-from sparkpin.smoke.inspect.tree import in_folders
+from sparkpin.smoke.inspect.tree import FoundPath, in_archive, in_folder
 
-MAY_BE = "TAG may be a release, another image of the engine, or a folder with a root file system"
+STACK, STAGE = "sparkpin.stack", "sparkpin.stage"  # labels
 
 
-def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: int | None, platform: str, say: Say) -> Result:
+@dataclass(frozen=True)
+class Opened:
+    files: Iterator[FoundPath]  # each may be read until the next one is asked for
+    platform: str = ""  # "linux/arm64"; "" where nothing names it
+    env: Mapping[str, str] = field(default_factory=dict)
+    stack: str = ""
+    stage: str = ""
+
+
+def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: int | None, say: Say) -> Result:
     """Examine a release, another image of the engine, or a folder, for which engine is None.
 
-    sm: 121; None for what the stack says. platform: "" for what the image says.
+    sm: 121; None for what the stack says.
     """
     with contextlib.ExitStack() as stack:
         if engine is None:
-            opened = Opened(in_folders([Path(subject)]))
+            opened, then = Opened(in_folder(Path(subject))), paths
         else:
             subject = ref_of(paths, engine, subject)
             opened = stack.enter_context(open_image(paths, engine, subject, say))
+            then = stack.enter_context(pins_of(paths, subject, say))
         facts = scan(opened.files, say, opened.env)
-        chosen = platform_of(platform, opened, facts)
-        then = paths if engine is None else stack.enter_context(pins_of(paths, subject, say))
+        platform = opened.platform or platform_of(facts)
         gpu, mods = sm or sm_of(then, opened, say), mods_of(then, opened, say)
-    return Result(subject, chosen, gpu, facts, findings(facts, sm=gpu, platform=chosen, mods=mods))
+    return Result(subject, platform, gpu, facts, findings(facts, sm=gpu, platform=platform, mods=mods))
+
+
+@contextlib.contextmanager
+def open_image(paths: Paths, engine: Engine, ref: str, say: Say) -> Iterator[Opened]:
+    """An image of the engine, which exports its files from a container that never runs."""
+    info = engine.image(ref)
+    if info is None:
+        raise InputError(f"the engine has no image {ref}", next_step="invoke images")
+    env = dict(row.partition("=")[::2] for row in info.config.get("Env") or ())
+    say("the engine exports the files")
+    with (
+        saving_folder(paths) as work,
+        progress(say, info.size) as came,
+        exported(engine, ref, came) as archive,
+    ):
+        files = in_archive(archive, work)
+        platform = f"{info.os}/{info.architecture}"
+        yield Opened(files, platform, env, info.labels.get(STACK, ""), info.labels.get(STAGE, ""))
 
 
 def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
-    """The tag of a release, however it is shortened, else what the engine knows by that name. Of a name that several
-    releases have, those count whose images are here."""
+    """The tag of a release, however it is shortened, otherwise what the engine knows by that name. Of a name that
+    several releases have, those count whose images are here."""
     try:
         tag = Releases(paths).get(subject, has_image=lambda release: engine.image(release.tag) is not None).tag
-    except InputError as error:
+    except InputError:
         if engine.image(subject):
             return subject
-        raise InputError(f"{error.message}; {MAY_BE}", next_step=error.next_step) from None
+        raise
     if engine.image(tag) is None:
         raise InputError(f"the engine has no image {tag}", next_step=f"invoke reproduce {tag} --keep")
     return tag
@@ -67,24 +95,14 @@ def pins_of(paths: Paths, subject: str, say: Say) -> Iterator[Paths]:
             try:
                 project = stack.enter_context(project_of(paths, release))
             except SparkpinError as error:
-                say(f"note: held against today's pins, not its own: {error.message}")
+                say(f"note: compared with today's pins, not its own: {error.message}")
         yield replace(paths, project=project)
 
 
-def platform_of(asked: str, opened: Opened, facts: ImageFacts) -> str:
-    """As asked for, as the image says, else that of most libraries."""
-    if not asked and not opened.platform:
-        machines = [library.machine for library in facts.libraries.values() if library.machine in MACHINES]
-        asked = max(PLATFORMS, key=lambda name: machines.count(PLATFORMS[name]))
-    return known_platform(asked or opened.platform)
-
-
-def known_platform(name: str) -> str:
-    """The same; "" for "". InputError for any other that is not in PLATFORMS."""
-    if name and name not in PLATFORMS:
-        known = ", ".join(PLATFORMS)
-        raise InputError(f"--platform: saw {name!r}, wanted one of: {known}", next_step=f"choose one of: {known}")
-    return name
+def platform_of(facts: ImageFacts) -> str:
+    """That of most libraries."""
+    machines = [library.machine for library in facts.libraries.values()]
+    return max(PLATFORMS, key=lambda name: machines.count(PLATFORMS[name]))
 
 
 def sm_of(paths: Paths, opened: Opened, say: Say) -> int | None:
@@ -102,10 +120,8 @@ def mods_of(paths: Paths, opened: Opened, say: Say) -> list[str]:
     if not opened.stage:
         return []
     try:
-        stack, chain = (
-            manifests.load_stack(paths.project, opened.stack),
-            manifests.load_chain(paths.project, opened.stage),
-        )
+        stack = manifests.load_stack(paths.project, opened.stack)
+        chain = manifests.load_chain(paths.project, opened.stage)
         names = [*stack.mods, *(mod for stage in chain for mod in stage.mods)]
         return [read_mod(paths.project, name).distribution for name in names]
     except SparkpinError as error:

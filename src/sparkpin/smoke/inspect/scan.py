@@ -16,9 +16,9 @@ from sparkpin.smoke.inspect.elf import Library
 from sparkpin.smoke.inspect.packages import DIST_INFO, SMALL, InstalledPackage, Torch, packages_of, torch_of
 from sparkpin.smoke.inspect.tree import FoundPath, real
 
-MANIFEST = re.compile(r"(?P<folder>opt/sparkpin/kernels/(?P<mod>[^/]+))/kernels\.json")  # mods/modkit writes it
+KERNELS = re.compile(r"(?P<folder>opt/sparkpin/kernels/[^/]+)/(?P<list>kernels\.json$)?")  # mods/modkit writes it
 TEXTS = re.compile(
-    rf"{DIST_INFO.pattern}|{MANIFEST.pattern}"
+    rf"{DIST_INFO.pattern}|opt/sparkpin/kernels/[^/]+/kernels\.json"
     r"|(.*/)?torch/version\.py|(.*/)?sparkpin_\w+/.*\.py|etc/ld\.so\.conf(\.d/.*)?"
 )
 CONF = "etc/ld.so.conf"
@@ -32,7 +32,7 @@ class ImageFacts:
     packages: tuple[InstalledPackage, ...] = ()
     torch: Torch | None = None
     broken: Mapping[str, str] = field(default_factory=dict)  # path -> what is wrong with the file
-    # Folder -> how many .cubin files lie in it for which GPU.
+    # Folder of a mod's kernels -> how many .cubin files lie in it for which GPU.
     cubins: Mapping[str, tuple[tuple[fatbin.Code, int], ...]] = field(default_factory=dict)
     searched: tuple[str, ...] = ()  # folders of the loader's configuration
     env: Mapping[str, str] = field(default_factory=dict)
@@ -69,9 +69,9 @@ def scan(found: Iterable[FoundPath], say: Say, env: Mapping[str, str] | None = N
             except InspectionError as error:
                 broken[file.path] = error.message
                 continue
-            if library and file.path.endswith(".cubin"):
-                units = Counter(code for unit, count in library.code for code in unit for _ in range(count))
-                cubins.setdefault(posixpath.dirname(file.path), Counter()).update(units)
+            if library and (kernels := KERNELS.match(file.path)):
+                found_code = [code for unit, _ in library.code for code in unit]
+                cubins.setdefault(kernels["folder"], Counter()).update(found_code)
             elif library:
                 libraries[file.path] = library
                 if len(libraries) % EVERY == 0:
@@ -82,28 +82,20 @@ def scan(found: Iterable[FoundPath], say: Say, env: Mapping[str, str] | None = N
         packages_of(texts),
         torch_of(texts),
         broken,
-        {folder: tuple(sorted(codes.items())) for folder, codes in grouped(cubins).items()},
+        {folder: tuple(sorted(codes.items())) for folder, codes in cubins.items()},
         tuple(configured(texts, CONF)),
         env or {},
         files,
         size,
-        {match["folder"]: text for path, text in texts.items() if (match := MANIFEST.fullmatch(path))},
+        {match["folder"]: text for path, text in texts.items() if (match := KERNELS.match(path)) and match["list"]},
     )
 
 
 def may_be_library(file: FoundPath) -> bool:
-    """By name and mode: reading the first bytes of every file would take longer than all else."""
+    """By name and mode: reading the first bytes of every file would take longer than all the rest."""
     name = file.path.rpartition("/")[2]
-    return file.size >= 20 and (".so" in name or name.endswith(".cubin") or bool(file.mode & 0o111))
-
-
-def grouped(cubins: Mapping[str, Counter[fatbin.Code]]) -> dict[str, Counter[fatbin.Code]]:
-    """By the package that they lie in: one may have ten thousand in a hundred folders."""
-    found: dict[str, Counter[fatbin.Code]] = {}
-    for folder, codes in cubins.items():
-        site = re.match(r"(?:.*/)?(?:site|dist)-packages/[^/]+|opt/sparkpin/kernels/[^/]+", folder)
-        found.setdefault(site[0] if site else folder, Counter()).update(codes)
-    return found
+    is_kernel = name.endswith(".cubin") and bool(KERNELS.match(file.path))
+    return file.size >= 20 and (".so" in name or is_kernel or bool(file.mode & 0o111))
 
 
 def configured(texts: Mapping[str, str], path: str, depth: int = 0) -> Iterator[str]:

@@ -1,8 +1,7 @@
-"""The files of an image as a container sees them: from folders that lie over each other, or from one archive."""
+"""The files of an image as a container sees them: from an archive such as `docker export` gives, or from a folder."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import os
@@ -11,7 +10,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, cast
@@ -19,10 +18,8 @@ from typing import IO, BinaryIO, cast
 from sparkpin.core.errors import InspectionError
 from sparkpin.core.files import Joined
 
-DEPTH = 128  # folders in a path
 FOLLOWED = 40  # links in a path, as the kernel follows them
 IN_MEMORY = 1 << 26  # bytes of a file from an archive; a larger one goes to the disk while it is read
-OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 
 
 @dataclass(frozen=True)
@@ -36,48 +33,20 @@ class FoundPath:
     open: Callable[[], BinaryIO] = io.BytesIO  # the content, until the next file is asked for
 
 
-def in_folders(layers: Sequence[Path], below: str = "", depth: int = 0) -> Iterator[FoundPath]:
-    """The regular files and links of a folder, or of overlay's folders that lie over each other, the highest first."""
-    if depth > DEPTH:
-        raise InspectionError(f"{below}: more than {DEPTH} folders deep", next_step="inspect the folder below it")
-    seen: dict[str, list[os.DirEntry[str]]] = {}
-    for layer in layers:
-        try:
-            with os.scandir(layer) as listing:
-                for entry in listing:
-                    seen.setdefault(entry.name, []).append(entry)
-        except OSError as error:
-            raise InspectionError(f"{layer}: {error.strerror}", next_step="run as the owner of the files") from None
-        if is_opaque(layer):
-            break
-    for name, entries in sorted(seen.items()):
-        top, path = entries[0], f"{below}{name}"
-        if top.is_symlink():
-            yield FoundPath(path, link=os.readlink(top.path))
-        elif top.is_dir(follow_symlinks=False):
-            folders = []
-            for entry in entries:
-                if not entry.is_dir(follow_symlinks=False):
-                    break  # a file or a deletion mark hides all below it
-                folders.append(Path(entry.path))
-            yield from in_folders(folders, f"{path}/", depth + 1)
-        elif top.is_file(follow_symlinks=False):
-            about = top.stat(follow_symlinks=False)
-            yield FoundPath(
-                path, about.st_size, stat.S_IMODE(about.st_mode), open=functools.partial(io.FileIO, top.path)
-            )
-
-
-def is_opaque(folder: Path) -> bool:
-    for name in OPAQUE:
-        with contextlib.suppress(OSError):
-            if os.getxattr(folder, name) == b"y":
-                return True
-    return False
+def in_folder(root: Path) -> Iterator[FoundPath]:
+    """The regular files and links of a folder."""
+    for folder, folders, files in os.walk(root):
+        for path in sorted(Path(folder, name) for name in (*folders, *files)):
+            name, about = str(path.relative_to(root)), path.lstat()
+            if stat.S_ISLNK(about.st_mode):
+                yield FoundPath(name, link=os.readlink(path))
+            elif stat.S_ISREG(about.st_mode):
+                content = functools.partial(io.FileIO, path)
+                yield FoundPath(name, about.st_size, stat.S_IMODE(about.st_mode), open=content)
 
 
 def in_archive(chunks: Iterable[bytes], work: Path) -> Iterator[FoundPath]:
-    """The same of an archive that comes in pieces, such as `docker export` gives. work: folder for large files."""
+    """The same of an archive that comes in pieces. work: folder for large files."""
     try:
         with tarfile.open(fileobj=Joined(chunks), mode="r:") as tar:
             for member in tar:
@@ -103,7 +72,7 @@ def spooled(tar: tarfile.TarFile, member: tarfile.TarInfo, work: Path) -> Binary
 
 
 def real(path: str, links: Mapping[str, str]) -> str:
-    """A path with all its links followed inside the image; "" where they lead in a circle or above the root."""
+    """A path with all its links followed inside the image; "" where they lead in a circle."""
     followed, done = 0, ""
     rest = [part for part in path.split("/") if part]
     while rest:
@@ -118,7 +87,7 @@ def real(path: str, links: Mapping[str, str]) -> str:
             done = here
             continue
         followed += 1
-        if followed > FOLLOWED or len(rest) > DEPTH:
+        if followed > FOLLOWED:
             return ""
         rest = [piece for piece in target.split("/") if piece] + rest
         if target.startswith("/"):

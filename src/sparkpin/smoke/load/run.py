@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.core.errors import HostError
-from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
@@ -25,7 +24,7 @@ from sparkpin.smoke.inspect.scan import ImageFacts
 from sparkpin.smoke.load import inside
 from sparkpin.smoke.load.rows import LoadRow, open_step, outcomes, read_rows
 from sparkpin.smoke.load.stub import SONAME, is_wanted, stub, wanted_symbols
-from sparkpin.smoke.server import WAITING, container_of, private_folder, remove_leftovers, smoke_lock
+from sparkpin.smoke.server import alone, container_of, private_folder
 
 LIMIT_SECONDS = 15 * 60.0
 TOLD_SECONDS = 15.0
@@ -87,8 +86,7 @@ def run_load(
         say(f"{SONAME}: a stub with {len(symbols)} functions, each of which says that there is no device")
     wanted = json.dumps({"libraries": libraries, "imports": IMPORTS, "group": PLUGINS})
     begin = time.monotonic()
-    with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-        remove_leftovers(paths, engine, say)
+    with alone(paths, engine, say):
         settings: dict[str, Any] = running.apart(running.sandbox(release.env, memory=MEMORY))
         home = f"rw,nosuid,nodev,size={running.GIB},uid={running.UID},gid={running.UID}"
         settings["tmpfs"] |= {running.HOME: home}  # what is written under emulation serves nobody
