@@ -13,8 +13,11 @@ import durations
 import pytest
 import trials
 import wheelhouse
+from cpu_stages import main_job, server, smoked, stages
 from places import NO_ENGINE, PROJECT, copied_to, written_through
 from xdist.scheduler import LoadFileScheduling
+
+__all__ = ["main_job", "server", "smoked", "stages"]  # fixtures
 
 
 @pytest.hookimpl(wrapper=True)
@@ -98,7 +101,7 @@ PATH = os.environ.get("PATH")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 SHARED = ("tests/e2e/served/", "tests/adversary/served/")
-"""Folders whose tests ask the server of the session: the `served` of support/one_server.py."""
+"""Folders whose tests ask the server of the session: `server` of support/cpu_stages.py."""
 FIRST = ("test_golden.py", "served")
 """Files and folders that take longest: a run begins with them, so that its workers end at the same time."""
 

@@ -26,6 +26,7 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
     made.remove_tags(TRIAL)
 
 
+@pytest.mark.slow
 def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy: Checkout) -> None:
     copy.add_recipe(TRIAL, **{"stage: v2-tq": "stage: v2"})
     copy.replace("stages/v2.yaml", "smoke:", "serve: {env: {SPARKPIN_MOD_INT8_LM_HEAD: 0}}\nsmoke:")
@@ -41,6 +42,7 @@ def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy
     assert copy.invoke("promote", tag).returncode == 2
 
 
+@pytest.mark.slow
 def test_a_head_stored_in_int8_serves_with_the_mod_and_does_not_without(main_job: Releases, copy: Checkout) -> None:
     copy.add_recipe(TRIAL, **{"stage: v2-tq": "stage: v2-stored"})
     copy.replace("stages/v2-stored.yaml", "acceptance_floor: 0.8", "acceptance_floor: 0.8\n  draft_lengths: [1]")
@@ -65,6 +67,7 @@ def test_a_head_stored_in_int8_serves_with_the_mod_and_does_not_without(main_job
     assert "There is no module or parameter named 'lm_head.weight_" in log
 
 
+@pytest.mark.slow
 def test_two_builds_at_once_both_complete_with_one_image(main_job: Releases, copy: Checkout) -> None:
     copy.add_recipe(TRIAL)
     copy.change_mod("turboquant")

@@ -16,6 +16,8 @@ from sparkpin.fetch.tinymodel.scripts import ANSWER, TOOL
 from sparkpin.serve.client_facts import ServerFacts
 from sparkpin.serve.client_formats import CLIENTS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("facts", [FULL, BARE], ids=["full", "bare"])
 def test_opencode_takes_each_word_as_it_is_meant(facts: ServerFacts, tmp_path: Path) -> None:

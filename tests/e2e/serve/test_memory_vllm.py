@@ -87,10 +87,11 @@ def test_plans_say_what_vllm_says(stages: dict[str, Release]) -> None:
     assert {(row.pop("name"), row.pop("length"), row.pop("pool")): row for row in rows} == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["base", "hybrid", "mtp", "v2", "v2-tq"])
-def test_plans_say_what_servers_have_logged(main_job: Releases, stages: dict[str, Release], stage: str) -> None:
+def test_plans_say_what_servers_have_logged(main_job: Releases, smoked: dict[str, Release], stage: str) -> None:
     """Those of the smoke tests."""
-    release = stages[stage]
+    release = smoked[stage]
     config = json.loads((base_folder() / "config.json").read_text())
     geometry = read_geometry(config, stage)
     argv, env = list(release.argv), dict(release.env)

@@ -28,6 +28,8 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke import drift, probes
 from sparkpin.smoke.checks import READERS
 
+pytestmark = pytest.mark.slow
+
 STAGE = "v2-tq"
 
 
