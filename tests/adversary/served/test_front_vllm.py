@@ -45,7 +45,9 @@ def test_no_trial_reaches_vllm(served: tuple[Served, str], record_property: Call
                 began = time.monotonic()
                 assert client.post(f"{server.url}/completions", json=BODY).status_code == 200
                 waited = max(waited, time.monotonic() - began)
-    reached = Counter(found.groups() for line in container.logs()[before:].splitlines() if (found := LOGGED.search(line)))
+    reached = Counter(
+        found.groups() for line in container.logs()[before:].splitlines() if (found := LOGGED.search(line))
+    )
     others = {(method.decode(), path.decode()) for method, path in reached} - OURS
     record_property("trials", len(tried))
     print(f"the longest wait of a client beside them: {waited:.1f} s")

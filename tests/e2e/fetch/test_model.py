@@ -413,35 +413,6 @@ def test_killed_fetch_is_completed_by_the_next(remote: Remote, locked: ModelLock
     assert not list(remote.paths.models.rglob("*.download"))
 
 
-def test_a_killed_lock_is_completed_by_the_next(remote: Remote, locked: ModelLock, tmp_path: Path) -> None:
-    """Its tensors are in the store, under hashes that no lock names yet."""
-    donor = locked.repositories["fp8"]
-    begin = next(row.size for row in donor.headers if row.file == SHARD)
-    last = begin + sum(row.size for row in donor.tensors if row.file == SHARD) - 1
-    never = threading.Event()
-    path = remote.lock_file
-    whole = path.read_bytes()
-    path.unlink()
-
-    def stall(request: Request) -> Fault | None:
-        return Fault(cut=last - begin, wait=never) if request.range == f"bytes={begin}-{last}" else None
-
-    downloads = remote.paths.models / "acme/sample-fp8" / f"{donor.revision}.download"
-    with remote.online(faults=stall) as url:
-        begun = f"{SHARD}.*-{last + 1}.part"
-        kill_when(lambda: any(part.stat().st_size for part in downloads.glob(begun)), url, tmp_path, CALL_LOCK)
-        never.set()
-    assert not path.exists()
-    remote.requests.clear()
-    with remote.online():
-        remote.lock()
-    assert path.read_bytes() == whole
-    asked = [wanted for file, wanted in remote.got("acme/sample-fp8") if file == SHARD]
-    cut = last + 1 - min(row.size for row in donor.tensors if row.file == SHARD)
-    assert [wanted for wanted in asked if not wanted.startswith("bytes=0-")] == [f"bytes={cut}-{last}"]
-    assert not downloads.exists()
-
-
 def test_full_disk_is_told_before_fetching(remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))

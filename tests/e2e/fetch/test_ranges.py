@@ -18,10 +18,10 @@ from remote_files import pauses as pauses
 
 from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
 from sparkpin.core.files import git_blob_sha1
-from sparkpin.fetch import origins, transfer
+from sparkpin.fetch import origins
 from sparkpin.fetch.hub_client import HubOrigin
 from sparkpin.fetch.origins import FolderOrigin
-from sparkpin.fetch.pieces import FilePiece, Growing, joined
+from sparkpin.fetch.pieces import Growing
 
 
 @pytest.fixture
@@ -40,51 +40,6 @@ def test_pieces_are_what_was_asked_for_and_nothing_else_is_fetched(remote: Remot
     assert fetched.received == sum(end - begin for begin, end in spans)
     assert sorted(remote.blobs) == sorted(f"bytes={begin}-{end - 1}" for begin, end in spans)
     assert not list((remote.out / "parts").iterdir())
-
-
-@pytest.mark.parametrize(
-    ("spans", "asked"),
-    [
-        ([(3000, 4000), (0, 1000), (2000, 3000), (1000, 2000), (2000, 2000)], ["bytes=0-3999"]),
-        ([(7, 7)], []),
-        ([(0, MB), (MB + 100, MB + 100)], [f"bytes=0-{MB - 1}"]),
-    ],
-    ids=["side-by-side", "empty", "empty-behind-a-gap"],
-)
-def test_pieces_that_go_together_are_one_request(
-    remote: Remote, spans: list[tuple[int, int]], asked: list[str]
-) -> None:
-    with remote.serve():
-        origin = remote.origin
-        pieces = [remote.piece(origin, begin, end) for begin, end in spans]
-        remote.fetch(pieces)
-    assert all(map(remote.is_there, pieces))
-    assert remote.blobs == asked
-
-
-def test_small_gaps_are_bridged_while_they_cost_less_than_one_percent(remote: Remote) -> None:
-    """Of 1.5 MB: five gaps of 1000 bytes are bridged, the larger ones are not."""
-    gaps, at, spans = [1000, 60_000, 1000, 1000, 1000, 1000], 0, []
-    for gap in [*gaps, 0]:
-        spans.append((at, at + 200_000))
-        at += 200_000 + gap
-    with remote.serve():
-        origin = remote.origin
-        pieces = [remote.piece(origin, begin, end) for begin, end in spans]
-        fetched = remote.fetch(pieces)
-    assert all(map(remote.is_there, pieces))
-    assert len(remote.blobs) == 2
-    assert fetched.received == 7 * 200_000 + 5000
-
-
-def test_joined_requests_stay_small_enough_to_share(tmp_path: Path) -> None:
-    origin = FolderOrigin(tmp_path)
-    step = 20 * MB
-    pieces = [
-        FilePiece(origin, "f", 200 * MB, n * step, (n + 1) * step, "", tmp_path / str(n), lambda s: tmp_path)
-        for n in range(10)
-    ]
-    assert sorted(len(span) for span in joined(pieces)) == [1, 3, 3, 3]
 
 
 def test_what_lies_in_git_comes_from_the_hub_itself(remote: Remote) -> None:
@@ -106,15 +61,6 @@ def test_a_cut_connection_is_taken_up_where_it_broke(remote: Remote, pauses: lis
     assert fetched.received == 2 * MB
     assert pauses == [1.0]
     assert any(f"the connection broke after {at:,} of" in line or "peer closed" in line for line in remote.said)
-
-
-def test_a_cut_amid_joined_pieces_keeps_those_that_are_whole(remote: Remote) -> None:
-    with remote.serve(once(Fault(cut=2500))):
-        origin = remote.origin
-        pieces = [remote.piece(origin, n * 1000, (n + 1) * 1000) for n in range(4)]
-        remote.fetch(pieces)
-    assert all(map(remote.is_there, pieces))
-    assert remote.blobs == ["bytes=0-3999", "bytes=2500-3999"]
 
 
 WHOLE = len(DATA[BIG])
@@ -346,50 +292,6 @@ def test_the_first_failure_stops_the_others_and_keeps_what_is_whole(remote: Remo
         [],
         [f"{BIG}.500000-700000.part"],
     )
-
-
-def test_a_failure_ends_a_fetch_of_more_requests_than_connections(
-    remote: Remote, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transfer, "CONNECTIONS", 1)
-    failures: list[BaseException] = []
-
-    def fetch(pieces: list[FilePiece]) -> None:
-        try:
-            remote.fetch(pieces)
-        except NetworkError as error:
-            failures.append(error)
-
-    with remote.serve(lambda request: Fault(404) if request.method == "GET" else None):
-        origin = remote.origin
-        pieces = [remote.piece(origin, n * 100_000, n * 100_000 + 10) for n in range(20)]
-        thread = threading.Thread(target=fetch, args=[pieces], daemon=True)
-        thread.start()
-        thread.join(60)
-    assert not thread.is_alive()
-    assert len(failures) == 1
-    assert len(remote.blobs) < 20
-
-
-def test_progress_tells_bytes_rate_and_what_is_left(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PROGRESS_SECONDS", 0.01)
-    told = threading.Event()
-
-    def say(line: str) -> None:
-        if "1.0 of 2.1 MB" in line and line.endswith(" left"):
-            told.set()
-
-    with remote.serve(once(Fault(cut=MB, wait=told))):
-        piece = remote.piece(remote.origin, 0, 2 * MB)
-        transfer.fetch([piece], say, title="fetching", advice="")
-    assert told.is_set()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.2, "0 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (7200, "2.0 h")]
-)
-def test_duration(seconds: float, words: str) -> None:
-    assert transfer.duration(seconds) == words
 
 
 # VmHWM is of this program; what getrusage tells begins with the memory of the one that started it.

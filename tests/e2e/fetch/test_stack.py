@@ -6,11 +6,9 @@ import functools
 import http.server
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,42 +146,6 @@ def test_a_file_that_is_gone_is_named(paths: Paths, index: Index, lost: str) -> 
     assert missing.sha256 in caught.value.message and caught.value.next_step == advice([missing])
     if lost == "from its page":
         assert Store(paths.store).verified(other), "what else there is was fetched"
-
-
-@pytest.mark.parametrize("heeds", [True, False], ids=["ranges", "no-ranges"])
-def test_killed_run_is_completed_by_the_next(paths: Paths, index: Index, tmp_path: Path, heeds: bool) -> None:
-    slow, quick = make_wheel(index.folder, "slow", size=1_000_000), make_wheel(index.folder, "quick", size=1000)
-    index.slow[slow.file], index.heeds = 60.0, heeds  # it never comes to the end
-    lock = locked(paths, slow, quick)
-    part = paths.store / f"incoming/wheels/{slow.sha256}.part"
-    process = subprocess.Popen(program(paths, lock, tmp_path / "lock.json"), stdout=subprocess.DEVNULL)
-    while not (Store(paths.store).has(quick) and part.exists() and part.stat().st_size):
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert not Store(paths.store).has(slow)
-    there = part.stat().st_size
-    index.slow.clear()
-    report = fetch_stack(paths, stack(), lock, print, advice)
-    assert report.bytes_fetched == slow.size
-    assert index.asked.count(quick.file) == 1 and index.ranges == [f"bytes={there}-{slow.size - 1}"]
-    assert Store(paths.store).verified(slow)
-    assert left_over(paths) == []
-
-
-def test_what_was_begun_for_another_lock_goes(paths: Paths, index: Index) -> None:
-    """A failed fetch keeps its own beginnings alone; the wheel that is gone fails it."""
-    gone, begun = make_wheel(index.folder, "gone"), make_wheel(index.folder, "begun", size=1000)
-    (index.folder / gone.file).unlink()
-    (index.folder / begun.file).unlink()
-    folder = paths.store / "incoming/wheels"
-    folder.mkdir(parents=True)
-    for sha256 in (begun.sha256, "f" * 64):
-        (folder / f"{sha256}.part").write_bytes(b"PK")
-    with pytest.raises(NetworkError):
-        fetch_stack(paths, stack(), locked(paths, gone, begun), print, advice)
-    assert left_over(paths) == [f"{begun.sha256}.part"]
 
 
 def test_full_disk_is_told(index: Index, paths: Paths, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,9 @@ from sparkpin.build import image as build
 from sparkpin.build import make, rootfs
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, layer_file, record_file, records_of, write_record
-from sparkpin.build.reproduce import Reproduction, clear_leftovers, reproduce, scratch
+from sparkpin.build.reproduce import Reproduction, reproduce
 from sparkpin.core import progress
-from sparkpin.core.errors import DifferenceError, HostError, IntegrityError, ManifestError
+from sparkpin.core.errors import DifferenceError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.host.daemon import SYSTEM_PATH
 from sparkpin.host.endpoint import ask
@@ -262,35 +262,11 @@ def test_the_engine_of_a_killed_rebuild_goes_with_the_next(site: Site, tmp_path:
     assert list(site.paths.work.iterdir()) == [] and not sockets.exists()
 
 
-def test_a_rebuild_that_runs_is_left_alone(site: Site) -> None:
-    site.paths.work.mkdir(parents=True)
-    with scratch(site.paths) as own:
-        clear_leftovers(site.paths, site.said.append)
-        assert own.store.exists() and site.said == []
-
-
-def test_another_canonical_form_is_told(site: Site) -> None:
-    release = site.build()[-1]
-    record = records_of(site.paths, release)[0]
-    write_record(site.paths, record.model_copy(update={"seal": record.seal + 1}))
-    with pytest.raises(IntegrityError, match="was sealed in form"):
-        site.reproduce(release)
-
-
 def test_a_lost_record_is_told(site: Site) -> None:
     release = site.build()[-1]
     record_file(site.paths, records_of(site.paths, release)[0].rendered).unlink()
     with pytest.raises(IntegrityError, match="the record of how its image was built"):
         site.reproduce(release)
-
-
-def test_only_root_can(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks is made up: the tests run as root."""
-    release = site.build()[-1]
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(HostError, match="only root"):
-        site.reproduce(release)
-    assert list(site.paths.work.iterdir()) == []
 
 
 def test_the_project_of_a_release_is_as_it_was(site: Site) -> None:

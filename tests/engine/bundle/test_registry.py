@@ -152,26 +152,6 @@ def killed(work: Callable[[], object]) -> None:
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 
 
-def test_a_killed_publish_goes_on(source: Source, there: LocalRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Registry.parse(there.url, there.ca)
-    push = Registry.push
-
-    def cut_off(self: Registry, layout: Path, image: str, reference: str, *_: object) -> None:
-        if image == "image":
-            os.kill(os.getpid(), signal.SIGKILL)
-        push(self, layout, image, reference)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Registry, "push", cut_off)
-        killed(lambda: sent(source, there))
-    name = f":{source.release.tag.rpartition(':')[2]}"
-    assert place.manifest(name) is None, "the tag comes last"
-    before = there.asked("PUT", "blobs", "201")
-    assert place.manifest(sent(source, there).reference)
-    more = there.asked("PUT", "blobs", "201") - before
-    assert before == 5 and more == len(source.release.diff_ids) + 1, "the record was there"
-
-
 def test_a_killed_pull_goes_on(
     source: Source, there: LocalRegistry, paths: Paths, empty: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,20 +225,6 @@ def replaced(place: Registry, image: bytes, about: dict[str, object], tmp_path: 
     place.push(layout.folder, "made", f"@{registries.digest_of(data)}")
     layout.add(oci.index_of([oci.described(oci.MANIFEST_TYPE, data)]), oci.INDEX_TYPE, "index")
     place.push_index(layout.folder, "index", referrers_tag(image))
-
-
-def test_another_sbom_is_refused(
-    source: Source, there: LocalRegistry, paths: Paths, empty: Engine, tmp_path: Path
-) -> None:
-    place = sent(source, there)
-    image = place.manifest(place.reference) or b""
-    (row,) = json.loads(place.manifest(referrers_tag(image)) or b"")["manifests"]
-    about, bill = json.loads(place.manifest(f"@{row['digest']}") or b""), b'{"bomFormat": "CycloneDX"}'
-    about["layers"][1] |= {key: oci.described("", bill)[key] for key in ("digest", "size")}
-    replaced(place, image, about, tmp_path, bill)
-    with pytest.raises(IntegrityError, match="SBOM"):
-        pull(paths, empty, place, quiet)
-    assert nothing_of(paths, empty)
 
 
 def test_only_a_trusted_signature_is_taken(

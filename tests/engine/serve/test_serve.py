@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import socket
 import ssl
 from pathlib import Path
@@ -17,13 +16,12 @@ from certificates import certificate
 from watched import free_port
 
 from sparkpin.commands import client as clients
-from sparkpin.commands import releases as commands_releases
 from sparkpin.core.errors import BusyError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import crash_facts, fronts, service, status, switching
+from sparkpin.serve import fronts, service, status
 from sparkpin.serve import served as services
 from sparkpin.serve.address import AddressOptions
 
@@ -131,18 +129,6 @@ def test_another_address_is_another_front_and_the_same_server(site: FakeSite, na
     assert site.start(tls_cert="none").url == f"http://127.0.0.1:{served.port}/v1"
 
 
-def test_what_answers_until_serve_is_told_after_serve(
-    standing: Standing, paths: Paths, fake_engine: Engine, newer: Release, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for home, release in ((paths, newer), (standing.paths, newer), (standing.paths, standing.release)):
-        commands_releases.next_serve(home, fake_engine, release)
-    assert capsys.readouterr().out.splitlines() == [
-        "next: invoke serve --recipe fake",
-        f"next: invoke serve --recipe fake (until then {standing.release.tag} still answers)",
-        "it is being served already",
-    ]
-
-
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_release_that_does_not_start_gives_way_to_the_former_one(
     site: FakeSite, name: str, newer: Release, beside: bool
@@ -175,30 +161,6 @@ def test_a_first_release_that_does_not_start_leaves_nothing(site: FakeSite, name
         site.engine.client.volumes.get(name)
 
 
-def test_a_former_one_left_by_a_killed_run_is_taken_up(site: FakeSite, name: str, newer: Release) -> None:
-    site.start(port=site.port)
-    container = site.engine.client.containers.get(name)
-    container.stop(timeout=5)
-    container.rename(name + switching.FORMER)
-    assert site.start(newer, port=site.port).ready
-    with pytest.raises(docker.errors.NotFound):
-        container.reload()
-
-
-def test_a_taken_port_is_told_with_its_holder(site: FakeSite, name: str) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", site.port))
-        holder.listen()
-        with pytest.raises(BusyError) as caught:
-            site.start(port=site.port)
-    assert f"port {site.port} on 127.0.0.1 is taken by " in caught.value.message
-    assert f"(process {os.getpid()})" in caught.value.message
-    assert caught.value.next_step.endswith(f"the same command with --port {site.port + 1}")
-    with pytest.raises(InputError, match=r"cannot listen on 192\.0\.2\.1:"):  # RFC 5737: no machine has it
-        site.start(port=site.port, host="192.0.2.1")
-    assert services.find(site.engine, name) is None and not (site.paths.home / "keys").exists()
-
-
 def test_a_taken_port_does_not_end_what_is_served(standing: Standing, fake_engine: Engine, newer: Release) -> None:
     paths = standing.paths
     with socket.socket() as holder:
@@ -215,14 +177,6 @@ def test_a_taken_port_does_not_end_what_is_served(standing: Standing, fake_engin
             )
     (served,) = (s for s in services.status(fake_engine) if s.home == str(paths.home))
     assert served.ready and served.release == standing.release.tag
-
-
-def test_a_port_that_another_recipe_s_container_has(standing: Standing, fake_engine: Engine) -> None:
-    paths, port = standing.paths, standing.served.port
-    other = dataclasses.replace(standing.release, recipe="other")
-    with pytest.raises(BusyError, match=f"taken by the container {standing.served.container}-front"):
-        service.start(paths, fake_engine, other, standing.checkpoint, options=AddressOptions(port), say=quiet)
-    assert services.find(fake_engine, services.name_of(paths, "other")) is None
 
 
 def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
@@ -277,20 +231,3 @@ def test_the_half_that_is_down_is_named(site: FakeSite) -> None:
     server.kill()
     server.reload()
     assert status.words(services.describe(server, front), server).startswith("the server is ")
-
-
-def test_other_settings_of_its_container_are_another_front(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = site.start(port=site.port)
-    containers = site.engine.client.containers
-    before = containers.get(served.container + services.FRONT).id
-    monkeypatch.setattr(fronts, "MEMORY", fronts.MEMORY // 2)
-    assert site.start().started == served.started
-    front = containers.get(served.container + services.FRONT)
-    assert front.id != before and front.attrs["HostConfig"]["Memory"] == fronts.MEMORY
-
-
-def test_a_server_that_is_removed_while_it_is_looked_at_ends_nothing(site: FakeSite) -> None:
-    container = site.engine.client.containers.get(site.start(port=site.port).container)
-    container.remove(force=True, v=True)
-    death = crash_facts.examine(container, "fake", site.release.tag, "exited with 1")
-    assert (death.tag, death.log) == (site.release.tag, b"")

@@ -189,16 +189,6 @@ def test_each_draft_length_has_a_server_and_evidence_of_its_own(site: FakeSite) 
     assert [check.name for check in result.checks] == ["start"], "what does not start is not tried with other lengths"
 
 
-def test_a_server_that_ends_is_told_at_once_with_its_last_words(site: FakeSite) -> None:
-    result, _ = smoke(site, site.faulty("exit"))
-    assert not result.passed and result.ready_seconds is None
-    (start,) = result.checks
-    assert start.name == "start" and "the container exited with 1" in start.detail
-    assert (
-        "RuntimeError: no such architecture" in start.detail and result.log_path.read_text().count("RuntimeError") == 1
-    )
-
-
 def test_a_server_that_wants_too_much_memory_is_ended(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.running, "memory_limit", lambda *_: 256 << 20)
     result, _ = smoke(site, site.faulty("memory"))
@@ -209,14 +199,6 @@ def test_a_server_that_never_answers_is_given_up(site: FakeSite, monkeypatch: py
     monkeypatch.setattr(server.running, "ready_timeout", lambda _: 2.0)
     result, _ = smoke(site, site.faulty("silent"))
     assert not result.passed and "not ready within 2 s" in result.checks[0].detail
-
-
-def test_a_server_that_dies_between_two_requests(site: FakeSite) -> None:
-    result, _ = smoke(site, site.faulty("dies"))
-    details = {check.name: check.detail for check in result.checks if not check.passed}
-    assert list(details) == ["chat", *CHECKS[2:]]
-    assert details["chat"].endswith("; the container exited with 3")
-    assert details["tool-call"] == "not asked: the container exited with 3"
 
 
 def test_the_record_takes_the_result_and_a_later_test_replaces_the_evidence(site: FakeSite) -> None:
@@ -230,26 +212,6 @@ def test_the_record_takes_the_result_and_a_later_test_replaces_the_evidence(site
     folder = evidence_folder(site.paths, site.release)
     assert records.smoked(site.release.tag, result).state == "passed" and not (folder / "old").exists()
     assert [path.name for path in folder.parent.iterdir()] == ["smoke"]
-
-
-def test_what_a_killed_run_left_is_removed(site: FakeSite) -> None:
-    mine = site.engine.client.containers.create(
-        site.release.tag, entrypoint=["vllm"], labels={server.LABEL: server.owner(site.paths)}
-    )
-    other = site.engine.client.containers.create(
-        site.release.tag, entrypoint=["vllm"], labels={server.LABEL: "another home"}
-    )
-    theirs, left = (site.paths.work / f"smoke-{whose}-x" for whose in ("another", server.owner(site.paths)[:8]))
-    for folder in (theirs, left):  # homes may share a cache
-        folder.mkdir(parents=True)
-    try:
-        _, said = smoke(site)
-        assert f"removing {mine.name}, left by a smoke test that was killed" in said
-        other.reload()
-        assert theirs.is_dir() and not left.exists()
-    finally:
-        theirs.rmdir()
-        other.remove(force=True)
 
 
 def test_a_run_that_is_killed_leaves_nothing_that_stays(site: FakeSite) -> None:
@@ -277,12 +239,3 @@ def test_an_engine_or_a_release_that_cannot_be_used_is_an_error(site: FakeSite) 
     (site.checkpoint / "config.json").chmod(0o600)
     with pytest.raises(CheckpointError, match=r"config.json: mode 600[\s\S]*chmod -R a\+rX"):
         run_smoke(site.paths, site.engine, site.release, site.checkpoint, print)
-
-
-def test_what_a_killed_smoke_test_left_is_cleared_unless_one_runs(site: FakeSite) -> None:
-    site.engine.client.containers.create(site.release.tag, ["sleep"], labels={server.LABEL: server.owner(site.paths)})
-    with lock(server.smoke_lock(site.paths)):
-        server.clear_leftovers(site.paths, site.engine, print)
-        assert len(left_over(site)) == 1
-    server.clear_leftovers(site.paths, site.engine, print)
-    assert left_over(site) == []
