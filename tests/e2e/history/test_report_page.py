@@ -25,6 +25,8 @@ TOLD = """new Promise(done => {
   const look = () => BUTTON.textContent === 'Copy' ? setTimeout(look, 20) : done(BUTTON.textContent); look();
 })"""
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def seen(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Seen:

@@ -97,7 +97,7 @@ def expected(make_site: Callable[[Engine], Site]) -> list[BuiltImage]:
         return make_site(engine).build_all()
 
 
-@pytest.fixture(scope="module", params=["own", *NEWER])
+@pytest.fixture(scope="module", params=["own", *(pytest.param(name, marks=pytest.mark.slow) for name in NEWER)])
 def site(request: pytest.FixtureRequest, make_site: Callable[[Engine], Site]) -> Iterator[Site]:
     if request.param == "own":
         with private_engine() as engine:
@@ -159,6 +159,7 @@ def test_every_engine_makes_the_same_images(
     assert nameless(site.engine) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", [*NEWER], indirect=True)
 def test_buildx_builds_the_same_images(
     site: Site, expected: list[BuiltImage], newer_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
