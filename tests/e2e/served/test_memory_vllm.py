@@ -70,6 +70,7 @@ def argv_of(args: dict[str, Any], length: int) -> list[str]:
     return words
 
 
+@pytest.mark.slow
 def test_plans_say_what_vllm_says(stages: dict[str, Release]) -> None:
     """vLLM's own code for CASES. Dummy weights: caches do not depend on them."""
     engine, release = Engine.connect(), stages["v2-tq"]
