@@ -215,12 +215,14 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, Path]:
     return paths, root / "made" / pin.repositories[pin.base].repo
 
 
+@pytest.mark.slow
 def test_the_pinned_model_is_what_is_made_here(smollm2: tuple[Paths, Path]) -> None:
     """Byte for byte."""
     pin = manifests.load_model(PROJECT, "smollm2")
     assert commit_of(smollm2[1]) == pin.repositories[pin.base].revision
 
 
+@pytest.mark.slow
 def test_it_is_served_and_reads_english(smollm2: tuple[Paths, Path], stages: dict[str, Release]) -> None:
     """By the recipe's own command. With rows of its weights in a wrong order it does not: pins/models/smollm2.yaml."""
     paired = pair(PROJECT, "smollm2")[-1]

@@ -461,16 +461,6 @@ def test_a_header_that_is_longer_than_its_file(tmp_path: Path) -> None:
     assert "choose another revision" in caught.value.next_step
 
 
-def test_a_header_is_read_from_the_whole_file_if_that_is_of_the_right_size(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / SHARD).write_bytes(bytes(10))
-    found = site(tmp_path / "a", tmp_path / "b")
-    assert found.header(SHARD, 10, 5).origin.name == str(tmp_path / "b")
-    (tmp_path / "b" / SHARD).write_bytes(bytes(9))
-    assert found.header(SHARD, 10, 5).origin.name == str(tmp_path / "a")
-
-
 @pytest.mark.parametrize("name", ["../../evil", "a/../../evil", "/etc/evil"])
 def test_a_name_that_leaves_the_folder_is_refused_before_it_is_a_path(
     remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -596,40 +586,10 @@ def test_a_folder_that_is_not_there(remote: Remote) -> None:
         remote.lock()
 
 
-@pytest.mark.parametrize("name", ["int4", "fp8"])
-def test_a_changed_folder_is_locked_anew_with_a_word_about_each_file(folders: Remote, name: str) -> None:
-    remote = folders
-    former = remote.lock().repositories
-    assert "sample: nothing fetched: what it takes is in folders of this machine, or was here" in remote.said
-    remote.said.clear()
-    remote.lock()
-    assert not [line for line in remote.said if "former lock" in line or "becomes" in line]
-    folder = remote.source(name)
-    damage(folder / SHARD, "flip")
-    (folder / "README.md").unlink()
-    (folder / "NOTICE").write_text("new\n")
-    changed = remote.lock().repositories
-    told = [line.removeprefix(f"{folder}: ") for line in remote.said if "former lock" in line]
-    assert told == [
-        f"{file} is {word} since the former lock"
-        for file, word in (("NOTICE", "new"), ("README.md", "gone"), (SHARD, "changed"))
-    ]
-    revisions = former[name].revision[:12], changed[name].revision[:12]
-    assert any(line.startswith(f"{name}: revision {revisions[0]} becomes {revisions[1]}") for line in remote.said)
-
-
 def test_a_folder_has_no_pinned_revision(remote: Remote) -> None:
     remote.edit_pin("fp8", folder="somewhere")
     with pytest.raises(ManifestError, match=r"repositories\.fp8\.revision: .*derived from its files"):
         remote.lock()
-
-
-def test_a_lock_without_headers_says_how_to_make_one(remote: Remote, locked: ModelLock) -> None:
-    bare = locked.repositories["fp8"].model_copy(update={"headers": []})
-    old = locked.model_copy(update={"repositories": {**locked.repositories, "fp8": bare}})
-    with pytest.raises(ManifestError, match=r"repositories\.fp8\.headers: saw 0") as caught:
-        remote.fetch(old)
-    assert caught.value.next_step == "invoke lock --model sample"
 
 
 def test_the_hub_of_the_environment_gets_the_token_and_its_storage_does_not(

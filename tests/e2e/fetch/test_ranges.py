@@ -21,7 +21,6 @@ from sparkpin.core.files import git_blob_sha1
 from sparkpin.fetch import origins
 from sparkpin.fetch.hub_client import HubOrigin
 from sparkpin.fetch.origins import FolderOrigin
-from sparkpin.fetch.pieces import Growing
 
 
 @pytest.fixture
@@ -128,17 +127,6 @@ def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses
     assert remote.blobs == [f"bytes={10 * len(cuts)}-999"]
 
 
-def test_a_connection_that_breaks_often_but_moves_is_never_given_up(
-    remote: Remote, pauses: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(origins, "MOVED", 1000)
-    with remote.serve(once(*[Fault(cut=1000)] * 20)):
-        piece = remote.piece(remote.origin, 0, 30_000)
-        remote.fetch([piece])
-    assert remote.is_there(piece)
-    assert pauses == [1.0] * 20
-
-
 BLOBS, RESOLVE = "/blobs/", "/resolve/"
 
 
@@ -237,16 +225,6 @@ def test_a_wrong_blob_of_git_is_noticed(remote: Remote) -> None:
         remote.fetch([remote.piece(remote.origin, file=SMALL, git="0" * 40)])
 
 
-def test_a_part_that_a_killed_run_made_read_only_can_be_written_to(remote: Remote) -> None:
-    """Looked at in the mode's bits: root, who may run this, may write into any file."""
-    piece = remote.piece(FolderOrigin(remote.root / REPO))
-    piece.part.parent.mkdir(parents=True)
-    piece.part.write_bytes(DATA[BIG][:1000])
-    piece.part.chmod(0o444)
-    Growing(piece, fresh=False).close()
-    assert piece.part.stat().st_mode & 0o777 == 0o644
-
-
 def test_several_files_come_at_once(remote: Remote) -> None:
     """The server holds every answer back until all have been asked for."""
     count, all_there = 6, threading.Event()
@@ -266,32 +244,6 @@ def test_several_files_come_at_once(remote: Remote) -> None:
         remote.fetch(pieces)
     assert all(map(remote.is_there, pieces))
     assert all_there.is_set()
-
-
-def test_the_first_failure_stops_the_others_and_keeps_what_is_whole(remote: Remote) -> None:
-    never = threading.Event()
-
-    def fault(request: Request) -> Fault | None:
-        if "bytes=1000-" in request.range:
-            return Fault(404)
-        if "bytes=500000-" in request.range:
-            return Fault(cut=100, wait=never)
-        return None
-
-    with remote.serve(fault):
-        origin = remote.origin
-        good = remote.piece(origin, 0, 10)
-        remote.fetch([good])
-        stuck = threading.Timer(0.5, never.set)
-        stuck.start()
-        with pytest.raises(NetworkError, match="the Hub answers 404"):
-            remote.fetch([remote.piece(origin, 1000, 2000), remote.piece(origin, 500_000, 700_000)])
-        stuck.join()
-    assert remote.is_there(good)
-    assert [path.name for path in (remote.out / "parts").iterdir() if path.stat().st_size] in (
-        [],
-        [f"{BIG}.500000-700000.part"],
-    )
 
 
 # VmHWM is of this program; what getrusage tells begins with the memory of the one that started it.
