@@ -103,7 +103,6 @@ sys.dont_write_bytecode = False
 SHARED = ("tests/e2e/served/", "tests/adversary/served/")
 """Folders whose tests ask the server of the session: `server` of support/cpu_stages.py."""
 FIRST = ("test_golden.py", "served")
-"""Files and folders that take longest: a run begins with them, so that its workers end at the same time."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -124,7 +123,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not {item.path.name, item.path.parent.name}.intersection(FIRST))
+    """What takes long comes first, so that workers end at the same time: FIRST, then the largest files."""
+    sizes = {path: path.stat().st_size for path in {item.path for item in items}}
+
+    def order(item: pytest.Item) -> tuple[bool, int]:
+        return not {item.path.name, item.path.parent.name}.intersection(FIRST), -sizes[item.path]
+
+    items.sort(key=order)
 
 
 def is_unit(item: pytest.Item) -> bool:
