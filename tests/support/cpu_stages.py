@@ -30,9 +30,12 @@ from sparkpin.smoke.subject import SmokeSubject
 
 @pytest.fixture(scope="session")
 def main_job() -> Releases:
-    """The releases of the pins of this checkout, which need not have passed a smoke test."""
+    """The releases of the pins of this checkout with their checkpoints. They need not have passed a smoke test."""
     subprocess.run([*INVOKE, "up", "--no-smoke"], cwd=PROJECT, check=True)
-    return Releases(Paths.from_env(PROJECT))
+    records = Releases(Paths.from_env(PROJECT))
+    for release in {release.stage: release for release in records.of_recipe("scripted-tiny")}.values():
+        checkpoint_of(records.paths, release)
+    return records
 
 
 @pytest.fixture(scope="session")

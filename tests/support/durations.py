@@ -25,7 +25,7 @@ class Durations:
         self.files[file] += report.duration
         self.folders["/".join(PurePath(file).parts[:2])] += report.duration
         if report.when == "call":
-            self.tests[report.nodeid.partition("@")[0]] = report.duration
+            self.tests[report.nodeid] = report.duration
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for name, seconds in self.tests.most_common():
