@@ -42,31 +42,6 @@ def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy
     assert copy.invoke("promote", tag).returncode == 2
 
 
-@pytest.mark.slow
-def test_a_head_stored_in_int8_serves_with_the_mod_and_does_not_without(main_job: Releases, copy: Checkout) -> None:
-    copy.add_recipe(TRIAL, **{"stage: v2-tq": "stage: v2-stored"})
-    copy.replace("stages/v2-stored.yaml", "acceptance_floor: 0.8", "acceptance_floor: 0.8\n  draft_lengths: [1]")
-    copy.done("build", "--recipe", TRIAL)
-    tag = copy.release(stage="v2-stored")["tag"]
-    copy.done("smoke", tag)
-    evidence = copy.evidence(tag)
-    result = json.loads((evidence / "result.json").read_text())
-    assert result["acceptance"] >= 0.8 and result["drafted_tokens"] > 100
-    active = [line for line in (evidence / "server.log").read_text().splitlines() if '"mod":"int8-lm-head"' in line]
-    assert [("stored" in line, "shared" in line) for line in active] == [(True, False), (True, True)]
-    verdicts = {check["name"]: check["detail"] for check in result["checks"]}
-    assert verdicts["chat@1"] == verdicts["chat"] == "24 tokens, exact", "with another number of drafted tokens"
-    shares = [verdicts[name].partition("; by position ")[2].count("%") for name in ("acceptance", "acceptance@1")]
-    assert shares == [2, 1] and (evidence / "exchanges-drafts-1.jsonl").stat().st_size > 1000
-
-    copy.replace("stages/v2-stored.yaml", "smoke:", "serve: {env: {SPARKPIN_MOD_INT8_LM_HEAD: 0}}\nsmoke:")
-    copy.done("build", "--recipe", TRIAL)
-    tag = copy.release(stage="v2-stored")["tag"]
-    assert copy.invoke("smoke", tag).returncode == 10
-    log = (copy.evidence(tag) / "server.log").read_text()
-    assert "There is no module or parameter named 'lm_head.weight_" in log
-
-
 def test_a_full_disk_stops_a_fetch_with_one_clear_error(copy: Checkout, tmpfs: Callable[[str], Path]) -> None:
     small = tmpfs("2m")
     result = copy.invoke("fetch", SPARKPIN_CACHE=str(small))
