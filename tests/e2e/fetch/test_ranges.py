@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import subprocess
-import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import hub
 import pytest
 from hub import Fault, Request
 from remote_files import BIG, DATA, MB, REPO, SMALL, Remote, once, sha256
@@ -19,8 +13,6 @@ from remote_files import pauses as pauses
 from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
 from sparkpin.core.files import git_blob_sha1
 from sparkpin.fetch import origins
-from sparkpin.fetch.hub_client import HubOrigin
-from sparkpin.fetch.origins import FolderOrigin
 
 
 @pytest.fixture
@@ -94,23 +86,6 @@ def test_what_an_earlier_run_began(
     assert begun == (known and left[min(left)] != DATA[BIG] + b"x")
 
 
-class Short(FolderOrigin):
-    """Ends early and says nothing, once: what a Hub's answer cannot do, since its length is told."""
-
-    @contextlib.contextmanager
-    def open(self, file: str, begin: int, end: int, size: int, *, anew: bool = False) -> Iterator[Iterator[bytes]]:
-        with FolderOrigin.open(self, file, begin, end if begin else end // 2, size) as chunks:
-            yield chunks
-
-
-def test_an_answer_that_ends_early_is_a_broken_connection(remote: Remote, pauses: list[float]) -> None:
-    piece = remote.piece(Short(remote.root / REPO), 0, 1000)
-    remote.fetch([piece])
-    assert remote.is_there(piece)
-    assert pauses == [1.0]
-    assert any("the connection broke after 500 of 1,000 bytes" in line for line in remote.said)
-
-
 def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses: list[float]) -> None:
     cuts = [Fault(cut=10)] * origins.TRIES
     with remote.serve(once(*cuts)):
@@ -172,15 +147,6 @@ def test_an_expired_address_is_asked_for_anew_and_a_right_one_once(remote: Remot
     assert [r.method for r in remote.requests if RESOLVE in r.path] == ["HEAD"]
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_gated_file_is_told_also_where_its_address_has_expired(remote: Remote, status: int) -> None:
-    with remote.serve(lambda request: Fault(status, {"X-Error-Code": "GatedRepo"})) as url:
-        known = {BIG: f"{url}/blobs/{REPO}/{sha256(DATA[BIG])}"} if status == 401 else {}
-        with pytest.raises(NetworkError, match="is gated") as caught:
-            remote.fetch([remote.piece(HubOrigin(REPO, remote.revision, known))])
-    assert f"https://huggingface.co/{REPO}" in caught.value.next_step
-
-
 @pytest.mark.parametrize(
     ("fault", "seen"),
     [
@@ -225,60 +191,7 @@ def test_a_wrong_blob_of_git_is_noticed(remote: Remote) -> None:
         remote.fetch([remote.piece(remote.origin, file=SMALL, git="0" * 40)])
 
 
-def test_several_files_come_at_once(remote: Remote) -> None:
-    """The server holds every answer back until all have been asked for."""
-    count, all_there = 6, threading.Event()
-    arrived: set[str] = set()
-
-    def hold(request: Request) -> Fault | None:
-        if request.path.startswith("/blobs/"):
-            arrived.add(request.range)
-            if len(arrived) == count:
-                all_there.set()
-            return Fault(wait=all_there, cut=0)
-        return None
-
-    with remote.serve(hold):
-        origin = remote.origin
-        pieces = [remote.piece(origin, n * 200_000, n * 200_000 + 10) for n in range(count)]
-        remote.fetch(pieces)
-    assert all(map(remote.is_there, pieces))
-    assert all_there.is_set()
-
-
 # VmHWM is of this program; what getrusage tells begins with the memory of the one that started it.
-LARGE = """
-import re, sys
-from pathlib import Path
-from sparkpin.fetch import transfer as ranges
-from sparkpin.fetch.hub_client import HubOrigin
-from sparkpin.fetch.pieces import FilePiece
-revision, size, out = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-origin = HubOrigin("acme/large", revision)
-pieces = [
-    FilePiece(origin, "large.safetensors", size, b, e, "", out / f"{b}-{e}.part", lambda s, b=b, e=e: out / f"{b}-{e}")
-    for b, e in [(0, size), (0, size // 2), (size // 2, size)]
-]
-fetched = ranges.fetch(pieces, print, title="", advice="")
-print(fetched.received, re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
-"""
-
-
-def test_memory_does_not_grow_with_what_is_fetched(tmp_path: Path) -> None:
-    size = 150 * MB
-    folder = tmp_path / "remote/acme/large"
-    folder.mkdir(parents=True)
-    with (folder / "large.safetensors").open("wb") as file:
-        file.truncate(size)
-    revision = hub.scan(folder, "acme/large").commit
-    with hub.serve(tmp_path / "remote") as url:
-        words = [sys.executable, "-c", LARGE, revision, str(size), str(tmp_path / "out")]
-        done = subprocess.run(words, env={**os.environ, "HF_ENDPOINT": url}, capture_output=True, text=True, check=True)
-    received, peak = map(int, done.stdout.splitlines()[-1].split())
-    assert received == 2 * size
-    assert peak * 1024 < 100 * MB
-
-
 def test_a_full_disk_keeps_what_came(remote: Remote, small_disk: Path) -> None:
     with remote.serve():
         remote.out = small_disk

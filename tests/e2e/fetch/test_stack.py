@@ -22,7 +22,7 @@ from stack_samples import locked, stack
 from wheelhouse import Index, make_wheel
 
 from sparkpin.core import files
-from sparkpin.core.errors import DiskError, IntegrityError, ManifestError, NetworkError
+from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as fetch
@@ -134,20 +134,6 @@ def test_bytes_that_are_not_what_the_index_says(paths: Paths, index: Index) -> N
     assert not Store(paths.store).has(file) and left_over(paths) == []
 
 
-@pytest.mark.parametrize("lost", ["from its page", "from where the page says"])
-def test_a_file_that_is_gone_is_named(paths: Paths, index: Index, lost: str) -> None:
-    other, missing = make_wheel(index.folder, "b"), make_wheel(index.folder, "a")
-    if lost == "from its page":
-        (index.folder / missing.file).unlink()
-    else:
-        index.gone = {missing.file}
-    with pytest.raises(NetworkError, match=r"a-1\.0-py3-none-any\.whl .* no longer offered by the index") as caught:
-        fetch_stack(paths, stack(), locked(paths, other, missing), print, advice)
-    assert missing.sha256 in caught.value.message and caught.value.next_step == advice([missing])
-    if lost == "from its page":
-        assert Store(paths.store).verified(other), "what else there is was fetched"
-
-
 def test_full_disk_is_told(index: Index, paths: Paths, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = make_wheel(index.folder, "a", size=3_000_000)
     small = Paths(paths.project, small_disk / "cache", paths.home)
@@ -178,13 +164,6 @@ def test_another_file_of_the_same_version_is_not_taken(paths: Paths, index: Inde
     fetch_stack(paths, stack(), locked(paths, file), print, advice)
     assert Store(paths.store).verified(file)
     assert index.asked == [file.file]
-
-
-def test_two_versions_of_one_package_are_refused(paths: Paths, index: Index) -> None:
-    lock = locked(paths, make_wheel(index.folder, "a"), make_wheel(index.folder, "a", "2.0"))
-    with pytest.raises(ManifestError, match=r"s\.lock: wheels: saw 'a 1\.0 and 2\.0', wanted one version"):
-        fetch_stack(paths, stack(), lock, print, advice)
-    assert index.asked == []
 
 
 def test_the_indexes_of_pip_are_asked(

@@ -111,27 +111,6 @@ def test_a_dockerfile_that_could_fetch_is_not_built(site: Site) -> None:
         site.build(site.chain()[0])
 
 
-def test_a_config_stage_with_layers_is_told(site: Site) -> None:
-    template = site.paths.project / "dockerfiles/child.j2"
-    template.write_text(template.read_text().replace("AS config\n", "AS config\nCOPY Dockerfile /opt/extra\n"))
-    base, one, _ = site.chain()
-    site.build(base)
-    with pytest.raises(BuildError, match="the stage `config` of its Dockerfile adds layers"):
-        site.build(one)
-    assert leftovers(site) == [] and site.engine.image(one.ref) is None
-
-
-def test_a_template_without_trees_is_built_whole(site: Site) -> None:
-    template = site.paths.project / "dockerfiles/child.j2"
-    template.write_text(
-        'FROM {{ parent_ref }}\nUSER 0:0\nRUN ["/bin/sh", "-c", "echo hi >/opt/new"]\nLABEL sparkpin.key="{{ key }}"\n'
-    )
-    base, one, _ = site.chain()
-    first = [site.build(base), site.build(one)]
-    assert first[1].diff_ids[:-1] == first[0].diff_ids
-    assert site.elsewhere(site.paths.home).build(one, fresh=True).config_digest == first[1].config_digest
-
-
 def test_a_tree_is_the_same_from_the_stage_that_installs_it(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from sparkpin.build import make, origin
 from sparkpin.build.make import checkpoint_of
 from sparkpin.build.origin import EXPORTS, IMPORTS
 from sparkpin.build.pair import pair
-from sparkpin.build.record import is_imported, layer_file, records_of
+from sparkpin.build.record import is_imported, records_of
 from sparkpin.bundle.copy import copy
 from sparkpin.bundle.export import BundleParts, export
 from sparkpin.bundle.form import Bundle, open_bundle
@@ -34,8 +33,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.evidence.attest import ensure_attested
 from sparkpin.host import fingerprint
 from sparkpin.host.engine import Engine
-from sparkpin.image.listing import PathEntry, write_contents
-from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
 
 CHECKPOINT = """
@@ -276,59 +273,6 @@ def test_own_builds_take_nothing_for_built_that_was_brought(
     assert release.created != base.created and not origin.is_from_elsewhere(paths, release)
     rows = json.loads((Releases(paths).evidence(release) / EXPORTS).read_text())
     assert [row["file"] for row in rows] == [str(tmp_path / "base.tar")]
-
-
-def test_made_again_from_what_was_brought_it_stays_so(source: Source, tmp_path: Path) -> None:
-    paths = Paths(source.paths.project, tmp_path / "cache", tmp_path / "home")
-    base = source.releases[0]
-    import_bundle(paths, source.engine, write(source, tmp_path / "base.tar", base, store=True), quiet)
-    (record,) = records_of(paths, base)
-    wanted = record.config_digest
-    assert not build.build_image(paths, source.engine, record.rendered, quiet, fresh=True, wanted=wanted).cached
-    assert is_imported(paths, record.rendered)
-    assert not list((paths.cache / "layers").glob("*.json")), "no note that a build would trust"
-
-
-def test_a_brought_checkpoint_is_not_that_of_an_own_release(source: Source, tmp_path: Path) -> None:
-    paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
-    base = source.releases[0]
-    made = checkpoint_of(source.paths, base)
-    bundle = write(source, tmp_path / "served.tar", base, checkpoint=True)
-    import_bundle(paths, source.engine, bundle, quiet)
-    folder = Releases(paths).checkpoint(base)
-    assert origin.ready_checkpoint(paths, base) == folder == checkpoint_of(paths, base)
-    config = folder / "config.json"
-    config.write_bytes(bytes(config.stat().st_size))
-    origin.adopt(paths, base)
-    assert origin.ready_checkpoint(paths, base) is None
-    assert checkpoint_of(paths, base) == folder
-    assert config.read_bytes() == (made / "config.json").read_bytes() and not (folder / MARK).exists()
-    shutil.rmtree(folder)
-    import_bundle(paths, source.engine, bundle, quiet)
-    assert not folder.exists(), "the bundle of an own release brings no checkpoint"
-    assert not origin.is_brought(paths, base)
-
-
-def test_a_listing_or_model_that_differs_stays(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:
-    import_bundle(paths, empty, bundle, quiet)
-    kept = KeptInputs.of(paths).kept.path(next(iter(source.release.inputs.values())))
-    whole = kept.read_bytes()
-    kept.write_bytes(bytes(len(whole)))
-    path = layer_file(paths, source.release.diff_ids[-1])
-    plain = path.read_bytes()
-    path.write_bytes(gzip.compress(gzip.decompress(plain), 0))
-    import_bundle(paths, empty, bundle, quiet)
-    assert path.read_bytes() != plain, "another zlib packs it otherwise"
-    assert kept.read_bytes() == whole, "what is damaged by its own name is mended"
-    write_contents(path, (PathEntry("etc/other", "file", 0o644, 0, 0, 0),))
-    with pytest.raises(IntegrityError, match=f"differs from {path}"):
-        import_bundle(paths, empty, bundle, quiet)
-    path.write_bytes(plain)
-    model = next(path for path in paths.models.rglob("config.json"))
-    model.chmod(0o644)
-    model.write_bytes(bytes(model.stat().st_size))
-    with pytest.raises(IntegrityError, match=f"differs from {model}"):
-        import_bundle(paths, empty, bundle, quiet)
 
 
 def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:

@@ -23,8 +23,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.history.prune import plan as pruning
 from sparkpin.history.prune.image_tags import STALE_AFTER
 from sparkpin.history.prune.plan import Pruned
-from sparkpin.host import buildkit
-from sparkpin.host import disk_usage as layer_sizes
 from sparkpin.host.engine import Engine
 from sparkpin.releases import current as retention
 from sparkpin.releases.container import CACHE_LABEL, cache_volume
@@ -230,39 +228,6 @@ def test_a_dry_run_changes_nothing_and_frees_in_words_what_the_real_run_then_fre
     assert records.all() == [three]
     assert model.stat().st_nlink == 2
     assert pruning.prune(paths, engine, 1, quiet, now=now, dry_run=True).counts == {}
-
-
-def test_layers_that_a_build_stood_on_are_not_free_before_the_build_cache_lets_go(
-    paths: Paths, engine: Engine, tmp_path: Path
-) -> None:
-    """The real builder keeps them: du(1) on the engine's folder tells what is free, and when."""
-    data = Path(engine.client.info()["DockerRootDir"])
-    host = {"DOCKER_HOST": f"unix://{data.parent / 'docker.sock'}"}
-    base, top = file_layer("base", os.urandom(9_000_000)), file_layer("top", os.urandom(5_000_000))
-    below = load_image(engine, "sparkpin/stack-cpu:base-aaaaaaaaaaaa", [base])
-    image = load_image(engine, "sparkpin/stack-cpu:v2-bbbbbbbbbbbb", [base, top])
-    made = release(1, image=image.config_digest, diff_ids=image.diff_ids)
-    Releases(paths).save(made)
-    engine.tag(image.ref, made.tag)
-    (tmp_path / "context").mkdir()
-    (tmp_path / "context/Dockerfile").write_text(f"FROM {below.ref}\nENV A=1\n")
-    buildkit.build(tmp_path / "context", "sparkpin/unsealed:v2-bbbbbbbbbbbb", say=quiet, host={**os.environ, **host})
-    engine.untag("sparkpin/unsealed:v2-bbbbbbbbbbbb")
-
-    used = disk(data)
-    dry = pruning.prune(paths, engine, 0, quiet, now=time.time(), dry_run=True)
-    assert prune(paths, engine, 0) == dry
-    assert (dry.bytes["image layers"], dry.held) == (5_000_000, 9_000_000)
-    assert dry.cache is not None and dry.cache.holds_layers
-    assert tags(engine) == set()
-    assert used - disk(data) == pytest.approx(5_000_000, abs=200_000)
-    wanted = pruning.prune(paths, engine, 0, quiet, now=time.time(), dry_run=True, build_cache=True)
-    assert wanted.counts["build cache"] > 0 and wanted.cache == pruning.NO_CACHE
-    assert disk(data) > used - 6_000_000  # a dry run
-    cleared = pruning.prune(paths, engine, 0, quiet, now=time.time(), build_cache=True)
-    assert cleared.counts["build cache"] == wanted.counts["build cache"]
-    assert used - disk(data) == pytest.approx(14_000_000, abs=300_000)
-    assert layer_sizes.build_cache(engine) == layer_sizes.BuildCache(0, 0, holds_layers=False)
 
 
 # Files that no release needs

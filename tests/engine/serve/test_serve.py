@@ -78,17 +78,6 @@ def test_serving_it_again_leaves_it_alone(standing: Standing, fake_engine: Engin
     assert fake_engine.client.containers.get(name).id == before
 
 
-def test_another_command_under_the_same_tag_replaces_it(site: FakeSite, name: str) -> None:
-    """As of a record that was changed by hand, and restored."""
-    site.start(dataclasses.replace(site.release, argv=(*site.release.argv, "--trust-remote-code")), port=site.port)
-    said: list[str] = []
-    site.start(say=said.append)
-    assert [line for line in said if "another command or environment" in line]
-    assert "--trust-remote-code" not in site.engine.client.containers.get(name).attrs["Config"]["Cmd"]
-    site.start(dataclasses.replace(site.release, argv=(*site.release.argv, "--load-format", "auto")), say=said.append)
-    assert said[-1].startswith(f"{site.release.tag} already runs"), "the loader is chosen anew for each start"
-
-
 @pytest.mark.parametrize("beside", [False, True])
 def test_another_port_or_release_replaces_it(site: FakeSite, name: str, newer: Release, beside: bool) -> None:
     site.start(port=site.port)
@@ -198,12 +187,6 @@ def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
     with pytest.raises(InputError, match="no service of recipe 'fake' runs"):
         service.stop(paths, engine, "fake", quiet)
     assert services.running_release(standing.paths, engine, "fake") == first.release
-
-
-@pytest.mark.parametrize("bad", [0, 70000])
-def test_a_port_that_is_none(site: FakeSite, bad: int) -> None:
-    with pytest.raises(InputError, match=f"port {bad}: wanted 1 to 65535"):
-        site.start(port=bad)
 
 
 def test_stop_keeps_the_address_and_the_former_network_goes(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:

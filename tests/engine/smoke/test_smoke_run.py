@@ -14,9 +14,8 @@ import pytest
 from docker.models.containers import Container
 
 from sparkpin.build import make
-from sparkpin.core.errors import BusyError, CheckpointError, EngineError, IntegrityError, SmokeError
+from sparkpin.core.errors import BusyError, SmokeError
 from sparkpin.core.files import lock
-from sparkpin.core.tags import tag_of
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.releases.container import HOME_LABEL
@@ -138,14 +137,6 @@ def test_one_that_somebody_stops_amid_its_test_has_not_failed_it(
     assert not site.engine.client.containers.list(all=True, filters=home)
 
 
-def test_a_front_that_was_left_leads_nobody_to_a_server_that_is_tested(
-    site: FakeSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = site.start(port=site.port)
-    site.engine.client.containers.get(served.container).remove(force=True, v=True)
-    serve_tested(site, site.release, monkeypatch)
-
-
 @pytest.mark.parametrize("again", ["served", "tested"])
 def test_what_a_run_left_that_was_killed_while_it_tested_is_not_served(
     site: FakeSite, monkeypatch: pytest.MonkeyPatch, again: str
@@ -227,15 +218,3 @@ def test_a_run_that_is_killed_leaves_nothing_that_stays(site: FakeSite) -> None:
     assert not evidence_folder(site.paths, site.release).exists()
     result, said = smoke(site)
     assert result.passed and "left by a smoke test that was killed" in said[0]
-
-
-def test_an_engine_or_a_release_that_cannot_be_used_is_an_error(site: FakeSite) -> None:
-    gone = dataclasses.replace(site.release, tag=tag_of("fake", "base", "0" * 64))
-    other = dataclasses.replace(site.release, image="sha256:" + "0" * 64)
-    with pytest.raises(EngineError, match=r"has no image[\s\S]*invoke rebuild sparkpin"):
-        run_smoke(site.paths, site.engine, gone, site.checkpoint, print)
-    with pytest.raises(IntegrityError, match="names another image"):
-        run_smoke(site.paths, site.engine, other, site.checkpoint, print)
-    (site.checkpoint / "config.json").chmod(0o600)
-    with pytest.raises(CheckpointError, match=r"config.json: mode 600[\s\S]*chmod -R a\+rX"):
-        run_smoke(site.paths, site.engine, site.release, site.checkpoint, print)
