@@ -655,12 +655,11 @@ def test(
     c: Context,
     *,
     fast: Annotated[bool, "only the unit tests: no engine, no images"] = False,
-    all: Annotated[bool, "every test"] = False,
-    rest: Annotated[bool, "the tests that `invoke test` leaves out"] = False,
+    all: Annotated[bool, "every test, the slow ones too"] = False,
     select: Annotated[str, "pytest's -k expression"] = "",
 ) -> None:
-    """Run the unit tests, and the main job for real."""
-    if code := commands.developer.test(project_folder(), fast=fast, whole=all, rest=rest, select=select):
+    """Run all tests but the slow ones: unit tests, the main job and a real server."""
+    if code := commands.developer.test(project_folder(), fast=fast, whole=all, select=select):
         raise Exit(code=code)
 
 

@@ -7,12 +7,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import durations
 import pytest
 import trials
 import wheelhouse
+from cpu_stages import main_job, server, smoked, stages
 from places import NO_ENGINE, PROJECT, copied_to, written_through
+from xdist.scheduler import LoadFileScheduling
+
+__all__ = ["main_job", "server", "smoked", "stages"]  # fixtures
 
 
 @pytest.hookimpl(wrapper=True)
@@ -95,42 +100,47 @@ PATH = os.environ.get("PATH")
 # Tests run commands by the hundred: each process would compile all that it imports, for half of its time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-MARKED = ("e2e", "engine")  # folders whose tests have the marker of that name; the longest are in the first
+SHARED = ("tests/e2e/served/", "tests/adversary/served/")
+"""Folders whose tests ask the server of the session: `server` of support/cpu_stages.py."""
+FIRST = ("test_golden.py", "served")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # pytest-xdist's workers send their reports to the process that has this
-        config.pluginmanager.register(durations.Durations(config))
+        config.pluginmanager.register(durations.Durations())
         config.pluginmanager.register(trials.Trials())
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The folder sets the marker. The files that take longest come first, so that workers end at the same time."""
-    took = durations.of_files(config)
+class Scheduler(LoadFileScheduling):
+    """A worker gets whole files, and one worker gets all that ask the server of the session."""
 
-    def order(item: pytest.Item) -> tuple[float, int]:
-        return -took[item.nodeid.partition("::")[0]], [*MARKED, "unit"].index(kind(item))
+    def _split_scope(self, nodeid: str) -> str:
+        return "served" if nodeid.startswith(SHARED) else super()._split_scope(nodeid)
 
-    for item in items:
-        if kind(item) in MARKED:
-            item.add_marker(kind(item))
-        elif any(item.get_closest_marker(name) for name in MARKED):
-            raise pytest.UsageError(
-                f"{item.nodeid}: a test with an engine or images lies in tests/engine, e2e or adversary"
-            )
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    return Scheduler(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long comes first, so that workers end at the same time: FIRST, then the largest files."""
+    sizes = {path: path.stat().st_size for path in {item.path for item in items}}
+
+    def order(item: pytest.Item) -> tuple[bool, int]:
+        return not {item.path.name, item.path.parent.name}.intersection(FIRST), -sizes[item.path]
+
     items.sort(key=order)
 
 
-def kind(item: pytest.Item) -> str:
-    """unit, engine or e2e (which an enemy's trials are, too); unit, too, for a mod's own tests."""
+def is_unit(item: pytest.Item) -> bool:
+    """Also a mod's own test."""
     tests = PROJECT / "tests"
-    folder = item.path.relative_to(tests).parts[0] if item.path.is_relative_to(tests) else "unit"
-    return "e2e" if folder == "adversary" else folder
+    return not item.path.is_relative_to(tests) or item.path.is_relative_to(tests / "unit")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     assert os.environ.get("PATH") == PATH, "an earlier test left another PATH behind"
-    if kind(item) in MARKED:
+    if not is_unit(item):
         assert not os.environ.get("DOCKER_HOST", "").endswith(NO_ENGINE), "what unit tests are given was left behind"
 
 

@@ -22,6 +22,8 @@ from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Releases
 
+pytestmark = pytest.mark.slow
+
 RECIPE = "scripted-tiny"
 KILLS = 10
 

@@ -37,6 +37,8 @@ from sparkpin.pins import manifests
 from sparkpin.releases.current import promote
 from sparkpin.releases.record import Release, Releases
 
+pytestmark = pytest.mark.slow
+
 KILLS = 5
 SETUP = "sparkpin_hello-0.1.0.dist-info"  # a folder of the mod, in its wheel
 SECRET = hashlib.sha256(b"a secret of the environment").hexdigest()

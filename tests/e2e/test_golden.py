@@ -41,10 +41,11 @@ print(answer.choices[0].message.content)
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
-    """With a recipe of its own, and a mod of the first stage edited: no stage's image is there yet."""
+    """With a recipe of its own, and a mod edited: the image of the last stage is not there yet. Building all of them
+    from nothing is what test_offline.py does."""
     made = Checkout.make(tmp_path_factory.mktemp("golden") / "copy")
     made.add_recipe(TRIAL)
-    made.change_mod("vllm-cpu")
+    made.change_mod("turboquant")
     yield made
     made.invoke("stop", "--recipe", TRIAL)
     made.remove_built(TRIAL)
@@ -58,14 +59,12 @@ def built(copy: Checkout) -> Checkout:
     killer = threading.Timer(LONGEST, os.killpg, (run.pid, signal.SIGKILL))
     killer.daemon = True
     killer.start()
-    made = []
     for line in run.stdout:
-        made += re.findall(r"(\S+): sparkpin/stack-cpu:\S+ in [\d.]+ s", line)
         if "v2-tq:" in line and "is there" not in line:
             os.killpg(run.pid, signal.SIGKILL)
             break
     killer.cancel()
-    assert run.wait() == -signal.SIGKILL and made == list(MODS)[:4]
+    assert run.wait() == -signal.SIGKILL
     left = copy.images()
     assert "v2-tq" not in {row["stage"] for row in left}
     require_own_images(left)
@@ -123,11 +122,12 @@ def test_the_last_stage_passes_its_smoke_test_with_its_mods_at_work(copy: Checko
     require_mods_at_work(records, records.get(first["tag"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", MODS)
 def test_every_stage_of_this_checkout_has_passed_with_its_mods_at_work(
-    main_job: Releases, stages: dict[str, Release], stage: str
+    main_job: Releases, smoked: dict[str, Release], stage: str
 ) -> None:
-    require_mods_at_work(main_job, stages[stage])
+    require_mods_at_work(main_job, smoked[stage])
 
 
 def test_promote_serve_and_roll_back_take_the_flags_with_them(copy: Checkout, first: dict[str, Any]) -> None:

@@ -40,6 +40,8 @@ from sparkpin.serve.served import parts as parts_of
 from sparkpin.smoke.scripts import CHAT
 from sparkpin.smoke.server import own, prefix
 
+pytestmark = pytest.mark.slow
+
 ADDRESS = "192.0.2.1"  # for documentation (RFC 5737): nobody has it
 IDLE = 5  # seconds, as the front allows here
 SECONDS, TRIES = 2.0, 3

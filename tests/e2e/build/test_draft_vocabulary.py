@@ -16,6 +16,8 @@ from checkout import Checkout
 
 from benchmarks.scripted_tiny.vocabulary import vocabulary
 
+pytestmark = pytest.mark.slow
+
 TRIAL = f"trial-{uuid.uuid4().hex[:8]}"
 STAGE, FILE = "v2-vocab", "stages/v2-vocab.yaml"
 WORDS = vocabulary()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkout import LONGEST, Checkout
+from checkout import Checkout
 
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Releases
@@ -26,6 +26,7 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
     made.remove_tags(TRIAL)
 
 
+@pytest.mark.slow
 def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy: Checkout) -> None:
     copy.add_recipe(TRIAL, **{"stage: v2-tq": "stage: v2"})
     copy.replace("stages/v2.yaml", "smoke:", "serve: {env: {SPARKPIN_MOD_INT8_LM_HEAD: 0}}\nsmoke:")
@@ -39,20 +40,6 @@ def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy
     assert row["state"] == "failed"
     assert Engine.connect().image(tag) is not None
     assert copy.invoke("promote", tag).returncode == 2
-
-
-def test_two_builds_at_once_both_complete_with_one_image(main_job: Releases, copy: Checkout) -> None:
-    copy.add_recipe(TRIAL)
-    copy.change_mod("turboquant")
-    runs = [copy.start("build", "--recipe", TRIAL) for _ in range(2)]
-    outputs = [run.communicate(timeout=LONGEST)[0] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], "\n".join(outputs)
-    assert all("same bytes as published: base, hybrid, mtp, v2 (" in output for output in outputs)
-    assert all(
-        "not published for these pins: v2-tq (" in output and "NOT the bytes" not in output for output in outputs
-    )
-    assert len([row for row in copy.images() if row["stage"] == "v2-tq"]) == 1
-    copy.remove_built(TRIAL)
 
 
 def test_a_full_disk_stops_a_fetch_with_one_clear_error(copy: Checkout, tmpfs: Callable[[str], Path]) -> None:

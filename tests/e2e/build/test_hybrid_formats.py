@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 from checkout import PROJECT
 from in_container import run
@@ -21,6 +22,8 @@ from sparkpin.pins import manifests
 from sparkpin.releases import container
 from sparkpin.releases.record import Release
 from sparkpin.smoke import scripts
+
+pytestmark = pytest.mark.slow
 
 MODULES = [
     "model.*.mlp.shared_expert.*_proj",

@@ -16,6 +16,8 @@ from places import SUPPORT
 from sparkpin.build.pair import pair
 from sparkpin.host.engine import Engine
 
+pytestmark = pytest.mark.slow
+
 PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 MODS = sorted(path.parent.name for path in (PROJECT / "mods").glob("*/tests"))
 KERNELS = sorted(

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from checkout import PROJECT
 from in_container import run
 
@@ -22,6 +23,8 @@ from sparkpin.pins import manifests
 from sparkpin.releases import container
 from sparkpin.releases.record import Release
 from sparkpin.smoke import scripts
+
+pytestmark = pytest.mark.slow
 
 MTP = {"method": "mtp", "num_speculative_tokens": 2}
 CACHE = {"kv_cache_dtype": "turboquant_4bit_nc", "speculative_config": MTP}

@@ -19,10 +19,13 @@ from sparkpin.host.daemon import SYSTEM_PATH
 from sparkpin.releases.record import Release, Releases
 
 OFFLINE = f"offline-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, in the same engine
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None,
-    reason="needs root (for network namespaces) and dockerd (apt-get install docker.io)",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None,
+        reason="needs root (for network namespaces) and dockerd (apt-get install docker.io)",
+    ),
+]
 # -s 0: without what is sent, which may be a text about addresses.
 WATCHED = ["strace", "-f", "--seccomp-bpf", "-qq", "-s", "0", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o"]
 

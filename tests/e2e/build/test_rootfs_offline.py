@@ -22,6 +22,8 @@ from sparkpin.fetch.store import Store
 from sparkpin.pins.manifests import load_stack, load_stack_lock
 from sparkpin.pins.schema import Stack, StackLock
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def stack() -> Stack:

@@ -21,6 +21,8 @@ from sparkpin.fetch.hub_repository import generated
 from sparkpin.pins import manifests
 from sparkpin.releases.record import Releases
 
+pytestmark = pytest.mark.slow
+
 TRIAL = f"unlocked-{uuid.uuid4().hex[:8]}"
 OURS, THEIRS = "sparkpin/scripted-tiny", f"{TRIAL}/scripted-tiny"
 

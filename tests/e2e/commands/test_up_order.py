@@ -18,6 +18,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Releases
 
+pytestmark = pytest.mark.slow
+
 TRIAL = f"order-{uuid.uuid4().hex[:8]}"
 
 

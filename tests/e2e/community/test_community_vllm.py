@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from checkout import PROJECT
 from in_container import output_of
 from places import SUPPORT
@@ -16,6 +17,7 @@ from sparkpin.pins.families import vllm_version
 SCRIPT = SUPPORT / "vllm_flags.py"
 
 
+@pytest.mark.slow
 def test_the_flags_are_those_of_the_parser() -> None:
     base = pair(PROJECT, "scripted-tiny")[0]
     log = output_of(

@@ -22,8 +22,6 @@ from sparkpin.checkpoint.from_gguf import convert
 from sparkpin.checkpoint.plan import checkpoint_steps, require
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
-from sparkpin.evidence.materials import ModelInputs, model_files
-from sparkpin.evidence.verify import claimed_models
 from sparkpin.fetch.gguf_wheel import convert_wheel
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.model import absent_bytes, fetch_model
@@ -121,22 +119,6 @@ def test_locking_again_changes_nothing(project: Project) -> None:
     assert path.read_bytes() == before
 
 
-def test_evidence_names_the_wheel(project: Project) -> None:
-    lock = project.lock()
-    assert lock.gguf
-    made = list(model_files(ModelInputs((lock.repositories["bf16"],), True, lock.gguf.wheel)))
-    (wheel,) = [material for material in made if material.kind == "gguf"]
-    assert (wheel.purl, wheel.sha256) == ("pkg:pypi/tiny-words@1.0", project.wheel.sha256)
-    assert not any(material.purl for material in made if material.kind == "model"), "no Hub has these files"
-    rows = [
-        {"name": m.label, "digest": {"sha256": m.sha256}, "annotations": {"size": m.size, "where": m.where}}
-        | ({"uri": m.purl} if m.purl else {})
-        for m in made
-    ]
-    claimed = claimed_models(rows)
-    assert [m.label for m in model_files(claimed)] == [m.label for m in made] and claimed.generated
-
-
 def test_an_index_that_has_come_to_give_other_bytes(project: Project) -> None:
     project.lock()
     project.stored.unlink()
@@ -215,12 +197,14 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, Path]:
     return paths, root / "made" / pin.repositories[pin.base].repo
 
 
+@pytest.mark.slow
 def test_the_pinned_model_is_what_is_made_here(smollm2: tuple[Paths, Path]) -> None:
     """Byte for byte."""
     pin = manifests.load_model(PROJECT, "smollm2")
     assert commit_of(smollm2[1]) == pin.repositories[pin.base].revision
 
 
+@pytest.mark.slow
 def test_it_is_served_and_reads_english(smollm2: tuple[Paths, Path], stages: dict[str, Release]) -> None:
     """By the recipe's own command. With rows of its weights in a wrong order it does not: pins/models/smollm2.yaml."""
     paired = pair(PROJECT, "smollm2")[-1]
@@ -240,12 +224,3 @@ def test_stages_that_do_not_apply_are_named() -> None:
         with pytest.raises(ManifestError) as error:
             require(pin, checkpoint_steps(manifests.load_chain(PROJECT, stage), pin))
         assert "GGUF" in error.value.message and "--stage base" in error.value.next_step
-
-
-def test_a_pin_has_one_repository_and_one_way_to_it(project: Project) -> None:
-    path = project.paths.project / "pins/models/words.yaml"
-    value = json.loads(path.read_text())
-    for more in ({"packed": {"path": "pins/models/a.tar.xz", "sha256": "0" * 64}}, {"repositories": {}}):
-        path.write_text(json.dumps(value | more))
-        with pytest.raises(ManifestError):
-            manifests.load_model(project.paths.project, "words")

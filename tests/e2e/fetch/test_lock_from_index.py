@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,12 +11,12 @@ import wheelhouse
 from stack_samples import locked, versions, write
 from wheelhouse import Index, make_wheel
 
-from sparkpin.core.errors import ManifestError, NetworkError
+from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.lock_stack import lock_stack
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.fetch.store import Store
-from sparkpin.fetch.wheels import CONFIG, http_client, length
+from sparkpin.fetch.wheels import http_client, length
 from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
 from sparkpin.pins.schema import LockedFile
 
@@ -160,22 +159,6 @@ def test_an_index_with_a_password_is_locked_from(paths: Paths, index: Index, mon
     assert lock_stack(paths, "s", print).wheels == [app]
 
 
-def test_an_index_that_refuses_the_login_is_told_as_such(
-    paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither as requirements that do not fit, nor as a file that is gone."""
-    index.login = "me:secret"
-    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url.replace("//", "//me:outdated@"))
-    write(paths, ["app==1.0"])
-    app = make_wheel(index.folder, "app")
-    with pytest.raises(NetworkError, match="401") as at_lock:
-        lock_stack(paths, "s", print)
-    with pytest.raises(NetworkError, match="401") as at_fetch:
-        fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, app), print)
-    for caught in (at_lock, at_fetch):
-        assert caught.value.next_step == CONFIG and "outdated" not in str(caught.value)
-
-
 def lock_and_fetch(paths: Paths) -> list[LockedFile]:
     write(paths, ["app==1.0"])
     wheels = lock_stack(paths, "s", print).wheels
@@ -201,19 +184,3 @@ def test_the_proxy_of_pip_is_asked(paths: Paths, index: Index, tmp_path: Path, m
     url = f"http://index.invalid{parts.path}"
     wheelhouse.use_pip_config(monkeypatch, tmp_path / "pip.conf", index_url=url, proxy=parts.netloc)
     assert lock_and_fetch(paths) == [app] and set(index.asked) == {app.file}
-
-
-def test_a_trusted_host_of_pip_needs_no_right_certificate(
-    paths: Paths, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app, key = make_wheel(index.folder, "app"), tmp_path / "key.pem"
-    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=other", "-keyout", key]
-    subprocess.run([*argv, "-out", tmp_path / "cert.pem"], check=True, capture_output=True)
-    key.write_text(key.read_text() + (tmp_path / "cert.pem").read_text())
-    with wheelhouse.serve(index.folder, key) as other:
-        config = {"index_url": other.url, "trusted_host": "127.0.0.1\n  elsewhere.invalid"}
-        monkeypatch.setenv("UV_DEFAULT_INDEX", other.url)
-        with pytest.raises(NetworkError):
-            lock_and_fetch(paths)
-        wheelhouse.use_pip_config(monkeypatch, tmp_path / "pip.conf", **config)
-        assert lock_and_fetch(paths) == [app] and set(other.asked) == {app.file}

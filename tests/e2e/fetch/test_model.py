@@ -36,7 +36,7 @@ from remote_files import pauses as pauses
 
 from sparkpin.checkpoint.repository import Places, listing_of
 from sparkpin.commands import lock as commands_lock
-from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError, ManifestError, NetworkError
+from sparkpin.core.errors import DiskError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import lock_model, model
@@ -253,13 +253,6 @@ def test_a_fetch_takes_the_needed_bytes_and_then_needs_no_network(remote: Remote
     assert remote.said == []
 
 
-def test_fetch_of_one_repository(remote: Remote, locked: ModelLock) -> None:
-    with remote.online():
-        places = model.fetch_model(remote.paths, remote.pin, locked, print, only=["int4"])
-    assert (list(places.folders), places.tensors) == (["int4"], {})
-    assert [path.name for path in (remote.paths.models / "acme").iterdir()] == ["sample-int4"]
-
-
 def test_listings_need_headers_and_texts_alone(remote: Remote, locked: ModelLock) -> None:
     with remote.online():
         found = model.listings(remote.paths, remote.pin, locked, remote.said.append)
@@ -309,27 +302,6 @@ def test_what_is_damaged_is_told_and_fetched_again_alone(
     with remote.online():
         assert remote.is_fetched(remote.fetch(locked))
     assert {key: [file for file, _ in remote.got(f"acme/sample-{key}")] for key in asked} == asked
-
-
-def test_a_repository_is_fetched_by_one_run_at_a_time(remote: Remote, locked: ModelLock) -> None:
-    waits, ended = threading.Event(), threading.Event()
-
-    def fetch() -> None:
-        def say(line: str) -> None:
-            if line == "waiting for another run that uses acme/sample-int4":
-                waits.set()
-
-        model.fetch_model(remote.paths, remote.pin, locked, say)
-        ended.set()
-
-    with remote.online():
-        with model.hold_repositories(remote.paths, ["acme/sample-int4"], print):
-            thread = threading.Thread(target=fetch)
-            thread.start()
-            assert waits.wait(60)
-            assert not ended.is_set() and not remote.requests
-        thread.join(60)
-    assert ended.is_set()
 
 
 def test_stray_file_is_removed_and_told(remote: Remote, locked: ModelLock) -> None:
@@ -413,35 +385,6 @@ def test_killed_fetch_is_completed_by_the_next(remote: Remote, locked: ModelLock
     assert not list(remote.paths.models.rglob("*.download"))
 
 
-def test_a_killed_lock_is_completed_by_the_next(remote: Remote, locked: ModelLock, tmp_path: Path) -> None:
-    """Its tensors are in the store, under hashes that no lock names yet."""
-    donor = locked.repositories["fp8"]
-    begin = next(row.size for row in donor.headers if row.file == SHARD)
-    last = begin + sum(row.size for row in donor.tensors if row.file == SHARD) - 1
-    never = threading.Event()
-    path = remote.lock_file
-    whole = path.read_bytes()
-    path.unlink()
-
-    def stall(request: Request) -> Fault | None:
-        return Fault(cut=last - begin, wait=never) if request.range == f"bytes={begin}-{last}" else None
-
-    downloads = remote.paths.models / "acme/sample-fp8" / f"{donor.revision}.download"
-    with remote.online(faults=stall) as url:
-        begun = f"{SHARD}.*-{last + 1}.part"
-        kill_when(lambda: any(part.stat().st_size for part in downloads.glob(begun)), url, tmp_path, CALL_LOCK)
-        never.set()
-    assert not path.exists()
-    remote.requests.clear()
-    with remote.online():
-        remote.lock()
-    assert path.read_bytes() == whole
-    asked = [wanted for file, wanted in remote.got("acme/sample-fp8") if file == SHARD]
-    cut = last + 1 - min(row.size for row in donor.tensors if row.file == SHARD)
-    assert [wanted for wanted in asked if not wanted.startswith("bytes=0-")] == [f"bytes={cut}-{last}"]
-    assert not downloads.exists()
-
-
 def test_full_disk_is_told_before_fetching(remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
@@ -490,16 +433,6 @@ def test_a_header_that_is_longer_than_its_file(tmp_path: Path) -> None:
     assert "choose another revision" in caught.value.next_step
 
 
-def test_a_header_is_read_from_the_whole_file_if_that_is_of_the_right_size(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / SHARD).write_bytes(bytes(10))
-    found = site(tmp_path / "a", tmp_path / "b")
-    assert found.header(SHARD, 10, 5).origin.name == str(tmp_path / "b")
-    (tmp_path / "b" / SHARD).write_bytes(bytes(9))
-    assert found.header(SHARD, 10, 5).origin.name == str(tmp_path / "a")
-
-
 @pytest.mark.parametrize("name", ["../../evil", "a/../../evil", "/etc/evil"])
 def test_a_name_that_leaves_the_folder_is_refused_before_it_is_a_path(
     remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -540,24 +473,6 @@ def test_an_unresolved_revision_is_the_newest_commit_and_stays_so(remote: Remote
         assert remote.lock().repositories["fp8"].revision == remote.commit("acme/sample-fp8")
 
 
-def test_the_recipe_of_an_unresolved_model_names_the_locked_commit(project: Path, tmp_path: Path) -> None:
-    path = project / f"pins/models/{TINY}.yaml"
-    pinned = manifests.load_model(project, TINY).repositories["int4"].revision
-    path.write_text(path.read_text().replace(f'"{pinned}"', UNRESOLVED))
-    recipe = manifests.load_recipe(project, TINY)
-    with pytest.raises(ManifestError, match="the pins have changed since"):
-        manifests.model_of(project, recipe)
-    lock = path.with_suffix(".lock")
-    pin = manifests.load_model(project, TINY)
-    value = json.loads(lock.read_text()) | {"inputs": manifests.model_inputs(pin)}
-    lock.write_text(json.dumps(value))
-    assert manifests.model_of(project, recipe) == pin
-    value["repositories"]["int4"]["revision"] = "e" * 40
-    lock.write_text(json.dumps(value))
-    with pytest.raises(ManifestError, match=f"model_revision: saw '{pinned}', wanted {'e' * 40}, as in .*{TINY}.lock"):
-        manifests.model_of(project, recipe)
-
-
 @pytest.mark.parametrize("relative", [True, False])
 def test_a_folder_stands_for_the_hub(remote: Remote, relative: bool) -> None:
     for name in ("int4", "fp8"):
@@ -588,26 +503,6 @@ def assert_folder_is_the_users(remote: Remote, name: str, step: str) -> None:
     assert "delete" not in step and "another revision" not in step
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "kept"),
-    [("int4", SHARD, -10), ("fp8", SHARD, -10), ("fp8", SHARD, 20), ("fp8", SHARD, 4), ("int4", CONFIG, 20),
-     ("int4", INDEX, 20), ("fp8", CONFIG, 20), ("int4", SECOND, None)],
-)  # fmt: skip
-def test_a_folder_that_lacks_bytes_is_never_to_be_deleted(
-    folders: Remote, name: str, file: str, kept: int | None
-) -> None:
-    """kept: bytes of the file; None: it is gone, and the index lists it."""
-    path = folders.source(name) / file
-    data = path.read_bytes()
-    path.unlink()
-    if kept is not None:
-        path.write_bytes(data[:kept])
-    with pytest.raises((IntegrityError, CheckpointError), match=re.escape(str(path.parent))) as caught:
-        folders.lock()
-    assert file in caught.value.message or kept is None
-    assert_folder_is_the_users(folders, name, caught.value.next_step)
-
-
 @pytest.mark.parametrize(("file", "harm"), [(SHARD, "flip"), (SHARD, "shorten"), (CONFIG, "flip"), (INDEX, "flip")])
 def test_a_folder_that_is_no_longer_what_was_locked(folders: Remote, file: str, harm: str) -> None:
     lock = folders.lock()
@@ -617,48 +512,6 @@ def test_a_folder_that_is_no_longer_what_was_locked(folders: Remote, file: str, 
         folders.fetch(lock)
     assert_folder_is_the_users(folders, "int4", caught.value.next_step)
     assert not list((folders.paths.models / "acme/sample-int4").rglob(file))
-
-
-def test_a_folder_that_is_not_there(remote: Remote) -> None:
-    remote.edit_pin("fp8", revision=UNRESOLVED, folder="nowhere")
-    with remote.online(), pytest.raises(ManifestError, match=r"repositories\.fp8\.folder.*nowhere"):
-        remote.lock()
-
-
-@pytest.mark.parametrize("name", ["int4", "fp8"])
-def test_a_changed_folder_is_locked_anew_with_a_word_about_each_file(folders: Remote, name: str) -> None:
-    remote = folders
-    former = remote.lock().repositories
-    assert "sample: nothing fetched: what it takes is in folders of this machine, or was here" in remote.said
-    remote.said.clear()
-    remote.lock()
-    assert not [line for line in remote.said if "former lock" in line or "becomes" in line]
-    folder = remote.source(name)
-    damage(folder / SHARD, "flip")
-    (folder / "README.md").unlink()
-    (folder / "NOTICE").write_text("new\n")
-    changed = remote.lock().repositories
-    told = [line.removeprefix(f"{folder}: ") for line in remote.said if "former lock" in line]
-    assert told == [
-        f"{file} is {word} since the former lock"
-        for file, word in (("NOTICE", "new"), ("README.md", "gone"), (SHARD, "changed"))
-    ]
-    revisions = former[name].revision[:12], changed[name].revision[:12]
-    assert any(line.startswith(f"{name}: revision {revisions[0]} becomes {revisions[1]}") for line in remote.said)
-
-
-def test_a_folder_has_no_pinned_revision(remote: Remote) -> None:
-    remote.edit_pin("fp8", folder="somewhere")
-    with pytest.raises(ManifestError, match=r"repositories\.fp8\.revision: .*derived from its files"):
-        remote.lock()
-
-
-def test_a_lock_without_headers_says_how_to_make_one(remote: Remote, locked: ModelLock) -> None:
-    bare = locked.repositories["fp8"].model_copy(update={"headers": []})
-    old = locked.model_copy(update={"repositories": {**locked.repositories, "fp8": bare}})
-    with pytest.raises(ManifestError, match=r"repositories\.fp8\.headers: saw 0") as caught:
-        remote.fetch(old)
-    assert caught.value.next_step == "invoke lock --model sample"
 
 
 def test_the_hub_of_the_environment_gets_the_token_and_its_storage_does_not(

@@ -6,11 +6,9 @@ import functools
 import http.server
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +22,7 @@ from stack_samples import locked, stack
 from wheelhouse import Index, make_wheel
 
 from sparkpin.core import files
-from sparkpin.core.errors import DiskError, IntegrityError, ManifestError, NetworkError
+from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as fetch
@@ -132,56 +130,6 @@ def test_bytes_that_are_not_what_the_index_says(paths: Paths, index: Index) -> N
     assert not Store(paths.store).has(file) and left_over(paths) == []
 
 
-@pytest.mark.parametrize("lost", ["from its page", "from where the page says"])
-def test_a_file_that_is_gone_is_named(paths: Paths, index: Index, lost: str) -> None:
-    other, missing = make_wheel(index.folder, "b"), make_wheel(index.folder, "a")
-    if lost == "from its page":
-        (index.folder / missing.file).unlink()
-    else:
-        index.gone = {missing.file}
-    with pytest.raises(NetworkError, match=r"a-1\.0-py3-none-any\.whl .* no longer offered by the index") as caught:
-        fetch_stack(paths, stack(), locked(paths, other, missing), print)
-    assert missing.sha256 in caught.value.message and caught.value.next_step == LOST
-    if lost == "from its page":
-        assert Store(paths.store).verified(other), "what else there is was fetched"
-
-
-@pytest.mark.parametrize("heeds", [True, False], ids=["ranges", "no-ranges"])
-def test_killed_run_is_completed_by_the_next(paths: Paths, index: Index, tmp_path: Path, heeds: bool) -> None:
-    slow, quick = make_wheel(index.folder, "slow", size=1_000_000), make_wheel(index.folder, "quick", size=1000)
-    index.slow[slow.file], index.heeds = 60.0, heeds  # it never comes to the end
-    lock = locked(paths, slow, quick)
-    part = paths.store / f"incoming/wheels/{slow.sha256}.part"
-    process = subprocess.Popen(program(paths, lock, tmp_path / "lock.json"), stdout=subprocess.DEVNULL)
-    while not (Store(paths.store).has(quick) and part.exists() and part.stat().st_size):
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert not Store(paths.store).has(slow)
-    there = part.stat().st_size
-    index.slow.clear()
-    report = fetch_stack(paths, stack(), lock, print)
-    assert report.bytes_fetched == slow.size
-    assert index.asked.count(quick.file) == 1 and index.ranges == [f"bytes={there}-{slow.size - 1}"]
-    assert Store(paths.store).verified(slow)
-    assert left_over(paths) == []
-
-
-def test_what_was_begun_for_another_lock_goes(paths: Paths, index: Index) -> None:
-    """A failed fetch keeps its own beginnings alone; the wheel that is gone fails it."""
-    gone, begun = make_wheel(index.folder, "gone"), make_wheel(index.folder, "begun", size=1000)
-    (index.folder / gone.file).unlink()
-    (index.folder / begun.file).unlink()
-    folder = paths.store / "incoming/wheels"
-    folder.mkdir(parents=True)
-    for sha256 in (begun.sha256, "f" * 64):
-        (folder / f"{sha256}.part").write_bytes(b"PK")
-    with pytest.raises(NetworkError):
-        fetch_stack(paths, stack(), locked(paths, gone, begun), print)
-    assert left_over(paths) == [f"{begun.sha256}.part"]
-
-
 def test_full_disk_is_told(index: Index, paths: Paths, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = make_wheel(index.folder, "a", size=3_000_000)
     small = Paths(paths.project, small_disk / "cache", paths.home)
@@ -212,13 +160,6 @@ def test_another_file_of_the_same_version_is_not_taken(paths: Paths, index: Inde
     fetch_stack(paths, stack(), locked(paths, file), print)
     assert Store(paths.store).verified(file)
     assert index.asked == [file.file]
-
-
-def test_two_versions_of_one_package_are_refused(paths: Paths, index: Index) -> None:
-    lock = locked(paths, make_wheel(index.folder, "a"), make_wheel(index.folder, "a", "2.0"))
-    with pytest.raises(ManifestError, match=r"s\.lock: wheels: saw 'a 1\.0 and 2\.0', wanted one version"):
-        fetch_stack(paths, stack(), lock, print)
-    assert index.asked == []
 
 
 def test_the_indexes_of_pip_are_asked(

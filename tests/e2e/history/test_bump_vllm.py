@@ -22,6 +22,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = """
 import torch
 from vllm.model_executor.layers.logits_processor import LogitsProcessor

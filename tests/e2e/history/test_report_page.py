@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from browser import Driven, Seen, driven, look_at
+from browser import Seen, look_at
 from report_samples import HOSTILE, Made
 from report_samples import made as made
 
@@ -21,9 +19,7 @@ WIDTHS = (
     (1280, "light", False),
     (1280, "dark", False),
 )
-TOLD = """new Promise(done => {
-  const look = () => BUTTON.textContent === 'Copy' ? setTimeout(look, 20) : done(BUTTON.textContent); look();
-})"""
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -89,55 +85,3 @@ def test_every_release_and_its_evidence_is_there_to_read(seen: Seen, made: Made)
     assert unfolded.count(HOSTILE) == 4  # of a check, a pin, and a comparison, which stands above the timeline, too
     assert "invoke rollback --recipe scripted-tiny --serve" in unfolded
     assert "~ --max-num-seqs 4 -> 2" in unfolded
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
-    with driven(tmp_path_factory.mktemp("driven") / "browser") as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def page(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(html(gather(made[0], None)))
-    return path
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_screenshot_of_400_pixels_is_whole_and_of_its_scheme(tab: Driven, page: Path, dark: bool) -> None:
-    tab.show(page.as_uri(), width=400, dark=dark)
-    tab.run("document.querySelectorAll('details').forEach(one => one.open = true)")
-    seen = tab.pixels(tab.shot())
-    assert (seen["width"], len(seen["edge"])) == (400, 1)  # nothing reaches into the right margin
-    assert (seen["dark"] if dark else seen["light"]) > 0.8
-    assert (seen["light"] if dark else seen["dark"]) < 0.15
-
-
-def test_a_screenshot_shows_what_is_wrong(tab: Driven, tmp_path: Path) -> None:
-    """A page that is too wide, and light where dark is wanted."""
-    bad = tmp_path / "bad.html"
-    bad.write_text("<!doctype html><p style='width:900px;background:#eee'>wide</p>")
-    tab.show(bad.as_uri(), width=400, dark=True)
-    seen = tab.pixels(tab.shot())
-    assert seen["width"] > 400 and seen["light"] > 0.8
-
-
-def test_buttons_copy_their_commands(tab: Driven, page: Path, made: Made) -> None:
-    """From a file, as people open it."""
-    tab.show(page.as_uri())
-    tab.run("document.querySelectorAll('details').forEach(one => one.open = true)")
-    commands = tab.run("[...document.querySelectorAll('.commands code')].map(one => one.textContent)")
-    assert "invoke rollback --recipe scripted-tiny --serve" in commands and len(commands) > 8
-    assert tab.run("document.querySelectorAll('.commands button').length") == len(commands)
-    for number in (0, 1, len(commands) - 1):
-        button = f"document.querySelectorAll('.commands button')[{number}]"
-        assert tab.run("navigator.clipboard.readText()") != commands[number]
-        tab.click(button)
-        assert tab.run(TOLD.replace("BUTTON", button)) == "Copied"
-        assert tab.run("navigator.clipboard.readText()") == commands[number]
-    assert tab.run("document.title").startswith("sparkpin: releases of scripted-tiny on made up")
-    tab.run("navigator.clipboard.writeText = () => Promise.reject(new Error('not here'))")
-    tab.click("document.querySelector('.commands button')")
-    tab.run(TOLD.replace("BUTTON", "document.querySelector('.commands button')"))
-    assert tab.run("navigator.clipboard.readText()") == commands[0]

@@ -19,6 +19,8 @@ from sparkpin.measure.bench import record
 from sparkpin.releases.record import Release, Releases, to_json
 from sparkpin.smoke.server import LABEL, owner
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Home:

@@ -30,6 +30,8 @@ from sparkpin.pins.vllm_command import drop_flags, set_flag
 from sparkpin.releases.record import Release
 from sparkpin.serve.socket_port import listening
 
+pytestmark = pytest.mark.slow
+
 ROOM = 4096
 ASKED = ProveOptions(model="", key="", seed=1, sessions=4, turns=3, replay="", as_json=True)
 CACHED = {"--enable-prefix-caching": None, "--block-size": "128", "--num-gpu-blocks-override": "64"}

@@ -16,6 +16,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.releases import quality_record
 from sparkpin.releases.record import Releases
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Iterator[tuple[Checkout, str]]:

@@ -18,6 +18,8 @@ from sparkpin.host.engine import Engine
 from sparkpin.releases import compile_caches, container
 from sparkpin.releases.record import Release
 
+pytestmark = pytest.mark.slow
+
 LOOK = """
 import json, os, pathlib
 from torch._inductor.codecache import PyCodeCache

@@ -16,6 +16,8 @@ from sparkpin.serve.client_facts import ServerFacts
 from sparkpin.serve.client_formats import CLIENTS
 from sparkpin.smoke.scripts import ANSWER, TOOL
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("facts", [FULL, BARE], ids=["full", "bare"])
 def test_opencode_takes_each_word_as_it_is_meant(facts: ServerFacts, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.launch import Health
 
+pytestmark = pytest.mark.slow
+
 RECIPE = "paired"
 IDLE = Health(interval=3600)
 """No request of its own: in the middle of one, the head's vLLM fails with its peer's and counts that as its own end."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 from checkout import Checkout
-from client_tools import claude, events, llm, opencode
 from docker.models.containers import Container
 from watched import await_start, free_port, until
 
@@ -22,49 +19,14 @@ from sparkpin.core.errors import SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import crash_facts, launch, service, startup
 from sparkpin.serve import served as services
+from sparkpin.serve import service
 from sparkpin.serve.address import AddressOptions
 from sparkpin.serve.launch import Health
-from sparkpin.smoke.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
 
 RECIPE = "watched"
+pytestmark = pytest.mark.slow
 HEALTH = Health(interval=2, timeout=20, failures=2)  # no longer: a hang is waited for twice
-CLIENTS = 20
-ASK = f"""
-import json, os, openai
-name = arguments = thought = ""
-asked = openai.OpenAI().chat.completions.create(
-    model=os.environ["OPENAI_MODEL"], messages=[{{"role": "user", "content": "What is the weather?"}}],
-    tools=[{WEATHER_TOOL!r}], temperature=0, stream=True)
-for choice in (choice for chunk in asked for choice in chunk.choices):
-    thought += getattr(choice.delta, "reasoning", None) or ""
-    for call in choice.delta.tool_calls or ():
-        name += call.function.name or ""
-        arguments += call.function.arguments or ""
-print(json.dumps([name, json.loads(arguments), thought]))
-"""
-ASK_MESSAGES = f"""
-import anthropic, json, os
-client = anthropic.Anthropic(api_key=None)
-tool = {WEATHER_TOOL["function"]!r}
-tool["input_schema"] = tool.pop("parameters")
-more = dict(model=os.environ["ANTHROPIC_MODEL"], max_tokens=500)
-asked = [{{"role": "user", "content": "What is the weather?"}}]
-counted = client.messages.count_tokens(model=more["model"], messages=asked, tools=[tool]).input_tokens
-whole = client.messages.create(messages=asked, tools=[tool], **more)
-with client.messages.stream(messages=asked, tools=[tool], **more) as stream:
-    parts = stream.get_final_message()
-use = parts.content[-1]
-asked += [{{"role": "assistant", "content": [part.model_dump() for part in parts.content]}}]
-asked += [{{"role": "user", "content": [{{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}}]}}]
-answer = client.messages.create(messages=asked, tools=[tool], **more)
-kinds = [[part.type for part in message.content] for message in (whole, parts, answer)]
-print(json.dumps([
-    kinds, counted == whole.usage.input_tokens, whole.stop_reason, parts.stop_reason, parts.content[0].thinking,
-    [[part.name, part.input] for part in (whole.content[-1], use)], answer.content[-1].text,
-]))
-"""
 HOG = """
 open("/proc/{engine}/oom_score_adj", "w").write("1000")  # the one that the kernel is to choose
 hoard = []
@@ -135,85 +97,6 @@ def body(**more: object) -> dict[str, object]:
 def engine_process(container: Container) -> str:
     """Its number within the container, from the log."""
     return str(re.findall(r"\(EngineCore pid=(\d+)\)", container.logs().decode(errors="replace"))[-1])
-
-
-def test_the_record_of_a_start_has_the_time_that_the_log_tells_of_the_weights(
-    paths: Paths, second: Release, container: Container
-) -> None:
-    kept = json.loads((crash_facts.folder_of(paths, RECIPE, second.name) / startup.FILE).read_text())
-    (told,) = re.findall(rb"Loading weights took ([\d.]+) seconds", container.logs())
-    assert kept["weights_seconds"] == float(told) > 0
-    assert kept["load_format"] == "auto" and kept["seconds"] > kept["weights_seconds"]
-
-
-def test_opencode_and_openai_s_library_call_a_tool_in_a_stream(
-    copy: Checkout, served: services.Served, tmp_path: Path
-) -> None:
-    (call,) = TOOL.calls
-    config = copy.done("client", "opencode", "--recipe", RECIPE)
-    parts = events(opencode(tmp_path, config, "run", "--agent", "brief", "--format", "json", "What is the weather?"))
-    (used,) = [part for part in parts if part["type"] == "tool"]
-    assert (used["tool"], used["state"]["input"]) == (call.name, dict(call.arguments))
-    assert [part["text"].strip() for part in parts if part["type"] == "text"] == [ANSWER.content]
-
-    front = Engine.connect().client.containers.get(served.container + services.FRONT)
-    shell = copy.done("client", "openai", "--recipe", RECIPE, "--url", "http://127.0.0.1:8000")  # as from inside
-    done = front.exec_run(["sh", "-c", f'{shell}\npython -c "$ASK"'], environment={"ASK": ASK})
-    assert done.exit_code == 0, done.output.decode()
-    assert json.loads(done.output.splitlines()[-1]) == [call.name, dict(call.arguments), TOOL.reasoning]
-
-
-def test_anthropic_s_library_counts_streams_and_calls_a_tool(copy: Checkout, served: services.Served) -> None:
-    front = Engine.connect().client.containers.get(served.container + services.FRONT)
-    shell = copy.done("client", "claude", "--recipe", RECIPE, "--url", "http://127.0.0.1:8000")  # as from inside
-    done = front.exec_run(["sh", "-c", f'{shell}\npython -c "$ASK"'], environment={"ASK": ASK_MESSAGES})
-    assert done.exit_code == 0, done.output.decode()
-    kinds, counted, *stopped, thought, calls, text = json.loads(done.output.splitlines()[-1])
-    (call,) = TOOL.calls
-    assert kinds == [["thinking", "tool_use"], ["thinking", "tool_use"], ["thinking", "text"]]
-    assert counted and stopped == ["tool_use", "tool_use"] and thought == TOOL.reasoning
-    assert calls == [[call.name, dict(call.arguments)]] * 2 and text == ANSWER.expected_content
-
-
-def test_claude_code_calls_a_tool_and_answers(copy: Checkout, served: services.Served, tmp_path: Path) -> None:
-    """The scripted model knows one tool's name, and that is not the one that Claude Code gives an MCP server's. So what
-    comes back is its own word that there is none."""
-    messages = claude(tmp_path, copy.done("client", "claude", "--recipe", RECIPE), "What is the weather?")
-    said = [part for message in messages if message["type"] == "assistant" for part in message["message"]["content"]]
-    (call,) = TOOL.calls
-    assert [(p["name"], p["input"]) for p in said if p["type"] == "tool_use"] == [(call.name, dict(call.arguments))]
-    assert [p["thinking"] for p in said if p["type"] == "thinking"] == [TOOL.reasoning, ANSWER.reasoning]
-    assert (messages[-1]["subtype"], messages[-1]["result"]) == ("success", ANSWER.expected_content)
-
-
-def test_llm_calls_a_function(copy: Checkout, served: services.Served, tmp_path: Path) -> None:
-    config = copy.done("client", "llm", "--recipe", RECIPE)
-    weather = "def get_weather(city: str, unit: str):\n    return f'sunny in {city}, {unit}'"
-    ask = ("-m", "scripted-tiny", "--functions", weather, "What is the weather?")
-    assert llm(tmp_path, config, *ask).strip() == (ANSWER.expected_content or "").strip()
-
-
-def test_clients_that_go_away_leave_the_server_as_it_was(copy: Checkout, served: services.Served) -> None:
-    def cancel() -> None:
-        with httpx.Client(trust_env=False, timeout=300) as client:
-            request = body(stream=True, max_tokens=500, ignore_eos=True)
-            with client.stream("POST", f"{served.url}/chat/completions", json=request) as reply:
-                next(reply.iter_lines())
-
-    threads = [threading.Thread(target=cancel) for _ in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    container = Engine.connect().client.containers.get(served.container)
-    until(lambda: launch.requests_under_way(container) == 0)
-    answer = httpx.post(f"{served.url}/chat/completions", json=body(), trust_env=False, timeout=300).json()
-    assert answer["choices"][0]["message"]["content"] == CHAT.expected_content
-    assert container.attrs["RestartCount"] == 0
-    lines = copy.done("logs", "--recipe", RECIPE, "--lines", "3").splitlines()
-    assert len(lines) == 3 and not [line for line in lines if "/metrics" in line], (
-        "the health check's lines are left out"
-    )
 
 
 def test_a_killed_engine_process_is_started_again(served: services.Served, container: Container) -> None:

@@ -48,6 +48,8 @@ from sparkpin.smoke import mods
 from sparkpin.smoke.scripts import CHAT
 from sparkpin.smoke.server import LABEL, owner
 
+pytestmark = pytest.mark.slow
+
 RECIPE = "two-engines"
 
 

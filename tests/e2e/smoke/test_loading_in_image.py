@@ -61,6 +61,7 @@ def test_the_image_of_the_cpu_stack_passes(examined: Result) -> None:
     assert all(finding.why for finding in examined.findings if finding.severity == "allowed")
 
 
+@pytest.mark.slow
 def test_libraries_and_plugins_of_the_image_load(
     paths: Paths, engine: Engine, image: Release, examined: Result
 ) -> None:

@@ -21,6 +21,8 @@ from sparkpin.smoke import probes
 from sparkpin.smoke.checks import run_check
 from sparkpin.smoke.subject import SmokeSubject
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 12_288
 # Said, it stays. Else vLLM's CPU platform sets it anew once the engine has begun, when blocks have 384 tokens, and
 # the scheduler ends no part of a prompt where a block ends: a prompt's first repetition finds nothing.

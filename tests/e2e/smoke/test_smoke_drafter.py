@@ -16,6 +16,8 @@ from sparkpin.releases.record import Release
 from sparkpin.smoke.checks import run_check
 from sparkpin.smoke.subject import SmokeSubject
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory: pytest.TempPathFactory, stages: dict[str, Release]) -> Iterator[SmokeSubject]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
 import vision_model
 from checkout import PROJECT
 
@@ -21,6 +22,8 @@ from sparkpin.smoke.checks import run_check
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.run import subject_of
 from sparkpin.smoke.server import started
+
+pytestmark = pytest.mark.slow
 
 SIDE = 96  # pixels of the red square
 TOKENS = (SIDE // (vision_model.PATCH * vision_model.MERGE)) ** 2

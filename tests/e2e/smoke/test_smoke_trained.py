@@ -20,6 +20,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Releases
 from sparkpin.smoke.checks import READERS
 
+pytestmark = pytest.mark.slow
+
 ASKED = ("completion", "chat-stream", "tool-call-stream", "tool-answer", "unicode", "long-text", "logprobs", *READERS)
 TRIAL = f"trial-{uuid.uuid4().hex[:8]}"
 

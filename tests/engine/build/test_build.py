@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +16,14 @@ from build_site import Site
 from build_site import site as site
 from private_engine import tags_in
 
-from sparkpin.build import begun, render, rootfs
 from sparkpin.build import image as build
+from sparkpin.build import render, rootfs
 from sparkpin.build.image import build_image, find_built, is_built
 from sparkpin.build.record import read_record, record_file
-from sparkpin.core import tags
-from sparkpin.core.errors import BuildError, EngineError
+from sparkpin.core.errors import BuildError
 from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
-from sparkpin.image import listing, seal
+from sparkpin.image import listing
 
 fork = multiprocessing.get_context("fork")
 
@@ -75,30 +72,6 @@ def test_layers_that_the_engine_lost_are_made_again(site: Site) -> None:
     assert any("wants more layers" in line for line in site.said)
 
 
-@pytest.mark.parametrize("refusals", [1, 2])
-def test_an_engine_that_wants_more_layers_gets_all(site: Site, refusals: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After trees were made. The refusal is made up: the engine has what is left out."""
-    base, one, _ = site.chain()
-    site.build(base)
-    wanted = site.build(one)
-    record_file(site.paths, one).unlink()
-    for _, key in one.layers:
-        (site.paths.cache / "layers" / f"{key}.json").unlink()
-    load_sealed, asked = Engine.load_sealed, 0
-
-    def load(engine: Engine, parts: Sequence[seal.SealedLayer], *args: Any, **options: Any) -> seal.Sealed:
-        nonlocal asked
-        asked += 1
-        if asked <= refusals and any(part.left_out for part in parts):
-            raise EngineError("made up", next_step="none")
-        return load_sealed(engine, parts, *args, **options)
-
-    monkeypatch.setattr(Engine, "load_sealed", load)
-    again = site.build(one)
-    assert (again.config_digest, again.diff_ids) == (wanted.config_digest, wanted.diff_ids) and not again.cached
-    assert asked == refusals + 1
-
-
 def test_a_changed_mod_rebuilds_from_its_stage_on(site: Site) -> None:
     first = site.build_all()
     tiny_images.write(site.paths.project / "mods/hello/sparkpin_hello/__init__.py", '"""Made up."""\nVALUE = 2\n')
@@ -136,32 +109,6 @@ def test_a_dockerfile_that_could_fetch_is_not_built(site: Site) -> None:
     template.write_text(template.read_text().replace("ENV GREETING", "ADD http://127.0.0.1:9/x /opt/x\nENV GREETING"))
     with pytest.raises(BuildError, match=r"saw 'ADD http://127\.0\.0\.1:9/x /opt/x', wanted COPY"):
         site.build(site.chain()[0])
-
-
-def test_a_missing_parent_is_told(site: Site) -> None:
-    with pytest.raises(BuildError, match=r"one: the engine has no sparkpin/stack-"):
-        site.build(site.chain()[1])
-
-
-def test_a_config_stage_with_layers_is_told(site: Site) -> None:
-    template = site.paths.project / "dockerfiles/child.j2"
-    template.write_text(template.read_text().replace("AS config\n", "AS config\nCOPY Dockerfile /opt/extra\n"))
-    base, one, _ = site.chain()
-    site.build(base)
-    with pytest.raises(BuildError, match="the stage `config` of its Dockerfile adds layers"):
-        site.build(one)
-    assert leftovers(site) == [] and site.engine.image(one.ref) is None
-
-
-def test_a_template_without_trees_is_built_whole(site: Site) -> None:
-    template = site.paths.project / "dockerfiles/child.j2"
-    template.write_text(
-        'FROM {{ parent_ref }}\nUSER 0:0\nRUN ["/bin/sh", "-c", "echo hi >/opt/new"]\nLABEL sparkpin.key="{{ key }}"\n'
-    )
-    base, one, _ = site.chain()
-    first = [site.build(base), site.build(one)]
-    assert first[1].diff_ids[:-1] == first[0].diff_ids
-    assert site.elsewhere(site.paths.home).build(one, fresh=True).config_digest == first[1].config_digest
 
 
 def test_a_tree_is_the_same_from_the_stage_that_installs_it(
@@ -234,23 +181,3 @@ def test_of_two_builds_at_once_the_second_waits(site: Site, tmp_path: Path) -> N
         "another run is building it; waiting",
         f"{base.ref} is there",
     ]
-
-
-def test_after_a_killed_build_the_next_one_completes(site: Site, tmp_path: Path) -> None:
-    base, log = slow_base(site), tmp_path / "log"
-    process = fork.Process(target=run_build, args=(site, base, log))
-    process.start()
-    wait_for(log, "RUN")
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert site.engine.image(base.ref) is None and not is_built(site.paths, site.engine, base)
-    assert list(site.paths.work.iterdir()), "the killed build left something behind"
-    unsealed = tags.unsealed_ref(base.stage, base.key)
-    mine = {base.ref, base.parent_ref, unsealed}
-    assert begun.made_here(site.paths) == mine, "a prune may remove what it left"
-    built = site.build(base)
-    assert begun.notes(site.paths) == {} and begun.made_here(site.paths) == mine - {unsealed}
-    assert not built.cached and is_built(site.paths, site.engine, base)
-    assert leftovers(site) == []

@@ -4,7 +4,6 @@ volumes of another engine, by real containers.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -26,26 +25,23 @@ import pytest
 from carried_release import Source, carried_release, engine_with_url
 from fake_image import image_tar
 from fake_release import REF, made_release
-from newer_engine import NEWER, newer_engine
 from newer_engine import newer_root as newer_root
 from private_engine import file_layer, load_image, quiet
 from ssh_host import LINK, ssh_host
 
 from sparkpin.build.make import checkpoint_of
-from sparkpin.bundle import copy as transfer
 from sparkpin.bundle.copy import Sent, carry, copy, copy_with_checkpoint
 from sparkpin.checkpoint.content import NOTED, RECORD, SMALL
 from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError, DiskError, EngineError, HostError, IntegrityError, NetworkError
+from sparkpin.core.errors import CheckpointError, DiskError, HostError, IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.host.attached import Attached
 from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import engine_at, way_to
 from sparkpin.releases.container import UID
 from sparkpin.releases.record import Release
-from sparkpin.releases.volumes import LABEL, checkpoint_volume, volume_name
+from sparkpin.releases.volumes import checkpoint_volume, volume_name
 
 HEADERS = 64 << 10  # bytes: configurations and headers of an archive, whatever its layers
 
@@ -105,21 +101,6 @@ def test_over_ssh(source: Source, other: tuple[Engine, str], tmp_path: Path, mon
         assert "without a password" in caught.value.next_step
 
 
-def test_ssh_hosts_without_docker_or_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ssh_host(tmp_path / "bare", PATH="/nowhere") as host:
-        monkeypatch.setenv("PATH", host.path)
-        with pytest.raises(EngineError, match="there is no docker"), engine_at(host.url):
-            pass
-    monkeypatch.undo()
-    with ssh_host(tmp_path / "asleep", DOCKER_HOST="unix:///nowhere.sock") as host:
-        monkeypatch.setenv("PATH", host.path)
-        with pytest.raises(EngineError, match=r"its Docker engine does not .*Cannot connect"), engine_at(host.url):
-            pass
-        (host.folder / "known").write_text("")
-        with pytest.raises(NetworkError, match="Host key verification failed"), engine_at(host.url):
-            pass
-
-
 def test_another_image_under_the_tag_stays(source: Source, other: tuple[Engine, str]) -> None:
     engine, url = other
     image = load_image(engine, source.release.tag, [file_layer("x", b"x")])
@@ -128,17 +109,6 @@ def test_another_image_under_the_tag_stays(source: Source, other: tuple[Engine, 
     assert f"docker -H {url} rmi {source.release.tag}" in caught.value.next_step
     assert digests(engine, source.release)[0] == image.config_digest
     assert len(engine.client.images.list()) == 1
-
-
-def test_an_engine_that_wants_more_gets_all(
-    source: Source, other: tuple[Engine, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An engine whose images promise layers that its archive reader wants all the same: here, one that has none."""
-    engine, url = other
-    monkeypatch.setattr(transfer, "present", lambda *args: 2)
-    sent = send(source, url)
-    assert (sent.layers, sent.skipped) == (3, 0)
-    assert digests(engine, source.release) == (source.release.image, source.release.diff_ids)
 
 
 def test_a_full_disk_over_there(source: Source, tmpfs: Callable[[str], Path]) -> None:
@@ -275,17 +245,6 @@ def test_changed_bytes_there_are_found_and_sent_again(node: Node, name: str) -> 
     assert path.read_bytes() == (node.folder / name).read_bytes()
 
 
-def test_deep_finds_what_a_look_does_not(node: Node) -> None:
-    node.carry()
-    path = node.volume / LARGE
-    before = path.stat()
-    spoil(path, 200_000)  # between two samples
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert node.carry() == (0, 0, len(SIZES))
-    assert node.carry(deep=True) == (1, SIZES[LARGE], len(SIZES) - 1)
-    assert path.read_bytes() == (node.folder / LARGE).read_bytes()
-
-
 def spoil(path: Path, at: int) -> None:
     with path.open("r+b") as file:
         file.seek(at)
@@ -308,121 +267,6 @@ def test_killed_runs_are_gone_on_from(node: Node, tmp_path: Path, monkeypatch: p
     assert node.carry() == (0, 0, len(SIZES))
     for name in SIZES:
         assert (node.volume / name).read_bytes() == (node.folder / name).read_bytes()
-
-
-def test_a_partial_file_of_other_bytes_is_sent_whole(node: Node) -> None:
-    node.killed(node.url, 20 << 20)
-    (partial,) = node.volume.glob(".partial-*")
-    assert partial.name.endswith(LARGE) and partial.stat().st_size > 1 << 20
-    spoil(partial, 1000)
-    assert node.carry()[1] >= SIZES[LARGE]
-
-
-def test_what_the_record_does_not_name_goes(node: Node) -> None:
-    """A file of the right name and size is not trusted without its hash."""
-    node.carry()
-    (node.volume / RECORD).unlink()
-    for name in ("pickle.bin", ".partial-old"):
-        (node.volume / name).write_bytes(b"x")
-    spoil(node.volume / "model-00001.safetensors", 0)
-    assert node.carry() == (1, SIZES["model-00001.safetensors"], len(SIZES) - 1)
-    assert not (node.volume / "pickle.bin").exists()
-
-
-@pytest.mark.parametrize("change", ["byte", "shorter", "gone"])
-def test_a_file_that_changes_here_while_it_is_sent(node: Node, change: str) -> None:
-    path, whole = node.folder / LARGE, (node.folder / LARGE).read_bytes()
-    if change == "byte":
-        spoil(path, SIZES[LARGE] - 1)
-    elif change == "shorter":
-        os.truncate(path, SIZES[LARGE] - 1)
-    else:
-        path.unlink()
-    with pytest.raises(CheckpointError, match=str(path)):
-        node.carry()
-    assert node.whole is None and not (node.volume / LARGE).exists() and not node.busy
-    path.write_bytes(whole)
-    assert node.carry()[0] == 2, "the file, and the one after it"
-
-
-def test_a_receiver_that_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    send, count = Attached.send, 0
-
-    def counted(self: Attached, data: bytes) -> None:
-        nonlocal count
-        count += len(data)
-        if count > 20 << 20:
-            count = -TOTAL
-            self.container.kill()
-        send(self, data)
-
-    monkeypatch.setattr(Attached, "send", counted)
-    with pytest.raises(EngineError, match=f"{volume_name(KEY)} ended"):
-        node.carry()
-    assert node.whole is None and not node.busy
-    assert node.carry()[1] < TOTAL - (10 << 20)
-
-
-def test_a_container_that_a_killed_run_did_not_start(node: Node) -> None:
-    node.engine.containers.create(REF, "true", name=volume_name(KEY))
-    assert node.carry() == (len(SIZES), TOTAL, 0)
-
-
-@pytest.mark.parametrize("name", NEWER)
-def test_newer_engines(name: str, newer_root: Path, tmp_path: Path) -> None:
-    with newer_engine(newer_root, NEWER[name]) as engine:
-        with_image(engine, tmp_path)
-        url = str(engine.host["DOCKER_HOST"])
-        release = dataclasses.replace(made_release(engine), checkpoint_key=KEY)
-        node = Node(engine, url, release, made_folder(tmp_path / "checkpoint"))
-        node.killed(url, 20 << 20)
-        assert node.whole is None
-        files, count, _ = node.carry()
-        assert files <= 2 and count < TOTAL
-        assert node.carry(deep=True) == (0, 0, len(SIZES))
-
-
-def test_volumes_that_are_not_ours(node: Node) -> None:
-    name = volume_name(KEY)
-    volume = node.engine.client.volumes.create(name, labels={LABEL: "other"})
-    for look in (lambda: node.carry(), lambda: node.whole):
-        with pytest.raises(IntegrityError, match="saw other, wanted") as caught:
-            look()
-        assert f"docker volume rm {name}" in caught.value.next_step
-    volume.remove()
-    node.engine.client.volumes.create(name, labels={LABEL: KEY})
-    (node.volume / "config.json").mkdir()  # one that is not empty keeps its owner
-    with pytest.raises(HostError, match=r"belongs to 0:0, mode 755; .* 10001"):
-        node.carry()
-
-
-def test_no_room_there(tmpfs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="sp-", dir="/tmp"))
-    daemon = Daemon.private(folder, tmpfs("140m") / "data")
-    try:
-        start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, daemon)
-        url = f"unix://{daemon.socket}"
-        engine = Engine.at(url)
-        with contextlib.closing(engine.client):
-            with_image(engine, tmp_path)
-            release = dataclasses.replace(made_release(engine), checkpoint_key=KEY)
-            node = Node(engine, url, release, made_folder(tmp_path / "checkpoint"))
-            (node.engine.client.volumes.create(volume_name(KEY), labels={LABEL: KEY}))
-            free = shutil.disk_usage(node.volume).free
-            filler = node.volume.parent / "filler"
-            filler.write_bytes(bytes(free - (20 << 20)))
-            with pytest.raises(DiskError, match=rf"needs .* bytes in volume {volume_name(KEY)}"):
-                node.carry()
-            assert not list(node.volume.iterdir()) and not node.busy
-            monkeypatch.setattr(transfer, "SPARE", -TOTAL)  # somebody else fills it meanwhile
-            with pytest.raises(DiskError, match="No space left"):
-                node.carry()
-            assert node.whole is None
-            filler.unlink()
-            assert node.carry()[1] < TOTAL
-    finally:
-        stop_engine(daemon, quiet)
-        shutil.rmtree(folder)
 
 
 def test_a_release_with_its_checkpoint_over_a_link(

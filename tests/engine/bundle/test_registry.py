@@ -21,18 +21,16 @@ from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.build.origin import is_brought
 from sparkpin.build.pair import pair
-from sparkpin.build.record import records_of
 from sparkpin.bundle import registry as registries
-from sparkpin.bundle.form import locked_files
-from sparkpin.bundle.registry import artifact, publish, pull, referrers_tag
+from sparkpin.bundle.registry import publish, pull, referrers_tag
 from sparkpin.commands import up
-from sparkpin.core.errors import InputError, IntegrityError, NetworkError
+from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.image import oci
 from sparkpin.releases import current
-from sparkpin.releases.record import SBOM, SIGNATURE, Release, Releases
+from sparkpin.releases.record import SIGNATURE, Release, Releases
 from sparkpin.releases.rollback import rollback
 
 
@@ -128,20 +126,6 @@ def digest_at(place: Registry) -> str:
     return registries.digest_of(image)
 
 
-def test_other_tools_find_what_belongs_to_an_image(source: Source, there: LocalRegistry) -> None:
-    place = sent(source, there)
-    image = place.manifest(place.reference)
-    listed = place.manifest(referrers_tag(image or b""))
-    assert image and listed and json.loads(listed)["mediaType"] == oci.INDEX_TYPE
-    (row,) = json.loads(listed)["manifests"]
-    about = json.loads(place.manifest(f"@{row['digest']}") or b"")
-    assert about["subject"]["digest"] == digest_at(place)
-    names = [layer["annotations"]["org.opencontainers.image.title"] for layer in about["layers"]]
-    assert names == ["release.tar", SBOM, "provenance.json", SIGNATURE]
-    sbom = Releases(source.paths).evidence(source.release) / SBOM
-    assert there.blob(about["layers"][1]["digest"]).read_bytes() == sbom.read_bytes()
-
-
 def killed(work: Callable[[], object]) -> None:
     child = os.fork()
     if not child:
@@ -150,26 +134,6 @@ def killed(work: Callable[[], object]) -> None:
         finally:
             os._exit(1)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-
-
-def test_a_killed_publish_goes_on(source: Source, there: LocalRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Registry.parse(there.url, there.ca)
-    push = Registry.push
-
-    def cut_off(self: Registry, layout: Path, image: str, reference: str, *_: object) -> None:
-        if image == "image":
-            os.kill(os.getpid(), signal.SIGKILL)
-        push(self, layout, image, reference)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Registry, "push", cut_off)
-        killed(lambda: sent(source, there))
-    name = f":{source.release.tag.rpartition(':')[2]}"
-    assert place.manifest(name) is None, "the tag comes last"
-    before = there.asked("PUT", "blobs", "201")
-    assert place.manifest(sent(source, there).reference)
-    more = there.asked("PUT", "blobs", "201") - before
-    assert before == 5 and more == len(source.release.diff_ids) + 1, "the record was there"
 
 
 def test_a_killed_pull_goes_on(
@@ -247,20 +211,6 @@ def replaced(place: Registry, image: bytes, about: dict[str, object], tmp_path: 
     place.push_index(layout.folder, "index", referrers_tag(image))
 
 
-def test_another_sbom_is_refused(
-    source: Source, there: LocalRegistry, paths: Paths, empty: Engine, tmp_path: Path
-) -> None:
-    place = sent(source, there)
-    image = place.manifest(place.reference) or b""
-    (row,) = json.loads(place.manifest(referrers_tag(image)) or b"")["manifests"]
-    about, bill = json.loads(place.manifest(f"@{row['digest']}") or b""), b'{"bomFormat": "CycloneDX"}'
-    about["layers"][1] |= {key: oci.described("", bill)[key] for key in ("digest", "size")}
-    replaced(place, image, about, tmp_path, bill)
-    with pytest.raises(IntegrityError, match="SBOM"):
-        pull(paths, empty, place, quiet)
-    assert nothing_of(paths, empty)
-
-
 def test_only_a_trusted_signature_is_taken(
     source: Source, there: LocalRegistry, paths: Paths, empty: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,25 +269,6 @@ def test_plain_http_is_for_this_machine(source: Source, paths: Paths, empty: Eng
     assert '"GET' not in there.log
 
 
-def test_two_releases_of_one_image_lie_beside_each_other(source: Source, there: LocalRegistry) -> None:
-    place = sent(source, there)
-    image = place.manifest(place.reference) or b""
-    (row,) = json.loads(place.manifest(referrers_tag(image)) or b"")["manifests"]
-    about = json.loads(place.manifest(f"@{row['digest']}") or b"")
-    rows = [
-        (layer["mediaType"], layer["annotations"]["org.opencontainers.image.title"], layer["digest"][7:], layer["size"])
-        for layer in about["layers"]
-    ]
-    assert artifact(image, source.release.tag, rows) == place.manifest(f"@{row['digest']}")
-    other = {**about, "annotations": {"org.opencontainers.image.ref.name": "sparkpin/other:two-0123456789ab"}}
-    replaced(place, image, other, source.paths.work)
-    sent(source, there)
-    tags = [about for _, about in registries.referrers(place, image)]
-    assert sorted(tags) == sorted([source.release.tag, "sparkpin/other:two-0123456789ab"])
-    with pytest.raises(InputError):
-        registries.artifact_about(dataclasses.replace(place, tag="", digest=registries.digest_of(image)), image)
-
-
 def test_up_takes_what_is_published_and_builds_the_rest(
     source: Source, there: LocalRegistry, empty: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,30 +287,3 @@ def test_up_takes_what_is_published_and_builds_the_rest(
     assert between.image != top.image
     monkeypatch.delenv("SPARKPIN_ALLOWED_SIGNERS")  # nobody is trusted any more
     assert up.take_published(plan, empty, place) == {}
-
-
-def test_up_builds_what_does_not_verify(
-    source: Source, there: LocalRegistry, empty: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = sent(source, there)
-    monkeypatch.delenv("SPARKPIN_ALLOWED_SIGNERS")
-    said: list[str] = []
-    monkeypatch.setattr(up, "say", said.append)
-    paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
-    plan = up.BuildPlan(paths, pair(paths.project, source.release.recipe), ())
-    assert up.take_published(plan, empty, dataclasses.replace(place, tag="")) == {}
-    assert len([line for line in said if "built here" in line]) == 3
-    assert "signature" in said[-1] and nothing_of(paths, empty)
-
-
-def test_what_is_not_free_is_published_when_somebody_says_so(
-    source: Source, there: LocalRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = locked_files(records_of(source.paths, source.release))[0].name
-    monkeypatch.setattr(registries, "PROPRIETARY", name[:4])
-    with pytest.raises(InputError) as refused:
-        sent(source, there)
-    assert "--redistribute" in refused.value.next_step and not there.asked("PUT", "")
-    place = Registry.parse(there.url, there.ca)
-    publish(source.paths, source.engine, source.release, place, quiet, agreed=True)
-    sent(source, there)  # it was said for this one

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,23 +22,17 @@ from sparkpin.build import make, origin
 from sparkpin.build.make import checkpoint_of
 from sparkpin.build.origin import IMPORTS
 from sparkpin.build.pair import pair
-from sparkpin.build.record import is_imported, layer_file, records_of, write_record
-from sparkpin.bundle import copy as transfer
-from sparkpin.bundle import take_in
+from sparkpin.build.record import is_imported, records_of
 from sparkpin.bundle.copy import copy
 from sparkpin.bundle.export import BundleParts, export
 from sparkpin.bundle.form import Bundle, open_bundle
 from sparkpin.bundle.take_in import IMPORTED, import_bundle, require_no_conflict
 from sparkpin.checkpoint.content import IMPORTED as MARK
-from sparkpin.core import progress
 from sparkpin.core.errors import DiskError, EngineError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.evidence.attest import ensure_attested
-from sparkpin.history.prune.garbage import GarbageSearch
 from sparkpin.host import fingerprint
 from sparkpin.host.engine import Engine
-from sparkpin.image.listing import PathEntry, write_contents
-from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
 
 CHECKPOINT = """
@@ -128,26 +119,6 @@ def test_other_tools_read_it(source: Source, bundle: Path, tmp_path: Path, empty
     assert image and image.config_digest == source.release.image
 
 
-def test_bytes_are_told_while_layers_are_read_and_loaded(
-    source: Source, tmp_path: Path, empty: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "EVERY", 0.0)
-    said: list[str] = []
-
-    def far(start: str, end: str) -> int:
-        """Lines with bytes between the line that starts so and the next that does."""
-        first = next(at for at, line in enumerate(said) if line.startswith(start))
-        last = next((at for at, line in enumerate(said) if line.startswith(end)), len(said))
-        return sum(" MB" in line and " of " in line for line in said[first + 1 : last])
-
-    target = tmp_path / "out.tar"
-    export(source.paths, lambda: source.engine, source.release, target, BundleParts(), said.append)
-    assert far("reading 3 layers from the engine", "writing") and far("writing", "nothing more")
-    said.clear()
-    import_bundle(source.elsewhere(tmp_path), empty, target, said.append)
-    assert far("sending 3 of 3 layers", "keeping its files")
-
-
 def test_taken_in_without_network(
     source: Source, bundle: Path, paths: Paths, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
 ) -> None:
@@ -213,35 +184,6 @@ def test_records_alone_need_the_image(
     assert Releases(paths).get(source.release.tag).image == source.release.image
 
 
-@pytest.mark.parametrize("step", ["load_image", "keep_files", "keep_evidence", "write_record"])
-def test_killed_anywhere_it_goes_on(
-    source: Source,
-    bundle: Path,
-    paths: Paths,
-    tmp_path: Path,
-    empty: Engine,
-    monkeypatch: pytest.MonkeyPatch,
-    step: str,
-) -> None:
-    """The steps are interrupted from within: a signal would come too early or too late."""
-
-    def killed(*args: Any, **kwargs: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(take_in, step, killed)
-        with pytest.raises(KeyboardInterrupt):
-            import_bundle(paths, empty, bundle, quiet)
-    assert Releases(paths).all() == []
-    import_bundle(paths, empty, bundle, quiet)
-    fresh = source.elsewhere(tmp_path / "fresh")
-    import_bundle(fresh, empty, bundle, quiet)
-    ours = {name.replace(str(tmp_path), ""): data for name, data in files_of(paths).items()}
-    theirs = {name.replace(str(tmp_path / "fresh"), ""): data for name, data in files_of(fresh).items()}
-    assert {name for name in ours if IMPORTS not in name} == {name for name in theirs if IMPORTS not in name}
-    assert all(ours[name] == theirs[name] for name in ours if IMPORTS not in name)
-
-
 def test_a_small_disk_is_told_before_anything(
     source: Source, bundle: Path, tmpfs: Callable[[str], Path], tmp_path: Path, empty: Engine
 ) -> None:
@@ -253,28 +195,6 @@ def test_a_small_disk_is_told_before_anything(
     with pytest.raises(DiskError, match=r"need .* bytes"):
         write(source, tmpfs("1m") / "out.tar")
     assert not (disk / "out.tar").exists()
-
-
-def test_killed_while_the_engine_loads(
-    source: Source, bundle: Path, paths: Paths, engine: tuple[Engine, str], empty: Engine
-) -> None:
-    child = os.fork()
-    if not child:
-        try:
-            whole = transfer.oci.load_archive
-
-            def cut(*args: Any) -> Iterator[bytes]:
-                yield next(iter(whole(*args)))
-                os.kill(os.getpid(), signal.SIGKILL)
-
-            transfer.oci.load_archive = cut  # type: ignore[attr-defined]
-            import_bundle(paths, Engine.at(engine[1]), bundle, quiet)
-        finally:
-            os._exit(1)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert Releases(paths).all() == [] and empty.image(source.release.tag) is None
-    import_bundle(paths, empty, bundle, quiet)
-    assert empty.image(source.release.tag)
 
 
 def changed(bundle: Bundle, **values: Any) -> Bundle:
@@ -330,18 +250,6 @@ def test_another_release_or_image_under_the_tag_stays(
     assert [found.id for found in empty.client.images.list()] == [image.config_digest]
 
 
-def test_one_key_has_one_record(source: Source, paths: Paths) -> None:
-    chain = records_of(source.paths, source.release)
-    for record in chain:
-        write_record(paths, record)
-    key = chain[-1].key
-    write_record(paths, chain[-1].model_copy(update={"stage": "aaa", "key": key[:12] + "0" * 52}))
-    assert records_of(paths, source.release) == chain
-    write_record(paths, chain[-1].model_copy(update={"stage": "aaa"}))
-    with pytest.raises(IntegrityError, match="have the same build key"):
-        records_of(paths, source.release)
-
-
 def test_own_builds_take_nothing_for_built_that_was_brought(
     source: Source, tmp_path: Path, signing_key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,86 +273,6 @@ def test_own_builds_take_nothing_for_built_that_was_brought(
     ensure_attested(paths, release, quiet)
     assert signature.is_file()
     assert release.created != base.created and not origin.is_from_elsewhere(paths, release)
-
-
-def test_made_again_from_what_was_brought_it_stays_so(source: Source, tmp_path: Path) -> None:
-    paths = Paths(source.paths.project, tmp_path / "cache", tmp_path / "home")
-    base = source.releases[0]
-    import_bundle(paths, source.engine, write(source, tmp_path / "base.tar", base, store=True), quiet)
-    (record,) = records_of(paths, base)
-    wanted = record.config_digest
-    assert not build.build_image(paths, source.engine, record.rendered, quiet, fresh=True, wanted=wanted).cached
-    assert is_imported(paths, record.rendered)
-    assert not list((paths.cache / "layers").glob("*.json")), "no note that a build would trust"
-
-
-def test_prune_takes_the_mark_after_its_record(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:
-    release = import_bundle(paths, empty, bundle, quiet).release
-    (paths.work / "saved-x").mkdir(parents=True)
-    search = GarbageSearch(paths, (), (release,), (), None, time.time() + 1e9)
-    rows = [path.name for path in search.files()["build records"]]
-    assert len(rows) == 6 and rows[1::2] == [f"{name}.imported" for name in rows[::2]]
-    assert paths.work / "saved-x" in search.files()["left by killed runs"]
-
-
-def test_a_brought_checkpoint_is_not_that_of_an_own_release(source: Source, tmp_path: Path) -> None:
-    paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
-    base = source.releases[0]
-    made = checkpoint_of(source.paths, base)
-    bundle = write(source, tmp_path / "served.tar", base, checkpoint=True)
-    import_bundle(paths, source.engine, bundle, quiet)
-    folder = Releases(paths).checkpoint(base)
-    assert origin.ready_checkpoint(paths, base) == folder == checkpoint_of(paths, base)
-    config = folder / "config.json"
-    config.write_bytes(bytes(config.stat().st_size))
-    origin.adopt(paths, base)
-    assert origin.ready_checkpoint(paths, base) is None
-    assert checkpoint_of(paths, base) == folder
-    assert config.read_bytes() == (made / "config.json").read_bytes() and not (folder / MARK).exists()
-    shutil.rmtree(folder)
-    import_bundle(paths, source.engine, bundle, quiet)
-    assert not folder.exists(), "the bundle of an own release brings no checkpoint"
-    assert not origin.is_brought(paths, base)
-
-
-def test_what_happens_meanwhile_is_kept(
-    source: Source, bundle: Path, paths: Paths, empty: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A smoke test ends while the image is loaded; the record of an early sparkpin gets its inputs."""
-    records = Releases(paths)
-    records.save(dataclasses.replace(source.release, inputs={}, executable=()))
-    load = take_in.load_image
-
-    def smoked(*args: Any) -> Any:
-        records.smoked(source.release.tag, {"passed": True, "checks": []})
-        return load(*args)
-
-    monkeypatch.setattr(take_in, "load_image", smoked)
-    release = import_bundle(paths, empty, bundle, quiet).release
-    assert release.state == "passed" and release.inputs == source.release.inputs
-    assert records.get(release.tag) == release
-
-
-def test_a_listing_or_model_that_differs_stays(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:
-    import_bundle(paths, empty, bundle, quiet)
-    kept = KeptInputs.of(paths).kept.path(next(iter(source.release.inputs.values())))
-    whole = kept.read_bytes()
-    kept.write_bytes(bytes(len(whole)))
-    path = layer_file(paths, source.release.diff_ids[-1])
-    plain = path.read_bytes()
-    path.write_bytes(gzip.compress(gzip.decompress(plain), 0))
-    import_bundle(paths, empty, bundle, quiet)
-    assert path.read_bytes() != plain, "another zlib packs it otherwise"
-    assert kept.read_bytes() == whole, "what is damaged by its own name is mended"
-    write_contents(path, (PathEntry("etc/other", "file", 0o644, 0, 0, 0),))
-    with pytest.raises(IntegrityError, match=f"differs from {path}"):
-        import_bundle(paths, empty, bundle, quiet)
-    path.write_bytes(plain)
-    model = next(path for path in paths.models.rglob("config.json"))
-    model.chmod(0o644)
-    model.write_bytes(bytes(model.stat().st_size))
-    with pytest.raises(IntegrityError, match=f"differs from {model}"):
-        import_bundle(paths, empty, bundle, quiet)
 
 
 def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:

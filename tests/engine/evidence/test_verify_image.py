@@ -14,7 +14,6 @@ from private_engine import file_layer, private_engine
 
 from sparkpin.build.record import write_record
 from sparkpin.commands import evidence as commands_evidence
-from sparkpin.core import progress
 from sparkpin.core.errors import IntegrityError
 from sparkpin.evidence import imagecheck
 from sparkpin.evidence.attest import attest
@@ -102,17 +101,6 @@ def test_other_image_under_the_tag(engine: Engine, loaded: Sample, capsys: pytes
         commands_evidence.verify(loaded.release.tag, deep=False, require_signature=False)
     assert "WRONG  engine: it has no" in capsys.readouterr().out
     assert not list(loaded.paths.work.iterdir())
-
-
-def test_bytes_are_told_while_layers_are_hashed(
-    engine: Engine, loaded: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "EVERY", 0.0)
-    said: list[str] = []
-    imagecheck.check_saved(loaded.paths, engine, loaded.release, said.append)
-    place = said.index("hashing them")
-    assert any(" of 0.0 MB" in line for line in said[:place]), "as the sample's record says"
-    assert any(" of 0.1 MB" in line for line in said[place:])
 
 
 def test_damaged_file_in_the_store(loaded: Sample) -> None:

@@ -86,15 +86,6 @@ def test_the_version_that_turns_a_step_is_named(site: Site, ask: Ask, step: str,
     assert code == 19 and made.guilty in out and len(site.asked) == asked, "a refusal is known, and costs nothing again"
 
 
-def test_a_step_that_turns_without_newer_versions_blames_none(
-    site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.offer("alpha", "1.1", "smoke")
-    site.faults["alpha 1.0"] = "smoke"
-    code, out, _ = ask()
-    assert code == 19 and "turned by something else: the current release does the same now" in out
-
-
 def test_what_cannot_be_resolved_stays_and_is_in_the_record(site: Site, ask: Ask) -> None:
     site.offer("alpha", "1.1", requires=["beta>9"])
     pin(site, constraints={"alpha>1.0": "newer ones are wanted"})
@@ -104,14 +95,6 @@ def test_what_cannot_be_resolved_stays_and_is_in_the_record(site: Site, ask: Ask
     [made] = site.bumps
     assert made.verdict == "stay" and [one.name for one in made.steps] == ["lock"] and not made.release
     assert state(site) == before and not site.asked
-
-
-def test_other_bytes_of_a_locked_version_stay(site: Site, ask: Ask) -> None:
-    make_wheel(site.index.folder, "alpha", "1.0", size=7)
-    before = state(site)
-    code, _, err = ask("--apply")
-    assert code == 19 and "other bytes than those locked" in err and "alpha-1.0" in err
-    assert site.bumps[0].steps[0].name == "lock" and state(site) == before
 
 
 def test_other_bytes_than_the_index_tells_stay(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,15 +235,6 @@ def test_fresh_files_are_held(site: Site, ask: Ask) -> None:
     assert "beta: 1.0 -> 1.2" in out
 
 
-def test_an_index_that_goes_away_changes_nothing(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.offer("alpha", "1.1")
-    before = state(site)
-    with monkeypatch.context() as patch:
-        patch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple/")
-        code, _, err = ask("--apply")
-    assert code == 6 and "next: " in err and state(site) == before and not site.bumps
-
-
 def test_an_index_that_goes_away_between_lock_and_fetch(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     site.offer("alpha", "1.1")
     before = state(site)
@@ -275,24 +249,6 @@ def test_an_index_that_goes_away_between_lock_and_fetch(site: Site, ask: Ask, mo
     assert code == 6 and "next: " in err and state(site) == before and not site.asked
     wheelhouse.use_index(monkeypatch, site.index.url)
     assert ask("--apply")[0] == 0 and site.current.tag == site.bumps[-1].release
-
-
-def test_a_killed_bump_goes_on(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.offer("alpha", "1.1")
-    before = state(site)
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(task, "compared", killed)
-        code, _, _ = ask("--apply")
-    assert code == 130 and state(site) == before
-    assert site.bumps[0].text == "not finished"
-    code, _, err = ask("--apply")
-    assert code == 0, err
-    assert site.asked == ["build", "smoke", "quality", "speed"]
-    assert not list((site.where / "home/bumps").glob(".partial-*"))
 
 
 def test_killed_between_promotion_and_lock(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,9 +302,3 @@ def test_bad_input_is_one_clear_error(site: Site, ask: Ask, what: str, monkeypat
     assert state(site) == before
     if what == "busy":
         assert ask("--apply --busy")[0] == 0 and state(site) != before
-
-
-def test_a_recipe_without_a_current_release(site: Site, ask: Ask) -> None:
-    (site.where / "home/releases" / RECIPE / "current.json").unlink()
-    code, _, err = ask()
-    assert code == 2 and "has no current release" in err

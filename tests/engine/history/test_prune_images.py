@@ -15,8 +15,6 @@ import pytest
 from made_releases import BASE, built, digest, keep_bytes, release, tags
 from private_engine import file_layer, load_image, quiet, sleeper
 
-from sparkpin.commands import prune as commands_prune
-from sparkpin.commands import releases as commands_releases
 from sparkpin.core import disk as diskspace
 from sparkpin.core import prune_lock
 from sparkpin.core.errors import InputError, ManifestError
@@ -25,8 +23,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.history.prune import plan as pruning
 from sparkpin.history.prune.image_tags import STALE_AFTER
 from sparkpin.history.prune.plan import Pruned
-from sparkpin.host import buildkit
-from sparkpin.host import disk_usage as layer_sizes
 from sparkpin.host.engine import Engine
 from sparkpin.releases import current as retention
 from sparkpin.releases.container import CACHE_LABEL, cache_volume
@@ -232,72 +228,6 @@ def test_a_dry_run_changes_nothing_and_frees_in_words_what_the_real_run_then_fre
     assert records.all() == [three]
     assert model.stat().st_nlink == 2
     assert pruning.prune(paths, engine, 1, quiet, now=now, dry_run=True).counts == {}
-
-
-def test_layers_that_a_build_stood_on_are_not_free_before_the_build_cache_lets_go(
-    paths: Paths, engine: Engine, tmp_path: Path
-) -> None:
-    """The real builder keeps them: du(1) on the engine's folder tells what is free, and when."""
-    data = Path(engine.client.info()["DockerRootDir"])
-    host = {"DOCKER_HOST": f"unix://{data.parent / 'docker.sock'}"}
-    base, top = file_layer("base", os.urandom(9_000_000)), file_layer("top", os.urandom(5_000_000))
-    below = load_image(engine, "sparkpin/stack-cpu:base-aaaaaaaaaaaa", [base])
-    image = load_image(engine, "sparkpin/stack-cpu:v2-bbbbbbbbbbbb", [base, top])
-    made = release(1, image=image.config_digest, diff_ids=image.diff_ids)
-    Releases(paths).save(made)
-    engine.tag(image.ref, made.tag)
-    (tmp_path / "context").mkdir()
-    (tmp_path / "context/Dockerfile").write_text(f"FROM {below.ref}\nENV A=1\n")
-    buildkit.build(tmp_path / "context", "sparkpin/unsealed:v2-bbbbbbbbbbbb", say=quiet, host={**os.environ, **host})
-    engine.untag("sparkpin/unsealed:v2-bbbbbbbbbbbb")
-
-    used = disk(data)
-    dry = pruning.prune(paths, engine, 0, quiet, now=time.time(), dry_run=True)
-    assert prune(paths, engine, 0) == dry
-    assert (dry.bytes["image layers"], dry.held) == (5_000_000, 9_000_000)
-    assert dry.cache is not None and dry.cache.holds_layers
-    assert tags(engine) == set()
-    assert used - disk(data) == pytest.approx(5_000_000, abs=200_000)
-    wanted = pruning.prune(paths, engine, 0, quiet, now=time.time(), dry_run=True, build_cache=True)
-    assert wanted.counts["build cache"] > 0 and wanted.cache == pruning.NO_CACHE
-    assert disk(data) > used - 6_000_000  # a dry run
-    cleared = pruning.prune(paths, engine, 0, quiet, now=time.time(), build_cache=True)
-    assert cleared.counts["build cache"] == wanted.counts["build cache"]
-    assert used - disk(data) == pytest.approx(14_000_000, abs=300_000)
-    assert layer_sizes.build_cache(engine) == layer_sizes.BuildCache(0, 0, holds_layers=False)
-
-
-def test_the_task_says_what_stays_and_why_and_what_is_freed(
-    paths: Paths,
-    engine: Engine,
-    project: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{Path(engine.client.info()['DockerRootDir']).parent / 'docker.sock'}")
-    monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
-    monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
-    one, two, three = (built(paths, engine, number) for number in (1, 2, 3))
-    retention.promote(paths, engine, three.tag)
-    commands_releases.keep(one.tag, note="[the first] :star:")
-    for dry_run in (True, False):
-        capsys.readouterr()
-        commands_prune.prune(keep=1, dry_run=dry_run, store=False)
-        out = capsys.readouterr().out
-        assert out.startswith("sparkpin/tiny:\n") and max(map(len, out.splitlines()[:9])) <= 80
-        said = " ".join(out.split())
-        assert f"{three.name} current stays current, passed last, one of the 1 to keep" in said
-        assert f"{one.name} passed stays kept: [the first] :star:" in said
-        assert f"{two.name} passed {'goes' if dry_run else 'gone'}" in said
-        assert "image layers 1 0.2 MB in none of the images that stay" in said
-        assert f"sparkpin/stack-cpu:v2-{two.build_key[:12]}: no release that stays stands on it" in said
-        assert f"checkpoints of {paths.checkpoints}/tiny-model: {two.checkpoint_key[:16]}" in said
-        assert ("would remove 1 release, free 0.2 MB" if dry_run else "removed 1 release, freed 0.2 MB") in said
-        assert ("nothing was changed" in said) == dry_run
-    commands_releases.images(as_json=False)
-    assert f"{one.name} passed passed 3 s" in " ".join(capsys.readouterr().out.split())
-    commands_releases.keep(one.tag, remove=True)
-    assert f"{one.tag} is no longer kept" in capsys.readouterr().out
 
 
 # Files that no release needs

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tiny_images import make_rootfs
 
-from sparkpin.core.errors import BuildError, DiskError, EngineError
+from sparkpin.core.errors import BuildError
 from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.seal import Sealed, SealedLayer
+from sparkpin.image.seal import SealedLayer
 
 
 @pytest.fixture
@@ -56,11 +56,6 @@ def tree(name: str, data: bytes) -> io.BytesIO:
     return out
 
 
-def test_an_absent_image_is_none_and_untagging_it_no_error(engine: Engine) -> None:
-    assert engine.image("sparkpin-test/none:none") is None
-    engine.untag("sparkpin-test/none:none")
-
-
 def test_import_keeps_digest_platform_and_labels(engine: Engine, tmp_path: Path, ref: str) -> None:
     tar = make_rootfs(tmp_path / "rootfs.tar")
     image = engine.import_rootfs(tar, ref, architecture="arm64", labels={"a": "b"})
@@ -75,19 +70,6 @@ def test_a_source_that_fails_midway_leaves_no_tag(engine: Engine, ref: str) -> N
     with pytest.raises(BuildError, match=r"ends before byte \d"):
         engine.load_sealed([SealedLayer(layer=torn)], {}, os="linux", architecture="amd64", tag=ref)
     assert engine.image(ref) is None
-
-
-def test_what_is_done_meanwhile_knows_the_image_and_may_fail(engine: Engine, ref: str) -> None:
-    part = SealedLayer(layer=read_layer(tree("opt/x", b"data")))
-    seen: list[Sealed] = []
-    sealed = engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=ref, meanwhile=seen.append)
-    assert seen == [sealed]
-
-    def fail(sealed: Sealed) -> None:
-        raise DiskError("no room for the listing", next_step="free some")
-
-    with pytest.raises(DiskError, match="no room"):
-        engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=ref, meanwhile=fail)
 
 
 def test_a_failing_step_shows_its_output(engine: Engine, shell: str, tmp_path: Path, ref: str) -> None:
@@ -125,14 +107,3 @@ def test_a_changed_file_of_equal_size_is_sent_again(engine: Engine, tmp_path: Pa
             assert found is not None
             seen.append(found.read())
     assert seen == [b"one", b"two"]
-
-
-def test_save_tells_what_comes(engine: Engine, shell: str) -> None:
-    saved, out = list[int](), io.BytesIO()
-    engine.save(shell, out, saved.append)
-    assert sum(saved) == out.tell()
-    out.seek(0)
-    with tarfile.open(fileobj=out) as tar:
-        assert "manifest.json" in tar.getnames()
-    with pytest.raises(EngineError):
-        engine.save("sparkpin-test/none:none", out)

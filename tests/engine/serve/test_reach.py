@@ -129,7 +129,7 @@ def run(container: Container, word: str, targets: list[tuple[str, int]], closed:
     return str(done.output.decode())
 
 
-@pytest.fixture(params=["own", "newer-overlay2"])
+@pytest.fixture(params=["own", pytest.param("newer-overlay2", marks=pytest.mark.slow)])
 def site(request: pytest.FixtureRequest, tmp_path: Path, project: Path) -> Iterator[tuple[Engine, int | None]]:
     """An engine with the fake release's image, and a process in its network namespace."""
     if request.param == "own":

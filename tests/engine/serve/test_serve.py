@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import socket
 import ssl
 from pathlib import Path
@@ -17,13 +16,12 @@ from certificates import certificate
 from watched import free_port
 
 from sparkpin.commands import client as clients
-from sparkpin.commands import releases as commands_releases
 from sparkpin.core.errors import BusyError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import crash_facts, fronts, service, status
+from sparkpin.serve import fronts, service, status
 from sparkpin.serve import served as services
 from sparkpin.serve.address import AddressOptions
 
@@ -80,15 +78,6 @@ def test_serving_it_again_leaves_it_alone(standing: Standing, fake_engine: Engin
     assert fake_engine.client.containers.get(name).id == before
 
 
-def test_another_command_under_the_same_tag_replaces_it(site: FakeSite, name: str) -> None:
-    """As of a record that was changed by hand, and restored."""
-    site.start(dataclasses.replace(site.release, argv=(*site.release.argv, "--trust-remote-code")), port=site.port)
-    said: list[str] = []
-    site.start(say=said.append)
-    assert [line for line in said if "another command or environment" in line]
-    assert "--trust-remote-code" not in site.engine.client.containers.get(name).attrs["Config"]["Cmd"]
-
-
 @pytest.mark.parametrize("beside", [False, True])
 def test_another_port_or_release_replaces_it(site: FakeSite, name: str, newer: Release, beside: bool) -> None:
     site.start(port=site.port)
@@ -129,18 +118,6 @@ def test_another_address_is_another_front_and_the_same_server(site: FakeSite, na
     assert site.start(tls_cert="none").url == f"http://127.0.0.1:{served.port}/v1"
 
 
-def test_what_answers_until_serve_is_told_after_serve(
-    standing: Standing, paths: Paths, fake_engine: Engine, newer: Release, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for home, release in ((paths, newer), (standing.paths, newer), (standing.paths, standing.release)):
-        commands_releases.next_serve(home, fake_engine, release)
-    assert capsys.readouterr().out.splitlines() == [
-        "next: invoke serve --recipe fake",
-        f"next: invoke serve --recipe fake (until then {standing.release.tag} still answers)",
-        "it is being served already",
-    ]
-
-
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_release_that_does_not_start_gives_way_to_the_former_one(
     site: FakeSite, name: str, newer: Release, beside: bool
@@ -171,20 +148,6 @@ def test_a_first_release_that_does_not_start_leaves_nothing(site: FakeSite, name
     assert not [part for part in services.parts(site.engine) if part.labels[HOME_LABEL] == str(site.paths.home)]
     with pytest.raises(docker.errors.NotFound):
         site.engine.client.volumes.get(name)
-
-
-def test_a_taken_port_is_told_with_its_holder(site: FakeSite, name: str) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", site.port))
-        holder.listen()
-        with pytest.raises(BusyError) as caught:
-            site.start(port=site.port)
-    assert f"port {site.port} on 127.0.0.1 is taken by " in caught.value.message
-    assert f"(process {os.getpid()})" in caught.value.message
-    assert caught.value.next_step.endswith(f"the same command with --port {site.port + 1}")
-    with pytest.raises(InputError, match=r"cannot listen on 192\.0\.2\.1:"):  # RFC 5737: no machine has it
-        site.start(port=site.port, host="192.0.2.1")
-    assert services.find(site.engine, name) is None and not (site.paths.home / "keys").exists()
 
 
 def test_a_taken_port_does_not_end_what_is_served(standing: Standing, fake_engine: Engine, newer: Release) -> None:
@@ -226,13 +189,10 @@ def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
     assert services.running_release(standing.paths, engine, "fake") == first.release
 
 
-@pytest.mark.parametrize("bad", [0, 70000])
-def test_a_port_that_is_none(site: FakeSite, bad: int) -> None:
-    with pytest.raises(InputError, match=f"port {bad}: wanted 1 to 65535"):
-        site.start(port=bad)
-
-
-def test_stop_keeps_the_address(site: FakeSite) -> None:
+def test_stop_keeps_the_address_and_the_former_network_goes(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    former = f"sparkpin-test-{site.port}"
+    monkeypatch.setattr(fronts, "FORMER_NETWORK", former)
+    site.engine.client.networks.create(former)
     served = site.start(port=site.port, allow="/sleep", limit="requests=9")
     service.stop(site.paths, site.engine, None, quiet)
     said: list[str] = []
@@ -253,20 +213,3 @@ def test_the_half_that_is_down_is_named(site: FakeSite) -> None:
     server.kill()
     server.reload()
     assert status.words(services.describe(server, front), server).startswith("the server is ")
-
-
-def test_other_settings_of_its_container_are_another_front(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = site.start(port=site.port)
-    containers = site.engine.client.containers
-    before = containers.get(served.container + services.FRONT).id
-    monkeypatch.setattr(fronts, "MEMORY", fronts.MEMORY // 2)
-    assert site.start().started == served.started
-    front = containers.get(served.container + services.FRONT)
-    assert front.id != before and front.attrs["HostConfig"]["Memory"] == fronts.MEMORY
-
-
-def test_a_server_that_is_removed_while_it_is_looked_at_ends_nothing(site: FakeSite) -> None:
-    container = site.engine.client.containers.get(site.start(port=site.port).container)
-    container.remove(force=True, v=True)
-    death = crash_facts.examine(container, "fake", site.release.tag, "exited with 1")
-    assert (death.tag, death.log) == (site.release.tag, b"")

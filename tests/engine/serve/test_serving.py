@@ -3,32 +3,26 @@ stand-in for vLLM whose faults are real ones. tests/e2e/serve/test_serving_vllm.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import re
-import signal
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 import docker.errors
 import httpx
 import pytest
 from docker.models.containers import Container
-from docker.models.networks import NetworkCollection
 from watched import await_start, free_port, signal_processes, until
 
 from sparkpin.commands import client as clients
-from sparkpin.core.errors import DownError, InputError, SmokeError
+from sparkpin.core.errors import DownError, SmokeError
 from sparkpin.host.engine import Engine
-from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import crash_facts, launch, memory_limit, service, startup, status, switching, waiting
+from sparkpin.serve import launch, memory_limit, service, status, switching, waiting
 from sparkpin.serve import served as services
 from sparkpin.serve.launch import Health
 from sparkpin.serve.memory_limit import Room
@@ -145,16 +139,6 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(site: FakeSite, capsys:
     assert anew.key != served.key and file.read_text().strip() != key and anew.started == served.started
 
 
-def test_a_network_that_another_home_has_just_made_is_taken(
-    fake_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running.network(fake_engine)
-    monkeypatch.setattr(NetworkCollection, "list", lambda *_, **__: [])
-    assert running.network(fake_engine) == running.NETWORK
-    monkeypatch.undo()
-    assert len(fake_engine.client.networks.list(names=[f"^{running.NETWORK}$"])) == 1
-
-
 def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     look = waiting.look
 
@@ -204,41 +188,6 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, left: str) -> Non
         site.engine.client.volumes.get(served.container)
 
 
-@pytest.mark.parametrize("at", ["the front was told", "one has a new name", "both have"])
-def test_one_killed_amid_a_switch_leaves_a_server_that_answers(site: FakeSite, newer: Release, at: str) -> None:
-    """The next command's look alone brings it about: the former server, until the new one has the recipe's name."""
-    old = site.start(port=site.port)
-
-    def serve() -> None:
-        rename, renamed = Container.rename, list[str]()
-
-        def second(container: Container, name: str) -> None:
-            if renamed and at == "one has a new name":
-                os.kill(os.getpid(), signal.SIGKILL)
-            renamed.append(name)
-            rename(container, name)
-
-        def end(*_: object) -> None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Container, "rename", second)
-            if at != "one has a new name":
-                room, name = (switching, "answered") if at == "the front was told" else (waiting, "quiet_moment")
-                patch.setattr(room, name, end)
-            dataclasses.replace(site, engine=Engine.connect()).start(newer, beside=True)
-
-    process = get_context("fork").Process(target=serve)
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL and len(parts_of(site)) == 3
-    server, front = service.tidy(site.engine, old.container)
-    assert server and front and parts_of(site) == [server.name, front.name] == [old.container, f"{old.container}-front"]
-    assert server.labels[services.RELEASE_LABEL] == (newer if at == "both have" else site.release).tag
-    assert switching.fault_of(services.describe(server, front), None) == ""
-    assert site.start().release == site.release.tag
-
-
 def made_like(engine: Engine, container: Container, name: str) -> None:
     """One with its labels that does nothing and was never started."""
     engine.client.containers.create(container.attrs["Config"]["Image"], ["true"], name=name, labels=container.labels)
@@ -246,12 +195,6 @@ def made_like(engine: Engine, container: Container, name: str) -> None:
 
 def parts_of(site: FakeSite) -> list[str]:
     return sorted(str(c.name) for c in services.parts(site.engine) if c.labels[HOME_LABEL] == str(site.paths.home))
-
-
-def test_a_front_that_a_killed_run_left_alone_goes(site: FakeSite) -> None:
-    served = site.start(port=site.port)
-    site.engine.client.containers.get(served.container).remove(force=True, v=True)
-    assert service.stop(site.paths, site.engine, None, quiet) == () and parts_of(site) == []
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -284,61 +227,3 @@ def test_a_request_under_way_at_a_switch_gets_its_answer(
         new = site.start(newer, beside=True)
         assert asked.done() and asked.result() == 200 and ask("x") == 200
     assert new.container == old.container and new.started != old.started
-
-
-def test_where_there_is_no_room_for_two_nothing_new_comes_in_while_requests_end(
-    site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under steady load there would be no moment without requests, and all that are under way be broken off."""
-    old = site.start(port=site.port)
-    with ThreadPoolExecutor() as pool, httpx.Client(trust_env=False, timeout=60) as client:
-
-        def ask(words: str) -> int:
-            return client.post(f"{old.url}/completions", json={"prompt": words}).status_code
-
-        asked, meanwhile = pool.submit(ask, "slow"), set[int]()
-
-        def under_way(_: Container) -> int:
-            meanwhile.add(ask("x"))
-            return int(not asked.done())
-
-        monkeypatch.setattr(switching, "requests_under_way", under_way)
-        new = site.start(newer, beside=False)
-        assert asked.result() == 200 and meanwhile == {503} and ask("x") == 200
-    assert new.started != old.started
-
-
-def test_one_that_ended_by_itself_meanwhile_is_replaced_all_the_same(
-    site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = site.start(port=site.port)
-
-    def gone(container: Container) -> None:
-        with contextlib.suppress(docker.errors.APIError):  # it has ended by the second reading
-            container.kill()
-
-    monkeypatch.setattr(switching, "requests_under_way", gone)
-    new = site.start(newer, beside=True)
-    assert new.ready and (new.container, new.started != old.started) == (old.container, True)
-
-
-def test_a_start_leaves_what_it_took(site: FakeSite) -> None:
-    site.start(port=site.port)
-    last = startup.last(crash_facts.folder_of(site.paths, "fake", site.release.name))
-    assert last is not None and {"start", "ready"} <= set(last.began) and last.seconds > 0
-    kept = json.loads((crash_facts.folder_of(site.paths, "fake", site.release.name) / startup.FILE).read_text())
-    assert (kept["load_format"], kept["weights_seconds"]) == ("auto", 0.25), "as the server's log says"
-    mounts = site.engine.client.containers.get(services.name_of(site.paths, "fake")).attrs["Mounts"]
-    own = next(mount["Name"] for mount in mounts if mount["Destination"] == launch.FOLDER)
-    service.stop(site.paths, site.engine, "fake", quiet)
-    with pytest.raises(docker.errors.NotFound):
-        site.engine.client.volumes.get(own)
-    said: list[str] = []
-    site.start(port=site.port, say=said.append)
-    assert any(line.startswith("the last start took ") for line in said), said
-
-
-@pytest.mark.parametrize("host", ["localhost", "example", "1.2.3"])
-def test_an_address_to_listen_on_that_is_none(site: FakeSite, host: str) -> None:
-    with pytest.raises(InputError, match=f"--host: saw '{host}'"):
-        site.start(port=1, host=host)

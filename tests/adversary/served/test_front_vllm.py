@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
 from collections import Counter
@@ -11,13 +10,10 @@ from collections.abc import Callable, Iterator
 import front_trials
 import httpx
 import pytest
-from watched import free_port
+from cpu_stages import Service
 
-from sparkpin.build.make import checkpoint_of
 from sparkpin.host.engine import Engine
-from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import keys, rules, service
-from sparkpin.serve.address import AddressOptions
+from sparkpin.serve import rules
 from sparkpin.serve.served import Served
 
 LOGGED = re.compile(rb'"([A-Z]+) (\S+) HTTP/1\.1" \d+')
@@ -30,24 +26,16 @@ BODY = {"model": "scripted-tiny", "prompt": "The sky is blue and", "max_tokens":
 
 
 @pytest.fixture(scope="module")
-def served(
-    main_job: Releases, stages: dict[str, Release], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Served, str]]:
+def served(server: Service) -> Iterator[tuple[Served, str]]:
     """A server that others may reach, and its key."""
-    paths = dataclasses.replace(main_job.paths, home=tmp_path_factory.mktemp("home"))
-    release, engine = stages["base"], Engine.connect()
-    options = AddressOptions(free_port(), host="0.0.0.0", limit="per_second=1000000,idle=5")
-    checkpoint = checkpoint_of(main_job.paths, release)
-    yield (
-        service.start(paths, engine, release, checkpoint, options=options, say=print),
-        keys.path_of(paths, release.recipe).read_text().strip(),
-    )
-    service.stop(paths, engine, None, print)
+    yield server.at("0.0.0.0", "per_second=1000000,idle=5"), server.key.read_text().strip()
+    server.at()
 
 
 def test_no_trial_reaches_vllm(served: tuple[Served, str], record_property: Callable[[str, object], None]) -> None:
     server, key = served
     container = Engine.connect().client.containers.get(server.container)
+    before = len(container.logs())
     tried, through, waited = list(front_trials.trials(key)), list[str](), 0.0
     with httpx.Client(headers={"Authorization": f"Bearer {key}"}, trust_env=False, timeout=60) as client:
         for number, trial in enumerate(tried):
@@ -57,7 +45,9 @@ def test_no_trial_reaches_vllm(served: tuple[Served, str], record_property: Call
                 began = time.monotonic()
                 assert client.post(f"{server.url}/completions", json=BODY).status_code == 200
                 waited = max(waited, time.monotonic() - began)
-    reached = Counter(found.groups() for line in container.logs().splitlines() if (found := LOGGED.search(line)))
+    reached = Counter(
+        found.groups() for line in container.logs()[before:].splitlines() if (found := LOGGED.search(line))
+    )
     others = {(method.decode(), path.decode()) for method, path in reached} - OURS
     record_property("trials", len(tried))
     print(f"the longest wait of a client beside them: {waited:.1f} s")

@@ -7,24 +7,15 @@ time beside an ordinary long request is allowed, measured at that moment.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
 
 import httpx
 import pytest
-from checkout import PROJECT
+from cpu_stages import Service
 from request_trials import CHAT, HELLO, MODEL, TRIALS, Trial, attack, refused_before, text
 
-from sparkpin.build.make import checkpoint_of
-from sparkpin.core.paths import Paths
-from sparkpin.host.engine import Engine
-from sparkpin.releases.container import ready_timeout
-from sparkpin.releases.record import Release
-from sparkpin.smoke.client import Client
 from sparkpin.smoke.scripts import CHAT as ANSWER
-from sparkpin.smoke.server import Server, started
 
 CONTROL = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}
 ORDINARY = text("ordinary", prompt="m" * 1900, max_tokens=100, ignore_eos=True)
@@ -33,34 +24,15 @@ MOST = 20.0  # seconds on any machine: a trial that goes on after its client has
 TRIES = 4
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Victim:
-    """A server, started again when a trial has ended it."""
+    """The server, which Docker starts again when a trial has ended it."""
 
-    paths: Paths
-    release: Release
-    stack: contextlib.ExitStack
-    server: Server | None = None
-
-    def up(self) -> None:
-        if self.server and not self.server.exit_reason():
-            return
-        self.stack.close()
-        model, engine = checkpoint_of(Paths.from_env(PROJECT), self.release), Engine.connect()
-        timeout = ready_timeout(model)
-        self.server = self.stack.enter_context(
-            started(self.paths, engine, self.release, model, gpus=False, timeout=timeout, say=print)
-        )
-        with Client.unix(self.server.socket, timeout=120) as client:
-            self.server.wait_ready(client)
-        for _ in range(8):  # a warm server's times are meant
-            self.control()
+    url: str
+    server: Service
 
     def http(self) -> httpx.Client:
-        assert self.server
-        return httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(self.server.socket)), base_url="http://server", timeout=30
-        )
+        return httpx.Client(base_url=self.url.removesuffix("/v1"), trust_env=False, timeout=30)
 
     def control(self) -> float:
         """Seconds that the control took; its answer must be that of the scripted model."""
@@ -71,18 +43,16 @@ class Victim:
         assert reply.json()["choices"][0]["message"]["content"] == ANSWER.expected_content
         return time.monotonic() - begin
 
+    def restarts(self) -> int:
+        return int(self.server.container.attrs["RestartCount"])
+
 
 @pytest.fixture(scope="module")
-def running(stages: dict[str, Release], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    home = tmp_path_factory.mktemp("home")  # its containers are no leftovers of ours
-    with contextlib.ExitStack() as stack:
-        yield Victim(dataclasses.replace(Paths.from_env(PROJECT), home=home), stages["v2-tq"], stack)
-
-
-@pytest.fixture
-def victim(running: Victim) -> Victim:
-    running.up()
-    return running
+def victim(server: Service) -> Victim:
+    found = Victim(server.at().url, server)
+    for _ in range(8):  # a warm server's times are meant
+        found.control()
+    return found
 
 
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.name)
@@ -90,6 +60,7 @@ def test_a_request_is_refused_or_leaves_the_server_as_it_was(victim: Victim, tri
     if why := refused_before(trial):
         print(f"{trial.name} | refused: {why}")
         return
+    before = victim.restarts()
     status, _, slowest = attack(victim.http, trial, victim.control)
     limit = SECONDS
     for _ in range(TRIES - 1):  # other tests share the machine: what stalls a server does so each time
@@ -97,6 +68,6 @@ def test_a_request_is_refused_or_leaves_the_server_as_it_was(victim: Victim, tri
             limit = min(max(SECONDS, 5 * attack(victim.http, ORDINARY, victim.control)[2]), MOST)
             status, _, slowest = attack(victim.http, trial, victim.control)
     victim.control()
-    assert victim.server and not victim.server.exit_reason()
+    assert victim.restarts() == before
     print(f"{trial.name} | {status} | control {slowest:.2f} s of {limit:.2f} s")
     assert slowest <= limit

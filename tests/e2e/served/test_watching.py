@@ -5,7 +5,6 @@ The job is that of docs/serving.md.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
@@ -15,14 +14,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cpu_stages import Service
 from places import PROJECT
 from watched import free_port, until
 
-from sparkpin.build.make import checkpoint_of
-from sparkpin.host.engine import Engine
-from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import keys, service
-from sparkpin.serve.address import AddressOptions
 from sparkpin.serve.served import Served
 
 PANELS = json.loads((PROJECT / "docs/grafana.json").read_text())["panels"]
@@ -32,16 +27,10 @@ BODY = {"model": "scripted-tiny", "prompt": "The sky is blue and the grass is", 
 
 
 @pytest.fixture(scope="module")
-def watched(
-    main_job: Releases, stages: dict[str, Release], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Served, Path]]:
-    """A server that wants a key, and the file with it."""
-    paths = dataclasses.replace(main_job.paths, home=tmp_path_factory.mktemp("home"))
-    release, engine = stages["v2-tq"], Engine.connect()
-    options = AddressOptions(free_port(), host="0.0.0.0")
-    served = service.start(paths, engine, release, checkpoint_of(main_job.paths, release), options=options, say=print)
-    yield served, keys.path_of(paths, release.recipe)
-    service.stop(paths, engine, None, print)
+def watched(server: Service) -> Iterator[tuple[Served, Path]]:
+    """A server that expects a key, and the file with it."""
+    yield server.at("0.0.0.0"), server.key
+    server.at()
 
 
 def test_each_metric_of_the_dashboard_is_one_of_vllm(watched: tuple[Served, Path]) -> None:

@@ -1,5 +1,0 @@
-"""See cpu_stages."""
-
-from cpu_stages import main_job, stages
-
-__all__ = ["main_job", "stages"]
