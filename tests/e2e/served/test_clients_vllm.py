@@ -14,10 +14,10 @@ from client_tools import claude, events, llm, opencode
 from cpu_stages import Service
 from watched import until
 
-from sparkpin.fetch.tinymodel.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
 from sparkpin.host.engine import Engine
 from sparkpin.serve import crash_facts, launch, startup
 from sparkpin.serve.served import FRONT, Served
+from sparkpin.smoke.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
 
 RECIPE, CLIENTS = "scripted-tiny", 20
 ASK = f"""

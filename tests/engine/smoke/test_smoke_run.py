@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
