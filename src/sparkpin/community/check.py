@@ -91,7 +91,8 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
         ]
         stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, recipe.stage)
         pin = manifests.model_of(project, recipe)
-        read_templates(project, recipe.mods, own, vllm_version(stack))
+        for mod in recipe.mods:
+            loaded(found, own, "mods", partial(read_templates, project, [mod], own, vllm_version(stack)))
         argv, env = vllm_command.serve_argv(recipe, stack, chain)
     except SparkpinError as error:
         if not any(finding.severity == "error" for finding in found):  # else it is one of those
