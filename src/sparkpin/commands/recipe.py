@@ -428,8 +428,8 @@ def checked(paths: Paths, word: str, *, stack: str | None, alone: bool) -> Check
     path, own = check.file_or_name(paths.project, word)
     if own:
         read, found = None, check.own_findings(paths.project, path.stem)
-        with contextlib.suppress(InputError):  # a file whose name is none
-            read, _ = manifests.readable_recipe(paths.project, path.stem)
+        with contextlib.suppress(SparkpinError):
+            read = manifests.load_recipe(paths.project, path.stem)
         told = (read.stack, read.nodes, read.model) if read else UNREAD
         return CheckedRecipe(f"recipes/{path.name}", *told, found)
     try:

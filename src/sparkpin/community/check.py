@@ -24,14 +24,14 @@ from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError
 from sparkpin.core.names import did_you_mean
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model_files import config_here
-from sparkpin.pins import drafters, manifests, schema, vllm_command
+from sparkpin.pins import manifests, schema, vllm_command
 from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
 from sparkpin.pins.cache_types import refuse_patched
 from sparkpin.pins.community_mods import read_templates, template_names
 from sparkpin.pins.families import vllm_version
 from sparkpin.pins.nodes import PER_NODE, PIPELINE, nodes_of, spread, word_faults
 from sparkpin.pins.values import value_faults
-from sparkpin.pins.vllm_command import MODEL_PATH, drop_flags, flag_value, parse_flags
+from sparkpin.pins.vllm_command import drop_flags, flag_value
 from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE, share_faults
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         refuse_patched(flag_value(argv, CACHE_TYPE), recipe.path)
     except ManifestError as error:
         found.append(of_error(error))
-        argv = without(argv, {str(error.seen)})
+        argv = drop_flags(argv, CACHE_TYPE)
     if recipe.origin:
         argv, env = vllm_command.overlaid(argv, env, stack, chain or ())
     if nodes > 1:
@@ -79,45 +79,30 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
 
 
 def own_findings(project: Path, name: str) -> list[RecipeFinding]:
-    """Of a recipe of recipes/, with what its stack and stages add: all that can be told of it in one go."""
+    """Of a recipe of recipes/, with what its stack and stages add: the first fault of its files, else all that is known
+    of its words."""
     own = str(project / f"recipes/{name}.yaml")
     found: list[RecipeFinding] = []
-    recipe, faults = loaded(found, own, "name", lambda: manifests.readable_recipe(project, name)) or (None, [])
-    found += [of_error(fault, own=own) for fault in faults]
-    if recipe is None:
-        return ordered(found)
-    found += keys.of_template(recipe.command, recipe.defaults, version="1")
-    for variable in recipe.env:
-        if why := useless(variable):
-            found.append(RecipeFinding("warning", f"env.{variable}", why, "remove it"))
-    stack = loaded(found, own, "stack", lambda: manifests.load_stack(project, recipe.stack))
-    chain = loaded(found, own, "stage", lambda: manifests.load_chain(project, recipe.stage))
-    pin = loaded(found, own, "model", lambda: manifests.model_of(project, recipe))
-    if pin and not pin.is_made:
-        loaded(found, own, "model", partial(manifests.load_model_lock, project, pin))
-    if stack is None:
-        return ordered(found)
-    lock = loaded(found, own, "stack", lambda: former_lock(project, stack))
-    for mod in recipe.mods:
-        loaded(found, own, "mods", partial(read_templates, project, [mod], own, vllm_version(stack)))
     try:
-        words = vllm_command.split(vllm_command.fill(recipe.command, recipe.defaults, own), own)
-    except ManifestError as error:
-        if not any(finding.severity == "error" and finding.key == "command" for finding in found):  # else it is that
+        recipe = manifests.load_recipe(project, name)
+        found += keys.of_template(recipe.command, recipe.defaults, version="1")
+        found += [
+            RecipeFinding("warning", f"env.{key}", why, "remove it") for key in recipe.env if (why := useless(key))
+        ]
+        stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, recipe.stage)
+        pin = manifests.model_of(project, recipe)
+        for mod in recipe.mods:
+            loaded(found, own, "mods", partial(read_templates, project, [mod], own, vllm_version(stack)))
+        argv, env = vllm_command.serve_argv(recipe, stack, chain)
+    except SparkpinError as error:
+        if not any(finding.severity == "error" for finding in found):  # else it is one of those
             found.append(of_error(error, own=own))
         return ordered(found)
-    own_words = [*words[:2], MODEL_PATH, *words[3:]]
-    with contextlib.suppress(ManifestError):  # it is told below
-        own_words = drafters.mounted(own_words, recipe)
-    argv, env = vllm_command.settled(own_words, recipe, stack, chain or ())
-    wrong = [
-        *vllm_command.own_faults(words, recipe),
-        *vllm_command.tls_faults(argv, recipe),
-    ]
-    rules = rules_of(pin, checkpoint_steps(chain, pin)) if pin and chain else ()
+    if not pin.is_made:
+        loaded(found, own, "model", partial(manifests.load_model_lock, project, pin))
+    rules = rules_of(pin, checkpoint_steps(chain, pin))
     found += of_nodes(recipe.model, argv, stack, config_of(project, pin), rules, own)
-    found += [of_error(fault) for fault in wrong]
-    argv = without(argv, {str(fault.seen) for fault in wrong})
+    lock = former_lock(project, stack)
     return ordered([*found, *of_server(project, recipe.model, argv, env, stack, recipe.mods, lock, chain)])
 
 
@@ -144,10 +129,8 @@ def of_nodes(
         return found
 
 
-def config_of(project: Path, pin: schema.ModelPin | None) -> dict[str, Any] | None:
+def config_of(project: Path, pin: schema.ModelPin) -> dict[str, Any] | None:
     """What is known of a model's config.json, whether or not it is locked."""
-    if pin is None:
-        return None
     with contextlib.suppress(ManifestError):
         return config_here(Paths.from_env(), pin, manifests.load_model_lock(project, pin))
     return config_here(Paths.from_env(), pin, None)
@@ -160,13 +143,6 @@ def loaded(found: list[RecipeFinding], own: str, key: str, load: Callable[[], T]
     except SparkpinError as error:
         found.append(of_error(error, key, own=own))
         return None
-
-
-def without(argv: list[str], seen: set[str]) -> list[str]:
-    """The words without the flags that are told already."""
-    head, flags = parse_flags(argv)
-    kept = [flag for flag in flags if not seen & {flag.key, flag.value, *flag.words}]
-    return [*head, *(word for flag in kept for word in flag.words)]
 
 
 def mistakes(project: Path, pairing: Pairing) -> list[RecipeFinding]:
@@ -183,7 +159,7 @@ def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> Recipe
     if error.next_step.startswith(("invoke lock", "curl ")):  # that is no mistake
         hint = f"next: {error.next_step.partition(': ')[0]}"
         return RecipeFinding("note", key, error.wanted.removeprefix(LACKS), hint)
-    elsewhere = own not in ("", error.file)
+    elsewhere = own != "" and not own.endswith(error.file)
     text = error.message if elsewhere else f"saw {short(error.seen)}, wanted {error.wanted}"
     hint = "" if error.next_step.startswith((f"correct {error.key} in ", f"correct {own},")) else error.next_step
     meant = nearest(error.key.rpartition(".")[2], error.known)  # of a key that nobody knows

@@ -86,11 +86,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: st
         print(line.rstrip(), flush=True)
 
 
-WRAPPED = {"why", "holds", "found", "how to fix it", "what it is", "note", "then", "state", "cache"}
+WRAPPED = {"why", "holds", "found", "fix", "what it is", "note", "then", "state", "cache"}
 WRAPPED |= {"recipe", "address", "figure", "reference", "release", "95 % interval"}
 FOLDED = {"tensors", "type"}
 TYPED = {"recipe"}  # a name in several lines is typed wrongly
-STRICT = {"tensors", "how to fix it", "what it is"}
+STRICT = {"tensors", "fix", "what it is"}
 NUMBER = re.compile(r"|-|missing|[-+~]?\d[\d.,]*( ?(B|[kM]B|GB|[KMG]iB|s|ms|x|%))?")  # what is aligned right
 COLOURED = {"", "state", "smoke", "verdict"}
 COLOURS = dict.fromkeys(("current", "passed", "ok", "identical", "good"), "green")

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sparkpin.core.errors import WHOLE, InputError, ManifestError
-from sparkpin.core.names import choose, nearest
+from sparkpin.core.names import choose
 from sparkpin.pins.schema import (
     DRAFTER,
     UNRESOLVED,
@@ -262,30 +262,6 @@ def load_models(project: Path, name: str, drafter: str | None) -> ModelPin:
 
 def load_recipe(project: Path, name: str) -> Recipe:
     return load_named(Recipe, project / "recipes", name, "recipe")
-
-
-def readable_recipe(project: Path, name: str) -> tuple[Recipe | None, list[ManifestError]]:
-    """All that is wrong with the keys of a recipe, and the recipe where it can be read in spite of them: under the name
-    that its file has, a misspelt key taken for the one that is missing, any other left out. InputError for no recipe.
-    """
-    path = choose(project / "recipes", name, "recipe")
-    try:
-        value = read_yaml(path)
-    except ManifestError as error:
-        return None, [error]
-    if not isinstance(value, dict):
-        return parsed(Recipe, value, path)
-    value = {"name": name, **value}
-    fields = Recipe.model_fields
-    faults = [fault for fault in parsed(Recipe, value, path)[1] if fault.key in value and fault.key not in fields]
-    mended = {key: part for key, part in value.items() if key in fields}
-    for key in value.keys() - fields.keys():
-        meant = nearest(str(key), fields.keys() - value.keys(), cutoff=0.75)
-        mended |= dict.fromkeys(meant, value[key])
-    if value["name"] != name:
-        faults.append(ManifestError(path, "name", value["name"], f"{name!r}, as the file is called"))
-    made, others = parsed(Recipe, mended | {"name": name}, path)
-    return made, faults + others
 
 
 FAMILIES, COMMUNITY_MODS = "pins/families.yaml", "pins/community_mods.yaml"

@@ -27,7 +27,7 @@ ROWS = [
     ("replaced", "12", "0.4 MB", "0.2 MB", LONG, "BF16 -> F8_E4M3", WHY),
     ("kept", "1", "2 B", "", "a.*", "I32", ""),
 ]
-DOCTOR = ("", "what", "found", "how to fix it")
+DOCTOR = ("", "what", "found", "fix")
 
 
 def in_terminal(width: int, show: Callable[[], object], *, escapes: bool = False) -> list[str]:

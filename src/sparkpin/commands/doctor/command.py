@@ -77,7 +77,7 @@ def doctor(
         terminal.show(json.dumps(value, indent=2, sort_keys=True))
     else:
         rows = [(f.state, f.name, f.detail, f.fix) for f in found if f.state != "n/a"]
-        terminal.table(("", "what", "found", "how to fix it"), rows)
+        terminal.table(("", "what", "found", "fix"), rows)
         if skipped := [finding.name for finding in found if finding.state == "n/a"]:
             terminal.show(f"Not applicable here: {', '.join(skipped)} (--json has the reasons).")
     if lacking := [finding.name for finding in found if finding.state == "MISSING"]:
