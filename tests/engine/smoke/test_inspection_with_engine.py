@@ -67,3 +67,10 @@ def test_of_releases_with_one_name_those_are_offered_that_can_be_inspected(
     with pytest.raises(InputError, match="'v2' may be of several recipes") as caught:
         ref_of(paths, empty_engine, "v2")
     assert caught.value.next_step == f"invoke reproduce TAG --keep, with one of: {one.tag}, {two.tag}, {gone.tag}"
+
+
+@pytest.mark.parametrize("subject", ["/nowhere", "Upper Case", "sparkpin-test/none:such"])
+def test_what_is_no_release_no_image_and_no_folder(tmp_path: Path, subject: str) -> None:
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    with pytest.raises(InputError):
+        ref_of(paths, Engine.connect(), subject)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.errors import EngineError, InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import progress
 from sparkpin.core.scratch import saving_folder
@@ -76,10 +76,13 @@ def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
     several releases have, those count whose images are here."""
     try:
         tag = Releases(paths).get(subject, has_image=lambda release: engine.image(release.tag) is not None).tag
-    except InputError:
-        if engine.image(subject):
-            return subject
-        raise
+    except InputError as error:
+        with contextlib.suppress(EngineError):  # what can be no image's name
+            if engine.image(subject):
+                return subject
+        raise InputError(
+            f"{error.message}; nor is there such a folder, or such an image", next_step=error.next_step
+        ) from None
     if engine.image(tag) is None:
         raise InputError(f"the engine has no image {tag}", next_step=f"invoke reproduce {tag} --keep")
     return tag
