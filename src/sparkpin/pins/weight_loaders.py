@@ -57,35 +57,31 @@ def choose(argv: Sequence[str], versions: Mapping[str, str], weights: WeightByte
     why = {name: obstacle(name, versions, weights, free) for name in (FAST, INSTANT)}
     if told is not None:
         against = f"WARNING, it {why[told]}" if why[told] else ""
-        return Loader(told, against or fits(told, versions, weights, free), chosen=False)
+        return Loader(told, against or fits(told, weights, free), chosen=False)
     for name in (FAST, INSTANT):
         if not why[name]:
-            return Loader(name, fits(name, versions, weights, free), chosen=True)
+            return Loader(name, fits(name, weights, free), chosen=True)
     return Loader(DEFAULT, f"{FAST} {why[FAST]}; {INSTANT} {why[INSTANT]}", chosen=True)
 
 
-def needed(name: str, versions: Mapping[str, str], weights: WeightBytes) -> int:
+def needed(name: str, weights: WeightBytes) -> int:
     """Bytes at the moment when most is held: the model's parameters are all there before the first file is read."""
     if name == FAST:
-        from packaging.version import Version  # slow to import, and `status` weighs nothing
-
-        # From 0.5 on one file is read while another is copied: parallel_loader.py, `queue_size`.
-        buffers = 2 if Version(versions[FAST]) >= Version("0.5") else 1
-        return weights.total + buffers * weights.file + PROCESS
+        return weights.total + 2 * weights.file + PROCESS  # one is read while another is copied (parallel_loader.py)
     return weights.total + SHARE * max(RING, 3 * weights.tensor) + PROCESS
 
 
 def obstacle(name: str, versions: Mapping[str, str], weights: WeightBytes, free: int) -> str:
     if name not in versions:
         return "is not in the image"
-    if (need := needed(name, versions, weights)) > free:
+    if (need := needed(name, weights)) > free:
         return f"needs {gib(need)} for a moment, {gib(free)} are free"
     return ""
 
 
-def fits(name: str, versions: Mapping[str, str], weights: WeightBytes, free: int) -> str:
+def fits(name: str, weights: WeightBytes, free: int) -> str:
     what = f"files of up to {gib(weights.file)}" if name == FAST else f"tensors of up to {gib(weights.tensor)}"
-    return f"{gib(needed(name, versions, weights))} for a moment, for {what}, and {gib(free)} are free"
+    return f"{gib(needed(name, weights))} for a moment, for {what}, and {gib(free)} are free"
 
 
 def gib(size: int) -> str:

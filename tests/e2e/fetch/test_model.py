@@ -36,7 +36,7 @@ from remote_files import pauses as pauses
 
 from sparkpin.checkpoint.repository import Places, listing_of
 from sparkpin.commands import lock as commands_lock
-from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError, ManifestError, NetworkError
+from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import lock_model, model
@@ -440,14 +440,6 @@ def test_a_killed_lock_is_completed_by_the_next(remote: Remote, locked: ModelLoc
     cut = last + 1 - min(row.size for row in donor.tensors if row.file == SHARD)
     assert [wanted for wanted in asked if not wanted.startswith("bytes=0-")] == [f"bytes={cut}-{last}"]
     assert not downloads.exists()
-
-
-def test_full_disk_is_told_before_fetching(remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
-    with remote.online(), pytest.raises(DiskError, match=r"files need [0-9,]+ bytes in .*models, 10 are free"):
-        remote.fetch(locked)
-    assert remote.requests == []
 
 
 def test_no_hub_is_a_network_error(remote: Remote, locked: ModelLock, pauses: list[float]) -> None:

@@ -385,13 +385,6 @@ def test_progress_tells_bytes_rate_and_what_is_left(remote: Remote, monkeypatch:
     assert told.is_set()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.2, "0 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (7200, "2.0 h")]
-)
-def test_duration(seconds: float, words: str) -> None:
-    assert transfer.duration(seconds) == words
-
-
 # VmHWM is of this program; what getrusage tells begins with the memory of the one that started it.
 LARGE = """
 import re, sys

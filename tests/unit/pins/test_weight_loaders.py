@@ -19,7 +19,7 @@ from sparkpin.serve import choose_loader
 
 ARGV = ["vllm", "serve", "/model"]
 SPARK = {"fastsafetensors": "0.5.0", "instanttensor": "0.2.2"}
-SEED = {"fastsafetensors": "0.3.2"}
+ALONE = {"fastsafetensors": "0.5.0"}
 INT4 = WeightBytes(int(62.65 * GIB), 5 * GIB, int(1.42 * GIB))  # 14 files, as published
 NVFP4 = WeightBytes(73 * GIB, 37 * GIB, int(1.42 * GIB))  # 2 files
 
@@ -45,10 +45,9 @@ def test_the_tables_of_the_docs_are_what_was_kept(file: str, head: str) -> None:
         (INT4, SPARK, 79, "fastsafetensors"),
         (INT4, SPARK, 78, "instanttensor"),
         (INT4, SPARK, 70, "auto"),
-        (INT4, SEED, 74, "fastsafetensors"),  # one file at a time, then
-        (INT4, SEED, 73, "auto"),
+        (INT4, ALONE, 78, "auto"),
         (NVFP4, SPARK, 110, "instanttensor"),
-        (NVFP4, SEED, 110, "auto"),
+        (NVFP4, ALONE, 110, "auto"),
         (INT4, {}, 110, "auto"),
     ],
 )  # fmt: skip
@@ -64,10 +63,6 @@ def test_the_reason_has_the_numbers() -> None:
     )
     assert choose(ARGV, SPARK, NVFP4, 110 * GIB).line == (
         "loader: instanttensor: 87.5 GiB for a moment, for tensors of up to 1.4 GiB, and 110.0 GiB are free"
-    )
-    assert choose(ARGV, SEED, NVFP4, 110 * GIB).line == (
-        "loader: auto: fastsafetensors needs 116.0 GiB for a moment, 110.0 GiB are free; "
-        "instanttensor is not in the image"
     )
 
 
