@@ -21,7 +21,6 @@ from remote_files import pauses as pauses
 from stack_samples import locked, stack
 from wheelhouse import Index, make_wheel
 
-from sparkpin.core import files
 from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
@@ -30,7 +29,7 @@ from sparkpin.fetch.debs import OFFLINE, Apt, apt_conf
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.fetch.store import LOST, Store
 from sparkpin.pins.manifests import lock_text
-from sparkpin.pins.schema import LockedFile, StackLock
+from sparkpin.pins.schema import LockedFile
 
 
 @pytest.fixture
@@ -58,20 +57,17 @@ def test_everything_is_fetched_once_and_then_needs_no_network(
     assert fetch_stack(paths, stack(), lock, said.append).bytes_fetched == 0
 
 
-def program(paths: Paths, lock: StackLock, file: Path, more: str = "") -> list[str]:
-    """A command that fetches in a process of its own."""
-    file.write_text(lock_text(lock))
-    folders = json.dumps([str(paths.project), str(paths.cache), str(paths.home)])
-    return [sys.executable, "-c", PROGRAM + more, folders, stack().model_dump_json(), str(file)]
-
-
-PROGRAM = (
-    "import sys, json; from pathlib import Path; from sparkpin.fetch.stack import fetch_stack; "
-    "from sparkpin.pins.schema import Stack, StackLock; from sparkpin.core.paths import Paths; "
-    "paths, stack, lock = sys.argv[1:]; "
-    "fetch_stack(Paths(*map(Path, json.loads(paths))), Stack.model_validate_json(stack), "
-    "StackLock.model_validate_json(Path(lock).read_text()), print)"
-)
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.stack import fetch_stack
+from sparkpin.pins.schema import Stack, StackLock
+paths, stack, lock = sys.argv[1:]
+lock = StackLock.model_validate_json(Path(lock).read_text())
+fetch_stack(Paths(*map(Path, json.loads(paths))), Stack.model_validate_json(stack), lock, print)
+print(Path("/proc/net/snmp").read_text())
+"""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network namespace")
@@ -80,8 +76,11 @@ def test_complete_store_opens_no_connection(paths: Paths, tmp_path: Path) -> Non
     wheel = make_wheel(tmp_path, "a")
     lock = locked(paths, wheel)
     Store(paths.store).add(tmp_path / wheel.file, wheel)
-    argv = program(paths, lock, tmp_path / "lock.json", "; print(Path('/proc/net/snmp').read_text())")
-    done = subprocess.run(["unshare", "--net", *argv], capture_output=True, text=True, check=False)
+    (tmp_path / "lock.json").write_text(lock_text(lock))
+    folders = json.dumps([str(paths.project), str(paths.cache), str(paths.home)])
+    words = [folders, stack().model_dump_json(), str(tmp_path / "lock.json")]
+    argv = ["unshare", "--net", sys.executable, "-c", PROGRAM, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("Ip:", "Tcp:", "Udp:"))]
     sent = {names[0] + name: value for names, values in zip(rows[::2], rows[1::2], strict=True)
@@ -119,6 +118,20 @@ def test_what_the_lock_has_otherwise_is_not_stored(paths: Paths, index: Index, t
     assert not (tells and index.asked), "not a byte is fetched of what cannot be right"
 
 
+@pytest.mark.parametrize("lost", ["from its page", "from where the page says"])
+def test_a_file_that_is_gone_is_named(paths: Paths, index: Index, lost: str) -> None:
+    other, missing = make_wheel(index.folder, "b"), make_wheel(index.folder, "a")
+    if lost == "from its page":
+        (index.folder / missing.file).unlink()
+    else:
+        index.gone = {missing.file}
+    with pytest.raises(NetworkError, match=r"a-1\.0-py3-none-any\.whl .* no longer offered by the index") as caught:
+        fetch_stack(paths, stack(), locked(paths, other, missing), print)
+    assert missing.sha256 in caught.value.message and caught.value.next_step == LOST
+    if lost == "from its page":
+        assert Store(paths.store).verified(other), "what else there is was fetched"
+
+
 def test_bytes_that_are_not_what_the_index_says(paths: Paths, index: Index) -> None:
     """Asked for once more, and then an error; nothing is stored."""
     file = make_wheel(index.folder, "a", size=10)
@@ -133,14 +146,9 @@ def test_bytes_that_are_not_what_the_index_says(paths: Paths, index: Index) -> N
 def test_full_disk_is_told(index: Index, paths: Paths, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = make_wheel(index.folder, "a", size=3_000_000)
     small = Paths(paths.project, small_disk / "cache", paths.home)
-    lock = locked(small, file)
-    with pytest.raises(DiskError, match=r"the locked files need 3,[0-9,]+ bytes in "):
-        fetch_stack(small, stack(), lock, print)
-    # A fake: somebody else fills the disk right after it was measured.
-    monkeypatch.setattr(files, "require_space", lambda *_: None)
-    with pytest.raises(DiskError, match=r"cannot write to .*No space left on device"):
-        fetch_stack(small, stack(), lock, print)
-    assert not Store(small.store).has(file)
+    with pytest.raises(DiskError):
+        fetch_stack(small, stack(), locked(small, file), print)
+    assert index.asked == [] and not Store(small.store).has(file)
 
 
 def test_no_network_names_the_file_and_what_to_do(

@@ -228,31 +228,20 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-HARMS = {folder: "a folder", nowhere: "a link to nowhere", circle: "Too many levels", pipe: "a device, pipe"}
+HARMS = (folder, nowhere, circle, pipe)
 
 
 @pytest.mark.parametrize("harm", [*HARMS, Path.unlink])
-@pytest.mark.parametrize("act", ["build", "plan"])
-def test_a_source_that_is_no_file_is_told_before_anything_is_linked(
-    model: Model, harm: Callable[[Path], None], act: str
-) -> None:
+def test_a_source_that_is_no_file_is_told_before_anything_is_linked(model: Model, harm: Callable[[Path], None]) -> None:
+    """By a lock, too, unless it is gone: the new lock is of what is there."""
     harm(model.own / SHARD)
-    said = HARMS.get(harm, "no such file")
-    with pytest.raises(CheckpointError, match=rf"^{model.own / SHARD}: saw {said}.*, wanted ") as caught:
-        if act == "build":
-            model.build()
-        else:
-            pin = manifests.load_model(model.paths.project, "sample")
-            plan_checkpoint(model.paths, pin, manifests.load_model_lock(model.paths.project, pin), ALL, print)
-    assert "put a right copy of it" in caught.value.next_step
+    pin = manifests.load_model(model.paths.project, "sample")
+    lock = manifests.load_model_lock(model.paths.project, pin)
+    acts = [model.build, lambda: plan_checkpoint(model.paths, pin, lock, ALL, print), model.lock]
+    for act in acts[: 2 if harm is Path.unlink else 3]:
+        with pytest.raises(CheckpointError, match=rf"^{model.own / SHARD}: "):
+            act()
     assert model.is_untouched
-
-
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_source_that_is_no_file_is_not_locked(model: Model, harm: Callable[[Path], None]) -> None:
-    harm(model.own / SHARD)
-    with pytest.raises(CheckpointError, match=rf"^{model.own / SHARD}: saw {HARMS[harm]}.*, wanted "):
-        model.lock()
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -261,9 +250,8 @@ def test_what_is_no_file_in_the_cache_is_told(model: Model, harm: Callable[[Path
     there = sorted(model.paths.checkpoints.rglob("*"))
     harm(model.cached)
     path = model.paths.models / "acme/sample-int4"
-    with pytest.raises(CheckpointError, match=rf"^{path}/.*{SHARD}: saw {HARMS[harm]}") as caught:
+    with pytest.raises(CheckpointError, match=rf"^{path}/.*{SHARD}: "):
         model.build()
-    assert caught.value.next_step.startswith("move it away")
     assert sorted(model.paths.checkpoints.rglob("*")) == there
 
 
