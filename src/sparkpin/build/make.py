@@ -74,7 +74,7 @@ def fetch_locked(paths: Paths, stack: Stack, stack_lock: StackLock, machine: str
         if offline:
             fetching.require_fetched(paths, lock)
         else:
-            fetching.fetch_stack(paths, one, lock, say, partial(how_to_get, paths))
+            fetching.fetch_stack(paths, one, lock, say, how_to_get)
 
 
 def build_images(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> tuple[builder.BuiltImage, ...]:

@@ -1,8 +1,7 @@
-"""Where a release comes from: built here, or brought by a bundle; and where bundles of it went."""
+"""Where a release comes from: built here, or brought by a bundle."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release, Releases, now
 
-EXPORTS, IMPORTS = "exports.json", "imports.json"  # in a release's evidence: where bundles went to and came from
+IMPORTS = "imports.json"  # in a release's evidence: the bundles that it came from
 
 
 def is_brought(paths: Paths, release: Release) -> bool:
@@ -32,13 +31,8 @@ def made_with_statement(paths: Paths, release: Release) -> bool:
 
 
 def adopt(paths: Paths, release: Release) -> None:
-    """The release was built here. Where a bundle of it lies is still good to know."""
-    folder = Releases(paths).evidence(release)
-    if is_brought(paths, release):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            for row in json.loads((folder / IMPORTS).read_text(encoding="utf-8")):
-                add_row(folder / EXPORTS, {"file": row["file"], "with_store": row["with_store"]})
-        (folder / IMPORTS).unlink()
+    """The release was built here, whatever bundle brought it before."""
+    (Releases(paths).evidence(release) / IMPORTS).unlink(missing_ok=True)
 
 
 def is_from_elsewhere(paths: Paths, release: Release) -> bool:

@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -119,7 +118,7 @@ def require_inputs(paths: Paths, release: Release, images: Sequence[RenderedImag
         return
     with project_of(paths, release) as project:
         last = pair(project, release.recipe, stage=release.stage)[-1]
-        advice = partial(how_to_get, paths)
+        advice = how_to_get
         fetch.fetch_stack(paths, last.stack, last.stack_lock, say, advice)
         for spec in {image.builder.key: image.builder for image in images if image.builder}.values():
             fetch.fetch_stack(paths, *cross_build.fetched_with(spec, last.stack, last.stack_lock), say, advice)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkpin.build.origin import EXPORTS, IMPORTS, add_row, made_with_statement, ready_checkpoint
+from sparkpin.build.origin import IMPORTS, made_with_statement, ready_checkpoint
 from sparkpin.build.record import BuildRecord, layer_file, records_of
 from sparkpin.bundle import form
 from sparkpin.checkpoint.content import RECORD
@@ -39,7 +39,7 @@ from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import SIGNATURE, STATEMENT, Release, Releases, to_json
 
-LOCAL = (EXPORTS, IMPORTS)
+LOCAL = (IMPORTS,)
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,6 @@ def export(
             known = sum(piece.size for piece in pieces)
             pieces += image_pieces(paths, connect(), release, records, target, known, stack, say)
         size = write(target, release, wanted, pieces, say)
-    # So that a `fetch` that finds a file gone from the network can name the bundle.
-    row = {"file": str(target.absolute()), "with_store": wanted.store}
-    add_row(Releases(paths).evidence(release) / EXPORTS, row)
     return size
 
 

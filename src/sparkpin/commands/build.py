@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
 
 from sparkpin.build import cross_build
 from sparkpin.build import reproduce as reproducing
@@ -42,7 +41,7 @@ def fetch(*, recipe: str | None, stack: str | None) -> None:
     if (machine := this_platform()) in last.stack.build_on:
         wanted += filter(None, [cross_build.stand_in_debs(paths, last.stack, machine)])
     for one, lock in wanted:
-        report = fetching.fetch_stack(paths, one, lock, say, partial(how_to_get, paths))
+        report = fetching.fetch_stack(paths, one, lock, say, how_to_get)
         what = "stack" if one is last.stack else "root file system to build it in, stack"
         show(
             f"{what} {one.name}: {report.files} files, {terminal.size(report.bytes_total)} verified, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -12,7 +11,6 @@ from bundle_samples import Parts, quiet, sample_of, state_of, with_checkpoint, w
 from evidence_samples import Sample
 from evidence_samples import sboms_made_once as sboms_made_once
 
-from sparkpin.build.origin import EXPORTS
 from sparkpin.build.record import layer_file
 from sparkpin.bundle import export as exporting
 from sparkpin.bundle import take_in
@@ -106,8 +104,6 @@ def test_what_every_import_would_refuse_is_not_exported(
     path.write_bytes(whole)
     with open_bundle(exported(sample, tmp_path / "out.tar")) as opened:
         assert not opened.layers
-    (row,) = json.loads((sample.folder / EXPORTS).read_text())
-    assert (row["file"], row["with_store"]) == (str(tmp_path / "out.tar"), False)
 
 
 def test_what_a_bundle_cannot_name_is_left_out_and_told(sample: Sample, tmp_path: Path) -> None:
