@@ -32,8 +32,7 @@ from pathlib import Path
 
 from sparkpin.core import terminal
 from sparkpin.core.files import CHUNK
-from sparkpin.image.growing_tar import read_layer_of
-from sparkpin.image.layer_tar import read_layer
+from sparkpin.image.layer_tar import read_layer, read_layer_of
 from sparkpin.image.listing import contents_of
 from sparkpin.image.seal import SealedLayer, seal
 

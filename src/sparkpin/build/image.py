@@ -40,8 +40,7 @@ from sparkpin.host import buildkit
 from sparkpin.host.content_store import Sizes
 from sparkpin.host.engine import Engine, ImageInfo
 from sparkpin.image import seal
-from sparkpin.image.growing_tar import read_layer_of
-from sparkpin.image.layer_tar import CanonicalLayer, read_layer
+from sparkpin.image.layer_tar import CanonicalLayer, read_layer, read_layer_of
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
 from sparkpin.image.seal import Sealed, SealedLayer
 from sparkpin.pins.schema import BY_DIGEST

@@ -13,7 +13,7 @@ from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release, Releases, now
 
-IMPORTS = "imports.json"  # in a release's evidence: which bundles it came from
+IMPORTS = "imports.json"  # in a release's evidence: the bundles that it came from
 
 
 def is_brought(paths: Paths, release: Release) -> bool:
@@ -31,7 +31,7 @@ def made_with_statement(paths: Paths, release: Release) -> bool:
 
 
 def adopt(paths: Paths, release: Release) -> None:
-    """The release was built here."""
+    """The release was built here, whatever bundle brought it before."""
     (Releases(paths).evidence(release) / IMPORTS).unlink(missing_ok=True)
 
 

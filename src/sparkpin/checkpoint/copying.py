@@ -1,11 +1,13 @@
-"""Read ranges of files; carry over whole ones by link, by shared blocks, or copied by the kernel."""
+"""Read ranges of files, gather them in a new one; carry over whole ones by link, by shared blocks, or by the kernel."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,10 +70,6 @@ class RangeReader:
             raise too_short(path, begin, end)
         return got
 
-    def ask(self, path: Path, begin: int, count: int) -> None:
-        """Let the kernel read so many bytes into its cache, without waiting for them."""
-        os.posix_fadvise(self.files[path], begin, count, os.POSIX_FADV_WILLNEED)
-
     def chunks(self, path: Path, begin: int, end: int) -> Iterator[memoryview]:
         """Bytes `begin` to `end` of a file. A chunk lives until the next one."""
         view = memoryview(bytearray(CHUNK))
@@ -110,6 +108,38 @@ def write_all(target: int, chunk: bytes | memoryview) -> None:
     view = memoryview(chunk)
     while view:
         view = view[os.write(target, view) :]
+
+
+class GatheringStopped(Exception):
+    """Another part of the work failed, or a person stopped it."""
+
+
+def gather(path: Path, size: int, first: bytes, runs: Iterable[ByteRange], stop: threading.Event) -> str:
+    """Write a file of `size` bytes, `first` and then the runs; it is on disk when this returns its SHA-256 (hex).
+
+    Every byte passes through this process once, for its hash. What is on disk leaves the page cache, where it would
+    drive out other files: a GPU shares that memory on a Spark. Raises IntegrityError for a source that ends before
+    its run or runs that are not `size` long, OSError and GatheringStopped.
+    """
+    digest, written, clean = hashlib.sha256(first), len(first), 0
+    with path.open("wb", buffering=0) as target, RangeReader() as reader:
+        write_all(target.fileno(), first)
+        for run in runs:
+            for chunk in reader.chunks(*run):
+                if stop.is_set():
+                    raise GatheringStopped
+                digest.update(chunk)
+                write_all(target.fileno(), chunk)
+                written += len(chunk)
+                if written - clean >= STEP:
+                    os.fdatasync(target.fileno())
+                    os.posix_fadvise(target.fileno(), 0, written, os.POSIX_FADV_DONTNEED)
+                    clean = written
+        if written != size:
+            step = "invoke build --fetch-only"
+            raise IntegrityError(f"{path}: got {written} bytes, expected {size}", next_step=step)
+        os.fsync(target.fileno())
+    return digest.hexdigest()
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -6,8 +6,6 @@ files to link, shards to write and texts to write.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -240,23 +238,6 @@ def make_plan(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[st
     listings: of every repository that the steps read, by the pin's name. Raises CheckpointError, ManifestError,
     IntegrityError.
     """
-    with no_collection():
-        return planned(listings, pin, steps)
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """A plan makes half a million objects and no cycles: to look for those takes a sixth of its time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-def planned(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]) -> CheckpointPlan:
     used = used_repositories(pin, steps)
     rules = Rules(rules_of(pin, steps))
     mtp = pin.mtp if "mtp" in steps else None

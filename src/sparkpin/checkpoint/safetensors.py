@@ -225,23 +225,14 @@ def _load_json(text: bytes, origin: str) -> dict[str, Any]:
     if not text.startswith(b"{"):
         raise _bad(origin, f"the header begins with {text[:1]!r}, wanted b'{{'")
     try:
-        loaded: dict[str, Any] = json.loads(text.decode(), parse_float=refuse, parse_constant=refuse)
-        # Each pair of key and value has its colon. More colons than pairs: a key is there twice, or a name holds one.
-        if text.count(b":") != _pairs(loaded):
-            loaded = json.loads(text.decode(), object_pairs_hook=unique)  # three times slower, and tells duplicates
+        loaded: dict[str, Any] = json.loads(
+            text.decode(), parse_float=refuse, parse_constant=refuse, object_pairs_hook=unique
+        )
         if b"\\u" in text:
             json.dumps(loaded, ensure_ascii=False).encode()  # half of a surrogate pair is no character
     except (ValueError, RecursionError) as error:
         raise _bad(origin, f"the header is not JSON: {error}") from error
     return loaded
-
-
-def _pairs(loaded: Mapping[str, Any]) -> int:
-    """Pairs of key and value in a header that holds together: each tensor's own, and those in it."""
-    metadata = loaded.get(_METADATA)
-    tensors = len(loaded) - (_METADATA in loaded)
-    inside = len(metadata) if isinstance(metadata, dict) else 0
-    return len(loaded) + inside + tensors * len(_ENTRY_KEYS)
 
 
 def _tensor_infos(raw: Mapping[str, Any], text: bytes, data_start: int, origin: str) -> list[TensorInfo]:

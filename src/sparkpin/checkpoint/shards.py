@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparkpin.checkpoint.content import JOURNAL
-from sparkpin.checkpoint.copying import ByteRange, write_all
-from sparkpin.checkpoint.gathering import gather
+from sparkpin.checkpoint.copying import ByteRange, gather, write_all
 from sparkpin.checkpoint.layout import Shard
 from sparkpin.checkpoint.plan import CheckpointPlan
 from sparkpin.checkpoint.repository import Places

@@ -27,6 +27,7 @@ from sparkpin.checkpoint.repository import INDEX as INDEX_FILE
 from sparkpin.checkpoint.safetensors import TensorSource, parse_header, write_file
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
 from sparkpin.core.files import atomic_file, atomic_folder, git_blob_sha1, sha256_file, write_json
+from sparkpin.core.paths import project_folder
 from sparkpin.pins.schema import Packed, PinnedRepository
 
 Floats = NDArray[np.float32]
@@ -144,12 +145,18 @@ def unpack(project: Path, name: str, packed: Packed, repositories: Mapping[str, 
 
     IntegrityError for bytes that are not the pinned ones, CheckpointError for weights that cannot be packed.
     """
-    path = project / packed.path
+    path = path_of(project, packed)
     if path.suffix != ".xz":
         quantise(path, name, packed, out / repositories["int4"].repo, out / repositories["fp8"].repo)
         return
     with tarfile.open(fileobj=io.BytesIO(pinned(path, name, packed))) as archive:
         archive.extractall(out, filter="data")
+
+
+def path_of(project: Path, packed: Packed) -> Path:
+    """In this checkout, where `project` is one that is laid out of a release's kept inputs: those hold no weights."""
+    own = project / packed.path
+    return own if own.exists() else project_folder() / packed.path
 
 
 def quantise(folder: Path, name: str, packed: Packed, int4: Path, fp8: Path) -> None:
@@ -167,7 +174,7 @@ def quantise(folder: Path, name: str, packed: Packed, int4: Path, fp8: Path) -> 
 
 def config_ahead(project: Path, name: str, packed: Packed, repo: str) -> dict[str, Any]:
     """config.json of a repository before it is unpacked; of BF16 weights without the modules that stay in 16 bits."""
-    path = project / packed.path
+    path = path_of(project, packed)
     if path.suffix != ".xz":
         return {**config_of(path, name), "quantization_config": {"bits": 4, "group_size": GROUP}}
     with tarfile.open(fileobj=io.BytesIO(pinned(path, name, packed)), mode="r|xz") as archive:

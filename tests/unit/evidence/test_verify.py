@@ -520,12 +520,12 @@ def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_ch
     ("wrong", "command"),
     [
         (["SBOM", "signature"], "invoke attest"),
-        (["engine"], "invoke reproduce --keep"),
-        (["signature", "engine"], "invoke reproduce --keep"),
+        (["engine"], "invoke reproduce"),
+        (["signature", "engine"], "invoke reproduce"),
         (["release key"], "invoke import"),
         (["statement", "kept inputs", "engine"], "invoke import"),
     ],
 )
 def test_the_next_step_is_none_that_goes_by_what_is_wrong(sample: Sample, wrong: list[str], command: str) -> None:
     step = step_of(wrong, sample.paths, sample.release)
-    assert [one for one in ("invoke attest", "invoke reproduce --keep", "invoke import") if one in step] == [command]
+    assert [one for one in ("invoke attest", "invoke reproduce", "invoke import") if one in step] == [command]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +36,12 @@ def test_the_generator_still_makes_them(tmp_path: Path) -> None:
     assert all(commit_of(tmp_path / one.repo) == one.revision for one in pin.repositories.values())
 
 
-@pytest.mark.parametrize("damage", [b"other bytes", None])
-def test_another_archive_is_refused(damage: bytes | None, tmp_path: Path) -> None:
+def test_another_archive_is_refused(tmp_path: Path) -> None:
     pin = manifests.load_model(PROJECT, "scripted-eagle3")
     assert pin.packed
     path = tmp_path / pin.packed.path
     path.parent.mkdir(parents=True)
-    if damage:
-        shutil.copy(PROJECT / pin.packed.path, path)
-        path.write_bytes(path.read_bytes() + damage)
+    path.write_bytes((PROJECT / pin.packed.path).read_bytes() + b"other bytes")
     with pytest.raises(IntegrityError):
         unpack(tmp_path, pin.name, pin.packed, pin.repositories, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -17,9 +17,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import gib
 from sparkpin.evidence import builders
 from sparkpin.evidence.signing import Keys
-from sparkpin.fetch import model as hub
 from sparkpin.fetch.model_files import TEXTS, repository_folder
-from sparkpin.fetch.store import Store
+from sparkpin.fetch.store import Store, missing
 from sparkpin.history.bump.record import bumps_of
 from sparkpin.history.report.changes import changes_of, read_sides
 from sparkpin.history.report.charts import charts_of, histories_of
@@ -250,9 +249,10 @@ def absent_files(paths: Paths, release: Release) -> int:
         steps = checkpoint_steps(manifests.load_chain(project, release.stage), model)
     absent = 0
     for entry in (lock.repositories[name] for name in used_repositories(model, steps)):
-        texts = [file for file in entry.files if file.file in TEXTS]
-        absent += len(hub.missing_files(repository_folder(paths, entry), texts, terminal.say))
-        absent += len(hub.lacking(Store(paths.store), entry.headers, terminal.say))
+        folder, store = repository_folder(paths, entry), Store(paths.store)
+        rows = [(file, folder / file.file) for file in entry.files if file.file in TEXTS]
+        rows += [(header, store.path(header.sha256)) for header in entry.headers]
+        absent += len(missing(rows, terminal.say, remove=False))
     return absent
 
 
