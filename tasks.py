@@ -233,12 +233,10 @@ def report(
     out: Annotated[
         str, "file to write (default: report.html or report-RECIPE.html in SPARKPIN_HOME; --markdown prints)"
     ] = "",
-    open: Annotated[bool, "serve the page on 127.0.0.1 instead, until Ctrl-C"] = False,
-    port: Annotated[int, "for --open (default: any that is free)", 8088] = 0,
     markdown: Annotated[bool, "a table for a forum post instead"] = False,
 ) -> None:
     """Write the releases with their evidence as one HTML page."""
-    commands.report.report(recipe=recipe, out=out, serve=open, port=port, as_markdown=markdown)
+    commands.report.report(recipe=recipe, out=out, as_markdown=markdown)
 
 
 @task("measure")
