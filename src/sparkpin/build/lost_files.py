@@ -31,7 +31,9 @@ def how_to_get(paths: Paths, lost: Sequence[LockedFile]) -> str:
             f"no release on this machine was made from {names}: `invoke import` a bundle that another machine exported "
             "with its store, or copy that machine's store (SPARKPIN_CACHE)"
         )
-    parts.append("images that were published need no such file: `invoke up --from oci://HOST/NAME`, or `invoke pull`")
+    parts.append(
+        "images that were published need no such file: `invoke up --from oci://HOST/NAME`, or `invoke import oci://HOST/NAME:TAG`"
+    )
     return "; ".join([*parts, "or `invoke lock` takes what is offered now"])
 
 
@@ -80,7 +82,7 @@ def bundle_of(evidence: Path) -> str:
 
 def export_of(release: Release) -> str:
     return (
-        f"`invoke export {release.tag} --with-store --output FILE` on a machine that still has its store, and "
+        f"`invoke export {release.tag} FILE --with-store` on a machine that still has its store, and "
         "`invoke import FILE` here, bring it back"
     )
 

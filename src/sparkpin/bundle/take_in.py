@@ -229,7 +229,7 @@ def load_image(engine: Engine, bundle: Bundle, say: Say) -> transfer.Sent | None
     if ref is None:
         raise EngineError(
             f"{bundle.path} holds no image, and the engine has no {bundle.release.image}",
-            next_step=f"on the machine that has it: invoke copy {bundle.release.tag} --to ssh://user@this-host",
+            next_step=f"on the machine that has it: invoke export {bundle.release.tag} ssh://user@this-host",
         )
     engine.tag(ref, bundle.release.tag)
     return None

@@ -35,7 +35,7 @@ CAUSES = (
     Cause(
         r"sparkpin: REFUSED: ",
         "its nodes do not serve the same release, or one has no whole checkpoint; the log names both sides",
-        "invoke copy {tag} --to URL --with-checkpoint brings a machine both",
+        "invoke export {tag} URL --with-checkpoint brings a machine both",
     ),
     Cause(
         r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|NVRM: .*out of memory|NV_ERR_NO_MEMORY",

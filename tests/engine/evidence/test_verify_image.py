@@ -83,8 +83,8 @@ def test_task_says_what_it_checked(loaded: Sample, capsys: pytest.CaptureFixture
     assert "not checked: signature, published, fetched packages, model files, checkpoint, what the smoke" in lines[-1]
     with pytest.raises(IntegrityError, match="lacks a trusted signature: signature\n") as failed:
         commands_evidence.verify(loaded.release.tag, deep=False, require_signature=True)
-    assert SIGNING_KEY in failed.value.next_step, "without a key `invoke attest` alone leads in a circle"
-    assert failed.value.next_step.endswith(f"then invoke attest {loaded.release.tag}")
+    assert SIGNING_KEY in failed.value.next_step, "without a key `--sign` alone leads in a circle"
+    assert failed.value.next_step.endswith(f"then invoke verify {loaded.release.tag} --sign")
 
 
 def test_other_image_under_the_tag(engine: Engine, loaded: Sample, capsys: pytest.CaptureFixture[str]) -> None:

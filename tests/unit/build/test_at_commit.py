@@ -158,7 +158,7 @@ def test_what_nobody_offers_any_more_ends_it_with_advice(
     monkeypatch.setattr(make.fetching, "fetch_stack", gone)
     with pytest.raises(NetworkError) as caught:
         repository.reproduced(repository.commit())
-    for way in ("invoke import", "invoke pull", "invoke up --from oci://"):
+    for way in ("invoke import", "invoke up --from oci://"):
         assert way in caught.value.next_step
 
 

@@ -18,7 +18,8 @@ from sparkpin.releases.record import Releases
 
 UNKNOWN = LockedFile(name="x", version="1", file="x-1.whl", size=1, sha256="0" * 64)
 LAST = (
-    "images that were published need no such file: `invoke up --from oci://HOST/NAME`, or `invoke pull`; "
+    "images that were published need no such file: `invoke up --from oci://HOST/NAME`, or `invoke import "
+    "oci://HOST/NAME:TAG`; "
     "or `invoke lock` takes what is offered now"
 )
 
@@ -69,7 +70,7 @@ def test_without_a_bundle_the_release_is_named(sample: Sample, rows: object) -> 
     if rows is not None:
         write_json(sample.folder / EXPORTS, rows)
     text = how_to_get(sample.paths, [a_wheel(sample)])
-    assert f"`invoke export {sample.release.tag} --with-store --output FILE` on a machine that still has" in text
+    assert f"`invoke export {sample.release.tag} FILE --with-store` on a machine that still has" in text
 
 
 def test_what_no_release_was_made_from_is_told(sample: Sample) -> None:

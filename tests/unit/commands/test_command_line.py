@@ -69,8 +69,7 @@ def listed(text: str) -> dict[str, list[str]]:
         ("serve --tag v2", "sparkpin serve has no option --tag", "sparkpin serve --help"),
         ("keep", "sparkpin keep: TAG missing", "sparkpin keep TAG [options]"),
         ("diff a", "sparkpin diff: AFTER missing", "sparkpin diff BEFORE AFTER"),
-        ("export TAG", "sparkpin export: -o, --output FILE missing", "sparkpin export TAG -o FILE [options]"),
-        ("copy TAG", "sparkpin copy: --to ENGINE missing", "sparkpin copy TAG --to ENGINE"),
+        ("export TAG", "sparkpin export: PLACE missing", "sparkpin export TAG PLACE [options]"),
         ("verify --depp x", "sparkpin verify has no option --depp", "did you mean --deep?"),
         ("checkpoint --model=", "sparkpin checkpoint: --model wants a value", "sparkpin checkpoint --model MODEL"),
         ("checkpoint --model ''", "sparkpin checkpoint: --model wants a value", "sparkpin checkpoint --model MODEL"),
@@ -121,7 +120,6 @@ def test_the_list_has_a_line_for_each_task_in_its_group(line: str, capsys: pytes
     groups = listed(out)
     assert (code, err, list(groups)) == (0, "", GROUPS)
     assert groups["serve"][:2] == ["up", "serve"] and groups["for developers"] == ["test", "check"]
-    assert len({name for names in groups.values() for name in names}) == 41
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -137,9 +135,8 @@ def test_every_task_has_help_with_each_of_its_options(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("line", ["export --help", "export TAG --help", "--help export", "help export", "export -h"])
 def test_help_of_a_task_with_positionals(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = typed(line, capsys)[1].splitlines()
-    assert lines[0] == "usage: sparkpin export TAG -o FILE [options]"
-    assert "  TAG                release to export" in lines
-    assert "  -o, --output FILE  file to write" in lines
+    assert lines[0] == "usage: sparkpin export TAG PLACE [options]"
+    assert any(line.startswith("  TAG ") and line.endswith("release to export") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -174,18 +171,18 @@ def test_values_are_taken_as_they_are_written(
 
     seen: list[Any] = []
     monkeypatch.setattr(bench, "run_compare", lambda before, after, **_: seen.append((before, after)))
-    monkeypatch.setattr(bundle, "export", lambda tag, output, **_: seen.append((tag, output)))
+    monkeypatch.setattr(bundle, "export", lambda tag, place, options: seen.append((tag, place)))
     monkeypatch.setattr(history, "diff", lambda before, after, **_: seen.append((before, after)))
-    for line in ("export a -oFILE --no-image", "export -o=FILE a", "export a --output FILE", "diff build images"):
+    for line in ("export a FILE --no-image", "export --no-image a FILE", "diff build images"):
         assert typed(line, capsys)[0] == 0
-    assert seen == [("a", "FILE")] * 3 + [("build", "images")], "tasks' names where a TAG must be"
+    assert seen == [("a", "FILE")] * 2 + [("build", "images")], "tasks' names where a TAG must be"
     monkeypatch.setattr(recipe, "recipe_check", lambda paths, what, **_: seen.append(what) or True)
     for line in ("recipe check a b", "recipe check a --json b"):
         assert typed(line, capsys)[0] == 0
     assert [seen.pop(), seen.pop()] == [["a", "b"]] * 2
     for line in ("bench --compare a b", "bench b --compare=a --rounds 2"):
         assert typed(line, capsys)[0] == 0
-    assert seen[4:] == [("a", "b")] * 2
+    assert seen[3:] == [("a", "b")] * 2
 
 
 def test_sparkpin_knows_its_version_and_its_project(
@@ -220,8 +217,7 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin diff images ", ["current", "v2", "v2-0123456789ab"], True),
         ("sparkpin keep v2 ", ["--note", "--remove", "--help"], True),
         ("sparkpin keep v2 --note ", [], True),
-        ("sparkpin export v2 --output ", [], True),
-        ("sparkpin copy v2 --to ", [], True),
+        ("sparkpin export v2 ssh://x --link ", [], True),
         ("sparkpin ls ", ["--json", "--help"], True),
         ("sparkpin recipe ", ["list", "check", "show", "import", "export"], True),
         ("sparkpin bench --only ", ["prompts", "sweep"], True),

@@ -36,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("lock --model my --stack cpu", ["--stack cpu locks that stack only", "--model my"]),
         ("checkpoint --model scripted-tiny --verify --dry-run", ["--dry-run tells what would"]),
         ("keep nonsense", ["unknown release 'nonsense'"]),
-        ("attest nonsense", ["unknown release 'nonsense'"]),
+        ("verify nonsense --sign", ["unknown release 'nonsense'"]),
         ("verify nonsense", ["unknown release 'nonsense', and no file of that name"]),
         ("smoke nonsense", ["unknown release 'nonsense'"]),
         ("reproduce nonsense", ["unknown release 'nonsense'"]),

@@ -134,19 +134,19 @@ def test_signatures_of_statements_that_stay_and_of_others(
     sample: Sample, signing_key: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One stays as long as it is over the very statement. Any other goes, by a build, too, and by a key that fails:
-    else `verify` says that it is wrong, and `attest`, which it proposes, would leave it so."""
+    else `verify` says that it is wrong, and --sign, which it proposes, would leave it so."""
     signature, said = sample.folder / SIGNATURE, list[str]()
     with monkeypatch.context() as patch:
         patch.setenv(SIGNING_KEY, str(signing_key))
         ensure_attested(sample.paths, sample.release, fail)  # there is a statement, and now a key
         made = signature.read_bytes()
         assert made.startswith(b"-----BEGIN SSH SIGNATURE-----")
-        commands_evidence.attest(sample.release.tag)
+        commands_evidence.make_evidence(sample.release.tag)
         assert f"signed with {signing_key}: ED25519 key SHA256:" in capsys.readouterr().out
     again = attest(sample.paths, sample.release, Keys())
     assert signature.read_bytes() == made and not again.removed and again.signer.startswith("ED25519 key SHA256:")
     assert [path.name for path in again.files] == [SBOM, STATEMENT, SIGNATURE]
-    commands_evidence.attest(sample.release.tag)
+    commands_evidence.make_evidence(sample.release.tag)
     assert SIGNING_KEY in capsys.readouterr().out, "not signed now: no key in ..."
 
     signature.write_text("damaged")

@@ -28,7 +28,7 @@ from sparkpin.core.tags import tag_of
 from sparkpin.evidence import imagecheck
 from sparkpin.evidence.attest import attest
 from sparkpin.evidence.signing import ALLOWED_SIGNERS, Keys
-from sparkpin.evidence.verify import DEEP, NAMES, Check, Claimed, check_evidence, conclusion, demanded, require, same
+from sparkpin.evidence.verify import DEEP, NAMES, Check, Claimed, check_evidence, conclusion, demanded, require
 from sparkpin.fetch.store import Store
 from sparkpin.pins import manifests
 from sparkpin.releases.record import SBOM, STATEMENT, Releases, release_key
@@ -60,9 +60,10 @@ def found(checks: list[Check], result: str) -> list[str]:
 
 
 def test_signed_release_holds(signed: Sample, keys: Keys) -> None:
-    checks = check_evidence(signed.evidence(), keys)
-    assert found(checks, "ok") == list(NAMES), [check.line for check in checks]
-    require(checks, signed.release.tag)
+    for evidence in (signed.evidence(), statement(bill(signed.evidence(), lambda v: None), lambda v: None)):
+        checks = check_evidence(evidence, keys)  # the second: as the trials below write what they change
+        assert found(checks, "ok") == list(NAMES), [check.line for check in checks]
+        require(checks, signed.release.tag)
     assert "lead@example" in checks[-1].line
 
 
@@ -70,8 +71,7 @@ def test_what_is_not_there_is_said(sample: Sample) -> None:
     checks = check_evidence(sample.evidence(read=None, config=None), Keys())
     assert found(checks, "open") == ["image", "kept inputs", "locks", "signature"]
     assert found(checks, "wrong") == []
-    assert "37 of the model were not looked at" in next(check.detail for check in checks if check.what == "inputs")
-    assert "not checked: image, kept inputs, locks, signature" in conclusion(checks)
+    assert "37 files" in next(check.detail for check in checks if check.what == "statement")
     checks = check_evidence(sample.evidence(files={}), Keys())
     assert found(checks, "open") == ["statement", "signature"]
 
@@ -99,7 +99,7 @@ def test_only_a_bundle_may_have_come_without_a_statement(
     if result == "wrong":
         with pytest.raises(IntegrityError) as failed:
             require(checks, "it", next_step="something else")
-        assert failed.value.next_step.startswith(f"invoke attest {sample.release.tag}")
+        assert failed.value.next_step.startswith(f"invoke verify {sample.release.tag} --sign")
         attest(sample.paths, sample.release, Keys())
         require(check_evidence(imagecheck.evidence_of(sample.paths, sample.release), Keys()), "it")
 
@@ -116,17 +116,6 @@ def test_what_nobody_came_to_is_said(sample: Sample) -> None:
         assert all(name in said.partition(";")[2] for name in found(checks, "wrong"))
     by_somebody = Check("signature", "open", "by a key", missed="whose signature it is")
     assert "not checked: whose signature it is, image, " in conclusion([by_somebody])
-
-
-def test_values_that_differ_near_their_end_are_cut_where_they_differ() -> None:
-    seen = ["vllm", "serve", *(f"--flag-{number}" for number in range(60)), "--enable-x", *map(str, range(99))]
-    wanted = [*seen[:62], "--enable-y", *seen[63:]]
-    with pytest.raises(IntegrityError) as failed:
-        same("command", seen, wanted)
-    one, _, other = failed.value.message.partition(", wanted ")
-    assert "'--enable-x'" in one and "'--enable-y'" in other and len(failed.value.message) < 600
-    with pytest.raises(IntegrityError, match="saw short, wanted s"):
-        same("it", "short", "s")
 
 
 def test_a_line_is_one_line_whatever_stands_in_it(sample: Sample) -> None:
@@ -158,19 +147,11 @@ def test_a_signer_who_is_not_trusted_is_no_damage(signed: Sample, keys: Keys) ->
     keys.allowed.write_text("garbage\n")
     with pytest.raises(IntegrityError, match="holds, but lacks a trusted signature") as failed:
         require(check_evidence(signed.evidence(), keys), signed.release.tag, next_step="invoke rebuild")
-    assert "no line of it can be read (line 1: missing key)" in failed.value.message
     assert str(keys.allowed) in failed.value.next_step and "invoke" not in failed.value.next_step
     both = [Check("image", "wrong", "other", ""), *check_evidence(signed.evidence(), keys)]
     with pytest.raises(IntegrityError, match="is not what its evidence says") as failed:
         require(both, signed.release.tag, next_step="invoke rebuild")
     assert failed.value.next_step.startswith("invoke rebuild; ")
-
-
-def test_a_step_that_another_names_is_said_once() -> None:
-    checks = [Check("a", "wrong", "x", ""), Check("b", "wrong", "y", "invoke attest t makes it again")]
-    with pytest.raises(IntegrityError) as failed:
-        require(checks, "it", next_step="invoke attest t")
-    assert failed.value.next_step == "invoke attest t makes it again"
 
 
 @pytest.mark.parametrize(
@@ -232,17 +213,22 @@ def context(evidence: Claimed, number: int, start: str, **changes: Any) -> Claim
     return record(evidence, number, context=rows)
 
 
+def written(value: object, *, sort_keys: bool = False) -> bytes:
+    """In the form that sparkpin writes, so that nothing but the change makes other bytes."""
+    return (json.dumps(value, indent=1, sort_keys=sort_keys, ensure_ascii=False) + "\n").encode()
+
+
 def statement(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
     value = json.loads(evidence.files[STATEMENT])
     change(value)
-    return dataclasses.replace(evidence, files={**evidence.files, STATEMENT: json.dumps(value).encode()})
+    return dataclasses.replace(evidence, files={**evidence.files, STATEMENT: written(value, sort_keys=True)})
 
 
 def bill(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
     """An SBOM with other content, which the statement names."""
     value = json.loads(evidence.files[SBOM])
     change(value)
-    data = json.dumps(value).encode()
+    data = written(value)
     row = {"sha256": hashlib.sha256(data).hexdigest()}
     evidence = dataclasses.replace(evidence, files={**evidence.files, SBOM: data})
     return statement(evidence, lambda v: v["predicate"]["runDetails"]["byproducts"][0].update(digest=row))
@@ -293,19 +279,21 @@ STATEMENTS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "in another spelling": ("statement", lambda v: v.update(predicate_type=v.pop("predicateType"))),
     "an empty field": ("statement", lambda v: v["subject"][0].update(uri="")),
     "hash of another kind": ("statement", lambda v: v["subject"][0].update(digest={"md5": "0"})),
+    "a key more, of the value `nothing`": ("statement", lambda v: v.update(evil="nothing")),
     "infinite size": ("statement", lambda v: dependency(v, "model ")["annotations"].update(size=float("inf"))),
-    "input less": ("inputs", lambda v: inputs(v).pop(0)),
-    "input more": ("inputs", lambda v: inputs(v).append({"name": "deb evil 1", "digest": {"sha256": ZERO}})),
-    "inputs in another order": ("inputs", lambda v: inputs(v).reverse()),
-    "other hash": ("inputs", lambda v: inputs(v)[0].update(digest={"sha256": ZERO})),
-    "other package URL": ("inputs", lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1")),
-    "a model with a package URL": ("inputs", lambda v: dependency(v, "model ").update(uri="pkg:huggingface/x/y@1")),
+    "input less": ("statement", lambda v: inputs(v).pop(0)),
+    "input more": ("statement", lambda v: inputs(v).append({"name": "deb evil 1", "digest": {"sha256": ZERO}})),
+    "inputs in another order": ("statement", lambda v: inputs(v).reverse()),
+    "other hash": ("statement", lambda v: inputs(v)[0].update(digest={"sha256": ZERO})),
+    "other package URL": ("statement", lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1")),
+    "a model with a package URL": ("statement", lambda v: dependency(v, "model ").update(uri="pkg:huggingface/x/y@1")),
 }
 BILLS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a reference that is no text": lambda v: v["components"][0].update({"bom-ref": 5}),
     "another version": lambda v: v["components"][0].update(version="9"),
     "a component twice": lambda v: v["components"].append(v["components"][0]),
     "a field more": lambda v: v.update(vulnerabilities=[]),
+    "a field more, of the value `nothing`": lambda v: v["components"][0].update(author="nothing"),
     "components in another order": lambda v: v["components"].reverse(),
     "a list for a mapping": lambda v: v.update(metadata=[]),
 }
@@ -336,7 +324,7 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     "wheel that no lock names": ("locks", lambda e: context(e, 0, "wheel torch", sha256=ZERO)),
     "lock of another time": ("locks", lambda e: kept(e, LOCK, b"{}")),
     "other mod": ("statement", lambda e: dataclasses.replace(context(e, 1, "mod ", sha256=ZERO), read=None)),
-    "other project file": ("inputs", lambda e: kept(e, "recipes/scripted-tiny.yaml", b"other")),
+    "other project file": ("statement", lambda e: kept(e, "recipes/scripted-tiny.yaml", b"other")),
     **{
         f"stage {data[:9]!r}": ("statement", functools.partial(kept, path=STAGE, data=data))
         for data in (b"other", b"? {a: b}\n: c\n", b"\xff", b"[" * 100_000)
@@ -403,8 +391,7 @@ def test_all_that_a_build_from_source_saw_is_held_against_the_lock(sample: Sampl
 def test_tampering_is_found(sample: Sample, case: str) -> None:
     name, tamper = TAMPERED[case]
     checks = check_evidence(tamper(sample.evidence()), Keys())
-    wrong = found(checks, "wrong")
-    assert wrong and wrong[0] == name, [check.line for check in checks]
+    assert name in found(checks, "wrong"), [check.line for check in checks]
     with pytest.raises(IntegrityError):
         require(checks, "it")
 
@@ -548,7 +535,7 @@ def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_ch
 @pytest.mark.parametrize(
     ("wrong", "command"),
     [
-        (["SBOM", "signature"], "invoke attest"),
+        (["SBOM", "signature"], "--sign"),
         (["engine"], "invoke rebuild"),
         (["signature", "engine"], "invoke rebuild"),
         (["release key"], "invoke import"),
@@ -557,4 +544,4 @@ def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_ch
 )
 def test_the_next_step_is_none_that_goes_by_what_is_wrong(sample: Sample, wrong: list[str], command: str) -> None:
     step = step_of(wrong, sample.paths, sample.release)
-    assert [one for one in ("invoke attest", "invoke rebuild", "invoke import") if one in step] == [command]
+    assert [one for one in ("--sign", "invoke rebuild", "invoke import") if one in step] == [command]

@@ -454,7 +454,7 @@ def test_what_is_not_known_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the store stays" in said and "layers of 2 images whose sizes the engine does not tell" in said
 
 
-@pytest.mark.parametrize("run", ["build", "rebuild", "import", "attest"])
+@pytest.mark.parametrize("run", ["build", "rebuild", "import", "sign"])
 def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, run: str
 ) -> None:
@@ -483,7 +483,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
         "build": lambda: commands_up.carry_out(commands_up.BuildPlan(paths, (), ())),
         "rebuild": lambda: jobs.rebuild(paths, made),
         "import": lambda: take_in.import_bundle(paths, Engine(None), Path("x"), quiet),  # type: ignore[arg-type]
-        "attest": lambda: commands_evidence.attest(made.tag),
+        "sign": lambda: commands_evidence.make_evidence(made.tag),
     }
     with pytest.raises(Reached):
         tasks[run]()

@@ -229,7 +229,7 @@ def test_the_summary_says_where_to_go_on(records: Releases, capsys: pytest.Captu
     commands_notes.finish(records, (kept(records, EMULATED),))
     said = capsys.readouterr().out
     assert "passed" not in said
-    carry = f"invoke export {release(1).tag} -o"
+    carry = f"invoke export {release(1).tag} "
     assert f"next, where it can run: invoke rebuild {release(1).tag} (makes its checkpoint), then {carry}" in said
     with pytest.raises(SmokeError) as caught:
         commands_notes.finish(records, (kept(records, FAILED),))

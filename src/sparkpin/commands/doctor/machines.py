@@ -66,6 +66,6 @@ def release_for(paths: Paths, count: int, recipe: str | None) -> Release:
     if not known:
         raise InputError(
             f"no release here is for {count} machines, and an image of one looks at them",
-            next_step="invoke up --recipe RECIPE, with `nodes` in the recipe (docs/nodes.md); then invoke copy",
+            next_step="invoke up --recipe RECIPE, with `nodes` in the recipe (docs/nodes.md); then invoke export",
         )
     return max(known, key=lambda one: one.age)
