@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -43,14 +42,12 @@ class BisectSearch:
         known = next((trial for trial in self.state.trials if trial.chosen == ids), None)
         if known is not None:
             return known
-        number, began = len(self.state.trials) + 1, time.monotonic()
+        number = len(self.state.trials) + 1
         terminal.say(f"trial {number}: changes {numbers(self.plan.changes, chosen)}")
-        verdict, how, log = self.bench.attempt(chosen, number)
-        seconds = round(time.monotonic() - began, 1)
-        made = Trial(chosen=ids, verdict=verdict, how=how, seconds=seconds, log=log)
+        made = self.bench.attempt(chosen, number)
         self.state = self.state.model_copy(update={"trials": [*self.state.trials, made]})
         states.write(self.path, self.state)
-        terminal.say(f"trial {number}: {verdict}, {terminal.printable(how)}")
+        terminal.say(f"trial {number}: {made.verdict}, {terminal.printable(made.how)}")
         return made
 
     def ends(self) -> None:
@@ -59,7 +56,7 @@ class BisectSearch:
             trial = self.trial(chosen)
             if trial.verdict != name:
                 step = "correct the check, or choose other releases"
-                if trial.verdict == "unresolved" and "does not start" in trial.how:
+                if not trial.started:
                     step = "if that is what you look for: --unstarted-is-bad"
                 raise InputError(
                     f"--{name} {release.tag} is {trial.verdict} ({trial.how}); log: {self.path.parent / trial.log}",

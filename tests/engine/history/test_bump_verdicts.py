@@ -27,6 +27,7 @@ from wheelhouse import make_wheel
 
 from sparkpin.commands import bump as task
 from sparkpin.core import files
+from sparkpin.core.errors import IntegrityError
 from sparkpin.fetch import lock_stack as lock_module
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.stack import fetch_stack
@@ -93,6 +94,22 @@ def test_a_step_that_turns_without_newer_versions_blames_none(
     site.faults["alpha 1.0"] = "smoke"
     code, out, _ = ask()
     assert code == 19 and "turned by something else: the current release does the same now" in out
+
+
+def test_a_current_release_that_is_damaged_is_no_verdict(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the step words its error: the current release itself is looked at."""
+    site.offer("alpha", "1.1")
+
+    def damaged(*_: object) -> None:
+        def wrong(*_: object) -> None:
+            raise IntegrityError("its checkpoint was changed")
+
+        monkeypatch.setattr(task, "require_consistent", wrong)
+        raise IntegrityError("something was changed while it was measured")
+
+    monkeypatch.setattr(task, "compared", damaged)
+    assert ask()[0] == IntegrityError.exit_code
+    assert [(made.verdict, made.steps[-1].name) for made in site.bumps] == [("", "smoke")]
 
 
 def test_what_cannot_be_resolved_stays_and_is_in_the_record(site: Site, ask: Ask) -> None:

@@ -308,7 +308,7 @@ def test_compressed_or_foreign_layers(parts: Parts, tmp_path: Path, old: bytes, 
         *(({"argv": ["vllm", "serve", "/model", word]}, "command") for word in WORDS.values()),
         *(({"argv": ["vllm", *filter(None, pair)]}, "command") for pair in FLAGS.items()),
         *(({"env": {name: value}}, "env") for name, value in ENV.items()),
-        ({"statement": {}}, "inputs"),
+        ({"inputs": {}}, "statement"),
     ],
 )
 def test_a_record_that_says_something_else(parts: Parts, tmp_path: Path, change: dict[str, Any], why: str) -> None:

@@ -23,7 +23,7 @@ from sparkpin.history.bisect import trial as trying
 from sparkpin.history.bisect.changes import ReleaseChange
 from sparkpin.history.bisect.mixed_project import Mixture
 from sparkpin.history.bisect.plan import BisectPlan, identity, make_plan, numbers
-from sparkpin.history.bisect.state import State
+from sparkpin.history.bisect.state import State, Trial
 from sparkpin.releases.record import Release
 
 RECIPE = "recipes/scripted-tiny.yaml"
@@ -201,13 +201,13 @@ def test_what_says_nothing_of_a_release_ends_the_search(
 
 
 def test_an_end_that_does_not_start(home: Ends, paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said in the place of a server: tests/engine/history/test_bisect_engine.py has real ones."""
-    monkeypatch.setattr(
-        trying.Bench, "attempt", lambda *_: ("unresolved", "does not start: it exited with 1", "001.log")
-    )
-    with pytest.raises(InputError, match="is unresolved") as caught:
-        search(home)
-    assert caught.value.next_step.startswith("if that is what you look for: --unstarted-is-bad")
+    """In the place of a server: tests/engine/history/test_bisect_engine.py has real ones. Words decide nothing."""
+    for started in (False, True):
+        trial = Trial(chosen=[], verdict="unresolved", how="it does not start", started=started, seconds=0)
+        monkeypatch.setattr(trying.Bench, "attempt", lambda *_, trial=trial: trial)
+        with pytest.raises(InputError) as caught:
+            search(home, LENGTH if started else f"{LENGTH} ")
+        assert ("--unstarted-is-bad" in caught.value.next_step) == (not started)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ class Trial(StrictModel):
     chosen: list[str]  # ids of the changes
     verdict: Verdict
     how: str  # what was seen, in a few words
+    started: bool = True  # False where its server did not become ready
     seconds: float  # that it took
     log: str = ""  # file beside
 
