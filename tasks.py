@@ -200,13 +200,13 @@ def prune(
         "the others; newest first. What is current, was current last before, passed last, is kept by `keep` or in use "
         "stays even beyond that",
     ] = 5,
-    dry_run: Annotated[bool, "say what would go, what stays and why, and the bytes that it would free"] = False,
+    dry_run: Annotated[bool, "say what would go, what stays and why"] = False,
     store: Annotated[bool, "remove fetched files, too, that no lock and no remaining release needs"] = False,
     build_cache: Annotated[
         bool, "clear the engine's build cache, too, of everybody's builds: the engine does not tell whose it is"
     ] = False,
 ) -> None:
-    """Remove old releases and say what that freed."""
+    """Remove old releases, and what only they needed."""
     commands.prune.prune(keep=keep, dry_run=dry_run, store=store, build_cache=build_cache)
 
 

@@ -27,7 +27,7 @@ def direction(kind: str, before: str, after: str) -> Direction:
 
 
 def is_debian(one: str, relation: str, other: str) -> bool:
-    """False for what dpkg does not take, and on a machine without dpkg. A stranger's version must be no option of it."""
+    """False for what dpkg does not take, and without dpkg. A stranger's version must be no option of it."""
     if not (one[:1].isalnum() and other[:1].isalnum()):
         return False
     try:

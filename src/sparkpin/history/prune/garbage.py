@@ -24,7 +24,6 @@ from sparkpin.fetch.model_files import blobs_of
 from sparkpin.history.bisect import state as bisect
 from sparkpin.history.prune.image_tags import STALE_AFTER
 from sparkpin.host.disk_usage import EngineImage
-from sparkpin.measure.quality.standard import environment
 from sparkpin.pins.manifests import former_model_lock, load_stack, load_stack_lock
 from sparkpin.pins.schema import ModelLock, StackLock
 from sparkpin.releases.kept_inputs import KeptInputs
@@ -32,8 +31,8 @@ from sparkpin.releases.quality_record import KEY_DIGITS
 from sparkpin.releases.record import Release, Releases
 
 STORED = "[0-9a-f][0-9a-f]/[!.]*"  # of a store by SHA-256
-WORK = ("context-*", "saved-*", "seal-*", "lm-eval-*", "publish-*", "pull-*")
-"""What a build works in, whose next run looks for its own key only, lm-eval's results, layers for registries."""
+WORK = ("context-*", "saved-*", "seal-*", "publish-*", "pull-*")
+"""What a build works in, whose next run looks for its own key only, and layers for registries."""
 
 
 @dataclass
@@ -172,8 +171,6 @@ class GarbageSearch:
         folders = filter(Path.is_dir, found(paths.checkpoints, "*/[!.]*"))
         # Homes may share the cache, so measurements of an unknown release go once they are old.
         measured, their_measured = ({one.key[:KEY_DIGITS] for one in some} for some in (self.staying, self.removed))
-        # Environments of other locks than this checkout's. What the tasks fetched stays: it is the person's own.
-        lm_eval = {environment(paths).name, "data"}
         return {
             "checkpoints": self.unneeded(folders, needed.folders, theirs.folders, lambda path: path),
             "evidence": tuple(filter(Path.is_dir, evidence)),
@@ -184,7 +181,6 @@ class GarbageSearch:
             "quality measurements": self.unneeded(
                 found(paths.cache / "quality"), measured, their_measured, lambda path: path.name[:KEY_DIGITS]
             ),
-            "lm-eval": self.unneeded(found(paths.cache / "lm-eval"), lm_eval, ()),
             "searches of bisect": tuple(self.searches()),
             "left by killed runs": tuple(self.left_over(tags)),
             "build records": tuple(self.build_records()),
