@@ -448,12 +448,9 @@ def bisect(
     serve: Annotated[bool, "start a server for each trial: its address is SPARKPIN_ENDPOINT"] = False,
     unstarted_is_bad: Annotated[bool, "with --serve: a server that does not start is bad, not unresolved"] = False,
     limit: Annotated[int, "seconds that the check may take (default: 1800)"] = 1800,
-    dry_run: Annotated[bool, "show what would be built and tested, and do nothing"] = False,
 ) -> None:
     """Find the change between two releases that turns a check."""
-    commands.bisect.bisect(
-        good=good, bad=bad, check=check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit, dry_run=dry_run
-    )
+    commands.bisect.bisect(good=good, bad=bad, check=check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit)
 
 
 @task("measure")

@@ -80,7 +80,7 @@ def test_two_changes_of_which_one_needs_the_other(
         "  ~ file dockerfiles/child.j2: good -> bad",
     ]
     assert "the bad release without them: good (exit code 0)" in found
-    assert "1 combination could not be told" in found
+    assert "1 combination unresolved" in found
     assert before == {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
     known = Releases(paths).all()
     assert {release.tag for release in known if release.stage == "two"} == {good.tag, bad.tag}  # no trial has a record

@@ -89,9 +89,7 @@ class Mixture:
         rest = [
             {k: v for k, v in json.loads(text).items() if k not in ("inputs", *LISTS.values())} for text in both if text
         ]
-        return len(rest) == 2 and (
-            rest[0] != rest[1] or any(rest[0].get(key) for key in ("updates", "underlay", "source"))
-        )
+        return len(rest) == 2 and rest[0] != rest[1]
 
     @contextlib.contextmanager
     def project(self, chosen: Collection[ReleaseChange]) -> Iterator[Path]:

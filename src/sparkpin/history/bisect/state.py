@@ -44,7 +44,7 @@ def read(path: Path) -> State | None:
     except FileNotFoundError:
         return None
     except ManifestError as error:
-        error.next_step = f"rm {path}: the search begins anew"
+        error.next_step = f"rm {path}: the search begins again"
         raise
 
 
