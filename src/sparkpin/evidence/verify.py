@@ -26,15 +26,14 @@ from sparkpin.core.errors import HostError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors
 from sparkpin.core.terminal import count, printable
 from sparkpin.evidence import signing
-from sparkpin.evidence.materials import LISTED, ModelInputs, materials_of, model_inputs, recorded
-from sparkpin.pins.schema import LockedFile, RepositoryLock, StackLock
+from sparkpin.evidence.materials import LISTED, materials_of, model_inputs, recorded
+from sparkpin.pins.schema import StackLock
 from sparkpin.pins.wheel_layers import normal
 from sparkpin.releases.record import SBOM as SBOM
 from sparkpin.releases.record import SIGNATURE as SIGNATURE
 from sparkpin.releases.record import STATEMENT as STATEMENT
 from sparkpin.releases.record import Release
 
-MODEL, GGUF = "model ", "gguf "  # how the names of a model's files start, and of the wheel that they are made from
 OF_RECORDS = ("image", "layers", "release key", "build records", "kept inputs", "locks")
 OF_STATEMENT = ("statement", "SBOM", "signature")
 NAMES = OF_RECORDS + OF_STATEMENT  # of the checks that every release gets, in their order
@@ -77,7 +76,7 @@ class Claimed:
     records: tuple[BuildRecord, ...]  # of the whole chain, first stage first, as read from their files
     files: Mapping[str, bytes] = field(default_factory=dict)  # name of the evidence -> bytes, as far as it is there
     config: bytes | None = None  # the image's configuration as it would be loaded, None when there is no image
-    read: Callable[[str], bytes | None] | None = None  # gives the kept input of a SHA-256, or None
+    read: Callable[[str], bytes | None] = lambda sha256: None  # gives the kept input of a SHA-256, or None
     whole: frozenset[str] = frozenset()  # SHA-256 of kept inputs that were hashed before
     attested: bool = False  # whoever made the release left a statement, so that its absence is wrong
 
@@ -195,8 +194,6 @@ def kept(evidence: Claimed) -> dict[str, str]:
 
 
 def check_kept(evidence: Claimed) -> str:
-    if evidence.read is None:
-        raise Open("their bytes were not looked at")
     wanted = kept(evidence)
     for name, sha256 in wanted.items():
         if sha256 in evidence.whole:
@@ -208,11 +205,11 @@ def check_kept(evidence: Claimed) -> str:
 
 
 def input_bytes(evidence: Claimed, path: str) -> bytes:
-    """Of a project file. Open when it was not looked at."""
+    """Of a project file."""
     sha256 = evidence.release.inputs.get(path)
-    data = evidence.read(sha256) if evidence.read and sha256 else None
+    data = evidence.read(sha256) if sha256 else None
     if data is None:
-        raise Open(f"{path} was not looked at")
+        raise IntegrityError(f"{path} is missing")
     same(f"{path}: sha256", hashlib.sha256(data).hexdigest(), sha256)
     return data
 
@@ -256,8 +253,9 @@ def check_statement(evidence: Claimed) -> list[Check]:
             return [Check("statement", "wrong", "there is none, and whoever made the release left one", step)]
         return [Check("statement", "open", "there is none: the bundle came without one")]
     try:
-        models = pinned_models(evidence)
-        materials = materials_of(evidence.release, evidence.records, models or claimed_models(data))
+        with pins_of(evidence.release, lambda path: input_bytes(evidence, path)) as project:
+            models = model_inputs(project, evidence.release)
+        materials = materials_of(evidence.release, evidence.records, models)
         made_bill = sbom.make_sbom(evidence.release, materials)
         made = provenance.make_statement(evidence.release, evidence.records, materials, made_bill)
     except IntegrityError as error:
@@ -265,10 +263,8 @@ def check_statement(evidence: Claimed) -> list[Check]:
     except (ValueError, OverflowError) as error:
         return [Check("statement", "wrong", f"none can be made of what the records say: {error}")]
     listed = sum(material.kind in LISTED for material in materials)
-    unseen = sum(material.kind in ("gguf", "model") for material in materials) if models is None else 0
-    note = f"; {unseen} files of the model have the hashes that it names itself" if unseen else ""
     return [
-        checked("statement", lambda: same_text(data, made, f"names {len(materials)} inputs with their hashes{note}")),
+        checked("statement", lambda: same_text(data, made, f"names {len(materials)} inputs with their hashes")),
         checked("SBOM", lambda: same_text(bill, made_bill, f"names {listed} components with their hashes")),
     ]
 
@@ -307,51 +303,6 @@ def pins_of(release: Release, read: Callable[[str], bytes]) -> Iterator[Path]:
         except (SparkpinError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             why = str(getattr(error, "message", error)).replace(f"{folder}/", "")
             raise IntegrityError(f"the pins of {release.tag}: {why}") from None
-
-
-def pinned_models(evidence: Claimed) -> ModelInputs | None:
-    """What the release's own pin, lock and stages say about its model; None when they were not looked at."""
-    release = evidence.release
-    models = filter(None, (release.model, release.drafter))
-    needed = [f"pins/models/{name}.{end}" for name in models for end in ("yaml", "lock")]
-    needed.append(f"stages/{release.stage}.yaml")
-    if evidence.read is None or not release.inputs.keys() >= set(needed):
-        return None
-    try:
-        with pins_of(release, lambda path: input_bytes(evidence, path)) as project:
-            return model_inputs(project, release)
-    except Open:
-        return None
-
-
-def claimed_models(statement: bytes) -> ModelInputs:
-    """The model's files as a statement names them, where nothing else does."""
-    found: dict[str, list[LockedFile]] = {}
-    try:
-        inputs = strict_json(statement)["predicate"]["buildDefinition"]["resolvedDependencies"]
-        rows = [row for row in inputs if row["name"].startswith(MODEL)]
-        for row in rows:
-            notes, sha256 = row["annotations"], row["digest"]["sha256"]
-            name = row["name"].removeprefix(f"{MODEL}{notes['where']}/")
-            size = int(notes["size"])
-            found.setdefault(notes["where"], []).append(LockedFile(name=name, file=name, size=size, sha256=sha256))
-        wheels = [wheel_of(row) for row in inputs if row["name"].startswith(GGUF)]
-        repositories = [
-            RepositoryLock(repo=repo, revision=revision, files=files)
-            for (repo, _, revision), files in ((where.rpartition("@"), files) for where, files in found.items())
-        ]
-    except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
-        raise IntegrityError(f"its inputs cannot be read: {error!r}") from None
-    if not rows or len(wheels) > 1:
-        raise IntegrityError(f"it names {len(rows)} files of a model and {len(wheels)} wheels that it is made from")
-    return ModelInputs(tuple(repositories), not any("uri" in row for row in rows), *wheels)
-
-
-def wheel_of(row: Any) -> LockedFile:
-    """As `materials.model_files` has it."""
-    _, name, version = row["name"].split(" ")
-    size, sha256 = int(row["annotations"]["size"]), row["digest"]["sha256"]
-    return LockedFile(name=name, version=version, file=name, size=size, sha256=sha256)
 
 
 def check_signature(evidence: Claimed, keys: signing.Keys) -> Check:

@@ -23,7 +23,6 @@ from sparkpin.checkpoint.plan import checkpoint_steps, require
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.evidence.materials import ModelInputs, model_files
-from sparkpin.evidence.verify import claimed_models
 from sparkpin.fetch.gguf_wheel import convert_wheel
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.model import absent_bytes, fetch_model
@@ -128,13 +127,6 @@ def test_evidence_names_the_wheel(project: Project) -> None:
     (wheel,) = [material for material in made if material.kind == "gguf"]
     assert (wheel.purl, wheel.sha256) == ("pkg:pypi/tiny-words@1.0", project.wheel.sha256)
     assert not any(material.purl for material in made if material.kind == "model"), "no Hub has these files"
-    rows = [
-        {"name": m.label, "digest": {"sha256": m.sha256}, "annotations": {"size": m.size, "where": m.where}}
-        | ({"uri": m.purl} if m.purl else {})
-        for m in made
-    ]
-    claimed = claimed_models(rows)
-    assert [m.label for m in model_files(claimed)] == [m.label for m in made] and claimed.generated
 
 
 def test_an_index_that_has_come_to_give_other_bytes(project: Project) -> None:
