@@ -313,7 +313,6 @@ def bump(
     own, model = manifests.load_stack(paths.project, pin.stack), manifests.model_of(paths.project, pin)
     locks = [f"pins/stacks/{own.name}.yaml", *side.locks_of(own, model)]
     moving = side.moving_of(pin, model)
-    side.require_clock(paths, locks, current)
     with project_of(paths, current) as project:
         former = pair(project, name, stage=current.stage)[-1]
     root = paths.home / record.FOLDER

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -325,7 +324,7 @@ def test_killed_between_promotion_and_lock(site: Site, ask: Ask, monkeypatch: py
     assert '"name": "alpha", "version": "1.1"' in (site.project / LOCK).read_text()
 
 
-@pytest.mark.parametrize("what", ["two at once", "busy", "disk", "clock", "edited", "hold", "stack"])
+@pytest.mark.parametrize("what", ["two at once", "busy", "disk", "edited", "hold", "stack"])
 def test_bad_input_is_one_clear_error(site: Site, ask: Ask, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     site.offer("alpha", "1.1")
     before, wanted, more, hold = state(site), 2, "--apply", "--hold 0"
@@ -340,9 +339,6 @@ def test_bad_input_is_one_clear_error(site: Site, ask: Ask, what: str, monkeypat
             wanted = 11
             row = machine.Requirement("disk space", False, "0 GB free", "free space")
             monkeypatch.setattr(machine, "disk", lambda *_, **options: [row])
-        elif what == "clock":
-            wanted = 3
-            os.utime(site.project / LOCK, (time.time() + 9e5, time.time() + 9e5))
         elif what == "edited":
             whole = task.judge_speed
 
