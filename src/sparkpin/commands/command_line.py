@@ -393,7 +393,7 @@ def summary(task: SparkpinTask) -> str:
 
 
 def usage(called: str, task: ParserContext) -> str:
-    """`invoke export TAG -o FILE [options]`."""
+    """`invoke export TAG PLACE [options]`."""
     arguments: list[TaskArgument] = list(task.args.values())
     first = [one for one in arguments if one.positional or one.required]
     words = [re.sub(r"^(-\w), --[\w-]+", r"\1", one.shown) for one in first]
