@@ -211,7 +211,7 @@ def prune(
         bool, "also clear the engine's build cache, including that of other projects' builds"
     ] = False,
 ) -> None:
-    """Remove old releases, and print the space that was freed."""
+    """Remove old releases, and what only they needed."""
     commands.prune.prune(keep=keep, dry_run=dry_run, store=store, build_cache=build_cache)
 
 
@@ -238,12 +238,10 @@ def report(
     out: Annotated[
         str, "file to write (default: report.html or report-RECIPE.html in SPARKPIN_HOME; --markdown prints)"
     ] = "",
-    open: Annotated[bool, "serve the page on 127.0.0.1 instead, until Ctrl-C"] = False,
-    port: Annotated[int, "for --open (default: any that is free)", 8088] = 0,
     markdown: Annotated[bool, "a table for a forum post instead"] = False,
 ) -> None:
     """Write the releases with their evidence as one HTML page."""
-    commands.report.report(recipe=recipe, out=out, serve=open, port=port, as_markdown=markdown)
+    commands.report.report(recipe=recipe, out=out, as_markdown=markdown)
 
 
 @task("measure")
@@ -402,12 +400,9 @@ def bisect(
     serve: Annotated[bool, "start a server for each trial: its address is SPARKPIN_ENDPOINT"] = False,
     unstarted_is_bad: Annotated[bool, "with --serve: a server that does not start is bad, not unresolved"] = False,
     limit: Annotated[int, "seconds that the check may take (default: 1800)"] = 1800,
-    dry_run: Annotated[bool, "show what would be built and tested, and do nothing"] = False,
 ) -> None:
     """Find the change between two releases that makes a check fail."""
-    commands.bisect.bisect(
-        good=good, bad=bad, check=check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit, dry_run=dry_run
-    )
+    commands.bisect.bisect(good=good, bad=bad, check=check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit)
 
 
 @task("measure")
@@ -524,26 +519,17 @@ def recipe(
 @task("prove and carry")
 def verify(
     c: Context,
-    subject: Annotated[str, "tag of a release, the file of a bundle, or .venv: the packages of sparkpin itself"],
+    subject: Annotated[str, "tag of a release, or the file of a bundle"],
     *,
+    sign: Annotated[bool, "make SBOM, statement and, with a key, signature again first"] = False,
+    builder: Annotated[
+        str | None, "with --sign, instead: sign, under this name in pins/digests/builders, that it was built here"
+    ] = None,
     deep: Annotated[bool, "read and hash every layer and fetched file, too"] = False,
     require_signature: Signed = False,
 ) -> None:
-    """Check a release, a bundle, or the packages of .venv."""
-    commands.evidence.verify(subject, deep=deep, require_signature=require_signature)
-
-
-@task("prove and carry")
-def attest(
-    c: Context,
-    tag: Annotated[str, "release whose SBOM, statement and signature to make anew"],
-    *,
-    builder: Annotated[
-        str | None, "instead: sign, under this name in pins/digests/builders, that these bytes were built here"
-    ] = None,
-) -> None:
-    """Make SBOM, statement and signature of a release anew."""
-    commands.evidence.attest(tag, builder=builder)
+    """Check a release or a bundle, and sign a release."""
+    commands.evidence.verify(subject, sign=sign, builder=builder, deep=deep, require_signature=require_signature)
 
 
 @task("prove and carry")
@@ -572,66 +558,44 @@ def why(
 def export(
     c: Context,
     tag: Annotated[str, "release to export"],
+    place: Annotated[str, "file to write, registry (oci://HOST/NAME) or engine (ssh://HOST, unix://..., tcp://...)"],
     *,
-    output: Annotated[str, "file to write"],
     with_store: Annotated[
-        bool, "with every wheel, package and model file: enough to build image and checkpoint again offline"
+        bool, "file: with every wheel, package and model file, to build image and checkpoint again offline"
     ] = False,
-    with_checkpoint: Annotated[bool, "with the finished checkpoint: enough to serve it offline"] = False,
-    no_image: Annotated[bool, "records and inputs only: for a machine that has the image (invoke copy)"] = False,
+    with_checkpoint: Annotated[bool, "file, engine: with the finished checkpoint, to serve it offline"] = False,
+    no_image: Annotated[bool, "file: records and inputs only, for a machine that has the image"] = False,
+    redistribute: Annotated[
+        bool, "registry: whoever reads there may have its NVIDIA wheels (docs/registry.md)"
+    ] = False,
+    ca: Authority = "",
+    link: Annotated[str, "ssh: the fast way, that host's address on a link, or this machine's interface on it"] = "",
+    deep: Annotated[bool, "engine: hash all of a checkpoint that is there, as `promote --deep` does here"] = False,
 ) -> None:
-    """Write a release into one file: image, record, inputs."""
-    commands.bundle.export(tag, output, store=with_store, checkpoint=with_checkpoint, image=not no_image)
+    """Write a release to a file, a registry or another engine."""
+    options = commands.bundle.ExportOptions(
+        with_store=with_store,
+        with_checkpoint=with_checkpoint,
+        no_image=no_image,
+        redistribute=redistribute,
+        ca=ca,
+        link=link,
+        deep=deep,
+    )
+    commands.bundle.export(tag, place, options)
 
 
 @task("prove and carry")
 def import_(
     c: Context,
-    file: Annotated[str, "a bundle that `export` wrote"],
+    place: Annotated[str, "a file that `export` wrote, or oci://HOST/NAME:TAG (or @sha256:DIGEST) of a registry"],
     *,
-    require_signature: Signed = False,
-) -> None:
-    """Verify a bundle, then load its image and record."""
-    commands.bundle.import_bundle(file, signed=require_signature)
-
-
-@task("prove and carry")
-def publish(
-    c: Context,
-    tag: Annotated[str, "release to publish"],
-    to: Annotated[str, "repository of a registry: oci://HOST[:PORT]/NAME"],
-    *,
-    redistribute: Annotated[bool, "whoever reads there may have its NVIDIA wheels (docs/registry.md)"] = False,
+    require_signature: Annotated[bool, "file: refuse what nobody signed whom allowed_signers names"] = False,
+    unsigned: Annotated[bool, "registry: take what nobody signed whom allowed_signers names, too"] = False,
     ca: Authority = "",
 ) -> None:
-    """Send a release to a registry: image, SBOM, statement, record."""
-    commands.bundle.publish(tag, to, agreed=redistribute, ca=ca)
-
-
-@task("prove and carry")
-def pull(
-    c: Context,
-    source: Annotated[str, "oci://HOST[:PORT]/NAME:TAG or ...@sha256:DIGEST, as `publish` has printed it"],
-    *,
-    unsigned: Annotated[bool, "take what is not signed by somebody whom allowed_signers names, too"] = False,
-    ca: Authority = "",
-) -> None:
-    """Fetch a release from a registry, verify it, take it in."""
-    commands.bundle.pull(source, unsigned=unsigned, ca=ca)
-
-
-@task("prove and carry")
-def copy(
-    c: Context,
-    tag: Annotated[str, "release to send"],
-    *,
-    to: Annotated[str, "ssh://user@host[:port], unix://... or tcp://..."],
-    with_checkpoint: Annotated[bool, "and its checkpoint, into a Docker volume there"] = False,
-    link: Annotated[str, "the fast way: that host's address on a link, or this machine's interface on it"] = "",
-    deep: Annotated[bool, "hash all of a checkpoint that is there, as `promote --deep` does here"] = False,
-) -> None:
-    """Send a release's image, and its checkpoint, to another engine."""
-    commands.bundle.copy(tag, to, checkpoint=with_checkpoint, link=link, deep=deep)
+    """Verify a release that was exported, then take it in."""
+    commands.bundle.import_release(place, signed=require_signature, unsigned=unsigned, ca=ca)
 
 
 @task("machine")

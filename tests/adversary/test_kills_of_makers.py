@@ -190,7 +190,7 @@ def test_the_secrets_of_the_environment_go_nowhere(
     changed_mod(source)
     said = command(paths, engine, "build", "--recipe", NAME).done()
     tag = Releases(paths).of_recipe(NAME)[-1].tag
-    said += command(paths, engine, "export", tag, "-o", str(bundle), "--with-store", "--with-checkpoint").done()
+    said += command(paths, engine, "export", tag, str(bundle), "--with-store", "--with-checkpoint").done()
     image = engine.client.images.get(tag)
     saved = tmp_path / "image.tar"
     subprocess.run(["docker", "save", "-o", saved, tag], env=dict(engine.host), check=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from wheelhouse import Index, make_wheel
 
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
-from sparkpin.evidence.own_packages import check_installed
 from sparkpin.fetch import debs, lock_stack, transfer
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.fetch.store import Store
@@ -128,38 +126,3 @@ def test_lists_that_debian_did_not_sign_are_not_read(
     monkeypatch.setattr(debs, "sources", lambda suite: [line.replace(f"signed-by={debs.KEYRING}", "trusted=yes")])
     (tmp_path / "trusting").mkdir()
     debs.open_apt(tmp_path / "trusting", stack())  # the same mirror: the signature was all that lacked
-
-
-def test_a_changed_package_of_sparkpins_own_is_found(tmp_path: Path) -> None:
-    """The checks of `invoke verify .venv`, over an environment that pip made."""
-    wheels, venv = tmp_path / "wheels", tmp_path / "project/.venv"
-    wheels.mkdir()
-    files = {"app.py": "answer = 42\n"}
-    app, dep = make_wheel(wheels, "app", files=files), make_wheel(wheels, "dep", files={"dep.py": ""})
-    subprocess.run(["python3", "-m", "venv", venv], check=True)
-    subprocess.run(
-        [venv / "bin/pip", "install", "-q", "--no-index", *(wheels / one.file for one in (app, dep))], check=True
-    )
-    (site,) = venv.glob("lib/python3*/site-packages")
-    lock = venv.parent / "requirements.lock"
-
-    def wrong(text: str = "app==1.0 \\\n    --hash=sha256:00\ndep==1.0\n") -> dict[str, str]:
-        lock.write_text(text)
-        checks = check_installed(venv.parent, site)
-        return {check.what: check.detail for check in checks if check.result == "wrong"}
-
-    assert wrong() == {}
-    assert "dep 1.0" in wrong("app==1.0\n")["versions"]
-    assert "app 1.0, locked ==1.1" in wrong("app==1.1\ndep==1.0\n")["versions"]
-    assert "more is missing" in wrong("app==1.0\ndep==1.0\nmore==1\nother==1 ; sys_platform == 'win32'\n")["versions"]
-    record = site / "dep-1.0.dist-info/RECORD"
-    text = record.read_text()
-    record.write_text(text.replace("dep.py,sha256=", "dep.py,nohash="))
-    assert "dep.py" in wrong()["files"]
-    record.write_text(text)
-    (site / "app.py").write_text("answer = 43\n")
-    (site / "dep.py").unlink()
-    (site / "stranger.pth").write_text("import os\n")
-    found = wrong()
-    assert found.keys() == {"files", "strangers"}
-    assert "app.py" in found["files"] and "dep.py" in found["files"] and "stranger.pth" in found["strangers"]

@@ -32,9 +32,10 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.server import LABEL, owner
 
 RECIPE = f"tampered-{uuid.uuid4().hex[:8]}"
-COMMANDS = ("promote", "rollback", "serve", "smoke", "attest", "bench", "quality", "bisect")
+COMMANDS = ("promote", "rollback", "serve", "smoke", "verify", "bench", "quality", "bisect")
 LINES = {command: f"{command} {{}}" for command in COMMANDS} | {
     "rollback": f"rollback --recipe {RECIPE}",
+    "verify": "verify {} --sign",
     "bench": "bench {} --quick",
     "quality": "quality {} --quick",
     "bisect": "bisect --good {other} --bad {} --check true",

@@ -229,6 +229,7 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         "engine_of": lambda _: SimpleNamespace(version="", platform="linux/amd64"),
         "obstacle": lambda *_: None,
         "require_consistent": lambda *_: None,
+        "require_image": lambda *_: None,
         "smoke_releases": smoke,
         "run_smoke": run_smoke,
         "checkpoint_of": lambda *_: Path(),

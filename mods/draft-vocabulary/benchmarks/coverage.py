@@ -25,7 +25,7 @@ ROWS, COLUMNS = 248_320, 3_072
 """Of the 122B's LM head."""
 DRAFTS, ACCEPTED = 2, 0.85
 STEP_BYTES = 12.06e9
-"""That a step of v2 reads at 1K with uniform routing: `invoke roofline`."""
+"""That a step of v2 reads at 1K with uniform routing: `invoke plan`."""
 
 
 def tokenizer(path: Path) -> Encode:

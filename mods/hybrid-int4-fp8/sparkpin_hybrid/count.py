@@ -47,7 +47,7 @@ class LayerCount:
                         raise ValueError(
                             f"{prefix}.{name}: the checkpoint left scales unset or NaN, {missing} of {scale.numel()}; "
                             f"wanted one for each block of FP8 weights, in the files that {index} names. Make the "
-                            "checkpoint again: invoke checkpoint"
+                            "checkpoint again: invoke build --checkpoint-only"
                         )
             process(layer)
             self.loaded += 1

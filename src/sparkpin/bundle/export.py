@@ -77,7 +77,7 @@ def export(
     or has no folder, IntegrityError for an input that is gone or damaged and for what every import would refuse,
     EngineError for an image that is gone or damaged, DiskError.
     """
-    files.output_file("-o", str(target), like=f"{release.name}.tar")
+    files.output_file("PLACE", str(target), like=f"{release.name}.tar")
     records = records_of(paths, release)
     pieces = record_pieces(paths, release, records, say)
     if wanted.store:
@@ -108,7 +108,9 @@ def require_importable(
     """
     verify_next = f"invoke verify {release.tag} tells all that is wrong"
     if made_with_statement(paths, release) and not (Releases(paths).evidence(release) / STATEMENT).is_file():
-        raise IntegrityError(f"{release.tag} has no statement", next_step=f"invoke attest {release.tag} makes it")
+        raise IntegrityError(
+            f"{release.tag} has no statement", next_step=f"invoke verify {release.tag} --sign makes it"
+        )
     index = index_of(release, dataclasses.replace(wanted, image=False), pieces)
     try:
         with contextlib.ExitStack() as stack, form.refusing():
@@ -300,7 +302,7 @@ def saved_layers(
 
 
 def require_room(target: Path, needed: int) -> None:
-    files.require_space(target.parent, needed, "the bundle's bytes", "the file (-o)")
+    files.require_space(target.parent, needed, "the bundle's bytes", "the file")
 
 
 def write(target: Path, release: Release, wanted: BundleParts, pieces: Sequence[BundlePiece], say: Say) -> int:

@@ -40,12 +40,12 @@ from sparkpin.build.pair import require_no_secrets
 from sparkpin.build.record import LOCKED, BuildRecord
 from sparkpin.checkpoint.content import RECORD
 from sparkpin.core import terminal
-from sparkpin.core.errors import DiskError, InputError, IntegrityError, SparkpinError
+from sparkpin.core.errors import DiskError, InputError, IntegrityError, SparkpinError, clipped
 from sparkpin.core.files import CHUNK, existing_parent, sha256_of
 from sparkpin.core.names import is_plain
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import image_ref
-from sparkpin.core.terminal import Say, printable
+from sparkpin.core.terminal import Say
 from sparkpin.evidence import verify
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.evidence.signing import Keys, UntrustedError
@@ -68,7 +68,6 @@ NAME = r"(?:[A-Za-z0-9][A-Za-z0-9._-]*/)*[A-Za-z0-9][A-Za-z0-9._-]*"
 NAME_LIMIT = 100  # bytes: longer ones need more than one header
 PART_LIMIT, PATH_LIMIT = 200, 1000  # bytes of a file name and of a path: a half-written file has a longer one
 LAYER_LIMIT = 128  # the engine takes no more
-SHOWN = 3  # bundles that lie in a folder
 LISTINGS = "listings"  # name of a check
 SAID_VALUE = 100  # characters of a value that does not fit
 SAID = 2000  # characters of a refusal: it may quote what a stranger wrote
@@ -196,19 +195,12 @@ def open_bundle(path: Path, say: Say = lambda line: None) -> Iterator[Bundle]:
 
 def open_regular(path: Path) -> BinaryIO:
     """InputError for what is no file that can be read."""
-    written = "name the file that `invoke export` wrote"
+    step = f"name the file that `invoke export` wrote: ls {existing_parent(path.absolute().parent)}"
     try:
-        kind = path.stat().st_mode  # before it is opened: a pipe without a writer would never open
-        if stat.S_ISDIR(kind):
-            there = ", ".join(sorted(found.name for found in path.glob("*.tar"))[:SHOWN])
-            hint = f" (in it: {printable(there)})" if there else ""
-            raise InputError(f"{path} is a folder, and a bundle is one file", next_step=f"{written}{hint}")
-        if not stat.S_ISREG(kind):
-            why = f"{path} is no regular file, and a bundle is read twice"
-            raise InputError(why, next_step="write it to a disk first")
+        if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: a pipe without a writer would never open
+            raise InputError(f"{path} is no regular file", next_step=step)
         return path.open("rb")
     except OSError as error:
-        step = f"{written}: ls {existing_parent(path.absolute().parent)}"
         raise InputError(f"cannot read {path}: {error.strerror}", next_step=step) from None
 
 
@@ -269,7 +261,8 @@ def read_index(file: BinaryIO) -> tuple[BundleIndex, int]:
     except ValueError:
         size = -1
     if not 0 <= size <= JSON_LIMIT or head != block(INDEX.encode(), b"0", size=size):
-        raise Refused(f"it does not begin with {INDEX}: {why_no_index(head)}")
+        why = "not a bundle, or cut short" if head else "it is empty"
+        raise Refused(f"it does not begin with {INDEX}: {why}")
     data = file.read(size)
     if len(data) < size:
         raise Refused(f"{INDEX} is cut short after {len(data):,} of {size:,} bytes")
@@ -301,15 +294,6 @@ def copied(data: Slice, out: IO[bytes], told: Callable[[int], object] = lambda s
     return digest.hexdigest(), size
 
 
-def why_no_index(head: bytes) -> str:
-    """head: of the file, as far as it goes."""
-    if not head:
-        return "it is empty"
-    if not head.startswith(INDEX.encode()):
-        return "not a bundle, or one that something else has rewritten"
-    return f"it is cut short after {len(head)} bytes" if len(head) < BLOCK else "the header of that is damaged"
-
-
 def require_header(head: bytes, name: str, size: int) -> None:
     if head == block(name.encode(), b"0", size=size):
         return
@@ -327,19 +311,11 @@ def reading(what: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise Refused(f"{what}: {first_fault(error)}") from None
+        fault = error.errors()[0]
+        where, seen = ".".join(map(str, fault["loc"])), clipped(repr(fault["input"]), SAID_VALUE)
+        raise Refused(f"{what}: {where}: got {seen}: {fault['msg']}") from None
     except MISFITS as error:
         raise Refused(f"{what}: {error or type(error).__name__}") from None
-
-
-def first_fault(error: ValidationError) -> str:
-    """Key, value seen and what was wanted, in pydantic's words where sparkpin has none."""
-    fault = error.errors()[0]
-    where, seen = ".".join(str(part) for part in fault["loc"]), repr(fault["input"])
-    if fault["type"] in ("missing", "extra_forbidden"):
-        return f"{where}: {'it is missing' if fault['type'] == 'missing' else 'no such key is known'}"
-    wanted = "64 hexadecimal digits" if where.endswith("sha256") else fault["msg"]
-    return f"{where}: saw {seen if len(seen) <= SAID_VALUE else f'{seen[:SAID_VALUE]}...'}, wanted {wanted}"
 
 
 def read_bundle(path: Path, index: BundleIndex, data: Mapping[str, Slice], keys: Keys | None = None) -> Bundle:

@@ -123,7 +123,7 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, say
     IntegrityError for a tag that is of another image and for what every import would refuse, NetworkError, DiskError.
     """
     if place.reference:
-        step = f"invoke publish {release.tag} oci://{place.host}/{place.name}"
+        step = f"invoke export {release.tag} oci://{place.host}/{place.name}"
         raise InputError(f"{place}: the tag is the release's own", next_step=step)
     place = dataclasses.replace(place, tag=name_in(release))
     records = records_of(paths, release)
@@ -172,7 +172,7 @@ def require_agreed(records: Sequence[BuildRecord], release: Release, place: Regi
         raise InputError(
             f"{release.tag} holds {count(len(names), 'wheel')} of NVIDIA ({min(names)} ...), some of which may not be "
             f"given to others: {TERMS}",
-            next_step=f"where you may: invoke publish {release.tag} oci://{place.host}/{place.name} --redistribute",
+            next_step=f"where you may: invoke export {release.tag} oci://{place.host}/{place.name} --redistribute",
         )
 
 
@@ -204,7 +204,7 @@ def pull(paths: Paths, engine: Engine, place: Registry, say: Say, *, unsigned: b
     several releases, IntegrityError, before the engine gets anything, for what is not whole and true.
     """
     if not place.reference:
-        raise InputError(f"{place}: which image?", next_step=f"invoke pull {place}:<stage>-<key>, or @sha256:...")
+        raise InputError(f"{place}: which image?", next_step=f"invoke import {place}:<stage>-<key>, or @sha256:...")
     if (image := place.manifest(place.reference)) is None:
         raise AbsentError(f"{place} is not there", next_step="look at the name, and whether it was published")
     if place.digest and digest_of(image) != place.digest:
@@ -218,7 +218,7 @@ def pull(paths: Paths, engine: Engine, place: Registry, say: Say, *, unsigned: b
         place.fetch(folder, f"@{digest_of(made)}", "release")
         bundle = stack.enter_context(opened(place, image, made, layout, say))
         if not unsigned:
-            step = "ask its maker to sign it (invoke attest, invoke publish); --unsigned takes it as it is"
+            step = "ask its maker to sign it (invoke verify TAG --sign) and to export it again; --unsigned takes it"
             verify.require([verify.demanded(check, step) for check in bundle.checks], str(place))
         take_in.require_no_conflict(paths, engine, bundle)
         bundle = with_layers(paths, engine, place, image, bundle, layout, stack, say)
@@ -233,7 +233,7 @@ def artifact_about(place: Registry, image: bytes) -> bytes:
     fitting = [about for about in found if not place.tag or about.endswith(f":{place.tag}")]
     if not fitting:
         other = f"; {printable(', '.join(found))} are" if found else ""
-        step = f"{STRANGE}; invoke publish TAG oci://{place.host}/{place.name} writes both"
+        step = f"{STRANGE}; invoke export TAG oci://{place.host}/{place.name} writes both"
         raise IntegrityError(f"{place}: no record of such a release belongs to that image{other}", next_step=step)
     if len(fitting) > 1:
         tags = printable(", ".join(about.rpartition(":")[2] for about in fitting))

@@ -98,11 +98,11 @@ def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say, source: str 
 
 
 def merged(bundle: Bundle, known: Release | None) -> Release:
-    """The record to be written: the one that is here, to which an early sparkpin may have noted no inputs."""
+    """The record to be written: the one that is here."""
     if known is None:
         return dataclasses.replace(bundle.release, state="built", smoke=None)
     require_same_release(bundle, known)
-    return dataclasses.replace(known, inputs=bundle.release.inputs, executable=bundle.release.executable)
+    return known
 
 
 def require_no_conflict(paths: Paths, engine: Engine, bundle: Bundle) -> bool:
@@ -114,7 +114,7 @@ def require_no_conflict(paths: Paths, engine: Engine, bundle: Bundle) -> bool:
         require_same_record(paths, bundle, record)
     require_same_files(paths, bundle)
     transfer.require_free(engine, transfer.images_of(bundle.release, bundle.records))
-    return known is not None and bool(known.inputs) and not is_brought(paths, known)
+    return known is not None and not is_brought(paths, known)
 
 
 def require_same_release(bundle: Bundle, known: Release) -> None:
@@ -125,8 +125,7 @@ def require_same_release(bundle: Bundle, known: Release) -> None:
             f"{bundle.path} has {tag} with {theirs.image}; this machine made it with {known.image}",
             next_step=f"invoke reproduce {tag} tells which is right",
         )
-    own = HAPPENED if known.inputs else (*HAPPENED, "inputs", "executable")
-    names = (field.name for field in dataclasses.fields(Release) if field.name not in own)
+    names = (field.name for field in dataclasses.fields(Release) if field.name not in HAPPENED)
     if other := [name for name in names if getattr(known, name) != getattr(theirs, name)]:
         raise IntegrityError(
             f"{bundle.path} has {tag} with other {', '.join(other)} than this machine",
@@ -229,7 +228,7 @@ def load_image(engine: Engine, bundle: Bundle, say: Say) -> transfer.Sent | None
     if ref is None:
         raise EngineError(
             f"{bundle.path} holds no image, and the engine has no {bundle.release.image}",
-            next_step=f"on the machine that has it: invoke copy {bundle.release.tag} --to ssh://user@this-host",
+            next_step=f"on the machine that has it: invoke export {bundle.release.tag} ssh://user@this-host",
         )
     engine.tag(ref, bundle.release.tag)
     return None

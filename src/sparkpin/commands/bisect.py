@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 
 from sparkpin.core import files, terminal
-from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.history.bisect import state as states
 from sparkpin.history.bisect.changes import ReleaseChange, groups_of
@@ -16,12 +14,6 @@ from sparkpin.history.bisect.plan import BisectPlan, identity, make_plan, number
 from sparkpin.history.bisect.search import Verdict, minimal
 from sparkpin.history.bisect.state import State, Trial
 from sparkpin.history.bisect.trial import Bench
-from sparkpin.pins import manifests
-from sparkpin.pins.precedence import origins
-from sparkpin.releases.kept_inputs import project_of
-from sparkpin.releases.record import Release
-
-COLUMNS = ("trial", "changes made", "verdict", "seconds", "seen")
 
 
 class BisectSearch:
@@ -43,14 +35,12 @@ class BisectSearch:
         known = next((trial for trial in self.state.trials if trial.chosen == ids), None)
         if known is not None:
             return known
-        number, began = len(self.state.trials) + 1, time.monotonic()
+        number = len(self.state.trials) + 1
         terminal.say(f"trial {number}: changes {numbers(self.plan.changes, chosen)}")
-        verdict, how, log = self.bench.attempt(chosen, number)
-        seconds = round(time.monotonic() - began, 1)
-        made = Trial(chosen=ids, verdict=verdict, how=how, seconds=seconds, log=log)
+        made = self.bench.attempt(chosen, number)
         self.state = self.state.model_copy(update={"trials": [*self.state.trials, made]})
         states.write(self.path, self.state)
-        terminal.say(f"trial {number}: {verdict}, {terminal.printable(how)}")
+        terminal.say(f"trial {number}: {made.verdict}, {terminal.printable(made.how)}")
         return made
 
     def ends(self) -> None:
@@ -59,7 +49,7 @@ class BisectSearch:
             trial = self.trial(chosen)
             if trial.verdict != name:
                 step = "correct the check, or choose other releases"
-                if trial.verdict == "unresolved" and "does not start" in trial.how:
+                if not trial.started:
                     step = "if that is what you look for: --unstarted-is-bad"
                 raise InputError(
                     f"--{name} {release.tag} is {trial.verdict} ({trial.how}); log: {self.path.parent / trial.log}",
@@ -67,16 +57,13 @@ class BisectSearch:
                 )
 
 
-def bisect(
-    *, good: str, bad: str, check: str, serve: bool, unstarted_is_bad: bool, limit: int, dry_run: bool = False
-) -> None:
-    """dry_run: say what is tried first and what that takes; nothing is built, started or checked."""
+def bisect(*, good: str, bad: str, check: str, serve: bool, unstarted_is_bad: bool, limit: int) -> None:
     for option, value in (("--good", good), ("--bad", bad), ("--check", check)):
         if not value:
             step = "invoke bisect --good TAG --bad TAG --check 'COMMAND' (docs/bisect.md)"
             raise InputError(f"{option} is missing", next_step=step)
     if limit < 1:
-        raise InputError(f"--limit: saw {limit}, wanted 1 or more (seconds)", next_step="--limit 1800")
+        raise InputError(f"--limit: got {limit}, expected 1 or more (seconds)", next_step="--limit 1800")
     paths = Paths.from_env()
     plan = make_plan(paths, good, bad)
     terminal.show(f"- good {plan.good.tag}")
@@ -87,9 +74,6 @@ def bisect(
         terminal.show(f"note: {terminal.printable(note)}")
     name = identity(plan, check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit)
     folder = paths.home / states.FOLDER / name
-    if dry_run:
-        show_plan(plan, states.read(folder / states.FILE), serve=serve)
-        return
     with files.lock(folder / states.LOCK, wait=False):
         path = folder / states.FILE
         fresh = State(
@@ -106,78 +90,22 @@ def bisect(
     show(search, found, without)
 
 
-def show_plan(plan: BisectPlan, known: State | None, *, serve: bool) -> None:
-    """The trials that come whatever is found, and what a search costs where one change alone is to blame."""
-    courses = [course(plan.changes, guilty) for guilty in plan.changes]
-    alike = list(takewhile(lambda trials: len(set(trials)) == 1, zip(*courses, strict=False)))
-    verdicts = {tuple(trial.chosen): trial.verdict for trial in known.trials} if known else {}
-    rows = []
-    for place, (chosen, *_) in enumerate(alike, start=1):
-        own = plan.image_of(chosen)
-        verdict = verdicts.get(tuple(sorted(change.id for change in chosen)), "not tried yet")
-        rows.append((place, numbers(plan.changes, chosen), verdict, own.tag if own else "to be built"))
-    terminal.table(("trial", "changes made", "verdict", "image"), rows)
-    counts = sorted(len(trials) for trials in courses)
-    builds = max(sum(plan.image_of(chosen) is None for chosen in trials) for trials in courses)
-    span = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
-    terminal.show(
-        f"where one change alone is to blame: {span} trials, each with the check"
-        f"{' and a start of a server' if serve else ''}, at most {terminal.count(builds, 'image')} to be built; "
-        "more where several are, or where a combination cannot be told"
-    )
-    terminal.show("Dry run: nothing was built, started or checked.")
-
-
-def course(changes: Sequence[ReleaseChange], guilty: ReleaseChange) -> list[tuple[ReleaseChange, ...]]:
-    """The trials of a search in their order, if this change alone turns the check."""
-    tried: dict[tuple[ReleaseChange, ...], None] = {(): None, tuple(changes): None}
-
-    def test(chosen: tuple[ReleaseChange, ...]) -> Verdict:
-        tried[chosen] = None
-        return "bad" if guilty in chosen else "good"
-
-    found = minimal(groups_of(changes), test)
-    tried[tuple(change for change in changes if change not in found)] = None
-    return list(tried)
-
-
 def show(search: BisectSearch, found: Sequence[ReleaseChange], without: Trial) -> None:
     plan = search.plan
     by_id = {change.id: change for change in plan.changes}
-    terminal.table(
-        COLUMNS,
-        [
-            (
-                place,
-                numbers(plan.changes, [by_id[name] for name in trial.chosen]),
-                trial.verdict,
-                f"{trial.seconds:.1f}",
-                terminal.printable(trial.how),
-            )
-            for place, trial in enumerate(search.state.trials, start=1)
-        ],
-    )
+    rows = []
+    for place, trial in enumerate(search.state.trials, start=1):
+        made = numbers(plan.changes, [by_id[name] for name in trial.chosen])
+        rows.append((place, made, trial.verdict, f"{trial.seconds:.1f}", terminal.printable(trial.how)))
+    terminal.table(("trial", "changes made", "verdict", "seconds", "seen"), rows)
     terminal.show(f"{'this change turns' if len(found) == 1 else 'these changes turn'} the check, on the good release:")
-    files_of = origin_of(search.bench.paths, plan.bad)
     for change in found:
-        where = f"  ({files_of[change.name]})" if change.name in files_of else ""
-        terminal.show(f"  {terminal.printable(change.text)}{where}")
+        terminal.show(f"  {terminal.printable(change.text)}")
     if len(found) > 1:
-        terminal.show("none of them can be left out: without any one the check is good, or cannot be told")
+        terminal.show("none of them can be left out: without any one the check is good or unresolved")
     they = "it" if len(found) == 1 else "them"
     terminal.show(f"the bad release without {they}: {without.verdict} ({terminal.printable(without.how)})")
     unresolved = sum(trial.verdict == "unresolved" for trial in search.state.trials)
     if unresolved:
-        terminal.show(f"{terminal.count(unresolved, 'combination')} could not be told: a smaller change may hide there")
+        terminal.show(f"{terminal.count(unresolved, 'combination')} unresolved: a smaller change may hide there")
     terminal.show(f"logs: {search.path.parent}")
-
-
-def origin_of(paths: Paths, release: Release) -> dict[str, str]:
-    """Flag or variable -> the file that sets it; nothing where the release's files cannot be read."""
-    try:
-        with project_of(paths, release) as project:
-            recipe = manifests.load_recipe(project, release.recipe)
-            stack, chain = manifests.load_stack(project, release.stack), manifests.load_chain(project, release.stage)
-            return origins(recipe, stack, chain)
-    except SparkpinError:
-        return {}

@@ -50,20 +50,17 @@ METAVARS = {
     "out": "FILE",
     "output": "FILE",
     "rounds": "COUNT",
-    "source": "PLACE",
-    "subject": "TAG|FILE|.venv",
+    "key-env": "NAME",
+    "subject": "TAG|FILE",
     "tls-cert": "FILE",
     "tls-key": "FILE",
     "tool": "TOOL",
-    "key-env": "NAME",
     "watch": "SECONDS",
     "what": "FILE|NAME",
     "bump hold": "DAYS",
-    "bump what": "PART",
     "bump to": "NAME==VERSION",
-    "copy to": "ENGINE",
-    "publish to": "PLACE",
-    "copy link": "ADDRESS",
+    "bump what": "PART",
+    "export link": "ADDRESS",
     "recipe what": "FILE|NAME ...",
     "rollback to": "TAG",
     "bisect limit": "SECONDS",
@@ -393,7 +390,7 @@ def summary(task: SparkpinTask) -> str:
 
 
 def usage(called: str, task: ParserContext) -> str:
-    """`invoke export TAG -o FILE [options]`."""
+    """`invoke export TAG PLACE [options]`."""
     arguments: list[TaskArgument] = list(task.args.values())
     first = [one for one in arguments if one.positional or one.required]
     words = [re.sub(r"^(-\w), --[\w-]+", r"\1", one.shown) for one in first]

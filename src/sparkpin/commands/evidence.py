@@ -1,4 +1,4 @@
-"""`invoke attest` and `invoke verify`."""
+"""`invoke verify`, with and without --sign."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from sparkpin.releases import current
 from sparkpin.releases.record import Release, Releases
 
 
-def attest(tag: str, *, builder: str | None = None) -> None:
-    """Make a release's SBOM, statement and, with a key, signature anew. builder: add it to that builder's statement."""
+def make_evidence(tag: str, *, builder: str | None = None) -> None:
+    """Make a release's SBOM, statement and, with a key, signature again. builder: add it to that builder's statement
+    instead."""
     paths = Paths.from_env()
     with prune_lock.claim(paths, say):
         release, keys = Releases(paths).get(tag), signing.Keys.from_env()
@@ -36,52 +37,42 @@ def attest(tag: str, *, builder: str | None = None) -> None:
         show(attesting.REMOVED.format(release.tag))
     if keys.signing:
         show(f"signed with {keys.signing}: {made.signer}")
-    elif made.signer:
-        show(f"the signature from before stays, it is over this very statement: {made.signer}")
-    if not keys.signing:
-        show(f"not signed now: no key in {signing.places(signing.SIGNING_KEY)}")
-
-
-VENV = ".venv"
-
-
-def verify_installed(project: Path) -> None:
-    from sparkpin.evidence import own_packages
-    from sparkpin.evidence import verify as verifying
-
-    sites = list((project / VENV).glob("lib/python3*/site-packages"))
-    if len(sites) != 1:
-        raise InputError(f"{project / VENV} is no environment of Python's", next_step="./install.sh")
-    checks = own_packages.check_installed(project, sites[0])
-    for check in checks:
-        show(check.line)
-    show("not checked: bytecode (__pycache__), and what was changed together with its package's own list of hashes.")
-    verifying.require(checks, VENV, told=True)
+    else:
+        stays = f"; the signature from before stays: {made.signer}" if made.signer else ""
+        show(f"not signed now: no key in {signing.places(signing.SIGNING_KEY)}{stays}")
 
 
 def step_of(wrong: Sequence[str], paths: Paths, release: Release) -> str:
-    """What mends a release. wrong: names of checks. Neither `attest` nor `rebuild` mends a record: both go by it."""
+    """What mends a release. wrong: names of checks. Neither --sign nor a rebuild mends a record: both go by it."""
     from sparkpin.evidence import verify as verifying
 
     if {*wrong} & {*verifying.OF_RECORDS}:
         record = Releases(paths).record_path(release)
         return f"restore {record} from a backup, or invoke import a bundle of the release, or use another release"
     if {*wrong} <= {*verifying.OF_STATEMENT}:
-        return f"invoke attest {release.tag}"
+        return f"invoke verify {release.tag} --sign"
     return current.how_to_rebuild(release)
 
 
-def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
-    """One line a check, then what was not checked; IntegrityError when one is wrong."""
+def verify(
+    subject: str, *, deep: bool, require_signature: bool, sign: bool = False, builder: str | None = None
+) -> None:
+    """One line a check, then what was not checked; IntegrityError when one is wrong.
+
+    sign, builder: as of `make_evidence`.
+    """
     from sparkpin.bundle import form
     from sparkpin.evidence import builders, imagecheck  # slow to import, and no other task needs them
     from sparkpin.evidence import verify as verifying
 
     paths = Paths.from_env()
-    if Path(subject).name == VENV:
-        verify_installed(paths.project)
-        return
-    sign = "on the machine that exported it: name a key in SPARKPIN_SIGNING_KEY, invoke attest, and export it again"
+    if builder is not None and not sign:
+        raise InputError("--builder: goes with --sign", next_step=f"invoke verify {subject} --sign --builder {builder}")
+    if sign and Path(subject).is_file():
+        raise InputError(f"{subject}: a bundle is signed where its release was made", next_step="leave --sign out")
+    if sign:
+        make_evidence(subject, builder=builder)
+    how_to_sign = "where it was exported: name a key in SPARKPIN_SIGNING_KEY, invoke verify TAG --sign, export it again"
     if Path(subject).is_file():
         how = "get the bundle again from where it was exported"
         if deep:
@@ -104,7 +95,7 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
         except InputError as error:
             raise InputError(f"{error.message}, and no file of that name", next_step=error.next_step) from None
         key = "" if signing.Keys.from_env().signing else f"name a key in {signing.places(signing.SIGNING_KEY)}; then "
-        sign = f"{key}invoke attest {release.tag}"
+        how_to_sign = f"{key}invoke verify {release.tag} --sign"
         engine, evidence = engine_of(paths), imagecheck.evidence_of(paths, release)
         checks = [*verifying.check_evidence(evidence), imagecheck.check_loaded(engine, release)]
         allowed = signing.Keys.from_env().allowed
@@ -115,7 +106,7 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
             checks.append(imagecheck.check_saved(paths, engine, release, say))
         how = step_of([check.what for check in checks if check.result == "wrong"], paths, release)
     if require_signature:
-        checks = [verifying.demanded(check, sign) for check in checks]
+        checks = [verifying.demanded(check, how_to_sign) for check in checks]
     for check in checks:
         show(check.line)
     show(verifying.conclusion(checks))

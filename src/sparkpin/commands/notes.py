@@ -88,7 +88,7 @@ def how_to_carry(records: Releases, release: Release) -> str:
     first = "" if records.checkpoint(release).is_dir() else make
     if step := with_others(records.paths, release):
         return f"{first}{step}"
-    return f"{first}invoke export {release.tag} -o {release.name}.tar, and there invoke import and invoke smoke"
+    return f"{first}invoke export {release.tag} {release.name}.tar, and there invoke import and invoke smoke"
 
 
 def finish(records: Releases, done: tuple[Release, ...], *, serves: bool = False) -> None:

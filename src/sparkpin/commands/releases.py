@@ -17,6 +17,7 @@ from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say, show
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
+from sparkpin.pins.vllm_command import parse_flags
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases import keep as pinned
 from sparkpin.releases import rollback as rolling
@@ -156,17 +157,10 @@ def went_back(former: Release, release: Release, running: str | None, word: str 
 
 def changed_flags(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
     """One line for each flag, with its values, that went or came."""
-    old, new = flags(before), flags(after)
+    old, new = ([shlex.join(flag.words) for flag in parse_flags(argv)[1]] for argv in (before, after))
     if old == new:
         return ["flags: the same"]
     return [f"  - {flag}" for flag in old if flag not in new] + [f"  + {flag}" for flag in new if flag not in old]
-
-
-def flags(argv: tuple[str, ...]) -> list[str]:
-    """Each flag with the words that follow it."""
-    starts = [place for place, word in enumerate(argv) if word.startswith("--")]
-    ends = [*starts[1:], len(argv)]
-    return [shlex.join(argv[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
 def keep(tag: str, *, note: str = "", remove: bool = False) -> None:

@@ -180,7 +180,7 @@ def number(text: str) -> int | float | str:
 def comments(subject: ExportedRecipe, form: Format) -> list[str]:
     lines = [
         f"{subject.image}, for {TOOLS[form]}. Written by `invoke recipe export`.",
-        "The image has to be in the engine that runs it: invoke copy, or invoke export and docker load.",
+        "The image has to be in the engine that runs it: invoke export to it, or to a file and docker load.",
     ]
     if (nodes := nodes_of(subject.argv)) > 1:
         lines.append(f"For {nodes} machines, each of which needs the image and the model's files.")

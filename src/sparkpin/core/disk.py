@@ -1,4 +1,4 @@
-"""What files and folders take from the disk, and taking them away."""
+"""When files and folders were last touched, and taking them away."""
 
 from __future__ import annotations
 
@@ -6,45 +6,11 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from sparkpin.core import files
 from sparkpin.core.errors import DiskError
-
-BLOCK = 512  # bytes; the unit of st_blocks, whatever the file system
-
-
-def freed_bytes(groups: Mapping[str, Iterable[Path]]) -> dict[str, int]:
-    """Bytes that the disk gets back, by group, when all paths of all groups are removed, in this order.
-
-    A file with several links counts once, where its last link goes, and as nothing while another link stays. Paths that
-    are not there, or lie below another one, count as nothing.
-    """
-    links: dict[tuple[int, int], int] = {}
-    counted: set[Path] = set()
-    freed: dict[str, int] = {}
-    for group, paths in groups.items():
-        freed[group] = 0
-        for entry in (entry for path in paths for entry in entries(path)):
-            with contextlib.suppress(FileNotFoundError):
-                status = entry.lstat()
-                if entry in counted:
-                    continue
-                counted.add(entry)
-                inode = (status.st_dev, status.st_ino)
-                links[inode] = links.get(inode, 0) + 1
-                # A folder's links are its subfolders, and it always goes with them.
-                if (entry.is_dir() and not entry.is_symlink()) or links[inode] == status.st_nlink:
-                    freed[group] += status.st_blocks * BLOCK
-    return freed
-
-
-def entries(path: Path) -> Iterator[Path]:
-    """The path, and all below it when it is a folder."""
-    yield path
-    if path.is_dir() and not path.is_symlink():
-        yield from path.rglob("*")
 
 
 def last_touched(path: Path) -> float:

@@ -21,7 +21,6 @@ NAMESPACE = "sparkpin"  # a signature that was made for something else does not 
 SIGNING_KEY, ALLOWED_SIGNERS = "SPARKPIN_SIGNING_KEY", "SPARKPIN_ALLOWED_SIGNERS"
 DEFAULTS = {SIGNING_KEY: "signing_key", ALLOWED_SIGNERS: "allowed_signers"}  # in the folder of configurations
 LINE = 'NAME namespaces="sparkpin" ssh-ed25519 AAAA...'
-SHOWN = 3  # lines that cannot be read
 PATIENCE = 60  # seconds; an agent may wait for somebody to touch a token
 
 
@@ -97,7 +96,7 @@ def verify(data: bytes, signature: bytes, allowed: Path | None, namespace: str =
     """Who signed exactly these bytes.
 
     IntegrityError for a signature over other bytes or for another purpose, UntrustedError for a signer who is not in
-    `allowed` (or is there no longer, or not yet).
+    `allowed` (or is there no longer, or not yet). Of several lines with one key ssh-keygen looks at the first.
     """
     with tempfile.TemporaryDirectory(prefix="sparkpin-signature-") as folder:
         file = Path(folder) / "signature"
@@ -112,44 +111,16 @@ def verify(data: bytes, signature: bytes, allowed: Path | None, namespace: str =
         key = found[1].decode(errors="replace").strip()
         if allowed is None:
             return Signer(key, None)
-        principals, unreadable, lines = principals_of(file, allowed)
-        why = "no line of it has this key for today"
-        is_broken = bool(unreadable) and len(unreadable) == lines
-        if unreadable:
-            why = f"{'no line of it can be read' if is_broken else why} ({'; '.join(unreadable[:SHOWN])})"
-        for principal in principals:
+        done = ssh_keygen("-Y", "find-principals", "-f", str(allowed), "-s", str(file))
+        why = reason(done)
+        for principal in filter(None, done.stdout.decode(errors="replace").splitlines()):
             whose = ("-f", str(allowed), "-I", principal)
             done = ssh_keygen("-Y", "verify", *whose, "-n", namespace, "-s", str(file), data=data)
             if not done.returncode:
                 return Signer(key, principal)
             why = reason(done)
     step = how_to_trust(allowed, namespace)
-    if is_broken:
-        step = f"write its lines as ssh-keygen(1) wants them under ALLOWED SIGNERS; {step}"
     raise UntrustedError(f"signed with {key}, which {allowed} does not allow: {why}", next_step=step)
-
-
-def principals_of(signature: Path, allowed: Path) -> tuple[list[str], list[str], int]:
-    """(whose key it may be, by every line that has it, each once; what is wrong with the lines that cannot be read;
-    number of lines). ssh-keygen stops at the first line with the key, which may allow it for something else, so it is
-    asked line by line.
-    """
-    one, lines = signature.with_name("line"), 0
-    found: dict[str, None] = {}
-    unreadable = []
-    for number, line in enumerate(allowed.read_bytes().splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith(b"#"):
-            continue
-        lines += 1
-        one.write_bytes(line + b"\n")
-        done = ssh_keygen("-Y", "find-principals", "-f", str(one), "-s", str(signature))
-        if done.returncode:
-            if (said := reason(done)).startswith(f"{one}:"):  # else no more than that this is not the key
-                unreadable.append(f"line {number}: {said.rpartition(': ')[2]}")
-            continue
-        names = done.stdout.decode(errors="replace").splitlines()
-        found |= dict.fromkeys(name for name in names if name and not name.startswith("!"))  # "!": whose it is not
-    return list(found), unreadable, lines
 
 
 def ssh_keygen(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -1,4 +1,4 @@
-"""What a release's evidence proves: records, statement, SBOM, signature and image held against each other.
+"""What a release's evidence proves: records, statement, SBOM, signature and image compared with each other.
 
 `check_evidence` is pure but for a temporary folder and asking ssh-keygen; it serves releases of this machine and
 bundles from elsewhere, whose every byte may be hostile.
@@ -14,6 +14,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,17 +26,16 @@ from sparkpin.core.errors import HostError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors
 from sparkpin.core.terminal import count, printable
 from sparkpin.evidence import signing
-from sparkpin.evidence.materials import LISTED, Material, ModelInputs, materials_of, model_inputs, recorded
-from sparkpin.pins.schema import LockedFile, RepositoryLock, StackLock
+from sparkpin.evidence.materials import LISTED, materials_of, model_inputs, recorded
+from sparkpin.pins.schema import StackLock
 from sparkpin.pins.wheel_layers import normal
 from sparkpin.releases.record import SBOM as SBOM
 from sparkpin.releases.record import SIGNATURE as SIGNATURE
 from sparkpin.releases.record import STATEMENT as STATEMENT
 from sparkpin.releases.record import Release
 
-MODEL, GGUF = "model ", "gguf "  # how the names of a model's files start, and of the wheel that they are made from
 OF_RECORDS = ("image", "layers", "release key", "build records", "kept inputs", "locks")
-OF_STATEMENT = ("statement", "inputs", "SBOM", "signature")
+OF_STATEMENT = ("statement", "SBOM", "signature")
 NAMES = OF_RECORDS + OF_STATEMENT  # of the checks that every release gets, in their order
 LAYERS, PACKAGES, MODELS, CHECKPOINT = "the layers' bytes", "fetched packages", "model files", "checkpoint"
 DEEP = (PACKAGES, MODELS, CHECKPOINT, LAYERS)
@@ -76,7 +76,7 @@ class Claimed:
     records: tuple[BuildRecord, ...]  # of the whole chain, first stage first, as read from their files
     files: Mapping[str, bytes] = field(default_factory=dict)  # name of the evidence -> bytes, as far as it is there
     config: bytes | None = None  # the image's configuration as it would be loaded, None when there is no image
-    read: Callable[[str], bytes | None] | None = None  # gives the kept input of a SHA-256, or None
+    read: Callable[[str], bytes | None] = lambda sha256: None  # gives the kept input of a SHA-256, or None
     whole: frozenset[str] = frozenset()  # SHA-256 of kept inputs that were hashed before
     attested: bool = False  # whoever made the release left a statement, so that its absence is wrong
 
@@ -194,8 +194,6 @@ def kept(evidence: Claimed) -> dict[str, str]:
 
 
 def check_kept(evidence: Claimed) -> str:
-    if evidence.read is None:
-        raise Open("their bytes were not looked at")
     wanted = kept(evidence)
     for name, sha256 in wanted.items():
         if sha256 in evidence.whole:
@@ -207,11 +205,11 @@ def check_kept(evidence: Claimed) -> str:
 
 
 def input_bytes(evidence: Claimed, path: str) -> bytes:
-    """Of a project file. Open when it was not looked at."""
+    """Of a project file."""
     sha256 = evidence.release.inputs.get(path)
-    data = evidence.read(sha256) if evidence.read and sha256 else None
+    data = evidence.read(sha256) if sha256 else None
     if data is None:
-        raise Open(f"{path} was not looked at")
+        raise IntegrityError(f"{path} is missing")
     same(f"{path}: sha256", hashlib.sha256(data).hexdigest(), sha256)
     return data
 
@@ -236,54 +234,45 @@ def check_locks(evidence: Claimed) -> str:
 
 
 def check_statement(evidence: Claimed) -> list[Check]:
-    """The statement, its inputs and the SBOM. Without a statement an SBOM proves nothing.
+    """The statement and the SBOM. Without a statement an SBOM proves nothing.
 
-    Both follow from records and locks, so they are held against what would be made now.
+    Both follow from records and locks alone, so they have to be, to the byte, what is made of these now.
     """
     from sparkpin.evidence import provenance, sbom  # slow to import, and every task imports this module
 
-    data, bill = evidence.files.get(STATEMENT), evidence.files.get(SBOM, b"")
+    data, bill = evidence.files.get(STATEMENT), evidence.files.get(SBOM)
     if data is None:
-        step = f"invoke attest {evidence.release.tag} makes it again, of what the records say"
+        step = f"invoke verify {evidence.release.tag} --sign makes it again, of what the records say"
         if evidence.attested:
             return [Check("statement", "wrong", "there is none, and whoever made the release left one", step)]
         return [Check("statement", "open", "there is none: the bundle came without one")]
     try:
-        seen = parts_of(data)
-        models = pinned_models(evidence)
-        materials = materials_of(evidence.release, evidence.records, models or claimed_models(seen.inputs))
-        wanted = parts_of(provenance.make_statement(evidence.release, evidence.records, materials, bill))
-        wanted_bill = json.loads(sbom.make_sbom(evidence.release, materials))
+        with pins_of(evidence.release, lambda path: input_bytes(evidence, path)) as project:
+            models = model_inputs(project, evidence.release)
+        materials = materials_of(evidence.release, evidence.records, models)
+        made_bill = sbom.make_sbom(evidence.release, materials)
+        made = provenance.make_statement(evidence.release, evidence.records, materials, made_bill)
     except IntegrityError as error:
         return [Check("statement", "wrong", error.message, error.next_step)]
     except (ValueError, OverflowError) as error:
         return [Check("statement", "wrong", f"none can be made of what the records say: {error}")]
-    unseen = 0 if models else sum(material.kind in ("gguf", "model") for material in materials)
+    listed = sum(material.kind in LISTED for material in materials)
     return [
-        checked("statement", lambda: compare_statements(seen, wanted)),
-        checked("inputs", lambda: compare_inputs(seen, wanted, unseen)),
-        checked("SBOM", lambda: compare_sbom(bill, seen, wanted_bill, materials)),
+        checked("statement", lambda: same_text(data, made, f"names {len(materials)} inputs with their hashes")),
+        checked("SBOM", lambda: same_text(bill, made_bill, f"names {listed} components with their hashes")),
     ]
 
 
-@dataclass(frozen=True)
-class Parts:
-    """A statement (plain JSON)."""
-
-    rest: dict[str, Any]
-    inputs: list[Any]  # its resolvedDependencies
-    sbom: str | None  # SHA-256 (hex) of the SBOM, None when it names none
-
-
-def parts_of(statement: bytes) -> Parts:
-    """IntegrityError for what is no statement at all."""
-    try:
-        rest = strict_json(statement)
-        definition, details = rest["predicate"]["buildDefinition"], rest["predicate"]["runDetails"]
-        hashes = {row["name"]: row["digest"].pop("sha256") for row in details["byproducts"] if row["name"] == SBOM}
-        return Parts(rest, definition.pop("resolvedDependencies"), hashes.get(SBOM))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise IntegrityError(f"the statement cannot be read: {error!r}") from None
+def same_text(seen: bytes | None, made: bytes, told: str) -> str:
+    """IntegrityError that names the first line in which two texts differ."""
+    if seen is None:
+        raise IntegrityError("there is none, and the statement names one")
+    lines = enumerate(zip_longest(seen.split(b"\n"), made.split(b"\n"), fillvalue=b""), start=1)
+    for number, (one, other) in lines:
+        if one != other:
+            same(f"line {number}", one.decode(errors="replace").strip(), other.decode(errors="replace").strip())
+            raise IntegrityError(f"line {number}: other bytes than are made of the records")
+    return told
 
 
 def pin_names(release: Release) -> list[str]:
@@ -310,106 +299,6 @@ def pins_of(release: Release, read: Callable[[str], bytes]) -> Iterator[Path]:
             raise IntegrityError(f"the pins of {release.tag}: {why}") from None
 
 
-def pinned_models(evidence: Claimed) -> ModelInputs | None:
-    """What the release's own pin, lock and stages say about its model; None when they were not looked at."""
-    release = evidence.release
-    models = filter(None, (release.model, release.drafter))
-    needed = [f"pins/models/{name}.{end}" for name in models for end in ("yaml", "lock")]
-    needed.append(f"stages/{release.stage}.yaml")
-    if evidence.read is None or not release.inputs.keys() >= set(needed):
-        return None
-    try:
-        with pins_of(release, lambda path: input_bytes(evidence, path)) as project:
-            return model_inputs(project, release)
-    except Open:
-        return None
-
-
-def claimed_models(inputs: Sequence[Any]) -> ModelInputs:
-    """The model's files as a statement names them, where nothing else says it."""
-    found: dict[str, list[LockedFile]] = {}
-    try:
-        rows = [row for row in inputs if row["name"].startswith(MODEL)]
-        for row in rows:
-            notes, sha256 = row["annotations"], row["digest"]["sha256"]
-            name = row["name"].removeprefix(f"{MODEL}{notes['where']}/")
-            size = int(notes["size"])
-            found.setdefault(notes["where"], []).append(LockedFile(name=name, file=name, size=size, sha256=sha256))
-        wheels = [wheel_of(row) for row in inputs if row["name"].startswith(GGUF)]
-        repositories = [
-            RepositoryLock(repo=repo, revision=revision, files=files)
-            for (repo, _, revision), files in ((where.rpartition("@"), files) for where, files in found.items())
-        ]
-    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise IntegrityError(f"it names a model's file in another form: {error!r}") from None
-    if not rows:
-        raise IntegrityError("it names no file of a model")
-    if len(wheels) > 1:
-        raise IntegrityError(f"it names {len(wheels)} wheels that the model is made from")
-    return ModelInputs(tuple(repositories), not any("uri" in row for row in rows), *wheels)
-
-
-def wheel_of(row: Any) -> LockedFile:
-    """As `materials.model_files` has it."""
-    _, name, version = row["name"].split(" ")
-    size, sha256 = int(row["annotations"]["size"]), row["digest"]["sha256"]
-    return LockedFile(name=name, version=version, file=name, size=size, sha256=sha256)
-
-
-def compare_statements(seen: Parts, wanted: Parts) -> str:
-    compare("", seen.rest, wanted.rest)
-    count = len(seen.inputs)
-    return f"names this image, its {len(seen.rest['subject']) - 1} layers, command, keys and {count} inputs"
-
-
-def compare_inputs(seen: Parts, wanted: Parts, unseen: int) -> str:
-    """unseen: how many are in `wanted` only because the statement names them."""
-    compare("", seen.inputs, wanted.inputs)
-    count = len(seen.inputs)
-    return f"{count - unseen} of {count} hashes agree with the records and the locks" + (
-        f"; {unseen} of the model were not looked at" if unseen else ""
-    )
-
-
-def compare_sbom(data: bytes, seen: Parts, wanted: Any, materials: Sequence[Material]) -> str:
-    """It is the one that the statement means, and says what the statement says."""
-    if not data:
-        raise IntegrityError("there is none, and the statement names one")
-    same("sha256", hashlib.sha256(data).hexdigest(), seen.sbom)
-    try:
-        value = strict_json(data)
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"it cannot be read: {error!r}") from None
-    compare("", value, wanted)
-    count = sum(material.kind in LISTED for material in materials)
-    return f"of this statement; its {count} components have the hashes that the statement gives them"
-
-
-def compare(where: str, seen: Any, wanted: Any) -> None:
-    """IntegrityError that names the first place where two JSON values differ."""
-    if isinstance(seen, dict) and isinstance(wanted, dict):
-        for key in sorted({*seen, *wanted}):
-            compare(f"{where}: {key}" if where else key, seen.get(key, "nothing"), wanted.get(key, "nothing"))
-    elif isinstance(seen, list) and isinstance(wanted, list) and (rows := by_name(seen, wanted)):
-        compare(where, *rows)
-        same(f"{where}: order".removeprefix(": "), [*rows[0]], [*rows[1]])
-    else:
-        same(where, seen, wanted)
-
-
-def by_name(seen: Sequence[Any], wanted: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Two lists of objects, by the key that names each object but once; None when there is no such key."""
-    for key in ("bom-ref", "ref", "name"):
-        both = [{row[key]: row for row in rows if named(row, key)} for rows in (seen, wanted)]
-        if (len(both[0]), len(both[1])) == (len(seen), len(wanted)):
-            return both[0], both[1]
-    return None
-
-
-def named(row: Any, key: str) -> bool:
-    return isinstance(row, dict) and isinstance(row.get(key), str)
-
-
 def check_signature(evidence: Claimed, keys: signing.Keys) -> Check:
     statement, signature = evidence.files.get(STATEMENT), evidence.files.get(SIGNATURE)
     if signature is None:
@@ -420,7 +309,7 @@ def check_signature(evidence: Claimed, keys: signing.Keys) -> Check:
         signer = signing.verify(statement, signature, keys.allowed)
     except IntegrityError as error:
         is_trust = isinstance(error, signing.UntrustedError)
-        own = "" if is_trust else f"; of a release of your own: invoke attest {evidence.release.tag}"
+        own = "" if is_trust else f"; of a release of your own: invoke verify {evidence.release.tag} --sign"
         return Check("signature", "wrong", error.message, f"{error.next_step}{own}", is_trust=is_trust)
     except HostError as error:
         return Check("signature", "open", f"not looked at: {error.message}", error.next_step)

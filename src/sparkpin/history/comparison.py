@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from sparkpin.history.versions import direction
 from sparkpin.image.listing import Contents
-from sparkpin.image.listing_diff import ContentsDifference, Images, Tally, compare_contents, images_apart, tallies
+from sparkpin.image.listing_diff import ContentsDifference, compare_contents, images_apart
 from sparkpin.pins.vllm_command import parse_flags
 
 Verdict = Literal["added", "removed", "up", "down", "changed", "bytes"]
@@ -21,25 +21,10 @@ TREE_NAME = "the working tree"  # the side that is no release
 
 @dataclass(frozen=True)
 class VersionedPart:
-    """A package, tool or mod.
-
-    sha256: of its file; "" where no build has made it yet (a mod's wheel). distribution: the name of a mod's wheel.
-    """
+    """A package, tool or mod. sha256: of its file; "" where no build has made it yet (a mod's wheel)."""
 
     version: str
     sha256: str
-    size: int = 0
-    distribution: str = ""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Both mappings are empty where they are not needed."""
-
-    key: str
-    values: Mapping[str, str] = field(default_factory=dict)  # steps, model and parameters
-    sources: Mapping[str, str] = field(default_factory=dict)
-    """"repository NAME" -> what it is; "NAME/PATH" -> SHA-256 of a file of it that counts."""
 
 
 @dataclass(frozen=True)
@@ -53,23 +38,21 @@ class Side:
     stack: str
     model: str
     image: str  # config digest, "" while it is not built
-    stages: Mapping[str, str]  # name -> description, first stage first
     debs: Mapping[str, VersionedPart]
     wheels: Mapping[str, VersionedPart]
     tools: Mapping[str, VersionedPart]
     mods: Mapping[str, VersionedPart]
     files: Mapping[str, str]  # project path -> SHA-256
-    texts: Mapping[str, str]
-    """Name -> text of what no project file holds: rendered Dockerfiles without what follows from keys, the root file
-    system's script."""
-    values: Mapping[str, str]  # what else decides the images (platform, ...)
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    checkpoint: Checkpoint
-    config: Mapping[str, str] | None  # the image's configuration, flat; None while it is not built
-    layers: tuple[str, ...] | None  # diff IDs; None while it is not built
+    checkpoint: Mapping[str, str]  # its key, and what it is made from, as far as that can be read
+    layers: tuple[str, ...] | None  # diff IDs; None where a listing is missing
     drafter: str = ""  # the pin of a second model, "" for none
-    host: str = ""  # the machine that made it, "" where that is not known; it is no difference
+
+    @property
+    def names(self) -> dict[str, str]:
+        found = {name: getattr(self, name) for name in ("recipe", "stage", "stack", "model", "drafter")}
+        return {name: value for name, value in found.items() if value}
 
     @property
     def roles(self) -> dict[str, str]:
@@ -108,7 +91,7 @@ class ValueChange:
 
 @dataclass(frozen=True)
 class TextChange:
-    """A file or text. path: "old -> new" where the names differ; before, after: SHA-256, None where it is absent.
+    """A file. path: "old -> new" where the names differ; before, after: SHA-256, None where it is absent.
 
     diff: unified, without heads and line ends; note: why there is none of a text that both sides have.
     """
@@ -124,30 +107,22 @@ class TextChange:
 class Difference:
     """All that differs; a part that does not is empty.
 
-    alike: kind ("debs", ...) -> how many parts both sides have alike; moved: the same flags stand in another order;
-    contents: None where an image is not built; owners: of each path that changed (see `Entry.owner`).
+    moved: the same flags stand in another order; contents: None where the layers of a side are not listed here.
     """
 
     before: Side
     after: Side
     names: tuple[ValueChange, ...]
-    stages: tuple[ValueChange, ...]
     debs: tuple[PartChange, ...]
     wheels: tuple[PartChange, ...]
     tools: tuple[PartChange, ...]
     mods: tuple[PartChange, ...]
-    alike: Mapping[str, int]
     files: tuple[TextChange, ...]
-    texts: tuple[TextChange, ...]
-    values: tuple[ValueChange, ...]
     flags: tuple[ValueChange, ...]
     moved: bool
     env: tuple[ValueChange, ...]
     checkpoint: tuple[ValueChange, ...]
-    config: tuple[ValueChange, ...]
     contents: ContentsDifference | None
-    owners: Mapping[str, str]
-    tallies: tuple[Tally, ...]
 
     @property
     def other_image(self) -> bool:
@@ -158,65 +133,37 @@ class Difference:
     def identical(self) -> bool:
         """Nothing differs, not even a comment in a manifest."""
         parts = (*self.debs, *self.wheels, *self.tools, *self.mods)
-        texts = (*self.files, *self.texts)
-        values = (*self.names, *self.stages, *self.values, *self.flags, *self.env, *self.checkpoint, *self.config)
+        values = (*self.names, *self.files, *self.flags, *self.env, *self.checkpoint)
         same_contents = self.contents is None or self.contents.identical
         same_key = self.before.key == self.after.key
-        return not (parts or texts or values or self.moved) and same_contents and same_key and not self.other_image
-
-    @property
-    def expected(self) -> set[str]:
-        """Owners whose files are bound to differ."""
-        found = {f"deb:{change.name}" for change in self.debs} | {f"wheel:{change.name}" for change in self.wheels}
-        both = [part for change in self.mods for part in (change.before, change.after) if part]
-        return found | {f"wheel:{part.distribution}" for part in both}
+        return not (parts or values or self.moved) and same_contents and same_key and not self.other_image
 
 
 def compare(before: Side, after: Side, read: Read, listing: Callable[[str], Contents]) -> Difference:
-    """read: SHA-256 -> bytes of a project's file, None when they are not at hand; listing: diff ID -> contents."""
-    images: Images = ({}, {})
-    known = before.layers is not None and after.layers is not None
+    """read: SHA-256 -> bytes of a project's file, None where they are not here; listing: diff ID -> contents."""
+    contents = None
     if before.layers is not None and after.layers is not None:
-        images = images_apart(before.layers, after.layers, listing)
-    contents = compare_contents(tuple(images[0].values()), tuple(images[1].values())) if known else None
+        old, new = images_apart(before.layers, after.layers, listing)
+        contents = compare_contents(tuple(old.values()), tuple(new.values()))
     files = tuple(compare_files(before, after, read))
     flags = tuple(values_apart(flag_words(before.argv), flag_words(after.argv)))
     edited = {change.path.split("/")[1] for change in files if change.path.startswith("mods/")}
-    parts = {
-        kind: tuple(parts_apart(kind, getattr(before, kind), getattr(after, kind), edited if kind == "mods" else ()))
-        for kind in ("debs", "wheels", "tools", "mods")
-    }
+    same_checkpoint = before.checkpoint["key"] == after.checkpoint["key"]
     return Difference(
         before=before,
         after=after,
-        names=tuple(values_apart(names_of(before), names_of(after))),
-        stages=tuple(
-            change for change in values_apart(before.stages, after.stages) if None in (change.before, change.after)
-        ),
-        **parts,
-        alike={
-            kind: len(getattr(before, kind).keys() | getattr(after, kind).keys()) - len(found)
-            for kind, found in parts.items()
-        },
+        names=tuple(values_apart(before.names, after.names)),
+        debs=tuple(parts_apart("debs", before.debs, after.debs)),
+        wheels=tuple(parts_apart("wheels", before.wheels, after.wheels)),
+        tools=tuple(parts_apart("tools", before.tools, after.tools)),
+        mods=tuple(parts_apart("mods", before.mods, after.mods, edited)),
         files=files,
-        texts=tuple(compare_texts(before.texts, after.texts)),
-        values=tuple(values_apart(before.values, after.values)),
         flags=flags,
         moved=not flags and before.argv != after.argv,
         env=tuple(values_apart(before.env, after.env)),
-        checkpoint=tuple(checkpoints_apart(before.checkpoint, after.checkpoint)),
-        config=()
-        if before.config is None or after.config is None
-        else tuple(values_apart(before.config, after.config)),
+        checkpoint=() if same_checkpoint else tuple(values_apart(before.checkpoint, after.checkpoint)),
         contents=contents,
-        owners={change.path: images[1][change.path].owner for change in contents.changed} if contents else {},
-        tallies=tallies(images, contents) if contents else (),
     )
-
-
-def names_of(side: Side) -> dict[str, str]:
-    drafter = {"drafter": side.drafter} if side.drafter else {}
-    return {"recipe": side.recipe, "stage": side.stage, "stack": side.stack, "model": side.model, **drafter}
 
 
 def values_apart(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[ValueChange]:
@@ -265,28 +212,16 @@ def compare_files(before: Side, after: Side, read: Read) -> Iterator[TextChange]
             yield TextChange(path, one, other, *text_diff(read(one), read(other)))
 
 
-def compare_texts(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[TextChange]:
-    """Texts of what both sides have."""
-    for name in before:
-        if name in after and before[name] != after[name]:
-            yield TextChange(name, "", "", *text_diff(before[name].encode(), after[name].encode()))
-
-
 def text_diff(before: bytes | None, after: bytes | None) -> tuple[tuple[str, ...], str]:
     """(unified diff, why there is none)."""
     if before is None or after is None:
         return (), "its text is not kept here"
-    if before == after:
-        return (), "nothing"
     try:
         old, new = before.decode().splitlines(), after.decode().splitlines()
     except UnicodeDecodeError:
         return (), f"not text: {len(before):,} -> {len(after):,} bytes"
-    return (lines, "") if (lines := unified(old, new)) else ((), "only its line ends differ")
-
-
-def unified(old: list[str], new: list[str]) -> tuple[str, ...]:
-    return tuple(difflib.unified_diff(old, new, lineterm=""))[2:]  # the first two would name the files
+    lines = tuple(difflib.unified_diff(old, new, lineterm=""))[2:]  # the first two would name the files
+    return (lines, "") if lines else ((), "only its line ends differ")
 
 
 def flag_words(argv: Iterable[str]) -> dict[str, str]:
@@ -296,15 +231,3 @@ def flag_words(argv: Iterable[str]) -> dict[str, str]:
     for flag in flags:
         found.setdefault(flag.key, []).extend(flag.words)
     return {key: shlex.join(words) for key, words in found.items()}
-
-
-def checkpoints_apart(before: Checkpoint, after: Checkpoint) -> Iterator[ValueChange]:
-    """Of a repository that only one side has, no files."""
-    if before.key == after.key:
-        return
-    yield ValueChange("key", before.key[:16], after.key[:16])
-    yield from values_apart(before.values, after.values)
-    for change in values_apart(before.sources, after.sources):
-        name, is_file, _ = change.name.partition("/")
-        if not is_file or all(f"repository {name}" in side.sources for side in (before, after)):
-            yield change

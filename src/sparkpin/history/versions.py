@@ -1,14 +1,13 @@
-"""Which of two versions is the later one: Debian's order and Python's (PEP 440)."""
+"""Which of two versions is the later one: Debian's order, as dpkg has it, and Python's (PEP 440)."""
 
 from __future__ import annotations
 
-import re
+import subprocess
 from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
 Direction = Literal["up", "down", "same", "unordered"]
-DebianKey = tuple[int, tuple[object, ...], tuple[object, ...]]
 
 
 def direction(kind: str, before: str, after: str) -> Direction:
@@ -17,8 +16,9 @@ def direction(kind: str, before: str, after: str) -> Direction:
     "same" says that they count as one, though they may be written otherwise (1.0 and 1.0.0).
     """
     if kind == "deb":
-        old, new = debian_key(before), debian_key(after)
-        return "up" if old < new else "down" if new < old else "same"
+        if is_debian(before, "lt", after):
+            return "up"
+        return "down" if is_debian(before, "gt", after) else "same" if before == after else "unordered"
     try:
         was, now = Version(before), Version(after)
     except InvalidVersion:
@@ -26,28 +26,12 @@ def direction(kind: str, before: str, after: str) -> Direction:
     return "up" if was < now else "down" if now < was else "same"
 
 
-def debian_key(version: str) -> DebianKey:
-    """Sorts versions as dpkg does (Debian Policy, 5.6.12): [epoch:]upstream[-revision]."""
-    epoch, colon, rest = version.partition(":")
-    if not colon:
-        epoch, rest = "0", version
-    upstream, _, revision = rest.rpartition("-") if "-" in rest else (rest, "", "0")
-    return int(epoch) if epoch.isdecimal() else 0, part_key(upstream), part_key(revision)
-
-
-def part_key(part: str) -> tuple[object, ...]:
-    """Text and numbers in turn, as the Policy compares them: a tilde before the end, the end before letters, letters
-    before all else; a missing number is 0.
-    """
-    pieces = re.findall(r"(\D*)(\d*)", part)[:-1]  # the last match is the empty one at the end
-    key: list[object] = []
-    for text, number in pieces:
-        key += [(*map(rank, text), 0), int(number or 0)]
-    return (*key, (0,), 0)
-
-
-def rank(character: str) -> int:
-    """0 is the end of a text."""
-    if character == "~":
-        return -1
-    return ord(character) if character.isalpha() else ord(character) + 256
+def is_debian(one: str, relation: str, other: str) -> bool:
+    """False for what dpkg does not take, and without dpkg. A stranger's version must be no option of it."""
+    if not (one[:1].isalnum() and other[:1].isalnum()):
+        return False
+    try:
+        command = ["dpkg", "--compare-versions", one, relation, other]
+        return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    except FileNotFoundError:
+        return False

@@ -7,14 +7,13 @@ a used machine; the sizes in the images' histories take milliseconds.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from sparkpin.core.errors import EngineError
 from sparkpin.host.engine import Engine, engine_errors
 
-CACHE_TIMEOUT = 20  # seconds
 Layers = dict[str, int]  # chain id -> bytes
 
 
@@ -85,68 +84,6 @@ def inventory(engine: Engine) -> list[EngineImage]:
             )
         )
     return found
-
-
-@dataclass(frozen=True)
-class Freed:
-    """Layers that no image has any more.
-
-    held: bytes, of these, that the engine's build cache may not let go yet; unsized: images with layers of which no
-    size is known: these are in no other number.
-    """
-
-    count: int
-    bytes: int
-    held: int
-    unsized: int
-
-
-@dataclass(frozen=True)
-class BuildCache:
-    """All of the engine's build cache, other people's included. bytes: of its own, without the images' layers."""
-
-    records: int
-    bytes: int
-    holds_layers: bool
-
-
-def freed(before: Sequence[EngineImage], after: Sequence[EngineImage], cache: BuildCache | None) -> Freed:
-    """The layers, each counted once, that images had before and no image has after.
-
-    A build keeps a hold on the layers of the image that it stands on: they outlive the image until the build cache is
-    pruned, and the engine does not say which. So every layer of an image that another stands on may be held, unless the
-    cache is known to hold none. cache: None when not known.
-    """
-    staying = {chain for image in after for chain in chain_ids(image.diff_ids)}
-    sizes = all_layers(before)
-    gone = {chain: size for chain, size in sizes.items() if chain not in staying}
-    unsized = [image for image in before if set(chain_ids(image.diff_ids)) - staying - sizes.keys()]
-    stood_on = {
-        chain
-        for lower in before
-        if any(lower.id != upper.id and is_below(lower.diff_ids, upper.diff_ids) for upper in before)
-        for chain in chain_ids(lower.diff_ids)
-    }
-    held = 0 if cache and not cache.holds_layers else sum(size for chain, size in gone.items() if chain in stood_on)
-    return Freed(len(gone), sum(gone.values()), held, len(unsized))
-
-
-def build_cache(engine: Engine) -> BuildCache | None:
-    """None when the engine does not tell in time: those before 23 also measure every container and volume for it."""
-    api: Any = engine.client.api
-    url = f"{api.base_url}/v{api.api_version}/system/df"
-    try:
-        with engine_errors():
-            answer = api.get(url, params={"type": "build-cache"}, timeout=CACHE_TIMEOUT)
-            answer.raise_for_status()
-            rows = answer.json().get("BuildCache") or []
-    except (EngineError, ValueError):
-        return None
-    return BuildCache(
-        records=len(rows),
-        bytes=sum(row["Size"] for row in rows if not row["Shared"]),
-        holds_layers=any(row["Type"] == "regular" for row in rows),
-    )
 
 
 def clear_build_cache(engine: Engine) -> tuple[int, int]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sparkpin.image.listing import Contents, PathEntry, image_contents, parents_of
@@ -138,50 +137,3 @@ def common(first: Sequence[object], second: Sequence[object]) -> int:
     """How many items both begin with."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
-
-
-@dataclass(frozen=True)
-class Tally:
-    """Files of one owner (see `Entry.owner`) that differ between two images, with their bytes.
-
-    changed_from, changed_to: sizes of those whose data changed; metadata: files of which only mode, owner or the like
-    changed. Folders do not count.
-    """
-
-    owner: str
-    added: int = 0
-    added_bytes: int = 0
-    removed: int = 0
-    removed_bytes: int = 0
-    changed: int = 0
-    changed_from: int = 0
-    changed_to: int = 0
-    metadata: int = 0
-
-
-def tallies(images: Images, found: ContentsDifference) -> tuple[Tally, ...]:
-    """One for each owner, by name; what belongs to no package comes last."""
-    old, new = images
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-
-    def note(entry: PathEntry, what: str, **sizes: int) -> None:
-        if entry.kind != "dir" or what == "metadata":
-            counts[entry.owner].update({what: 1, **sizes})
-
-    for entry in found.added:
-        note(entry, "added", added_bytes=entry.size)
-    for entry in found.removed:
-        note(entry, "removed", removed_bytes=entry.size)
-    data = {change.path for change in found.changed if change.field not in METADATA}
-    for path in {change.path for change in found.changed}:
-        if path in data:
-            note(new[path], "changed", changed_from=old[path].size, changed_to=new[path].size)
-        else:
-            note(new[path], "metadata")
-    return tuple(Tally(owner, **counts[owner]) for owner in sorted(counts, key=lambda owner: (not owner, owner)))
-
-
-def empty_folders(entries: Iterable[PathEntry]) -> set[str]:
-    """Of added or removed entries, the folders that did not come or go with something in them."""
-    paths = [entry.path for entry in entries]
-    return set(paths) - parents_of(paths)

@@ -256,14 +256,15 @@ def ready_timeout(checkpoint: Path) -> float:
 
 
 def folder_size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    """Of all files in it; those of a drafter lie in a folder of their own."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def require_readable(checkpoint: Path) -> None:
     """The container's user is nobody in particular on the host: everyone must be able to read the checkpoint."""
     if not checkpoint.is_dir():
         raise CheckpointError(f"no checkpoint at {checkpoint}", next_step="invoke build --checkpoint-only")
-    for file in (checkpoint, *sorted(checkpoint.iterdir())):
+    for file in (checkpoint, *sorted(checkpoint.rglob("*"))):
         mode = file.stat().st_mode
         wanted = stat.S_IROTH | (stat.S_IXOTH if file.is_dir() else 0)
         if mode & wanted != wanted:

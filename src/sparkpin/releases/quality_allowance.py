@@ -130,10 +130,4 @@ def paired(worse: float, better: float, count: float) -> tuple[float, float]:
 def line(judged: Judged) -> str:
     """For a person."""
     word = "at least" if judged.name in AT_LEAST else "at most"
-    return f"{measured(judged)}{word} {judged.limit:g}"
-
-
-def measured(judged: Judged) -> str:
-    """What a line begins with: all of it but the limit."""
-    told = TOLD[judged.kept]
-    return f"{judged.name}: {told}, {judged.seen.text()}, allowed "
+    return f"{judged.name}: {TOLD[judged.kept]}, {judged.seen.text()}, allowed {word} {judged.limit:g}"

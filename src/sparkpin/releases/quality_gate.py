@@ -97,16 +97,16 @@ def note_accepted(paths: Paths, release: Release, reason: str) -> None:
     more = [line for line in judged(paths, release, record) if line.kept == "more"] if record else []
     if record is None or not more:
         return
-    lost = tuple(map(quality_allowance.line, more))
-    records.accept(paths, release, Accepted(time=now(), reason=reason, reference=record.reference, lost=lost))
+    row = Accepted(time=now(), reason=reason, reference=record.reference, lost=tuple(more))
+    records.accept(paths, release, row)
 
 
 def accepted_reason(paths: Paths, release: Release, record: QualityRecord, more: Sequence[Judged]) -> str:
     """Why all of `more` was accepted last: the same figures against the same reference, whatever the limits were.
     Empty where nobody has. ManifestError where the file of these is damaged.
     """
+    wanted = {(one.name, one.seen) for one in more}
     for row in reversed(records.accepted_of(paths, release)) if more else ():
-        every = all(any(line.startswith(quality_allowance.measured(one)) for line in row.lost) for one in more)
-        if every and row.reference == record.reference:
+        if row.reference == record.reference and wanted <= {(one.name, one.seen) for one in row.lost}:
             return row.reason
     return ""

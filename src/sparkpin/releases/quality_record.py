@@ -134,12 +134,12 @@ class QualityRecord:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Accepted:
-    """A loss that somebody promoted all the same. time: ISO 8601, UTC; lost: a line of text for each limit."""
+    """A loss that somebody promoted all the same. time: ISO 8601, UTC; lost: with the limits as they were then."""
 
     time: str
     reason: str
     reference: str
-    lost: tuple[str, ...]
+    lost: tuple[Judged, ...]
 
 
 RECORD = TypeAdapter(QualityRecord)

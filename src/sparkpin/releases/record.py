@@ -348,14 +348,10 @@ class Releases:
 
     def before(self, recipe: str) -> list[str]:
         """The tags that were current before the current one, the last promoted at the end; each promotion counts, and
-        what was rolled back is undone. Of a pointer from before this was noted: the retired releases that are older.
+        what was rolled back is undone.
         """
         value = self._pointer(recipe) or {}
-        known = value.get("before")
-        if known is None:
-            found = [one for one in self.readable(recipe)[0] if one.state in ("retired", "current")]
-            tags = [one.tag for one in found]
-            return tags[: tags.index(value["tag"])] if value.get("tag") in tags else tags
+        known = value.get("before", [])
         if "back_from" in value:  # it has not ended: what it undoes is there still, to go back to if it fails
             last = max((at for at, tag in enumerate(known) if tag == value["tag"]), default=0)
             return list(known[:last])
@@ -458,7 +454,7 @@ class Releases:
         """
         old = self._pointer(release.recipe) or {}
         before = self.before(release.recipe)
-        if "before" in old and old.get("back_from") == release.tag:
+        if old.get("back_from") == release.tag:
             before = old["before"]
         elif old and not back_from and old["tag"] != release.tag:
             before.append(old["tag"])

@@ -77,5 +77,5 @@ def with_others(paths: Paths, release: Release) -> str:
     if nodes == 1 or not obstacle_here(paths, release) or obstacle_here(paths, release, nodes=1):
         return ""
     tag, others = release.tag, example(nodes).split(",")[1:]
-    copies = "; ".join(f"invoke copy {tag} --to {url} --with-checkpoint" for url in others)
+    copies = "; ".join(f"invoke export {tag} {url} --with-checkpoint" for url in others)
     return f"{copies}; invoke smoke {tag} --nodes {example(nodes)}"

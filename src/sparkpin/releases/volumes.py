@@ -55,7 +55,7 @@ def checkpoint_volume(engine: Engine, release: Release) -> str | None:
         there.send(json.dumps({"key": release.checkpoint_key}).encode() + b"\n")
         answer = there.answer()
     if "changed" in answer:
-        step = f"invoke copy {release.tag} --to URL --with-checkpoint sends what differs again"
+        step = f"invoke export {release.tag} URL --with-checkpoint sends what differs again"
         raise CheckpointError(f"volume {name}: {answer['changed']}", next_step=step)
     return name if answer.get("whole") else None
 

@@ -202,7 +202,7 @@ def copy_line(release: Release, where: str) -> str:
     """What brings a machine the release."""
     if where == HERE:
         return f"invoke reproduce {release.tag} --keep"
-    return f"invoke copy {release.tag} --to {where} --with-checkpoint"
+    return f"invoke export {release.tag} {where} --with-checkpoint"
 
 
 def model_there(machine: Machine, release: Release, checkpoint: Path | None) -> dict[str, dict[str, str]]:

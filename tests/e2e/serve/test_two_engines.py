@@ -144,9 +144,9 @@ def test_what_is_missing_stops_it_before_anything_starts(copy: Checkout, host: O
     pair = ("serve", first.tag, "--nodes", f"here,{host.url}", "--link", host.own)
     away = "ssh://root@127.0.0.1:9"
     refused(copy, NetworkError, f"{away.removeprefix('ssh://')}", "serve", first.tag, "--nodes", f"here,{away}")
-    refused(copy, EngineError, f"invoke copy {first.tag} --to {host.url} --with-checkpoint", *pair)
+    refused(copy, EngineError, f"invoke export {first.tag} {host.url} --with-checkpoint", *pair)
     assert nothing_runs(copy, host)
-    assert first.tag in copy.done("copy", first.tag, "--to", host.url, "--with-checkpoint")
+    assert first.tag in copy.done("export", first.tag, host.url, "--with-checkpoint")
     part = next(volume_of(host, first).glob("*.safetensors"))
     whole = part.read_bytes()
     part.write_bytes(whole[:100])
@@ -255,7 +255,7 @@ def refused_while_it_answers(copy: Checkout, host: OtherHost, records: Releases,
     copy.replace(f"recipes/{RECIPE}.yaml", seqs, f"{seqs} {more}")
     large = made_release(copy, records)
     copy.replace(f"recipes/{RECIPE}.yaml", f"{seqs} {more}", seqs)
-    copy.done("copy", large.tag, "--to", host.url, "--with-checkpoint")
+    copy.done("export", large.tag, host.url, "--with-checkpoint")
     assert f"{host.url}: {large.tag} needs 264." in refused(copy, HostError, "once it is stopped", "serve", large.tag)
     assert processes(copy, host) == before and answers(copy)
 
@@ -277,15 +277,15 @@ def test_switch_and_back(copy: Checkout, host: OtherHost, records: Releases, fir
     second = made_release(copy, records)
     # That it passed is written by hand: one smoke test is enough here.
     records.update(second.tag, lambda one: dataclasses.replace(one, state="passed", smoke={"passed": True}))
-    refused(copy, EngineError, f"invoke copy {second.tag} --to {host.url} --with-checkpoint", "promote", second.tag)
-    copy.done("copy", second.tag, "--to", host.url, "--with-checkpoint")
+    refused(copy, EngineError, f"invoke export {second.tag} {host.url} --with-checkpoint", "promote", second.tag)
+    copy.done("export", second.tag, host.url, "--with-checkpoint")
     copy.done("promote", second.tag)
     refused_while_it_answers(copy, host, records, second)
     copy.done("serve", "--recipe", RECIPE)  # on the same machines, which it knows
     assert served(copy)["release"] == second.tag and answers(copy) and len(ranks(host)) == 1
     host.engine.client.api.tag(first.tag, "aside/image", "1")
     host.engine.untag(first.tag)
-    refused(copy, EngineError, f"invoke copy {first.tag}", "rollback", "--recipe", RECIPE, "--serve")
+    refused(copy, EngineError, f"invoke export {first.tag}", "rollback", "--recipe", RECIPE, "--serve")
     assert records.current_tag(RECIPE) == second.tag and served(copy)["release"] == second.tag
     host.engine.tag("aside/image:1", first.tag)
     copy.done("rollback", "--recipe", RECIPE, "--serve")

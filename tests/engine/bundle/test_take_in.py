@@ -178,7 +178,7 @@ def test_records_alone_need_the_image(
     bundle = write(source, tmp_path / "records.tar", image=False)
     with pytest.raises(EngineError, match="holds no image") as caught:
         import_bundle(paths, empty, bundle, quiet)
-    assert "invoke copy" in caught.value.next_step and files_of(paths) == {}
+    assert "invoke export" in caught.value.next_step and files_of(paths) == {}
     copy(source.paths, source.engine, source.release, engine[1], quiet)
     assert import_bundle(paths, empty, bundle, quiet).sent is None
     assert Releases(paths).get(source.release.tag).image == source.release.image

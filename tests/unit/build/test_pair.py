@@ -13,8 +13,6 @@ from places import PROJECT, copied_to
 from sparkpin.build.pair import pair
 from sparkpin.core.errors import ManifestError
 from sparkpin.evidence.materials import model_inputs
-from sparkpin.history.operands import checkpoint_of
-from sparkpin.pins import manifests
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.releases.record import Release
 
@@ -69,14 +67,12 @@ def test_what_does_not_divide_is_refused(project: Path, more: dict[str, Any], wa
 
 @pytest.mark.parametrize("stage", ["v2-tq", "v3"])
 def test_only_a_stage_with_the_step_fetches_and_names_the_mtp_layer_in_fp8(stage: str) -> None:
-    """By its lock, by which `up` fetches, by statement and SBOM, and by `diff`; the lock of the model has them."""
+    """By its lock, by which `up` fetches, and by statement and SBOM; the lock of the model has them."""
     last = pair(PROJECT, "trained-tiny", stage=stage)[-1]
-    whole = manifests.load_model_lock(PROJECT, last.model)
     release = SimpleNamespace(model=last.model.name, drafter=None, stage=stage)
     named = {
         "pair": last.model_lock.repositories["fp8"].tensors,
         "evidence": model_inputs(PROJECT, cast(Release, release)).repositories[0].tensors,
-        "diff": [*checkpoint_of("", last.model, whole, last.chain).sources],
     }
     has = {what: any("mtp." in getattr(one, "name", one) for one in tensors) for what, tensors in named.items()}
     assert has == dict.fromkeys(named, stage == "v3")

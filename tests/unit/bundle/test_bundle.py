@@ -129,17 +129,11 @@ def test_whole_bundle_is_taken(sample: Sample, good: Path) -> None:
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as failed, open_bundle(tmp_path / "none.tar"):
-        pass
-    assert f"ls {tmp_path}" in failed.value.next_step and "import" not in failed.value.next_step
     os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "fifo", Path("/dev/null")):
-        with pytest.raises(InputError, match="no regular file"), open_bundle(path):
+    for path in (tmp_path / "none.tar", tmp_path / "fifo", Path("/dev/null"), tmp_path):
+        with pytest.raises(InputError) as failed, open_bundle(path):
             pass
-    (tmp_path / "a.tar").touch()
-    with pytest.raises(InputError, match="is a folder") as failed, open_bundle(tmp_path):
-        pass
-    assert "(in it: a.tar)" in failed.value.next_step
+        assert str(path) in failed.value.message
 
 
 # The archive, byte for byte
@@ -207,20 +201,20 @@ RAW: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "another tar": (lambda d: tar_of({"a": b"b"}), BEGINS),
     "a huge index": (lambda d: block(INDEX.encode(), b"0", size=form.JSON_LIMIT + 1) + d, BEGINS),
     "an index beyond all limits": (lambda d: block(INDEX.encode(), b"0", size=1 << 33), BEGINS),
-    "cut in the first header": (lambda d: d[:300], "cut short after 300 bytes"),
+    "cut in the first header": (lambda d: d[:300], BEGINS),
     "cut in the index": (lambda d: d[:600], "cut short after 88 of "),
     "cut before a member": (lambda d: d[: offset_of(d, RELEASE)], "cut short"),
     "cut in a header": (lambda d: d[: offset_of(d, RELEASE) + 100], "cut short"),
     "cut before content": (lambda d: d[: offset_of(d, RELEASE) + BLOCK], "cut short"),
     "cut before its end": (lambda d: d[:-1024], "cut short"),
     "its last byte gone": (lambda d: d[:-1], "cut short"),
-    "a damaged first header": (lambda d: d[:130] + bytes([d[130] ^ 1]) + d[131:], "the header of that is damaged"),
+    "a damaged first header": (lambda d: d[:130] + bytes([d[130] ^ 1]) + d[131:], BEGINS),
     **{name: (over(LOG, head), f"where '{LOG}' (6 bytes) has to be lies") for name, head in HEADERS.items()},
     "a huge size": (reindexed(lambda text: re.sub(rb'(?<="size": )\d+', b"%d" % HUGE, text, count=1)), "size"),
     "a name twice": (index_edited(lambda v: v["members"].append(v["members"][0])), "names a member twice"),
     "a hash that is none": (
         reindexed(lambda t: t.replace(b'"sha256": "', b'"sha256": "z', 1)),
-        f"{INDEX} is damaged, or something else wrote it: members.0.sha256: saw 'z",
+        "members.0.sha256",
     ),
     "a blank after the index": (reindexed(lambda t: t + b" "), INDEX),
     "a key twice": (reindexed(lambda t: t.replace(b'"schema": 1', b'"schema": 1, "schema": 1')), INDEX),
@@ -308,7 +302,7 @@ def test_compressed_or_foreign_layers(parts: Parts, tmp_path: Path, old: bytes, 
         *(({"argv": ["vllm", "serve", "/model", word]}, "command") for word in WORDS.values()),
         *(({"argv": ["vllm", *filter(None, pair)]}, "command") for pair in FLAGS.items()),
         *(({"env": {name: value}}, "env") for name, value in ENV.items()),
-        ({"inputs": {}}, "inputs"),
+        ({"inputs": {}}, "statement"),
     ],
 )
 def test_a_record_that_says_something_else(parts: Parts, tmp_path: Path, change: dict[str, Any], why: str) -> None:
@@ -728,7 +722,7 @@ def test_packages_that_the_lock_does_not_name(full: Parts, tmp_path: Path, sampl
         ({"key": ZERO}, "not of the release's checkpoint"),
         ({"model": "other"}, "not of the release's checkpoint"),
         ({"files": []}, CHECKPOINT),
-        ({"files": {"a": {"size": -1, "sha256": "x"}}}, "size: saw -1"),
+        ({"files": {"a": {"size": -1, "sha256": "x"}}}, "size"),
         (
             {"files": {"config.json": {"size": 1, "sha256": sha256(DONE)}}},
             "wanted 1 bytes, as its record says",

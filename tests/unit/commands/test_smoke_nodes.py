@@ -60,7 +60,7 @@ def test_the_machines_of_a_smoke_test(paths: Paths, monkeypatch: pytest.MonkeyPa
 
 def test_the_next_step_of_a_pair(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = (
-        f"invoke copy {PAIR.tag} --to ssh://user@host1 --with-checkpoint",
+        f"invoke export {PAIR.tag} ssh://user@host1 --with-checkpoint",
         f"invoke smoke {PAIR.tag} --nodes here,",
     )
     assert all(step in notes.how_to_carry(Releases(paths), PAIR) for step in steps)

@@ -168,3 +168,5 @@ def test_a_rollback_tells_the_flags_that_change() -> None:
         "  + --a 2",
         "  + --d",
     ]
+    short = [("vllm", "serve", "/model", "--port", "8000", "-tp", size) for size in ("2", "4")]
+    assert commands_releases.changed_flags(*short) == ["  - -tp 2", "  + -tp 4"]

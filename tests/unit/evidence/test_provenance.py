@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -18,7 +19,7 @@ from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage  
 
 from sparkpin.build.record import write_record
 from sparkpin.commands import evidence as commands_evidence
-from sparkpin.core.errors import HostError, IntegrityError
+from sparkpin.core.errors import HostError, InputError, IntegrityError
 from sparkpin.evidence.attest import REMOVED, attest, ensure_attested, is_attested
 from sparkpin.evidence.signing import SIGNING_KEY, Keys
 from sparkpin.fetch.store import Store
@@ -134,19 +135,19 @@ def test_signatures_of_statements_that_stay_and_of_others(
     sample: Sample, signing_key: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One stays as long as it is over the very statement. Any other goes, by a build, too, and by a key that fails:
-    else `verify` says that it is wrong, and `attest`, which it proposes, would leave it so."""
+    else `verify` says that it is wrong, and --sign, which it proposes, would leave it so."""
     signature, said = sample.folder / SIGNATURE, list[str]()
     with monkeypatch.context() as patch:
         patch.setenv(SIGNING_KEY, str(signing_key))
         ensure_attested(sample.paths, sample.release, fail)  # there is a statement, and now a key
         made = signature.read_bytes()
         assert made.startswith(b"-----BEGIN SSH SIGNATURE-----")
-        commands_evidence.attest(sample.release.tag)
+        commands_evidence.make_evidence(sample.release.tag)
         assert f"signed with {signing_key}: ED25519 key SHA256:" in capsys.readouterr().out
     again = attest(sample.paths, sample.release, Keys())
     assert signature.read_bytes() == made and not again.removed and again.signer.startswith("ED25519 key SHA256:")
     assert [path.name for path in again.files] == [SBOM, STATEMENT, SIGNATURE]
-    commands_evidence.attest(sample.release.tag)
+    commands_evidence.make_evidence(sample.release.tag)
     assert SIGNING_KEY in capsys.readouterr().out, "not signed now: no key in ..."
 
     signature.write_text("damaged")
@@ -171,6 +172,28 @@ def test_a_bad_key_does_not_stop_a_build(sample: Sample, monkeypatch: pytest.Mon
     monkeypatch.setenv(SIGNING_KEY, str(sample.paths.home / "none"))
     ensure_attested(sample.paths, sample.release, said.append)
     assert len(said) == 1 and said[0].startswith("warning: ") and SIGNING_KEY in said[0]
+
+
+def test_what_is_neither_a_release_nor_a_bundle(sample: Sample, tmp_path: Path) -> None:
+    """A folder, for one: another checkout's packages are no part of what `verify` checks."""
+    (tmp_path / "other/.venv").mkdir(parents=True)
+    with pytest.raises(InputError):
+        commands_evidence.verify(str(tmp_path / "other/.venv"), deep=False, require_signature=False)
+
+
+def test_signing_with_verify(sample: Sample, tmp_path: Path) -> None:
+    """--sign makes what is missing before it is checked; it means nothing for a bundle, and --builder nothing alone."""
+    (sample.folder / STATEMENT).unlink()
+    bundle = tmp_path / "x.tar"
+    bundle.touch()
+    for subject, options in ((str(bundle), {"sign": True}), (sample.release.tag, {"builder": "me"})):
+        with pytest.raises(InputError):
+            commands_evidence.verify(subject, deep=False, require_signature=False, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands_evidence, "engine_of", lambda paths: SimpleNamespace(image=lambda ref: None))
+        with pytest.raises(IntegrityError):  # no engine has its image
+            commands_evidence.verify(sample.release.tag, deep=False, require_signature=False, sign=True)
+    assert (sample.folder / STATEMENT).is_file()
 
 
 def test_lost_input_is_told(sample: Sample) -> None:

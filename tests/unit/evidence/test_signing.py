@@ -60,38 +60,15 @@ def test_allowed_no_longer_for_other_things_or_not_at_all(tmp_path: Path, key: P
     assert str(allowed) in failed.value.next_step
 
 
-def test_a_key_that_stands_in_several_lines(tmp_path: Path, key: Path) -> None:
-    """ssh-keygen names the principals of the first one alone, which here are allowed other things."""
-    public = key.with_suffix(".pub").read_text()
-    other = keygen(tmp_path / "other").with_suffix(".pub").read_text()
-    path = tmp_path / "allowed_signers"
-    path.write_text(
-        f"# who may what\n\nx@example {other}"
-        f'git@example namespaces="git" {public}'
-        f'old@example valid-before="20200101" {public}'
-        f'lead@example namespaces="sparkpin" {public}'
-    )
-    assert verify(DATA, sign(DATA, key), path).principal == "lead@example"
+def test_principals_with_a_pattern(tmp_path: Path, key: Path) -> None:
+    assert verify(DATA, sign(DATA, key), allow(tmp_path, key, principal="*@example")).principal == "*@example"
 
 
-def test_who_it_is_not(tmp_path: Path, key: Path) -> None:
-    allowed = allow(tmp_path, key, principal="!guest@example,*@example")
-    assert verify(DATA, sign(DATA, key), allowed).principal == "*@example"
-    with pytest.raises(IntegrityError, match="does not allow"):
-        verify(DATA, sign(DATA, key), allow(tmp_path, key, principal="!guest@example"))
-
-
-def test_lines_that_nobody_can_read_are_told(tmp_path: Path, key: Path) -> None:
+def test_a_list_that_cannot_be_read_allows_nobody(tmp_path: Path, key: Path) -> None:
     allowed = tmp_path / "allowed_signers"
     allowed.write_text("# who may what\ngarbage\n")
-    with pytest.raises(UntrustedError, match=r"no line of it can be read \(line 2: missing key\)") as failed:
+    with pytest.raises(UntrustedError):
         verify(DATA, sign(DATA, key), allowed)
-    assert "ALLOWED SIGNERS" in failed.value.next_step
-    other = keygen(tmp_path / "other").with_suffix(".pub").read_text()
-    allowed.write_text(f"x@example {other}lead@example ssh-ed25519 AAAA\n")
-    with pytest.raises(UntrustedError, match=r"has this key for today \(line 2: invalid key\)") as failed:
-        verify(DATA, sign(DATA, key), allowed)
-    assert "find out whose key that is" in failed.value.next_step
 
 
 def test_passphrase_is_not_asked_for(tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ from sparkpin.core.names import is_plain
 from sparkpin.core.tags import tag_of
 from sparkpin.evidence import imagecheck
 from sparkpin.evidence.attest import attest
-from sparkpin.evidence.signing import ALLOWED_SIGNERS, Keys
-from sparkpin.evidence.verify import DEEP, NAMES, Check, Claimed, check_evidence, conclusion, demanded, require, same
+from sparkpin.evidence.signing import Keys, UntrustedError
+from sparkpin.evidence.verify import DEEP, NAMES, Check, Claimed, check_evidence, conclusion, demanded, require
 from sparkpin.fetch.store import Store
 from sparkpin.pins import manifests
-from sparkpin.releases.record import SBOM, STATEMENT, Releases, release_key
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Releases, release_key
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +59,17 @@ def found(checks: list[Check], result: str) -> list[str]:
     return [check.what for check in checks if check.result == result]
 
 
-def test_signed_release_holds(signed: Sample, keys: Keys) -> None:
-    checks = check_evidence(signed.evidence(), keys)
-    assert found(checks, "ok") == list(NAMES), [check.line for check in checks]
-    require(checks, signed.release.tag)
+def test_a_signed_release_holds(signed: Sample, keys: Keys) -> None:
+    for evidence in (signed.evidence(), statement(bill(signed.evidence(), lambda v: None), lambda v: None)):
+        checks = check_evidence(evidence, keys)  # the second: as the trials below write what they change
+        assert found(checks, "ok") == list(NAMES), [check.line for check in checks]
+        require(checks, signed.release.tag)
     assert "lead@example" in checks[-1].line
 
 
 def test_what_is_not_there_is_said(sample: Sample) -> None:
-    checks = check_evidence(sample.evidence(read=None, config=None), Keys())
-    assert found(checks, "open") == ["image", "kept inputs", "locks", "signature"]
-    assert found(checks, "wrong") == []
-    assert "37 of the model were not looked at" in next(check.detail for check in checks if check.what == "inputs")
-    assert "not checked: image, kept inputs, locks, signature" in conclusion(checks)
+    checks = check_evidence(sample.evidence(config=None), Keys())
+    assert (found(checks, "open"), found(checks, "wrong")) == (["image", "signature"], [])
     checks = check_evidence(sample.evidence(files={}), Keys())
     assert found(checks, "open") == ["statement", "signature"]
 
@@ -99,34 +97,17 @@ def test_only_a_bundle_may_have_come_without_a_statement(
     if result == "wrong":
         with pytest.raises(IntegrityError) as failed:
             require(checks, "it", next_step="something else")
-        assert failed.value.next_step.startswith(f"invoke attest {sample.release.tag}")
+        assert failed.value.next_step.startswith(f"invoke verify {sample.release.tag} --sign")
         attest(sample.paths, sample.release, Keys())
         require(check_evidence(imagecheck.evidence_of(sample.paths, sample.release), Keys()), "it")
 
 
-def test_what_nobody_came_to_is_said(sample: Sample) -> None:
-    """After a wrong image nothing else is looked at; without a statement there is nothing to hold inputs against. What
-    holds is not named."""
+def test_the_conclusion_names_what_was_not_checked(sample: Sample) -> None:
     for broken in (sample.evidence(config=b"{}"), sample.evidence(files={STATEMENT: b"{}"}), sample.evidence()):
         checks = check_evidence(broken, Keys())
-        said = conclusion(checks)
-        missed = said.partition("not checked: ")[2].split(", ")
-        assert set(found(checks, "open")) | (set(NAMES) - {check.what for check in checks}) == set(NAMES) & set(missed)
-        assert set(missed) >= {f"{name} (--deep)" for name in DEEP}
-        assert all(name in said.partition(";")[2] for name in found(checks, "wrong"))
-    by_somebody = Check("signature", "open", "by a key", missed="whose signature it is")
-    assert "not checked: whose signature it is, image, " in conclusion([by_somebody])
-
-
-def test_values_that_differ_near_their_end_are_cut_where_they_differ() -> None:
-    seen = ["vllm", "serve", *(f"--flag-{number}" for number in range(60)), "--enable-x", *map(str, range(99))]
-    wanted = [*seen[:62], "--enable-y", *seen[63:]]
-    with pytest.raises(IntegrityError) as failed:
-        same("command", seen, wanted)
-    one, _, other = failed.value.message.partition(", wanted ")
-    assert "'--enable-x'" in one and "'--enable-y'" in other and len(failed.value.message) < 600
-    with pytest.raises(IntegrityError, match="saw short, wanted s"):
-        same("it", "short", "s")
+        missed = set(conclusion(checks).partition("not checked: ")[2].split(", "))
+        assert missed >= {*found(checks, "open"), *NAMES} - {check.what for check in checks if check.result != "open"}
+        assert missed >= {f"{name} (--deep)" for name in DEEP} and not missed & {*found(checks, "ok")}
 
 
 def test_a_line_is_one_line_whatever_stands_in_it(sample: Sample) -> None:
@@ -140,67 +121,45 @@ def test_a_line_is_one_line_whatever_stands_in_it(sample: Sample) -> None:
     assert failed.value.message.isprintable()
 
 
-def test_valid_signature_of_whomever(signed: Sample, keys: Keys) -> None:
-    check = check_evidence(signed.evidence(), Keys())[-1]
-    assert (check.result, demanded(check).result) == ("open", "wrong") and "nobody says" in check.detail
-    assert ALLOWED_SIGNERS in check.detail and ALLOWED_SIGNERS in demanded(check).next_step
-
-
-def test_demanded_signature(sample: Sample) -> None:
-    checks = [demanded(check) for check in check_evidence(sample.evidence(), Keys())]
-    with pytest.raises(IntegrityError, match="not signed; the signature of an allowed signer is required") as failed:
-        require(checks, sample.release.tag)
-    assert failed.value.exit_code == 5 and "holds, but lacks a trusted signature" in failed.value.message
-
-
-def test_a_signer_who_is_not_trusted_is_no_damage(signed: Sample, keys: Keys) -> None:
-    assert keys.allowed
-    keys.allowed.write_text("garbage\n")
-    with pytest.raises(IntegrityError, match="holds, but lacks a trusted signature") as failed:
-        require(check_evidence(signed.evidence(), keys), signed.release.tag, next_step="invoke reproduce --keep")
-    assert "no line of it can be read (line 1: missing key)" in failed.value.message
-    assert str(keys.allowed) in failed.value.next_step and "invoke" not in failed.value.next_step
-    both = [Check("image", "wrong", "other", ""), *check_evidence(signed.evidence(), keys)]
-    with pytest.raises(IntegrityError, match="is not what its evidence says") as failed:
-        require(both, signed.release.tag, next_step="invoke reproduce --keep")
-    assert failed.value.next_step.startswith("invoke reproduce --keep; ")
-
-
-def test_a_step_that_another_names_is_said_once() -> None:
-    checks = [Check("a", "wrong", "x", ""), Check("b", "wrong", "y", "invoke attest t makes it again")]
-    with pytest.raises(IntegrityError) as failed:
-        require(checks, "it", next_step="invoke attest t")
-    assert failed.value.next_step == "invoke attest t makes it again"
-
-
 @pytest.mark.parametrize(
-    ("what", "wrong"),
+    ("case", "result", "error"),
     [
-        ("other statement", "not over this statement"),
-        ("unknown signer", "does not allow"),
-        ("no statement", "no statement"),
+        ("trusted", "ok", None),
+        ("nobody is configured", "open", UntrustedError),
+        ("unsigned", "open", UntrustedError),
+        ("a stranger", "wrong", UntrustedError),
+        ("a list that cannot be read", "wrong", UntrustedError),
+        ("of another statement", "wrong", IntegrityError),
+        ("no statement", "wrong", IntegrityError),
     ],
 )
-def test_bad_signature_is_wrong(signed: Sample, keys: Keys, what: str, wrong: str) -> None:
+def test_signatures(signed: Sample, keys: Keys, case: str, result: str, error: type[IntegrityError] | None) -> None:
+    """result: of the check; error: where a signature is required. What lacks trust alone is no damage."""
+    assert keys.allowed
     evidence = signed.evidence()
     files = dict(evidence.files)
-    if what == "other statement":
+    if case in ("a stranger", "a list that cannot be read"):
+        keys.allowed.write_text("" if case == "a stranger" else "garbage\n")
+    elif case == "of another statement":
         files[STATEMENT] += b"\n"
-    elif what == "no statement":
-        del files[STATEMENT]
-    else:
-        assert keys.allowed
-        keys.allowed.write_text("")
-    check = check_evidence(dataclasses.replace(evidence, files=files), keys)[-1]
-    assert (check.what, check.result) == ("signature", "wrong") and wrong in check.detail
+    elif case in ("no statement", "unsigned"):
+        del files[STATEMENT if case == "no statement" else SIGNATURE]
+    evidence = dataclasses.replace(evidence, files=files)
+    checks = check_evidence(evidence, Keys() if case == "nobody is configured" else keys)
+    assert (checks[-1].what, checks[-1].result) == ("signature", result)
+    if error is None:
+        require([demanded(check) for check in checks], "it")
+        return
+    with pytest.raises(IntegrityError) as failed:
+        require([demanded(check) for check in checks], "it")
+    assert type(failed.value) is error and failed.value.exit_code == 5 and failed.value.next_step
 
 
 def test_without_ssh_keygen_a_signature_is_not_looked_at(
     signed: Sample, tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    check = check_evidence(signed.evidence(), keys)[-1]
-    assert check.result == "open" and "ssh-keygen" in check.detail
+    assert check_evidence(signed.evidence(), keys)[-1].result == "open"
     with pytest.raises(HostError):
         attest(signed.paths, signed.release, keys)
 
@@ -232,17 +191,22 @@ def context(evidence: Claimed, number: int, start: str, **changes: Any) -> Claim
     return record(evidence, number, context=rows)
 
 
+def written(value: object, *, sort_keys: bool = False) -> bytes:
+    """In the form that sparkpin writes, so that nothing but the change makes other bytes."""
+    return (json.dumps(value, indent=1, sort_keys=sort_keys, ensure_ascii=False) + "\n").encode()
+
+
 def statement(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
     value = json.loads(evidence.files[STATEMENT])
     change(value)
-    return dataclasses.replace(evidence, files={**evidence.files, STATEMENT: json.dumps(value).encode()})
+    return dataclasses.replace(evidence, files={**evidence.files, STATEMENT: written(value, sort_keys=True)})
 
 
 def bill(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
     """An SBOM with other content, which the statement names."""
     value = json.loads(evidence.files[SBOM])
     change(value)
-    data = json.dumps(value).encode()
+    data = written(value)
     row = {"sha256": hashlib.sha256(data).hexdigest()}
     evidence = dataclasses.replace(evidence, files={**evidence.files, SBOM: data})
     return statement(evidence, lambda v: v["predicate"]["runDetails"]["byproducts"][0].update(digest=row))
@@ -258,7 +222,6 @@ def dependency(value: dict[str, Any], start: str) -> dict[str, Any]:
 
 
 def model_lock(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
-    assert evidence.read
     value = json.loads(evidence.read(evidence.release.inputs[MODEL]) or b"")
     change(value["repositories"])
     return kept(evidence, MODEL, json.dumps(value).encode())
@@ -272,10 +235,14 @@ def package(evidence: Claimed, **changes: Any) -> Claimed:
     return record(evidence, 0, rootfs=spec.model_copy(update={"debs": debs}))
 
 
+def without(evidence: Claimed, start: str) -> Claimed:
+    inputs = {path: sha256 for path, sha256 in evidence.release.inputs.items() if not path.startswith(start)}
+    return release(evidence, inputs=inputs)
+
+
 def kept(evidence: Claimed, path: str, data: bytes | None) -> Claimed:
     """The release's record names other bytes for a project file, which are kept, too (or nothing is kept at all)."""
     read, wanted = evidence.read, evidence.release.inputs[path]
-    assert read
     if data is None:
         return dataclasses.replace(evidence, read=lambda sha256: None if sha256 == wanted else read(sha256))
     sha256 = hashlib.sha256(data).hexdigest()
@@ -293,19 +260,21 @@ STATEMENTS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "in another spelling": ("statement", lambda v: v.update(predicate_type=v.pop("predicateType"))),
     "an empty field": ("statement", lambda v: v["subject"][0].update(uri="")),
     "hash of another kind": ("statement", lambda v: v["subject"][0].update(digest={"md5": "0"})),
+    "a key more, of the value `nothing`": ("statement", lambda v: v.update(evil="nothing")),
     "infinite size": ("statement", lambda v: dependency(v, "model ")["annotations"].update(size=float("inf"))),
-    "input less": ("inputs", lambda v: inputs(v).pop(0)),
-    "input more": ("inputs", lambda v: inputs(v).append({"name": "deb evil 1", "digest": {"sha256": ZERO}})),
-    "inputs in another order": ("inputs", lambda v: inputs(v).reverse()),
-    "other hash": ("inputs", lambda v: inputs(v)[0].update(digest={"sha256": ZERO})),
-    "other package URL": ("inputs", lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1")),
-    "a model with a package URL": ("inputs", lambda v: dependency(v, "model ").update(uri="pkg:huggingface/x/y@1")),
+    "input less": ("statement", lambda v: inputs(v).pop(0)),
+    "input more": ("statement", lambda v: inputs(v).append({"name": "deb evil 1", "digest": {"sha256": ZERO}})),
+    "inputs in another order": ("statement", lambda v: inputs(v).reverse()),
+    "other hash": ("statement", lambda v: inputs(v)[0].update(digest={"sha256": ZERO})),
+    "other package URL": ("statement", lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1")),
+    "a model with a package URL": ("statement", lambda v: dependency(v, "model ").update(uri="pkg:huggingface/x/y@1")),
 }
 BILLS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a reference that is no text": lambda v: v["components"][0].update({"bom-ref": 5}),
     "another version": lambda v: v["components"][0].update(version="9"),
     "a component twice": lambda v: v["components"].append(v["components"][0]),
     "a field more": lambda v: v.update(vulnerabilities=[]),
+    "a field more, of the value `nothing`": lambda v: v["components"][0].update(author="nothing"),
     "components in another order": lambda v: v["components"].reverse(),
     "a list for a mapping": lambda v: v.update(metadata=[]),
 }
@@ -335,8 +304,9 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     "kept input of other bytes": ("kept inputs", lambda e: dataclasses.replace(e, read=lambda sha256: b"other")),
     "wheel that no lock names": ("locks", lambda e: context(e, 0, "wheel torch", sha256=ZERO)),
     "lock of another time": ("locks", lambda e: kept(e, LOCK, b"{}")),
-    "other mod": ("statement", lambda e: dataclasses.replace(context(e, 1, "mod ", sha256=ZERO), read=None)),
-    "other project file": ("inputs", lambda e: kept(e, "recipes/scripted-tiny.yaml", b"other")),
+    "other mod": ("kept inputs", lambda e: context(e, 1, "mod ", sha256=ZERO)),
+    "no pins of a model": ("statement", lambda e: without(e, "pins/models/")),
+    "other project file": ("statement", lambda e: kept(e, "recipes/scripted-tiny.yaml", b"other")),
     **{
         f"stage {data[:9]!r}": ("statement", functools.partial(kept, path=STAGE, data=data))
         for data in (b"other", b"? {a: b}\n: c\n", b"\xff", b"[" * 100_000)
@@ -374,31 +344,9 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
 def test_tampering_is_found(sample: Sample, case: str) -> None:
     name, tamper = TAMPERED[case]
     checks = check_evidence(tamper(sample.evidence()), Keys())
-    wrong = found(checks, "wrong")
-    assert wrong and wrong[0] == name, [check.line for check in checks]
+    assert name in found(checks, "wrong"), [check.line for check in checks]
     with pytest.raises(IntegrityError):
         require(checks, "it")
-
-
-@pytest.mark.parametrize("case", [*STATEMENTS, *(f"SBOM with {name}" for name in BILLS)])
-def test_tampering_is_found_without_the_locks(sample: Sample, case: str) -> None:
-    """Only the hashes of the model's files have to be taken from the statement then."""
-    name, tamper = TAMPERED[case]
-    checks = check_evidence(tamper(sample.evidence(read=None)), Keys())
-    assert name in found(checks, "wrong"), [check.line for check in checks]
-
-
-@pytest.mark.parametrize("change", [{"where": ""}, {"where": 5}, {"size": "x"}, {"size": -1}, {"where": "a@b"}, None])
-def test_model_files_of_another_form(sample: Sample, change: dict[str, Any] | None) -> None:
-    """None: there are none of them."""
-
-    def apply(value: dict[str, Any]) -> None:
-        if change is None:
-            inputs(value)[:] = [row for row in inputs(value) if not row["name"].startswith("model ")]
-        else:
-            dependency(value, "model ")["annotations"].update(change)
-
-    assert found(check_evidence(statement(sample.evidence(read=None), apply), Keys()), "wrong")
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"null", b"[" * 100_000, b'{"predicate": 1}', b'{"a":' * 900])
@@ -519,7 +467,7 @@ def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_ch
 @pytest.mark.parametrize(
     ("wrong", "command"),
     [
-        (["SBOM", "signature"], "invoke attest"),
+        (["SBOM", "signature"], "--sign"),
         (["engine"], "invoke reproduce"),
         (["signature", "engine"], "invoke reproduce"),
         (["release key"], "invoke import"),
@@ -528,4 +476,4 @@ def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_ch
 )
 def test_the_next_step_is_none_that_goes_by_what_is_wrong(sample: Sample, wrong: list[str], command: str) -> None:
     step = step_of(wrong, sample.paths, sample.release)
-    assert [one for one in ("invoke attest", "invoke reproduce", "invoke import") if one in step] == [command]
+    assert [one for one in ("--sign", "invoke reproduce", "invoke import") if one in step] == [command]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import select
 import shutil
 from pathlib import Path
@@ -22,8 +21,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.history.bisect import trial as trying
 from sparkpin.history.bisect.changes import ReleaseChange
 from sparkpin.history.bisect.mixed_project import Mixture
-from sparkpin.history.bisect.plan import BisectPlan, identity, make_plan, numbers
-from sparkpin.history.bisect.state import State
+from sparkpin.history.bisect.plan import BisectPlan, identity, make_plan
+from sparkpin.history.bisect.state import State, Trial
 from sparkpin.releases.record import Release
 
 RECIPE = "recipes/scripted-tiny.yaml"
@@ -59,11 +58,9 @@ def paths(home: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     return Paths.from_env()
 
 
-def search(home: Ends, check: str = LENGTH, *, swapped: bool = False, dry_run: bool = False) -> None:
+def search(home: Ends, check: str = LENGTH, *, swapped: bool = False) -> None:
     good, bad = (home[2], home[1]) if swapped else (home[1], home[2])
-    bisect.bisect(
-        good=good.tag, bad=bad.tag, check=check, serve=False, unstarted_is_bad=False, limit=60, dry_run=dry_run
-    )
+    bisect.bisect(good=good.tag, bad=bad.tag, check=check, serve=False, unstarted_is_bad=False, limit=60)
 
 
 def state_of(paths: Paths) -> State:
@@ -79,37 +76,13 @@ def test_the_setting_that_turns_the_check(home: Ends, paths: Paths, capsys: pyte
     assert "  2 ~ flag --max-num-seqs: 4 -> 2\n" in text
     assert "  3 ~ variable OMP_NUM_THREADS: 1 -> 2\n" in text
     found = text[text.index("turns the check") :]
-    assert f"  ~ flag --max-model-len: 2048 -> 1024  ({RECIPE})" in found
+    assert "  ~ flag --max-model-len: 2048 -> 1024\n" in found
     assert "max-num-seqs" not in found and "OMP" not in found
     assert "the bad release without it: good (exit code 0)" in found
     assert "too short" in text  # the table says what was seen
     trials = state_of(paths).trials
     assert [trial.verdict for trial in trials[:2]] == ["good", "bad"]
     assert len({tuple(trial.chosen) for trial in trials}) == len(trials) <= 6
-
-
-def test_a_dry_run_says_what_the_search_then_does(
-    home: Ends, paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    marks = tmp_path / "marks"
-    check = f": >{marks}; {LENGTH}"
-    search(home, check, dry_run=True)
-    text = capsys.readouterr().out
-    assert not marks.exists() and not list(paths.home.glob("bisect/*"))
-    rows = re.findall(r"^(\d) +(none|all|[\d ]+?) +not tried yet +sparkpin/\S+$", text, re.M)
-    said = re.search(r"alone is to blame: (\d) to (\d) trials, .* at most 0 images", text)
-    assert rows[:2] == [("1", "none"), ("2", "all")] and said
-    search(home, check)
-    trials = state_of(paths).trials
-    assert int(said[1]) <= len(trials) <= int(said[2])
-    plan = make_plan(paths, home[1].tag, home[2].tag)
-    guilty = next(change for change in plan.changes if change.name == "--max-model-len")
-    foreseen = [sorted(change.id for change in chosen) for chosen in bisect.course(plan.changes, guilty)]
-    assert [trial.chosen for trial in trials] == foreseen
-    made = [numbers(plan.changes, [c for c in plan.changes if c.id in trial.chosen]) for trial in trials[: len(rows)]]
-    assert made == [numbered for _, numbered in rows]
-    search(home, check, dry_run=True)
-    assert re.search(r"^1 +none +good +sparkpin/", capsys.readouterr().out, re.M)
 
 
 def test_a_killed_search_goes_on(home: Ends, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,39 +110,31 @@ def test_a_killed_search_goes_on(home: Ends, paths: Paths, tmp_path: Path, monke
     assert len(marks.read_text().splitlines()) == len(trials)
 
 
-def test_what_is_another_search(home: Ends, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its verdicts may depend on; not what it writes."""
-    plan = make_plan(paths, home[1].tag, home[2].tag)
-    (tmp_path / "my check.sh").write_text("true")
-    (tmp_path / "written").write_text("")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    checks = ("'./my check.sh'; true", "~/my\\ check.sh", "cat 'my check.sh'>written", f"echo '{'x' * 300}'", "echo '")
-
-    def name(check: str, *, limit: float = 60, serve: bool = False, unstarted_is_bad: bool = False) -> str:
-        return identity(plan, check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit)
-
-    first = [name(check) for check in checks]
-    (tmp_path / "written").write_text("x")
-    assert [name(check) for check in checks] == first
-    others = {name("true"), name("true", limit=61), name("true", serve=True), name("true", unstarted_is_bad=True)}
-    (tmp_path / "my check.sh").write_text("false")
-    assert [name(check) == old for check, old in zip(checks, first, strict=True)] == [False] * 3 + [True] * 2
-    monkeypatch.chdir(tmp_path.parent)
-    assert len({*others, name("true")}) == 5
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [("{", "wanted JSON"), ("[]", "an object"), ("{}", "good: .*required"), ('"trials": [{}]', r"trials\.0")],
-)
-def test_a_state_that_is_none(home: Ends, paths: Paths, text: str, wanted: str) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_state_that_is_none(home: Ends, paths: Paths, text: str) -> None:
     search(home)
     [path] = paths.home.glob("bisect/*/state.json")
-    path.write_text(path.read_text().replace('"trials": [', '"trials": [{},') if "trials" in text else text)
-    with pytest.raises(ManifestError, match=wanted) as caught:
+    path.write_text(text)
+    with pytest.raises(ManifestError) as caught:
         search(home)
-    assert caught.value.next_step == f"rm {path}: the search begins anew"
+    assert f"rm {path}" in caught.value.next_step
+
+
+def test_another_check_is_another_search(home: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that it names counts by content."""
+    plan, script = (
+        make_plan(Paths(PROJECT, home[0] / "cache", home[0] / "home"), home[1].tag, home[2].tag),
+        tmp_path / "s",
+    )
+    script.write_text("true")
+
+    def name(check: str, *, limit: float = 60) -> str:
+        return identity(plan, check, serve=False, unstarted_is_bad=False, limit=limit)
+
+    found = [name(f"sh {script}"), name("true"), name("true", limit=61)]
+    assert name(f"sh {script}") == found[0]
+    script.write_text("false")
+    assert len({*found, name(f"sh {script}")}) == 4
 
 
 def test_flags_in_another_order(home: Ends) -> None:
@@ -201,20 +166,20 @@ def test_what_says_nothing_of_a_release_ends_the_search(
 
 
 def test_an_end_that_does_not_start(home: Ends, paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said in the place of a server: tests/engine/history/test_bisect_engine.py has real ones."""
-    monkeypatch.setattr(
-        trying.Bench, "attempt", lambda *_: ("unresolved", "does not start: it exited with 1", "001.log")
-    )
-    with pytest.raises(InputError, match="is unresolved") as caught:
-        search(home)
-    assert caught.value.next_step.startswith("if that is what you look for: --unstarted-is-bad")
+    """In the place of a server: tests/engine/history/test_bisect_engine.py has real ones. Words decide nothing."""
+    for started in (False, True):
+        trial = Trial(chosen=[], verdict="unresolved", how="it does not start", started=started, seconds=0)
+        monkeypatch.setattr(trying.Bench, "attempt", lambda *_, trial=trial: trial)
+        with pytest.raises(InputError) as caught:
+            search(home, LENGTH if started else f"{LENGTH} ")
+        assert ("--unstarted-is-bad" in caught.value.next_step) == (not started)
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         *(({missing: ""}, f"^--{missing} is missing") for missing in ("good", "bad", "check")),
-        ({"limit": 0}, "saw 0, wanted 1 or more"),
+        ({"limit": 0}, "^--limit"),
     ],
 )
 def test_options_that_cannot_be(given: dict[str, Any], said: str) -> None:
@@ -233,12 +198,12 @@ def test_one_search_of_a_kind_at_a_time(home: Ends, paths: Paths) -> None:
 @pytest.mark.parametrize(
     ("check", "swapped", "said"),
     [
-        ("true", False, r"--bad \S+ is good \(exit code 0\)"),
-        ("echo never; false", False, r"--good \S+ is bad \(exit code 1: never\)"),
-        (LENGTH, True, r"--good \S+ is bad \(exit code 1: too short\)"),
-        ("exit 125", False, r"--good \S+ is unresolved \(the check says so \(125\)\)"),
-        ("no-such-program", False, r"did not run: exit code 127 \(.*no-such-program.*not found\)"),
-        ("kill -9 $$", False, r"did not run: signal 9 ended it"),
+        ("true", False, r"--bad \S+ is good"),
+        ("echo never; false", False, r"--good \S+ is bad"),
+        (LENGTH, True, r"--good \S+ is bad"),
+        ("exit 125", False, r"--good \S+ is unresolved"),
+        ("no-such-program", False, "127"),
+        ("kill -9 $$", False, "signal 9"),
     ],
 )
 def test_ends_that_are_not_what_they_are_said_to_be(
@@ -297,15 +262,13 @@ def remade(tmp_path_factory: pytest.TempPathFactory) -> Remade:
     return paths, make_plan(paths, good.tag, bad.tag)
 
 
-def test_images_are_taken_apart(remade: Remade, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_are_taken_apart(remade: Remade) -> None:
     """A remark in a stage decides no image, so it is no change. Only the ends are images that are there."""
     _, plan = remade
     ids = ["mod hybrid-int4-fp8", "wheel networkx", "file dockerfiles/mods.Dockerfile.j2"]
     assert ([change.id for change in plan.changes], plan.notes) == (ids, ())
     ends = [plan.image_of(chosen) for chosen in ((), plan.changes, plan.changes[:1])]
     assert ends == [plan.good, plan.bad, None]
-    bisect.show_plan(plan, None, serve=True)
-    assert "and a start of a server, at most 5 images to be built" in capsys.readouterr().out
 
 
 def test_each_combination_is_an_image_of_its_own(remade: Remade) -> None:

@@ -1,4 +1,4 @@
-"""Pruning: what stays and why, what goes, and the bytes that this frees; in a real engine of the tests' own."""
+"""Pruning: what stays and why, and what goes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_fi
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.bundle import take_in
 from sparkpin.commands import evidence as commands_evidence
-from sparkpin.commands import prune as commands_prune
 from sparkpin.commands import up as commands_up
 from sparkpin.core import disk as diskspace
 from sparkpin.core import prune_lock
@@ -34,10 +33,8 @@ from sparkpin.core.files import atomic_file, lock, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.history.bisect import state as bisect
 from sparkpin.history.prune import image_tags
-from sparkpin.history.prune import plan as pruning
 from sparkpin.history.prune.garbage import GarbageSearch, project_needs
 from sparkpin.history.prune.image_tags import STALE_AFTER
-from sparkpin.history.prune.plan import Pruned
 from sparkpin.history.prune.verdicts import verdicts
 from sparkpin.host import disk_usage as layer_sizes
 from sparkpin.host.engine import Engine
@@ -160,23 +157,6 @@ def write(path: Path, content: int | bytes) -> Path:
     with atomic_file(path) as out:
         out.write(os.urandom(content) if isinstance(content, int) else content)
     return path
-
-
-def test_a_file_counts_where_its_last_link_goes(tmp_path: Path) -> None:
-    first, second, stays = (tmp_path / name for name in ("first", "second", "stays"))
-    for folder in (first, second, stays):
-        folder.mkdir()
-    folder_size = first.lstat().st_blocks * 512
-    write(first / "own", 8192)
-    os.link(write(first / "both", 16384), second / "both")
-    os.link(write(stays / "store", 1 << 20), second / "linked")
-    (second / "symlink").symlink_to("../stays")
-    groups = {"a": [first, first / "own", tmp_path / "absent"], "b": [second]}
-    assert diskspace.freed_bytes(groups) == {"a": 8192 + folder_size, "b": 16384 + folder_size}
-    assert diskspace.freed_bytes({"a": [first]}) == {"a": 8192 + folder_size}
-    for path in (first, second, tmp_path / "absent"):
-        diskspace.remove_path(path)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["stays", "store"]
 
 
 def test_what_cannot_be_removed_is_one_clear_error(small_disk: Path, tmp_path: Path) -> None:
@@ -348,14 +328,6 @@ def test_searches_of_bisect_go_with_a_release_of_theirs(paths: Paths) -> None:
         assert kind not in going(home.search([2, 3], [1]))
 
 
-def test_every_kind_of_file_that_goes_has_a_reason_to_be_shown(paths: Paths) -> None:
-    kinds = set(Home.make(paths).search([1], []).files())
-    assert kinds | {pruning.IMAGES, pruning.VOLUMES, pruning.STORE, pruning.RECORDS, pruning.BUILD_CACHE} == set(
-        commands_prune.WHY
-    )
-    assert set(commands_prune.WHY) > commands_prune.NAMED
-
-
 def test_the_record_of_an_image_that_the_engine_still_has_stays_with_what_it_refers_to(paths: Paths) -> None:
     home = Home.make(paths)
     search = home.search([1], [], later=LATER)
@@ -440,13 +412,7 @@ def test_the_store_keeps_what_the_lock_of_a_release_names(paths: Paths, project:
     assert dataclasses.replace(search, staying=[with_lock, search.staying[1]]).store() == ()
 
 
-def test_what_is_not_known_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    commands_prune.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 2, None, None), dry_run=True, store=True)
-    said = capsys.readouterr().out
-    assert "the store stays" in said and "layers of 2 images whose sizes the engine does not tell" in said
-
-
-@pytest.mark.parametrize("run", ["build", "rebuild", "import", "attest"])
+@pytest.mark.parametrize("run", ["build", "rebuild", "import", "sign"])
 def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, run: str
 ) -> None:
@@ -475,7 +441,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
         "build": lambda: commands_up.carry_out(commands_up.BuildPlan(paths, (), ())),
         "rebuild": lambda: jobs.make_again(paths, made),
         "import": lambda: take_in.import_bundle(paths, Engine(None), Path("x"), quiet),  # type: ignore[arg-type]
-        "attest": lambda: commands_evidence.attest(made.tag),
+        "sign": lambda: commands_evidence.make_evidence(made.tag),
     }
     with pytest.raises(Reached):
         tasks[run]()

@@ -11,11 +11,8 @@ from sparkpin.image.listing import Contents, PathEntry, above, image_contents
 from sparkpin.image.listing_diff import (
     ContentsDifference,
     FieldChange,
-    Tally,
     compare_contents,
-    empty_folders,
     images_apart,
-    tallies,
 )
 
 FILE = PathEntry("opt/a.py", "file", 0o644, 0, 0, 5, sha256="a" * 64, owner="wheel:a")
@@ -114,18 +111,3 @@ def test_of_equal_images_no_listing_is_read() -> None:
         raise AssertionError(diff_id)
 
     assert images_apart(["1", "2"], ["1", "2"], read) == ({}, {})
-
-
-def test_tallies_go_by_package_and_leave_out_folders() -> None:
-    old = {entry.path: entry for entry in (FOLDER, FILE, LINK)}
-    new = {entry.path: entry for entry in (replace(FOLDER, mode=0o700), replace(FILE, sha256="b" * 64, size=9))}
-    new["opt/new"] = folder = replace(FOLDER, path="opt/new")
-    new["opt/new/b"] = replace(FILE, path="opt/new/b", owner="deb:b")
-    found = compare_contents(tuple(old.values()), tuple(new.values()))
-    assert tallies((old, new), found) == (
-        Tally("deb:b", added=1, added_bytes=5),
-        Tally("wheel:a", changed=1, changed_from=5, changed_to=9),
-        Tally("", removed=1, metadata=1),
-    )
-    assert empty_folders([folder]) == {"opt/new"}
-    assert empty_folders(found.added) == {"opt/new/b"}

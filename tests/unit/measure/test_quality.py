@@ -30,7 +30,6 @@ from sparkpin.commands import up as commands_up
 from sparkpin.core import progress
 from sparkpin.core.errors import DiskError, HostError, InputError, ManifestError, QualityError
 from sparkpin.core.paths import Paths
-from sparkpin.history.report.gather import way_to
 from sparkpin.history.report.measured import quality_of
 from sparkpin.host import machine
 from sparkpin.host.fingerprint import read_fingerprint
@@ -379,8 +378,6 @@ def test_a_damaged_note_of_what_was_accepted_is_an_error(paths: Paths, text: str
         quality_gate.check(paths, ours, accepted=accepted)
     assert str(path) in caught.value.message and caught.value.next_step.startswith(f"restore {path} from a backup")
     assert quality_gate.is_refused(paths, ours)
-    way = way_to(paths, ours)
-    assert way and way.does == "says why it is refused, and what to do"
     assert quality_of(paths, ours).text == "record damaged"
     assert path.read_text() == text
 
@@ -539,7 +536,9 @@ def limit(paths: Paths, value: float, others: str = "") -> None:
     stage.write_text("\n".join([*lines, f"quality: {{kl: {value}{others}}}"]) + "\n")
 
 
-def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(paths: Paths) -> None:
+def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, parent = release(2), release(1, stage="mtp")
     assert quality_gate.check(paths, ours, accepted="")[0].startswith("no quality record: nobody has measured")
     assert quality_gate.check(paths, release(4, stage="base"), accepted="") == ()
@@ -555,7 +554,10 @@ def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(paths: Paths
     quality_gate.note_accepted(paths, ours, "still")
     first, second = quality_record.accepted_of(paths, ours)
     assert (first.reason, second.reason) == ("we need the memory", "still")
-    assert first.lost == ("kl: MORE, 0.02 [0.01, 0.03], allowed at most 0.005",)
+    assert [(one.name, one.limit, one.seen.value) for one in first.lost] == [("kl", 0.005, 0.02)]
+    with monkeypatch.context() as reworded:  # what was accepted are figures, whatever the words for them are
+        reworded.setattr(quality_allowance, "TOLD", dict.fromkeys(quality_allowance.TOLD, "another word"))
+        assert quality_gate.refusal(paths, ours) is None
     assert quality_gate.check(paths, ours, accepted="")[1] == "accepted before: still"
     evidence = quality_of(paths, ours)
     assert evidence.text == f"lost more than allowed: kl; accepted: still ({parent.name})"

@@ -223,7 +223,7 @@ def test_the_summary_says_where_to_go_on(records: Releases, capsys: pytest.Captu
     commands_notes.finish(records, (kept(records, EMULATED),))
     said = capsys.readouterr().out
     assert "passed" not in said
-    carry = f"invoke export {release(1).tag} -o"
+    carry = f"invoke export {release(1).tag} "
     assert f"invoke reproduce {release(1).tag} --keep" in said and carry in said
     with pytest.raises(SmokeError) as caught:
         commands_notes.finish(records, (kept(records, FAILED),))

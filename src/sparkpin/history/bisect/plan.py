@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from sparkpin.build.consistent import require_consistent
@@ -97,22 +95,10 @@ def make_plan(paths: Paths, good_name: str, bad_name: str) -> BisectPlan:
 
 def identity(plan: BisectPlan, check: str, *, serve: bool, unstarted_is_bad: bool, limit: float) -> str:
     """Names a search: the same one goes on where it was broken off. Files that the check names count by content."""
-    named = {word: os.path.expanduser(word) for word in words_of(check)}
-    scripts = {word: sha256_file(Path(path))[0] for word, path in named.items() if os.path.isfile(path)}
+    scripts = [sha256_file(Path(word))[0] for word in check.split() if Path(word).is_file()]
     changes = [change.id for change in plan.changes]
     value = [plan.good.key, plan.bad.key, changes, check, scripts, os.getcwd(), serve, unstarted_is_bad, limit]
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def words_of(check: str) -> list[str]:
-    """As a shell takes them apart, without what `>` writes to. As they stand where a shell could not."""
-    lexer = shlex.shlex(check, posix=True, punctuation_chars=True)
-    lexer.whitespace_split, lexer.commenters = True, ""
-    try:
-        words = ["", *lexer]
-    except ValueError:
-        return check.split()
-    return [word for before, word in pairwise(words) if ">" not in before]
 
 
 def numbers(changes: Sequence[ReleaseChange], chosen: Collection[ReleaseChange]) -> str:

@@ -23,6 +23,7 @@ class Trial(StrictModel):
     chosen: list[str]  # ids of the changes
     verdict: Verdict
     how: str  # what was seen, in a few words
+    started: bool = True  # False where its server did not become ready
     seconds: float  # that it took
     log: str = ""  # file beside
 
@@ -43,7 +44,7 @@ def read(path: Path) -> State | None:
     except FileNotFoundError:
         return None
     except ManifestError as error:
-        error.next_step = f"rm {path}: the search begins anew"
+        error.next_step = f"rm {path}: the search begins again"
         raise
 
 

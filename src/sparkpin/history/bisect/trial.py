@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.history.bisect.changes import ReleaseChange
 from sparkpin.history.bisect.plan import BisectPlan
 from sparkpin.history.bisect.search import Verdict
+from sparkpin.history.bisect.state import Trial
 from sparkpin.host.engine import engine_of
 from sparkpin.pins.vllm_command import served_name
 from sparkpin.releases.container import ready_timeout, require_readable
@@ -51,22 +53,27 @@ class Bench:
     folder: Path  # of the logs
     say: Say
 
-    def attempt(self, chosen: Sequence[ReleaseChange], number: int) -> tuple[Verdict, str, str]:
-        """Verdict, how that was seen, and the log's name."""
-        log = self.folder / f"{number:03}.log"
+    def attempt(self, chosen: Sequence[ReleaseChange], number: int) -> Trial:
+        began = time.monotonic()
+        verdict, how, started = self.outcome(chosen, log := self.folder / f"{number:03}.log")
+        seconds, ids = round(time.monotonic() - began, 1), sorted(change.id for change in chosen)
+        return Trial(chosen=ids, verdict=verdict, how=how, started=started, seconds=seconds, log=log.name)
+
+    def outcome(self, chosen: Sequence[ReleaseChange], log: Path) -> tuple[Verdict, str, bool]:
+        """Verdict, how that was seen, and whether a server became ready, or none was to."""
         log.unlink(missing_ok=True)  # of a run that was killed within this trial
         try:
             release, ref = self.made(chosen)
         except UNFIT as error:
             log.write_text(f"{error}\n")
-            return "unresolved", f"cannot be made: {error.message.splitlines()[0]}", log.name
+            return "unresolved", f"cannot be made: {error.message.splitlines()[0]}", True
         try:
             verdict, how = self.judged(release, ref, chosen, log)
         except StartFault as fault:
             log.write_text(f"{fault}\n")
             word: Verdict = "bad" if self.unstarted_is_bad else "unresolved"
-            return word, f"does not start: {str(fault).splitlines()[0]}", log.name
-        return verdict, how, log.name
+            return word, f"does not start: {str(fault).splitlines()[0]}", False
+        return verdict, how, True
 
     def judged(self, release: Release, ref: str, chosen: Sequence[ReleaseChange], log: Path) -> tuple[Verdict, str]:
         with self.started(release, chosen, log) as endpoint:

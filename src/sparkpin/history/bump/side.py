@@ -7,14 +7,13 @@ import dataclasses
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from sparkpin.build.pair import Pairing
 from sparkpin.core import files
-from sparkpin.core.errors import HostError, InputError
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.lock_model import lock_model
@@ -25,10 +24,8 @@ from sparkpin.history.bump.record import FOLDER
 from sparkpin.history.comparison import VersionedPart, parts_apart
 from sparkpin.pins.manifests import load_stack
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelPin, Recipe, Stack
-from sparkpin.releases.record import Release
 
 FOLDERS = ("pins", "stages", "recipes", "dockerfiles", "mods")
-SLACK = 60  # seconds by which clocks may differ
 
 
 @contextlib.contextmanager
@@ -58,13 +55,16 @@ def pinned_to(side: Paths, stack: Stack, to: str) -> Stack:
     """
     file, name = side.project / f"pins/stacks/{stack.name}.yaml", to.partition("==")[0].strip()
     row = next((row for row in stack.python.requirements if to and row.partition("==")[0] == name), "")
-    text = file.read_text(encoding="utf-8")
-    if to and (not row or not re.fullmatch(r"[\w.-]+==[\w.+!]+", to, re.ASCII) or text.count(row) != 1):
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    places = [at for at, line in enumerate(lines) if row and row in line.partition("#")[0]]
+    if to and (len(places) != 1 or not re.fullmatch(r"[\w.-]+==[\w.+!]+", to, re.ASCII)):
         wanted = " or ".join(f"{row.partition('==')[0]}==VERSION" for row in stack.python.requirements)
         raise InputError(
-            f"--to: saw {to!r}, wanted what pins/stacks/{stack.name}.yaml pins", next_step=f"--to {wanted}"
+            f"--to: got {to!r}, expected what pins/stacks/{stack.name}.yaml pins", next_step=f"--to {wanted}"
         )
-    file.write_text(text.replace(row, to) if to else text, encoding="utf-8")
+    for at in places:
+        lines[at] = lines[at].replace(row, to, 1)
+    file.write_text("".join(lines), encoding="utf-8")
     return load_stack(side.project, stack.name)
 
 
@@ -117,16 +117,3 @@ def contents(paths: Paths, locks: list[str], new: Pairing) -> dict[str, str]:
     """SHA-256 of what a person may edit meanwhile: the locks that are there, and the files of the new release."""
     names = {name for name in (*locks, *new.inputs) if (paths.project / name).is_file()}
     return {name: files.sha256_file(paths.project / name)[0] for name in sorted(names)}
-
-
-def require_clock(paths: Paths, locks: list[str], current: Release) -> None:
-    """HostError where the clock is behind a lock or the current release: no holding time could be told."""
-    known = {file: path.stat().st_mtime for file in locks if (path := paths.project / file).is_file()}
-    known[current.tag] = datetime.fromisoformat(current.created).timestamp()
-    name, newest = max(known.items(), key=lambda one: one[1])
-    if time.time() < newest - SLACK:
-        seen, wanted = (datetime.fromtimestamp(one, UTC).isoformat(timespec="seconds") for one in (time.time(), newest))
-        raise HostError(
-            f"the clock of this machine says {seen}, and {name} is from {wanted}",
-            next_step="sudo timedatectl set-ntp true, then the same command",
-        )

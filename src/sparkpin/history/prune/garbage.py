@@ -32,7 +32,7 @@ from sparkpin.releases.record import Release, Releases
 
 STORED = "[0-9a-f][0-9a-f]/[!.]*"  # of a store by SHA-256
 WORK = ("context-*", "saved-*", "seal-*", "publish-*", "pull-*")
-"""What a build works in, whose next run looks for its own key only, layers for registries."""
+"""What a build works in, whose next run looks for its own key only, and layers for registries."""
 
 
 @dataclass

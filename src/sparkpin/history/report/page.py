@@ -1,10 +1,11 @@
-"""The page: one HTML file that loads nothing, not even from itself, and runs no script but its own for copying."""
+"""A report as one HTML file that loads nothing, not even from itself, and as a table for a forum post. Pure."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
+from collections.abc import Iterator
 from functools import partial
 from importlib import resources
 
@@ -12,13 +13,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from sparkpin.core import terminal
-from sparkpin.core.tags import OURS
-from sparkpin.core.terminal import gib
-from sparkpin.history.report.drawing import draw, draw_limit, draw_shares
-from sparkpin.history.report.facts import Item, Report
+from sparkpin.history.report.drawing import draw_limit, draw_shares, draw_speeds
+from sparkpin.history.report.facts import RecipePart, Report
+from sparkpin.serve.memory.plan import gib
 
 TITLE = "<title>sparkpin: releases"
 """How a page is known as one."""
+COLUMNS = ("release", "state", "built", "smoke", "quality", "speed")
 
 
 def html(report: Report) -> str:
@@ -30,14 +31,13 @@ def html(report: Report) -> str:
     )
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
-        "anchor": anchor,
         "bytes": terminal.size,
-        "draw": lambda chart: Markup(draw(chart)),
         "draw_limit": lambda bar: Markup(draw_limit(bar)),
         "draw_shares": lambda memory: Markup(draw_shares(memory)),
+        "draw_speeds": lambda bars: Markup(draw_speeds(bars)),
         "end": partial(re.sub, "^.*:", ""),
         "gib": gib,
-        "moment": moment,
+        "moment": lambda text: text[:16].replace("T", " "),
         "short": lambda machine: machine.partition("; ")[0],
     }
     template = environment.from_string(resource("page.html.j2"))
@@ -53,11 +53,29 @@ def resource(name: str) -> str:
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
-def anchor(item: Item) -> str:
-    """An id for links within the page."""
-    return re.sub(r"[^a-z0-9.-]+", "-", item.tag.removeprefix(OURS))
+def markdown(report: Report) -> str:
+    """A table for each recipe, without faults: what is damaged here is nothing for others."""
+    made = "\n".join(line for part in report.recipes for line in table(part))
+    return made or ("No release that can be read." if report.faults else "No release yet: `invoke up`.")
 
 
-def moment(text: str) -> str:
-    """`2026-11-22 05:31` of ISO 8601."""
-    return text[:16].replace("T", " ")
+def table(part: RecipePart) -> Iterator[str]:
+    yield f"**{plain(part.name)}**{f': {plain(part.description)}' if part.description else ''}"
+    yield ""
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield f"|{'---|' * len(COLUMNS)}"
+    for item in part.items:
+        release, evidence = item.release, [plain(one.text) for one in item.evidence]
+        yield f"| {' | '.join((f'`{release.name}`', release.state_text, release.created[:10], *evidence))} |"
+    yield ""
+    for where in dict.fromkeys(item.speed.where for item in part.items if item.speed.where):  # no speed without it
+        names = ", ".join(f"`{item.release.name}`" for item in part.items if item.speed.where == where)
+        yield f"Speed of {names}: {plain(where)}."
+        yield ""
+    yield f"{plain(part.memory.headline)}."
+    yield ""
+
+
+def plain(text: str) -> str:
+    """Words that Markdown shows as they are, on one line."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|~&@-])", r"\\\1", terminal.printable(" ".join(text.split())))

@@ -1,0 +1,40 @@
+"""What a container is given of a checkpoint: its size, its time to start, and files that it can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sparkpin.core.errors import CheckpointError
+from sparkpin.releases import container as running
+
+SIZE = 3 << 20
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """With a drafter, whose files lie in a folder of their own."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "drafter").mkdir(mode=0o755)
+    for name in ("model.safetensors", "drafter/model.safetensors"):
+        (tmp_path / name).write_bytes(b"x" * SIZE)
+        (tmp_path / name).chmod(0o644)
+    return tmp_path
+
+
+def test_a_drafter_counts(checkpoint: Path) -> None:
+    engine = cast(Any, SimpleNamespace(client=SimpleNamespace(info=lambda: {"MemTotal": 1 << 40})))
+    assert running.memory_limit(engine, checkpoint) == 2 * 2 * SIZE + 8 * running.GIB
+    assert running.ready_timeout(checkpoint) == 600 + 2 * SIZE / 50e6
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "drafter/model.safetensors", "drafter"])
+def test_what_the_container_cannot_read(checkpoint: Path, name: str) -> None:
+    running.require_readable(checkpoint)
+    (checkpoint / name).chmod(0o600)
+    with pytest.raises(CheckpointError) as caught:
+        running.require_readable(checkpoint)
+    assert str(checkpoint / name) in caught.value.message
