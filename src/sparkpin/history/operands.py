@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparkpin.build.context_files import HIDDEN
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, layer_file, read_record, record_file, records_of
 from sparkpin.build.rootfs import RootfsSpec
@@ -128,8 +127,6 @@ def parts_of(rootfs: RootfsSpec | None, rows: Iterable[tuple[str, str, str]]) ->
     if rootfs:
         found["debs"] = {deb.name: VersionedPart(deb.version, deb.sha256) for deb in rootfs.debs}
     for path, what, sha256 in rows:
-        if what.endswith(HIDDEN):
-            continue
         kind, _, rest = what.partition(" ")
         name, _, version = rest.rpartition(" ")
         if kind in ("wheel", "mod", "source"):

@@ -195,7 +195,7 @@ def entry_text(entry: PathEntry) -> str:
     words = {"dir": "folder", "symlink": "link to", "hardlink": "another name of", "char": "device", "block": "device"}
     kind = words.get(entry.kind, entry.kind)
     parts = [f"{kind} {entry.link}" if entry.link else kind]
-    parts += [terminal.small_size(entry.size)] if entry.kind == "file" else []
+    parts += [terminal.size(entry.size)] if entry.kind == "file" else []
     parts += [f"mode {entry.mode:04o}"] if entry.kind != "symlink" else []
     parts += [f"owner {entry.uid}:{entry.gid}", *([f"capability {entry.capability}"] if entry.capability else [])]
     return ", ".join(parts)

@@ -14,7 +14,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sparkpin.build.context_files import HIDDEN
 from sparkpin.build.record import BuildInput, BuildRecord, layer_file, records_of
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -191,7 +190,7 @@ def asked_for(paths: Paths, release: Release, package: TracedPackage) -> list[st
 def distribution_in(rows: Iterable[BuildInput], name: str, lock: str) -> TracedPackage | None:
     """What a build read that a distribution came from: its wheel, its mod, or the archive that it was compiled from."""
     for file in rows:
-        what, _, rest = file.what.removesuffix(f" {HIDDEN}").partition(" ")
+        what, _, rest = file.what.partition(" ")
         called, _, version = rest.rpartition(" ")
         compiled = what == "source" and canonicalize_name(called) == name and file.path.startswith("source/archives/")
         own = canonicalize_name(Path(file.path).name.partition("-")[0])

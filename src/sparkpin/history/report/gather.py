@@ -11,11 +11,11 @@ from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
 from sparkpin.core import terminal
 from sparkpin.core.errors import ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import gib
 from sparkpin.evidence import builders
 from sparkpin.evidence.signing import Keys
-from sparkpin.fetch import model as hub
 from sparkpin.fetch.model_files import TEXTS, repository_folder
-from sparkpin.fetch.store import Store
+from sparkpin.fetch.store import Store, missing
 from sparkpin.history.bump.record import Bump, bumps_of
 from sparkpin.history.report.facts import (
     NOT_MEASURED,
@@ -36,7 +36,7 @@ from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases, now, read_json
 from sparkpin.releases.rollback import landing
-from sparkpin.serve.memory.plan import MemoryPlan, gib
+from sparkpin.serve.memory.plan import MemoryPlan
 from sparkpin.serve.memory.text import log_line
 from sparkpin.serve.memory_limit import plan_of
 
@@ -160,16 +160,17 @@ def absent_files(paths: Paths, release: Release) -> int:
         steps = checkpoint_steps(manifests.load_chain(project, release.stage), model)
     absent = 0
     for entry in (lock.repositories[name] for name in used_repositories(model, steps)):
-        texts = [file for file in entry.files if file.file in TEXTS]
-        absent += len(hub.missing_files(repository_folder(paths, entry), texts, terminal.say))
-        absent += len(hub.lacking(Store(paths.store), entry.headers, terminal.say))
+        folder, store = repository_folder(paths, entry), Store(paths.store)
+        rows = [(file, folder / file.file) for file in entry.files if file.file in TEXTS]
+        rows += [(header, store.path(header.sha256)) for header in entry.headers]
+        absent += len(missing(rows, terminal.say, remove=False))
     return absent
 
 
 def memory_row(plan: MemoryPlan) -> ReportMemory:
     machine = plan.machine
     fits = "fits" if plan.fits else "does not fit"
-    users = [f"{count:,}, {length:,} tokens each" for length, count in plan.chosen.users.items()]
+    users = [f"{count:,}, {length:,} tokens each" for length, count in plan.chosen.requests.items()]
     return ReportMemory(
         f"{fits}: needs {gib(plan.needed)} of {gib(machine.free)} free on {machine.source}",
         "good" if plan.fits else "bad",

@@ -13,9 +13,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from sparkpin.core import terminal
+from sparkpin.core.terminal import gib
 from sparkpin.history.report.drawing import draw_limit, draw_shares, draw_speeds
 from sparkpin.history.report.facts import RecipePart, Report
-from sparkpin.serve.memory.plan import gib
 
 TITLE = "<title>sparkpin: releases"
 """How a page is known as one."""
