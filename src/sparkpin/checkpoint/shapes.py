@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Listing
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
 from sparkpin.core.errors import WHOLE, ManifestError
-from sparkpin.core.names import is_plain
 from sparkpin.pins.schema import ModelPin
 
 FOLDER = "pins/shapes"
+REPOSITORY = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 NUMBER = re.compile(r"\{(\w+)\}")
 LAYER = re.compile(r"(?<!mtp)\.layers\.(\d+)\.")
 
@@ -84,9 +84,9 @@ class Shapes(BaseModel):
 
 
 def load_shapes(project: Path, repo: str) -> Shapes | None:
-    """None for a repository of which nothing is known."""
+    """None for a repository of which nothing is known. repo: of anybody's recipe, so it may be no repository's name."""
     path = project / FOLDER / f"{repo}.json"
-    if not is_plain(f"{repo}.json") or not path.is_file():  # a stranger's recipe may name any text
+    if not REPOSITORY.fullmatch(repo) or not path.is_file():
         return None
     try:
         return Shapes.model_validate_json(path.read_bytes())

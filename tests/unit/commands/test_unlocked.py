@@ -12,7 +12,7 @@ from places import PROJECT
 
 from sparkpin.build.model_needs import ModelNeeds
 from sparkpin.build.pair import pair
-from sparkpin.checkpoint.shapes import Shapes
+from sparkpin.checkpoint.shapes import Shapes, load_shapes
 from sparkpin.commands import up
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -83,6 +83,11 @@ def test_every_file_of_shapes_says_how_well_it_is_known(path: Path) -> None:
     assert shapes.source and shapes.date and shapes.guessed
     names = [name for name, *_ in shapes.all_tensors()]
     assert len(names) == len(set(names)) > 0
+
+
+@pytest.mark.parametrize("repo", ["a/b", "../models/a", "a" * 5000, "a/" + "b" * 300, "/etc/passwd", "a/../b"])
+def test_a_name_that_no_file_has_is_not_known(repo: str) -> None:
+    assert load_shapes(PROJECT, repo) is None
 
 
 def test_a_broken_file_of_shapes_is_an_error_of_that_file(copy: CheckoutHere) -> None:
