@@ -764,7 +764,7 @@ def test(
     all: Annotated[bool, "every test, the slow ones too"] = False,
     select: Annotated[str, "pytest's -k expression"] = "",
 ) -> None:
-    """Run all tests but the slow ones: unit tests, the main job and a real server."""
+    """Run the tests; the slow ones only with --all."""
     if code := commands.developer.test(project_folder(), fast=fast, whole=all, select=select):
         raise Exit(code=code)
 
