@@ -622,7 +622,7 @@ def test(
     all: Annotated[bool, "every test, the slow ones too"] = False,
     select: Annotated[str, "pytest's -k expression"] = "",
 ) -> None:
-    """Run the tests, without the slow ones."""
+    """Run the tests; the slow ones only with --all."""
     if code := commands.developer.test(project_folder(), fast=fast, whole=all, select=select):
         raise Exit(code=code)
 

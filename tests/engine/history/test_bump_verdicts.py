@@ -34,6 +34,8 @@ from sparkpin.host import machine
 from sparkpin.measure.bench.record import Comparison
 from sparkpin.pins.schema import UNRESOLVED
 
+pytestmark = pytest.mark.slow  # test_bump_engine.py is in each run
+
 
 def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:
     site.offer("alpha", "1.1")
