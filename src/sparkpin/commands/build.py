@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
 
 from sparkpin.build import cross_build
 from sparkpin.build import reproduce as reproducing
-from sparkpin.build.lost_files import how_to_get
 from sparkpin.build.make import make_again
 from sparkpin.commands.choose import choose_known, newest_of_stage, pairings_of, require_trust
 from sparkpin.core import files, terminal
@@ -42,7 +40,7 @@ def fetch(*, recipe: str | None, stack: str | None) -> None:
     if (machine := this_platform()) in last.stack.build_on:
         wanted += filter(None, [cross_build.stand_in_debs(paths, last.stack, machine)])
     for one, lock in wanted:
-        report = fetching.fetch_stack(paths, one, lock, say, partial(how_to_get, paths))
+        report = fetching.fetch_stack(paths, one, lock, say)
         what = "stack" if one is last.stack else "root file system to build it in, stack"
         show(
             f"{what} {one.name}: {report.files} files, {terminal.size(report.bytes_total)} verified, "
