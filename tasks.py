@@ -658,7 +658,7 @@ def test(
     all: Annotated[bool, "every test, the slow ones too"] = False,
     select: Annotated[str, "pytest's -k expression"] = "",
 ) -> None:
-    """Run all but the slow tests: unit tests, the main job, a real server."""
+    """Run all but slow tests: unit tests, the main job, a real server."""
     if code := commands.developer.test(project_folder(), fast=fast, whole=all, select=select):
         raise Exit(code=code)
 

@@ -138,11 +138,6 @@ def test_a_stack_without_a_gpu_asks_nothing_of_a_spark_s() -> None:
     assert "CUDA" not in str(states)
 
 
-def test_off_a_spark_it_says_what_does_not_apply() -> None:
-    for cuda in (None, "13.0"):
-        states = found(cuda=cuda, host=NO_SPARK, gpus=(), module="")
-        assert {states[name].state for name in rules.OF_A_SPARK} == {"n/a"}
-        assert states["memory plan"].state == ("ok" if cuda is None else "n/a")
 
 
 def test_with_an_engine_elsewhere_this_machine_is_not_judged_as_a_server() -> None:

@@ -73,12 +73,6 @@ def test_what_is_wrong_is_found_and_no_secret_repeated(
     assert seen in out and TOKEN not in out and "secret@" not in out
 
 
-def test_names_that_only_sound_like_secrets() -> None:
-    text = "ENV VLLM_MAX_TOKENS=4 TOKENIZERS_PARALLELISM=false HF_TOKEN_PATH=/nowhere KEY=1\n"
-    assert list(lint.variables("x", text)) == []
-    assert len(list(lint.variables("x", "ENV HF_TOKEN=a OPENAI_API_KEY=b\nARG PIP_PASSWORD\n"))) == 3
-
-
 def test_a_stack_without_a_lock_is_said(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "pins/stacks/cpu.lock").unlink()
     for other in [*(copy / "recipes").glob("*.yaml"), *(copy / "pins/stacks").glob("*.yaml")]:

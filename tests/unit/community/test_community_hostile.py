@@ -61,39 +61,6 @@ def test_values_that_bring_themselves_back(tmp_path: Path, defaults: dict[str, A
     assert not errors(tmp_path, command="vllm serve {model} --seed {a}", defaults={"a": "{b}", "b": "1"})
 
 
-BASH = [
-    "p $SET\\\n${E:-a}", "p ${E:-}${E-b}", "p ${E:-a b} \"${E:-a b}\"",
-    "p {{a}} {a{b}c} {} }{ {a", "p \"$X\" $X", "p a#b~c",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("script", BASH)
-def test_a_variable_in_the_value_of_another_is_text(script: str, tmp_path: Path) -> None:
-    env = {"NAME": "${NAME}", "SET": "v w", "E": "", "X": "${OTHER:-$NAME} {a,b}"}
-    text = f"p() {{ printf '%s\\0' p \"$@\"; }}\n{script}\n"
-    done = subprocess.run(["bash", "--norc"], input=text, env=env, cwd=tmp_path, capture_output=True, text=True)
-    (made,) = commands(script + "\n", env, "f")
-    assert made.words == tuple(done.stdout.split("\0")[:-1])
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "p ${A:-$NAME}",
-        "p ${A:-${NAME}}",
-        "p $NA\\\nME",
-        "p ${A:-'b'}",
-        'p ${A:-"b"}',
-        "p ${A:-$(b)}",
-        "p ${A:-$UNKNOWN}",
-        "p ${A:-" * 30 + "}" * 30,
-    ],
-)
-def test_what_only_a_shell_could_tell_of_a_default(script: str) -> None:
-    with pytest.raises(ManifestError):
-        list(commands(script + "\n", {}, "f"))
-
-
 @pytest.mark.parametrize("name", ["UID", "PWD", "RANDOM", "BASH_VERSION", "HOME", "PATH"])
 def test_a_default_of_a_variable_that_is_set_anyway(name: str) -> None:
     script = f"echo ${{{name}:-default}}"
@@ -101,15 +68,6 @@ def test_a_default_of_a_variable_that_is_set_anyway(name: str) -> None:
     assert done.stdout.strip() != "default"
     with pytest.raises(ManifestError):
         list(commands(script + "\n", {}, "f"))
-
-
-@pytest.mark.parametrize("script", ["echo $RANDOM", "echo ${PPID}"])
-def test_what_bash_sets_whatever_the_environment_says(script: str) -> None:
-    env = {"PPID": "x", "RANDOM": "x"}
-    done = subprocess.run(["bash", "--norc", "-c", script], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() != "x"
-    with pytest.raises(ManifestError):
-        list(commands(script + "\n", env, "f"))
 
 
 def test_what_is_unset_is_unset(tmp_path: Path) -> None:
@@ -260,13 +218,6 @@ def test_a_recipe_for_several_machines_that_does_not_say_so(tmp_path: Path, said
     (line,) = (line for line in found(tmp_path, value) if "tensor_parallel 4" in line)
     assert line.startswith(wanted)
     assert not [line for line in found(tmp_path, value | {"cluster_only": True}) if "tensor_parallel" in line]
-
-
-def test_an_import_for_one_machine_says_what_becomes_of_the_division(
-    paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tasks.recipe_import(paths, written(tmp_path, V1), lock=False)
-    assert "  tensor_parallel 2 -> 1: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

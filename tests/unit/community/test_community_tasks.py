@@ -278,19 +278,6 @@ def test_what_was_exported_is_the_same_release_when_it_is_imported(
     assert made.nodes == was.nodes
 
 
-@pytest.mark.parametrize("form", ["v1", "v2"])
-def test_their_runners_add_what_differs_from_machine_to_machine(
-    paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path, form: str
-) -> None:
-    tasks.recipe_export(paths, "scripted-pair", form=form)
-    value = yaml.safe_load(capsys.readouterr().out)
-    said = {key: value.get(key) for key in ("cluster_only", "solo_only", "min_nodes", "max_nodes", "runtime")}
-    wanted = (True, None, None, None, None) if form == "v1" else (None, None, 2, 2, "vllm-distributed")
-    assert tuple(said.values()) == wanted
-    assert value["defaults"]["tensor_parallel"] == 2 and "{tensor_parallel}" in value["command"]
-    assert not any(flag in value["command"] for flag in ("--nnodes", "--distributed-executor-backend"))
-
-
 def test_a_cluster_of_the_community_is_taken_over(paths: Paths, tmp_path: Path) -> None:
     command = "vllm serve {m} -tp {tensor_parallel} --distributed-executor-backend ray --port 1"
     value = V1 | {"cluster_only": True, "command": command, "defaults": {"m": "acme/sample-int4", "tensor_parallel": 4}}
@@ -487,12 +474,6 @@ def test_exports_that_cannot_be(paths: Paths) -> None:
 )
 def test_containers(container: str, wanted: tuple[str | None, str | None]) -> None:
     assert mapping.stack_of(container)[:2] == wanted
-
-
-def test_build_arguments() -> None:
-    given = ["--tf5", "-j 8", "--exp-mxfp4", "--apply-vllm-pr", "123", "--gpu-arch", "12.1a", "-f", "Dockerfile.x"]
-    told = [line.partition(":")[0] for line in mapping.build_args(given)]
-    assert told == ["build_args --exp-mxfp4", "build_args --apply-vllm-pr 123", "build_args -f Dockerfile.x"]
 
 
 def test_a_mod_is_a_template_or_needless_or_refused(project: Path, tmp_path: Path) -> None:

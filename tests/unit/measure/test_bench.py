@@ -18,7 +18,6 @@ import pytest
 from sparkpin.commands import bench
 from sparkpin.core.errors import InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
-from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.measure.bench import driver, load, measure, plan, ratios, record, target
 from sparkpin.measure.bench import text as words
@@ -209,13 +208,6 @@ def test_a_cell_without_an_answer_is_an_error_with_its_reason(paths: Paths) -> N
         require_answers(made_releases.release(1), measure.measured(QA, nothing, "", ""), measure.failures_of(nothing))
 
 
-def test_lines_come_whole_however_the_engine_cuts_them() -> None:
-    text = b'{"vllm": "0.33.0"}\nvLLM says something\n{"begin": 0}\n'
-    for size in (1, 7, len(text)):
-        chunks = [text[start : start + size] for start in range(0, len(text), size)]
-        assert list(load.values(chunks)) == [{"vllm": "0.33.0"}, {"begin": 0}]
-
-
 class CutShort:
     """In the place of a container whose end cuts its log short: one time in ten with a busy Docker 20.10, never when
     wanted."""
@@ -345,12 +337,6 @@ def test_a_run_is_printed_with_its_machine_and_with_what_makes_it_doubtful(capsy
     assert all(fact in text for fact in ("80% (90% 70%)", "1 FAILED", "29.9 s", "weights 17.0", "100 of 256", "7 more"))
 
 
-def test_a_plan_shows_each_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    words.show_plan([made_releases.release(1)], BenchPlan((QA, SWEEP), 2048), turns=4)
-    text = capsys.readouterr().out
-    assert all(fact in text for fact in (QA.name, SWEEP.name, "256", "2 cells, 4 times"))
-
-
 def test_a_comparison_says_how_it_was_made(capsys: pytest.CaptureFixture[str], paths: Paths) -> None:
     found = ratios.ratios_of([[row(rate=40)], [row(rate=41)]], [[row(rate=44)], [row(rate=46)]])
     one = Comparison(
@@ -365,11 +351,6 @@ def test_a_comparison_says_how_it_was_made(capsys: pytest.CaptureFixture[str], p
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(record.to_json(one)))
     assert record.comparisons(paths, release) == (one,) and record.history(paths, release) == ()
-
-
-def test_a_recipe_that_is_none_is_told_before_its_releases(paths: Paths) -> None:
-    with pytest.raises(InputError):
-        bench.chosen(paths, cast(Engine, None), "nope", None)
 
 
 def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
