@@ -70,11 +70,9 @@ def test_a_spark_that_has_all() -> None:
     [
         ({}, "", ""),
         ({"kernel": "7.0.0-1019-nvidia"}, "kernel-7", "7.0.0-1019-nvidia"),
-        ({"kernel": "6.17.0-1032-nvidia"}, "", ""),
         ({"gpus": parse_gpus(row().replace("580.159.04", "590.48.01"))}, "driver-590", "590.48.01"),
         ({"gpus": (), "module": "590.48.01"}, "driver-590", "590.48.01"),
         ({"host": dataclasses.replace(SPARK.host, memory_total=60 * GIB)}, "small-spark", "memory 64"),
-        ({"host": NO_SPARK, "kernel": "7.0.0-1019-nvidia"}, "", ""),
         ({"docker": Docker("29.2.1", elsewhere="b"), "kernel": "7.0.0-1019-nvidia"}, "", ""),
     ],
 )
@@ -93,16 +91,12 @@ def test_machines_that_are_known_to_break(changes: dict[str, object], name: str,
         ("GPU", {"gpus": parse_gpus(H200)}, "advice"),
         ("GPU in containers", {"toolkit": "", "hook": False}, "MISSING"),
         ("GPU in containers", {"hook": False, "cdi": (), "docker": Docker("29.2.1", runtimes=("runc",))}, "MISSING"),
-        ("GPU in containers", {"hook": False, "docker": Docker("28.3.0", runtimes=("runc",))}, "ok"),
         ("GPU in containers", {"hook": False, "docker": Docker("20.10.24", runtimes=("runc",))}, "MISSING"),
         ("CDI", {"cdi": ()}, "advice"),
         ("page cache", {"memory": {"MemFree": 40 * GIB, "Cached": 66 * GIB, "Shmem": GIB}}, "advice"),
         ("swap", {"memory": {**SPARK.memory, "SwapTotal": 16 * GIB, "SwapFree": 15 * GIB}}, "advice"),
         ("Docker version", {"docker": Docker("19.03.15")}, "MISSING"),
-        ("Docker version", {"docker": Docker()}, "advice"),
-        ("port 8000", {"holder": "the container sparkpin-qwen-01234567"}, "ok"),
         ("port 8000", {"holder": "the container ollama"}, "advice"),
-        ("memory plan", {"plan": dataclasses.replace(NEEDS, needed=115 * GIB)}, "advice"),
         ("memory plan", {"plan": dataclasses.replace(NEEDS, needed=130 * GIB)}, "advice"),
         ("memory plan", {"plan": NeededMemory("recipe qwen", None, "no headers yet", "invoke plan")}, "advice"),
         ("memory plan", {"host": NO_SPARK}, "n/a"),
@@ -119,8 +113,6 @@ def test_each_finding_has_the_command_that_fixes_it(name: str, changes: dict[str
     [
         ("580.65.06", "13.0", "ok"),
         ("580.65.05", "13.0", "MISSING"),
-        ("580.142", "13.0", "ok"),
-        ("575.57.08", "13.0", "MISSING"),
         ("575.57.08", "12.9", "ok"),
         ("575.57.08", "13.1", "MISSING"),
         ("1.0", None, "n/a"),  # a stack without a GPU asks nothing of it
@@ -136,8 +128,6 @@ def test_a_stack_without_a_gpu_asks_nothing_of_a_spark_s() -> None:
     assert {name for name, one in states.items() if one.state == "n/a"} == {*rules.OF_A_SPARK}
     assert states[rules.PLAN].state == "ok"
     assert "CUDA" not in str(states)
-
-
 
 
 def test_with_an_engine_elsewhere_this_machine_is_not_judged_as_a_server() -> None:
