@@ -152,16 +152,16 @@ def test_values_are_taken_as_they_are_written(
     monkeypatch.setattr(bench, "run_compare", lambda before, after, **_: seen.append((before, after)))
     monkeypatch.setattr(bundle, "export", lambda tag, output, **_: seen.append((tag, output)))
     monkeypatch.setattr(history, "diff", lambda before, after, **_: seen.append((before, after)))
-    for line in ("export a -oFILE --no-image", "export -o=FILE a", "export a --output FILE", "diff build images"):
-        assert typed(line, capsys)[0] == 0
-    assert seen == [("a", "FILE")] * 3 + [("build", "images")], "tasks' names where a TAG must be"
-    monkeypatch.setattr(recipe, "recipe_check", lambda paths, what, **_: seen.append(what) or True)
-    for line in ("recipe check a b", "recipe check a --json b"):
-        assert typed(line, capsys)[0] == 0
-    assert [seen.pop(), seen.pop()] == [["a", "b"]] * 2
-    for line in ("bench --compare a b", "bench b --compare=a --rounds 2"):
-        assert typed(line, capsys)[0] == 0
-    assert seen[4:] == [("a", "b")] * 2
+    monkeypatch.setattr(recipe, "recipe_check", lambda paths, what, **_: seen.append(tuple(what)) or True)
+    for line, wanted in (
+        ("export a -oFILE --no-image", ("a", "FILE")),
+        ("export -o=FILE a", ("a", "FILE")),
+        ("diff build images", ("build", "images")),  # tasks' names where a TAG must be
+        ("recipe check a --json b", ("a", "b")),
+        ("bench --compare a b", ("a", "b")),
+        ("bench b --compare=a --rounds 2", ("a", "b")),
+    ):
+        assert typed(line, capsys)[0] == 0 and seen.pop() == wanted
 
 
 def test_sparkpin_knows_its_version_and_its_project(

@@ -7,9 +7,7 @@ all readers, on this machine.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,15 +136,6 @@ def test_with_an_engine_elsewhere_this_machine_is_not_judged_as_a_server() -> No
     assert rows["Docker version"].state == "ok" and "on spark-2" in rows["Docker version"].detail
 
 
-def test_nvidia_smi_s_rows() -> None:
-    (gpu,) = parse_gpus(H200)
-    assert (gpu.name, gpu.compute_capability, gpu.utilization, gpu.slowed) == ("NVIDIA H200", "9.0", 0, ())
-    (spark,) = parse_gpus(row("[N/A]", active=1))
-    assert (spark.utilization, len(spark.slowed)) == (None, 1)
-    assert parse_gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n") == ()
-    assert parse_gpus("") == ()
-
-
 def test_an_older_nvidia_smi_knows_less() -> None:
     """It answers a query with an unknown field with an error, and nothing else."""
 
@@ -217,15 +206,6 @@ def test_a_disk_that_is_too_small_for_a_recipe(free: int, served: bool, state: s
     needs, row = ModelNeeds(("a/b",), 4, 6), DiskRow(10 << 30, free << 30, PROJECT)
     *_, found = rules.model("a-model", "a-recipe", locked=True, needs=needs, disk=[row], served=served)
     assert (found.name, found.state) == ("disk in all", state) and bool(found.fix) == (state == "MISSING")
-
-
-def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    with contextlib.suppress(HostError):  # a machine that lacks something says so in the same form
-        command.doctor(fix=False, stack="cpu", as_json=True)
-    value = json.loads(capsys.readouterr().out)
-    assert value["stack"] == "cpu" and value["host"]["cores"] >= 1
-    assert {"name", "state", "detail", "fix"} == set(value["findings"][0])
-    assert {"docker engine", "disk space", "memory plan", "swap"} <= {f["name"] for f in value["findings"]}
 
 
 def test_a_spark_without_a_driver_gets_the_table_and_an_error(

@@ -13,14 +13,13 @@ import pytest
 from made_releases import release
 from places import PROJECT
 
-from sparkpin.commands import notes, smoke
+from sparkpin.commands import smoke
 from sparkpin.core.errors import BusyError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.gpus import Gpu
 from sparkpin.releases import container as running
 from sparkpin.releases import runs_here
-from sparkpin.releases.record import Releases
 from sparkpin.releases.volumes import volume_name
 from sparkpin.serve import nodes
 from sparkpin.serve.nodes import Nodes, NodesOptions
@@ -52,16 +51,6 @@ def test_the_machines_of_a_smoke_test(paths: Paths, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(runs_here, "read_gpus", lambda run: (GB10, GB10))  # all of it fits here
     assert smoke.machines_of(paths, PAIR, NodesOptions()) is None
     assert smoke.machines_of(paths, PAIR, asked) == Nodes(("here", "ssh://c"))
-
-
-def test_the_next_step_of_a_pair(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = (
-        f"invoke copy {PAIR.tag} --to ssh://user@host1 --with-checkpoint",
-        f"invoke smoke {PAIR.tag} --nodes here,",
-    )
-    assert all(step in notes.how_to_carry(Releases(paths), PAIR) for step in steps)
-    monkeypatch.setattr(runs_here, "read_gpus", lambda run: ())  # no Spark, so none of two
-    assert "invoke export" in notes.how_to_carry(Releases(paths), PAIR)
 
 
 def test_each_container_gets_what_its_machine_has(

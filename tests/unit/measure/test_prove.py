@@ -234,7 +234,6 @@ def test_of_requests_that_were_preempted_nothing_is_concluded(preempted: int | N
     [
         (ToyEndpoint(sees=False), "blind"),
         (ToyEndpoint(noise=2.0), "not stable"),
-        (ToyEndpoint(metrics=False), "does not say whether"),
         (ToyEndpoint(caches=False), "nothing was drafted: prefix caching is off"),
         (ToyEndpoint(fault="kept"), "came from the cache: it takes no cache_salt"),
     ],

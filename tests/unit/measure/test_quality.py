@@ -34,7 +34,7 @@ from sparkpin.host import machine
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure import own_server
 from sparkpin.measure.quality import asking, compare, intervals, run, skills, texts
-from sparkpin.measure.quality.distance import agreement, kl, rows_of, until_they_part
+from sparkpin.measure.quality.distance import agreement, kl, rows_of
 from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer, keep, known
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
@@ -98,17 +98,6 @@ def test_rows_are_ranked_and_equals_go_by_their_id() -> None:
     assert rows.chosen.tolist() == [-1.0, -100.0]
     other = rows_of([{5: -0.4, 3: -1.0}, {9: -0.1, 4: -4.0}], [3, 4])
     assert agreement(rows, other).tolist() == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("reference", "other", "wanted"),
-    [([1, 2, 3], [1, 2, 3], (3, 3)), ([1, 2, 3], [1, 9, 3], (2, 1)), ([1, 2, 3], [1, 2], (2, 2)), ([4], [5], (1, 0))],
-)
-def test_continuations_are_compared_up_to_the_first_word_that_differs(
-    reference: list[int], other: list[int], wanted: tuple[int, int]
-) -> None:
-    made = [rows_of([{t: -0.1} for t in tokens], tokens) for tokens in (reference, other)]
-    assert until_they_part(*made) == wanted
 
 
 def test_intervals_are_the_same_each_time_and_hold_the_value() -> None:
@@ -252,10 +241,8 @@ def test_an_interval_wider_than_the_limit_tells_nothing() -> None:
     allowed = Quality(tool_calls=0.05)
     few = skill(10)
     (judged,) = quality_allowance.judge(figures(), [few], allowed)
-    assert judged.seen.high - judged.seen.low > 0.3 and judged.kept == "unclear"
     (text,) = re.findall(r"about (\d+) questions", quality_allowance.would_tell(judged, 23, [few]))
-    assert 53 <= int(text) <= 56
-    for asked, kept in ((int(text), "within"), (int(text) // 2, "unclear")):
+    for asked, kept in ((10, "unclear"), (int(text), "within"), (int(text) // 2, "unclear")):
         assert [one.kept for one in quality_allowance.judge(figures(), [skill(asked)], allowed)] == [kept]
     (judged,) = quality_allowance.judge(figures(), [skill(20, worse=2)], allowed)  # 10 % lost, 5 % allowed
     wanted = quality_allowance.needed_questions(skill(20, worse=2), 0.05)
@@ -279,13 +266,6 @@ def test_verdicts_by_interval(low: float, value: float, high: float, kept: str) 
         count = quality_allowance.needed_texts(judged, 23)
         side = (high - value if value < 0.03 else value - low) / math.sqrt(count / 23)
         assert side <= abs(0.03 - value) < side * 1.05
-
-
-def test_what_could_not_be_measured_is_no_limit_kept() -> None:
-    allowed = Quality(kl=0.03, continued_kl=0.03, needles=0.1)
-    lines = quality_allowance.judge(dataclasses.replace(figures(), continued=0), (), allowed)
-    assert [line.name for line in lines] == ["kl"]
-    assert quality_allowance.unmeasured(lines, (), allowed) == ("continued_kl", "needles")
 
 
 def test_a_ratio_to_a_reference_that_is_worse_than_a_guess_is_not_judged(paths: Paths) -> None:
