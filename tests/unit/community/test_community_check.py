@@ -103,15 +103,12 @@ def test_what_breaks_with_models_of_linear_attention(tmp_path: Path) -> None:
 
 
 def test_a_cache_type_depends_on_the_mod_of_the_stage(tmp_path: Path) -> None:
-    said = "warning: command: --kv-cache-dtype turboquant_4bit_nc: the image of stage {} has no mod turboquant; "
     flag = "--kv-cache-dtype turboquant_4bit_nc"
-    (line,) = served(tmp_path, flag, model="Qwen/Qwen3.5-1B")
-    assert line.startswith(said.format("base")) and line.endswith("; stage v2-tq has it; else leave the flag out")
-    (line,) = served(tmp_path, flag, container="sparkpin/stack-spark:v2-0123456789ab")
-    assert line.startswith(said.format("v2"))
+    for stage in ("base", "v2"):
+        (line,) = served(tmp_path, flag, container=f"sparkpin/stack-spark:{stage}-0123456789ab")
+        assert line.startswith("warning: command: --kv-cache-dtype") and f"stage {stage} has no mod turboquant" in line
     assert served(tmp_path, flag, container="sparkpin/stack-spark:v2-tq-0123456789ab") == []
-    (line,) = served(tmp_path, "--kv-cache-dtype turboquant35")
-    assert line.startswith("error: --kv-cache-dtype: saw 'turboquant35', wanted turboquant_4bit_nc (")
+    assert keys_of(served(tmp_path, "--kv-cache-dtype turboquant35")) == ["error: --kv-cache-dtype"]
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,6 @@ def test_intervals_are_the_same_each_time_and_hold_the_value() -> None:
     assert (alike.low, alike.value, alike.high) == pytest.approx((math.exp(2),) * 3)
     assert intervals.ratio([], [], (0, 1)).value == 0
     assert intervals.ratio([0.2], [10], (0, 100)) == Figure(value=0.02, low=0, high=100), "one says nothing of others"
-    # Two that differ, drawn again and again, are one text, or both as they are: the draws know no spread.
-    two = intervals.ratio([0.9, 1.1], [1, 1], (0, 100))
-    assert two.low == pytest.approx(0, abs=0.3) and two.high == pytest.approx(2.27, abs=0.01)
 
 
 @pytest.mark.parametrize("texts", [23, 8])
@@ -369,12 +366,9 @@ def test_a_release_is_compared_with_its_parent_stage_or_with_what_a_person_names
     assert quality.chosen(paths, "tiny", ours.tag, None) == quality.Pair(ours, parent, "parent")
     assert quality.chosen(paths, "tiny", ours.tag, old.tag) == quality.Pair(ours, old, "parent")
     assert quality.chosen(paths, "tiny", ours.tag, "base") == quality.Pair(ours, base, "named")
-    with pytest.raises(InputError):
-        quality.chosen(paths, "tiny", base.tag, None)
-    with pytest.raises(InputError):
-        quality.chosen(paths, "tiny", ours.tag, "v2")
-    with pytest.raises(InputError):
-        quality.chosen(paths, "tiny", old.tag, None)
+    for tag, reference in ((base.tag, None), (ours.tag, "v2"), (old.tag, None)):
+        with pytest.raises(InputError):
+            quality.chosen(paths, "tiny", tag, reference)
 
 
 def test_a_parent_that_passed_goes_before_a_newer_one_and_of_these_one_of_the_same_recipe(
@@ -387,21 +381,18 @@ def test_a_parent_that_passed_goes_before_a_newer_one_and_of_these_one_of_the_sa
     unproven, ours = release(3, stage="mtp", inputs=same), release(4, inputs=same)
     records.save(unproven)
     assert quality.parent_of(paths, ours) == unproven
-    told = capsys.readouterr()
-    assert f"warning: {unproven.tag}, the reference, has not passed" in told.out + told.err
-    records.save(unlike)
-    assert quality.parent_of(paths, ours) == unlike
-    records.save(fits)
-    assert quality.parent_of(paths, ours) == fits
-    told = capsys.readouterr()
-    assert "warning" not in told.out + told.err
+    assert unproven.tag in "".join(capsys.readouterr()), "a warning"
+    for better in (unlike, fits):
+        records.save(better)
+        assert quality.parent_of(paths, ours) == better
+    assert capsys.readouterr() == ("", "")
 
 
 def test_without_a_name_it_is_the_newest_that_passed_and_has_a_parent(paths: Paths) -> None:
     records = Releases(paths)
     name = "scripted-tiny"
     own = manifests.load_recipe(paths.project, name).stage
-    with pytest.raises(InputError, match=f"no release of stage '{own}'") as caught:
+    with pytest.raises(InputError) as caught:
         quality.newest(paths, name)
     assert caught.value.next_step == f"invoke build --recipe {name} --stage {own}"
     unproven = release(5, recipe=name, stage=own)
