@@ -44,12 +44,9 @@ def compared(metric: str, factors: Sequence[float], failed: int = 0) -> Comparis
         ("decode_rate", (0.90, 0.91, 0.89, 0.90), True),
         ("decode_rate", (0.98, 0.985, 0.98, 0.979), False),  # sure, and too little to matter
         ("decode_rate", (0.6, 1.3, 0.9, 0.7), None),
-        ("decode_rate", (0.9, 1.08, 1.02, 0.99), None),  # by its middle no slower
         ("decode_rate", (0.5,), None),
         ("decode_rate", (1.2, 1.2, 1.21, 1.2), False),
         ("ttft", (1.10, 1.11, 1.09, 1.10), True),
-        ("ttft", (0.9, 0.9, 0.91, 0.9), False),
-        ("ttft", (1.6, 0.8, 1.1, 1.3), None),
     ],
 )
 def test_slower_is_what_an_interval_says(metric: str, factors: Sequence[float], slower: bool | None) -> None:

@@ -49,28 +49,20 @@ def listed(text: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("line", "meant"),
     [
-        ("imagse", "images"),
         ("--help imagse", "images"),
         ("--lsit", ""),
         ("xyzzy", ""),
         ("build smoek", "smoke"),
         ("build --ofline", "--offline"),
-        ("build v2-tq", "--stage v2-tq"),
         ("plan scripted-tiny", "--recipe scripted-tiny"),
         ("lock recipes/cpu.yaml", "--stack cpu"),
-        ("lock scripted-tiny", "--model scripted-tiny"),
         ("serve v2 v3", "serve --help"),
-        ("serve --tag v2", "serve --help"),
         ("keep", "keep TAG [options]"),
-        ("diff a", "diff BEFORE AFTER"),
         ("verify --depp x", "--deep"),
-        ("lock --model=", "--model MODEL"),
         ("lock --model ''", "--model MODEL"),
         ("serve ''", "serve TAG"),
         ("--project", "--project VALUE"),
-        ("--project --list", "--project VALUE"),
         ("build --stage", "--stage STAGE"),
-        ("build --stage --offline", "--stage STAGE"),
         ("serve --port 22x", "--port 8001"),
         ("bench --only half", "prompts, sweep"),
         ("prune --dry-run=yes", "--dry-run"),
@@ -86,14 +78,13 @@ def test_a_slip_is_one_error_with_what_was_meant(line: str, meant: str, capsys: 
 
 def test_invoke_reads_a_line_as_sparkpin_does(capsys: pytest.CaptureFixture[str]) -> None:
     """It loads tasks.py, which hands it our reading."""
-    results = [
-        subprocess.run([*INVOKE, *words], cwd=PROJECT, capture_output=True, text=True)
-        for words in (["serve", "v2", "imagse"], ["--list"])
-    ]
-    assert [(done.returncode, done.stdout, done.stderr) for done in results] == [
-        (code, *(text.replace("sparkpin ", "invoke ") for text in texts))
-        for code, *texts in (typed("serve v2 imagse", capsys), typed("--list", capsys))
-    ]
+    for line in ("serve v2 imagse", "--list"):
+        done = subprocess.run([*INVOKE, *line.split()], cwd=PROJECT, capture_output=True, text=True)
+        code, *texts = typed(line, capsys)
+        assert (done.returncode, done.stdout, done.stderr) == (
+            code,
+            *(t.replace("sparkpin ", "invoke ") for t in texts),
+        )
 
 
 def test_invoke_is_of_the_folder_that_it_stands_in_whatever_project_sparkpin_is_told(tmp_path: Path) -> None:
@@ -124,7 +115,7 @@ def test_every_task_has_help_with_each_of_its_options(capsys: pytest.CaptureFixt
         assert [row for row in lines[4:] if len(row.split("  ")) < 3] == [], f"{name}: each with what it means"
 
 
-@pytest.mark.parametrize("line", ["export --help", "export TAG --help", "--help export", "help export", "export -h"])
+@pytest.mark.parametrize("line", ["export TAG --help", "--help export", "help export"])
 def test_help_of_a_task_with_positionals(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert typed(line, capsys)[1].startswith("usage: sparkpin export TAG PLACE ")
 
@@ -137,7 +128,6 @@ def test_help_of_a_task_with_positionals(line: str, capsys: pytest.CaptureFixtur
         ("serve --port=8001 v2", [("serve", {"release": "v2", "options": AddressOptions(8001)})]),
         ("stop serve v2", [("stop", {"recipe": None}), ("serve", {"release": "v2"})]),
         ("serve stop", [("serve", {"release": None}), ("stop", {"recipe": None})]),
-        ("--echo stop", [("stop", {"recipe": None})]),
     ],
 )
 def test_what_a_task_is_given(
@@ -163,16 +153,16 @@ def test_values_are_taken_as_they_are_written(
     monkeypatch.setattr(bench, "run_compare", lambda before, after, **_: seen.append((before, after)))
     monkeypatch.setattr(bundle, "export", lambda tag, place, options: seen.append((tag, place)))
     monkeypatch.setattr(history, "diff", lambda before, after, **_: seen.append((before, after)))
-    for line in ("export a FILE --no-image", "export --no-image a FILE", "diff build images"):
-        assert typed(line, capsys)[0] == 0
-    assert seen == [("a", "FILE")] * 2 + [("build", "images")], "tasks' names where a TAG must be"
-    monkeypatch.setattr(recipe, "recipe_check", lambda paths, what, **_: seen.append(what) or True)
-    for line in ("recipe check a b", "recipe check a --json b"):
-        assert typed(line, capsys)[0] == 0
-    assert [seen.pop(), seen.pop()] == [["a", "b"]] * 2
-    for line in ("bench --compare a b", "bench b --compare=a --rounds 2"):
-        assert typed(line, capsys)[0] == 0
-    assert seen[3:] == [("a", "b")] * 2
+    monkeypatch.setattr(recipe, "recipe_check", lambda paths, what, **_: seen.append(tuple(what)) or True)
+    for line, wanted in (
+        ("export a FILE --no-image", ("a", "FILE")),
+        ("export --no-image a FILE", ("a", "FILE")),
+        ("diff build images", ("build", "images")),  # tasks' names where a TAG must be
+        ("recipe check a --json b", ("a", "b")),
+        ("bench --compare a b", ("a", "b")),
+        ("bench b --compare=a --rounds 2", ("a", "b")),
+    ):
+        assert typed(line, capsys)[0] == 0 and seen.pop() == wanted
 
 
 def test_sparkpin_knows_its_version_and_its_project(
@@ -193,18 +183,12 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin promote ", ["current", "v2", "v2-0123456789ab"], True),
         ("sparkpin build --stage ", ["base", "v2-tq"], False),
         ("sparkpin build --stage=v", ["--stage=v2-tq"], False),
-        ("sparkpin build --stage = v", ["v2-tq"], False),
         ("sparkpin up --stack cpu --", ["--recipe", "--dry-run", "--help"], False),
         ("sparkpin keep v2 --", ["--note", "--remove", "--help"], True),
-        ("sparkpin rollback --to ", ["current", "v2", "v2-0123456789ab"], True),
-        ("sparkpin bench --compare v2 ", ["current", "v2", "v2-0123456789ab"], True),
-        ("sparkpin diff images ", ["current", "v2", "v2-0123456789ab"], True),
         ("sparkpin keep v2 --note ", [], True),
-        ("sparkpin images ", ["--json", "--help"], True),
         ("sparkpin export v2 ssh://x --link ", [], True),
         ("sparkpin recipe ", ["list", "check", "show", "import", "export"], True),
         ("sparkpin bench --only ", ["prompts", "sweep"], True),
-        ("sparkpin serve --po", ["--port"], False),
         ("sparkpin --ver", ["--version"], False),
     ],
 )
@@ -226,9 +210,9 @@ def test_bash_completes_the_word_under_the_cursor(
     )
     program.chmod(0o755)
     script = typed("--print-completion-script bash", capsys)[1]
-    for hostile in ("v2-$(touch ran)-0123456789ab", "v2-`touch ran`-0123456789ab"):
-        (home / f"releases/hostile/{hostile}.json").parent.mkdir(exist_ok=True)
-        (home / f"releases/hostile/{hostile}.json").touch()
+    hostile = home / "releases/hostile/v2-$(touch ran)-`touch ran`-0123456789ab.json"
+    hostile.parent.mkdir()
+    hostile.touch()
     script += f"""
 tried() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _sparkpin {program} "${{@: -1}}"; echo "${{COMPREPLY[*]}}"; }}
 tried sparkpin promote v2-
@@ -310,8 +294,7 @@ def test_the_nearest_project_is_not_taken_from_another_user_who_only_made_it(
     assert paths.project_folder() == project
 
 
-@pytest.mark.parametrize("line", ["--list", "--help", "images --help", "--version", "--complete -- sparkpin ",
-                                  "--print-completion-script bash", "images --jsn"])  # fmt: skip
+@pytest.mark.parametrize("line", ["--list", "images --help", "--complete -- sparkpin ", "images --jsn"])  # fmt: skip
 def test_a_reader_that_has_gone_is_no_traceback(line: str) -> None:
     """141 as of a program that the signal ended, or what it would have ended with where it wrote to no pipe."""
     reader, writer = os.pipe()

@@ -14,25 +14,16 @@ def install(*options: str, checkout: Checkout | None = None) -> subprocess.Compl
     return subprocess.run(["./install.sh", *options], cwd=folder, env=env, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "out", "err"),
-    [
-        (
-            ["--help"],
-            0,
-            ["--stack", "--recipe", "--stage", "--no-smoke", "--serve", "--yes", "--dry-run", "--help"],
-            "",
-        ),
-        (["--stgae", "v2"], 2, [], "--help"),
-        (["--stage"], 2, [], "--help"),
-        (["v2"], 2, [], "--help"),
-        (["--dry-run", "--stage", "v9"], 2, [], "unknown stage 'v9'"),
-    ],
-)
-def test_options(options: list[str], code: int, out: list[str], err: str) -> None:
+def test_help_has_each_option() -> None:
+    done = install("--help")
+    options = ("--stack", "--recipe", "--stage", "--no-smoke", "--serve", "--yes", "--dry-run")
+    assert done.returncode == 0 and all(option in done.stdout for option in options)
+
+
+@pytest.mark.parametrize("options", [["--stgae", "v2"], ["--stage"], ["v2"], ["--dry-run", "--stage", "v9"]])
+def test_wrong_options_are_refused(options: list[str]) -> None:
     done = install(*options)
-    assert done.returncode == code and err in done.stderr
-    assert all(word in done.stdout for word in out) and (out or "--dry-run" in options or not done.stdout)
+    assert done.returncode == 2 and done.stderr
 
 
 @pytest.fixture

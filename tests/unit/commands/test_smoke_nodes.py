@@ -10,25 +10,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from docker.errors import DockerException
 from made_releases import release
 from places import PROJECT
 
-from sparkpin.commands import notes, smoke
-from sparkpin.core.errors import BusyError, EngineError, InputError
+from sparkpin.commands import smoke
+from sparkpin.core.errors import BusyError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.gpus import Gpu
-from sparkpin.pins.nodes import NodeRank
 from sparkpin.releases import container as running
 from sparkpin.releases import runs_here
-from sparkpin.releases.container import Node
-from sparkpin.releases.record import Releases
 from sparkpin.releases.volumes import volume_name
 from sparkpin.serve import nodes
 from sparkpin.serve.nodes import Nodes, NodesOptions
 from sparkpin.smoke import server
-from sparkpin.smoke.server import Place
 
 KEPT = Nodes(("here", "ssh://b"), "10.0.0.0/24")
 PAIR = dataclasses.replace(release(1), stack="spark", argv=(*release(1).argv, "--nnodes", "2"))
@@ -56,16 +51,6 @@ def test_the_machines_of_a_smoke_test(paths: Paths, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(runs_here, "read_gpus", lambda run: (GB10, GB10))  # all of it fits here
     assert smoke.machines_of(paths, PAIR, NodesOptions()) is None
     assert smoke.machines_of(paths, PAIR, asked) == Nodes(("here", "ssh://c"))
-
-
-def test_the_next_step_of_a_pair(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = (
-        f"invoke export {PAIR.tag} ssh://user@host1 --with-checkpoint",
-        f"invoke smoke {PAIR.tag} --nodes here,",
-    )
-    assert all(step in notes.how_to_carry(Releases(paths), PAIR) for step in steps)
-    monkeypatch.setattr(runs_here, "read_gpus", lambda run: ())  # no Spark, so none of two
-    assert "invoke export" in notes.how_to_carry(Releases(paths), PAIR)
 
 
 def test_each_container_gets_what_its_machine_has(
@@ -97,13 +82,6 @@ def test_each_container_gets_what_its_machine_has(
     assert "--headless" in other["command"] and "--uds" in here["command"]
 
 
-def test_leftovers_elsewhere_are_this_machines_own(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = server.owner(paths, elsewhere=True)
-    assert own != server.owner(paths)
-    monkeypatch.setattr("socket.gethostname", lambda: "c")  # a home of the same name on another machine
-    assert server.owner(paths, elsewhere=True) != own
-
-
 def test_a_served_pair_is_stopped_first() -> None:
     serving: Any = SimpleNamespace(name="sparkpin-p", labels={"sparkpin.serve": "p"})
     engine: Any = SimpleNamespace(containers=SimpleNamespace(list=lambda **asked: [serving]))
@@ -112,30 +90,3 @@ def test_a_served_pair_is_stopped_first() -> None:
     assert "invoke stop --recipe p" in caught.value.next_step
     engine.containers.list = lambda **asked: []
     smoke.require_not_served(engine, PAIR)
-
-
-class Gone(Container):  # type: ignore[misc, unused-ignore]
-    """Its engine does not answer any more."""
-
-    def _gone(self, **options: Any) -> Any:
-        raise DockerException("Connection aborted")
-
-    reload = logs = stop = remove = start = _gone
-
-
-def test_errors_of_another_machine_name_it(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, there = Container({"Id": "1", "State": {"Status": "running", "ExitCode": 0}}), Gone({"Id": "2"})
-    monkeypatch.setattr(Container, "reload", lambda self: None)
-    monkeypatch.setattr(Container, "stop", lambda self, timeout: None)
-    place = Place(SimpleNamespace(), "volume", Node(NodeRank(1, "b", "a", "eth0"), "key"), where="ssh://b")  # type: ignore[arg-type]
-    over = server.Server(here, paths.home / "s", 1, print, {there: place})
-    for ask in (over.exit_reason, over.other_logs, over.stop):
-        with pytest.raises(EngineError, match=r"^ssh://b: "):
-            ask()
-    with pytest.raises(EngineError) as caught:
-        server.Server(there, paths.home / "s", 1, print).log()
-    assert "ssh" not in caught.value.message
-    engine: Any = SimpleNamespace(client=SimpleNamespace(containers=SimpleNamespace(create=lambda *a, **k: there)))
-    in_vain = server.container_of(paths, engine, PAIR, "smoke", place=place)
-    with pytest.raises(EngineError, match=r"^ssh://b: (?!ssh)"), in_vain:
-        pass

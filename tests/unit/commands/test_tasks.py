@@ -25,17 +25,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "line",
     [
         "build --stage v9",
-        "build --recipe qwen",
         "build --stack tpu",
         "promote sparkpin/scripted-tiny:base-000000000000",
         "serve",
         "serve nonsense",
         "rollback",
-        "rollback --recipe qwen",
-        "smoke --stage v9",
         "smoke nonsense",
         "lock --model my --stack cpu",
-        "keep nonsense",
         "verify nonsense",
         "reproduce nonsense",
         "quality nonsense",
@@ -43,8 +39,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "bench --compare a --dry-run",
         "recipe lsit",
         "recipe import a b",
-        "recipe show",
-        "recipe check scripted-tin",
         "build --checkpoint-only --model scripted-tiny --verify --dry-run",
         "build --checkpoint-only --model scripted-tiny --recipe scripted-tiny",
         "build --render --fetch-only",
@@ -88,11 +82,7 @@ def test_a_home_that_cannot_be_made_is_one_clear_error(
 
 @pytest.mark.parametrize(("instead", "named"), [('"sha1"', ""), ('"\\u001b[2J": 1, "sha256"', "\\x1b[2J")])
 def test_a_lock_that_is_damaged_stops_every_build_and_cannot_reach_the_terminal(
-    project: Path,
-    instead: str,
-    named: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    project: Path, instead: str, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(PROJECT / "tasks.py", project)
     monkeypatch.setenv("SPARKPIN_PROJECT", str(project))
@@ -120,21 +110,10 @@ def test_render_prints_a_dockerfile_and_its_key_does_not_depend_on_the_checkout(
     assert code == 0 and text == here
     assert "FROM sparkpin/stack-cpu:v2-" in text and "turboquant" in text
     assert text.lower().count("build key") == 1
-    sizes = [line.split()[2:4] for line in text.splitlines() if line.endswith("tools/install.py")]
-    assert sizes and sizes[0][1] == "kB", "a small file is not of 0.0 MB"
 
 
-SLOW = (
-    "cyclonedx",
-    "gguf",
-    "google",
-    "httpx",
-    "huggingface_hub",
-    "in_toto_attestation",
-    "jinja2",
-    "numpy",
-    "packaging",
-)
+SLOW = ["cyclonedx", "gguf", "google", "httpx", "huggingface_hub", "in_toto_attestation", "jinja2", "numpy",
+        "packaging"]  # fmt: skip
 ROOMS = ("build", "bundle", "checkpoint", "community", "evidence", "history", "measure")
 ALL_FOUR = """
 import sys
@@ -162,11 +141,7 @@ def test_a_rollback_tells_the_flags_that_change() -> None:
     before = ("vllm", "serve", "/model", "--a", "1", "--b", "--c", '{"x": 1}')
     after = ("vllm", "serve", "/model", "--a", "2", "--b", "--d")
     assert commands_releases.changed_flags(before, before) == ["flags: the same"]
-    assert commands_releases.changed_flags(before, after) == [
-        "  - --a 1",
-        "  - --c '{\"x\": 1}'",
-        "  + --a 2",
-        "  + --d",
-    ]
+    lines = ["  - --a 1", "  - --c '{\"x\": 1}'", "  + --a 2", "  + --d"]
+    assert commands_releases.changed_flags(before, after) == lines
     short = [("vllm", "serve", "/model", "--port", "8000", "-tp", size) for size in ("2", "4")]
     assert commands_releases.changed_flags(*short) == ["  - -tp 2", "  + -tp 4"]

@@ -97,12 +97,7 @@ def test_a_broken_file_of_shapes_is_an_error_of_that_file(copy: CheckoutHere) ->
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        ("build", *LARGE),
-        ("plan", "--recipe", "qwen3.5-122b-nvfp4"),
-    ],
-    ids=lambda line: line[0],
+    "line", [("build", *LARGE), ("plan", "--recipe", "qwen3.5-122b-nvfp4")], ids=lambda line: line[0]
 )
 def test_the_lock_is_the_next_step(copy: CheckoutHere, line: tuple[str, ...]) -> None:
     result = copy.invoke(*line)

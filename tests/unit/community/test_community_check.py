@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import yaml
 from places import PROJECT
 
-from benchmarks import wheelflags
 from sparkpin.build.pair import pair
 from sparkpin.commands import notes as commands_notes
 from sparkpin.commands import recipe as tasks
@@ -52,20 +50,15 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
     ("flags", "stack", "severity", "named"),
     [
         ("--gpu-memory-utilisation 0.8", "spark", "error", "did you mean --gpu-memory-utilization?"),
-        ("--max_num_sequences 4", "spark", "error", "did you mean --max-num-seqs?"),
-        ("--disable-log-requests", "spark", "error", "--disable-log-requests"),
         ("--no-port 3", "spark", "error", "--no-port"),
         ("--tool-call-parser qwen3_code --enable-auto-tool-choice", "spark", "error", "qwen3_coder?"),
-        ("--tool-call-parser qwen3 --enable-auto-tool-choice", "spark", "error", "qwen3_xml or qwen3_json"),
         ("--reasoning-parser xyzzy", "spark", "error", "it has "),
         ("--enable-auto-tool-choice", "spark", "error", "--tool-call-parser"),
         ("--tool-call-parser hermes", "spark", "warning", "--enable-auto-tool-choice"),
         ("--chat-template no.jinja", "spark", "error", "no.jinja"),
         ("--kv-cache-dtype fp9", "spark", "warning", "did you mean fp8"),
-        ("--load-format instant_tensor", "spark", "warning", "did you mean instanttensor?"),
         ("--load-format instanttensor", "cpu", "error", "instanttensor"),
         ("--enforce-eager true", "spark", "error", "--enforce-eager"),
-        ("--port", "spark", "error", "--port"),
         ("-pp 2", "spark", "error", "--pipeline-parallel-size"),
         ("""--speculative-config '{{"method": "mpt"}}'""", "spark", "error", "did you mean mtp?"),
         ("""--speculative-config '{{"model": "x/y"}}'""", "spark", "error", "x/y"),
@@ -75,7 +68,6 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
         ("--gpu-memory-utilization 0.95", "spark", "warning", "--gpu-memory-utilization"),
         ("--enable-prefix-caching", "cpu", "warning", "--enable-prefix-caching"),
         ("--trust-remote-code", "spark", "note", "--trust-remote-code"),
-        ("--max-num-batched-tokens 32768", "spark", "note", "--max-num-batched-tokens"),
         ("--load-format fastsafetensors", "spark", "note", "fastsafetensors"),
     ],
 )  # fmt: skip
@@ -102,45 +94,27 @@ def test_words_that_are_no_mistake(tmp_path: Path, flags: str, stack: str) -> No
 
 def test_what_breaks_with_models_of_linear_attention(tmp_path: Path) -> None:
     mtp = """--enable-prefix-caching --speculative-config '{{"method": "qwen3_5_mtp", "num_speculative_tokens": 3}}'"""
-    (line,) = served(tmp_path, mtp, model="Intel/Qwen3.5-122B-A10B-int4-AutoRound")
-    assert line.startswith("note: command: --speculative-config.method qwen3_5_mtp: together with MTP")
-    assert "invoke prove" in line
-    assert served(tmp_path, mtp, model="meta/Llama-4") == []
-    (line, *_) = served(tmp_path, mtp, "cpu", model="Qwen/Qwen3.5-1B")
-    assert line.startswith("warning: command: --enable-prefix-caching: together with MTP") and "#53912" in line
-    off = mtp.replace("--enable", "--no-enable")
-    assert served(tmp_path, off, model="Qwen/Qwen3.5-1B") == []
-    (line,) = served(tmp_path, "--prefix-match-unit 32", model="Qwen/Qwen3.5-1B")
-    assert line.startswith("warning: command: --prefix-match-unit 32: a hit that ends inside a block")
-    assert served(tmp_path, "--prefix-match-unit 32 --no-enable-prefix-caching", model="Qwen/Qwen3.5-1B") == []
-    lines = served(tmp_path, off + " --enable-prefix-caching", model="Qwen/Qwen3.5-1B")
-    assert any("together with MTP" in line for line in lines), "the last one counts"
     parts = "--enable-prefix-caching --speculative-config.method mtp --speculative-config.num_speculative_tokens 1"
-    (line,) = served(tmp_path, parts, model="Qwen/Qwen3.6-1B")
-    assert "together with MTP" in line
-    tools = mtp.removeprefix("--enable-prefix-caching ") + " --enable-auto-tool-choice --tool-call-parser qwen3_coder"
-    (line,) = served(tmp_path, tools, model="Qwen/Qwen3.5-1B")
-    assert line.startswith("note:") and "together with MTP" in line, "where it is on by default"
+    default = mtp.removeprefix("--enable-prefix-caching ")
+    off = mtp.replace("--enable", "--no-enable")
+    for flags in (mtp, parts, default, off + " --enable-prefix-caching"):  # the last one counts
+        assert any("together with MTP" in line for line in served(tmp_path, flags, model="Qwen/Qwen3.6-1B"))
+    assert served(tmp_path, mtp, model="meta/Llama-4") == served(tmp_path, off, model="Qwen/Qwen3.5-1B") == []
 
 
 def test_a_cache_type_depends_on_the_mod_of_the_stage(tmp_path: Path) -> None:
-    said = "warning: command: --kv-cache-dtype turboquant_4bit_nc: the image of stage {} has no mod turboquant; "
     flag = "--kv-cache-dtype turboquant_4bit_nc"
-    (line,) = served(tmp_path, flag, model="Qwen/Qwen3.5-1B")
-    assert line.startswith(said.format("base")) and line.endswith("; stage v2-tq has it; else leave the flag out")
-    (line,) = served(tmp_path, flag, container="sparkpin/stack-spark:v2-0123456789ab")
-    assert line.startswith(said.format("v2"))
+    for stage in ("base", "v2"):
+        (line,) = served(tmp_path, flag, container=f"sparkpin/stack-spark:{stage}-0123456789ab")
+        assert line.startswith("warning: command: --kv-cache-dtype") and f"stage {stage} has no mod turboquant" in line
     assert served(tmp_path, flag, container="sparkpin/stack-spark:v2-tq-0123456789ab") == []
-    (line,) = served(tmp_path, "--kv-cache-dtype turboquant35")
-    assert line.startswith("error: --kv-cache-dtype: saw 'turboquant35', wanted turboquant_4bit_nc (")
+    assert keys_of(served(tmp_path, "--kv-cache-dtype turboquant35")) == ["error: --kv-cache-dtype"]
 
 
 @pytest.mark.parametrize(
     ("recipe_name", "stage", "flags", "wanted"),
     [
-        ("qwen3.5-122b", "v2-tq", "--kv-cache-dtype turboquant_4bit_nc", ["together with MTP"]),
         ("qwen3.5-122b", "v2", "--kv-cache-dtype turboquant_4bit_nc", ["no mod turboquant", "together with MTP"]),
-        ("scripted-tiny", "v2", "--kv-cache-dtype turboquant_4bit_nc", ["the image of stage v2 has no mod turboquant"]),
         ("scripted-tiny", "v2-tq", "--kv-cache-dtype turboquant35", ["saw 'turboquant35', wanted turboquant_4bit_nc"]),
     ],
 )
@@ -182,10 +156,8 @@ def test_keys_that_nobody_uses_or_gives(tmp_path: Path) -> None:
     [
         ("'{\"method\": 1}'", "{{ and }}"),
         ("'{{\"n\": 1}'", "{{ and }}"),
-        ("{port", "{{ and }}"),
         ("--port { port }", "write {port} without blanks"),
         ("--port {port} --x ${PORT:-8000}", "${{PORT}}"),
-        ("--port {port} {model}", "add it to `defaults`"),
     ],
 )
 def test_single_braces_in_version_1(tmp_path: Path, words: str, end: str) -> None:
@@ -227,11 +199,9 @@ def test_environment(tmp_path: Path) -> None:
     [
         (V2 | {"command": "sglang serve --model-path {model}"}, "SGLang"),
         (V2 | {"command": "vllm serve {model} -tp 1", "min_nodes": 3}, "--tensor-parallel-size 1"),
-        (V2 | {"command": "vllm serve {model} -tp 4", "max_nodes": 3}, "1 to 3 machines"),
         (V2 | {"command": "vllm serve {model} -tp 16"}, "1 to 8 machines"),
         (V2 | {"command": "vllm serve {model} -tp 2", "mode": "solo"}, "--tensor-parallel-size 2"),
         (V2 | {"command": "vllm serve {model} -tp 2 -dp 2"}, "no data parallelism"),
-        (V1 | {"command": "vllm serve a/b --nnodes two"}, "--nnodes two"),
         (V2 | {"command": "vllm serve {model} -pp 2 -sc.method mtp"}, "--speculative-config"),
         (V2 | {"command": "vllm serve {model} -tp 1 -pp 2", "model": "Qwen/Qwen3.6-1B"}, "--pipeline-parallel-size"),
         (V2 | {"command": "vllm serve {model} -tp 3", "model": "Intel/Qwen3.5-35B-A3B-int4-AutoRound"}, "KV heads"),
@@ -241,7 +211,6 @@ def test_environment(tmp_path: Path) -> None:
         (V2 | {"command": "vllm serve {model} --distributed-executor-backend=ray"}, "no ray"),
         (V1 | {"command": "vllm serve a/b | tee log"}, "| tee log"),
         (V1 | {"command": "vllm serve a/b --ssl-keyfile k"}, "--ssl-keyfile"),
-        (V1 | {"command": "python3 -m vllm.entrypoints.openai.api_server --model c/d"}, "c/d"),
     ],
 )  # fmt: skip
 def test_of_the_whole(tmp_path: Path, value: dict[str, Any], named: str) -> None:
@@ -282,13 +251,10 @@ def test_our_own_recipes_have_no_errors(name: str) -> None:
     [
         ("description:", "descripton:", "descripton"),
         ("stack: cpu", "stack: cpuu", "(whole file)"),
-        ("stage: v2-tq", "stage: v9", "(whole file)"),
         ("stage: v2-tq", "stage: v2-tq\nmods: [nope]", "mods"),
         ("model_revision: ", "model_revision: a #", "model_revision"),
-        ("serve /model", "serve other/model", "command"),
         ("--reasoning-parser qwen3 ", "-cc {{1}} ", "command"),
         ("--reasoning-parser qwen3 ", "--ssl-keyfile k ", "command"),
-        ("parser qwen3_coder", "parser qwen3", "command"),
         ("parser qwen3_coder", "parser qwen3_coder --kv-cache-dtype turboquant35", "--kv-cache-dtype"),
         ("{port}", "{prot}", "command"),
         ("port: 8000", "port: [1]", "defaults.port"),
@@ -329,8 +295,7 @@ def test_a_build_tells_of_what_vllm_will_refuse(project: Path) -> None:
     file = project / "recipes/scripted-tiny.yaml"
     file.write_text(file.read_text().replace("--max-num-seqs", "--max-nums-seqs"))
     (line,) = set(commands_notes.notes_of(paths, pair(project, "scripted-tiny")[-1])) - set(right)
-    told = "vLLM 0.32.0 has no flag --max-nums-seqs; did you mean --max-num-seqs?"
-    assert line == f"warning: recipes/scripted-tiny.yaml: command: {told}"
+    assert line.startswith("warning: recipes/scripted-tiny.yaml: command: ") and "--max-nums-seqs" in line
 
 
 def test_which_recipe_is_meant(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,69 +310,3 @@ def test_which_recipe_is_meant(project: Path, tmp_path: Path, monkeypatch: pytes
 
 
 # The data, from a wheel.
-
-ARGUMENTS = """
-class EngineArgs:
-    @staticmethod
-    def add_cli_args(parser):
-        model_kwargs = get_kwargs(ModelConfig)
-        eager_kwargs = model_kwargs["eager"]
-        parser.add_argument("--model", "-m", **model_kwargs["model"])
-        parser.add_argument("--enforce-eager", **eager_kwargs)
-        parser.add_argument("--caching", **{**model_kwargs["caching"], "default": None})
-        parser.add_argument("--dtype", **model_kwargs["dtype"])
-        parser.add_argument("--format", **model_kwargs["format"])
-        parser.add_argument("--headless", action="store_true")
-        parser.add_argument("--backend", **model_kwargs["backend"])
-        parser.add_argument("positional")
-"""
-MODEL = """
-from typing import Literal
-Kind = Literal["half", "full"]
-class ModelConfig:
-    model: str = "x"
-    eager: bool = False
-    caching: bool | None = None
-    dtype: Kind = "half"
-    format: "str" | Literal["a", "b"] = "a"
-    format: str | Literal["a", "b"] = "a"
-    backend: AttentionBackendEnum | None = None
-"""
-
-
-def wheel(folder: Path, **files: str) -> Path:
-    path = folder / "vllm-9.9.0-py3-none-any.whl"
-    many = "class FrontendArgs:\n" + "".join(f"    extra_{n}: int = 0\n" for n in range(100))
-    sources = {
-        "vllm-9.9.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 9.9.0+cu130\n",
-        "vllm/engine/arg_utils.py": ARGUMENTS,
-        "vllm/config/model.py": MODEL,
-        "vllm/entrypoints/openai/cli_args.py": many,
-        "vllm/envs.py": 'environment_variables: dict[str, int] = {"VLLM_B": 1, "VLLM_A": 2}\n',
-        "vllm/tool_parsers/__init__.py": '_TOOL_PARSERS_TO_REGISTER = {"b": 1, "a": 2}\n',
-        "vllm/reasoning/__init__.py": '_REASONING_PARSERS_TO_REGISTER = {"r": 1}\n',
-        "vllm/v1/attention/backends/registry.py": "class AttentionBackendEnum(Enum):\n    FLASH = 1\n    ALL = 2\n",
-    } | files  # fmt: skip
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in sources.items():
-            archive.writestr(name, text)
-    return path
-
-
-def test_flags_of_a_wheel(tmp_path: Path) -> None:
-    value = wheelflags.read_wheel(wheel(tmp_path))
-    flags = {name: entry for name, entry in value.pop("flags").items() if not name.startswith("--extra-")}
-    assert flags == {
-        "--backend": {"kind": "value", "values": ["ALL", "FLASH"]},
-        "--caching": {"kind": "switch"},
-        "--dtype": {"kind": "value", "values": ["full", "half"]},
-        "--enforce-eager": {"kind": "switch"},
-        "--format": {"kind": "value", "values": ["a", "b"], "open": True},
-        "--headless": {"kind": "bare"},
-        "--model": {"kind": "value", "also": ["-m"]},
-    }
-    assert value["version"] == "9.9.0" and value["environment"] == ["VLLM_A", "VLLM_B"]
-    assert (value["tool_parsers"], value["reasoning_parsers"]) == (["a", "b"], ["r"])
-    assert value["source"]["wheel"] == "vllm-9.9.0-py3-none-any.whl"
-    with pytest.raises(ManifestError, match="the sources of vLLM"):
-        wheelflags.read_wheel(wheel(tmp_path, **{"vllm/reasoning/__init__.py": ""}))

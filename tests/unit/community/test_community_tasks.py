@@ -64,14 +64,8 @@ def test_a_recipe_of_version_1_becomes_ours(paths: Paths, tmp_path: Path, capsys
         "command": OURS,
     }
     told = capsys.readouterr().out
-    for name in (
-        "pins/models/sample-int4.yaml",
-        "--host 0.0.0.0",
-        "not-here",
-        "unsloth.jinja",
-        "fix-qwen3.5-autoround",
-    ):
-        assert name in told
+    named = ("pins/models/sample-int4.yaml", "--host 0.0.0.0", "not-here", "unsloth.jinja", "fix-qwen3.5-autoround")
+    assert all(name in told for name in named)
     assert "not mapped" in (paths.project / "recipes/some-recipe.yaml").read_text()
     loaded = manifests.load_recipe(paths.project, "some-recipe")
     assert vllm_command.own_argv(loaded)[3:5] == ["--port", "8001"]
@@ -111,24 +105,18 @@ def test_a_recipe_of_version_2_becomes_ours(paths: Paths, tmp_path: Path, capsys
     assert made["model_revision"] == "f" * 40
 
 
+SERVED = "vllm serve acme/sample-int4"
+
+
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
+        ({"command": "vllm serve --model b/c --port 1", "model": None}, {"model": "b/c", "command": "--port 1"}),
+        ({"command": f"{SERVED} --revision {'e' * 40} --port 1"}, {"model_revision": "e" * 40, "command": "--port 1"}),
+        ({"command": f"{SERVED} --port 1 --ssl-keyfile k --ssl-certfile=c"}, {"command": "--port 1"}),  # plain HTTP
         (
-            {"command": "vllm serve --model b/c --port 1", "model": None},  # the model is the one that is served
-            {"model": "b/c", "command": "vllm serve /model \\\n  --port 1\n"},
-        ),
-        (
-            {"command": f"vllm serve a/b --revision {'e' * 40} --port {{port}}"},
-            {"model_revision": "e" * 40, "command": "vllm serve /model \\\n  --port {port}\n"},
-        ),
-        (
-            {"command": "vllm serve acme/sample-int4 --ssl-keyfile k --ssl-certfile=c"},  # plain HTTP
-            {"command": "vllm serve /model\n"},
-        ),
-        (
-            {"command": "vllm serve acme/sample-int4 --gpu-memory-utilization {s:.2f}", "defaults": {"s": 0.9}},
-            {"command": "vllm serve /model \\\n  --gpu-memory-utilization 0.90\n", "defaults": None},
+            {"command": f"{SERVED} --seed {{s:.2f}}", "defaults": {"s": 0.9}},
+            {"command": "--seed 0.90", "defaults": None},
         ),
     ],
 )
@@ -136,18 +124,14 @@ def test_what_becomes_of_a_command(
     paths: Paths, tmp_path: Path, change: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
     made = imported(paths, tmp_path, {key: part for key, part in (V1 | change).items() if part is not None})
+    wanted["command"] = f"vllm serve /model \\\n  {wanted['command']}\n"
     assert {key: made.get(key) for key in wanted} == wanted
 
 
 def test_folders_of_their_containers_and_tokens_are_left_out(
     paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    env = {
-        "HF_HOME": "/root/.cache/huggingface",
-        "HF_TOKEN": "hf_secret",
-        "TRITON_CACHE_DIR": "/x",
-        "OMP_NUM_THREADS": 4,
-    }
+    env = {"HF_HOME": "/root/.cache/huggingface", "HF_TOKEN": "hf_secret", "TRITON_CACHE_DIR": "/x", "N": 4}
     with pytest.raises(ManifestError) as caught:
         imported(paths, tmp_path, V1 | {"env": env | {"VLLM_API_KEY": "0123456789abcdef"}})
     assert (caught.value.key, caught.value.seen) == ("env.VLLM_API_KEY", UNSHOWN)
@@ -155,13 +139,12 @@ def test_folders_of_their_containers_and_tokens_are_left_out(
         imported(paths, tmp_path, V1 | {"command": "vllm serve acme/sample-int4 --api-key 0123456789abcdef"})
     assert not (paths.project / "recipes/some-recipe.yaml").exists()
     value = imported(paths, tmp_path, V1 | {"env": env})
-    assert value["env"] == {"OMP_NUM_THREADS": "4"}
+    assert value["env"] == {"N": "4"}
     told = capsys.readouterr().out
-    assert "env HF_HOME -> left out: a folder of another container" in told and "hf_secret" not in told
+    assert "HF_HOME" in told and "hf_secret" not in told
     file = paths.project / "recipes/some-recipe.yaml"
-    file.write_text(file.read_text().replace("OMP_NUM_THREADS", "HF_HOME"))
-    found = [str(one) for one in check.own_findings(paths.project, "some-recipe")]
-    assert [line for line in found if line.startswith("warning: env.HF_HOME: a folder of another container")]
+    file.write_text(file.read_text().replace("  N: ", "  HF_HOME: "))
+    assert "env.HF_HOME" in [one.key for one in check.own_findings(paths.project, "some-recipe")]
 
 
 def test_the_list_of_recipes_tells_of_those_that_cannot_be_read(
@@ -170,10 +153,8 @@ def test_the_list_of_recipes_tells_of_those_that_cannot_be_read(
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
     (paths.project / "recipes/broken.yaml").write_text("name: other\n")
     assert tasks.recipe("list", [], **OPTIONS)
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "broken (cannot be read) invoke recipe check broken" in lines
-    tiny = "scripted-tiny sparkpin/scripted-tiny-int4-AutoRound cpu v2-tq scripted Qwen3.5-MoE"
-    assert [line for line in lines if line.startswith(tiny)]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if line[:1] == ["broken"]] and [line for line in lines if "v2-tq" in line]
 
 
 def test_a_model_that_is_pinned_already_is_taken(paths: Paths, tmp_path: Path) -> None:
@@ -188,7 +169,6 @@ def test_a_model_that_is_pinned_already_is_taken(paths: Paths, tmp_path: Path) -
     [
         ({"cluster_only": True, "command": "vllm serve acme/sample-int4 -tp 16"}, "2 to 8 machines"),
         ({"cluster_only": True, "command": "vllm serve acme/sample-int4 -tp 2 -dp 2"}, "1: a recipe for one GPU"),
-        ({"command": "vllm serve acme/sample-int4 -tp 2"}, "1: a recipe for one GPU"),
         ({"command": "sglang serve --model-path x"}, "vllm serve MODEL"),
         ({"command": "vllm serve /models/x", "model": "/models/x"}, "a repository of the Hub, OWNER/NAME"),
         ({"command": "vllm serve acme/sample-int4 --x '{{\"a\"}}'"}, "JSON"),
@@ -236,21 +216,15 @@ def test_a_checkpoint_that_is_made_here_is_given_as_a_folder(
         assert f"# Checkpoint: {folder}" in text
     tasks.recipe_export(paths, "scripted-tiny", form="v1")
     told = capsys.readouterr()
-    assert f"--user 0:0' ./run-recipe.sh FILE --solo -v {folder}:/model" in told.out
-    assert f"note: {last.tag} is not built yet; next: invoke build --recipe scripted-tiny\n" in told.err
+    assert f"-v {folder}:/model" in told.out and last.tag in told.err, "it is not built yet"
     Releases(paths).save(release(3, recipe="scripted-tiny", stage=last.stage.name, key=last.key, tag=last.tag))
     tasks.recipe_export(paths, "scripted-tiny", form="v1")
-    assert "not built yet" not in capsys.readouterr().err
+    assert last.tag not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", ["v1", "v2"])
 @pytest.mark.parametrize(
-    ("name", "stage"),
-    [
-        ("scripted-tiny", None),
-        ("scripted-tiny", "hybrid"),
-        ("scripted-pair", None),
-    ],
+    ("name", "stage"), [("scripted-tiny", None), ("scripted-tiny", "hybrid"), ("scripted-pair", None)]
 )
 def test_what_was_exported_is_the_same_release_when_it_is_imported(
     paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path, form: str, name: str, stage: str | None
@@ -276,19 +250,6 @@ def test_what_was_exported_is_the_same_release_when_it_is_imported(
     assert (made.model, made.model_revision) == (was.model, was.model_revision)
     assert (made.mods, made.stack, made.stage) == (["fix-own"], was.stack, stage or was.stage)
     assert made.nodes == was.nodes
-
-
-@pytest.mark.parametrize("form", ["v1", "v2"])
-def test_their_runners_add_what_differs_from_machine_to_machine(
-    paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path, form: str
-) -> None:
-    tasks.recipe_export(paths, "scripted-pair", form=form)
-    value = yaml.safe_load(capsys.readouterr().out)
-    said = {key: value.get(key) for key in ("cluster_only", "solo_only", "min_nodes", "max_nodes", "runtime")}
-    wanted = (True, None, None, None, None) if form == "v1" else (None, None, 2, 2, "vllm-distributed")
-    assert tuple(said.values()) == wanted
-    assert value["defaults"]["tensor_parallel"] == 2 and "{tensor_parallel}" in value["command"]
-    assert not any(flag in value["command"] for flag in ("--nnodes", "--distributed-executor-backend"))
 
 
 def test_a_cluster_of_the_community_is_taken_over(paths: Paths, tmp_path: Path) -> None:
@@ -328,13 +289,9 @@ def test_check_takes_files_folders_and_globs(paths: Paths, tmp_path: Path, capsy
     assert tasks.recipe_check(paths, [f"{many}/g*.yaml", f"{many}/**/clus*", "scripted-tiny"], as_json=True)
     assert set(rows_of(capsys)) == {"good.yaml", "cluster.yaml", "scripted-tiny.yaml"}
     assert not tasks.recipe_check(paths, [many])
-    table = capsys.readouterr().out
-    assert "5 recipes of" in table and "2 pass, 3 refused" in table and "\x1b" not in table
-    assert "has no flag --prot" in " ".join(table.split())
-    for nothing in (f"{many}/x*.yaml", str(tmp_path / "none")):
-        (tmp_path / "none").mkdir(exist_ok=True)
-        with pytest.raises(InputError, match="no recipe there"):
-            tasks.recipe_check(paths, [nothing])
+    assert "\x1b" not in capsys.readouterr().out
+    with pytest.raises(InputError):
+        tasks.recipe_check(paths, [f"{many}/x*.yaml"])
 
 
 @pytest.mark.parametrize(
@@ -344,7 +301,6 @@ def test_check_takes_files_folders_and_globs(paths: Paths, tmp_path: Path, capsy
         {"build_args": ["--exp-mxfp4"], "container": "somebody/vllm:1", "env": {"HF_HOME": "/x", "N": "${HOME}"}},
         {"command": "pip install x\nvllm serve acme/sample-int4 --ssl-keyfile k | tee l"},
         {"command": "vllm serve /models/x", "model": "/models/x"},  # import refuses it
-        {"command": "vllm serve acme/sample-int4 --speculative-config '[1]'"},
     ],
 )
 def test_check_says_all_that_import_would(
@@ -460,39 +416,14 @@ def test_a_recipe_of_ours_from_elsewhere_is_held_against_its_own_stack(
 
 
 def test_exports_that_cannot_be(paths: Paths) -> None:
-    with pytest.raises(InputError, match="saw 'v3', wanted v1 or v2"):
-        tasks.recipe_export(paths, "scripted-tiny", form="v3")
-    with pytest.raises(ManifestError, match="this model has not been locked yet"):
-        tasks.recipe_export(paths, "qwen3.5-122b", form="v1")
-    with pytest.raises(InputError, match="unknown recipe"):
-        tasks.recipe_export(paths, "qwen", form="v1")
     own = paths.project / "recipes/scripted-tiny.yaml"
     before = own.read_bytes()
-    with pytest.raises(InputError, match="is there already, and is not overwritten"):
-        tasks.recipe_export(paths, "scripted-tiny", form="v1", output=str(own))
+    for name, form, output in (
+        ("scripted-tiny", "v3", ""), ("qwen3.5-122b", "v1", ""), ("qwen", "v1", ""), ("scripted-tiny", "v1", str(own)),
+    ):  # fmt: skip
+        with pytest.raises((InputError, ManifestError)):
+            tasks.recipe_export(paths, name, form=form, output=output)
     assert own.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("container", "wanted"),
-    [
-        ("vllm-node-tf5:latest", ("spark", None)),
-        ("", ("spark", None)),
-        ("ghcr.io/spark-arena/dgx-vllm-eugr-nightly-tf5:latest", ("spark", None)),
-        ("docker.io/vllm/vllm-openai:v0.19.0", ("spark", None)),
-        ("sparkpin/stack-spark:v2-0123456789ab", ("spark", "v2")),
-        ("vllm-node-b12x", (None, None)),
-        ("somebody/vllm:1", (None, None)),
-    ],
-)
-def test_containers(container: str, wanted: tuple[str | None, str | None]) -> None:
-    assert mapping.stack_of(container)[:2] == wanted
-
-
-def test_build_arguments() -> None:
-    given = ["--tf5", "-j 8", "--exp-mxfp4", "--apply-vllm-pr", "123", "--gpu-arch", "12.1a", "-f", "Dockerfile.x"]
-    told = [line.partition(":")[0] for line in mapping.build_args(given)]
-    assert told == ["build_args --exp-mxfp4", "build_args --apply-vllm-pr 123", "build_args -f Dockerfile.x"]
 
 
 def test_a_mod_is_a_template_or_needless_or_refused(project: Path, tmp_path: Path) -> None:
@@ -510,34 +441,30 @@ def test_a_mod_is_a_template_or_needless_or_refused(project: Path, tmp_path: Pat
     assert any("--gpu-memory-utilization" in line for line in refused), "its counterpart"
 
 
+OWN = "sparkpin/scripted-drafter"
+
+
 @pytest.mark.parametrize(
     ("words", "made", "drafter"),
     [
         ("--spec-method mtp --spec-tokens {n}", '{{"method": "mtp", "num_speculative_tokens": {n}}}', None),
         (
-            "--spec_model=sparkpin/scripted-drafter --spec-tokens 2",
-            '{{"model": "sparkpin/scripted-drafter", "num_speculative_tokens": 2}}',
-            "sparkpin/scripted-drafter",
+            f"--spec_model={OWN} --spec-tokens 2",
+            f'{{{{"model": "{OWN}", "num_speculative_tokens": 2}}}}',
+            OWN,
         ),
         ("--spec-model x/draft --spec-method eagle3 --spec-tokens {n}", None, None),
-        ("""--speculative-config '{{"model": "ngram"}}'""", '{{"model": "ngram"}}', None),
         ("--spec-model [ngram] --spec-tokens 2", '{{"model": "[ngram]", "num_speculative_tokens": 2}}', None),
-        ("--spec-method suffix --spec-model suffix", '{{"model": "suffix", "method": "suffix"}}', None),
     ],
 )
 def test_drafts_that_are_set_by_flags_of_their_own_come_to_one_plan(
-    paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, made: str | None, drafter: str | None
+    paths: Paths, tmp_path: Path, words: str, made: str | None, drafter: str | None
 ) -> None:
     command = f"vllm serve acme/sample-int4 --port {{port}} {words}"
-    recipe = V1 | {"mods": [], "command": command, "defaults": {"port": 8001, "n": 3}}
-    value = imported(paths, tmp_path, recipe)
+    value = imported(paths, tmp_path, V1 | {"mods": [], "command": command, "defaults": {"port": 8001, "n": 3}})
     plan = [] if made is None else [f"--speculative-config '{made}'"]
     assert value["command"] == " \\\n  ".join(["vllm serve /model", "--port {port}", *plan]) + "\n"
     assert value.get("drafter") == drafter and value["defaults"].get("n") == (3 if "{n}" in (made or "") else None)
-    tasks.recipe_check(paths, [str(tmp_path / "Some Recipe.yaml")])
-    checked = " ".join(capsys.readouterr().out.split())
-    assert ("x/draft is not fetched" in checked) == (made is None)
-    assert "ngram] is not fetched" not in checked and "ngram is not fetched" not in checked
 
 
 def test_a_recipe_with_a_drafter_is_not_exported(tmp_path: Path) -> None:

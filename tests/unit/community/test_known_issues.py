@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from places import PROJECT
 
 from sparkpin.community.flag_lint import PlannedServer
@@ -40,7 +41,7 @@ def server(issue: KnownIssue) -> PlannedServer:
     speculation = ", ".join(f'"{part}": "{said[f"--speculative-config.{part}"]}"' for part in parts)
     words = [word for name, value in said.items() if name.startswith("-") and "." not in name
              for word in (name, value) if word]  # fmt: skip
-    version = next(one for one in VERSIONS if not issue.vllm or one in spec(issue.vllm))
+    version = next(one for one in VERSIONS if not issue.vllm or one in SpecifierSet(issue.vllm))
     return PlannedServer(
         model="someone/Qwen3.6-1B-" + (issue.models or [""])[0].replace("*", ""),
         argv=("vllm", "serve", "/model", *words, *(["--speculative-config", f"{{{speculation}}}"] if parts else [])),
@@ -51,12 +52,6 @@ def server(issue: KnownIssue) -> PlannedServer:
         templates=frozenset(),
         chain=None,
     )
-
-
-def spec(bounds: str) -> object:
-    from packaging.specifiers import SpecifierSet
-
-    return SpecifierSet(bounds)
 
 
 def names(served: PlannedServer) -> set[str]:
@@ -84,7 +79,7 @@ def test_it_is_found_where_all_conditions_hold_and_not_where_one_fails(name: str
         elsewhere += [replace(served, packages=frozenset({issue.lacks})), replace(served, packages=None)]
     if issue.vllm:
         elsewhere.append(replace(served, release=replace(served.release, wanted="")))
-        elsewhere += [replace(served, release=release(one)) for one in VERSIONS if one not in spec(issue.vllm)]
+        elsewhere += [replace(served, release=release(one)) for one in VERSIONS if one not in SpecifierSet(issue.vllm)]
     assert not any(name in names(one) for one in elsewhere)
 
 

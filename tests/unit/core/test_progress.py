@@ -53,20 +53,6 @@ def test_silence_is_told(
     assert not any(thread.name == "progress" for thread in threading.enumerate())
 
 
-def test_what_an_engine_gathers_is_told_until_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "EVERY", 0.0)
-    heard, said = threading.Event(), list[str]()
-
-    def say(line: str) -> None:
-        said.append(line)
-        heard.set()
-
-    with progress(say, 2_000_000, before="it gathers", gathered=lambda: 700_000) as add:
-        assert heard.wait(60)
-        add(1_000_000)
-    assert (said[0], said[-1]) == ("  0.7 of 2.0 MB: it gathers", "  1.0 of 2.0 MB")
-
-
 def test_short_work_says_nothing() -> None:
     said: list[str] = []
     with progress(said.append, 2) as add:

@@ -11,13 +11,9 @@ import sys
 import termios
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
-from places import PROJECT
 
-from sparkpin.commands import recipe
-from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import table
 
 COLUMNS = ("what", "count", "size", "after", "tensors", "type", "why")
@@ -27,7 +23,6 @@ ROWS = [
     ("replaced", "12", "0.4 MB", "0.2 MB", LONG, "BF16 -> F8_E4M3", WHY),
     ("kept", "1", "2 B", "", "a.*", "I32", ""),
 ]
-DOCTOR = ("", "what", "found", "fix")
 
 
 def in_terminal(width: int, show: Callable[[], object], *, escapes: bool = False) -> list[str]:
@@ -92,56 +87,10 @@ def test_a_plan_stays_within_the_terminal_and_loses_nothing(width: int) -> None:
     assert squeezed(rows) == squeezed(wanted)
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_doctor_s_states_and_names_stay_whole_and_no_command_is_cut(width: int) -> None:
-    """Of a Spark that lacks all; the longest of what doctor tells, as it tells it."""
-    fix = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
-    found = "nvidia-container-toolkit 1.18.0, and Docker knows neither its runtime nor its hook"
-    rows = [("MISSING", "GPU in containers", found, fix), ("advice", "page cache", "3.0 GiB", "x" * 150)]
-    lines = in_terminal(width, lambda: table(DOCTOR, rows))
-    assert max(map(len, lines)) <= width and "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines)
-    assert squeezed(rows_of(lines, list(DOCTOR), width, gap="")) == squeezed(rows)
-    assert "MISSING  GPU in containers  " in lines[2]
-    told = rows_of(lines, list(DOCTOR), width, gap=" ")[0]
-    assert told[2:] == [found, fix], "broken between words"
-
-
-@pytest.mark.parametrize(("width", "spared"), [(80, True), (120, False)])
-def test_the_list_of_recipes_stays_within_the_terminal_and_loses_no_name(
-    width: int, spared: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The names of recipes, stacks and stages are typed, so they stay whole; the list is that of this project. Models
-    are left out where they would be folded, which is said."""
-    paths = Paths(PROJECT, Path("/nowhere"), Path("/nowhere"))
-    lines = in_terminal(width, lambda: recipe.recipe_list(paths))
-    monkeypatch.setenv("COLUMNS", "1000")
-    recipe.recipe_list(paths)
-    piped = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= width < max(map(len, piped))
-    told = [line for line in lines if line.startswith("left out: model, ")]
-    assert bool(told) == spared and told == lines[len(lines) - len(told) :]
-    titles = [title for title in ("recipe", "model", "stack", "stage", "what it is") if title != "model" or not spared]
-    rows = rows_of(lines[: len(lines) - len(told)], titles, width, gap="")
-    whole = [re.split("  +", line.strip()) for line in piped[2:]]
-    wanted = [[cell for at, cell in enumerate(row) if at != 1 or not spared] for row in whole]
-    assert [row[:-1] for row in rows] == [row[:-1] for row in wanted] and squeezed(rows) == squeezed(wanted)
-    assert {"scripted-tiny-spark", "qwen3.5-122b"} <= {row[0] for row in rows}
-
-
 def test_a_table_without_long_texts_is_wider_than_the_terminal_and_not_cut() -> None:
     row = ("sparkpin/" + "a" * 60, "b" * 50)
     lines = in_terminal(80, lambda: table(("release", "state"), [row]))
     assert "".join(lines[2:]) == "  ".join(row)
-
-
-def test_in_a_wide_pipe_rows_are_whole_and_not_padded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
-    table(COLUMNS, ROWS)
-    lines = capsys.readouterr().out.splitlines()
-    assert any(LONG in line and line.endswith(WHY) for line in lines)
-    assert [line for line in lines if line != line.rstrip()] == []
 
 
 @pytest.mark.parametrize("columns", ["", "80", "100"])

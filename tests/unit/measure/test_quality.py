@@ -8,8 +8,7 @@ import json
 import math
 import re
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,6 @@ from benchmarks.interval_coverage import LOSSES, Loss, coverage
 from sparkpin.commands import choose, quality
 from sparkpin.commands import releases as commands_releases
 from sparkpin.commands import up as commands_up
-from sparkpin.core import progress
 from sparkpin.core.errors import DiskError, HostError, InputError, ManifestError, QualityError
 from sparkpin.core.paths import Paths
 from sparkpin.history.report.measured import quality_of
@@ -35,8 +33,7 @@ from sparkpin.host import machine
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure import own_server
 from sparkpin.measure.quality import asking, compare, intervals, run, skills, texts
-from sparkpin.measure.quality import report as quality_report
-from sparkpin.measure.quality.distance import agreement, kl, rows_of, until_they_part
+from sparkpin.measure.quality.distance import agreement, kl, rows_of
 from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer, keep, known
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
@@ -102,17 +99,6 @@ def test_rows_are_ranked_and_equals_go_by_their_id() -> None:
     assert agreement(rows, other).tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("reference", "other", "wanted"),
-    [([1, 2, 3], [1, 2, 3], (3, 3)), ([1, 2, 3], [1, 9, 3], (2, 1)), ([1, 2, 3], [1, 2], (2, 2)), ([4], [5], (1, 0))],
-)
-def test_continuations_are_compared_up_to_the_first_word_that_differs(
-    reference: list[int], other: list[int], wanted: tuple[int, int]
-) -> None:
-    made = [rows_of([{t: -0.1} for t in tokens], tokens) for tokens in (reference, other)]
-    assert until_they_part(*made) == wanted
-
-
 def test_intervals_are_the_same_each_time_and_hold_the_value() -> None:
     figure = intervals.ratio([1.0, 4.0, 2.0, 9.0], [10, 20, 10, 30], (0, 1))
     assert figure == intervals.ratio([1.0, 4.0, 2.0, 9.0, 0.0], [10, 20, 10, 30, 0], (0, 1))
@@ -121,9 +107,6 @@ def test_intervals_are_the_same_each_time_and_hold_the_value() -> None:
     assert (alike.low, alike.value, alike.high) == pytest.approx((math.exp(2),) * 3)
     assert intervals.ratio([], [], (0, 1)).value == 0
     assert intervals.ratio([0.2], [10], (0, 100)) == Figure(value=0.02, low=0, high=100), "one says nothing of others"
-    # Two that differ, drawn again and again, are one text, or both as they are: the draws know no spread.
-    two = intervals.ratio([0.9, 1.1], [1, 1], (0, 100))
-    assert two.low == pytest.approx(0, abs=0.3) and two.high == pytest.approx(2.27, abs=0.01)
 
 
 @pytest.mark.parametrize("texts", [23, 8])
@@ -234,13 +217,9 @@ def test_answers_to_other_questions_are_kept_elsewhere(paths: Paths, monkeypatch
     assert run.folder_of(paths, ours, corpus) != before
 
 
-@pytest.mark.parametrize(
-    ("name", "limit", "kept"),
-    [("kl", 0.03, "within"), ("kl", 0.015, "unclear"), ("kl", 0.005, "more"), ("top1", 0.98, "within"),
-     ("top1", 0.985, "within"), ("top1", 0.9875, "unclear"), ("top1", 0.995, "more")],
-)  # fmt: skip
-def test_a_loss_is_more_than_allowed_only_where_its_whole_interval_is(name: str, limit: float, kept: str) -> None:
-    (judged,) = quality_allowance.judge(figures(), (), Quality(**{name: limit}))
+@pytest.mark.parametrize(("limit", "kept"), [(0.98, "within"), (0.985, "within"), (0.9875, "unclear"), (0.995, "more")])
+def test_a_share_is_less_than_allowed_only_where_its_whole_interval_is(limit: float, kept: str) -> None:
+    (judged,) = quality_allowance.judge(figures(), (), Quality(top1=limit))
     assert judged.kept == kept
 
 
@@ -258,10 +237,8 @@ def test_an_interval_wider_than_the_limit_tells_nothing() -> None:
     allowed = Quality(tool_calls=0.05)
     few = skill(10)
     (judged,) = quality_allowance.judge(figures(), [few], allowed)
-    assert judged.seen.high - judged.seen.low > 0.3 and judged.kept == "unclear"
     (text,) = re.findall(r"about (\d+) questions", quality_allowance.would_tell(judged, 23, [few]))
-    assert 53 <= int(text) <= 56
-    for asked, kept in ((int(text), "within"), (int(text) // 2, "unclear")):
+    for asked, kept in ((10, "unclear"), (int(text), "within"), (int(text) // 2, "unclear")):
         assert [one.kept for one in quality_allowance.judge(figures(), [skill(asked)], allowed)] == [kept]
     (judged,) = quality_allowance.judge(figures(), [skill(20, worse=2)], allowed)  # 10 % lost, 5 % allowed
     wanted = quality_allowance.needed_questions(skill(20, worse=2), 0.05)
@@ -287,57 +264,14 @@ def test_verdicts_by_interval(low: float, value: float, high: float, kept: str) 
         assert side <= abs(0.03 - value) < side * 1.05
 
 
-@pytest.mark.parametrize(
-    ("allowed", "wanted"),
-    [({"kl": 0.03}, "ok"), ({"kl": 0.005, "top1": 0.9875}, "lost MORE than allowed: kl; cannot tell top1"),
-     ({}, "none")],
-)  # fmt: skip
-def test_a_verdict_ends_the_report(allowed: dict[str, float], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
-    judged = quality_allowance.judge(figures(), (), Quality(**allowed))
-    quality_report.report(made_record(release(2), release(1), judged=judged))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith(f"verdict: {wanted}")
-    row = next(line for line in lines if line.startswith("same first choice"))
-    assert ("at least 98.75%" in row) == ("top1" in allowed)
-
-
-def test_the_tables_fit_into_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    kl = Figure(value=0.00123, low=0.00099, high=0.00234)
-    seen = dataclasses.replace(figures(kl), perplexity_reference=123.4)
-    allowed = Quality(kl=0.0035, top1=0.98, perplexity=1.02, continued_kl=0.0045, tool_calls=0.05)
-    made = made_record(
-        release(2), release(1, stage="mtp"), judged=quality_allowance.judge(seen, [skill(200)], allowed),
-        texts=(seen, *(dataclasses.replace(seen, kind=kind) for kind in ("conversation", "code"))),
-        skills=(skill(200),),
-    )  # fmt: skip
-    monkeypatch.setenv("COLUMNS", "80")
-    quality_report.report(made)
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
-
-
-def test_what_could_not_be_measured_is_no_limit_kept() -> None:
-    allowed = Quality(kl=0.03, continued_kl=0.03, needles=0.1)
-    lines = quality_allowance.judge(dataclasses.replace(figures(), continued=0), (), allowed)
-    assert [line.name for line in lines] == ["kl"]
-    assert quality_allowance.unmeasured(lines, (), allowed) == ("continued_kl", "needles")
-
-
-@pytest.mark.parametrize(("perplexity", "judged"), [(1.4e14, False), (200_000.0, True)])
-def test_a_ratio_to_a_reference_that_is_worse_than_a_guess_is_not_judged(
-    paths: Paths, perplexity: float, judged: bool
-) -> None:
+def test_a_ratio_to_a_reference_that_is_worse_than_a_guess_is_not_judged(paths: Paths) -> None:
     ours, parent = release(2), release(1, stage="mtp")
     worse = Figure(value=1.076, low=1.07, high=1.08)
-    seen = dataclasses.replace(figures(), perplexity_reference=perplexity, ratio=worse)
-    quality_record.save(paths, ours, parent, made_record(ours, parent, texts=(seen,)))
     limit(paths, 0.05, ", perplexity: 1.005")
-    if judged:
-        with pytest.raises(QualityError, match="perplexity: MORE"):
-            quality_gate.check(paths, ours, accepted="")
-        return
-    note, summary = quality_gate.check(paths, ours, accepted="")
-    assert note == "perplexity is not judged: the reference is worse than a uniform guess"
-    assert "1 of 1 limits kept" in summary
+    for perplexity, refused in ((1.4e14, False), (200_000.0, True)):
+        seen = dataclasses.replace(figures(), perplexity_reference=perplexity, ratio=worse)
+        quality_record.save(paths, ours, parent, made_record(ours, parent, texts=(seen,)))
+        assert (quality_gate.refusal(paths, ours) is not None) == refused
 
 
 def figures(kl: Figure = Figure(value=0.02, low=0.01, high=0.03)) -> Texts:  # noqa: B008
@@ -357,26 +291,18 @@ def made_record(release: Release, reference: Release, **changes: Any) -> Quality
     return dataclasses.replace(made, **changes)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[", "accepted.json: saw .*, wanted Invalid JSON"),
-        ("{}", "accepted.json: wanted Input should be a valid"),
-        ('[{"time": "t", "reason": 1, "reference": "r", "lost": []}]', "accepted.json: 0.reason: saw 1"),
-        ('[{"time": "t", "reason": "r", "reference": "r"}]', "accepted.json: 0.lost: "),
-    ],
-)
+@pytest.mark.parametrize("text", ["[", "{}", '[{"time": "t", "reason": 1, "reference": "r", "lost": []}]'])
 @pytest.mark.parametrize("accepted", ["", "a test"])
-def test_a_damaged_note_of_what_was_accepted_is_an_error(paths: Paths, text: str, message: str, accepted: str) -> None:
+def test_a_damaged_note_of_what_was_accepted_is_an_error(paths: Paths, text: str, accepted: str) -> None:
     ours, parent = release(3, "passed"), release(2, "passed", stage="mtp")
     limit(paths, 0.005)
     judged = quality_gate.judged(paths, ours, made_record(ours, parent))
     quality_record.save(paths, ours, parent, made_record(ours, parent, judged=judged))
     path = quality_record.folder_of(paths, ours) / quality_record.ACCEPTED
     path.write_text(text)
-    with pytest.raises(ManifestError, match=message) as caught:
+    with pytest.raises(ManifestError) as caught:
         quality_gate.check(paths, ours, accepted=accepted)
-    assert str(path) in caught.value.message and caught.value.next_step.startswith(f"restore {path} from a backup")
+    assert str(path) in caught.value.message
     assert quality_gate.is_refused(paths, ours)
     assert quality_of(paths, ours).text == "record damaged"
     assert path.read_text() == text
@@ -414,14 +340,11 @@ def test_a_skill_that_the_reference_has_not_is_not_judged() -> None:
         quality_record.Skill(name=name, asked=5, reference=right, release=right, lost=lost, failures=())
         for name, right in (("tool calls", 0), ("needles", 2))
     )
-    texts = made_record(release(2), release(1, stage="mtp")).overall
     allowed = Quality(tool_calls=0.05, needles=0.05)
-    judged = quality_allowance.judge(texts, both, allowed)
+    judged = quality_allowance.judge(figures(), both, allowed)
     assert [line.name for line in judged] == ["needles"]
     assert quality_allowance.unmeasured(judged, both, allowed) == ()
-    [note] = quality_allowance.notes(texts, both, allowed)
-    assert note.startswith("tool calls are not judged")
-    assert quality_allowance.notes(texts, both, Quality(needles=0.05)) == ()
+    assert len(quality_allowance.notes(figures(), both, allowed)) == 1
 
 
 def test_the_only_recipe_with_releases_is_meant(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,12 +366,9 @@ def test_a_release_is_compared_with_its_parent_stage_or_with_what_a_person_names
     assert quality.chosen(paths, "tiny", ours.tag, None) == quality.Pair(ours, parent, "parent")
     assert quality.chosen(paths, "tiny", ours.tag, old.tag) == quality.Pair(ours, old, "parent")
     assert quality.chosen(paths, "tiny", ours.tag, "base") == quality.Pair(ours, base, "named")
-    with pytest.raises(InputError):
-        quality.chosen(paths, "tiny", base.tag, None)
-    with pytest.raises(InputError):
-        quality.chosen(paths, "tiny", ours.tag, "v2")
-    with pytest.raises(InputError):
-        quality.chosen(paths, "tiny", old.tag, None)
+    for tag, reference in ((base.tag, None), (ours.tag, "v2"), (old.tag, None)):
+        with pytest.raises(InputError):
+            quality.chosen(paths, "tiny", tag, reference)
 
 
 def test_a_parent_that_passed_goes_before_a_newer_one_and_of_these_one_of_the_same_recipe(
@@ -461,21 +381,18 @@ def test_a_parent_that_passed_goes_before_a_newer_one_and_of_these_one_of_the_sa
     unproven, ours = release(3, stage="mtp", inputs=same), release(4, inputs=same)
     records.save(unproven)
     assert quality.parent_of(paths, ours) == unproven
-    told = capsys.readouterr()
-    assert f"warning: {unproven.tag}, the reference, has not passed" in told.out + told.err
-    records.save(unlike)
-    assert quality.parent_of(paths, ours) == unlike
-    records.save(fits)
-    assert quality.parent_of(paths, ours) == fits
-    told = capsys.readouterr()
-    assert "warning" not in told.out + told.err
+    assert unproven.tag in "".join(capsys.readouterr()), "a warning"
+    for better in (unlike, fits):
+        records.save(better)
+        assert quality.parent_of(paths, ours) == better
+    assert capsys.readouterr() == ("", "")
 
 
 def test_without_a_name_it_is_the_newest_that_passed_and_has_a_parent(paths: Paths) -> None:
     records = Releases(paths)
     name = "scripted-tiny"
     own = manifests.load_recipe(paths.project, name).stage
-    with pytest.raises(InputError, match=f"no release of stage '{own}'") as caught:
+    with pytest.raises(InputError) as caught:
         quality.newest(paths, name)
     assert caught.value.next_step == f"invoke build --recipe {name} --stage {own}"
     unproven = release(5, recipe=name, stage=own)
@@ -485,49 +402,6 @@ def test_without_a_name_it_is_the_newest_that_passed_and_has_a_parent(paths: Pat
     for made in passed:
         records.save(made)
     assert quality.newest(paths, name) == passed[1]
-
-
-def test_a_long_text_and_a_long_needle_are_told_of_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    said, told = list[str](), threading.Event()
-
-    def say(line: str) -> None:
-        said.append(line)
-        told.set()
-
-    def read_until_told(result: object) -> Callable[..., object]:
-        def slow(*_: object) -> object:
-            told.clear()
-            assert told.wait(60), "nothing is said"
-            return result
-
-        return slow
-
-    monkeypatch.setattr(progress, "EVERY", 0.1)
-    monkeypatch.setattr(skills, "tool_questions", lambda *_, **__: [])
-    monkeypatch.setattr(skills, "needle_steps", lambda *_, **__: (2048,))
-    monkeypatch.setattr(skills, "needles", read_until_told([SkillAnswer("needles, 2,048 tokens", "word", True)]))
-    monkeypatch.setattr(asking, "room", lambda _: 4096)
-    monkeypatch.setattr(asking, "reading", read_until_told(SimpleNamespace(forced=[])))
-    exact = SimpleNamespace(chat=SimpleNamespace(exact=True))
-    subject: Any = SimpleNamespace(expect=exact, client=None, model="m")
-    corpus: Any = SimpleNamespace(quick=True, texts=[SimpleNamespace(name="a poem")])
-    run.read(subject, corpus, say, [])
-    run.questions(subject, corpus, say, [])
-    waits = [line for line in said if line.startswith("  ")]
-    assert {line.partition(",")[0].strip() for line in waits} == {"a first answer", "reading text 1", "needles"}
-
-
-def test_questions_that_only_one_was_asked_are_noted() -> None:
-    def asked(step: str) -> QualityMeasured:
-        needles = (SkillAnswer(f"needles, {step} tokens", f"word {n}", True) for n in range(2))
-        return QualityMeasured("0.32.0", 1.5, (), (SkillAnswer("tool calls", "one", True), *needles))
-
-    p, q = asked("2,048"), asked("1,900")
-    assert compare.asked_alone(p, q) == (
-        "needles, 2,048 tokens: 2 asked of the reference alone, so not compared",
-        "needles, 1,900 tokens: 2 asked of the release alone, so not compared",
-    )
-    assert compare.asked_alone(p, p) == ()
 
 
 def limit(paths: Paths, value: float, others: str = "") -> None:
@@ -540,16 +414,15 @@ def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, parent = release(2), release(1, stage="mtp")
-    assert quality_gate.check(paths, ours, accepted="")[0].startswith("no quality record: nobody has measured")
+    assert len(quality_gate.check(paths, ours, accepted="")) == 1, "that nobody has measured it"
     assert quality_gate.check(paths, release(4, stage="base"), accepted="") == ()
     limit(paths, 0.005)
     judged = quality_gate.judged(paths, ours, made_record(ours, parent))
     quality_record.save(paths, ours, parent, made_record(ours, parent, judged=judged))
-    with pytest.raises(QualityError, match=r"kl: MORE, 0.02 \[0.01, 0.03\], allowed at most 0.005") as caught:
+    with pytest.raises(QualityError, match="kl") as caught:
         quality_gate.check(paths, ours, accepted="")
     assert "--accept-loss" in caught.value.next_step
-    accepted = quality_gate.check(paths, ours, accepted="we need the memory")
-    assert accepted[0].startswith("accepted: kl: MORE")
+    assert "kl" in quality_gate.check(paths, ours, accepted="we need the memory")[0]
     quality_gate.note_accepted(paths, ours, "we need the memory")
     quality_gate.note_accepted(paths, ours, "still")
     first, second = quality_record.accepted_of(paths, ours)
@@ -558,31 +431,22 @@ def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(
     with monkeypatch.context() as reworded:  # what was accepted are figures, whatever the words for them are
         reworded.setattr(quality_allowance, "TOLD", dict.fromkeys(quality_allowance.TOLD, "another word"))
         assert quality_gate.refusal(paths, ours) is None
-    assert quality_gate.check(paths, ours, accepted="")[1] == "accepted before: still"
-    evidence = quality_of(paths, ours)
-    assert evidence.text == f"lost more than allowed: kl; accepted: still ({parent.name})"
     limit(paths, 0.005, ", top1: 0.999")  # another loss, which nobody has accepted
-    with pytest.raises(QualityError, match="top1: MORE"):
+    with pytest.raises(QualityError, match="top1"):
         quality_gate.check(paths, ours, accepted="")
     limit(paths, 0.004)
     assert quality_gate.refusal(paths, ours) is None
-    quality_record.save(
-        paths, ours, parent, made_record(ours, parent, texts=(figures(Figure(value=0.03, low=0.02, high=0.04)),))
-    )
-    with pytest.raises(QualityError, match=r"kl: MORE, 0\.03"):
+    worse = figures(Figure(value=0.03, low=0.02, high=0.04))
+    quality_record.save(paths, ours, parent, made_record(ours, parent, texts=(worse,)))
+    with pytest.raises(QualityError, match="kl"):
         quality_gate.check(paths, ours, accepted="")
     quality_record.save(paths, ours, parent, made_record(ours, parent))
     assert len(quality_record.records_of(paths, ours)) == 1  # the note of what was accepted is no record
-    limit(paths, 0.015)
-    assert quality_gate.check(paths, ours, accepted="")[0].startswith("kl: cannot tell")
-    limit(paths, 0.05, ", needles: 0.1")
-    assert quality_gate.check(paths, ours, accepted="")[0] == "not measured: needles"
-    limit(paths, 0.05)
-    assert quality_gate.check(paths, ours, accepted="") == (
-        f"quality against {parent.tag}: 1 of 1 limits kept, measured 2026-01-05T00:00:00.000Z",
-    )
-    assert quality_gate.check(paths, ours, accepted="x")[0].startswith("nothing to accept")
-    assert [one.kind for one in quality_of(paths, ours).limits] == ["good"], "the report goes by the same limits"
+    for limited, others, kept in ((0.015, "", "unclear"), (0.05, ", needles: 0.1", "good"), (0.05, "", "good")):
+        limit(paths, limited, others)
+        assert quality_gate.refusal(paths, ours) is None
+        if kept == "good":
+            assert [one.kind for one in quality_of(paths, ours).limits][:1] == ["good"], "the report goes by them, too"
 
 
 def test_what_promote_refuses_becomes_current_in_no_other_way(

@@ -36,11 +36,8 @@ def reads(one: DecodeStep) -> dict[str, Read]:
     ("experts", "active", "tokens", "wanted"),
     [
         (256, 8, 1, 8.0),
-        (256, 8, 2, 15.75),  # 256 x (1 - (31/32)^2) = 256 x 63 / 1024
         (256, 8, 3, 23.2578125),  # 256 x 2977 / 32768
         (4, 2, 3, 3.5),  # 4 x (1 - 1/8)
-        (8, 8, 5, 8.0),
-        (0, 0, 3, 0.0),
     ],
 )
 def test_distinct_experts(experts: int, active: int, tokens: int, wanted: float) -> None:

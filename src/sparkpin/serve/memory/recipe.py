@@ -135,14 +135,12 @@ def plan_recipe(
     stack: schema.Stack,
     chain: tuple[schema.Stage, ...],
     machine: Machine,
-    *,
-    nodes: int | None = None,
 ) -> MemoryPlan:
     """Of a recipe for several nodes the plan of each of them: `needed` and `left` are bytes of one machine.
 
     machine: that of the node (nodes with different memory have a plan each).
     """
-    return plan_known(paths, recipe, stack, chain, known_of(paths, recipe, stack, chain, nodes=nodes), machine)
+    return plan_known(paths, recipe, stack, chain, known_of(paths, recipe, stack, chain), machine)
 
 
 def plan_known(

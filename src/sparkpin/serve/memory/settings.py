@@ -134,8 +134,8 @@ def read_settings(
     text_only = flags.on("--language-model-only") or not geometry.vision
     eager = flags.on("--enforce-eager") or platform == "cpu"
     yarn, others = yarn_positions(flags)
-    # Other overrides may change the positions, so that what the config says does not decide; YaRN does not (vLLM 0.32).
-    overridden = any(OVERRIDES in word for word in argv) and not (yarn and vllm >= (0, 32))
+    # Other overrides may change the positions, so that what the config says does not decide; YaRN does not.
+    overridden = any(OVERRIDES in word for word in argv) and not yarn
     longer = env.get(LONG, "").strip().lower() in ("1", "true") or overridden
     return Settings(
         platform=platform,
