@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from sparkpin.serve import crash_facts
-from sparkpin.serve.crash_causes import CAUSES
 from sparkpin.serve.postmortem import Death, first_error, report
 
 INIT = """(EngineCore pid=170) ERROR 11-22 03:55:16 [core.py:1510] EngineCore failed to start.
@@ -120,10 +119,6 @@ def test_a_line_of_information_is_no_cause() -> None:
     )
     assert not [text for text in report(dead(log)) if text.startswith(("that means", "first error"))]
     assert first_error(log.splitlines()) == ""
-
-
-def test_every_mend_can_be_filled_in() -> None:
-    assert all(cause.mend.format(recipe="r", tag="t") for cause in CAUSES)
 
 
 def test_what_the_kernel_said_since_the_start() -> None:

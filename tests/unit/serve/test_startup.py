@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +72,3 @@ def test_requests_under_way_are_waited_for_and_not_for_ever(
     left = iter(readings)
     assert waiting.quiet_moment(lambda: next(left), seconds, len) is quiet
     assert list(left) == []
-
-
-def test_a_new_release_is_held_against_the_last_start_of_its_recipe(tmp_path: Path) -> None:
-    for number in (1, 2):
-        startup.keep(tmp_path / f"v{number}", made_releases.release(number), Startup(), 10.0 * number, b"")
-        os.utime(tmp_path / f"v{number}" / startup.FILE, (number, number))
-    found = [startup.last(tmp_path / name) for name in ("v1", "new")]
-    assert [one.seconds for one in found if one] == [10.0, 20.0]
