@@ -266,10 +266,6 @@ def elsewhere(
         yield [(machine, one) for machine in machines for one in partners(machine, str(paths.home), recipe)]
 
 
-def recipe_of(other: Container) -> str:
-    return str(other.labels.get(RECIPE_LABEL, ""))
-
-
 def stays_down(other: Container) -> bool:
     """Whether process 1 on another machine waits without a server: it has failed too often."""
     with contextlib.suppress(SparkpinError), engine_errors():

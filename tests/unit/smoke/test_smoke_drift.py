@@ -187,10 +187,8 @@ def test_a_test_that_came_before_that_of_the_stage_below_is_completed_afterwards
     one = {"text": "t", "tokens": [1, 2], "logprobs": [-1.0, -2.0]}
     other = {**one, "logprobs": [-1.0 - by, -2.0 - by]}
     unasked = {"name": "drift", "passed": True, "detail": "", "seconds": 1.0, "applicable": False}
-    smoke = {
-        "passed": True,
-        "checks": [{**unasked, "name": "chat", "applicable": True}, unasked, {**unasked, "name": "drift@3"}],
-    }
+    chat = {**unasked, "name": "chat", "applicable": True}
+    smoke = {"passed": True, "checks": [chat, unasked, {**unasked, "name": "drift@3"}]}
     below = dataclasses.replace(made, stage="below", tag=made.tag.replace(made.stage, "below"), state="passed")
     demands = made.demands.model_copy(update={"parent": "below", "drift": 0.05})
     records.update(made.tag, lambda known: dataclasses.replace(known, demands=demands, state="passed", smoke=smoke))
