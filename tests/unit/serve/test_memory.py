@@ -31,7 +31,6 @@ from sparkpin.core.terminal import gib
 from sparkpin.pins.vllm_flags import AUTO
 from sparkpin.serve.memory import estimates
 from sparkpin.serve.memory.cache import FORMATS, lay_out, slot_bytes
-from sparkpin.serve.memory.estimates import activations, graphs
 from sparkpin.serve.memory.geometry import read_geometry
 from sparkpin.serve.memory.plan import Machine, make_plan
 from sparkpin.serve.memory.recipe import as_if
@@ -274,9 +273,7 @@ def test_what_does_not_fit_comes_with_what_would() -> None:
     assert "--gpu-memory-utilization 0.86" in made.hints[0]
     assert plan_122b(f"--gpu-memory-utilization 0.86 {SMALL}").fits
     given = plan_122b(f"{SHARE} {SMALL} --kv-cache-memory-bytes 60G")
-    blocks = plan_122b(f"{SHARE} --num-gpu-blocks-override 2000")
-    for one, flag in ((given, "--kv-cache-memory-bytes 60G of recipes/r.yaml"), (blocks, "--num-gpu-blocks-override")):
-        assert "39.31 GiB" in one.hints[0] and flag in one.hints[0]
+    assert "39.31 GiB" in given.hints[0] and "--kv-cache-memory-bytes 60G of recipes/r.yaml" in given.hints[0]
     pools = [plan_122b(f"{SHARE} {SMALL} --kv-cache-memory-bytes {int(pool * GIB)}").fits for pool in (39.3, 39.32)]
     assert pools == [True, False]
     small = plan_122b(SMALL, replace(SPARK, free=GIB))
@@ -387,9 +384,7 @@ def test_weights_with_a_head_in_4_bits_to_draft_with() -> None:
         ("model.layers.0.mlp.experts.1.up_proj.weight", "U8", "FP4 experts"),
         ("model.layers.0.mlp.experts.1.up_proj.weight_scale_2", "F32", "FP4 experts"),
         ("model.layers.0.mlp.experts.1.up_proj.weight_scale_inv", "BF16", "FP8 experts"),
-        ("model.layers.0.mlp.experts.gate_up_proj", "BF16", "16-bit experts"),
         ("model.layers.0.self_attn.q_proj.weight", "F8_E4M3", "FP8 layers"),
-        ("mtp.layers.0.mlp.experts.0.up_proj.weight", "BF16", "MTP layer"),
     ],
 )
 def test_kinds_of_tensors(name: str, dtype: str, kind: str) -> None:
@@ -438,16 +433,3 @@ def test_a_gpus_share_must_be_free_even_if_the_pool_is_given() -> None:
     made = plan_122b(f"--kv-cache-memory-bytes 16G --gpu-memory-utilization 0.95 {SMALL}")
     assert made.pool == 16 * GIB
     assert not made.fits and gib(made.needed) == "120.61 GiB"
-
-
-def test_estimates() -> None:
-    geometry = geometry_122b()
-    assert graphs(geometry, settings_of(geometry, "--enforce-eager", "cuda")) == 0
-    assert graphs(geometry, settings_of(geometry, "", "cuda")) / GIB == pytest.approx(1.29, abs=0.001)
-    few = settings_of(geometry, "--max-num-seqs 16 --max-num-batched-tokens 16384", "cuda")
-    assert activations(geometry, few) == 16_384 * (131_072 + 24_576)  # a layer of linear attention, residual stream
-    many = replace(few, max_num_seqs=1024)
-    assert activations(geometry, many) == activations(geometry, few)
-    assert activations(geometry, replace(many, max_num_batched_tokens=8192)) == 1024 * 248_320 * 10  # logits
-    drafting = replace(many, max_num_batched_tokens=8192, draft_tokens=2)
-    assert activations(geometry, drafting) == 2 * 1024 * 248_320 * 10

@@ -97,13 +97,7 @@ def test_wrong_options_are_one_clear_error(copy: CheckoutHere) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("128GB", 128 * 10**9),
-        ("119.25 GiB", 477 * 2**28),
-        ("2kib", 2048),
-        ("1.5mb", 1_500_000),
-    ],
+    ("text", "size"), [("128GB", 128 * 10**9), ("119.25 GiB", 477 * 2**28), ("2kib", 2048), ("1.5mb", 1_500_000)]
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size("memory", text) == size

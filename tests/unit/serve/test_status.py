@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import subprocess
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import docker
-import made_releases
 import pytest
 from certificates import certificate
 from evidence_samples import PROJECT
@@ -19,7 +17,6 @@ from evidence_samples import PROJECT
 from sparkpin.commands import status as commands_status
 from sparkpin.core.errors import DownError, EngineError, InputError
 from sparkpin.core.paths import Paths
-from sparkpin.releases.record import Releases
 from sparkpin.serve import keys, status
 from sparkpin.serve.address import Address, AddressOptions
 from sparkpin.serve.rules import Limits
@@ -33,18 +30,6 @@ def test_a_followed_log_is_filtered_by_lines_and_not_by_chunks(size: int, capsys
     container: Any = SimpleNamespace(logs=lambda **_: iter(chunks))
     status.follow_log(container, 9, "a | ")
     assert capsys.readouterr().out == "a | one\na | two ç\na | three"
-
-
-def test_with_nothing_served_the_hint_names_the_one_recipe_that_is_current(tmp_path: Path) -> None:
-    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    assert status.how_to_serve(paths) == "invoke up"
-    Releases(paths).point(made_releases.release(1, "passed"))
-    assert status.how_to_serve(paths) == "invoke serve --recipe tiny"
-    Releases(paths).point(made_releases.release(2, "passed", recipe="other"))
-    assert status.how_to_serve(paths) == "invoke serve"
-    assert status.how_to_serve(paths, "other") == "invoke serve --recipe other"
-    assert status.how_to_serve(paths, "qwen3.5-122b") == "invoke serve --recipe qwen3.5-122b"
-    assert status.how_to_serve(paths, "nosuch") == "invoke recipe list"
 
 
 def test_a_server_that_another_run_has_just_replaced_starts() -> None:
@@ -94,12 +79,7 @@ def test_an_address_of_another_version_is_not_kept(tmp_path: Path) -> None:
     whole = Address(port=8001, cert="/c", tls_key="/k", allow=("/score",), limits=Limits(requests=9))
     keep_address(paths, "r", whole.text)
     assert kept_address(paths, "r") == whole
-    for change in (
-        {"port": "8001"},
-        {"allow": ["/../x"]},
-        {"limits": dataclasses.asdict(Limits()) | {"body": "many"}},
-        {"host": 1},
-    ):
+    for change in ({"port": "8001"}, {"allow": ["/../x"]}, {"limits": {"body": "many"}}):
         address_path(paths, "r").write_text(json.dumps(json.loads(whole.text) | change))
         with pytest.raises(InputError, match=str(address_path(paths, "r"))):
             kept_address(paths, "r")

@@ -15,7 +15,6 @@ from recorded import Site
 from smoke_subject import Checked
 from smoke_subject import checked as checked
 
-from sparkpin.build.pair import pair
 from sparkpin.commands import smoke
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import write_json
@@ -162,19 +161,6 @@ def test_a_stage_that_leaves_out_what_its_checks_need_is_refused(change: dict[st
     changed = stage.model_copy(update={"smoke": stage.smoke.model_copy(update=change)})
     with pytest.raises(ManifestError, match=f"stages/mtp.yaml: {key}"):
         checks.checks_of(changed)
-
-
-@pytest.mark.parametrize(("stage", "wanted", "refused"), [("hybrid", 1, True), ("hybrid", 0, False), ("mtp", 1, False)])
-def test_drafts_of_a_length_want_something_that_drafts(project: Path, stage: str, wanted: int, refused: bool) -> None:
-    path = project / f"stages/{stage}.yaml"
-    path.write_text(path.read_text().replace("smoke:\n", f"smoke:\n  draft_lengths: [{wanted}]\n", 1))
-    if not refused:
-        assert pair(project, "scripted-tiny", stage=stage)[-1].demands.draft_lengths == (wanted,)
-        return
-    with pytest.raises(ManifestError, match=r"stages/hybrid.yaml: smoke.draft_lengths: saw \[1\]") as caught:
-        pair(project, "scripted-tiny", stage=stage)
-    assert "'scripted-tiny' serves this stage without --speculative-config" in caught.value.message
-    assert "recipes/scripted-tiny.yaml" in caught.value.next_step
 
 
 @pytest.mark.parametrize(("by", "passes"), [(0.01, True), (0.5, False)])

@@ -17,9 +17,8 @@ from made_releases import release
 from places import PROJECT
 
 from sparkpin.build import make
-from sparkpin.commands import notes as commands_notes
 from sparkpin.core import files
-from sparkpin.core.errors import BusyError, HostError, InputError, SmokeError
+from sparkpin.core.errors import BusyError, HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.host.gpus import Gpu
@@ -179,17 +178,6 @@ def test_a_current_release_that_is_inspected_meanwhile_stays_good(records: Relea
     records.save(release(2, "passed"))
     records.point(release(2))
     assert [one.state for one in records.of_recipe("tiny")] == ["retired", "current"]
-
-
-def test_the_summary_says_where_to_go_on(records: Releases, capsys: pytest.CaptureFixture[str]) -> None:
-    commands_notes.finish(records, (kept(records, EMULATED),))
-    said = capsys.readouterr().out
-    assert "passed" not in said
-    carry = f"invoke export {release(1).tag} -o"
-    assert f"invoke reproduce {release(1).tag} --keep" in said and carry in said
-    with pytest.raises(SmokeError) as caught:
-        commands_notes.finish(records, (kept(records, FAILED),))
-    assert caught.value.next_step.endswith("/smoke/inspection.json")
 
 
 def test_record_and_evidence_are_of_one_test(records: Releases) -> None:
