@@ -40,7 +40,6 @@ def root_with(tmp_path: Path, *parts: dict[str, str]) -> Path:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("sys/class/dmi/id/product_name", "NVIDIA_DGX_Spark\n"),
         ("sys/class/dmi/id/product_name", "NVIDIA DGX Spark\n"),
         ("sys/firmware/devicetree/base/model", "NVIDIA DGX Spark\0"),
         ("etc/dgx-release", 'DGX_NAME="DGX Spark"\n'),

@@ -30,15 +30,12 @@ def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     ("url", "step"),
     [
         ("", "--to ssh://user@host"),
-        ("host", "--to ssh://user@host"),
         ("http://host", "--to ssh://user@host"),
         ("ssh://", "--to ssh://HOST"),
-        ("ssh://nobody@", "--to ssh://nobody@HOST"),
         ("ssh://host/path", "--to ssh://host"),
         ("ssh://user:secret@Host:22", "--to ssh://user@Host:22"),
         ("ssh://host:port", "--to ssh://user@host[:port]"),
         ("tcp://127.0.0.1", "--to tcp://127.0.0.1:2375"),
-        ("tcp://", "--to tcp://host:2375"),
     ],
 )
 def test_urls_that_are_none(url: str, step: str) -> None:

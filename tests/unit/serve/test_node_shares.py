@@ -42,10 +42,8 @@ def test_the_122b_divides(ranks: int) -> None:
     ("config", "flags", "wanted"),
     [
         (LARGE, "-tp 3", "KV heads (2) over 3"),
-        (LARGE, "-tp 6", "attention heads (32) over 6"),
         (scripted("scripted-wide"), "-tp 4", "linear key heads (2) over 4"),
         (LARGE, "-tp 3", "vocab_size 248320, padded 248320, over 3"),
-        (SMALL, "-tp 8", "mlp.experts.0.down_proj: 512 over 8, 64 for each"),
         (SMALL, "-tp 8", "mlp.shared_expert.down_proj: 512 over 8, 64 for each"),
         (scripted("scripted-tiny"), "-tp 2", "mlp.shared_expert.down_proj: 128 over 2, 64 for each"),
         (LARGE, "-tp 1 -pp 2", "--pipeline-parallel-size 2"),

@@ -17,13 +17,12 @@ from smoke_subject import Checked, subject
 from smoke_subject import checked as checked
 from smoke_subject import socket as socket
 
-from sparkpin.build.demands import demands_of
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.manifests import load_chain, load_model, load_stack
+from sparkpin.pins.manifests import load_chain
 from sparkpin.pins.schema import Smoke
 from sparkpin.smoke import checks
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.expectations import Expectations, expectations_of, scripted, shape_only
+from sparkpin.smoke.expectations import Expectations, scripted, shape_only
 
 
 def log(*lines: str) -> Callable[[], bytes]:
@@ -282,16 +281,3 @@ def test_a_stage_whose_checks_prove_too_little_is_refused(names: list[str], key:
     with pytest.raises(ManifestError, match=f"stages/base.yaml: {key}: .*wanted .*{wanted}") as caught:
         checks.checks_of(bad)
     assert caught.value.key == key
-
-
-def test_a_scripted_model_has_exact_expectations_and_another_has_none() -> None:
-    pin, stack = load_model(PROJECT, "scripted-tiny"), load_stack(PROJECT, "cpu")
-    chain = load_chain(PROJECT, "v2")
-    demands = demands_of(PROJECT, stack, chain, pin)
-    assert demands.mods == ("hybrid-int4-fp8", "int8-lm-head", "vllm-cpu")
-    assert demands.acceptance_floor == 0.8
-    assert expectations_of(demands).chat.exact and expectations_of(demands).tool_call.exact
-    other = demands_of(
-        PROJECT, stack, chain, pin.model_copy(update={"smoke": pin.smoke.model_copy(update={"scripted": False})})
-    )
-    assert not expectations_of(other).chat.exact and not expectations_of(other).tool_call.exact
