@@ -103,6 +103,12 @@ def test_memory_on_each_machine() -> None:
     nodes.require_rooms(checked, PAIR, {"ssh://b": 1 << 30})  # of what is stopped first
 
 
+def test_a_machine_of_another_architecture() -> None:
+    other: Any = SimpleNamespace(platform="linux/arm64")
+    with pytest.raises(HostError, match="^ssh://b is linux/arm64"):
+        nodes.examined(nodes.Machine(1, "ssh://b", other), PAIR, Path(), "linux/amd64")
+
+
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
