@@ -84,6 +84,13 @@ def test_a_log_of_a_gpu() -> None:
     assert (tokens, round(concurrency, 2)) == (567_978, 4.33)
 
 
+def test_the_published_concurrency() -> None:
+    """docs/memory.md: 5.57x at 262K need 735 blocks."""
+    cache = cache_of("--enable-prefix-caching", "cuda")
+    assert (cache.block_bytes, cache.request_blocks(MAX)) == (51_511_296, 132)
+    assert cache.capacity(735, MAX) == (1_459_665, pytest.approx(5.568, abs=0.001))
+
+
 def test_bytes_of_a_token_and_head() -> None:
     sizes = {
         "bfloat16": 1024, "float32": 2048, "fp8": 512, "turboquant_k8v4": 388, "turboquant_4bit_nc": 262,

@@ -122,3 +122,9 @@ def test_the_machine(project: Path) -> None:
     else:
         with pytest.raises(HostError, match="stack cpu is for linux/amd64"):
             machine_for(cpu, "", "")
+
+
+@pytest.mark.parametrize(("flags", "wide"), [("avx512f avx512_bf16 amx_tile", True), ("sse2 avx512f", False)])
+def test_the_flag_of_the_cpu_that_widens_the_state(tmp_path: Path, flags: str, wide: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+    assert has_wide_state(tmp_path / "cpuinfo") == wide

@@ -105,7 +105,7 @@ def test_memory_on_each_machine() -> None:
 
 def test_a_machine_of_another_architecture() -> None:
     other: Any = SimpleNamespace(platform="linux/arm64")
-    with pytest.raises(HostError, match="^ssh://b is linux/arm64"):
+    with pytest.raises(HostError, match=r"^ssh://b is linux/arm64"):
         nodes.examined(nodes.Machine(1, "ssh://b", other), PAIR, Path(), "linux/amd64")
 
 
