@@ -88,30 +88,23 @@ def plain_blobs(diff_ids: Sequence[str], sizes: Sizes) -> list[Blob] | None:
 
 
 def image_manifest(config: bytes, layers: Sequence[Blob]) -> bytes:
-    value = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "config": Blob(CONFIG_TYPE, digest_of(config), len(config)).row(),
-        "layers": [blob.row() for blob in layers],
-    }
-    return compact(value)
+    row = Blob(CONFIG_TYPE, digest_of(config), len(config)).row()
+    rows = [blob.row() for blob in layers]
+    return compact({"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": row, "layers": rows})
 
 
 def image_index(sealed: Sealed, parts: Sequence[SealedLayer], below: Sequence[Blob]) -> OciIndex:
     """below: what the store has for the parts that are left out, lowest first."""
-    rows = iter(below)
+    stored = iter(below)
     filled = [part for part in parts if not part.empty]
     blobs = [
-        next(rows) if part.left_out else Blob(LAYER_TYPE, diff_id, part.size)
+        next(stored) if part.left_out else Blob(LAYER_TYPE, diff_id, part.size)
         for part, diff_id in zip(filled, sealed.diff_ids, strict=True)
     ]
     manifest = image_manifest(sealed.config, blobs)
     digest = digest_of(manifest)
-    index = {
-        "schemaVersion": 2,
-        "mediaType": INDEX_TYPE,
-        "manifests": [Blob(MANIFEST_TYPE, digest, len(manifest)).row()],
-    }
+    rows = [Blob(MANIFEST_TYPE, digest, len(manifest)).row()]
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows}
     # The store takes every member for a blob, whatever its name, but for the last two.
     members = {
         "manifest": manifest,
@@ -135,7 +128,7 @@ def read_blobs(archive: Iterable[bytes]) -> list[Blob]:
                     small[member.name] = data.read()
         document: dict[str, Any] = json.loads(small["index.json"])
         while "manifests" in document:  # an index may name another one
-            names = (blob_name(row["digest"]) for row in document["manifests"])
+            names = (f"blobs/{row['digest'].replace(':', '/')}" for row in document["manifests"])
             document = json.loads(next(small[name] for name in names if name in small))
         return [Blob(row["mediaType"], row["digest"], row["size"]) for row in document["layers"]]
     except (tarfile.TarError, ValueError, KeyError, StopIteration) as error:
@@ -143,7 +136,3 @@ def read_blobs(archive: Iterable[bytes]) -> list[Blob]:
             f"the archive that the engine saved cannot be read: {type(error).__name__} {error}",
             next_step="run the build again; if it stays so, report the engine's version",
         ) from None
-
-
-def blob_name(digest: str) -> str:
-    return f"blobs/{digest.replace(':', '/')}"

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ LOG_LINES = 15
 LOG_LIMIT = 10 << 20  # bytes; a longer log is put aside when the next engine starts
 
 
+JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
 NAMED_NEXT = "start that engine, or `unset DOCKER_HOST` (`docker context use default`) to use this machine's own"
 
 
@@ -100,8 +101,9 @@ class Daemon:
         return replace(own, options=options, wrapper=("unshare", "--net"))
 
     @property
-    def containerd_pidfile(self) -> Path:
-        return self.exec_root / "containerd/containerd.pid"
+    def pidfiles(self) -> tuple[tuple[Path, str], ...]:
+        """With the program of each."""
+        return (self.pidfile, "dockerd"), (self.exec_root / "containerd/containerd.pid", "containerd")
 
 
 def read_settings(config: Path) -> dict[str, Any]:
@@ -124,10 +126,7 @@ def start_engine(paths: Paths, say: Say, daemon: Daemon | None = None) -> str:
     try:
         version = ask(url)
     except PermissionError:
-        raise HostError(
-            f"no permission to talk to the Docker engine at {url}",
-            next_step="sudo usermod -aG docker $USER, then log in again",
-        ) from None
+        raise HostError(f"no permission to talk to the Docker engine at {url}", next_step=JOIN_GROUP) from None
     if version:
         return version
     if host:
@@ -228,7 +227,7 @@ def wait_for(url: str, ended: Callable[[], str | None], say: Say) -> str | None:
 
 def clear_left_over(daemon: Daemon, say: Say) -> None:
     """Remove pid files that name no engine of ours; everything else dockerd clears by itself."""
-    for pidfile, name in ((daemon.pidfile, "dockerd"), (daemon.containerd_pidfile, "containerd")):
+    for pidfile, name in daemon.pidfiles:
         if pidfile.exists() and owner_of(pidfile, name) is None:
             say(f"removing {pidfile}: the engine that wrote it is gone")
             pidfile.unlink(missing_ok=True)
@@ -257,7 +256,7 @@ def stop_engine(daemon: Daemon, say: Say) -> None:
     """Stop a private engine and unmount what it left mounted. Works on one that was killed as well."""
     if daemon.is_system:
         raise ValueError("the machine's own engine is not ours to stop")
-    for pidfile, name in ((daemon.pidfile, "dockerd"), (daemon.containerd_pidfile, "containerd")):
+    for pidfile, name in daemon.pidfiles:
         pid = owner_of(pidfile, name)
         if pid is not None:
             say(f"stopping {name} (process {pid})")
@@ -288,14 +287,8 @@ def wait_for_end(pidfile: Path, name: str, pid: int) -> None:
         time.sleep(0.05)
 
 
-def mounts_below(*roots: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> list[Path]:
+def mounts_below(*roots: Path) -> list[Path]:
     """Mount points at or below the roots, the last mounted first."""
-
-    def points() -> Iterator[Path]:
-        for line in mountinfo.read_text().splitlines():
-            text = line.split(" ")[4]
-            point = Path(text.encode().decode("unicode_escape"))  # blanks stand as \040
-            if any(point.is_relative_to(root) for root in roots):
-                yield point
-
-    return list(points())[::-1]
+    texts = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    points = [Path(text.encode().decode("unicode_escape")) for text in texts]  # blanks stand as \040
+    return [point for point in reversed(points) if any(point.is_relative_to(root) for root in roots)]

@@ -298,10 +298,7 @@ def plain_error(text: str) -> EngineError | DiskError:
     if re.search(r"no space left on device|disk quota exceeded", text, re.I):
         return buildkit.disk_full(f" {text.strip()}")
     if re.search(r"PermissionError|permission denied while trying to connect", text, re.I):
-        return EngineError(
-            f"no permission to talk to the Docker engine at {where}",
-            next_step="sudo usermod -aG docker $USER, then log in again; `invoke doctor` checks it",
-        )
+        return EngineError(f"no permission to talk to the Docker engine at {where}", next_step=daemon.JOIN_GROUP)
     if re.search(
         r"Error while fetching server API version|Connection ?(?:refused|aborted|Error)|FileNotFoundError|"
         r"Cannot connect to the Docker daemon|Max retries|Name or service not known",

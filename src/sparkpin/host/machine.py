@@ -253,22 +253,21 @@ def engine_requirement(paths: Paths, host: Host) -> Requirement:
     """A stopped engine is no lack for root, for whom building starts it."""
     named = endpoint.named_engine()
     url = named or f"unix://{daemon.Daemon.system(paths).socket}"
+    name = "docker engine"
     try:
         version = endpoint.ask(url, timeout=5)
     except PermissionError:
-        return Requirement(
-            "docker engine", False, f"no permission at {url}", "sudo usermod -aG docker $USER, then log in again"
-        )
+        return Requirement(name, False, f"no permission at {url}", daemon.JOIN_GROUP)
     if version:
-        return Requirement("docker engine", True, f"{version} at {url}")
+        return Requirement(name, True, f"{version} at {url}")
     if named:
-        return Requirement("docker engine", False, f"{url}: no answer", daemon.NAMED_NEXT)
+        return Requirement(name, False, f"{url}: no answer", daemon.NAMED_NEXT)
     if path := find_program("dockerd"):
         if not host.is_root:
             fix = daemon.start_command(host.has_systemd)
-            return Requirement("docker engine", False, f"{path}, not running; only root may start it", fix)
-        return Requirement("docker engine", True, f"{path}, not running (a build starts it)")
-    return from_packages(host, "docker engine", "no dockerd, and no engine answers", "docker.io")
+            return Requirement(name, False, f"{path}, not running; only root may start it", fix)
+        return Requirement(name, True, f"{path}, not running (a build starts it)")
+    return from_packages(host, name, "no dockerd, and no engine answers", "docker.io")
 
 
 def client_requirement(host: Host) -> Requirement:
@@ -323,12 +322,8 @@ def gpu_runtime() -> Requirement:
     """NVIDIA's packages come from NVIDIA's repository, which is not ours to add."""
     if path := find_program("nvidia-ctk"):
         return Requirement(GPU_RUNTIME, True, path)
-    return Requirement(
-        GPU_RUNTIME,
-        False,
-        "no nvidia-ctk: containers do not see the GPU",
-        "install nvidia-container-toolkit (NVIDIA)",
-    )
+    lack = "no nvidia-ctk: containers do not see the GPU"
+    return Requirement(GPU_RUNTIME, False, lack, "install nvidia-container-toolkit (NVIDIA)")
 
 
 def folders_of(paths: Paths, needs: Needs) -> dict[str, tuple[Path, int]]:

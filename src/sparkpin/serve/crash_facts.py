@@ -65,12 +65,8 @@ def machine_lines(limit: int | None, started: str) -> list[str]:
     host = machine.read_host()
     found = [memory_line(host.memory_total, host.memory_available, limit)]
     found += [gpu_line(gpu) for gpu in read_gpus(machine.output)]
-    return found + kernel_lines(machine.output(("dmesg",)) or "", started, time.time() - uptime())
-
-
-def uptime() -> float:
-    """Seconds since the boot, as dmesg counts them."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # dmesg counts from then
+    return found + kernel_lines(machine.output(("dmesg",)) or "", started, boot)
 
 
 def kernel_lines(text: str, started: str, boot: float) -> list[str]:

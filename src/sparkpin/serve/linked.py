@@ -201,10 +201,8 @@ def partners(machine: Machine, home: str, recipe: str | None = None) -> list[Con
 
 
 @contextlib.contextmanager
-def reached(
-    urls: Sequence[str], seconds: int = SHORT_SECONDS
-) -> Iterator[tuple[list[Machine], dict[str, SparkpinError]]]:
-    """Those machines that answer now, and why each of the others does not. Waits for none longer than `seconds`."""
+def reached(urls: Sequence[str]) -> Iterator[tuple[list[Machine], dict[str, SparkpinError]]]:
+    """Those machines that answer within SHORT_SECONDS, and why each of the others does not."""
     machines: dict[str, Machine] = {}
     away: dict[str, SparkpinError] = {}
     with contextlib.ExitStack() as stack:
@@ -212,8 +210,8 @@ def reached(
         def enter(place: tuple[int, str]) -> None:
             rank, url = place
             try:
-                engine = stack.enter_context(engine_at(url, seconds=seconds))
-                engine.client.api.timeout = seconds
+                engine = stack.enter_context(engine_at(url, seconds=SHORT_SECONDS))
+                engine.client.api.timeout = SHORT_SECONDS
                 machines[url] = Machine(rank, url, engine)
             except SparkpinError as error:
                 away[url] = error
@@ -264,10 +262,6 @@ def elsewhere(
         for url, error in away.items():
             say(f"warning: {url} is away ({error.message}): what is there goes with the next `invoke stop`")
         yield [(machine, one) for machine in machines for one in partners(machine, str(paths.home), recipe)]
-
-
-def recipe_of(other: Container) -> str:
-    return str(other.labels.get(RECIPE_LABEL, ""))
 
 
 def stays_down(other: Container) -> bool:

@@ -276,7 +276,8 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
             if ADDRESS_LABEL in container.labels and container.status != "created":
                 keep_address(paths, container.labels[LABEL], container.labels[ADDRESS_LABEL])
             if ADDRESS_LABEL not in container.labels:
-                own = [(m, other) for m, other in others if linked.recipe_of(other) == container.labels[LABEL]]
+                its = linked.RECIPE_LABEL
+                own = [(m, one) for m, one in others if one.labels.get(its) == container.labels[LABEL]]
                 others = [pair for pair in others if pair not in own]
                 container = linked.Linked(container, own, say) if own else container
                 say(f"stopping {container.name}{''.join(f', {other.name} at {m.where}' for m, other in own)}")

@@ -48,7 +48,6 @@ from sparkpin.smoke.startup import Startup
 
 WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:[\d.]+:\d+ )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK')
 """What the server writes of the health check, who asks from within and has no address, and of `invoke status`."""
-NONE_ELSEWHERE: Mapping[str, Sequence[NodeState]] = {}
 LOAD_SECONDS = 1.0  # between two readings of a server that has work
 ANSWERS, STARTS = "answers", "starts"
 NEXT = ("invoke status", "invoke logs", "invoke stop")
@@ -89,11 +88,11 @@ def show_all(
     paths: Paths,
     every: Sequence[Served],
     found: Mapping[str, Container | None],
-    others: Mapping[str, Sequence[NodeState]] = NONE_ELSEWHERE,
+    others: Mapping[str, Sequence[NodeState]],
 ) -> None:
     terminal.table(COLUMNS, [row(paths, served, found[served.container]) for served in every], spare="container")
     for served in every:
-        more = [f"rank {rank} at {one.text}" for rank, one in enumerate(others.get(served.container, ()), 1)]
+        more = [f"rank {rank} at {one.text}" for rank, one in enumerate(others[served.container], 1)]
         more += [f"started again {terminal.count(served.restarts, 'time')}"] if served.restarts else []
         more += [f"open besides: {', '.join(served.allow)}"] if served.allow else []
         more += [f"limits: {', '.join(f'{n}={v}' for n, v in served.limits.items())}"] if served.limits else []
@@ -151,15 +150,10 @@ def row(paths: Paths, served: Served, container: Container | None) -> tuple[str,
     return (
         served.recipe if own else f"{served.recipe} (another home)",
         served.release.partition(":")[2],
-        reached_at(served),
+        endpoint(served.host, served.port, tls=served.tls) + (" (key)" if served.key else ""),
         words(served, container),
         served.container,
     )
-
-
-def reached_at(served: Served) -> str:
-    """Where it listens, as it is: on which address, with a key or none."""
-    return endpoint(served.host, served.port, tls=served.tls) + (" (key)" if served.key else "")
 
 
 def words(served: Served, container: Container | None) -> str:
@@ -276,10 +270,7 @@ def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     system = os.geteuid() == 0
     # `invoke` runs the tasks.py of the folder; that of another checkout need not fit this code.
     program = "invoke" if OWN.is_relative_to(paths.project) else "sparkpin"
-    env = {
-        "SPARKPIN_HOME": str(paths.home),
-        "SPARKPIN_CACHE": str(paths.cache),
-    }  # systemd has no XDG_DATA_HOME of a shell
+    env = {"SPARKPIN_HOME": str(paths.home), "SPARKPIN_CACHE": str(paths.cache)}  # systemd has no shell's XDG_DATA_HOME
     env |= {"SPARKPIN_PROJECT": str(paths.project)} if program == "sparkpin" else {}  # named: it may be another user's
     env |= {name: os.environ[name] for name in ("DOCKER_HOST",) if os.environ.get(name)}
     others = its.urls[1:] if (its := nodes.kept(paths, recipe)) else ()
@@ -296,9 +287,7 @@ def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     for line in unit.how_to_install(recipe, system=system):
         terminal.say(line)
     for url in others:
-        terminal.say(
-            f"at {url}: sudo systemctl enable docker  # its container starts with Docker, and waits for this one"
-        )
+        terminal.say(f"at {url}: sudo systemctl enable docker  # its container starts with it, and waits for this one")
 
 
 def told(paths: Paths, served: Served, cert: str = "", context: int | None = None, scripted: bool = False) -> list[str]:
@@ -315,11 +304,7 @@ def told(paths: Paths, served: Served, cert: str = "", context: int | None = Non
 def curl_line(paths: Paths, served: Served, cert: str) -> str:
     """For a shell of this machine. The key comes by a pipe: `ps` shows curl's arguments to every user."""
     body = json.dumps({"model": served.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 60})
-    words = [
-        "curl",
-        *(["--cacert", shlex.quote(cert)] if signs_itself(cert) else []),
-        *(["-H @-"] if served.key else []),
-    ]
+    words = ["curl", *(["--cacert", shlex.quote(cert)] if signs_itself(cert) else []), *(["-H @-"] * bool(served.key))]
     words += ["-H 'Content-Type: application/json'", "-d", shlex.quote(body)]  # --json: not in curl of Ubuntu 22.04
     key = shlex.quote(str(keys.path_of(paths, served.recipe)))
     given = f"""printf 'Authorization: Bearer %s' "$(cat {key})" | """ if served.key else ""

@@ -188,8 +188,9 @@ def led_recall(tokens: int) -> tuple[Case, ...]:
     return (Case(request | {"temperature": 0, "max_tokens": 12}, holds=(WORDS[0],), seconds=SECONDS + tokens / 16),)
 
 
-def red_square(side: int = 96) -> str:
+def red_square() -> str:
     """A PNG as a data URL."""
+    side = 96
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

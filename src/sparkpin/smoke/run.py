@@ -33,13 +33,7 @@ from sparkpin.smoke.client import Client
 from sparkpin.smoke.evidence import Write, evidence_folder, record_of
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
-from sparkpin.smoke.server import (
-    Place,
-    Server,
-    alone,
-    socket_argv,
-    started,
-)
+from sparkpin.smoke.server import Place, Server, alone, socket_argv, started
 from sparkpin.smoke.startup import StartFault
 from sparkpin.smoke.subject import SmokeSubject
 
@@ -110,9 +104,8 @@ def run_smoke(
             evidence = ServerEvidence(socket_argv(variant), f"@{length}" if served else "")
             served.append((length, evidence))
             timeout = running.ready_timeout(checkpoint)
-            with started(
-                paths, engine, variant, checkpoint, gpus=gpus, timeout=timeout, say=say, places=places
-            ) as server:
+            how: dict[str, Any] = {"gpus": gpus, "timeout": timeout, "say": say, "places": places}
+            with started(paths, engine, variant, checkpoint, **how) as server:
                 with Client.unix(server.socket) as client:
                     examine(server, subject_of(variant, client, server, length, reference=reference), evidence, say)
                 server.stop()

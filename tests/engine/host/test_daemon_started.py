@@ -64,7 +64,7 @@ def test_start_use_kill_start_again_stop(folder: Path) -> None:
     stranger = subprocess.Popen(["sleep", "600"])
     try:
         daemon.pidfile.write_text(str(stranger.pid))
-        daemon.containerd_pidfile.write_text(str(stranger.pid))
+        daemon.pidfiles[1][0].write_text(str(stranger.pid))
         lines.clear()
         assert start_engine(paths_in(folder), lines.append, daemon) == started
         assert sum("is gone" in line for line in lines) == 2

@@ -24,8 +24,7 @@ def test_no_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     with pytest.raises(EngineError) as raised:
         Engine.connect()
-    assert raised.value.message == "no Docker engine answers at unix:///nonexistent/docker.sock"
-    assert raised.value.next_step == "invoke doctor"
+    assert "unix:///nonexistent/docker.sock" in raised.value.message
 
 
 def test_an_engine_that_went_away_is_told_by_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,18 +34,17 @@ def test_an_engine_that_went_away_is_told_by_a_build(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "words"),
+    ("text", "kind", "same"),
     [
-        ("write /x: no space left on device", DiskError, "the Docker engine's disk is full"),
-        ("('Connection aborted.', PermissionError(13, 'Permission denied'))", EngineError, "no permission to talk"),
-        ("('Connection aborted.', ConnectionRefusedError(111, 'Connection refused'))", EngineError, "no Docker engine"),
-        ("error mounting /x to rootfs: permission denied: unknown", EngineError, "the Docker engine refused"),
-        ("invalid reference format", EngineError, "the Docker engine refused: invalid reference format"),
+        ("write /x: no space left on device", DiskError, True),
+        ("('Connection aborted.', PermissionError(13, 'Permission denied'))", EngineError, False),
+        ("('Connection aborted.', ConnectionRefusedError(111, 'Connection refused'))", EngineError, False),
+        ("error mounting /x to rootfs: permission denied: unknown", EngineError, True),
     ],
 )
-def test_errors_in_plain_words(text: str, kind: type[Exception], words: str) -> None:
+def test_an_engine_s_errors_are_told_apart(text: str, kind: type[Exception], same: bool) -> None:
     error = engines.plain_error(text)
-    assert isinstance(error, kind) and words in error.message and error.next_step
+    assert type(error) is kind and (text in error.message) == same
 
 
 def fake_docker(folder: Path, *, version: str, buildx: bool) -> None:
@@ -85,20 +83,3 @@ def test_no_cli_with_buildkit_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", str(tmp_path / "one"))
     with pytest.raises(HostError, match=r"one/docker 28\.2\.2"):
         buildkit.builder.__wrapped__()
-
-
-def test_progress_is_one_line_a_step() -> None:
-    said: list[str] = []
-    lines = """\
-#1 [internal] load build definition from Dockerfile
-#1 DONE 0.0s
-#3 [torch 1/3] FROM docker.io/sparkpin/rootfs:x
-#3 CACHED
-#4 [torch 2/3] RUN --mount=type=bind,source=a,target=/tmp/a ["x"]
-#4 0.251 output
-#4 DONE 3.2s
-#5 [3/3] COPY a b
-#5 CACHED
-""".splitlines()
-    buildkit.follow(lines, said.append)
-    assert said == ['[torch 2/3] RUN ["x"]', "[torch 2/3]: done 3.2s", "[3/3] COPY a b"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -17,7 +16,7 @@ from sparkpin.host import fingerprint, gpus
 from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.releases.record import Releases, release_key, to_json
 
-H200 = "NVIDIA H200, 9.0, 580.159.04, 700.00, 700.00, 360, 1980, 0" + ", Not Active" * 4 + "\n"
+H200 = "NVIDIA H200, 9.0, 580.159.04, 0" + ", Not Active" * 4 + "\n"
 """As nvidia-smi of driver 580.159.04 wrote it on one, in the order of gpus.FIELDS."""
 SERIAL = "1234567890123"
 FILES = {
@@ -58,8 +57,6 @@ def test_what_it_says(root: Path) -> None:
         "docker": "29.2.1",
     }
     assert (found.arch, found.kernel) == (os.uname().machine, os.uname().release)
-    assert found.line.startswith("NVIDIA_DGX_Spark; Arm 0x41 0xd85, ")
-    assert "NVIDIA GB10 (driver 580.159.04); ubuntu 24.04; " in found.line
 
 
 def test_nothing_in_it_names_this_one_machine(root: Path) -> None:
@@ -68,24 +65,13 @@ def test_nothing_in_it_names_this_one_machine(root: Path) -> None:
         assert name not in text
 
 
-def test_an_x86_cpu_has_a_name() -> None:
-    text = "processor\t: 0\nmodel name\t: AMD EPYC 9000\nprocessor\t: 1\nmodel name\t: AMD EPYC 9000\n"
-    assert fingerprint.cpu_model(text) == "AMD EPYC 9000"
-    assert fingerprint.cpu_model("") == ""
-
-
-def test_a_record_keeps_it_and_an_older_one_is_read_without(root: Path, tmp_path: Path) -> None:
+def test_a_record_keeps_it_and_a_bundle_carries_it(root: Path, tmp_path: Path) -> None:
     records = Releases(Paths(tmp_path, tmp_path / "cache", tmp_path / "home"))
     made = release(1, host=read(root))
     records.save(made)
-    assert records.find(made.tag) == made
+    assert records.find(made.tag) == made == form.read_release(export.as_json(to_json(made)))
     path = records.record_path(made)
-    value = json.loads(path.read_text())
-    del value["host"]
-    path.write_text(json.dumps(value))
-    assert records.find(made.tag) == dataclasses.replace(made, host=None)
-    value["host"] = {"hostname": "annas-spark"}
-    path.write_text(json.dumps(value))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"host": {"hostname": "annas-spark"}}))
     with pytest.raises(ManifestError, match="host"):
         records.find(made.tag)
 
@@ -94,8 +80,3 @@ def test_it_is_in_no_key(root: Path) -> None:
     one, other = release(1), release(1, host=read(root))
     assert (one.key, one.build_key, one.tag) == (other.key, other.build_key, other.tag)
     assert one.key == release_key(one.build_key, one.checkpoint_key, one.argv, one.env)
-
-
-def test_a_bundle_carries_it(root: Path) -> None:
-    made = release(1, host=read(root))
-    assert form.read_release(export.as_json(to_json(made))) == made

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import AbstractContextManager
-from pathlib import Path
-
 import pytest
 
-from sparkpin.core import progress
 from sparkpin.core.errors import DiskError, InputError, IntegrityError, NetworkError, SparkpinError
 from sparkpin.host.skopeo import AbsentError, Registry
 
@@ -22,15 +17,7 @@ def test_a_place_is_read(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "HOST/a",
-        "oci://HOST",
-        "oci://HOST/A",
-        "oci://HOST/a:",
-        f"oci://HOST/a:b@{DIGEST}",
-        "oci://-x y/a",
-        "oci://H/../a",
-    ],
+    ["HOST/a", "oci://HOST", "oci://HOST/A", f"oci://HOST/a:b@{DIGEST}", "oci://-x y/a", "oci://H/../a"],
 )
 def test_what_is_no_place_is_refused(url: str) -> None:
     with pytest.raises(InputError):
@@ -48,9 +35,7 @@ def test_credentials_in_a_place_are_refused_and_not_shown_again() -> None:
     [
         ("reading manifest v2 in HOST/a: manifest unknown: manifest unknown", AbsentError),
         ("reading manifest v2-404404 in HOST/a: received unexpected HTTP status: 503", NetworkError),
-        ("reading manifest v2 in HOST/a: unknown", NetworkError),
         ("open /tmp/ca.crt: permission denied", DiskError),
-        ("docker-credential-x: executable file not found in $PATH", NetworkError),
         ("reading manifest v2 in HOST/a: unauthorized: authentication required", NetworkError),
         ("writing blob: no space left on device", DiskError),
         ("Digest did not match, expected sha256:0, got sha256:1", IntegrityError),
@@ -59,26 +44,3 @@ def test_credentials_in_a_place_are_refused_and_not_shown_again() -> None:
 def test_a_failure_is_told_as_what_it_is(said: str, kind: type[SparkpinError]) -> None:
     error = Registry.parse("oci://HOST/a").failed(f'time="x" level=fatal msg="{said}"\n')
     assert type(error) is kind and said in error.message and error.next_step
-
-
-def test_how_far_it_is_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a stand-in that has written 3 MB, and goes on until that is told."""
-    program, told = tmp_path / "skopeo", tmp_path / "told"
-    write = "open('/dev/null', 'wb', 0).write(bytes(3_000_000))"
-    wait = f"for _ in range(1000):\n    os.path.exists({str(told)!r}) and sys.exit()\n    time.sleep(0.01)"
-    program.write_text(f"#!{sys.executable}\nimport os, sys, time\n{write}\n{wait}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(progress, "EVERY", 0.0)
-    said: list[str] = []
-
-    def hear(line: str) -> None:
-        said.append(line)
-        if line.startswith("  3.0"):
-            told.touch()
-
-    def seen(written: progress.Gathered) -> AbstractContextManager[object]:
-        return progress.progress(hear, 5_000_000, gathered=written)
-
-    Registry.parse("oci://HOST/a").push(tmp_path, "image", ":tag", seen)
-    assert "  3.0 of 5.0 MB" in said

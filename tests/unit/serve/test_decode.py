@@ -60,13 +60,6 @@ def test_the_baseline_s_bytes_by_hand() -> None:
     assert "MTP layer" not in found and "embeddings" not in found
 
 
-def test_fp8_shared_experts_halve_their_bytes() -> None:
-    shared = 48 * 3 * 3072 * 1024
-    before, after = reads(made(BASE)), reads(made(HYBRID))
-    assert after["FP8 layers"].bytes == shared + 144 * 24 * 8 * 2  # with a 16-bit scale for each 128 x 128
-    assert before["16-bit layers"].bytes - after["16-bit layers"].bytes == 2 * shared
-
-
 def test_two_drafted_tokens() -> None:
     """Three tokens are checked at once; the first draft runs over the same three, the second over one."""
     found = reads(made(MTP))

@@ -107,7 +107,6 @@ def test_no_trial_reaches_the_server(site: Site) -> None:
     site.start(Limits(per_second=10**6, idle=1))
     tried = list(front_trials.trials(KEY))
     through = [trial.why for trial in tried if not front_trials.refused(front_trials.sent(site.port, trial.raw))]
-    print(f"{len(tried)} trials, {len(through)} answered, {len(site.seen)} reached the server")
     assert through == [] and site.seen == []
 
 

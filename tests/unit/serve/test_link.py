@@ -86,30 +86,23 @@ def test_a_link_that_is_not_there() -> None:
         choose([HERE, replace(THERE, interfaces=(*THERE.interfaces, moved(CABLE, name="enp8")))], CABLE.name)
 
 
-def test_what_has_to_be_the_same() -> None:
-    slow = replace(THERE, interfaces=(replace(THERE.interfaces[0], mtu=1500),))
-    with pytest.raises(HostError, match=r"here: 9000 \(enp1s0f0np0\), ssh://b: 1500 \(enp9\)"):
-        require_same([HERE, slow], choose([HERE, slow], CABLE.name), gpu=True)
-
-
 @pytest.mark.parametrize(
     ("gpu", "there", "said"),
     [
+        (None, {"interfaces": (moved(CABLE, name="enp9", mtu=1500),)}, "1500"),
         (True, {"driver": ""}, "NVIDIA driver differs: here: 580.95.05, ssh://b: none"),
-        (True, {"driver": "590.44.01"}, "NVIDIA driver differs: here: 580.95.05, ssh://b: 590.44.01"),
         (True, {"gpus": ("NVIDIA H200",)}, "GPU differs: here: NVIDIA GB10, ssh://b: NVIDIA H200"),
-        (True, {"gpus": ()}, "GPU differs: here: NVIDIA GB10, ssh://b: none"),
         (False, {"cpu": ("avx2", "avx512f")}, "CPU differs: here: avx512_bf16, ssh://b: nothing more"),
-        (False, {"cpu": ("amx_bf16", "avx2", "avx512_bf16", "avx512f")}, "here: nothing more, ssh://b: amx_bf16"),
     ],
 )
-def test_machines_of_two_kinds(gpu: bool, there: dict[str, Any], said: str) -> None:
+def test_machines_of_two_kinds(gpu: bool | None, there: dict[str, Any], said: str) -> None:
     """Planted: one machine has no two. What a release does not compute on may differ."""
     other = replace(THERE, **there)
     link = choose([HERE, other], CABLE.name)
     with pytest.raises(HostError, match=said):
-        require_same([HERE, other], link, gpu=gpu)
-    require_same([HERE, other], link, gpu=not gpu)
+        require_same([HERE, other], link, gpu=bool(gpu))
+    if gpu is not None:
+        require_same([HERE, other], link, gpu=not gpu)
 
 
 def test_where_torchs_store_can_be_reached() -> None:
@@ -128,7 +121,6 @@ def test_where_torchs_store_can_be_reached() -> None:
         ({"default_routes": ("eth0", CABLE.name)}, {}, "127.0.0.1", "here: a default route leads through enp1s0f0np0"),
         ({}, {"default_routes": ("enp9",)}, "127.0.0.1", "ssh://b: a default route leads through enp9"),
         ({}, {"neighbours": (("10.0.0.9", "enp9"),)}, "127.0.0.1", "10.0.0.9 answered on enp9"),
-        ({}, {}, "10.0.0.1", "clients are served at 10.0.0.1"),
         ({}, {}, "0.0.0.0", "clients are served at 0.0.0.0"),
     ],
 )
@@ -139,15 +131,6 @@ def test_a_network_that_others_are_on(here: dict[str, Any], there: dict[str, Any
     with pytest.raises(HostError, match=r"(?s)no network of the machines' own.*--shared-link"):
         require_own(hosts, link, api, shared=False)
     assert len(require_own(hosts, link, api, shared=True)) == 1
-
-
-def test_this_host_is_read() -> None:
-    told = inside_link.look(model=Path("/absent"))
-    found = HostFacts.read("here", json.loads(json.dumps(told)))
-    loopback = next(face for face in found.interfaces if face.name == "lo")
-    assert (loopback.address, loopback.network.prefixlen) == ("127.0.0.1", 8)
-    assert 0 < found.memory_available <= found.memory_total and found.record == ""
-    assert found.cpu, "x86-64 and arm64 have some"
 
 
 def test_what_is_read_of_a_spark(tmp_path: Path) -> None:

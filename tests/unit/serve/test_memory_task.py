@@ -22,7 +22,6 @@ def copy(tmp_path: Path) -> CheckoutHere:
 
 def test_plans_of_two_stages(copy: CheckoutHere) -> None:
     text = copy.done("plan", "--memory", "32GB", COLUMNS="80")
-    assert max(map(len, text.partition("GDN states of")[0].splitlines()[1:])) <= 80, "the tables"
     tokens = "547,693" if has_wide_state() else "958,464"  # as vLLM logged on CPUs with AVX512-BF16 and without
     assert f"CPU KV cache size: {tokens} tokens, Maximum concurrency for 2,048 tokens per request" in text
     base = json.loads(copy.done("plan", "--stage", "base", "--memory", "32GB", "--json"))
@@ -32,10 +31,9 @@ def test_plans_of_two_stages(copy: CheckoutHere) -> None:
     assert "FP8 layers" not in kinds
 
 
-def test_what_does_not_fit_is_said_and_fails_only_when_asked(copy: CheckoutHere) -> None:
-    assert "DOES NOT FIT" in copy.done("plan", "--memory", "1GB")
-    assert copy.invoke("plan", "--memory", "1GB", "--exit-code").returncode == 1
-    assert copy.invoke("plan", "--memory", "32GB", "--exit-code").returncode == 0
+def test_what_does_not_fit_fails_only_when_asked(copy: CheckoutHere) -> None:
+    for memory, options, code in (("1GB", (), 0), ("1GB", ("--exit-code",), 1), ("32GB", ("--exit-code",), 0)):
+        assert copy.invoke("plan", "--memory", memory, *options).returncode == code
 
 
 def test_settings_are_told_with_the_file_that_has_them(copy: CheckoutHere) -> None:
@@ -126,8 +124,7 @@ def test_the_machine(project: Path) -> None:
             machine_for(cpu, "", "")
 
 
-def test_the_flag_of_the_cpu_that_widens_the_state(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("flags\t\t: sse2 avx512f avx512_bf16 amx_tile\n")
-    assert has_wide_state(tmp_path / "cpuinfo")
-    (tmp_path / "cpuinfo").write_text("flags\t\t: sse2 avx512f\n")
-    assert not has_wide_state(tmp_path / "cpuinfo")
+@pytest.mark.parametrize(("flags", "wide"), [("avx512f avx512_bf16 amx_tile", True), ("sse2 avx512f", False)])
+def test_the_flag_of_the_cpu_that_widens_the_state(tmp_path: Path, flags: str, wide: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+    assert has_wide_state(tmp_path / "cpuinfo") == wide

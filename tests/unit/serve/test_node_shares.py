@@ -65,11 +65,6 @@ def test_blocks_count_only_where_there_are_some() -> None:
     assert seen(narrow | fp8, "-tp 2") == []
 
 
-def test_one_error_says_which_numbers_would_do() -> None:
-    fault = next(share_faults(LARGE or {}, ["vllm", "serve", "/model", "-tp", "3"], SHARED, "recipes/r.yaml"))
-    assert (fault.file, fault.key) == ("recipes/r.yaml", "nodes") and fault.next_step.endswith(": 1, 2, 4, 8")
-
-
 def test_a_model_that_no_plan_here_knows() -> None:
     with pytest.raises(ManifestError):
         list(share_faults({"layers": 3}, ["vllm", "serve", "/model", "-tp", "2"], (), "recipes/r.yaml"))

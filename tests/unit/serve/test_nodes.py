@@ -17,12 +17,10 @@ from sparkpin.core.errors import (
     EngineError,
     HostError,
     InputError,
-    ManifestError,
     NetworkError,
     SparkpinError,
 )
 from sparkpin.core.paths import Paths
-from sparkpin.host import ssh
 from sparkpin.host.containers import NotFound
 from sparkpin.releases import volumes as checkpoint_volumes
 from sparkpin.releases.container import CACHE_LABEL, Node
@@ -53,11 +51,9 @@ def test_options_change_what_was_kept() -> None:
     [
         (NodesOptions(), None, PAIR, "is for 2 machines, and none are named"),
         (NodesOptions("here"), None, PAIR, "--nodes names 1"),
-        (NodesOptions("ssh://b,ssh://c"), None, PAIR, "--nodes names 3"),
         (NodesOptions("ssh://b,ssh://b"), None, PAIR, "ssh://b is named twice"),
         (NodesOptions("spark2"), None, PAIR, "saw 'spark2'"),
         (NodesOptions("ssh://b"), None, ALONE, "is for one machine"),
-        (NodesOptions(link="eth1"), None, ALONE, "is for one machine"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: NodesOptions, known: Nodes | None, release: Any, said: str) -> None:
@@ -94,34 +90,22 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(NetworkError, match=r"(?s)no way to b.*half there at c.*ssh b.*copy it") as caught:
         nodes.each([0, 1, 2], act)
     assert caught.value.exit_code == 6
-    with pytest.raises(CheckpointError):
-        nodes.each([0, 2], act)
     assert nodes.each([0, 3], act) == [0, 3]
-    wrong = ManifestError("a.yaml", "key", 1, "2")
-    with pytest.raises(ManifestError, match=r"(?s)a\.yaml: key: saw 1.*no way"):
-        nodes.raise_all([wrong, NetworkError("no way")])
-
-
-def checked(memory: int) -> Any:
-    facts = [
-        SimpleNamespace(where=where, memory_available=free) for where, free in (("here", 9 << 30), ("ssh://b", memory))
-    ]
-    room = SimpleNamespace(plan=SimpleNamespace(hints=()), needed=4 << 30)
-    return SimpleNamespace(facts=facts, rooms=(room, room))
 
 
 def test_memory_on_each_machine() -> None:
-    nodes.require_rooms(checked(5 << 30), PAIR)
-    with pytest.raises(HostError, match=r"^ssh://b: sparkpin/p:base-1 needs 4.00 GiB, and 3.00 GiB are free"):
-        nodes.require_rooms(checked(3 << 30), PAIR)
-    nodes.require_rooms(checked(3 << 30), PAIR, {"ssh://b": 1 << 30})
-    with pytest.raises(HostError, match=r"3\.00 GiB are free, and 512\.0 MiB once it is stopped that runs now"):
-        nodes.require_rooms(checked(3 << 30), PAIR, {"here": 9 << 30, "ssh://b": 1 << 29})
+    room = SimpleNamespace(plan=SimpleNamespace(hints=()), needed=4 << 30)
+    checked: Any = SimpleNamespace(facts=[], rooms=(room, room))
+    for where, free in (("here", 9 << 30), ("ssh://b", 3 << 30)):
+        checked.facts.append(SimpleNamespace(where=where, memory_available=free))
+    with pytest.raises(HostError, match=r"^ssh://b: .*needs 4.00 GiB"):
+        nodes.require_rooms(checked, PAIR)
+    nodes.require_rooms(checked, PAIR, {"ssh://b": 1 << 30})  # of what is stopped first
 
 
 def test_a_machine_of_another_architecture() -> None:
     other: Any = SimpleNamespace(platform="linux/arm64")
-    with pytest.raises(HostError, match=r"^ssh://b is linux/arm64, and this machine linux/amd64"):
+    with pytest.raises(HostError, match=r"^ssh://b is linux/arm64"):
         nodes.examined(nodes.Machine(1, "ssh://b", other), PAIR, Path(), "linux/amd64")
 
 
@@ -135,7 +119,6 @@ def test_a_machine_of_another_architecture() -> None:
             [{"error": "Address already in use"}, {"error": "Connection refused"}],
             "port 29502 or 29501 or 29503 is taken",
         ),
-        ([{"met": []}, {"own": "10.0.0.2", "bulk": True}], "ssh://b: the program that was sent"),
         ([{"met": []}, {"own": "10.0.0.2", "bulk": True, "seconds": []}], "ssh://b: the program that was sent"),
         ([{"met": ["10.0.0.2"]}, {"own": "10.0.0.2", "seconds": 0.5, "bulk": True}], ""),
     ],
@@ -196,22 +179,9 @@ def test_volumes_go_from_other_machines_with_their_releases(tmp_path: Path, monk
     assert any("in use" in line for line in said) and any("ssh://away is away" in line for line in said)
 
 
-def test_two_clones_with_homes_of_one_name_are_two_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = set()
-    for text in ("a", "b"):
-        (tmp_path / text).write_text(text)
-        monkeypatch.setattr(ssh, "MACHINE_ID", tmp_path / text)
-        found.add(ssh.owner("/home/x"))
-        assert ssh.owner("/home/x") == ssh.owner("/home/x") != ssh.owner("/home/y")
-    monkeypatch.setattr(ssh, "MACHINE_ID", tmp_path / "none")
-    assert len(found | {ssh.owner("/home/x")}) == 3
-
-
 def test_no_key_stands_in_a_repr() -> None:
-    key = "5e" * 32
-    checked: Any = None
-    place: Any = None
-    assert key not in repr(linked.Spread(checked, key)) + repr(Node(place, key))
+    key, nothing = "5e" * 32, Any
+    assert key not in repr(linked.Spread(nothing, key)) + repr(Node(nothing, key))  # type: ignore[arg-type]
 
 
 class Box:
@@ -282,14 +252,11 @@ TOLD: dict[str, Any] = {
 FACE = TOLD["interfaces"][0]
 WRONG: list[tuple[str, Any]] = [
     ("interfaces", 3),
-    ("interfaces", [{}]),
     ("interfaces", [{**FACE, "address": "x"}]),
     ("interfaces", [{**FACE, "mtu": "much"}]),
     ("MemTotal", float("inf")),
-    ("MemAvailable", None),
     ("lacking", 1),
     ("neighbours", [1]),
-    ("gpus", None),
     ("cpu", 1),
 ]
 LOGS = [b"", b"3", b"[]", b"{", b"\xff", b"[" * 100_000, b"{}"]
@@ -323,16 +290,6 @@ def test_what_a_killed_run_left_there_goes_with_the_next(engine: Site) -> None:
     machine = nodes.Machine(1, "ssh://b", engine)  # type: ignore[arg-type]
     assert nodes.within(machine, "image", {}, "look") == {}
     assert [one.name for one in engine.boxes] == ["of a run that goes on", "somebody's"]
-
-
-def test_so_does_what_looked_at_a_volume(engine: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    release: Any = SimpleNamespace(**vars(PAIR), checkpoint_key="a" * 64)
-    there = SimpleNamespace(send=lambda line: None, answer=lambda: {"whole": True})
-    monkeypatch.setattr(checkpoint_volumes, "create", lambda *_, **__: None)
-    monkeypatch.setattr(checkpoint_volumes, "started", lambda _: contextlib.nullcontext(there))
-    engine.volumes = Volumes()  # type: ignore[attr-defined]
-    engine.boxes = [Box(engine, "left", "created", {LABEL: "b" * 64})]
-    assert checkpoint_volumes.checkpoint_volume(engine, release) and not engine.boxes  # type: ignore[arg-type]
 
 
 def test_a_copy_waits_for_one_that_is_about_to_start(engine: Site) -> None:

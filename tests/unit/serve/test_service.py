@@ -13,13 +13,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.serve import keys, memory_limit, unit
 
 
-@pytest.mark.parametrize(
-    ("host", "local"), [("127.0.0.1", True), ("::1", True), ("0.0.0.0", False), ("10.1.2.3", False)]
-)
-def test_who_reaches_an_address(host: str, local: bool) -> None:
-    assert keys.is_local(host) == local
-
-
 def test_a_key_that_others_can_read_or_that_is_none_is_refused(tmp_path: Path) -> None:
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
     key = keys.key_for(paths, "r", "0.0.0.0")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from pathlib import Path
-from typing import Any
 
-import made_releases
 import pytest
 
 from sparkpin.serve import startup, waiting
-from sparkpin.smoke.startup import STAGES, Startup
+from sparkpin.smoke.startup import Startup
 
 START = b"""(APIServer pid=1) INFO 11-22 02:30:25 [api_utils.py:347]   version 0.32.0
 (EngineCore pid=26) INFO 11-22 02:30:45 [cpu_model_runner.py:68] Starting to load model /model...
@@ -22,18 +18,6 @@ REST = b"""
 (EngineCore pid=26) INFO 11-22 02:30:46 [kv_cache_utils.py:2327] CPU KV cache size: 547,693 tokens, Maximum concurrency
 Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  50%|#####     | 10/20 [00:01<00:01]"""
 READY = b"\n(APIServer pid=1) INFO:     Application startup complete.\n"
-
-
-def test_a_start_that_ends_while_it_is_asked_is_told_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked now and then before its log says that it answers; what the log says since then counts."""
-    logs = itertools.chain([START + REST], itertools.repeat(START + REST + READY))
-    monkeypatch.setattr("sparkpin.smoke.startup.ASK_SECONDS", -1.0)
-    monkeypatch.setattr(waiting, "look", lambda *_: (None, next(logs)))
-    monkeypatch.setattr(waiting.launch, "asks", lambda _: (True, "a token"))
-    container: Any = None
-    waiting.until_ready(container, made_releases.release(1), 60, tmp_path, print, fresh=True)
-    last = startup.last(tmp_path)
-    assert last and set(last.began) == set(STAGES)
 
 
 def test_stages_and_percents_of_a_start() -> None:
@@ -73,11 +57,3 @@ def test_requests_under_way_are_waited_for_and_not_for_ever(
     left = iter(readings)
     assert waiting.quiet_moment(lambda: next(left), seconds, len) is quiet
     assert list(left) == []
-
-
-def test_a_new_release_is_held_against_the_last_start_of_its_recipe(tmp_path: Path) -> None:
-    for number in (1, 2):
-        startup.keep(tmp_path / f"v{number}", made_releases.release(number), Startup(), 10.0 * number, b"")
-        os.utime(tmp_path / f"v{number}" / startup.FILE, (number, number))
-    found = [startup.last(tmp_path / name) for name in ("v1", "new")]
-    assert [one.seconds for one in found if one] == [10.0, 20.0]

@@ -10,7 +10,7 @@ import pytest
 from elf_samples import CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, X86_64, Elf, container, entry, facts_of, put
 
 from sparkpin.smoke.inspect.fatbin import Code
-from sparkpin.smoke.inspect.finding import Allowed, ImageFinding
+from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.gpu import compiles, runs
 from sparkpin.smoke.inspect.linking import Linker
 from sparkpin.smoke.inspect.rules import cuda_release, findings, minimum_driver
@@ -96,19 +96,14 @@ def test_a_sound_image_passes_and_lists_what_it_accepts(root: Root) -> None:
 @pytest.mark.parametrize(
     ("code", "loads", "compiled"),
     [
-        (Code("cubin", 121, ""), {121}, set()),
         (Code("cubin", 121, "a"), {121}, set()),
-        (Code("cubin", 121, "f"), {121}, set()),
         (Code("cubin", 120, ""), {120, 121}, set()),
         (Code("cubin", 120, "f"), {120, 121}, set()),
         (Code("cubin", 120, "a"), {120}, set()),
         (Code("cubin", 100, "f"), {100, 103}, set()),
-        (Code("cubin", 90, ""), {90}, set()),
-        (Code("cubin", 80, ""), {80}, set()),
         (Code("ptx", 80, ""), set(), {80, 90, 100, 103, 120, 121}),
         (Code("ptx", 120, "f"), set(), {120, 121}),
         (Code("ptx", 90, "a"), set(), {90}),
-        (Code("ptx", 121, "a"), set(), {121}),
     ],
 )
 def test_which_code_is_for_which_gpu(code: Code, loads: set[int], compiled: set[int]) -> None:
@@ -135,18 +130,9 @@ def test_ptx_alone_is_a_note_and_code_for_other_gpus_alone_an_error(root: Root) 
 def test_experts_in_ptx_alone_are_a_warning(root: Root) -> None:
     """The driver's Marlin for experts gave wrong tokens to several requests at once (vllm-project/vllm#40923)."""
     experts = f"{SITE}/vllm/_moe_C_stable_libtorch.abi3.so"
-
-    def severities(*codes: tuple[int, int, int]) -> list[str]:
-        facts = root(
-            {experts: Elf(gpu=gpu(*codes)), f"{SITE}/vllm/_vllm_fa2_C.abi3.so": Elf(gpu=gpu((PTX, 80, PLAIN)))}
-        )
-        found = findings(facts, sm=121, platform="linux/arm64")
-        assert [one.severity for one in found if one.subject.endswith("_vllm_fa2_C.abi3.so")] == ["note"]
-        return [one.severity for one in found if one.subject == experts]
-
-    assert severities((CUBIN, 80, PLAIN), (PTX, 80, PLAIN)) == ["warning"]
-    assert severities((CUBIN, 120, PLAIN), (PTX, 80, PLAIN)) == []
-    assert severities((CUBIN, 90, SPECIFIC)) == ["error"]
+    for first, severities in (((CUBIN, 80, PLAIN), ["warning"]), ((CUBIN, 120, PLAIN), [])):
+        facts = root({experts: Elf(gpu=gpu(first, (PTX, 80, PLAIN)))})
+        assert [one.severity for one in found(facts) if one.subject == experts] == severities
 
 
 LIBRARY = f"{SITE}/vllm/_C.abi3.so"
@@ -174,8 +160,6 @@ def test_the_known_bad_case_vllm_0_19_1_with_a_torch_without_cuda(root: Root) ->
         ("needed", "vllm/_C.abi3.so", "libcudart.so.12"),
         ("symbols", "vllm/_C.abi3.so", "_ZN3c104cuda12device_countEv"),
     ]
-    text = found(facts)[0].text
-    assert "libcudart.so.12" in text and "torch 2.10.0+cpu" in text, "the message names both sides"
 
 
 DISTRIBUTIONS = {
@@ -230,9 +214,6 @@ WHAT_IS_FOUND: dict[str, tuple[Mapping[str, bytes | Elf | str | None], list[tupl
           f"{SITE}/nvidia_nvvm-13.5.70.dist-info/METADATA": metadata("nvidia-nvvm", "13.5.70"),
           f"{SITE}/nvidia_cublas-13.1.0.dist-info/METADATA": metadata("nvidia-cublas", "13.1.0.3")},
          [("cuda", "CUDA toolkit", "")]),
-    "two runtimes":
-        ({f"{SITE}/nvidia_cuda_runtime_cu12-1.dist-info/METADATA": metadata("nvidia-cuda-runtime-cu12", "12.8.90")},
-         [("cuda", "CUDA toolkit", "")]),
     "two versions of one package in one folder":
         (DISTRIBUTIONS, [("packages", "typing-extensions", "4.16.0, 4.15.0")]),
     "a plugin of others need not say which vLLM it is made for":
@@ -260,10 +241,8 @@ def test_an_image_for_another_machine_is_refused(root: Root) -> None:
     ("files", "severities"),
     [
         (mod('VLLM_VERSIONS: tuple = ("0.33.0",)'), []),
-        (mod('VLLM_VERSIONS: tuple = ["0.32.0", "0.33"]'), []),
         (mod('VLLM_VERSIONS: tuple = ("0.32.0",)'), ["error"]),
         (mod('VLLM_VERSIONS: tuple = ("0.33.7",)'), ["warning"]),  # a patch release is left to the mod itself
-        (mod('VLLM_VERSIONS: tuple = ("0.3.0",)'), ["error"]),
         (mod("VLLM_VERSIONS: tuple = SOMETHING"), ["warning"]),
         (mod(TOUCHES), ["error"]),  # as our mods have it: by release, a text for each function
         ({}, ["error"]),
@@ -303,31 +282,15 @@ def test_where_the_loader_searches(root: Root) -> None:
 @pytest.mark.parametrize(
     ("path", "library", "what"),
     [
-        ("nvshmem/lib/nvshmem_transport_ucx.so.3", Elf(needed=["libucp.so.0"]), ""),
         ("nvshmem/lib/nvshmem_transport_ucx.so.3", Elf(needed=["libnvshmem_host.so.3"]), "libnvshmem_host.so.3"),
         ("torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch29-cuda.so", Elf(undefined=["_ZN3c104goneEv"]), ""),
         ("torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch29-cuda.so", Elf(undefined=["cudaGone"]), "cudaGone"),
-        (
-            "torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch214-cuda.so",
-            Elf(undefined=["_ZN3c104goneEv"]),
-            "_ZN3c104goneEv",
-        ),
-        ("triton/plugins/libTest.so", Elf(needed=["libgone.so"]), "libgone.so"),
     ],
 )
 def test_what_is_accepted_of_a_package_excuses_no_other_lack_of_it(
     root: Root, path: str, library: Elf, what: str
 ) -> None:
     assert [row[2] for row in seen(root({f"{SITE}/{path}": library})) if row[1] == path] == ([what] if what else [])
-
-
-def test_an_entry_for_a_package_counts_only_where_it_is_installed(root: Root) -> None:
-    files: dict[str, bytes | Elf | str | None] = {f"{SITE}/a/liboptional.so": Elf(needed=["libgone.so"])}
-    driver = Allowed("needed", "*", r"libcuda\.so\.1|cuLaunchKernel", "the driver")
-    for package, lacks in (("vllm", 0), ("not-here", 1)):
-        allowed = [Allowed("needed", "*/liboptional.so", r"libgone\.so", "why", package=package), driver]
-        facts = root(files)
-        assert [one.what for one in found(facts, allowed=allowed)].count("libgone.so") == lacks
 
 
 def test_the_newer_of_two_runtimes_asks_for_the_driver(root: Root) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -18,14 +17,12 @@ from smoke_subject import Checked, subject
 from smoke_subject import checked as checked
 from smoke_subject import socket as socket
 
-from sparkpin.build.demands import demands_of
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.manifests import load_chain, load_model, load_stack
+from sparkpin.pins.manifests import load_chain
 from sparkpin.pins.schema import Smoke
 from sparkpin.smoke import checks
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.expectations import Expectations, expectations_of, scripted, shape_only
-from sparkpin.smoke.server import Server
+from sparkpin.smoke.expectations import Expectations, scripted, shape_only
 
 
 def log(*lines: str) -> Callable[[], bytes]:
@@ -69,12 +66,9 @@ AGAIN = {
 PLACE_1 = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="scripted-tiny",position="1"}} {}'
 FAULTS: list[tuple[Any, ...]] = [
     ("tool-call-stream", text(FIRST, FIRST.replace('"get_weather"', "null")), "first delta has name None"),
-    ("tool-call-stream", text('"function":{"name":"get_weather"}', '"function":{"arguments":""}'), "has name None"),
     ("tool-call-stream", text(f'"id":"{IDENTITY}","type"', '"type"'), "first delta has id None"),
     ("tool-call-stream", text(LATER, LATER.replace('{"arguments"', '{"name":"get_weather","arguments"')),
      "name 'get_weather' again"),
-    ("tool-call-stream", text(LATER, LATER.replace('"index":0,', f'"index":0,"id":"{IDENTITY}",')),
-     f"id '{IDENTITY}' again"),
     ("tool-call-stream", lambda reply: text(r"\", \"unit\": \"", "")(text("celsius", "")(reply)),
      "wanted {'city': 'Ankara', 'unit': 'celsius'}"),
     ("tool-call-stream", text(r'"arguments":"\"}"', '"arguments":""'), "the arguments are not JSON"),
@@ -86,17 +80,12 @@ FAULTS: list[tuple[Any, ...]] = [
      lambda _: text("They ask something small", "Now <tool_call><function=get_weather>")(RECORDED["chat"]),
      "saw 0 tool calls, wanted 1 call; content '\\n\\nHello from Sparkpin: every part of this server works.'; "
      "<tool_call> stands in the reasoning"),
-    ("tool-calls-parallel", lambda _: RECORDED["tool-call"], "saw 1 tool calls, wanted 2 calls"),
     ("tool-calls-parallel", text('"index":1', '"index":0', 99), "again in a later delta", "tool-calls-parallel-stream"),
     ("tool-calls-parallel", one_id, "wanted one for each call"),
-    ("tool-calls-parallel", text('"type":"function","index":0', '"type":"function","index":2'),
-     "index 2 after 0 calls", "tool-calls-parallel-stream"),
     ("tool-calls-parallel", text("Iğdır", "Igdir"), "wanted {'city': 'Iğdır', 'unit': 'fahrenheit'}"),
     ("tool-call-long", text(r"\\n\\n  </tool_call> kapanış etiketi\\n</article>", ""),
      "arguments: saw {'path': 'notlar/çay.html', 'content': '<article>"),
     ("tool-call-long", text(r"\"mode\": 420", r"\"mode\": \"420\""), "arguments: saw {"),
-    ("tool-call-long", text(r"\"overwrite\": true", r"\"overwrite\": 1"), "argument overwrite: saw 1, wanted boolean"),
-    ("tool-call-required", lambda _: RECORDED["chat"], "saw 0 tool calls"),
     ("tool-examples", text("Ankara", "Paris"), "saw {'city': 'Paris'"),
     ("unicode", text("güneşli", "guneşli"), "content differs at"),
     ("tool-call", text('"get_weather"', '"get_time"'), "saw 'get_time'"),
@@ -105,7 +94,6 @@ FAULTS: list[tuple[Any, ...]] = [
     ("chat-stream", text('{"id"', '{id"'), "event 1 is not JSON"),
     ("chat-stream", text("data: [DONE]", 'data: {"error": {"message": "EngineCore died"}}\n\ndata: [DONE]'),
      "EngineCore died"),
-    ("chat-stream", lambda _: RECORDED["chat"], "content type"),
     ("chat-stream", instead(200, STREAM, IN_ONE), "came in 1 part"),
     ("chat-stream", text(" of this server", ""), "content differs at character 34"),
     ("chat-stream", text('"role":"assistant",', ""), "roles in the deltas: saw []"),
@@ -113,18 +101,13 @@ FAULTS: list[tuple[Any, ...]] = [
     ("chat", text(r'"content":"\n\nHello', r'"content":"They ask</think>\n\nHello'), "content differs at character 0"),
     ("chat", text("They ask", "You ask"), "reasoning differs"),
     ("chat-sampled", text("works.", "work."), "content differs at character 53", "chat"),
-    ("chat-sampled", text('"finish_reason":"stop"', '"finish_reason":"length"'), "finish_reason: saw 'length'", "chat"),
     ("long-text", text("lighthouse", "lightship"), "content differs at character 11"),
-    ("long-text", text('"finish_reason":"stop"', '"finish_reason":"length"'), "finish_reason: saw 'length'"),
     ("long-text", text('"completion_tokens":159', '"completion_tokens":99'), "99 tok"),
     ("completion", instead(200, JSON, b"\x00\xff OK"), "but no JSON"),
-    ("completion", instead(200, JSON, b"[1]"), "wanted an object"),
     ("chat", instead(200, JSON, b'{"error": "out of memory"}'), "choices: saw None"),
-    ("completion", text('"usage"', '"used"'), "usage: saw None"),
     ("completion", lambda kind, reply: reply if kind == "health" else (500, JSON, b"EngineCore died"),
      "status 500: 'EngineCore died'", None),
     ("completion", text(" a pinned", " an unpinned"), "differs at character 2"),
-    ("acceptance", instead(500, JSON, b"no"), "status 500"),
     ("acceptance", instead(200, "text/plain", b"up 1\n"), "does not draft"),
     ("acceptance", counted("draft_tokens_total", "0.0"), "no token was drafted"),
     ("acceptance", counted("accepted_tokens_total", "172.0"),
@@ -175,7 +158,6 @@ CAME = '{"mod":"int8-lm-head","event":"kernels","total":8,"image":%d,"cached":0,
         ([CPU, says("int8-lm-head", "off")], (), "mod int8-lm-head is not active (off)"),
         ([CPU, says("int8-lm-head", "failed", "TypeError: no")], (), "mod int8-lm-head failed: TypeError: no"),
         ([CPU, HEAD, says("turboquant", "active")], (), "mod turboquant is active, but this stage does not have it"),
-        ([CPU, HEAD, says("int8-lm-head", "failed", "in one process")], (), "mod int8-lm-head failed: in one process"),
         (["{broken"], (), "unreadable line"),
         ([CPU, HEAD, CAME % 7], ("int8-lm-head",), "int8-lm-head: 7 of 8 kernels from the image; compiled now: none"),
         ([CPU, HEAD, CAME % 8], ("int8-lm-head",), ""),
@@ -197,23 +179,6 @@ def test_each_rank_of_several_has_compared_itself(nodes: int, lacks: int | None,
         argv = (*target.argv, "--nnodes", str(nodes))
         asked = dataclasses.replace(target, log=logs[0], other_logs=lambda: tuple(one() for one in logs[1:]), argv=argv)
         assert checks.run_check("mods", asked).passed is passed
-
-
-def test_the_last_step_of_a_start_is_told_though_its_line_comes_with_the_answer(socket: Path) -> None:
-    whole = b"version 0.32.0\nApplication startup complete.\n"
-    logs, said = itertools.chain([whole[:15]], itertools.repeat(whole)), list[str]()
-
-    class Quick(Server):
-        def ended(self) -> None:
-            return None
-
-        def log(self) -> bytes:
-            return next(logs)
-
-    container: Any = None
-    with subject(socket) as target:
-        Quick(container, socket, 60, said.append).wait_ready(target.client)
-    assert len(said) == 2 and "0.32.0" in said[0]
 
 
 def test_a_server_that_does_not_answer_or_trickles_on_is_a_failed_check(checked: Checked) -> None:
@@ -258,8 +223,6 @@ def test_exchanges_keep_what_went_over_the_wire(socket: Path) -> None:
         checks.run_check("completion", target)
         stream, rubbish = (exchange.as_dict() for exchange in target.client.exchanges)
     assert stream["response"].encode() == RECORDED["chat-stream"][2]
-    assert (stream["status"], stream["path"]) == (200, "/v1/chat/completions")
-    assert stream["request"]["stream"] is True and stream["request"]["model"] == "scripted-tiny"
     assert rubbish["response_base64"] == "//4="
 
 
@@ -281,21 +244,12 @@ def test_a_socket_s_path_may_be_long(tmp_path: Path) -> None:
             assert checks.run_check("chat", dataclasses.replace(target, client=client)).passed
 
 
-@pytest.mark.parametrize("name", ["base", "hybrid", "mtp", "v2", "v2-tq"])
-def test_every_stage_names_checks_that_exist_and_readers_come_last(name: str) -> None:
-    names = checks.checks_of(load_chain(PROJECT, name)[-1])
-    assert "mods" in names and "completion" in names and "chat-sampled" in names
-    assert [n for n in names if n in checks.READERS] == list(names)[-sum(n in checks.READERS for n in names) :]
-
-
 @pytest.mark.parametrize(
     ("smoke", "wanted"),
     [
         ("{add_checks: [acceptance]}", ["chat", "mods", "acceptance"]),
-        ("{drop_checks: [chat]}", ["mods"]),
         ("{}", ["chat", "mods"]),
         ("{checks: [unicode, mods]}", ["unicode", "mods"]),
-        ("{add_checks: [mods]}", "add_checks"),
         ("{drop_checks: [vibes]}", "drop_checks"),
         ("{checks: [unicode], drop_checks: [chat]}", "drop_checks"),
     ],
@@ -319,7 +273,6 @@ def test_a_stage_names_the_checks_that_its_parent_has_not(tmp_path: Path, smoke:
     [
         (["completion", "vibes"], "smoke.checks", "one of completion, "),
         ([], "smoke.checks", "the check mods"),
-        (["completion", "chat"], "smoke.checks", "the check mods"),
         (["acceptance"], "smoke.acceptance_floor", ""),
     ],
 )
@@ -328,16 +281,3 @@ def test_a_stage_whose_checks_prove_too_little_is_refused(names: list[str], key:
     with pytest.raises(ManifestError, match=f"stages/base.yaml: {key}: .*wanted .*{wanted}") as caught:
         checks.checks_of(bad)
     assert caught.value.key == key
-
-
-def test_a_scripted_model_has_exact_expectations_and_another_has_none() -> None:
-    pin, stack = load_model(PROJECT, "scripted-tiny"), load_stack(PROJECT, "cpu")
-    chain = load_chain(PROJECT, "v2")
-    demands = demands_of(PROJECT, stack, chain, pin)
-    assert demands.mods == ("hybrid-int4-fp8", "int8-lm-head", "vllm-cpu")
-    assert demands.acceptance_floor == 0.8
-    assert expectations_of(demands).chat.exact and expectations_of(demands).tool_call.exact
-    other = demands_of(
-        PROJECT, stack, chain, pin.model_copy(update={"smoke": pin.smoke.model_copy(update={"scripted": False})})
-    )
-    assert not expectations_of(other).chat.exact and not expectations_of(other).tool_call.exact

@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import http.server
 import json
-import os
-import platform
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +17,9 @@ from made_releases import release
 from places import PROJECT
 
 from sparkpin.build import make
-from sparkpin.commands import choose as commands_choose
-from sparkpin.commands import notes as commands_notes
-from sparkpin.commands import tables
 from sparkpin.core import files
-from sparkpin.core.errors import BusyError, HostError, InputError, SmokeError
+from sparkpin.core.errors import BusyError, HostError, InputError
 from sparkpin.core.paths import Paths
-from sparkpin.host.endpoint import OWN, elsewhere
 from sparkpin.host.engine import Engine
 from sparkpin.host.gpus import Gpu
 from sparkpin.pins import manifests
@@ -65,6 +58,7 @@ def loaded(*rows: LoadRow, emulated: bool = True) -> Loaded:
 INSPECTED = result_of(examined(), None, WHY, 4.0)
 EMULATED = result_of(examined(), loaded(), WHY, 504.0)
 FAILED = result_of(examined(BROKEN), None, WHY, 4.0)
+UNLOADED = result_of(examined(), loaded(*GOOD_ROWS, LoadRow("library", "/x/site-packages/vllm/m.so", "failed")), WHY, 5)
 PASSED: dict[str, Any] = {"passed": True, "seconds": 20.0, "checks": []}
 SERVER_FAILED = {"passed": False, "checks": [{"name": "start", "passed": False, "detail": "exited with 1"}]}
 
@@ -86,7 +80,6 @@ def kept(records: Releases, *results: InspectedResult | dict[str, Any], state: s
     ("stack", "platform", "gpus", "why"),
     [
         ("cpu", "linux/amd64", (), ""),
-        ("cpu", "linux/amd64", (H100,), ""),
         ("cpu", "linux/arm64", (), "stack cpu is for linux/amd64, and this engine's machine is linux/arm64"),
         ("spark", "linux/amd64", (GB10,), WHY),
         ("spark", "linux/arm64", (), f"{GPU} none"),
@@ -151,63 +144,31 @@ def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
         assert "unset DOCKER_HOST" in caught.value.next_step
 
 
-def test_whose_machine_an_engine_runs_on() -> None:
-    """A socket that is named may be forwarded, and tcp may lead back: what the engine says of its machine counts."""
-    here = {
-        "Name": socket.gethostname(),
-        "KernelVersion": platform.release(),
-        "MemTotal": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-    }
-    named = ("unix:///tmp/forwarded.sock", "tcp://127.0.0.1:2375", "ssh://me@spark-2")
-    assert {elsewhere(url, here) for url in named} == {""}
-    assert {elsewhere(url, SPARK) for url in named} == {"spark-2"}
-    assert {elsewhere(url, here | {"MemTotal": 1}) for url in named} == {here["Name"]}
-    assert {elsewhere(url, SPARK) for url in OWN} == {""}
-
-
 @pytest.mark.parametrize(
     ("results", "state", "text"),
     [
         ([INSPECTED], "inspected", "inspected"),
         ([EMULATED], "inspected", "inspected, emulated load"),
-        ([result_of(examined(), loaded(emulated=False), WHY, 9.0)], "inspected", "inspected, load without GPU"),
         ([FAILED], "failed", "inspection failed: torch"),
+        ([UNLOADED], "failed", "inspection failed: library vllm/m.so"),
         ([FAILED, INSPECTED], "inspected", "inspected"),
-        ([INSPECTED, FAILED], "failed", "inspection failed: torch"),
         ([SERVER_FAILED, INSPECTED], "inspected", "inspected"),
-        ([EMULATED, SERVER_FAILED], "failed", "failed: start"),
         ([EMULATED, PASSED], "passed", "passed in 20 s"),
         ([PASSED, FAILED], "passed", "passed in 20 s"),
     ],
 )
-def test_what_the_record_and_the_tables_say(
-    records: Releases, capsys: pytest.CaptureFixture[str], results: list[Any], state: str, text: str
-) -> None:
+def test_what_the_record_and_the_tables_say(records: Releases, results: list[Any], state: str, text: str) -> None:
     made = kept(records, *results)
     assert (made.state, made.smoke_text) == (state, text)
     assert made.is_good == made.smoke_passed == (state == "passed")
-    tables.show_built([made])
-    assert text.partition(":")[0] in capsys.readouterr().out
     assert made == records.get(made.tag), "the record can be read again"
-
-
-def test_a_load_that_fails_fails_the_inspection_and_names_the_library(records: Releases) -> None:
-    bad = LoadRow("library", "/opt/site-packages/vllm/_moe_C.so", "failed", "OSError: undefined symbol: _ZN3c10")
-    made = kept(records, result_of(examined(), loaded(*GOOD_ROWS, bad), WHY, 500.0))
-    assert made.smoke_text == "inspection failed: library vllm/_moe_C.so"
-    assert made.smoke_failures == ["library vllm/_moe_C.so: failed, OSError: undefined symbol: _ZN3c10"]
-    assert made.smoke_log == "load.log"
 
 
 def test_what_was_only_inspected_is_not_promoted(records: Releases) -> None:
     made = kept(records, EMULATED)
     with pytest.raises(InputError) as caught:
         current.promote(records.paths, Any, made.tag)  # type: ignore[arg-type]  # no engine is asked
-    assert caught.value.message == (
-        f"{made.tag} is inspected, emulated load, and no server of it has run: {WHY}; "
-        "only a release that passed its smoke test is promoted"
-    )
-    assert f"invoke smoke {made.tag}" in caught.value.next_step
+    assert WHY in caught.value.message and f"invoke smoke {made.tag}" in caught.value.next_step
 
 
 def test_a_current_release_that_is_inspected_meanwhile_stays_good(records: Releases) -> None:
@@ -266,9 +227,7 @@ def test_record_and_evidence_are_of_one_test(records: Releases) -> None:
         (None, False, False, True),
         (INSPECTED, False, False, False),
         (INSPECTED, True, False, True),
-        (INSPECTED, False, True, True),
         (EMULATED, True, False, False),
-        (EMULATED, True, True, True),
         (PASSED, True, True, False),
         (SERVER_FAILED, True, True, False),
     ],
@@ -280,27 +239,6 @@ def test_which_releases_wait_for_a_smoke_test(
     monkeypatch.setattr(evidence, "obstacle", lambda *_: "" if runs_here else WHY)
     engine: Any = None  # the machine is a fault that cannot be made otherwise
     assert evidence.owes(records.paths, engine, made, load=load) == owed
-
-
-def test_smoke_refuses_a_recipe_that_nobody_knows(records: Releases) -> None:
-    with pytest.raises(InputError, match="unknown recipe 'nope'"):
-        commands_choose.require_recipe(records.paths, records, "nope")
-    kept(records)
-    commands_choose.require_recipe(records.paths, records, "tiny")  # its file is gone, its release is not
-
-
-def test_where_nothing_passed_the_next_step_is_one_that_can_be_done(
-    records: Releases, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = kept(records)
-    for why, step in (
-        (WHY, f"none can run here: {WHY}; where one can: invoke smoke {made.tag} (invoke export"),
-        ("", "invoke smoke --recipe tiny, then invoke promote TAG"),
-    ):
-        monkeypatch.setattr(current, "obstacle_here", lambda *_, why=why: why)  # another machine
-        with pytest.raises(InputError, match="recipe 'tiny' has no current release") as caught:
-            current.require_current(records, "tiny")
-        assert caught.value.next_step.startswith(step)
 
 
 def test_without_room_on_the_gpu_no_server_is_started_and_the_release_is_not_at_fault(

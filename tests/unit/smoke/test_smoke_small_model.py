@@ -16,7 +16,6 @@ from sparkpin.build.demands import demands_of
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.manifests import load_chain, load_model, load_recipe, load_stack
 from sparkpin.pins.schema import ModelSmoke
-from sparkpin.smoke import checks
 from sparkpin.smoke.expectations import TURKISH, WORDS, expectations_of, led_on
 
 GARBLED = "the of, a\n in to the and of the"
@@ -55,14 +54,7 @@ def test_what_is_led_on_says_what_it_must(
     assert not checked(name, fault(wrong), expect=led_on()).passed
 
 
-def test_a_chat_that_never_ends_is_wrong_of_it_alone(checked: Checked) -> None:
-    """A template of other marks: the model goes on after its answer."""
-    endless = only("chat", said("Hello. Hello? Who is there", "length", 400))
-    result = checked("chat", endless, expect=led_on())
-    assert not result.passed and "wanted stop" in result.detail
-
-
-@pytest.mark.parametrize(("nats", "passed"), [(2.9, True), (3.4, True), (3.6, False), (9.0, False)])
+@pytest.mark.parametrize(("nats", "passed"), [(3.4, True), (3.6, False)])
 def test_its_english_is_measured(nats: float, passed: bool, checked: Checked) -> None:
     """A wrong order of rows gives tokens with the right form, and nonsense: see the figures in docs/checkpoints.md."""
     result = checked("logprobs", likely(nats), english=3.5)
@@ -71,16 +63,9 @@ def test_its_english_is_measured(nats: float, passed: bool, checked: Checked) ->
 
 
 def test_no_tool_is_asked_of_it(checked: Checked) -> None:
-    for name in checks.CHECKS:
-        if name.startswith("tool-"):
-            asked: list[str] = []
-
-            def note(kind: str, reply: Reply, asked: list[str] = asked) -> Reply:
-                asked.append(kind)
-                return reply
-
-            result = checked(name, note, expect=led_on())
-            assert (result.applicable, asked) == (False, [])
+    asked: list[str] = []
+    result = checked("tool-call", lambda kind, reply: asked.append(kind) or reply, expect=led_on())
+    assert (result.applicable, asked) == (False, [])
 
 
 def test_the_pin_says_so_and_the_recipe_follows() -> None:

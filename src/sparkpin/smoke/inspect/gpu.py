@@ -70,18 +70,13 @@ def coverage(library: Library, sm: int) -> Coverage:
     return Coverage(library.path, counts["runs"], counts["compiles"], counts["neither"], named)
 
 
-def of_experts(path: str) -> bool:
-    """A library of kernels for experts, by its name: vLLM's `_moe_C`."""
-    return "moe" in path.rpartition("/")[2].lower()
-
-
 def gpu_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
     for found in coverages(facts, sm):
         held = ", ".join(name for name, _ in found.archs)
         step = f"take a build with sm_{sm}"
         if found.verdict == "PTX only":
             text = f"PTX only for sm_{sm}: the driver compiles {found.compiles} units at their first use ({held})"
-            if of_experts(found.path):
+            if "moe" in found.path.rpartition("/")[2].lower():  # of experts: vLLM's `_moe_C`
                 yield ImageFinding("warning", "gpu", found.path, f"{text}; {EXPERTS_PTX}", step)
             else:
                 yield ImageFinding("note", "gpu", found.path, text)

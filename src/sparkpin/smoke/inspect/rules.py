@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from sparkpin.smoke.inspect.allowed import ALLOWED
 from sparkpin.smoke.inspect.elf import AARCH64, MACHINES, X86_64
-from sparkpin.smoke.inspect.finding import ORDER, RULES, Allowed, ImageFinding, settle
+from sparkpin.smoke.inspect.finding import ORDER, RULES, ImageFinding, settle
 from sparkpin.smoke.inspect.gpu import gpu_findings, kernel_findings
 from sparkpin.smoke.inspect.linking import Linker, some
 from sparkpin.smoke.inspect.packages import InstalledPackage
@@ -24,12 +24,10 @@ TOOLKIT = ("cuda-nvcc", "cuda-crt", "cuda-cccl", "nvvm", "nvjitlink", "cuda-nvrt
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 
-def findings(
-    facts: ImageFacts, *, sm: int | None, platform: str, mods: Sequence[str] = (), allowed: Sequence[Allowed] = ALLOWED
-) -> list[ImageFinding]:
+def findings(facts: ImageFacts, *, sm: int | None, platform: str, mods: Sequence[str] = ()) -> list[ImageFinding]:
     """The most severe first. sm: the GPU (121), None for an image without. mods: distributions that must be there."""
     names = {package.name for package in facts.packages}
-    allowed = [entry for entry in allowed if not entry.package or entry.package in names]
+    allowed = [entry for entry in ALLOWED if not entry.package or entry.package in names]
     found = [
         *file_findings(facts, platform),
         *(gpu_findings(facts, sm) if sm else ()),

@@ -2,7 +2,7 @@
 
 The file is written byte by byte after the System V ABI, so it needs no compiler, is the same every time and can be
 made for either machine on both. It is mounted into a container, never put into an image. (LIEF 1.0 cannot make a file
-from nothing, only change one, and takes 12 MB.)
+from nothing, only change one, and takes 12 MB.) It has no sections: a loader reads segments alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CODE = {
     AARCH64: struct.pack("<II", 0x52800000 | NO_DEVICE << 5, 0xD65F03C0),  # mov w0, #100; ret
 }
 PAGE = 0x10000  # the largest that aarch64 has
-HEADER, SEGMENT, SECTION, SYMBOL = 64, 56, 64, 24
+HEADER, SEGMENT, SYMBOL = 64, 56, 24
 
 
 def wanted_symbols(facts: ImageFacts, machine: int) -> list[str]:
@@ -60,41 +60,22 @@ def stub(names: Sequence[str], machine: int, soname: str = SONAME) -> bytes:
     rows = ((14, places[0]), (4, table_at), (5, strings_at), (6, symbols_at), (10, len(strings)), (11, SYMBOL), (0, 0))
     dynamic = b"".join(struct.pack("<QQ", tag, value) for tag, value in rows)  # SONAME, HASH, STRTAB, SYMTAB, sizes
     address = dynamic_at + PAGE  # on a page of its own, for the loader writes there
-    names_of_sections, titles = string_table([".dynsym", ".dynstr", ".hash", ".text", ".dynamic", ".shstrtab"])
-    titles_at = dynamic_at + len(dynamic)
-    sections_at = aligned(titles_at + len(names_of_sections))
     segments = (
         struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, read_only, read_only, PAGE),  # LOAD, read and execute
         struct.pack("<IIQQQQQQ", 1, 6, dynamic_at, address, address, len(dynamic), len(dynamic), PAGE),  # read, write
         struct.pack("<IIQQQQQQ", 2, 6, dynamic_at, address, address, len(dynamic), len(dynamic), 8),  # DYNAMIC
         struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16),  # GNU_STACK: not to be executed
     )
-    sections = (
-        bytes(SECTION),
-        section(titles[0], 11, 2, symbols_at, symbols_at, len(symbols), link=2, info=1, entry=SYMBOL),
-        section(titles[1], 3, 2, strings_at, strings_at, len(strings)),
-        section(titles[2], 5, 2, table_at, table_at, len(table), link=1, entry=4),
-        section(titles[3], 1, 6, text, text, len(code)),
-        section(titles[4], 6, 3, address, dynamic_at, len(dynamic), link=2, entry=16),
-        section(titles[5], 3, 0, 0, titles_at, len(names_of_sections)),
-    )
-    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HHIQQQ", 3, machine, 1, 0, HEADER, sections_at)
-    head += struct.pack("<IHHHHHH", 0, HEADER, SEGMENT, len(segments), SECTION, len(sections), len(sections) - 1)
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HHIQQQ", 3, machine, 1, 0, HEADER, 0)
+    head += struct.pack("<IHHHHHH", 0, HEADER, SEGMENT, len(segments), 0, 0, 0)
     file = bytearray(head + b"".join(segments) + code)
-    parts = [(symbols_at, symbols), (strings_at, strings), (table_at, table), (dynamic_at, dynamic)]
-    for place, part in [*parts, (titles_at, names_of_sections), (sections_at, b"".join(sections))]:
+    for place, part in ((symbols_at, symbols), (strings_at, strings), (table_at, table), (dynamic_at, dynamic)):
         file += bytes(place - len(file)) + part
     return bytes(file)
 
 
 def aligned(offset: int) -> int:
     return offset + -offset % 8
-
-
-def section(
-    name: int, kind: int, flags: int, address: int, offset: int, size: int, link: int = 0, info: int = 0, entry: int = 0
-) -> bytes:
-    return struct.pack("<IIQQQQIIQQ", name, kind, flags, address, offset, size, link, info, 8, entry)
 
 
 def string_table(texts: Iterable[str]) -> tuple[bytes, list[int]]:
