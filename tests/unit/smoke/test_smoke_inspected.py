@@ -180,18 +180,6 @@ def test_a_current_release_that_is_inspected_meanwhile_stays_good(records: Relea
     assert [one.state for one in records.of_recipe("tiny")] == ["retired", "current"]
 
 
-def test_the_summary_says_where_to_go_on(records: Releases, capsys: pytest.CaptureFixture[str]) -> None:
-    commands_notes.finish(records, (kept(records, EMULATED),))
-    said = capsys.readouterr().out
-    assert "passed" not in said
-    carry = f"invoke export {release(1).tag} "
-    assert f"invoke reproduce {release(1).tag} --keep" in said and carry in said
-    with pytest.raises(SmokeError) as caught:
-        commands_notes.finish(records, (kept(records, FAILED),))
-    assert caught.value.next_step.endswith("/smoke/inspection.json")
-    assert "torch: opt/vllm/_C.so: vLLM is built for CUDA 12" in capsys.readouterr().out
-
-
 def test_record_and_evidence_are_of_one_test(records: Releases) -> None:
     """An inspection that ends after another run's server has passed leaves neither; both are written under one lock."""
     records.save(release(1))
