@@ -79,25 +79,25 @@ def test_the_record_of_a_start_has_what_vllm_logs(server: Service, served: Serve
 
 
 def test_openai_s_library_calls_a_tool_in_a_stream(server: Service, served: Served) -> None:
-    (call,) = TOOL.calls
-    assert run_in_image(server, "openai", ASK) == [call.name, dict(call.arguments), TOOL.reasoning]
+    ((name, arguments),) = TOOL.calls
+    assert run_in_image(server, "openai", ASK) == [name, arguments, TOOL.reasoning]
 
 
 def test_anthropic_s_library_counts_streams_and_calls_a_tool(server: Service, served: Served) -> None:
     kinds, counted, *stopped, thought, calls, text = run_in_image(server, "claude", ASK_MESSAGES)
-    (call,) = TOOL.calls
+    ((name, arguments),) = TOOL.calls
     assert kinds == [["thinking", "tool_use"], ["thinking", "tool_use"], ["thinking", "text"]]
     assert counted and stopped == ["tool_use", "tool_use"] and thought == TOOL.reasoning
-    assert calls == [[call.name, dict(call.arguments)]] * 2 and text == ANSWER.expected_content
+    assert calls == [[name, arguments]] * 2 and text == ANSWER.expected_content
 
 
 @pytest.mark.slow
 def test_opencode_calls_a_tool(server: Service, served: Served, tmp_path: Path) -> None:
-    (call,) = TOOL.calls
+    ((name, arguments),) = TOOL.calls
     config = server.done("client", "opencode")
     parts = events(opencode(tmp_path, config, "run", "--agent", "brief", "--format", "json", "What is the weather?"))
     (used,) = [part for part in parts if part["type"] == "tool"]
-    assert (used["tool"], used["state"]["input"]) == (call.name, dict(call.arguments))
+    assert (used["tool"], used["state"]["input"]) == (name, arguments)
     assert [part["text"].strip() for part in parts if part["type"] == "text"] == [ANSWER.content]
 
 
@@ -107,8 +107,8 @@ def test_claude_code_calls_a_tool_and_answers(server: Service, served: Served, t
     comes back is its own word that there is none."""
     messages = claude(tmp_path, server.done("client", "claude"), "What is the weather?")
     said = [part for message in messages if message["type"] == "assistant" for part in message["message"]["content"]]
-    (call,) = TOOL.calls
-    assert [(p["name"], p["input"]) for p in said if p["type"] == "tool_use"] == [(call.name, dict(call.arguments))]
+    ((name, arguments),) = TOOL.calls
+    assert [(p["name"], p["input"]) for p in said if p["type"] == "tool_use"] == [(name, arguments)]
     assert [p["thinking"] for p in said if p["type"] == "thinking"] == [TOOL.reasoning, ANSWER.reasoning]
     assert (messages[-1]["subtype"], messages[-1]["result"]) == ("success", ANSWER.expected_content)
 
