@@ -153,23 +153,17 @@ def spoil(paths: Paths, made: Release) -> None:
     (folder / "mtp.json").write_text("{}")
 
 
-def test_rollback_changes_nothing_when_the_image_is_gone(paths: Paths, engine: Engine) -> None:
-    first, second = (built(paths, engine, number) for number in (1, 2))
-    retention.promote(paths, engine, second.tag)
-    engine.client.api.remove_image(first.image, force=True)
-    with pytest.raises(EngineError, match=first.image) as caught:
-        rolling.rollback(paths, engine, "tiny", print)
-    assert f"invoke reproduce {first.tag} --keep" in caught.value.next_step
-    assert digest(engine, "sparkpin/tiny:current") == second.image
-    assert states(paths) == ["passed", "current"]
-
-
-def test_rollback_changes_nothing_when_the_checkpoint_is_gone(paths: Paths, engine: Engine) -> None:
+@pytest.mark.parametrize("lost", ["image", "checkpoint"])
+def test_rollback_changes_nothing_when_a_part_is_gone(paths: Paths, engine: Engine, lost: str) -> None:
     first, second = (built(paths, engine, number) for number in (1, 2))
     retention.promote(paths, engine, second.tag)
     folder = Releases(paths).checkpoint(first)
-    folder.rename(folder.with_name("away"))
-    with pytest.raises(CheckpointError, match=str(folder)):
+    if lost == "image":
+        engine.client.api.remove_image(first.image, force=True)
+    else:
+        folder.rename(folder.with_name("away"))
+    error, where = (EngineError, first.image) if lost == "image" else (CheckpointError, str(folder))
+    with pytest.raises(error, match=where):
         rolling.rollback(paths, engine, "tiny", print)
     assert digest(engine, "sparkpin/tiny:current") == second.image
     assert states(paths) == ["passed", "current"]

