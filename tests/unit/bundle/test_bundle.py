@@ -191,7 +191,7 @@ RAW: dict[str, tuple[Callable[[bytes], bytes], str]] = {  # tests/adversary chan
     "cut in the index": (lambda d: d[:600], "cut short"),
     "cut before content": (lambda d: d[: offset_of(d, RELEASE) + BLOCK], "cut short"),
     "its last byte gone": (lambda d: d[:-1], "cut short"),
-    **{name: (over(LOG, head), f"where '{LOG}' (6 bytes) has to be lies") for name, head in HEADERS.items()},
+    **{name: (over(LOG, head), f"the header of '{LOG}' (6 bytes)") for name, head in HEADERS.items()},
     "a huge size": (reindexed(lambda text: re.sub(rb'(?<="size": )\d+', b"%d" % HUGE, text, count=1)), "size"),
     "a name twice": (index_edited(lambda v: v["members"].append(v["members"][0])), "names a member twice"),
     "a blank after the index": (reindexed(lambda t: t + b" "), INDEX),
