@@ -21,7 +21,6 @@ from bump_site import site as site
 from checkpoint_samples import PIN, base_config, base_shards, fp8_config, fp8_shards, write_repository
 from places import rewrite
 from stack_samples import deb
-from wheelhouse import make_wheel
 
 from sparkpin.commands import bump as task
 from sparkpin.core import files
@@ -144,13 +143,11 @@ def test_debian_s_packages_move_alone(site: Site, ask: Ask, monkeypatch: pytest.
     before = state(site)
     code, out, err = ask("--what debian")
     assert code == 0 and "~ deb libc6: 2.36-9 -> 2.36-9+deb12u1\n" in out and "alpha" not in out, err
-    assert [one.passed for one in site.bumps[0].steps] == [True] * 5 and state(site) == before
+    assert state(site) == before
     assert ask("--what debian --apply")[0] == 0
     lock = json.loads((site.project / LOCK).read_text())
     assert {row["name"]: row["version"] for row in lock["debs"]}["libc6"] == "2.36-9+deb12u1"
     assert versions_of(site, site.current)["alpha"] == "1.0"
-    _, out, _ = ask("--what debian")
-    assert "nothing newer" in out and VLLM not in out, "which holds none of them back"
     offer("2.36-9")
     code, _, err = ask("--what debian")
     assert code == 19 and "stays: lock: " in err and "libc6 2.36-9+deb12u1 -> 2.36-9" in err
@@ -189,7 +186,7 @@ def test_a_model_without_a_commit_moves(site: Site, ask: Ask, monkeypatch: pytes
     assert code == 0 and f"checkpoint acme/sample-int4: {former} -> {commit()}\n" in out and "sample-fp8" not in out, (
         err
     )
-    assert [one.passed for one in site.bumps[0].steps] == [True] * 5 and state(site) == before
+    assert state(site) == before
     tag = site.current.tag
     assert asked("--what model --apply")[0] == 0 and site.current.tag != tag
     assert json.loads(lock.read_text())["repositories"]["int4"]["revision"][:12] == commit()
@@ -216,28 +213,19 @@ def test_a_pin_is_raised_where_that_is_asked_for(site: Site, ask: Ask) -> None:
 
 def test_fresh_files_are_held(site: Site, ask: Ask) -> None:
     """What stays or is pinned needs no date, and nothing goes back to an older version."""
-    day = 86_400
-    stamp = {days: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - days * day)) for days in (1, 30)}
+    stamp = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - days * 86_400)) for days in (1, 30)]
     site.offer("alpha", "1.1")
     site.offer("beta", "1.2")
-    site.index.sizes = True
-    site.index.uploaded = {
-        "alpha-1.1-py3-none-any.whl": stamp[30],
-        "beta-1.0-py3-none-any.whl": stamp[30],
-        "beta-1.2-py3-none-any.whl": stamp[1],
-        "alpha-1.0-py3-none-any.whl": stamp[30],
-        "gamma-1.0-py3-none-any.whl": stamp[1],  # locked while it was fresh
-    }
-    make_wheel(site.index.folder, "gamma", "0.9")
-    site.index.uploaded["gamma-0.9-py3-none-any.whl"] = stamp[30]
-    site.index.sizes = False
+    site.offer("gamma", "0.9")
+    fresh = ("beta-1.2", "gamma-1.0")  # the second was locked while it was fresh
+    names = [*fresh, "alpha-1.0", "alpha-1.1", "beta-1.0", "gamma-0.9"]
+    site.index.uploaded = {f"{name}-py3-none-any.whl": stamp[name not in fresh] for name in names}
     code, _, err = ask(hold="--hold 7")
     assert code == 19 and "--hold 0" in err, "an index without dates"
     site.index.sizes = True
     _, out, err = ask(hold="--hold 7")
     assert "alpha: 1.0 -> 1.1" in out and "beta" not in out and "gamma" not in out, err
-    _, out, _ = ask(hold="--hold 0")
-    assert "beta: 1.0 -> 1.2" in out
+    assert "beta: 1.0 -> 1.2" in ask(hold="--hold 0")[1]
 
 
 def test_killed_between_promotion_and_lock(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

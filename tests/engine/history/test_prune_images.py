@@ -17,7 +17,6 @@ from private_engine import file_layer, load_image, quiet, sleeper
 
 from sparkpin.core import disk as diskspace
 from sparkpin.core import prune_lock
-from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import atomic_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.history.prune import plan as pruning
@@ -210,19 +209,6 @@ def test_the_store_is_only_pruned_when_told_to(paths: Paths, engine: Engine) -> 
     assert (done.files, unneeded.is_file()) == ({"store": (unneeded,)}, True)
     assert pruning.prune(paths, engine, 1, quiet, now=now, store=True).files == done.files
     assert not unneeded.exists()
-
-
-def test_a_broken_lock_stops_the_pruning_of_the_store_before_anything_goes(
-    paths: Paths, engine: Engine, project: Path
-) -> None:
-    paths = dataclasses.replace(paths, project=project)
-    first, _ = (built(paths, engine, number) for number in (1, 2))
-    (project / "pins/stacks/cpu.lock").write_text("{")
-    before = snapshot(paths, engine)
-    with pytest.raises(ManifestError, match=r"cpu\.lock"):
-        pruning.prune(paths, engine, 1, quiet, now=time.time(), store=True)
-    assert snapshot(paths, engine)[:2] == before[:2]
-    assert prune(paths, engine, 1).tags == (first.tag,)
 
 
 # Runs at the same time

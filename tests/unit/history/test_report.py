@@ -83,12 +83,6 @@ def test_the_verdict_on_a_comparison(made: Made, kept: tuple[quality.Kept, ...],
     assert measured.quality_word(comparison(second, first, tuple(judged)))[0] == kind
 
 
-def test_recipes_that_have_no_release(made: Made) -> None:
-    with pytest.raises(InputError):
-        gather(made[0], "no-such-recipe")
-    assert gather(made[0], "scripted-tiny-spark").recipes == ()
-
-
 def test_a_release_of_which_little_was_measured_says_so(made: Made, copied: Paths) -> None:
     for release in made[1]:
         for name in ("bench", "quality"):
@@ -174,16 +168,6 @@ def test_a_quick_run_counts_only_where_there_is_no_other(tmp_path: Path) -> None
     assert "(quick)" in quick.evidence.text and quick.rate is None
     benched(paths, release, 28.3)  # the older one
     assert measured.speed_of(paths, release).rate == 28.3
-
-
-def test_speeds_are_drawn_to_scale_and_a_far_ceiling_is_written_only() -> None:
-    for bars, wanted in (
-        ([SpeedBar("base", 28.3), SpeedBar("v2", 51.0)], 28.3 / 51),
-        ([SpeedBar("base", 30.0, "good", 60.0)], 2.0),
-        ([SpeedBar("base", 30.0, "good", 6000.0)], None),
-    ):
-        widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', drawing.draw_speeds(bars))]
-        assert len(widths) == 1 if wanted is None else widths[0] / widths[1] == pytest.approx(wanted, rel=1e-2)
 
 
 def test_a_loss_is_drawn_against_its_limit(made: Made) -> None:

@@ -123,24 +123,6 @@ def test_a_silent_one_is_let_go_and_one_that_stood_still_does_not_blame_the_othe
     assert site.lost.get(timeout=60) == (1, "rank 0 closed the connection")
 
 
-@pytest.mark.parametrize("what", ["release", "nodes"])
-def test_another_release_is_refused_by_both_by_name(site: Site, what: str) -> None:
-    other: dict[str, Any] = {"release": {"release": "b" * 64}, "nodes": {"nodes": 3}}[what]
-    head, worker = site.node(0), site.node(1, **other)
-    for node in (head, worker):
-        with pytest.raises(Refused, match=f"serves something else: {what} "):
-            meet(node)
-
-
-def test_a_wrong_key_keeps_both_waiting_and_the_right_one_is_let_in(site: Site) -> None:
-    head, wrong = site.node(0), site.node(1, key=b"other")
-    until(lambda: any("has not the key of these nodes" in line for line in site.said), 60)
-    until(lambda: any("does not take the key of this node" in line for line in site.said), 60)
-    assert not head.met.done()
-    meet(head, site.node(1))
-    assert not wrong.met.done()
-
-
 def test_who_listens_in_the_place_of_rank_0_learns_no_release(site: Site) -> None:
     with socket.create_server(("127.0.0.1", site.port)) as listener:
         worker = site.node(1)

@@ -133,6 +133,7 @@ def test_the_newest_of_a_stage_is_not_told_from_what_is_left(paths: Paths) -> No
     [
         ({"schema": 2}, "schema"),
         ({"image": "latest"}, "image"),
+        ({"created": "2026-99-99T99:99:99Z"}, "created"),
         ({"surprise": 1}, "surprise"),
     ],
 )
