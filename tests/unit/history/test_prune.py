@@ -81,8 +81,7 @@ def test_what_stays_and_why(states: str, keep: int, reasons: dict[int, str]) -> 
     before = [one.tag for one in made if one.state == "retired"]
     found = verdicts(made, before, keep, pins, used, lambda one: one == about.get("refused"))
     told = {int(one.release.created[8:10]): ", ".join(one.reasons) for one in found if one.reasons}
-    assert list(told) == list(reasons)
-    assert all(reason in ("+", told[day]) for day, reason in reasons.items())
+    assert list(told) == list(reasons) and all(reason in ("+", told[day]) for day, reason in reasons.items())
 
 
 def test_what_a_home_has_made_or_begun_to_make(paths: Paths) -> None:
@@ -272,9 +271,9 @@ def test_what_no_release_has_named_goes_once_it_is_old(paths: Paths) -> None:
     search = home.search([1, 2], [])
     assert (going(search), search.store()) == ({}, ())
     search = home.search([1, 2], [], later=LATER)
-    assert going(search)["kept inputs"] == {lonely, place_of(paths, b"tool of 3")}
-    assert going(search)["root file systems"] == {rootfs}
-    assert going(search)["build records"] == {paths.images / f"cpu-v2-{'03' * 6}.json"}
+    gone = going(search)
+    assert gone["kept inputs"] == {lonely, place_of(paths, b"tool of 3")} and gone["root file systems"] == {rootfs}
+    assert gone["build records"] == {paths.images / f"cpu-v2-{'03' * 6}.json"}
     assert set(search.store() or ()) == {fetched, home.wheel(3)}
 
 
@@ -343,9 +342,8 @@ def test_of_what_cannot_be_read_nothing_is_taken_for_unneeded(paths: Paths, proj
     assert search.store() is None
     assert "root file systems" not in going(search)
     (project / MODEL_LOCK).write_text("{")
-    with pytest.raises(ManifestError, match=r"scripted-tiny\.lock") as caught:
+    with pytest.raises(ManifestError, match=r"scripted-tiny\.lock"):
         project_needs(project)
-    assert caught.value.next_step == "invoke lock --model scripted-tiny"
 
 
 def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path) -> None:
