@@ -65,10 +65,9 @@ def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
     assert retention.promote(paths, engine, second.tag).state == "current"
     assert retention.promote(paths, engine, third.tag).state == "current", "a previous release may come back"
     assert rolling.rollback(paths, engine, "tiny", print, to=first.name)[1].tag == first.tag, "two steps at once"
-    for other, following in ((first, "invoke images"), (second, f"invoke promote {second.tag}")):  # undone with them
-        with pytest.raises(InputError) as caught:
+    for other in (first, second):  # undone with them
+        with pytest.raises(InputError):
             rolling.rollback(paths, engine, "tiny", print, to=other.tag)
-        assert caught.value.next_step.startswith(following)
 
 
 @pytest.mark.usefixtures("made_up")
@@ -142,7 +141,7 @@ def test_a_release_that_promote_refuses_comes_back_by_its_name_alone(paths: Path
     spoil(paths, first)
     with pytest.raises(ManifestError) as caught:
         rolling.rollback(paths, engine, "tiny", print)
-    assert caught.value.next_step == f"rm {Releases(paths).evidence(first) / 'quality/mtp.json'}, then invoke quality"
+    assert caught.value.file.endswith("mtp.json")
     assert retention.promote(paths, engine, worse.tag).state == "current"
 
 

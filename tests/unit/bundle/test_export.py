@@ -121,7 +121,6 @@ def test_what_a_bundle_cannot_name_is_left_out_and_told(sample: Sample, tmp_path
     [
         ("oci://host/name", {"with_checkpoint": True}),
         ("ssh://host", {"ca": "x.pem"}),
-        ("tcp://host", {"no_image": True}),
         ("ssh://host", {"deep": True}),  # of a checkpoint that is not sent
         ("out.tar", {"redistribute": True}),
     ],
@@ -151,9 +150,8 @@ def test_whom_this_machine_trusts_stops_no_export(
 ) -> None:
     attest(sample.paths, sample.release, Keys(signing_key))
     bundle = exported(sample, tmp_path / "out.tar")
-    with pytest.raises(IntegrityError, match="does not allow") as refused, open_bundle(bundle):
+    with pytest.raises(IntegrityError, match="does not allow"), open_bundle(bundle):
         pass
-    assert "ssh-keygen -lf" in refused.value.next_step and str(allowed) in refused.value.next_step
 
 
 def test_no_signature_is_over_a_finished_checkpoint(

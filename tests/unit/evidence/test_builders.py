@@ -90,9 +90,8 @@ def test_a_statement_covers_the_chain_and_grows(sample: Sample, keys: dict[str, 
 
 
 def test_only_who_built_it_and_has_a_key_states_it(sample: Sample, keys: dict[str, Path]) -> None:
-    with pytest.raises(InputError, match="--builder") as refused:
+    with pytest.raises(InputError, match="--builder"):
         state(sample.paths, sample.release, "../ann", keys["ann"])
-    assert "--builder" in refused.value.next_step
     with pytest.raises(InputError, match="no key"):
         state(sample.paths, sample.release, "ann", None)
     sample.folder.mkdir(parents=True, exist_ok=True)

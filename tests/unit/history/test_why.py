@@ -21,40 +21,26 @@ def site(tmp_path: Path) -> Site:
     return Site.make(tmp_path)
 
 
-def facts(origin: PathOrigin) -> dict[str, object]:
+def facts(origin: PathOrigin) -> tuple[object, ...]:
+    """Layer, package, who asked for it, numbers of the layers that it replaces, whether it is hidden."""
     layer, package = origin.layer, origin.package
-    return {
-        "layer": (layer.number, layer.name, layer.stage) if layer else None,
-        "package": f"{package.kind} {package.name} {package.version}" if package else "",
-        "asked": package.asked if package else (),
-        "over": [lower.number for lower in origin.replaced],
-        "hidden": origin.hidden,
-    }
+    named = (f"{package.kind} {package.name} {package.version}", package.asked) if package else ("", ())
+    over = [lower.number for lower in origin.replaced]
+    return ((layer.number, layer.name, layer.stage) if layer else None, *named, over, origin.hidden)
 
 
-BASE = {"package": "", "asked": (), "over": [], "hidden": False}
-FIRST, HELLO = (3, "first", "base"), (5, "hello", "one")
-FOUND: dict[str, dict[str, object]] = {
-    f"/{SITE}/alpha/__init__.py": BASE
-    | {"layer": FIRST, "package": "wheel alpha 1.0", "asked": (f"python.requirements of {STACK}: alpha==1.0",)},
-    f"/{SITE}/beta/__init__.py": BASE | {"layer": (4, "rest", "base"), "package": "wheel beta 1.0"},
-    "/bin/sh": BASE
-    | {
-        "layer": (1, "root file system", "base"),
-        "package": "deb dash 1.0~rc1",
-        "asked": (f"debian.packages of {STACK}",),
-    },
-    "/usr/bin/awk": BASE | {"layer": (1, "root file system", "base")},
-    "/etc/gone": BASE
-    | {
-        "layer": (1, "root file system", "base"),
-        "package": "deb dash 1.0~rc1",
-        "asked": (f"debian.packages of {STACK}",),
-        "hidden": True,
-    },
-    "/opt/vllm/pyvenv.cfg": BASE | {"layer": HELLO, "over": [2]},
-    f"/{MOD}/__init__.py": BASE | {"layer": HELLO, "package": "mod hello 0.1.0", "asked": ("mods of stages/one.yaml",)},
-    "/opt/vllm/lib": BASE | {"layer": None},
+LOWEST, HELLO = (1, "root file system", "base"), (5, "hello", "one")
+ALPHA = (f"python.requirements of {STACK}: alpha==1.0",)
+DASH = ("deb dash 1.0~rc1", (f"debian.packages of {STACK}",))
+FOUND: dict[str, tuple[object, ...]] = {
+    f"/{SITE}/alpha/__init__.py": ((3, "first", "base"), "wheel alpha 1.0", ALPHA, [], False),
+    f"/{SITE}/beta/__init__.py": ((4, "rest", "base"), "wheel beta 1.0", (), [], False),
+    "/bin/sh": (LOWEST, *DASH, [], False),
+    "/usr/bin/awk": (LOWEST, "", (), [], False),
+    "/etc/gone": (LOWEST, *DASH, [], True),
+    "/opt/vllm/pyvenv.cfg": (HELLO, "", (), [2], False),
+    f"/{MOD}/__init__.py": (HELLO, "mod hello 0.1.0", ("mods of stages/one.yaml",), [], False),
+    "/opt/vllm/lib": (None, "", (), [], False),
 }
 
 
