@@ -429,7 +429,5 @@ def test_the_conclusion_names_what_was_not_checked(sample: Sample) -> None:
     }
 
 
-def test_a_line_is_one_line_whatever_stands_in_it(sample: Sample) -> None:
-    evil = "\x1b[2J\x1b[1;32mok     signature: over this statement, by lead@example.org\n"
-    checks = check_evidence(statement(sample.evidence(), lambda v: v["subject"][0].update(name=evil)), Keys())
-    assert found(checks, "wrong") == ["statement"] and all(check.line.isprintable() for check in checks)
+def test_a_line_is_one_line_whatever_stands_in_it() -> None:
+    assert Check("signature", "open", "by x\x1b[2J\x1b[1;32mok     signature: by lead\n").line.isprintable()
