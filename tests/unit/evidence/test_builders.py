@@ -70,7 +70,7 @@ def test_who_is_counted(sample: Sample, keys: dict[str, Path], tmp_path: Path) -
     assert check_published(project, wrong, sample.records, allowed).result == "wrong"
 
 
-def test_a_statement_covers_the_chain_and_grows(sample: Sample, keys: dict[str, Path], tmp_path: Path) -> None:
+def test_a_statement_covers_the_chain_and_grows(sample: Sample, keys: dict[str, Path]) -> None:
     path = state(sample.paths, sample.release, "ann", keys["ann"])
     statement, _ = builders.read(path)
     assert [came.stage for came in statement.images.values()].count("base") == 1 and len(statement.images) == 2

@@ -115,7 +115,7 @@ def test_a_state_that_is_none_and_one_that_another_run_holds(home: Ends, paths: 
     assert f"rm {path}" in caught.value.next_step
 
 
-def test_another_check_is_another_search(home: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_check_is_another_search(home: Ends, tmp_path: Path) -> None:
     """A script that it names counts by content."""
     script = tmp_path / "s"
     plan = make_plan(Paths(PROJECT, home[0] / "cache", home[0] / "home"), home[1].tag, home[2].tag)

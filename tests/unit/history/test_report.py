@@ -149,7 +149,7 @@ def test_the_page_stands_for_itself(report: Report) -> None:
     assert HOSTILE not in page and str(escape(HOSTILE)) in page
 
 
-def test_markdown_is_a_table_that_nothing_breaks_out_of(report: Report, made: Made) -> None:
+def test_markdown_is_a_table_that_nothing_breaks_out_of(report: Report) -> None:
     lines = markdown(report).splitlines()
     rows = [line for line in lines if line.startswith("| `")]
     assert len(rows) == 4
@@ -180,9 +180,7 @@ def test_a_loss_is_drawn_against_its_limit(made: Made) -> None:
         assert (bar.value, bar.low, bar.high) == pytest.approx((0.5, low, high))
 
 
-def test_the_task_writes_a_file_and_overwrites_its_own_only(
-    made: Made, copied: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_task_writes_a_file_and_overwrites_its_own_only(made: Made, copied: Paths, tmp_path: Path) -> None:
     page, table = tmp_path / "page.html", tmp_path / "table.md"
     for _ in range(2):
         tasks.report(recipe=None, out=str(page), as_markdown=False)

@@ -230,7 +230,7 @@ def test_a_checkpoint_without_its_record_is_refused(tmp_path: Path) -> None:
     assert told == section | {"checkpoint": hashlib.sha256(b"{}").hexdigest()}
 
 
-def test_the_address_may_come_later(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_may_come_later(site: Site) -> None:
     with socket.create_server(("127.0.0.1", site.port)):
         head = site.node(0)
         until(lambda: any("cannot listen" in line for line in site.said), 60)
