@@ -133,18 +133,15 @@ def with_store(parts: Parts, sample: Sample) -> Parts:
     its base a header and a tensor; records and locks say so.
     """
     release = sample.release
-    deb = {"name": "made", "version": "1.0", "file": "made_1.0_amd64.deb", "size": len(DEB), "sha256": sha256(DEB)}
-    wheel = {"name": "made", "version": "1.0", "file": "made-1.0.whl", "size": len(WHEEL), "sha256": sha256(WHEEL)}
+    deb = {**row("made", "made_1.0_amd64.deb", DEB), "version": "1.0"}
+    wheel = {**row("made", "made-1.0.whl", WHEEL), "version": "1.0"}
     used = {"path": "made-1.0.whl", "size": len(WHEEL), "sha256": sha256(WHEEL), "what": "wheel made 1.0"}
     path, pins = f"pins/stacks/{release.stack}.lock", f"pins/models/{release.model}.lock"
     lock = json.loads(parts.members[form.INPUTS + release.inputs[path]])
     models = json.loads(parts.members[form.INPUTS + release.inputs[pins]])
     for name, data in FILES.items():
-        models["repositories"][name] |= {
-            "files": [row("config.json", "config.json", data)],
-            "headers": [],
-            "tensors": [],
-        }
+        files = [row("config.json", "config.json", data)]
+        models["repositories"][name] |= {"files": files, "headers": [], "tensors": []}
     models["repositories"]["fp8"]["headers"] = [row("a.safetensors", "a.safetensors", HEADER)]
     models["repositories"]["fp8"]["tensors"] = [row("x.weight", "a.safetensors", TENSOR)]
     other = with_input(parts, path, json.dumps(lock | {"debs": [deb], "wheels": [wheel]}).encode())

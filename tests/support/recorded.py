@@ -212,42 +212,30 @@ class Site:
         Releases(self.paths).save(made)
         return made
 
+    def base(
+        self, root: Contents, alpha: Contents, wheels: Sequence[BuildInput], *debs: schema.LockedFile
+    ) -> BuildRecord:
+        """debs: besides those that are the same in both."""
+        layers = [("", root), ("venv", VENV), ("first", alpha), ("rest", wheel_layer("beta", "b"))]
+        same = (deb("libc6", "2.36-9"), deb("python3.11-minimal", "3.11.2-6"))
+        return self.record("base", None, layers, wheels, self.spec(*same, *debs))
+
     def first(self) -> Release:
         """alpha 1.0, beta 1.0, gamma 1.0; dash 1.0~rc1, libc6, python3; the mod hello, which replaces a file."""
-        debs = [deb("dash", "1.0~rc1"), deb("libc6", "2.36-9"), deb("python3.11-minimal", "3.11.2-6"), deb("old", "1")]
-        base = self.record(
-            "base",
-            None,
-            [
-                ("", ROOT),
-                ("venv", VENV),
-                ("first", wheel_layer("alpha", "a = 1\n")),
-                ("rest", wheel_layer("beta", "b")),
-            ],
-            [self.wheel("first", "alpha 1.0"), self.wheel("rest", "beta 1.0"), self.wheel("rest", "gamma 1.0")],
-            self.spec(*debs),
-        )
+        wheels = [self.wheel("first", "alpha 1.0"), self.wheel("rest", "beta 1.0"), self.wheel("rest", "gamma 1.0")]
+        alpha = wheel_layer("alpha", "a = 1\n")
+        base = self.base(ROOT, alpha, wheels, deb("dash", "1.0~rc1"), deb("old", "1"))
         return self.release(self.stage_one(base, HELLO.decode()), ["--port", "8000", "--quiet"])
 
     def second(self) -> Release:
         """alpha up, gamma out, another beta in the same version, dash up, `old` out and `new` in; the mod edited."""
-        debs = [deb("dash", "1.0"), deb("libc6", "2.36-9"), deb("python3.11-minimal", "3.11.2-6"), deb("new", "1:2-3")]
         changed = {"usr/bin/dash": {"sha256": sha("new shell")}, "etc/passwd": {"mode": 0o600}}
         root = tuple(dataclasses.replace(entry, **changed.get(entry.path, {})) for entry in ROOT)
         root = (*root, file("etc/odd\udcff", "odd"))
         beta = self.wheel("rest", "beta 1.0").model_copy(update={"sha256": sha("other beta")})
-        base = self.record(
-            "base",
-            None,
-            [
-                ("", root),
-                ("venv", VENV),
-                ("first", wheel_layer("alpha", "a = 2\n", "1.10")),
-                ("rest", wheel_layer("beta", "b")),
-            ],
-            [self.wheel("first", "alpha 1.10"), beta],
-            self.spec(*debs),
-        )
+        alpha = wheel_layer("alpha", "a = 2\n", "1.10")
+        wheels = [self.wheel("first", "alpha 1.10"), beta]
+        base = self.base(root, alpha, wheels, deb("dash", "1.0"), deb("new", "1:2-3"))
         tiny_images.write(self.paths.project / "mods/hello/sparkpin_hello/__init__.py", '"""Made up."""\nVALUE = 2\n')
         tiny_images.write(
             self.paths.project / "stages/one.yaml",

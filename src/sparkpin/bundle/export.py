@@ -23,9 +23,9 @@ from sparkpin.checkpoint.content import RECORD
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import GATHERS, progress
-from sparkpin.core.scratch import saving_folder
+from sparkpin.core.progress import progress
 from sparkpin.core.terminal import Say, printable
+from sparkpin.evidence.imagecheck import saved_image
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.evidence.signing import Keys
 from sparkpin.fetch.model_files import blobs_of, repository_folder
@@ -33,7 +33,6 @@ from sparkpin.fetch.store import FETCH
 from sparkpin.host.engine import Engine
 from sparkpin.image import oci
 from sparkpin.image.layer_tar import BLOCK, END, Slice, block
-from sparkpin.image.seal import open_saved
 from sparkpin.pins.schema import LockedFile
 from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
@@ -287,15 +286,8 @@ def saved_layers(
             f"the image of {release.tag} ({release.image}) is not in the engine",
             next_step=current.how_to_rebuild(release),
         )
-    say(f"reading {len(release.diff_ids)} layers from the engine, {release.size / 1e6:.1f} MB")
     with files.disk_errors(paths.work):
-        work = stack.enter_context(saving_folder(paths))
-        with (
-            (work / "image.tar").open("wb") as file,
-            progress(say, release.size, before=GATHERS) as came,
-        ):
-            engine.save(ref, file, came)
-    saved = stack.enter_context(open_saved(work / "image.tar"))
+        saved = stack.enter_context(saved_image(paths, engine, release, ref, say))
     if tuple(saved.diff_ids) != release.diff_ids:
         raise EngineError(f"the engine saved another image than {release.tag}", next_step="the same command again")
     return dict(zip(release.diff_ids, saved.layers, strict=True))

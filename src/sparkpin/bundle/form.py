@@ -295,14 +295,9 @@ def copied(data: Slice, out: IO[bytes], told: Callable[[int], object] = lambda s
 
 
 def require_header(head: bytes, name: str, size: int) -> None:
-    if head == block(name.encode(), b"0", size=size):
-        return
-    try:
-        seen = tarfile.TarInfo.frombuf(head, "utf-8", "backslashreplace")
-        found = f"{seen.name!r} (type {seen.type!r}, {seen.size} bytes, mode {seen.mode:o})"
-    except tarfile.HeaderError:
-        found = "no header"
-    raise Refused(f"where {name!r} ({size} bytes) has to be lies {found}")
+    """Compared and never parsed, because it may be anything."""
+    if head != block(name.encode(), b"0", size=size):
+        raise Refused(f"the header of {name!r} ({size} bytes) is not the one that an export writes")
 
 
 @contextlib.contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparkpin.build.consistent import same
@@ -64,35 +65,34 @@ def check_loaded(engine: Engine, release: Release) -> Check:
     return checked("engine", look)
 
 
+@contextlib.contextmanager
+def saved_image(paths: Paths, engine: Engine, release: Release, ref: str, say: Say) -> Iterator[seal.Saved]:
+    """The image that the engine has under a name, in a temporary file."""
+    say(f"reading {len(release.diff_ids)} layers from the engine, {release.size / 1e6:.1f} MB")
+    with saving_folder(paths) as work:
+        with (work / "image.tar").open("wb") as file, progress(say, release.size, before=GATHERS) as came:
+            engine.save(ref, file, came)
+        with seal.open_saved(work / "image.tar") as saved:
+            yield saved
+
+
 def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Check:
     """Every byte of the layers, as the engine gives them out."""
 
     def look() -> str:
         require_space(paths.work, release.size + (64 << 20), "the image's layers", "SPARKPIN_CACHE")
-        with disk_errors(paths.work), saving_folder(paths) as work:
-            archive = work / "image.tar"
-            say("reading the layers from the engine")
-            with (
-                archive.open("wb") as file,
-                progress(say, release.size, before=GATHERS) as came,
-            ):
-                engine.save(release.tag, file, came)
+        with disk_errors(paths.work), saved_image(paths, engine, release, release.tag, say) as saved:
             say("hashing them")
-            with seal.open_saved(archive) as saved:
-                size = sum(layer.size for layer in saved.layers)
-                with progress(say, size) as hashed:
-                    found = []
-                    for layer in saved.layers:
-                        found.append(f"sha256:{sha256_of(layer)}")
-                        hashed(layer.size)
-                same("layers", found, list(release.diff_ids))
-                config = saved.config
-                made = seal.image_config(
-                    config.get("config") or {},
-                    os=config["os"],
-                    architecture=config["architecture"],
-                    diff_ids=found,
-                )
+            size = sum(layer.size for layer in saved.layers)
+            with progress(say, size) as hashed:
+                found = []
+                for layer in saved.layers:
+                    found.append(f"sha256:{sha256_of(layer)}")
+                    hashed(layer.size)
+            same("layers", found, list(release.diff_ids))
+            config = saved.config
+            platform = {"os": config["os"], "architecture": config["architecture"]}
+            made = seal.image_config(config.get("config") or {}, **platform, diff_ids=found)
         same("configuration", seal.digest_of(made), release.image)
         return f"{len(found)} of {len(found)} hashes as recorded ({size / 1e6:,.1f} MB)"
 

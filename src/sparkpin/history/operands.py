@@ -129,8 +129,8 @@ def parts_of(rootfs: RootfsSpec | None, rows: Iterable[tuple[str, str, str]]) ->
     for path, what, sha256 in rows:
         kind, _, rest = what.partition(" ")
         name, _, version = rest.rpartition(" ")
-        if kind in ("wheel", "mod", "source"):
-            found[{"wheel": "wheels", "mod": "mods", "source": "tools"}[kind]][name] = VersionedPart(version, sha256)
+        if kind in ("wheel", "mod"):
+            found[f"{kind}s"][name] = VersionedPart(version, sha256)
         elif path.startswith("tools/") and kind != "sparkpin":  # its own scripts are files of the project
             found["tools"][kind] = VersionedPart(rest, sha256)
     return found

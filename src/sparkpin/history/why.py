@@ -42,7 +42,7 @@ class TracedLayer:
 
 @dataclass(frozen=True)
 class TracedPackage:
-    kind: str  # "deb", "wheel", "source" or "mod"
+    kind: str  # "deb", "wheel" or "mod"
     name: str
     version: str
     file: str
@@ -188,13 +188,12 @@ def asked_for(paths: Paths, release: Release, package: TracedPackage) -> list[st
 
 
 def distribution_in(rows: Iterable[BuildInput], name: str, lock: str) -> TracedPackage | None:
-    """What a build read that a distribution came from: its wheel, its mod, or the archive that it was compiled from."""
+    """What a build read that a distribution came from: its wheel or its mod."""
     for file in rows:
         what, _, rest = file.what.partition(" ")
         called, _, version = rest.rpartition(" ")
-        compiled = what == "source" and canonicalize_name(called) == name and file.path.startswith("source/archives/")
         own = canonicalize_name(Path(file.path).name.partition("-")[0])
-        if compiled or (what in ("wheel", "mod") and own == name):
+        if what in ("wheel", "mod") and own == name:
             return TracedPackage(
                 what, called, version, Path(file.path).name, file.sha256, "" if what == "mod" else lock
             )

@@ -62,11 +62,6 @@ def send(source: Source, url: str, release: Release | None = None) -> Sent:
     return copy(source.paths, source.engine, release or source.release, url, quiet)
 
 
-def digests(engine: Engine, release: Release) -> tuple[str | None, tuple[str, ...]]:
-    image = engine.image(release.tag)
-    return (image.config_digest, image.diff_ids) if image else (None, ())
-
-
 def test_only_what_is_missing_is_sent(source: Source, other: tuple[Engine, str]) -> None:
     engine, url = other
     base, one, two = source.releases
@@ -78,37 +73,18 @@ def test_only_what_is_missing_is_sent(source: Source, other: tuple[Engine, str])
     assert (third.layers, third.skipped) == (0, 3) and third.bytes < HEADERS
     assert send(source, url, two) == Sent(0, 3, 0)
     for release in source.releases:
-        assert digests(engine, release) == (release.image, release.diff_ids)
-        internal = f"sparkpin/stack-carried:{release.stage}-{release.build_key[:12]}"
-        image = engine.image(internal)
-        assert image and image.config_digest == release.image
+        for ref in (release.tag, f"sparkpin/stack-carried:{release.stage}-{release.build_key[:12]}"):
+            image = engine.image(ref)
+            assert image and (image.config_digest, image.diff_ids) == (release.image, release.diff_ids)
     assert not list(source.paths.work.glob("saved-*"))
-
-
-def test_over_ssh(source: Source, other: tuple[Engine, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, url = other
-    with ssh_host(tmp_path / "ssh", DOCKER_HOST=url) as host:
-        monkeypatch.setenv("PATH", host.path)
-        first = send(source, host.url, source.releases[0])
-        second = send(source, host.url)
-        assert (first.layers, first.skipped, second.layers, second.skipped) == (2, 0, 1, 2)
-        assert second.bytes < HEADERS < first.bytes
-        assert send(source, host.url) == Sent(0, 3, 0)
-        assert digests(engine, source.release) == (source.release.image, source.release.diff_ids)
-        host.refuse()
-        with pytest.raises(NetworkError, match=r"ssh does not get to .*Permission denied") as caught:
-            send(source, host.url)
-        assert "without a password" in caught.value.next_step
 
 
 def test_another_image_under_the_tag_stays(source: Source, other: tuple[Engine, str]) -> None:
     engine, url = other
     image = load_image(engine, source.release.tag, [file_layer("x", b"x")])
-    with pytest.raises(IntegrityError, match="has another image under sparkpin/carried:two-") as caught:
+    with pytest.raises(IntegrityError, match="has another image under sparkpin/carried:two-"):
         send(source, url)
-    assert f"docker -H {url} rmi {source.release.tag}" in caught.value.next_step
-    assert digests(engine, source.release)[0] == image.config_digest
-    assert len(engine.client.images.list()) == 1
+    assert [one.id for one in engine.client.images.list()] == [image.config_digest]
 
 
 def test_a_full_disk_over_there(source: Source, tmpfs: Callable[[str], Path]) -> None:
@@ -116,9 +92,8 @@ def test_a_full_disk_over_there(source: Source, tmpfs: Callable[[str], Path]) ->
     daemon = Daemon.private(folder, tmpfs("3m") / "data")
     try:
         start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, daemon)
-        with pytest.raises(DiskError, match="the Docker engine's disk is full") as caught:
+        with pytest.raises(DiskError, match=str(daemon.socket)):
             send(source, f"unix://{daemon.socket}")
-        assert str(daemon.socket) in caught.value.message and "free space there" in caught.value.next_step
     finally:
         stop_engine(daemon, quiet)
         shutil.rmtree(folder)
@@ -293,6 +268,9 @@ def test_a_release_with_its_checkpoint_over_a_link(
         assert checkpoint_volume(engine, source.release) == carried.volume
         with pytest.raises(NetworkError, match=r"at 127\.0\.0\.3, its address on the link"):
             copy_with_checkpoint(*args, way="127.0.0.3")
+        host.refuse()
+        with pytest.raises(NetworkError, match="Permission denied"):
+            send(source, host.url)
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "platform", "linux/arm64")  # no such machine at hand
         with pytest.raises(HostError, match="is linux/arm64, the image of"):

@@ -31,7 +31,6 @@ from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.image import oci
 from sparkpin.releases import current
 from sparkpin.releases.record import SIGNATURE, Release, Releases
-from sparkpin.releases.rollback import rollback
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +85,7 @@ def nothing_of(paths: Paths, engine: Engine) -> bool:
 def test_a_release_goes_over_and_can_be_promoted(
     source: Source, there: LocalRegistry, paths: Paths, empty: Engine
 ) -> None:
-    base, below, top = source.releases
+    _, below, top = source.releases
     place = sent(source, there, below)
     assert place.tag == below.tag.rpartition(":")[2] and there.asked("PUT", "manifests") == 3
     blobs = there.asked("PUT", "blobs", "201")
@@ -108,16 +107,13 @@ def test_a_release_goes_over_and_can_be_promoted(
     assert image and image.config_digest == top.image and image.diff_ids == top.diff_ids
     assert (Releases(paths).evidence(top) / SIGNATURE).is_file() and not list(paths.work.glob("pull-*"))
     shutil.copytree(source.paths.models, paths.models)
-    for release in (below, top):
-        Releases(paths).update(release.tag, lambda known: dataclasses.replace(known, state="passed"))
-        checkpoint_of(paths, Releases(paths).get(release.tag))
-        current.promote(paths, empty, release.tag, lambda release: require_consistent(paths, release, finished=True))
+    Releases(paths).update(top.tag, lambda known: dataclasses.replace(known, state="passed"))
+    checkpoint_of(paths, Releases(paths).get(top.tag))
+    current.promote(paths, empty, top.tag, lambda release: require_consistent(paths, release, finished=True))
     assert Releases(paths).current_tag(top.recipe) == top.tag
-    assert rollback(paths, empty, top.recipe, quiet)[1].tag == below.tag
     asked = there.asked("GET", "blobs/" + top.diff_ids[-1])
     pull(paths, empty, dataclasses.replace(second, tag="", digest=digest_at(second)), quiet)
     assert there.asked("GET", "blobs/" + top.diff_ids[-1]) == asked, "what the engine has is not fetched"
-    assert base.image != top.image
 
 
 def digest_at(place: Registry) -> str:
@@ -222,7 +218,7 @@ def test_only_a_trusted_signature_is_taken(
     for unsigned in (False, True):  # somebody whom nobody knows
         with pytest.raises(IntegrityError, match="signature") as refused:
             pull(paths, empty, place, quiet, unsigned=unsigned)
-        assert "ssh-keygen -lf" in refused.value.next_step and f"{tmp_path}/others: NAME" in refused.value.next_step
+        assert f"{tmp_path}/others: NAME" in refused.value.next_step
     monkeypatch.setenv("SPARKPIN_ALLOWED_SIGNERS", known)
     signature = Releases(source.paths).evidence(source.release) / SIGNATURE
     good = signature.read_bytes()
@@ -250,8 +246,6 @@ def test_who_may_read_and_where(
     (tmp_path / "empty.pem").write_text("")
     with pytest.raises(NetworkError, match=r"x509|certificate"):
         pull(paths, empty, dataclasses.replace(place, ca=tmp_path / "empty.pem"), quiet)
-    with pytest.raises(NetworkError):
-        pull(paths, empty, Registry.parse("oci://nowhere.invalid/name:base-0123456789ab"), quiet)
     assert nothing_of(paths, empty)
     said = "".join(capfd.readouterr()) + there.log + "".join(map(str, paths.cache.rglob("*")))
     assert WORD not in said
@@ -272,7 +266,7 @@ def test_plain_http_is_for_this_machine(source: Source, paths: Paths, empty: Eng
 def test_up_takes_what_is_published_and_builds_the_rest(
     source: Source, there: LocalRegistry, empty: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base, between, top = source.releases
+    base, _, top = source.releases
     for release in (base, top):
         sent(source, there, release)
     monkeypatch.setattr(up, "at_work", lambda paths: contextlib.nullcontext(empty))
@@ -284,6 +278,5 @@ def test_up_takes_what_is_published_and_builds_the_rest(
     assert [is_brought(paths, release) for release in made] == [True, False, True]
     asked = there.asked("GET", "blobs")
     assert up.carry_out(plan, place=place) == made and there.asked("GET", "blobs") == asked
-    assert between.image != top.image
     monkeypatch.delenv("SPARKPIN_ALLOWED_SIGNERS")  # nobody is trusted any more
     assert up.take_published(plan, empty, place) == {}

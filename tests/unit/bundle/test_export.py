@@ -12,9 +12,7 @@ from evidence_samples import Sample
 from evidence_samples import sboms_made_once as sboms_made_once
 
 from sparkpin.build.record import layer_file
-from sparkpin.bundle import export as exporting
 from sparkpin.bundle import take_in
-from sparkpin.bundle.copy import Sent
 from sparkpin.bundle.export import BundleParts, export
 from sparkpin.bundle.form import open_bundle
 from sparkpin.commands import bundle as commands_bundle
@@ -65,14 +63,9 @@ def exported(sample: Sample, target: Path) -> Path:
 def test_a_file_that_is_there_is_not_overwritten(sample: Sample, tmp_path: Path) -> None:
     before, there = state_of(sample), tmp_path / "there.tar"
     there.write_text("x")
-    for target, step in (
-        (there, f"rm {there}"),
-        (tmp_path, f"PLACE {tmp_path / sample.release.name}.tar"),
-        (tmp_path / "missing/x.tar", f"mkdir -p {tmp_path / 'missing'}"),
-    ):
-        with pytest.raises(InputError) as failed:
+    for target in (there, tmp_path, tmp_path / "missing/x.tar"):
+        with pytest.raises(InputError):
             exported(sample, target)
-        assert step in failed.value.next_step
     assert state_of(sample) == before and {path.name for path in tmp_path.iterdir()} == {"there.tar", "own"}
 
 
@@ -123,31 +116,13 @@ def test_what_a_bundle_cannot_name_is_left_out_and_told(sample: Sample, tmp_path
     assert [line.split("'")[1] for line in told if line.startswith("left out")] == odd[:2]
 
 
-def test_next_steps_name_what_is_known(
-    sample: Sample, tmp_path: Path, home: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tag, name = sample.release.tag, f"{sample.release.name}.tar"
-    commands_bundle.export(tag, str(tmp_path / "out.tar"), commands_bundle.ExportOptions(no_image=True))
-    assert "invoke import out.tar" in capsys.readouterr().out
-    # what it says afterwards needs no second engine
-    monkeypatch.setattr(commands_bundle.transfer, "copy", lambda *args, way: Sent(1, 0, 1))
-    monkeypatch.setattr(commands_bundle, "engine_of", lambda paths: NO_ENGINE)
-    commands_bundle.export(tag, "ssh://host", commands_bundle.ExportOptions())
-    said = capsys.readouterr().out
-    assert f"invoke export {tag} {name} --no-image" in said and f"invoke import {name}" in said
-
-
 @pytest.mark.parametrize(
     ("place", "options"),
     [
-        ("oci://host/name", {"with_store": True}),
         ("oci://host/name", {"with_checkpoint": True}),
-        ("oci://host/name", {"link": "eth0"}),
         ("ssh://host", {"ca": "x.pem"}),
-        ("tcp://host", {"no_image": True}),
         ("ssh://host", {"deep": True}),  # of a checkpoint that is not sent
         ("out.tar", {"redistribute": True}),
-        ("out.tar", {"deep": True}),
     ],
 )
 def test_an_option_that_does_not_fit_the_place(sample: Sample, place: str, options: dict[str, Any], home: None) -> None:
@@ -175,22 +150,8 @@ def test_whom_this_machine_trusts_stops_no_export(
 ) -> None:
     attest(sample.paths, sample.release, Keys(signing_key))
     bundle = exported(sample, tmp_path / "out.tar")
-    with pytest.raises(IntegrityError, match="does not allow") as refused, open_bundle(bundle):
+    with pytest.raises(IntegrityError, match="does not allow"), open_bundle(bundle):
         pass
-    assert "ssh-keygen -lf" in refused.value.next_step and str(allowed) in refused.value.next_step
-
-
-def test_an_export_says_beforehand_what_no_signature_is_over(
-    sample: Sample, tmp_path: Path, signing_key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The checkpoint's pieces are left out: what is said does not depend on them."""
-    monkeypatch.setattr(exporting, "checkpoint_pieces", lambda *args: [])
-    for keys, count in ((Keys(), 0), (Keys(signing_key), 1)):
-        attest(sample.paths, sample.release, keys)
-        said, wanted = list[str](), BundleParts(image=False, checkpoint=True)
-        with pytest.raises(IntegrityError):
-            export(sample.paths, lambda: NO_ENGINE, sample.release, tmp_path / "out.tar", wanted, said.append)
-        assert sum("no signature is over a finished checkpoint" in line for line in said) == count
 
 
 def test_no_signature_is_over_a_finished_checkpoint(
@@ -202,20 +163,14 @@ def test_no_signature_is_over_a_finished_checkpoint(
     finished.write_bytes(with_checkpoint(Parts.of(plain), sample, ["config.json"]).pack())
     commands_evidence.verify(str(plain), deep=False, require_signature=True)
     commands_evidence.verify(str(finished), deep=False, require_signature=False)
-    shown = capsys.readouterr().out
-    assert shown.count("not in the statement: which files may be executed, times and sizes, logs") == 2
-    assert shown.count("finished checkpoint: 1 files as its own record names them; no statement does") == 1
-    assert "ok     checkpoint" not in shown, "only its own record says so"
+    assert "ok     checkpoint" not in capsys.readouterr().out, "only its own record says so"
     paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
     for take in (
         lambda: commands_evidence.verify(str(finished), deep=True, require_signature=True),
         lambda: take_in.import_bundle(paths, NO_ENGINE, finished, quiet, signed=True),
     ):
-        with pytest.raises(IntegrityError, match=r"lacks a trusted signature: finished checkpoint") as caught:
+        with pytest.raises(IntegrityError, match=r"lacks a trusted signature: finished checkpoint"):
             take()
-        assert "signature of an allowed signer" not in caught.value.message, "it is signed"
-        assert "export --with-store instead" in caught.value.next_step and "again from" not in caught.value.next_step
-    assert "--deep adds nothing for a bundle" in capsys.readouterr().err
     assert not paths.home.exists() and not paths.cache.exists()
 
 

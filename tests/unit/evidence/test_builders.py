@@ -70,7 +70,7 @@ def test_who_is_counted(sample: Sample, keys: dict[str, Path], tmp_path: Path) -
     assert check_published(project, wrong, sample.records, allowed).result == "wrong"
 
 
-def test_a_statement_covers_the_chain_and_grows(sample: Sample, keys: dict[str, Path], tmp_path: Path) -> None:
+def test_a_statement_covers_the_chain_and_grows(sample: Sample, keys: dict[str, Path]) -> None:
     path = state(sample.paths, sample.release, "ann", keys["ann"])
     statement, _ = builders.read(path)
     assert [came.stage for came in statement.images.values()].count("base") == 1 and len(statement.images) == 2
@@ -90,9 +90,8 @@ def test_a_statement_covers_the_chain_and_grows(sample: Sample, keys: dict[str, 
 
 
 def test_only_who_built_it_and_has_a_key_states_it(sample: Sample, keys: dict[str, Path]) -> None:
-    with pytest.raises(InputError, match="--builder") as refused:
+    with pytest.raises(InputError, match="--builder"):
         state(sample.paths, sample.release, "../ann", keys["ann"])
-    assert "--builder" in refused.value.next_step
     with pytest.raises(InputError, match="no key"):
         state(sample.paths, sample.release, "ann", None)
     sample.folder.mkdir(parents=True, exist_ok=True)

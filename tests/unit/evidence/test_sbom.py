@@ -39,7 +39,6 @@ def test_root_is_the_image(sample: Sample, sbom: dict[str, Any]) -> None:
     assert (root["type"], root["name"], root["version"]) == ("container", sample.release.tag, sample.release.key[:12])
     assert root["hashes"] == [{"alg": "SHA-256", "content": sample.release.image.removeprefix("sha256:")}]
     assert [row["value"] for row in root["properties"]] == list(sample.release.diff_ids)
-    assert sbom["metadata"]["timestamp"] == "2026-01-02T03:04:05.500000+00:00"
 
 
 def test_every_package_is_in_it_with_its_hash(sample: Sample, sbom: dict[str, Any]) -> None:
@@ -98,4 +97,3 @@ def test_same_release_same_bytes(sample: Sample, tmp_path: Path) -> None:
     base = make_sample(tmp_path / "other", "base")  # whose checkpoint needs one repository alone
     names = {row["name"] for row in json.loads(make_sbom(base.release, materials(base)))["components"]}
     assert "sparkpin/scripted-tiny-int4-AutoRound" in names and "sparkpin/scripted-tiny-FP8" not in names
-    assert validator.validate_str(data.decode().replace('"library"', '"libary"', 1))

@@ -8,7 +8,6 @@ import os
 import select
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from evidence_samples import copy_of_project, edit, make_sample
@@ -58,9 +57,8 @@ def paths(home: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     return Paths.from_env()
 
 
-def search(home: Ends, check: str = LENGTH, *, swapped: bool = False) -> None:
-    good, bad = (home[2], home[1]) if swapped else (home[1], home[2])
-    bisect.bisect(good=good.tag, bad=bad.tag, check=check, serve=False, unstarted_is_bad=False, limit=60)
+def search(home: Ends, check: str = LENGTH) -> None:
+    bisect.bisect(good=home[1].tag, bad=home[2].tag, check=check, serve=False, unstarted_is_bad=False, limit=60)
 
 
 def state_of(paths: Paths) -> State:
@@ -72,14 +70,10 @@ def test_the_setting_that_turns_the_check(home: Ends, paths: Paths, capsys: pyte
     """Without an engine: of flags and variables no image is made, and the check asks for none."""
     search(home)
     text = capsys.readouterr().out
-    assert "  1 ~ flag --max-model-len: 2048 -> 1024\n" in text
-    assert "  2 ~ flag --max-num-seqs: 4 -> 2\n" in text
-    assert "  3 ~ variable OMP_NUM_THREADS: 1 -> 2\n" in text
+    assert [line[:3] for line in text.splitlines() if " -> " in line][:3] == ["  1", "  2", "  3"]
     found = text[text.index("turns the check") :]
     assert "  ~ flag --max-model-len: 2048 -> 1024\n" in found
     assert "max-num-seqs" not in found and "OMP" not in found
-    assert "the bad release without it: good (exit code 0)" in found
-    assert "too short" in text  # the table says what was seen
     trials = state_of(paths).trials
     assert [trial.verdict for trial in trials[:2]] == ["good", "bad"]
     assert len({tuple(trial.chosen) for trial in trials}) == len(trials) <= 6
@@ -110,22 +104,21 @@ def test_a_killed_search_goes_on(home: Ends, paths: Paths, tmp_path: Path, monke
     assert len(marks.read_text().splitlines()) == len(trials)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}"])
-def test_a_state_that_is_none(home: Ends, paths: Paths, text: str) -> None:
+def test_a_state_that_is_none_and_one_that_another_run_holds(home: Ends, paths: Paths) -> None:
     search(home)
     [path] = paths.home.glob("bisect/*/state.json")
-    path.write_text(text)
+    with files.lock(path.parent / ".lock"), pytest.raises(BusyError):
+        search(home)
+    path.write_text("{}")
     with pytest.raises(ManifestError) as caught:
         search(home)
     assert f"rm {path}" in caught.value.next_step
 
 
-def test_another_check_is_another_search(home: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_check_is_another_search(home: Ends, tmp_path: Path) -> None:
     """A script that it names counts by content."""
-    plan, script = (
-        make_plan(Paths(PROJECT, home[0] / "cache", home[0] / "home"), home[1].tag, home[2].tag),
-        tmp_path / "s",
-    )
+    script = tmp_path / "s"
+    plan = make_plan(Paths(PROJECT, home[0] / "cache", home[0] / "home"), home[1].tag, home[2].tag)
     script.write_text("true")
 
     def name(check: str, *, limit: float = 60) -> str:
@@ -135,16 +128,6 @@ def test_another_check_is_another_search(home: Ends, tmp_path: Path, monkeypatch
     assert name(f"sh {script}") == found[0]
     script.write_text("false")
     assert len({*found, name(f"sh {script}")}) == 4
-
-
-def test_flags_in_another_order(home: Ends) -> None:
-    """Each end stands as it is: an order that is not tried by itself must not come into the good one."""
-    moved = ("vllm", "serve", "/model", "--seed", "0", "--dtype", "auto")
-    good = dataclasses.replace(home[1], argv=("vllm", "serve", "/model", "--dtype", "auto", "--seed", "0"))
-    bad = dataclasses.replace(good, argv=moved, env={**good.env, "A": "1", "B": "2"})
-    some = tuple(ReleaseChange("variable", name, None, value) for name, value in (("A", "1"), ("B", "2")))
-    plan = BisectPlan(good, bad, some, None, ())
-    assert [plan.argv(chosen) for chosen in ((), some[:1], some)] == [good.argv, good.argv, bad.argv]
 
 
 def test_what_says_nothing_of_a_release_ends_the_search(
@@ -176,45 +159,18 @@ def test_an_end_that_does_not_start(home: Ends, paths: Paths, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("check", "said"),
     [
-        *(({missing: ""}, f"^--{missing} is missing") for missing in ("good", "bad", "check")),
-        ({"limit": 0}, "^--limit"),
+        ("true", r"--bad \S+ is good"),
+        ("echo never; false", r"--good \S+ is bad"),
+        ("exit 125", r"--good \S+ is unresolved"),
+        ("no-such-program", "127"),
+        ("kill -9 $$", "signal 9"),
     ],
 )
-def test_options_that_cannot_be(given: dict[str, Any], said: str) -> None:
-    options: dict[str, Any] = {"good": "a", "bad": "b", "check": "true", "limit": 1}
+def test_ends_that_are_not_what_they_are_said_to_be(home: Ends, paths: Paths, check: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        bisect.bisect(**(options | given), serve=False, unstarted_is_bad=False)
-
-
-def test_one_search_of_a_kind_at_a_time(home: Ends, paths: Paths) -> None:
-    search(home)
-    [path] = paths.home.glob("bisect/*/state.json")
-    with files.lock(path.parent / ".lock"), pytest.raises(BusyError):
-        search(home)
-
-
-@pytest.mark.parametrize(
-    ("check", "swapped", "said"),
-    [
-        ("true", False, r"--bad \S+ is good"),
-        ("echo never; false", False, r"--good \S+ is bad"),
-        (LENGTH, True, r"--good \S+ is bad"),
-        ("exit 125", False, r"--good \S+ is unresolved"),
-        ("no-such-program", False, "127"),
-        ("kill -9 $$", False, "signal 9"),
-    ],
-)
-def test_ends_that_are_not_what_they_are_said_to_be(
-    home: Ends, paths: Paths, check: str, swapped: bool, said: str
-) -> None:
-    with pytest.raises(InputError, match=said):
-        search(home, check, swapped=swapped)
-
-
-def test_a_check_that_takes_too_long(tmp_path: Path) -> None:
-    assert trying.run_check("sleep 60 & sleep 60", {}, tmp_path / "log", limit=0.2)[0] == "unresolved"
+        search(home, check)
 
 
 def test_what_a_check_leaves_behind_ends_with_it(tmp_path: Path) -> None:
@@ -224,6 +180,7 @@ def test_what_a_check_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     try:
         check = f"exec 9>{tmp_path / 'pipe'}; echo opened >&9; sleep 1000 & exit 0"
         assert trying.run_check(check, {}, tmp_path / "log", limit=600) == ("good", "exit code 0")
+        assert trying.run_check("sleep 60 & sleep 60", {}, tmp_path / "late", limit=0.2)[0] == "unresolved"
         assert os.read(pipe, 100) == b"opened\n"
         assert select.select([pipe], [], [], 300)[0] and os.read(pipe, 100) == b""
     finally:
@@ -235,10 +192,7 @@ def test_what_a_check_is_told(home: Ends, paths: Paths, tmp_path: Path) -> None:
     told = dict(
         line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if line.startswith("SPARKPIN_")
     )
-    assert told["SPARKPIN_MODEL"] == "scripted-tiny"
-    assert told["SPARKPIN_ENDPOINT"] == ""
-    assert told["SPARKPIN_IMAGE"].startswith("sparkpin/scripted-tiny:base-")
-    assert json.loads(told["SPARKPIN_ENV"]).keys() == home[1].env.keys()
+    assert (told["SPARKPIN_MODEL"], told["SPARKPIN_ENDPOINT"]) == ("scripted-tiny", "")
     record = json.loads((tmp_path / Path(told["SPARKPIN_RECORD"]).name).read_text())
     assert told["SPARKPIN_RELEASE"] == f"scripted-tiny:base-{record['key'][:12]}"
     assert told["SPARKPIN_COMMAND"].split()[:3] == record["argv"][:3] == ["vllm", "serve", "/model"]
@@ -262,18 +216,13 @@ def remade(tmp_path_factory: pytest.TempPathFactory) -> Remade:
     return paths, make_plan(paths, good.tag, bad.tag)
 
 
-def test_images_are_taken_apart(remade: Remade) -> None:
+def test_each_combination_is_an_image_of_its_own(remade: Remade) -> None:
     """A remark in a stage decides no image, so it is no change. Only the ends are images that are there."""
     _, plan = remade
     ids = ["mod hybrid-int4-fp8", "wheel networkx", "file dockerfiles/mods.Dockerfile.j2"]
-    assert ([change.id for change in plan.changes], plan.notes) == (ids, ())
+    assert plan.mixture and ([change.id for change in plan.changes], plan.notes) == (ids, ())
     ends = [plan.image_of(chosen) for chosen in ((), plan.changes, plan.changes[:1])]
     assert ends == [plan.good, plan.bad, None]
-
-
-def test_each_combination_is_an_image_of_its_own(remade: Remade) -> None:
-    _, plan = remade
-    assert plan.mixture
     mod, wheel, template = plan.changes
     keys = {}
     for chosen in ((), (mod,), (wheel,), (template,), (mod, wheel), plan.changes):
@@ -294,7 +243,7 @@ def test_images_whose_files_are_gone_are_taken_whole(remade: Remade, tmp_path: P
         path.unlink()
     found = make_plan(other, plan.good.tag, plan.bad.tag)
     assert [change.id for change in found.changes] == ["image as a whole"]
-    assert "taken as they are, not mixed" in found.notes[0] and "dockerfiles/mods.Dockerfile.j2" in found.notes[0]
+    assert "dockerfiles/mods.Dockerfile.j2" in found.notes[0]
 
 
 def test_what_cannot_be_searched_between(remade: Remade) -> None:
@@ -303,3 +252,13 @@ def test_what_cannot_be_searched_between(remade: Remade) -> None:
         Mixture.of(paths, plan.good, dataclasses.replace(plan.bad, stack="spark"))
     with pytest.raises(InputError, match="are one release"):
         make_plan(paths, plan.good.tag, plan.good.tag)
+
+
+def test_flags_in_another_order(home: Ends) -> None:
+    """Each end stands as it is: an order that is not tried by itself must not come into the good one."""
+    good = dataclasses.replace(home[1], argv=("vllm", "serve", "/model", "--dtype", "auto", "--seed", "0"))
+    moved = (*good.argv[:3], "--seed", "0", "--dtype", "auto")
+    bad = dataclasses.replace(good, argv=moved, env={**good.env, "A": "1", "B": "2"})
+    some = tuple(ReleaseChange("variable", name, None, value) for name, value in (("A", "1"), ("B", "2")))
+    plan = BisectPlan(good, bad, some, None, ())
+    assert [plan.argv(chosen) for chosen in ((), some[:1], some)] == [good.argv, good.argv, bad.argv]

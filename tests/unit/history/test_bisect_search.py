@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparkpin.history.bisect.search import Verdict, ddmin, minimal, split
+from sparkpin.history.bisect.search import Verdict, ddmin, minimal
 
 Check = Callable[[tuple[int, ...]], Verdict]
 
@@ -79,11 +79,3 @@ def test_groups_go_as_a_whole_and_the_first_are_tried_first() -> None:
     assert all(set(wheels) <= set(chosen) or not set(wheels) & set(chosen) for chosen in tried)
     assert tried[0] == (0, 1, 2)
     assert minimal([[0, 1, 2], [10, 11], [20]], needs(2, 11)) == (2, 11)
-
-
-def test_pieces_cover_everything_once() -> None:
-    for size in range(1, 12):
-        for parts in range(1, size + 1):
-            pieces = split(tuple(range(size)), parts)
-            assert sum(pieces, ()) == tuple(range(size))
-            assert max(map(len, pieces)) - min(map(len, pieces)) <= 1

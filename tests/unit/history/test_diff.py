@@ -13,7 +13,7 @@ from evidence_samples import Sample, copy_of_project, edit, make_sample
 from recorded import SITE, Site, file, sections, sha
 
 from sparkpin.build.record import layer_file, records_of, write_record
-from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.errors import ManifestError
 from sparkpin.fetch.store import Store
 from sparkpin.history import operands
 from sparkpin.history.comparison import Difference, PartChange, Side, ValueChange, compare_files, text_diff
@@ -48,9 +48,6 @@ def test_everything_that_differs(site: Site) -> None:
         *("+ etc/odd\\xff", "~ etc/passwd: mode 0644 -> 0600", f"- {SITE}/alpha-1.0.dist-info/RECORD"),
         f"~ usr/bin/dash: content {sha('shell')[:12]} -> {sha('new shell')[:12]}",
     } <= set(told["files in the images"])
-    back = operands.difference(site.paths, found.after.name, found.before.name)
-    assert verdicts(back.debs) == {"dash": "down", "new": "removed", "old": "added"}
-    assert [change.name for change in back.flags] == ["--port", "--loud", "--quiet"]
 
 
 def test_a_release_and_itself(site: Site) -> None:
@@ -59,15 +56,6 @@ def test_a_release_and_itself(site: Site) -> None:
     assert found.identical
     other = dataclasses.replace(found, after=dataclasses.replace(found.after, image=f"sha256:{'e' * 64}"))
     assert not other.identical
-    assert dataclasses.replace(found, after=dataclasses.replace(found.after, image="")).identical
-
-
-def test_other_flags_over_one_image(site: Site) -> None:
-    first = site.first()
-    other = site.release(records_of(site.paths, first)[-1], ["--quiet", "--port", "8000"])
-    found = operands.difference(site.paths, first.tag, other.tag)
-    assert found.moved and not found.identical and not found.other_image
-    assert list(sections(found))[-1:] == ["vllm serve"]
 
 
 def test_a_difference_that_only_layers_have(site: Site) -> None:
@@ -89,9 +77,8 @@ def test_without_a_listing_the_rest_is_there(site: Site) -> None:
     layer_file(site.paths, second.diff_ids[0]).unlink()
     found = operands.difference(site.paths, first.tag, second.tag)
     assert found.contents is None and found.debs
-    assert [f"invoke reproduce {second.tag} --keep" in line for line in sections(found)["files in the images"]] == [
-        True
-    ]
+    [line] = sections(found)["files in the images"]
+    assert f"invoke reproduce {second.tag} --keep" in line
 
 
 def test_what_a_terminal_would_obey_is_escaped_and_tabs_stay(site: Site) -> None:
@@ -121,12 +108,7 @@ def test_the_answer_for_machines_is_json(site: Site) -> None:
     found = operands.difference(site.paths, site.first().tag, site.second().tag)
     value = json.loads(json.dumps(difference_json(found)))
     assert value["identical"] is False and value["after"]["stage"] == "one"
-    assert value["debs"][0] == {
-        "name": "dash",
-        "verdict": "up",
-        "before": {"version": "1.0~rc1", "sha256": sha("dash 1.0~rc1")},
-        "after": {"version": "1.0", "sha256": sha("dash 1.0")},
-    }
+    assert value["debs"][0]["before"] == {"version": "1.0~rc1", "sha256": sha("dash 1.0~rc1")}
     assert value["contents"]["added"][0]["path"] == "etc/odd\udcff"
 
 
@@ -152,13 +134,6 @@ def test_the_working_tree_and_a_release(tree: Sample) -> None:
     ]
     assert verdicts(found.mods) == {"hybrid-int4-fp8": "changed"}
     assert {change.path: change.diff[-1] for change in found.files if change.path == module} == {module: "+# more"}
-
-
-def test_a_comment_decides_nothing(tree: Sample) -> None:
-    edit(tree.paths.project, "pins/models/scripted-tiny.yaml", ("description:", "# a comment\ndescription:"))
-    found = against_the_tree(tree)
-    assert found.before.key == found.after.key and not found.identical
-    assert [change.path for change in found.files] == ["pins/models/scripted-tiny.yaml"]
 
 
 def test_a_pin_that_is_not_locked_yet(tree: Sample) -> None:
@@ -189,9 +164,3 @@ def test_stages_of_one_recipe(tmp_path: Path) -> None:
     changed = {change.name: change for change in found.checkpoint}
     assert changed["steps"] == ValueChange("steps", "copy", "copy + hybrid + mtp")
     assert changed["repository fp8"].before is None
-
-
-@pytest.mark.parametrize("before", [operands.TREE, "nonsense"])
-def test_a_wrong_name_is_one_clear_error(site: Site, before: str) -> None:
-    with pytest.raises(InputError):
-        operands.difference(site.paths, before, operands.TREE)

@@ -5,7 +5,6 @@ tests/engine/serve/test_peers.py has them as process 1 of containers.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -124,50 +123,6 @@ def test_a_silent_one_is_let_go_and_one_that_stood_still_does_not_blame_the_othe
     assert site.lost.get(timeout=60) == (1, "rank 0 closed the connection")
 
 
-def test_one_that_stood_still_for_long_goes_on_with_those_that_wait_longer(site: Site) -> None:
-    head, worker = site.node(0), site.node(1, silent=4)
-    meet(head, worker)
-    with freezing(worker):
-        threading.Event().wait(1)  # twenty beats of the head
-    threading.Event().wait(0.5)
-    assert site.lost.empty()
-
-
-@pytest.mark.parametrize("what", ["release", "nodes"])
-def test_another_release_is_refused_by_both_by_name(site: Site, what: str) -> None:
-    other: dict[str, Any] = {"release": {"release": "b" * 64}, "nodes": {"nodes": 3}}[what]
-    head, worker = site.node(0), site.node(1, **other)
-    for node in (head, worker):
-        with pytest.raises(Refused, match=f"serves something else: {what} "):
-            meet(node)
-
-
-def test_who_is_refused_is_let_go_after_it_knows_why(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed, close = list[str](), asyncio.StreamWriter.close
-
-    def counted(writer: asyncio.StreamWriter) -> None:
-        closed.append(threading.current_thread().name)
-        close(writer)
-
-    monkeypatch.setattr(asyncio.StreamWriter, "close", counted)
-    head, worker = site.node(0), site.node(1, release="b" * 64)
-    head.name, worker.name = "head", "worker"
-    for node in (head, worker):
-        with pytest.raises(Refused):
-            meet(node)
-        node.join(60)
-    assert set(closed) == {"head", "worker"}
-
-
-def test_a_wrong_key_keeps_both_waiting_and_the_right_one_is_let_in(site: Site) -> None:
-    head, wrong = site.node(0), site.node(1, key=b"other")
-    until(lambda: any("has not the key of these nodes" in line for line in site.said), 60)
-    until(lambda: any("does not take the key of this node" in line for line in site.said), 60)
-    assert not head.met.done()
-    meet(head, site.node(1))
-    assert not wrong.met.done()
-
-
 def test_who_listens_in_the_place_of_rank_0_learns_no_release(site: Site) -> None:
     with socket.create_server(("127.0.0.1", site.port)) as listener:
         worker = site.node(1)
@@ -204,9 +159,6 @@ HOSTILE = {
     "nothing": b"",
     "garbage": bytes(range(256)) * 4 + b"\n",
     "a line without an end": b"1" * (1 << 20),
-    "nested": b"[" * 4000 + b"\n",
-    "few words": b"1\n",
-    "a proof of another kind": "1 x é\n".encode(),
     "no rank": b"99 " + b"1" * 64 + b" " + b"0" * 64 + b"\n",
 }
 
@@ -244,32 +196,18 @@ def is_closed(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def test_five_hundred_that_say_nothing_and_more_that_keep_coming(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_hundred_that_say_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """From another address, as on a link: where there are too many, those go first."""
     monkeypatch.setattr(peers, "HANDSHAKE_SECONDS", 600)
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    head, done = site.node(0), threading.Event()
+    head = site.node(0)
     until(site.listens, 60)
-
-    def keep_coming() -> None:
-        while not done.is_set():
-            with contextlib.suppress(OSError):
-                held.append(site.connection("127.0.0.2"))
-                held.pop(0).close()
-
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(site.connection())
-        held = [site.connection("127.0.0.2") for _ in range(500)]
+        held = [stack.enter_context(site.connection("127.0.0.2")) for _ in range(500)]
         until(lambda: sum(map(is_closed, held)) == 501 - peers.STRANGERS, 60)
         assert not is_closed(own), "though it is the oldest of all"
-        stack.callback(lambda: [one.close() for one in held])
-        coming = threading.Thread(target=keep_coming)
-        coming.start()
-        try:
-            meet(head, site.node(1))
-        finally:
-            done.set()
-            coming.join()
+        meet(head, site.node(1))
 
 
 def test_a_worker_that_was_started_again_before_all_were_there_counts_once() -> None:
@@ -292,7 +230,7 @@ def test_a_checkpoint_without_its_record_is_refused(tmp_path: Path) -> None:
     assert told == section | {"checkpoint": hashlib.sha256(b"{}").hexdigest()}
 
 
-def test_the_address_may_come_later(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_may_come_later(site: Site) -> None:
     with socket.create_server(("127.0.0.1", site.port)):
         head = site.node(0)
         until(lambda: any("cannot listen" in line for line in site.said), 60)
