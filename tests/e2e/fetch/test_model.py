@@ -35,7 +35,6 @@ from remote_files import NOWHERE
 from remote_files import pauses as pauses
 
 from sparkpin.checkpoint.repository import Places, listing_of
-from sparkpin.commands import lock as commands_lock
 from sparkpin.core.errors import DiskError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
@@ -530,35 +529,6 @@ def test_the_hub_of_the_environment_gets_the_token_and_its_storage_does_not(
     assert remote.is_fetched(remote.fetch(locked))
 
 
-def test_offline_mode_is_told_by_what_was_to_be_fetched(
-    remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with remote.online():
-        with pytest.raises(NetworkError, match=r"of acme/sample-.*: HF_HUB_OFFLINE forbids it"):
-            remote.fetch(locked)
-        with pytest.raises(NetworkError, match=r"the list of files of acme/.*: HF_HUB_OFFLINE forbids it"):
-            remote.lock()
-    assert not remote.requests
-
-
-def test_a_plain_lock_leaves_models_alone_that_nobody_locked(
-    remote: Remote, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(commands_lock.Paths, "from_env", lambda: remote.paths)
-    (remote.paths.project / "pins/stacks").mkdir()
-    with remote.online():
-        commands_lock.lock(stack=None, model=None)
-        assert "invoke lock --model sample" in capsys.readouterr().out
-        assert not remote.requests
-        commands_lock.lock(stack=None, model="sample")
-        told = capsys.readouterr().out
-        assert "pins/models/sample.lock: acme/sample-fp8 at " in told and "4 files, 2 headers, 12 tensors of" in told
-        remote.requests.clear()
-        commands_lock.lock(stack=None, model=None)
-    assert remote.requests
-
-
 @pytest.fixture
 def tiny(project: Path, tmp_path: Path) -> Paths:
     return Paths(project, tmp_path / "cache", tmp_path / "home")
@@ -590,14 +560,3 @@ def test_a_model_is_generated_only_once(tiny: Paths, monkeypatch: pytest.MonkeyP
     said: list[str] = []
     assert model.fetch_model(tiny, pin, lock, said.append) == places
     assert said == []
-
-
-def test_pinned_revision_that_the_archive_does_not_hold(tiny: Paths) -> None:
-    path = tiny.project / f"pins/models/{TINY}.yaml"
-    right = manifests.load_model(tiny.project, TINY).repositories["fp8"].revision
-    path.write_text(path.read_text().replace(right, "d" * 40))
-    with pytest.raises(ManifestError) as caught:
-        lock_model.lock_model(tiny, TINY, print)
-    assert (caught.value.key, caught.value.seen) == ("repositories.fp8.revision", "d" * 40)
-    assert right in caught.value.wanted
-    assert f"repositories.fp8.revision to {right} in {path}" in caught.value.next_step

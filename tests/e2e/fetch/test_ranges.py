@@ -11,7 +11,6 @@ from remote_files import BIG, DATA, MB, REPO, SMALL, Remote, once, sha256
 from remote_files import pauses as pauses
 
 from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
-from sparkpin.core.files import git_blob_sha1
 from sparkpin.fetch import origins
 
 
@@ -31,15 +30,6 @@ def test_pieces_are_what_was_asked_for_and_nothing_else_is_fetched(remote: Remot
     assert fetched.received == sum(end - begin for begin, end in spans)
     assert sorted(remote.blobs) == sorted(f"bytes={begin}-{end - 1}" for begin, end in spans)
     assert not list((remote.out / "parts").iterdir())
-
-
-def test_what_lies_in_git_comes_from_the_hub_itself(remote: Remote) -> None:
-    with remote.serve():
-        whole = remote.piece(remote.origin, file=SMALL, git=git_blob_sha1(DATA[SMALL]))
-        part = remote.piece(remote.origin, 2, 5, file=SMALL)
-        remote.fetch([whole, part])
-    assert remote.is_there(whole) and remote.is_there(part)
-    assert not remote.blobs
 
 
 @pytest.mark.parametrize("at", [0, 1, 1500, MB + 7])

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
-import json
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,14 +18,13 @@ from remote_files import pauses as pauses
 from stack_samples import locked, stack
 from wheelhouse import Index, make_wheel
 
-from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
+from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as fetch
 from sparkpin.fetch.debs import OFFLINE, Apt, apt_conf
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.fetch.store import LOST, Store
-from sparkpin.pins.manifests import lock_text
 from sparkpin.pins.schema import LockedFile
 
 
@@ -55,37 +51,6 @@ def test_everything_is_fetched_once_and_then_needs_no_network(
     assert left_over(paths) == []
     monkeypatch.setattr(uv, "find_uv_bin", lambda: "/nowhere/uv")
     assert fetch_stack(paths, stack(), lock, said.append).bytes_fetched == 0
-
-
-PROGRAM = """
-import json, sys
-from pathlib import Path
-from sparkpin.core.paths import Paths
-from sparkpin.fetch.stack import fetch_stack
-from sparkpin.pins.schema import Stack, StackLock
-paths, stack, lock = sys.argv[1:]
-lock = StackLock.model_validate_json(Path(lock).read_text())
-fetch_stack(Paths(*map(Path, json.loads(paths))), Stack.model_validate_json(stack), lock, print)
-print(Path("/proc/net/snmp").read_text())
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network namespace")
-def test_complete_store_opens_no_connection(paths: Paths, tmp_path: Path) -> None:
-    """In a network namespace of its own, whose kernel counts what is tried there."""
-    wheel = make_wheel(tmp_path, "a")
-    lock = locked(paths, wheel)
-    Store(paths.store).add(tmp_path / wheel.file, wheel)
-    (tmp_path / "lock.json").write_text(lock_text(lock))
-    folders = json.dumps([str(paths.project), str(paths.cache), str(paths.home)])
-    words = [folders, stack().model_dump_json(), str(tmp_path / "lock.json")]
-    argv = ["unshare", "--net", sys.executable, "-c", PROGRAM, *words]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("Ip:", "Tcp:", "Udp:"))]
-    sent = {names[0] + name: value for names, values in zip(rows[::2], rows[1::2], strict=True)
-            for name, value in zip(names, values, strict=True)}  # fmt: skip
-    assert (sent["Tcp:ActiveOpens"], sent["Udp:OutDatagrams"], sent["Ip:OutNoRoutes"]) == ("0", "0", "0")
 
 
 def test_damaged_file_is_told_and_fetched_again(paths: Paths, index: Index) -> None:
@@ -141,14 +106,6 @@ def test_bytes_that_are_not_what_the_index_says(paths: Paths, index: Index) -> N
     assert index.asked == [file.file] * 2
     assert "nothing of it was stored" in caught.value.next_step and LOST in caught.value.next_step
     assert not Store(paths.store).has(file) and left_over(paths) == []
-
-
-def test_full_disk_is_told(index: Index, paths: Paths, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = make_wheel(index.folder, "a", size=3_000_000)
-    small = Paths(paths.project, small_disk / "cache", paths.home)
-    with pytest.raises(DiskError):
-        fetch_stack(small, stack(), locked(small, file), print)
-    assert index.asked == [] and not Store(small.store).has(file)
 
 
 def test_no_network_names_the_file_and_what_to_do(

@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -225,23 +224,6 @@ def test_verify_sees_one_flipped_bit(paths: Paths, folders: Folders, lock: Model
         verify_checkpoint(made, places_of(folders), plan)
 
 
-def test_verify_names_the_tensor(paths: Paths, folders: Folders, lock: ModelLock) -> None:
-    made = build_checkpoint(paths, PIN, lock, HYBRID, print)
-    file, _, _, data = read_tensors(made)[f"{MODULES[1]}.weight"]
-    flip(made / file, (made / file).read_bytes().index(data))
-    with pytest.raises(CheckpointError, match=f"the bytes of tensor '{MODULES[1]}.weight' are not those in"):
-        verify_checkpoint(made, places_of(folders), make_plan(listings_of(folders), PIN, HYBRID))
-
-
-@pytest.mark.parametrize("name", [FIRST, EXTRA])
-def test_verify_says_what_to_do_about_a_broken_header(paths: Paths, lock: ModelLock, name: str) -> None:
-    made = build_checkpoint(paths, PIN, lock, ALL, print)
-    flip(made / name, 8)
-    with pytest.raises(IntegrityError, match=f"{name}: the header begins with") as caught:
-        verify_built(paths, PIN, lock, ALL, print)
-    assert "delete this folder" in caught.value.next_step
-
-
 def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Paths, lock: ModelLock) -> None:
     with pytest.raises(CheckpointError, match="no such checkpoint of sample") as caught:
         verify_built(paths, PIN, lock, ALL, print)
@@ -302,56 +284,6 @@ def test_a_shard_that_is_not_what_was_written_is_not_kept(
     monkeypatch.undo()
     assert not checkpoint_folder(paths, PIN, lock, HYBRID).exists()
     made = build_checkpoint(paths, PIN, lock, HYBRID, print)
-    assert read_tensors(made) == expected_tensors(hybrid=True)
-
-
-def test_a_shard_that_cannot_be_written_costs_no_other(
-    paths: Paths, lock: ModelLock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first of two fails, when the second is finished: that one is kept."""
-    right, finished = shards.Work.write, threading.Event()
-
-    def failing(work: shards.Work, shard: Shard) -> str:
-        if shard.path == FIRST:
-            assert finished.wait(60)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return right(work, shard)
-
-    def named(work: shards.Work, shard: Shard, sha256: str) -> shards.WrittenFile:
-        entry = name(work, shard, sha256)
-        finished.set()
-        return entry
-
-    name = shards.Work.named
-    monkeypatch.setattr(shards.Work, "write", failing)
-    monkeypatch.setattr(shards.Work, "named", named)
-    with pytest.raises(DiskError, match="No space left"):
-        build_checkpoint(paths, PIN, lock, HYBRID, print)
-    monkeypatch.undo()
-    said: Said = []
-    made = build_checkpoint(paths, PIN, lock, HYBRID, said.append)
-    assert [line for line in said if line.startswith("writing")] == [f"writing {FIRST} (2 of 2, 0.0 MB)"]
-    assert read_tensors(made) == expected_tensors(hybrid=True)
-
-
-def test_a_disk_that_is_full_at_the_last_file_costs_no_shard(
-    paths: Paths, folders: Folders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = write.write_text
-
-    def full(path: Path, data: bytes) -> None:
-        if path.name == RECORD:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        right(path, data)
-
-    monkeypatch.setattr(write, "write_text", full)
-    with pytest.raises(DiskError, match="No space left"):
-        build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
-    monkeypatch.undo()
-    said: Said = []
-    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, said.append)
-    assert "checking 2 of 2 shards that an earlier run finished" in said
-    assert not [line for line in said if line.startswith("writing")] and not (made / JOURNAL).exists()
     assert read_tensors(made) == expected_tensors(hybrid=True)
 
 
@@ -487,25 +419,6 @@ def test_disk_is_checked_before_the_first_byte(small_disk: Path) -> None:
     with pytest.raises(DiskError, match=r"need 6[0-9,]+ bytes in .*, 2[0-9,]+ are free"):
         build_checkpoint(paths, PIN, lock, ALL, print)
     assert not paths.checkpoints.exists()
-
-
-def test_what_a_killed_run_had_begun_counts_for_the_next(paths: Paths) -> None:
-    """A shard's blocks are set aside when it is begun, so two of them may fill the rest of a disk."""
-    folders = write_sample(paths, scale=10_000)
-    lock, plan = lock_of(folders), make_plan(listings_of(folders), PIN, ALL)
-    folder = checkpoint_folder(paths, PIN, lock, ALL)
-    needed = write.disk_needed(folder, folders["int4"], plan)
-    assert needed == plan.written_bytes + write.SPARE
-    partial = write.partial_folder(folder)
-    partial.mkdir(parents=True)
-    for name in (FIRST, f"{SECOND}.unfinished"):
-        (partial / name).write_bytes(bytes(8192))
-    os.link(folders["int4"] / EXTRA, partial / EXTRA)
-    assert write.disk_needed(folder, folders["int4"], plan) == needed - 16384
-    made = build_checkpoint(paths, PIN, lock, ALL, print)
-    (made / FIRST).unlink()
-    (made / "spoiled").write_bytes(bytes(4096))
-    assert write.disk_needed(made, folders["int4"], plan) < needed - plan.shards[1].size
 
 
 def test_disk_that_fills_up_in_the_middle(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

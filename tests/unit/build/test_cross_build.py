@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import uv
-from cross_images import chain_of, cross_paths, python_debs, write_stack
+from cross_images import chain_of, cross_paths, write_stack
 from places import PROJECT
 
 from sparkpin.build import context_files, cross_build, render, rootfs
@@ -37,14 +37,6 @@ def test_the_stack_for_a_spark_can_be_built_on_x86_64() -> None:
     cpu = manifests.load_stack(PROJECT, "cpu")
     expected = rootfs.rootfs_spec(cpu, manifests.load_stack_lock(PROJECT, cpu))
     assert cross_build.stand_in(paths, "spark", "linux/amd64") == expected
-
-
-def test_what_is_fetched_beside_the_stacks_own(paths: Paths) -> None:
-    far = manifests.load_stack(paths.project, "far")
-    assert cross_build.stand_in_debs(paths, far, "linux/arm64") is None
-    found = cross_build.stand_in_debs(paths, far, "linux/amd64")
-    assert found is not None and found[0].name == "native"
-    assert found[1].files == python_debs("3.11.2-6")
 
 
 def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,14 +173,6 @@ def test_a_mod_that_makes_no_wheel_is_told(tmp_path: Path) -> None:
         mods.build_wheel(mods.read_mod(tmp_path, "broken"), tmp_path / "out")
 
 
-def test_a_mod_without_a_version_is_told(tmp_path: Path) -> None:
-    make_mod(tmp_path, "vague")
-    path = tmp_path / "mods/vague/pyproject.toml"
-    path.write_text(path.read_text().replace('version = "0.1.0"', 'dynamic = ["version"]'))
-    with pytest.raises(ManifestError, match=r"project\.version: saw None"):
-        mods.read_mod(tmp_path, "vague")
-
-
 @pytest.mark.parametrize(
     "text", ["{{ nobody }}", "{% if %}", "{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__.os }}"]
 )

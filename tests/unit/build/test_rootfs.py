@@ -40,10 +40,6 @@ def test_key_follows_packages_and_nothing_else(stack: Stack, lock: StackLock) ->
     assert rootfs.rootfs_spec(stack.model_copy(update={"platform": "linux/arm64"}), lock).key != key
 
 
-def test_key_does_not_depend_on_where_the_checkout_lies(stack: Stack, lock: StackLock) -> None:
-    assert str(PROJECT) not in str(rootfs.arguments(stack, lock))
-
-
 def raw_tar(order: int, mtime: int, form: int) -> io.BytesIO:
     """One tree as two different writers would store it: order, times, user names and format differ."""
     rows = [("./", b"5", b""), ("./usr/", b"5", b""), ("./usr/b", b"0", b"data"), ("./usr/a", b"2", b"")]

@@ -66,11 +66,6 @@ def test_gathering_header_and_runs_of_any_length(
     assert gathered(tmp_path / "target", header, *runs_of(source)) == header + WANTED
 
 
-def test_gathering_many_small_runs(tmp_path: Path, source: Path) -> None:
-    runs = [ByteRange(source, begin, begin + 4999) for begin in range(5_000_001, 0, -5003)]
-    assert gathered(tmp_path / "target", b"{}", *runs) == b"{}" + b"".join(DATA[r.begin : r.end] for r in runs)
-
-
 def test_gathering_a_source_that_ends_too_early_and_a_wrong_size(tmp_path: Path, source: Path) -> None:
     with pytest.raises(IntegrityError, match=f"source: ends at byte {len(DATA)}, wanted {len(DATA) + 1}"):
         gathered(tmp_path / "target", b"", ByteRange(source, 5, len(DATA) + 1))
@@ -129,21 +124,6 @@ def test_a_source_that_ends_too_early(tmp_path: Path, source: Path) -> None:
         copied(tmp_path / "target", ByteRange(source, 5, len(DATA) + 1))
 
 
-def test_more_files_than_stay_open(tmp_path: Path) -> None:
-    runs = []
-    for number in range(200):
-        (tmp_path / f"{number}").write_bytes(b"%03d" % number)
-        runs.append(ByteRange(tmp_path / f"{number}", 0, 3))
-    before = len(os.listdir("/proc/self/fd"))
-    assert copied(tmp_path / "target", *runs, runs[0]) == b"".join(b"%03d" % number for number in range(200)) + b"000"
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_link_is_a_link(tmp_path: Path, source: Path) -> None:
-    link_or_copy(source, tmp_path / "folder" / "target")
-    assert source.samefile(tmp_path / "folder" / "target")
-
-
 @pytest.mark.parametrize("code", ["EXDEV", "EPERM", "EMLINK"])
 def test_where_links_cannot_go_blocks_are_shared_or_copied(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, code: str
@@ -164,8 +144,3 @@ def test_where_links_cannot_go_blocks_are_shared_or_copied(
     assert target.read_bytes() == DATA
     assert not source.samefile(target)
     assert asked == [copying.FICLONE]
-
-
-def test_a_link_that_fails_otherwise_is_told(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        link_or_copy(tmp_path / "nothing", tmp_path / "target")

@@ -15,18 +15,16 @@ from checkpoint_samples import (
     BODY,
     EXTRA,
     HYBRID,
-    MODULES,
     RULE,
     Sample,
     base_config,
     data_of,
-    listings_of,
     lock_of,
     read_tensors,
 )
 
 from sparkpin.checkpoint.patterns import Patterns
-from sparkpin.checkpoint.plan import checkpoint_key, lock_for, make_plan, require
+from sparkpin.checkpoint.plan import checkpoint_key, lock_for, require
 from sparkpin.checkpoint.safetensors import item_size, read_header
 from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.pins.manifests import model_inputs
@@ -94,25 +92,12 @@ def test_plain_over_int4(pair: Pair) -> None:
         assert extra_config(made)[module] == PLAIN_ENTRY
 
 
-def test_a_bias_stays_with_its_module(pair: Pair) -> None:
-    pair.base[FIRST][f"{ATTENTION[0]}.bias"] = ("F16", (8,))
-    assert f"{ATTENTION[0]}.bias" in read_tensors(pair.with_rules(FP8_ATTENTION).build(HYBRID))
-
-
 def test_the_first_rule_that_fits_counts(pair: Pair) -> None:
     keep = KEEP | {"modules": [f"{BODY}0.*"]}
     made = pair.with_rules(keep, FP8_ATTENTION).build(HYBRID)
     assert ATTENTION[0] not in extra_config(made) and extra_config(made)[ATTENTION[1]] == FP8_ENTRY
     made = pair.with_rules(KEEP, FP8_ATTENTION, RULE).plan(HYBRID)
     assert (made.shards, made.texts) == ((), ())
-
-
-def test_three_formats_at_once(pair: Pair) -> None:
-    first = PLAIN_ATTENTION | {"modules": [ATTENTION[0]]}
-    made = pair.with_rules(first, FP8_ATTENTION, RULE).build(HYBRID)
-    tensors = read_tensors(made)
-    dtypes = [tensors[f"{module}.weight"][1] for module in (*ATTENTION, *MODULES)]
-    assert dtypes == ["BF16", "F8_E4M3", *6 * ["F8_E4M3"]]
 
 
 @pytest.mark.parametrize("step", ["hybrid", "mtp-fp8"])
@@ -258,14 +243,6 @@ def test_formats_that_do_not_fit_are_told_at_planning(
         pair.with_rules(rule).plan(HYBRID)
 
 
-def test_a_base_without_a_config(pair: Pair) -> None:
-    folders = pair.folders()
-    (folders["int4"] / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no config\.json: saw no such file") as caught:
-        make_plan(listings_of(folders), pair.with_rules(FP8_ATTENTION).pin, HYBRID)
-    assert "quantised" not in caught.value.next_step
-
-
 def test_plain_experts_over_int4_are_refused_with_what_works(pair: Pair) -> None:
     expert = f"{BODY}0.mlp.experts.0.up_proj"
     pair.base[FIRST] |= {f"{expert}.qweight": ("I32", (1, 8)), f"{expert}.scales": ("F16", (1, 8))}
@@ -295,10 +272,6 @@ def test_parts_of_a_fused_layer_have_one_format(pair: Pair) -> None:
         pair.with_rules(FP8_ATTENTION, PLAIN_ATTENTION | {"modules": ["model.*.self_attn.[kv]_proj"]}).plan(HYBRID)
     tensors = read_tensors(pair.with_rules(RULE | {"modules": ["model.*.self_attn.*_proj"]}).build(HYBRID))
     assert {tensors[f"{BODY}0.self_attn.{part}_proj.weight"][1] for part in "qkv"} == {"F8_E4M3"}
-
-
-def test_down_need_not_have_the_format_of_gate_and_up(pair: Pair) -> None:
-    assert pair.with_rules(RULE | {"modules": ["model.*.mlp.shared_expert.down_proj"]}).plan(HYBRID).shards
 
 
 def test_all_experts_of_a_layer_have_one_format(pair: Pair) -> None:

@@ -24,7 +24,6 @@ from checkpoint_samples import (
 )
 from places import PROJECT
 
-from sparkpin.checkpoint import report
 from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps, make_plan
 from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.pins import manifests, schema
@@ -80,22 +79,6 @@ def test_hybrid_counts_what_it_replaces_adds_and_leaves(sample: Sample) -> None:
     plan = sample.plan(HYBRID)
     assert plan.counts == {"replaced": 6, "added": 6, "listed": 0, "dropped": 0, "unused": 2}
     assert not any(name.startswith("mtp.") for shard in plan.shards for name in shard.added)
-
-
-def test_another_number_of_unused_tensors_is_a_note(sample: Sample) -> None:
-    for unused, notes in ((2, 0), (3, 1)):
-        sample.pin_changes["hybrid"] = {"rules": [RULE], "unused": unused}
-        assert len([note for note in sample.plan(HYBRID).notes if "hybrid.unused" in note]) == notes
-
-
-def test_the_summary_of_a_plan_tells_sizes_and_what_is_fetched(sample: Sample) -> None:
-    folders = sample.folders()
-    plan = make_plan(listings_of(folders), sample.pin, HYBRID)
-    before = sum(path.stat().st_size for path in folders["int4"].iterdir())
-    _, size, files, fetched = report.summary(plan)
-    assert f"({plan.written_bytes + plan.linked_bytes - before:+,} bytes)" in size
-    assert "4 written" in files and "2 linked" in files
-    assert str(folders["fp8"]) in fetched and "12 tensors" in fetched
 
 
 def set_spec(shards: Shards, file: str, name: str, dtype: str, *shape: int) -> None:
@@ -185,14 +168,6 @@ def test_files_that_are_damaged_are_told(
     file.write_bytes(change(file.read_bytes()))
     with pytest.raises((CheckpointError, IntegrityError), match=said):
         make_plan(listings_of(listed), sample.pin, ALL)
-
-
-@pytest.mark.parametrize("name", MTP)
-def test_each_missing_mtp_tensor_is_told(sample: Sample, name: str) -> None:
-    del sample.base[EXTRA][name]
-    stem = name.removesuffix("weight") if name.startswith("mtp.layers.") else name
-    with pytest.raises(CheckpointError, match=f"the MTP layer lacks {stem}"):
-        sample.plan(ALL)
 
 
 def test_mtp_config_may_stand_at_the_top(sample: Sample) -> None:

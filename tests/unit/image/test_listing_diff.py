@@ -64,12 +64,6 @@ def test_each_field_is_told_with_both_values(
     assert found.only_metadata == only_metadata
 
 
-def test_a_folder_and_its_opaque_mark_are_two_things() -> None:
-    opaque = PathEntry("opt", "opaque", 0, 0, 0, 0)
-    assert compare_contents((FOLDER,), (FOLDER, opaque)) == ContentsDifference((opaque,), (), ())
-    assert compare_contents((FOLDER, opaque), (FOLDER, opaque)).identical
-
-
 def whole(layers: list[Contents]) -> dict[str, PathEntry]:
     return {path: entry for path, (_, entry) in image_contents(layers).items()}
 
