@@ -27,13 +27,12 @@ SCRIPT = str(PROJECT / "dockerfiles/base.py")
 
 
 @pytest.mark.parametrize(
-    "image", ["somebody/base:24.04", "somebody/base", f"somebody/base@{DIGEST[:-1]}", f"somebody/base@{DIGEST} AS x"]
+    "image", ["somebody/base:24.04", f"somebody/base@{DIGEST[:-1]}", f"somebody/base@{DIGEST} AS x"]
 )
 def test_a_tag_is_refused(tmp_path: Path, image: str) -> None:
     with pytest.raises(ManifestError) as caught:
         manifests.load_stack(on_base(tmp_path, image), "tiny")
     assert (caught.value.key, caught.value.seen) == ("base.image", image)
-    assert "tiny.yaml" in str(caught.value) and "wanted an image by its digest" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -69,16 +68,10 @@ def test_locking_asks_no_debian_mirror(tmp_path: Path, monkeypatch: pytest.Monke
     assert manifests.load_stack_lock(project, manifests.load_stack(project, "tiny")) == made
 
 
-def test_the_user_is_the_one_of_our_own_root_file_systems(tmp_path: Path) -> None:
+def test_the_user_is_the_one_of_our_own_root_file_systems() -> None:
     script = rootfs.CUSTOMIZE.read_text()
     for kind, line in (("passwd", context_files.PASSWD), ("group", context_files.GROUP)):
         assert f"echo '{line}' >>\"$root/etc/{kind}\"" in script
-    files = {file.path: file.text for file in chain_of(on_base(tmp_path))[0].context if "/user/" in file.path}
-    assert files == {
-        "wheels/user/requirements.txt": "",
-        "wheels/user/passwd": f"{context_files.PASSWD}\n",
-        "wheels/user/group": f"{context_files.GROUP}\n",
-    }
 
 
 @pytest.mark.parametrize(
