@@ -22,7 +22,7 @@ from qwen_samples import (
 from sparkpin.checkpoint.plan import all_steps, make_plan
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import UNRESOLVED, ModelPin
+from sparkpin.pins.schema import ModelPin
 
 PINS = sorted(path.stem for path in (PROJECT / "pins/models").glob("*.yaml"))
 LARGE, SMALL, PLAIN = "qwen3.5-122b-a10b", "qwen3.5-35b-a3b", "qwen3.5-122b-a10b-nvfp4"
@@ -40,22 +40,17 @@ def with_rules(text: str) -> ModelPin:
 def test_every_pin_loads(name: str) -> None:
     pin = manifests.load_model(PROJECT, name)
     assert all_steps(pin)[0] == "copy"
-    open_ends = [r.repo for r in pin.repositories.values() if r.revision == UNRESOLVED]
-    locked = (PROJECT / f"pins/models/{name}.lock").is_file()
-    if open_ends and not locked:
-        assert f"invoke lock --model {name}" in (PROJECT / f"pins/models/{name}.yaml").read_text()
-        with pytest.raises(ManifestError) as caught:
+    if not (PROJECT / f"pins/models/{name}.lock").is_file():
+        with pytest.raises(ManifestError, match=f"models/{name}.lock"):
             manifests.load_model_lock(PROJECT, pin)
-        assert f"invoke lock --model {name}" in str(caught.value)
 
 
 def test_two_pins_of_one_base_are_not_chosen_between_in_silence(project: Path) -> None:
     """A copy with other rules is how people will try other formats."""
     recipe = manifests.load_recipe(project, "scripted-tiny")
     (project / "pins/models/copy.yaml").write_text((project / "pins/models/scripted-tiny.yaml").read_text())
-    with pytest.raises(ManifestError, match="of one model of pins/models/, not of copy and scripted-tiny") as caught:
+    with pytest.raises(ManifestError, match="copy and scripted-tiny"):
         manifests.model_of(project, recipe)
-    assert "move one of these pins out" in caught.value.next_step
 
 
 def test_the_plan_of_the_35b_pair() -> None:
@@ -78,7 +73,7 @@ def test_a_plain_model_has_only_the_first_step() -> None:
     plan = make_plan({"nvfp4": listings(TOY)["int4"]}, pin, ("copy",))
     assert (plan.shards, plan.texts) == ((), ())
     for step in ("hybrid", "mtp"):
-        with pytest.raises(ManifestError, match=rf"pins/models/{re.escape(PLAIN)}\.yaml: {step}: saw '\(missing\)'"):
+        with pytest.raises(ManifestError, match=rf"pins/models/{re.escape(PLAIN)}\.yaml: {step}"):
             make_plan({"nvfp4": listings(TOY)["int4"]}, pin, ("copy", step))
 
 

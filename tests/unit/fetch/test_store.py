@@ -45,8 +45,7 @@ def test_other_bytes_than_locked_are_not_kept(tmp_path: Path, store: Store, move
     path.write_bytes(DATA + b"!")
     with pytest.raises(IntegrityError) as caught:
         store.add(path, file, move=move)
-    assert f"wanted size={len(DATA)}, sha256={file.sha256}" in str(caught.value)
-    assert f"got size={len(DATA) + 1}, sha256={hashlib.sha256(DATA + b'!').hexdigest()}" in str(caught.value)
+    assert file.sha256 in str(caught.value) and hashlib.sha256(DATA + b"!").hexdigest() in str(caught.value)
     assert [p for p in (tmp_path / "store").rglob("*") if p.is_file()] == []
 
 
@@ -61,7 +60,6 @@ def test_one_changed_byte_is_noticed(tmp_path: Path, store: Store) -> None:
         with pytest.raises(IntegrityError) as caught:
             use()
         assert file.sha256 in str(caught.value) and hashlib.sha256(damaged).hexdigest() in str(caught.value)
-        assert "invoke build --fetch-only" in str(caught.value)
     assert not (tmp_path / "b").exists()
 
 

@@ -213,25 +213,23 @@ def test_a_listing_comes_back_and_has_the_same_bytes(tmp_path: Path) -> None:
     assert read_contents(tmp_path / "none.gz") == ()
 
 
-@pytest.mark.parametrize("damage", ["cut", "more", "flip", "plain", "fewer", "other", "negative", "empty"])
-def test_a_damaged_listing_is_told(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["cut", "more", "flip", "fewer", "other", "negative", "empty"])
+def test_a_damaged_listing_is_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "a.gz"
     write_contents(path, tuple(file(f"f{number}", b"%d" % number) for number in range(100)))
     data = path.read_bytes()
-    lines = gzip.decompress(data).splitlines(keepends=True)
     path.write_bytes(
         {
             "cut": data[:-40],
             "more": data + b"x",
             "flip": data[:200] + bytes([data[200] ^ 1]) + data[201:],
-            "plain": b"".join(lines),
-            "fewer": gzip.compress(b"".join(lines[:-1])),
+            "fewer": gzip.compress(gzip.decompress(data).rpartition(b"[")[0]),
             "other": gzip.compress(b'{"contents":1,"entries":1}\n["a"]\n'),
             "negative": gzip.compress(b'{"contents":1,"entries":1}\n["a","file",420,0,-1,0]\n'),
             "empty": b"",
         }[damage]
     )
-    with pytest.raises(IntegrityError, match=r"a\.gz: no listing"):
+    with pytest.raises(IntegrityError, match=r"a\.gz"):
         read_contents(path)
 
 
