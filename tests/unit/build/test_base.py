@@ -114,12 +114,11 @@ ROOT_LINE, OTHER = "root:x:0:0:root:/root:/bin/bash", "vendor:x:10001:10001::/sr
     [
         (f"{ROOT_LINE}\n", f"{ROOT_LINE}\n{context_files.PASSWD}\n"),
         (ROOT_LINE, f"{ROOT_LINE}\n{context_files.PASSWD}\n"),  # the last line is not ended
-        (None, f"{context_files.PASSWD}\n"),
         (f"{ROOT_LINE}\n{OTHER}\n", None),  # the base has a user of that number: it stays as it is
     ],
 )
 def test_a_base_gets_the_user_and_its_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str | None, comes: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, comes: str | None
 ) -> None:
     given: list[tuple[str, int, int]] = []
     monkeypatch.setattr(os, "chown", lambda *arguments: given.append(arguments))  # only root may
@@ -127,8 +126,7 @@ def test_a_base_gets_the_user_and_its_home(
     lines, etc, layer = tmp_path / "lines", tmp_path / "etc", tmp_path / "layer"
     tiny_images.write(lines / "passwd", f"{context_files.PASSWD}\n")
     tiny_images.write(lines / "group", f"{context_files.GROUP}\n")
-    if there is not None:
-        tiny_images.write(etc / "passwd", there)
+    tiny_images.write(etc / "passwd", there)
     install["add_user"](lines, str(layer), etc)
     home, made = layer / "home/sparkpin", layer / "etc/passwd"
     assert home.is_dir() and given == [(str(home), 10001, 10001)]

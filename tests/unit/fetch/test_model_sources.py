@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +23,6 @@ from checkpoint_samples import (
     sample_paths,
     write_repository,
 )
-from places import PROJECT
 
 from sparkpin.build.checkpoint import build_checkpoint, plan_checkpoint
 from sparkpin.core import files
@@ -243,25 +239,3 @@ def test_what_is_no_file_in_the_cache_is_told(model: Model, harm: Callable[[Path
     with pytest.raises(CheckpointError, match=rf"^{path}/.*{SHARD}: "):
         model.build()
     assert sorted(model.paths.checkpoints.rglob("*")) == there
-
-
-@pytest.mark.parametrize("where", ["own", "cached"])
-def test_a_shard_without_the_right_to_read_it(model: Model, where: str) -> None:
-    """In a process without root's right to read all, as people run it."""
-    if where == "cached":
-        model.build(("copy",))
-    path = getattr(model, where) / SHARD if where == "own" else model.cached
-    path.chmod(0)
-    code = "import sys; from sparkpin.commands.command_line import main; sys.argv[0] = 'sparkpin'; main()"
-    plain = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-    (model.paths.project / "tasks.py").symlink_to(PROJECT / "tasks.py")
-    places = {"PROJECT": model.paths.project, "CACHE": model.paths.cache, "HOME": model.paths.home}
-    done = subprocess.run(
-        [*plain, sys.executable, "-c", code, "build", "--checkpoint-only", "--model", "sample"],
-        env=os.environ | {f"SPARKPIN_{name}": str(place) for name, place in places.items()},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == CheckpointError.exit_code, done.stderr
-    assert re.search(rf"^error: {path}: saw mode 000, .*\n  next: chmod a\+r {path}$", done.stderr, re.M), done.stderr
-    assert "Traceback" not in done.stderr

@@ -139,24 +139,6 @@ def test_a_matrix_of_nothing_stays_nothing() -> None:
     assert set(none.fp8()[0]) == {0}
 
 
-def test_the_layout_is_the_real_pair_s(project: Project, tmp_path: Path) -> None:
-    int4, fp8 = project.pack(tmp_path)
-    assert int4.info(f"{SHARED}.weight").dtype == "BF16" and fp8.info(f"{SHARED}.weight").dtype == "F8_E4M3"
-    assert int4.info("mtp.layers.0.self_attn.q_proj.weight").dtype == "BF16"
-    assert {name.startswith("mtp.") for name in int4.files[EXTRA_FILE].tensors} == {True}
-    assert not any(name.startswith("mtp.") for name in int4.index["weight_map"])
-    assert fp8.info("mtp.layers.0.self_attn.q_proj.weight").dtype == "F8_E4M3"
-    assert {fp8.info(name).dtype for name in ("mtp.fc.weight", "lm_head.weight")} == {"BF16"}
-    for repo, method in ((int4, "auto-round"), (fp8, "fp8")):
-        assert {key: repo.config[key] for key in CONFIG} == CONFIG
-        assert repo.config["quantization_config"]["quant_method"] == method
-        assert {path.name for path in repo.folder.iterdir()} >= {*packed.TEXTS} - {"README.md"}
-    wanted = project.original(f"{SHARED}.weight")
-    assert np.array_equal(np.array(int4.bf16(f"{SHARED}.weight"), np.float32), wanted)
-    got = np.array(fp8.fp8(f"{SHARED}.weight"))
-    assert (np.abs(got - wanted) <= np.abs(wanted) / 15 + np.abs(wanted).max() / 448 / 512).all()
-
-
 def pinned(project: Project) -> None:
     """The commits are those that the error of a new pin names."""
     with pytest.raises(ManifestError) as error:

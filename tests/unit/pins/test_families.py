@@ -65,11 +65,6 @@ def test_a_parser_that_an_older_vllm_lacks_is_not_chosen() -> None:
     assert flag_value(completed(BARE, choices(family, "0.33.0", BARE)), "--tool-call-parser") == "minimax_m3"
 
 
-def test_a_version_that_is_not_known_fits_no_bounds() -> None:
-    family = family_of(FAMILIES, "Qwen/Qwen3.5-27B")
-    assert [choice.flag for choice in choices(family, "", BARE)] == ["--reasoning-parser", "--enable-auto-tool-choice"]
-
-
 @pytest.mark.parametrize(
     "words",
     [

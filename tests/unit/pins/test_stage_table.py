@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
-import re
 import statistics
-import struct
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +15,6 @@ from checkout import PROJECT
 sys.path.append(str(PROJECT / "benchmarks/stage_table"))
 
 import buckets
-import fatbin
 import join
 import report
 import shapes
@@ -28,35 +23,6 @@ from shapes import GEOMETRY
 
 import stages
 from sparkpin.pins import manifests
-
-
-def entry(kind: int, architecture: int, payload: bytes) -> bytes:
-    header = struct.pack("<HHIQ", kind, 0x101, 64, len(payload)) + bytes(12) + struct.pack("<I", architecture)
-    return header.ljust(64, b"\0") + payload
-
-
-def binary(*parts: bytes) -> bytes:
-    body = b"".join(parts)
-    return fatbin.MAGIC + struct.pack("<HHQ", 1, 16, len(body)) + body
-
-
-LIBRARY = b"".join(
-    [
-        b"ELF" + fatbin.MAGIC + b"no header, but its first four bytes",
-        binary(entry(fatbin.CUBIN, 90, b"keep" * 8), entry(fatbin.CUBIN, 120, b"drop" * 8)),
-        b"between",
-        binary(entry(fatbin.PTX, 80, b"text" * 8)),
-        b"end",
-    ]
-)
-
-
-@pytest.mark.parametrize("ptx", [False, True])
-def test_one_architecture_is_kept_in_place(ptx: bool) -> None:
-    data, kept = fatbin.slim(LIBRARY, 90, ptx=lambda _: ptx)
-    wanted = LIBRARY.replace(b"drop" * 8, bytes(32))
-    assert data == (wanted if ptx else wanted.replace(b"text" * 8, bytes(32)))
-    assert kept == ({(fatbin.CUBIN, 90): 32, (fatbin.PTX, 80): 32} if ptx else {(fatbin.CUBIN, 90): 32})
 
 
 def layer(core: str) -> list[tuple[str, float, str]]:
@@ -125,66 +91,6 @@ def test_what_is_measured_has_the_stages_own_flags(name: str) -> None:
     assert made["speculative_config"] == flags["--speculative-config"] | stages.SYNTHETIC
     assert made.get("mamba_ssm_cache_dtype") == flags.get("--mamba-ssm-cache-dtype")
     assert "use_local_argmax_reduction" not in stages.arguments(stages.STAGES["v2"])["speculative_config"]
-
-
-FACTS = {"date": "2026-11-23", "vllm": "0.33.0", "torch": "2.11.0", "gpu": "G", "driver": "1", "routing": "uniform",
-         "jobs": "v2@few v2-own"}  # fmt: skip
-
-
-def rows_of_steps(count: int) -> list[buckets.Row]:
-    step = [*(layer("gdn") * 3 + layer("attend")) * 12, ("nvjet_head", 300.0, "sample"), ("marlin_moe", 9.0, "propose")]
-    return in_order(step * count)
-
-
-@pytest.fixture
-def made_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What table.py writes: two stages, one of them with a profile, and a check of two stages."""
-    monkeypatch.setattr(join, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(join, "TABLE", tmp_path / "table.json")
-    folder = tmp_path / "results"
-    folder.mkdir()
-    (folder / "run.json").write_text(json.dumps(FACTS))
-    point = {"step_ms": 2.0, "windows_ms": [2.0], "tokens_per_s": 500.0}
-    for label, stage in (("v2-few", "v2"), ("v2-own", "v2"), ("base", "base")):
-        found = {"stage": stage, "decode": {"1024:1": point}, "took_s": {"decode 1024:1": 9.9}}
-        (folder / f"{label}.json").write_text(json.dumps(found))
-    for label in ("v2-few-1024-1", "v2-own-1024-16"):
-        with gzip.open(folder / f"{label}.rows.gz", "wt") as file:
-            json.dump(rows_of_steps(2), file)
-    for stage, last in (("base", 3), ("hybrid", 3), ("v2", 4)):
-        one = {"stage": stage, "ready_s": 1.0, "right": 2, "of": 2, "ids": [[1, 2], [last]]}
-        (folder / f"check-{stage}.json").write_text(json.dumps(one))
-    return folder
-
-
-def test_results_are_kept_and_joined(made_results: Path, tmp_path: Path) -> None:
-    join.main(["keep", str(made_results), "2026-11-23-b", "why"])
-    join.main(["keep", str(made_results), "2026-11-23-a"])
-    join.main([])
-    first, second = json.loads((tmp_path / "table.json").read_text())["runs"]
-    assert (first["name"], second["name"], second["note"]) == ("2026-11-23-a", "2026-11-23-b", "why")
-    assert {key: second[key] for key in FACTS} == FACTS
-    assert list(second["stages"]) == ["base", "v2", "v2-own"]
-    v2 = second["stages"]["v2"]
-    assert v2["parts_us"]["1024:1"]["GDN"] == 36 * 8.0 and v2["parts_us"]["1024:1"]["attention"] == 12 * 8.0
-    assert v2["marlin_us"] == {"1024:1": 48 * 2.0} and v2["parts_us"]["1024:1"]["steps"] == 2.0
-    assert list(second["stages"]["v2-own"]["parts_us"]) == ["1024:16"]
-    assert "took_s" not in v2 and "parts_us" not in second["stages"]["base"]
-    assert v2["decode"]["1024:1"]["step_ms"] == 2.0
-    assert second["checks"]["hybrid"] == {"ready_s": 1.0, "right": 2, "of": 2, "tokens": 3, "same_as_before": True}
-    assert "same_as_before" not in second["checks"]["base"] and "same_as_before" not in second["checks"]["v2"]
-    assert not list(tmp_path.rglob(".part*"))
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [("run.json", json.dumps(FACTS | {"driver": ""})), ("v2-few.json", "{"), ("v2-few.json", '{"stage": "mtp"}')],
-)
-def test_what_cannot_be_kept(made_results: Path, tmp_path: Path, file: str, text: str) -> None:
-    (made_results / file).write_text(text)
-    with pytest.raises(join.JoinError, match=re.escape(file)):
-        join.main(["keep", str(made_results), "2026-11-23-a"])
-    assert not (tmp_path / "runs").exists()
 
 
 def test_the_table_is_what_the_kept_runs_say() -> None:

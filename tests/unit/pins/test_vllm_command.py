@@ -29,15 +29,11 @@ def test_defaults_go_in_and_lines_are_joined() -> None:
     assert argv == ["vllm", "serve", "/model", "--port", "8000", "--host", "::1", "--served-model-name", "x"]
 
 
-def test_doubled_braces_and_json_held_in_a_default() -> None:
-    command = """vllm serve a/b --a '{{"n": {n}}}' --b '{config}' --served-model-name x"""
-    argv = argv_of(recipe(command, defaults={"n": 2, "config": '{"m": "{n}"}'}), stack(), ())
-    assert argv[3:7] == ["--a", '{"n": 2}', "--b", '{"m": "{n}"}']
-
-
-def test_a_default_may_hold_several_words() -> None:
-    argv = argv_of(recipe("vllm serve a/b {more} --served-model-name x", defaults={"more": "--x 1 --y"}), stack(), ())
-    assert argv[3:6] == ["--x", "1", "--y"]
+def test_doubled_braces_and_what_a_default_may_hold() -> None:
+    command = """vllm serve a/b --a '{{"n": {n}}}' --b '{config}' {more} --served-model-name x"""
+    defaults = {"n": 2, "config": '{"m": "{n}"}', "more": "--x 1 --y"}
+    argv = argv_of(recipe(command, defaults=defaults), stack(), ())
+    assert argv[3:10] == ["--a", '{"n": 2}', "--b", '{"m": "{n}"}', "--x", "1", "--y"]
 
 
 @pytest.mark.parametrize(
