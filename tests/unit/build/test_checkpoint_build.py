@@ -394,6 +394,16 @@ def test_disk_is_checked_before_the_first_byte(small_disk: Path) -> None:
     assert not paths.checkpoints.exists()
 
 
+def test_what_a_killed_run_had_begun_counts_as_free_room(paths: Paths) -> None:
+    folders = write_sample(paths, scale=10_000)
+    lock, plan = lock_of(folders), make_plan(listings_of(folders), PIN, ALL)
+    folder = checkpoint_folder(paths, PIN, lock, ALL)
+    needed = write.disk_needed(folder, folders["int4"], plan)
+    write.partial_folder(folder).mkdir(parents=True)
+    (write.partial_folder(folder) / f"{SECOND}.unfinished").write_bytes(bytes(8192))
+    assert write.disk_needed(folder, folders["int4"], plan) == needed - 8192
+
+
 def test_disk_that_fills_up_in_the_middle(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write, "check_disk", lambda *args: None)
     paths = sample_paths(small_disk)

@@ -26,7 +26,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import DRAFTER
 from sparkpin.pins.vllm_command import own_argv
-from sparkpin.serve.memory.cache import DraftGroups
 from sparkpin.serve.memory.geometry import read_geometry
 from sparkpin.serve.memory.plan import make_plan
 from sparkpin.serve.memory.recipe import Known, Machine, known_of
@@ -146,11 +145,6 @@ def test_a_drafter_of_other_geometry_has_groups_of_its_own() -> None:
     assert cache.groups == (6,) * 9 and [one.sizes for one in cache.drafts] == [(6,)]
     assert cache.block_size == 2 * cache.drafts[0].block_size
     assert cache.request_blocks(10 * cache.block_size) == 2 * 10 + 6 * 13 + 20  # 13 states: its own and 12 drafts'
-
-
-def test_a_window_bounds_what_a_request_holds() -> None:
-    assert [DraftGroups((6,), 100, 0).request_blocks(n) for n in (100, 10_000)] == [1, 100]
-    assert [DraftGroups((6,), 100, 1000).request_blocks(n) for n in (100, 10_000)] == [2, 11]
 
 
 def test_a_step_reads_a_drafter_as_often_as_it_runs() -> None:
