@@ -11,16 +11,15 @@ import yaml
 from made_recipes import recipe, stack, stage
 from places import PROJECT
 
-from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.errors import ManifestError
 from sparkpin.pins import vllm_command
 from sparkpin.pins.manifests import load_recipe, load_stack
 
 CORPUS = PROJECT.parent / "shared/corpus/recipes"
 
 
-def argv_of(*args: Any, **kwargs: Any) -> list[str]:
-    argv, _ = vllm_command.serve_argv(*args, **kwargs)
-    return argv
+def argv_of(*args: Any) -> list[str]:
+    return vllm_command.serve_argv(*args)[0]
 
 
 def test_defaults_go_in_and_lines_are_joined() -> None:
@@ -108,14 +107,6 @@ def test_dropping_and_reading_flags() -> None:
 def test_clients_keep_the_repository_s_name() -> None:
     assert vllm_command.served_name(argv_of(recipe(), stack(), ())) == "a/b"
     assert vllm_command.served_name(argv_of(recipe("vllm serve /model --served-model-name x y"), stack(), ())) == "x"
-
-
-def test_overrides() -> None:
-    chosen = recipe("vllm serve a/b --max-model-len {length} --served-model-name x", defaults={"length": 10})
-    argv = argv_of(chosen, stack(), (), "/elsewhere", {"length": 20, "port": 9})
-    assert argv[2:] == ["/elsewhere", "--max-model-len", "20", "--served-model-name", "x", "--port", "9"]
-    with pytest.raises(InputError, match=r"no setting 'lenght'[\s\S]*choose one of: host, length, port"):
-        argv_of(chosen, stack(), (), overrides={"lenght": 20})
 
 
 def test_environment_is_text_and_later_parts_win() -> None:
