@@ -34,7 +34,7 @@ def sources() -> list[TensorSource]:
 
 def test_written_file_reads_back_with_aligned_tensors(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    written = write_file(path, sources(), {"format": "pt"})
+    write_file(path, sources(), {"format": "pt"})
     header = read_header(path)
     data = path.read_bytes()
     assert header.metadata == {"format": "pt"} and header.data_start % 8 == 0
@@ -46,16 +46,15 @@ def test_written_file_reads_back_with_aligned_tensors(tmp_path: Path) -> None:
     }
     assert [t.name for t in header.tensors.values()] == ["empty", "c.scale", "a.weight", "b.weight"]
     assert (header.tensors["a.weight"].dtype, header.tensors["a.weight"].shape) == ("BF16", (2, 1))
-    assert (written.size, written.sha256) == (len(data), hashlib.sha256(data).hexdigest())
-    assert header.data_end == len(data)
 
 
 def test_bytes_do_not_depend_on_the_order_of_the_sources(tmp_path: Path) -> None:
-    one = write_file(tmp_path / "1", sources(), {"format": "pt", "a": "b"})
-    two = write_file(tmp_path / "2", reversed(sources()), {"a": "b", "format": "pt"})
+    write_file(tmp_path / "1", sources(), {"format": "pt", "a": "b"})
+    write_file(tmp_path / "2", reversed(sources()), {"a": "b", "format": "pt"})
+    one, two = ((tmp_path / name).read_bytes() for name in "12")
     assert one == two
     # Changes only if what we write changes: then every checkpoint's identity changes too.
-    assert one.sha256 == "cb21b0cd398638baac259ce3307239e96de2867024a761b59aea3dceadb26f69"
+    assert hashlib.sha256(one).hexdigest() == "cb21b0cd398638baac259ce3307239e96de2867024a761b59aea3dceadb26f69"
 
 
 @pytest.mark.parametrize(
@@ -91,9 +90,9 @@ def test_bad_header_is_refused(data: bytes, cause: str) -> None:
 
 @pytest.mark.parametrize("name", ["a:b", "a\u20ac", 'quote"', "data_offsets"])
 def test_any_name_may_be_a_tensors(tmp_path: Path, name: str) -> None:
-    written = write_file(tmp_path / "x", [TensorSource(name, "U8", (2,), (b"ab",))], {"a:b": "c:d", "e": name})
+    write_file(tmp_path / "x", [TensorSource(name, "U8", (2,), (b"ab",))], {"a:b": "c:d", "e": name})
     header = read_header(tmp_path / "x")
-    assert (list(header.tensors), header.metadata, header.data_end) == ([name], {"a:b": "c:d", "e": name}, written.size)
+    assert (list(header.tensors), header.metadata) == ([name], {"a:b": "c:d", "e": name})
     text = json.dumps({name: entry()}).encode()  # as the standard library escapes it
     assert list(parse_header(packed(text)).tensors) == [name]
 
