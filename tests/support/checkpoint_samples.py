@@ -103,7 +103,6 @@ def write_repository(
     *,
     repository: str,
     unlisted: tuple[str, ...] = (EXTRA,),
-    index: Mapping[str, Any] | None = None,
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for file, tensors in shards.items():
@@ -111,7 +110,7 @@ def write_repository(
         write_file(folder / file, sources, {"format": "pt"})
     weight_map = {name: file for file, tensors in shards.items() if file not in unlisted for name in tensors}
     total = sum(tensor_nbytes(*spec) for file in shards if file not in unlisted for spec in shards[file].values())
-    value = index or {"metadata": {"total_size": total, "made_by": "acme"}, "weight_map": weight_map}
+    value = {"metadata": {"total_size": total, "made_by": "acme"}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(value))
     if config is not None:
         (folder / "config.json").write_text(json.dumps(config))

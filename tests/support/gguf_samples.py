@@ -96,7 +96,6 @@ def write_gguf(
     *,
     architecture: str = "llama",
     kind: Kind = F32,
-    permuted: bool = True,
     weights: Mapping[str, np.ndarray] | None = None,
     **changes: Any,
 ) -> Path:
@@ -111,7 +110,7 @@ def write_gguf(
             add[type(value)](key, value)
     for name, own in (own_weights() if weights is None else weights).items():
         heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2], 0)
-        data = reordered(own, heads) if heads and permuted else own
+        data = reordered(own, heads) if heads else own
         if kind == F32 or data.ndim == 1:
             writer.add_tensor(own_name(name), np.ascontiguousarray(data))
         else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkpin.core.files import PARTIAL, git_blob_sha1, sha256_file
+from sparkpin.core.files import git_blob_sha1
+from sparkpin.fetch.packed import commit_of, files_of
 
 _LARGE = ".safetensors"
 
@@ -43,16 +43,9 @@ class Repository:
 
 
 def scan(folder: Path, name: str) -> Repository:
-    """Hash a repository's files. Unfinished files are left out."""
-    entries: dict[str, Entry] = {}
-    for file in sorted(folder.rglob("*")):
-        if not file.is_file() or any(part.startswith(PARTIAL) for part in file.relative_to(folder).parts):
-            continue
-        path = file.relative_to(folder).as_posix()
-        etag = sha256_file(file)[0] if path.endswith(_LARGE) else git_blob_sha1(file.read_bytes())
-        entries[path] = Entry(path, file, file.stat().st_size, etag)
-    listing = "".join(f"{entry.oid} {path}\n" for path, entry in sorted(entries.items()))
-    return Repository(name, hashlib.sha1(listing.encode(), usedforsecurity=False).hexdigest(), entries)
+    rows = list(files_of(folder))
+    entries = {path: Entry(path, folder / path, size, sha256 or blob) for path, size, sha256, blob in rows}
+    return Repository(name, commit_of(folder), entries)
 
 
 def model_info(repository: Repository, *, blobs: bool) -> dict[str, Any]:

@@ -115,7 +115,8 @@ def plain_outside(g: Geometry, body: str) -> Tensors:
     return found
 
 
-def vision(g: Geometry, width: int = 1152, inner: int = 4304) -> Iterator[tuple[Any, ...]]:
+def vision(g: Geometry) -> Iterator[tuple[Any, ...]]:
+    width, inner = 1152, 4304
     merged = 4 * width
     yield "patch_embed.proj.weight", width, 3, 2, 16, 16
     yield "patch_embed.proj.bias", width
@@ -157,15 +158,12 @@ def as_fp8(name: str, shape: tuple[int, int]) -> Tensors:
     return {f"{name}.weight": ("F8_E4M3", shape), f"{name}.weight_scale_inv": ("BF16", scales)}
 
 
-def layer(g: Geometry, prefix: str, *, full: bool, repository: str, plain_ab: bool = False) -> Tensors:
-    """repository: int4, fp8, or bf16 for an MTP layer that is as it was.
-
-    plain_ab: linear attention's in_proj_a and in_proj_b in 16 bits, as the FP8 repository always has them.
-    """
+def layer(g: Geometry, prefix: str, *, full: bool, repository: str) -> Tensors:
+    """repository: int4, fp8, or bf16 for an MTP layer that is as it was."""
     packed = {"int4": as_int4, "fp8": as_fp8, "bf16": as_bf16}[repository]
     found = {prefix + name: spec for name, spec in plain_of_layer(g, full=full).items()}
     for name, shape in (attention_matrices(g) if full else linear_matrices(g)).items():
-        plain = name.endswith(("_a", "_b")) and (plain_ab or repository == "fp8")
+        plain = name.endswith(("_a", "_b")) and repository == "fp8"
         found |= (as_bf16 if plain else packed)(prefix + name, shape)
     for name, shape in expert_matrices(g).items():
         if not g.experts:
@@ -185,18 +183,15 @@ def mtp(g: Geometry, repository: str) -> Tensors:
     return found | layer(g, "mtp.layers.0.", full=True, repository=repository)
 
 
-def int4_files(g: Geometry, *, body: str = MULTIMODAL, plain_ab: bool = False) -> dict[str, Tensors]:
+def int4_files(g: Geometry, *, body: str = MULTIMODAL) -> dict[str, Tensors]:
     prefixes = {i: f"{body}layers.{i}." for i in range(g.layers)}
-    shards = in_shards(
-        [layer(g, p, full=g.is_full(i), repository="int4", plain_ab=plain_ab) for i, p in prefixes.items()], 14
-    )
+    shards = in_shards([layer(g, p, full=g.is_full(i), repository="int4") for i, p in prefixes.items()], 14)
     shards[-1] |= plain_outside(g, body)
     return named(shards) | {EXTRA: mtp(g, "bf16")}
 
 
-def int4_listing(g: Geometry, *, body: str = MULTIMODAL, listed: bool = True, plain_ab: bool = False) -> Listing:
-    """listed: whether the index lists the MTP tensors, which some copies do and some do not."""
-    files = int4_files(g, body=body, plain_ab=plain_ab)
+def int4_listing(g: Geometry, *, body: str = MULTIMODAL) -> Listing:
+    files = int4_files(g, body=body)
     config = config_of(
         g,
         body,
@@ -217,7 +212,7 @@ def int4_listing(g: Geometry, *, body: str = MULTIMODAL, listed: bool = True, pl
             },
         },
     )
-    return listing("int4", files, config, () if listed else (EXTRA,))
+    return listing("int4", files, config)
 
 
 def fp8_listing(g: Geometry, *, body: str = MULTIMODAL) -> Listing:
@@ -287,15 +282,13 @@ def config_of(g: Geometry, body: str, quantised: Mapping[str, Any]) -> dict[str,
     }
 
 
-def listing(
-    name: str, files: Mapping[str, Tensors], config: Mapping[str, Any], unlisted: tuple[str, ...] = ()
-) -> Listing:
+def listing(name: str, files: Mapping[str, Tensors], config: Mapping[str, Any]) -> Listing:
     headers, sizes = {}, {}
     for file, tensors in files.items():
         headers[file], _ = build_header(((tensor, *spec) for tensor, spec in tensors.items()), {"format": "pt"})
         sizes[file] = len(headers[file]) + sum(tensor_nbytes(*spec) for spec in tensors.values())
-    weight_map = {tensor: file for file, tensors in files.items() if file not in unlisted for tensor in tensors}
-    total = sum(tensor_nbytes(*spec) for file in files if file not in unlisted for spec in files[file].values())
+    weight_map = {tensor: file for file, tensors in files.items() for tensor in tensors}
+    total = sum(tensor_nbytes(*spec) for tensors in files.values() for spec in tensors.values())
     texts = {
         INDEX: json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}).encode(),
         CONFIG: json.dumps(config).encode(),
@@ -308,8 +301,8 @@ TOY = Geometry(4, 256, 2, 128, heads=4, kv_heads=2, key_heads=2, value_heads=8, 
 
 
 @functools.cache
-def listings(g: Geometry, body: str = MULTIMODAL, *, listed: bool = True) -> dict[str, Listing]:
-    return {"int4": int4_listing(g, body=body, listed=listed), "fp8": fp8_listing(g, body=body)}
+def listings(g: Geometry, body: str = MULTIMODAL) -> dict[str, Listing]:
+    return {"int4": int4_listing(g, body=body), "fp8": fp8_listing(g, body=body)}
 
 
 def plan_of(pin: ModelPin, pair: dict[str, Listing]) -> CheckpointPlan:

@@ -49,9 +49,9 @@ def entry(path: Path, name: str, version: str) -> LockedFile:
     return LockedFile(name=name, version=version, file=path.name, size=size, sha256=sha256)
 
 
-def deb(name: str, version: str, architecture: str = "amd64") -> LockedFile:
-    data = f"{name} {version} {architecture}".encode()
-    file = f"{name}_{version}_{architecture}.deb"
+def deb(name: str, version: str) -> LockedFile:
+    data = f"{name} {version} amd64".encode()
+    file = f"{name}_{version}_amd64.deb"
     return LockedFile(name=name, version=version, file=file, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 

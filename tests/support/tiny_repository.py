@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint.safetensors import TensorInfo, read_header
-from sparkpin.fetch import packed
 from sparkpin.fetch.packed import INDEX_FILE
 
 
@@ -51,8 +50,3 @@ class Repo:
             return ((words[col // 8 * n + row] >> 4 * (col % 8) & 15) - zero) * scales[group * n + row]
 
         return [[value(row, col) for col in range(8 * k8)] for row in range(n)]
-
-    def fp8(self, name: str) -> list[list[float]]:
-        (n, k), data = self.info(name).shape, self.data(name)
-        scales = self.bf16(f"{name}_scale_inv")
-        return [[packed.fp8_value(data[i * k + j]) * scales[i // 128][j // 128] for j in range(k)] for i in range(n)]

@@ -60,7 +60,7 @@ class BuildRecord(StrictModel):
     config: the image's configuration (JSON), whose SHA-256 is config_digest; diff_ids: of the whole image, of which the
     lowest is the root file system; size: bytes of all layers; seconds: what the build took; epoch, seal: of the
     canonical form; builder: of an image for another architecture, the root file system that its steps ran in, None
-    where they ran in the image's own, and in records from before this was kept.
+    where they ran in the image's own.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = SCHEMA

@@ -6,6 +6,7 @@ the key of its parent (or of the root file system), the platform, the epoch and 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -216,31 +217,12 @@ def build_key(stack: Stack, below: str, dockerfile: str, files: Sequence[Context
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-class Compiled(jinja2.BytecodeCache):
-    """Each text is compiled once: the stages of a chain share templates, and so do the projects that a task reads."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[str, str], Any] = {}
-
-    def get_cache_key(self, name: str, filename: str | None = None) -> str:
-        return name  # in any folder
-
-    def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-        bucket.code = self.known.get((bucket.key, bucket.checksum))
-
-    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-        self.known[bucket.key, bucket.checksum] = bucket.code
-
-
-COMPILED = Compiled()
-
-
+@functools.cache  # compiling templates is most of what a render costs, and the stages of a chain share them
 def environment(folder: Path) -> jinja2.Environment:
-    """A sandbox: the templates of an imported release come from somebody else. Compiling them is most of what a render
-    costs, so that is kept, by their text: one that has changed on disk is another, however soon after."""
+    """A sandbox: the templates of an imported release come from somebody else. One that changed on disk is compiled
+    again."""
     return jinja2.sandbox.SandboxedEnvironment(
         loader=jinja2.FileSystemLoader(folder),
-        bytecode_cache=COMPILED,
         undefined=jinja2.StrictUndefined,
         autoescape=False,
         trim_blocks=True,

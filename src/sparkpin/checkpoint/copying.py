@@ -1,4 +1,4 @@
-"""Read ranges of files, gather them in a new one; carry over whole ones by link, by shared blocks, or by the kernel."""
+"""Read ranges of files, gather them in a new one; carry over whole ones by link, by shared blocks, or as a copy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,13 +16,12 @@ from sparkpin.core.errors import IntegrityError
 
 CHUNK = 1 << 20
 STEP = 64 << 20
-"""Bytes of one call to the kernel, so that a person can stop the process."""
+"""Bytes that are written between two syncs, after which they leave the page cache."""
 
 FICLONE = 0x40049409
 """ioctl of Linux: let a file share the blocks of another one."""
 
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
-NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.ETXTBSY, errno.EPERM)
 
 
 class ByteRange(NamedTuple):
@@ -32,76 +32,37 @@ class ByteRange(NamedTuple):
     end: int
 
 
-class Files:
-    """Opens each file once, for reading; closes them all. For one thread."""
+class RangeReader:
+    """Reads ranges of files, each of which it opens once. For one thread."""
 
     def __init__(self) -> None:
         self._open: dict[Path, int] = {}
-
-    def close(self) -> None:
-        for file in self._open.values():
-            os.close(file)
-        self._open.clear()
-
-    def __getitem__(self, path: Path) -> int:
-        if path not in self._open:
-            if len(self._open) >= 64:  # each tensor of a donor is a file of its own
-                self.close()
-            self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return self._open[path]
-
-
-class RangeReader:
-    """Reads ranges of files. For one thread."""
-
-    def __init__(self) -> None:
-        self.files = Files()
 
     def __enter__(self) -> RangeReader:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.files.close()
+        for file in self._open.values():
+            os.close(file)
+        self._open.clear()
 
-    def into(self, view: memoryview, path: Path, begin: int, end: int) -> int:
-        """Read into a view; gives how many bytes. Raises IntegrityError if the file ends here, before `end`."""
-        got = os.preadv(self.files[path], [view], begin)
-        if got == 0:
-            raise too_short(path, begin, end)
-        return got
+    def _file(self, path: Path) -> int:
+        if path not in self._open:
+            if len(self._open) >= 64:  # each tensor of a donor is a file of its own
+                self.__exit__()
+            self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._open[path]
 
     def chunks(self, path: Path, begin: int, end: int) -> Iterator[memoryview]:
-        """Bytes `begin` to `end` of a file. A chunk lives until the next one."""
+        """Bytes `begin` to `end` of a file; IntegrityError if it ends before. A chunk lives until the next one."""
         view = memoryview(bytearray(CHUNK))
         while begin < end:
-            got = self.into(view[: min(CHUNK, end - begin)], path, begin, end)
+            got = os.preadv(self._file(path), [view[: min(CHUNK, end - begin)]], begin)
+            if got == 0:
+                step = "invoke build --fetch-only"
+                raise IntegrityError(f"{path}: ends at byte {begin}, wanted {end}", next_step=step)
             yield view[:got]
             begin += got
-
-
-def too_short(path: Path, position: int, end: int) -> IntegrityError:
-    return IntegrityError(f"{path}: ends at byte {position}, wanted {end}", next_step="invoke build --fetch-only")
-
-
-def append(target: int, reader: RangeReader, run: ByteRange) -> None:
-    """Append a run to a file. The kernel copies, where it can: bytes do not pass through this process then, and file
-    systems with shared blocks, or far away, may not move them at all. Where it refuses, they are read and written.
-
-    Raises IntegrityError if the file ends before the run, OSError.
-    """
-    position = run.begin
-    while position < run.end:
-        try:
-            copied = os.copy_file_range(reader.files[run.path], target, min(STEP, run.end - position), position)
-        except OSError as error:
-            if error.errno not in NO_COPY_RANGE:
-                raise
-            copied = 0
-        if not copied:  # some kernels give 0 where they cannot copy, as for a file that has ended: reading tells
-            for chunk in reader.chunks(run.path, position, run.end):
-                write_all(target, chunk)
-            return
-        position += copied
 
 
 def write_all(target: int, chunk: bytes | memoryview) -> None:
@@ -151,10 +112,11 @@ def link_or_copy(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LINK:
             raise
-    with RangeReader() as reader, target.open("wb") as new:
+    with source.open("rb") as old, target.open("wb") as new:
         try:
-            fcntl.ioctl(new, FICLONE, reader.files[source])
+            fcntl.ioctl(new, FICLONE, old.fileno())
         except OSError:
-            append(new.fileno(), reader, ByteRange(source, 0, source.stat().st_size))
+            shutil.copyfileobj(old, new, CHUNK)
+            new.flush()
         os.fchmod(new.fileno(), 0o444)
         os.fsync(new.fileno())

@@ -7,7 +7,6 @@ of the same tensors differ; :func:`write_file` sorts everything and gives the sa
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import struct
@@ -60,12 +59,11 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A parsed header. ``tensors`` is in file order of the data; ``data_end`` is the size the file must have."""
+    """A parsed header. ``tensors`` is in file order of the data."""
 
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
     data_start: int
-    data_end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +74,6 @@ class TensorSource:
     dtype: str
     shape: tuple[int, ...]
     chunks: Iterable[bytes | bytearray | memoryview]
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenTensors:
-    size: int
-    sha256: str
 
 
 def tensor_nbytes(dtype: str, shape: Sequence[int]) -> int:
@@ -125,7 +117,7 @@ def parse_header(data: bytes, *, file_size: int | None = None, origin: str = "sa
         position = info[4]
     if file_size is not None and file_size != position:
         raise _bad(origin, f"the file has {file_size} bytes, wanted {position} (end of the last tensor)")
-    return Header({info.name: info for info in infos}, metadata, data_start, position)
+    return Header({info.name: info for info in infos}, metadata, data_start)
 
 
 def read_header_bytes(path: Path) -> bytes:
@@ -174,9 +166,7 @@ def header_in_order(
     return struct.pack("<Q", len(text)) + text
 
 
-def write_file(
-    path: Path, sources: Iterable[TensorSource], metadata: Mapping[str, str] | None = None
-) -> WrittenTensors:
+def write_file(path: Path, sources: Iterable[TensorSource], metadata: Mapping[str, str] | None = None) -> None:
     """Write a file in constant memory: same tensors and metadata, same bytes, whatever the order of ``sources``.
 
     Each source's chunks are consumed in the order of the data (see :func:`build_header`). The file appears under
@@ -189,8 +179,6 @@ def write_file(
         by_name[source.name] = source
         specs.append((source.name, source.dtype, source.shape))
     header, order = build_header(specs, metadata)
-    digest = hashlib.sha256(header)
-    size = len(header)
     with atomic_file(path) as file:
         file.write(header)
         for name in order:
@@ -200,11 +188,8 @@ def write_file(
             for chunk in source.chunks:
                 got += memoryview(chunk).nbytes
                 file.write(chunk)
-                digest.update(chunk)
             if got != wanted:
                 raise _bad(str(path), f"tensor {name!r} yielded {got} bytes, wanted {wanted}")
-            size += wanted
-    return WrittenTensors(size, digest.hexdigest())
 
 
 def item_size(dtype: str) -> int:

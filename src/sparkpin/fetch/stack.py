@@ -129,9 +129,10 @@ def fetch_debs(stack: Stack, wanted: Sequence[LockedFile], store: Store, scratch
                 seen = ", ".join(sorted(path.name for path in folder.glob("*.*"))) or "nothing"
                 raise IntegrityError(f"{file.file} came under another name; there is: {seen}", next_step="invoke lock")
             try:
-                store.add(folder / file.file, file, move=True)
+                store.add(folder / file.file, file)
             except IntegrityError as error:
                 raise IntegrityError(error.message, next_step=f"nothing of it was stored. {LOST}") from None
+            (folder / file.file).unlink()  # the disk has room for one copy of each
         done = wanted[: start + DEBS]
         stored = sum(file.size for file in done)
         say(f"  Debian packages: {len(done)} of {len(wanted)}, {stored / 1e6:,.1f} of {size / 1e6:,.1f} MB")

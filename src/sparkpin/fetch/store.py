@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.core.errors import IntegrityError
-from sparkpin.core.files import CHUNK, atomic_file, disk_errors, sha256_file, sweep, sync_file, sync_folder
+from sparkpin.core.files import CHUNK, atomic_file, disk_errors, sha256_file, sweep
 from sparkpin.core.terminal import Say
 from sparkpin.pins.schema import LockedFile
 
@@ -58,22 +58,9 @@ class Store:
         check(file, sha256, size, f"{file.file} in the store ({path})", self.next_step)
         return path
 
-    def add(self, source: Path, file: LockedFile, *, move: bool = False) -> Path:
-        """Take a file in. Raises IntegrityError, and keeps nothing, when it is not what was locked.
-
-        `move` is for a file that nobody else writes to and that lies on the store's file system: it saves the copy.
-        """
+    def add(self, source: Path, file: LockedFile) -> Path:
+        """Take a copy of a file in. Raises IntegrityError, and keeps nothing, when it is not what was locked."""
         path = self.path(file.sha256)
-        if move:
-            sha256, size = sha256_file(source)
-            check(file, sha256, size, f"{file.file} as fetched")
-            with disk_errors(path.parent):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                source.chmod(0o644)
-                sync_file(source)
-                source.replace(path)
-                sync_folder(path.parent)
-            return path
         digest, size = hashlib.sha256(), 0
         with atomic_file(path) as target, source.open("rb") as opened:
             while chunk := opened.read(CHUNK):

@@ -1,22 +1,17 @@
-"""Wheels: the Python that they are for, what they say of themselves, and their bytes as an index offers them."""
+"""Wheels: the Python that they are for, and their bytes as an index offers them."""
 
 from __future__ import annotations
 
 import contextlib
-import email.parser
 import os
 import re
 import ssl
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
 from sparkpin.fetch.origins import SILENCE, FileOrigin, FolderOrigin, Temporary, check_range, wanted_pause
@@ -48,22 +43,6 @@ class WheelTarget:
             if minor in LEGACY:
                 found.append(f"{LEGACY[minor]}_{self.machine}")
         return [*found, f"linux_{self.machine}"]
-
-    def environment(self) -> dict[str, str]:
-        """The values of requirement markers there (PEP 508)."""
-        return {
-            "implementation_name": "cpython",
-            "implementation_version": self.python,
-            "os_name": "posix",
-            "platform_machine": self.machine,
-            "platform_python_implementation": "CPython",
-            "platform_release": "",
-            "platform_system": "Linux",
-            "platform_version": "",
-            "python_full_version": self.python,
-            "python_version": ".".join(self.python.split(".")[:2]),
-            "sys_platform": "linux",
-        }
 
 
 def target_of(stack: Stack, debs: Iterable[LockedFile]) -> WheelTarget:
@@ -192,30 +171,3 @@ def length(url: str, client: httpx.Client) -> int:
         return int(client.head(url).raise_for_status().headers["Content-Length"])
     except (httpx.HTTPError, KeyError, ValueError) as error:
         raise NetworkError(f"the index tells no size of {url}: {error}", next_step=CONFIG) from error
-
-
-@dataclass(frozen=True)
-class Dist:
-    """A wheel's own account of itself. name, extras: canonical (PEP 503)."""
-
-    name: str
-    version: str
-    requires: tuple[str, ...]
-    extras: frozenset[str]
-    path: Path
-
-
-def read_dist(path: Path) -> Dist:
-    with zipfile.ZipFile(path) as wheel:
-        (member,) = [name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
-        message = email.parser.BytesParser().parsebytes(wheel.read(member), headersonly=True)
-    requires = tuple(message.get_all("Requires-Dist", []))
-    extras = frozenset(canonicalize_name(extra) for extra in message.get_all("Provides-Extra", []))
-    return Dist(canonicalize_name(message["Name"]), message["Version"], requires, extras, path)
-
-
-def applicable(requires: Iterable[str], extra: str, environment: Mapping[str, str]) -> Iterator[Requirement]:
-    """The requirements whose markers hold on the target with one extra (or none, the empty string)."""
-    for requirement in map(Requirement, requires):
-        if requirement.marker is None or requirement.marker.evaluate({**environment, "extra": extra}):
-            yield requirement

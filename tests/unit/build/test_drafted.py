@@ -22,15 +22,10 @@ from sparkpin.checkpoint.plan import checkpoint_key
 from sparkpin.checkpoint.repository import header_of
 from sparkpin.checkpoint.shapes import load_shapes
 from sparkpin.core.errors import CheckpointError, ManifestError
-from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.evidence.materials import model_inputs
-from sparkpin.fetch.model_files import config_here, repository_folder
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import DRAFTER
 from sparkpin.pins.vllm_command import own_argv
-from sparkpin.releases.record import Release
-from sparkpin.serve.memory.cache import DraftGroups
 from sparkpin.serve.memory.geometry import read_geometry
 from sparkpin.serve.memory.plan import make_plan
 from sparkpin.serve.memory.recipe import Known, Machine, known_of
@@ -101,28 +96,6 @@ def test_the_checkpoint_has_it_in_a_folder_and_is_verified_with_it(paired: Pairi
     assert not is_complete(made, paired.checkpoint_key)
 
 
-@pytest.mark.parametrize("text", ["[1]", "no JSON"])
-def test_a_config_that_is_no_object_is_told(paired: Pairing, tmp_path: Path, text: str) -> None:
-    paths, entry = Paths(PROJECT, tmp_path / "cache", tmp_path / "home"), paired.model_lock.repositories[DRAFTER]
-    config = repository_folder(paths, entry) / "config.json"
-    config.parent.mkdir(parents=True)
-    config.write_text(text)
-    hashed = sha256_file(config)[0]
-    files = [file.model_copy(update={"sha256": hashed}) if file.file == config.name else file for file in entry.files]
-    lock = paired.model_lock.model_copy(update={"repositories": {DRAFTER: entry.model_copy(update={"files": files})}})
-    with pytest.raises(ManifestError) as caught:
-        config_here(paths, paired.model, lock, DRAFTER)
-    assert (caught.value.file, caught.value.wanted) == (str(config), "a JSON object")
-
-
-def test_evidence_names_its_files(paired: Pairing) -> None:
-    release = Release.__new__(Release)
-    for name, value in {"drafter": "scripted-drafter", "stage": "base", "model": "scripted-tiny"}.items():
-        object.__setattr__(release, name, value)
-    repos = [entry.repo for entry in model_inputs(PROJECT, release).repositories]
-    assert repos == ["sparkpin/scripted-drafter", "sparkpin/scripted-tiny-int4-AutoRound"]
-
-
 def known() -> Known:
     recipe = manifests.load_recipe(PROJECT, "scripted-drafted")
     stack, chain = manifests.load_stack(PROJECT, recipe.stack), manifests.load_chain(PROJECT, recipe.stage)
@@ -172,11 +145,6 @@ def test_a_drafter_of_other_geometry_has_groups_of_its_own() -> None:
     assert cache.groups == (6,) * 9 and [one.sizes for one in cache.drafts] == [(6,)]
     assert cache.block_size == 2 * cache.drafts[0].block_size
     assert cache.request_blocks(10 * cache.block_size) == 2 * 10 + 6 * 13 + 20  # 13 states: its own and 12 drafts'
-
-
-def test_a_window_bounds_what_a_request_holds() -> None:
-    assert [DraftGroups((6,), 100, 0).request_blocks(n) for n in (100, 10_000)] == [1, 100]
-    assert [DraftGroups((6,), 100, 1000).request_blocks(n) for n in (100, 10_000)] == [2, 11]
 
 
 def test_a_step_reads_a_drafter_as_often_as_it_runs() -> None:

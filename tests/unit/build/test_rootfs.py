@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
 from places import PROJECT
 
 from sparkpin.build import rootfs
-from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
@@ -38,34 +35,6 @@ def test_key_follows_packages_and_nothing_else(stack: Stack, lock: StackLock) ->
     newer = lock.model_copy(update={"debs": [first.model_copy(update={"sha256": "0" * 64}), *rest]})
     assert rootfs.rootfs_spec(stack, newer).key != key
     assert rootfs.rootfs_spec(stack.model_copy(update={"platform": "linux/arm64"}), lock).key != key
-
-
-def test_key_does_not_depend_on_where_the_checkout_lies(stack: Stack, lock: StackLock) -> None:
-    assert str(PROJECT) not in str(rootfs.arguments(stack, lock))
-
-
-def raw_tar(order: int, mtime: int, form: int) -> io.BytesIO:
-    """One tree as two different writers would store it: order, times, user names and format differ."""
-    rows = [("./", b"5", b""), ("./usr/", b"5", b""), ("./usr/b", b"0", b"data"), ("./usr/a", b"2", b"")]
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=form) as tar:
-        for name, kind, data in rows[::order]:
-            info = tarfile.TarInfo(name)
-            info.type, info.size, info.mtime, info.mode = kind, len(data), mtime, 0o755
-            info.linkname = "b" if kind == b"2" else ""
-            info.uname = f"user{mtime}"
-            tar.addfile(info, io.BytesIO(data))
-    return out
-
-
-def test_tar_is_canonical_whoever_wrote_it() -> None:
-    one = b"".join(rootfs.canonical(raw_tar(1, 5, tarfile.PAX_FORMAT)))
-    two = b"".join(rootfs.canonical(raw_tar(-1, 900_000_000, tarfile.GNU_FORMAT)))
-    assert one == two
-    with tarfile.open(fileobj=io.BytesIO(one)) as tar:
-        members = {member.name: member for member in tar}
-    assert list(members) == ["dev", "usr", "usr/a", "usr/b"]
-    assert {member.mtime for member in members.values()} == {EPOCH}
 
 
 def test_damaged_package_is_not_used(tmp_path: Path, stack: Stack, lock: StackLock) -> None:
@@ -94,12 +63,10 @@ def test_cached_tar_is_used_until_it_is_damaged(
     empty = rootfs.rootfs_spec(stack, lock.model_copy(update={"debs": []}))
     tar = rootfs.build_rootfs(paths, empty, said.append)
     assert tar == paths.cache / "rootfs" / f"{empty.key}.tar"
-    assert rootfs.build_rootfs(paths, empty, said.append) == tar
-    assert len(runs) == 1
+    assert rootfs.build_rootfs(paths, empty, said.append) == tar and len(runs) == 1
     tar.write_bytes(b"tarbytez")
     rootfs.build_rootfs(paths, empty, said.append)
-    assert tar.read_bytes() == b"tarbytes"
-    assert len(runs) == 2 and any("damaged" in line for line in said)
+    assert tar.read_bytes() == b"tarbytes" and len(runs) == 2
     assert not any(repo.exists() for repo in runs)
 
 
@@ -108,14 +75,8 @@ def test_clean_up_leaves_the_user_and_the_licences(tmp_path: Path) -> None:
     root = tmp_path / "root"
     gone = [
         *("etc/resolv.conf", "etc/hostname", "etc/apt/sources.list", "etc/passwd-", "var/lib/apt/lists/x"),
-        *("var/log/dpkg.log", "var/log/apt/history.log", "var/cache/ldconfig/aux-cache", "usr/share/man/man1/a.1"),
-        *(
-            "usr/share/locale/de/a.mo",
-            "usr/share/doc/a/changelog.gz",
-            "usr/share/doc/b/README",
-            "var/lib/dpkg/status-old",
-        ),
-        "etc/dpkg/dpkg.cfg.d/99mmdebstrap",
+        *("var/log/dpkg.log", "var/cache/ldconfig/aux-cache", "usr/share/man/man1/a.1", "usr/share/locale/de/a.mo"),
+        *("usr/share/doc/a/changelog.gz", "usr/share/doc/b/README", "var/lib/dpkg/status-old"),
     ]
     kept = ["usr/share/doc/a/copyright", "etc/ssl/certs/a.pem", "var/lib/dpkg/status", "usr/lib/python3.11/os.py"]
     for name in [*gone, *kept]:

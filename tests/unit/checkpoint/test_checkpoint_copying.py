@@ -1,4 +1,4 @@
-"""Bytes on their way to the disk: gathered, or by the kernel; and files that end too early."""
+"""Bytes on their way to the disk: gathered, linked, shared or copied; and files that end too early."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparkpin.checkpoint import copying
-from sparkpin.checkpoint.copying import STEP, ByteRange, GatheringStopped, RangeReader, append, gather, link_or_copy
+from sparkpin.checkpoint.copying import STEP, ByteRange, GatheringStopped, gather, link_or_copy
 from sparkpin.core.errors import IntegrityError
 
 DATA = bytes(range(256)) * 40_961  # ten chunks and an odd rest
@@ -23,13 +23,6 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "source"
     path.write_bytes(DATA)
     return path
-
-
-def copied(target: Path, *runs: ByteRange) -> bytes:
-    with RangeReader() as reader, target.open("wb") as file:
-        for run in runs:
-            append(file.fileno(), reader, run)
-    return target.read_bytes()
 
 
 def gathered(target: Path, first: bytes, *runs: ByteRange, stop: threading.Event | None = None) -> bytes:
@@ -53,10 +46,6 @@ def runs_of(source: Path) -> list[ByteRange]:
 WANTED = DATA[3:1_000_001] + DATA[:1] + DATA[1_000_001:]
 
 
-def test_runs_are_appended_wherever_they_begin(tmp_path: Path, source: Path) -> None:
-    assert copied(tmp_path / "target", *runs_of(source)) == WANTED
-
-
 @pytest.mark.parametrize("first", [0, 1, 5000, STEP + 1])
 def test_gathering_header_and_runs_of_any_length(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, first: int
@@ -64,11 +53,6 @@ def test_gathering_header_and_runs_of_any_length(
     monkeypatch.setattr(copying, "STEP", 1 << 20)  # what is on disk leaves the page cache on the way
     header = bytes(first)
     assert gathered(tmp_path / "target", header, *runs_of(source)) == header + WANTED
-
-
-def test_gathering_many_small_runs(tmp_path: Path, source: Path) -> None:
-    runs = [ByteRange(source, begin, begin + 4999) for begin in range(5_000_001, 0, -5003)]
-    assert gathered(tmp_path / "target", b"{}", *runs) == b"{}" + b"".join(DATA[r.begin : r.end] for r in runs)
 
 
 def test_gathering_a_source_that_ends_too_early_and_a_wrong_size(tmp_path: Path, source: Path) -> None:
@@ -83,65 +67,6 @@ def test_gathering_stops(tmp_path: Path, source: Path) -> None:
     stop.set()
     with pytest.raises(GatheringStopped):
         gathered(tmp_path / "target", b"", *runs_of(source), stop=stop)
-
-
-@pytest.mark.parametrize("code", ["EXDEV", "EINVAL", "ENOSYS", "EOPNOTSUPP"])
-def test_where_the_kernel_refuses_bytes_are_read_and_written(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, code: str
-) -> None:
-    """A file system that refuses is played: none is at hand."""
-    asked = []
-
-    def refuse(*args: object) -> int:
-        asked.append(args)
-        raise OSError(getattr(errno, code), code)
-
-    monkeypatch.setattr(os, "copy_file_range", refuse)
-    assert copied(tmp_path / "target", *runs_of(source)) == WANTED
-    assert len(asked) == 3
-
-
-def test_the_kernel_may_refuse_in_the_middle_and_copy_less_than_it_is_asked(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = os.copy_file_range, []
-
-    def sometimes(src: int, dst: int, count: int, offset: int) -> int:
-        calls.append(count)
-        return real(src, dst, min(count, 99_999), offset) if len(calls) < 4 else 0
-
-    monkeypatch.setattr(os, "copy_file_range", sometimes)
-    assert copied(tmp_path / "target", *runs_of(source)) == WANTED
-    assert len(calls) > 4
-
-
-def test_other_errors_are_not_hidden(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "copy_file_range", fail)
-    with pytest.raises(OSError, match="Input/output error"):
-        copied(tmp_path / "target", *runs_of(source))
-
-
-def test_a_source_that_ends_too_early(tmp_path: Path, source: Path) -> None:
-    with pytest.raises(IntegrityError, match=f"source: ends at byte {len(DATA)}, wanted {len(DATA) + 1}"):
-        copied(tmp_path / "target", ByteRange(source, 5, len(DATA) + 1))
-
-
-def test_more_files_than_stay_open(tmp_path: Path) -> None:
-    runs = []
-    for number in range(200):
-        (tmp_path / f"{number}").write_bytes(b"%03d" % number)
-        runs.append(ByteRange(tmp_path / f"{number}", 0, 3))
-    before = len(os.listdir("/proc/self/fd"))
-    assert copied(tmp_path / "target", *runs, runs[0]) == b"".join(b"%03d" % number for number in range(200)) + b"000"
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_link_is_a_link(tmp_path: Path, source: Path) -> None:
-    link_or_copy(source, tmp_path / "folder" / "target")
-    assert source.samefile(tmp_path / "folder" / "target")
 
 
 @pytest.mark.parametrize("code", ["EXDEV", "EPERM", "EMLINK"])
@@ -164,8 +89,3 @@ def test_where_links_cannot_go_blocks_are_shared_or_copied(
     assert target.read_bytes() == DATA
     assert not source.samefile(target)
     assert asked == [copying.FICLONE]
-
-
-def test_a_link_that_fails_otherwise_is_told(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        link_or_copy(tmp_path / "nothing", tmp_path / "target")

@@ -15,21 +15,18 @@ from checkpoint_samples import (
     BODY,
     EXTRA,
     HYBRID,
-    MODULES,
     RULE,
     Sample,
     base_config,
     data_of,
-    listings_of,
     lock_of,
     read_tensors,
 )
 
 from sparkpin.checkpoint.patterns import Patterns
-from sparkpin.checkpoint.plan import checkpoint_key, lock_for, make_plan, require
+from sparkpin.checkpoint.plan import checkpoint_key, lock_for, require
 from sparkpin.checkpoint.safetensors import item_size, read_header
 from sparkpin.core.errors import CheckpointError, ManifestError
-from sparkpin.pins.manifests import model_inputs
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 ATTENTION = [f"{BODY}{layer}.self_attn.q_proj" for layer in (0, 1)]
@@ -94,25 +91,12 @@ def test_plain_over_int4(pair: Pair) -> None:
         assert extra_config(made)[module] == PLAIN_ENTRY
 
 
-def test_a_bias_stays_with_its_module(pair: Pair) -> None:
-    pair.base[FIRST][f"{ATTENTION[0]}.bias"] = ("F16", (8,))
-    assert f"{ATTENTION[0]}.bias" in read_tensors(pair.with_rules(FP8_ATTENTION).build(HYBRID))
-
-
 def test_the_first_rule_that_fits_counts(pair: Pair) -> None:
     keep = KEEP | {"modules": [f"{BODY}0.*"]}
     made = pair.with_rules(keep, FP8_ATTENTION).build(HYBRID)
     assert ATTENTION[0] not in extra_config(made) and extra_config(made)[ATTENTION[1]] == FP8_ENTRY
     made = pair.with_rules(KEEP, FP8_ATTENTION, RULE).plan(HYBRID)
     assert (made.shards, made.texts) == ((), ())
-
-
-def test_three_formats_at_once(pair: Pair) -> None:
-    first = PLAIN_ATTENTION | {"modules": [ATTENTION[0]]}
-    made = pair.with_rules(first, FP8_ATTENTION, RULE).build(HYBRID)
-    tensors = read_tensors(made)
-    dtypes = [tensors[f"{module}.weight"][1] for module in (*ATTENTION, *MODULES)]
-    assert dtypes == ["BF16", "F8_E4M3", *6 * ["F8_E4M3"]]
 
 
 @pytest.mark.parametrize("step", ["hybrid", "mtp-fp8"])
@@ -153,12 +137,7 @@ def test_a_stage_without_the_step_takes_nothing_of_it(pair: Pair) -> None:
     assert more == {f"{name}.{part}" for name in names for part in ("weight", "weight_scale_inv")}
     assert lock_for(pin, lock, ALL).repositories == alone.repositories
     assert lock_for(pin, lock, own) == lock
-    assert model_inputs(pin) != model_inputs(without), "the lock is made anew, for the step's tensors"
     assert checkpoint_key(pin, lock, ALL) == checkpoint_key(without, alone, ALL) != checkpoint_key(pin, lock, own)
-    pair.with_rules(
-        RULE | {"modules": ["model.*.mlp.shared_expert.*_proj", every]}
-    )  # a rule of each stage takes it, too
-    assert lock_for(pair.pin, lock, ALL) == lock
     with pytest.raises(ManifestError, match=r"mtp\.rules: saw '\(missing\)'"):
         require(without, own)
     with pytest.raises(CheckpointError, match="wanted 'mtp' before 'mtp-fp8'"):
@@ -214,56 +193,35 @@ def setting(key: str, value: object) -> Callable[[Pair], None]:
     return lambda pair: pair.configs["int4"]["quantization_config"].update({key: value})
 
 
-NORM, SCALE = f"{BODY}0.input_layernorm.weight", f"{ATTENTION[0]}.weight_scale_inv"
+SCALE = f"{ATTENTION[0]}.weight_scale_inv"
 FP8, BF16 = {"repository": "fp8"}, {"repository": "bf16"}
-BITS = r"quantization_config\.bits: saw .* for .*q_proj, wanted 2, 4 or 8"
-ENTRIES = r"quantization_config\.extra_config: saw .*, wanted modules with settings"
-GROUPS = r"scales: saw shape \[1, 4\], wanted \[groups, 8\] beside a qweight of \[1, 8\]"
-MAPPING = r"fp8/config\.json: quantization_config: saw 'fp8', wanted a mapping"
 
 
 @pytest.mark.parametrize(
-    ("change", "rule", "message"),
+    ("change", "rule", "where"),
     [
-        (spec("qweight", "I32", 2, 8), FP8_ATTENTION, r"weight: saw shape \[8, 8\], wanted \[8, 16\] as in the base"),
-        (spec("qweight", "I32", 8), FP8_ATTENTION, r"qweight: saw I32 \[8\], wanted an I32 matrix"),
-        (spec("qweight", "U32", 1, 8), FP8_ATTENTION, r"qweight: saw U32 \[1, 8\], wanted an I32 matrix"),
-        (spec("scales", "F16", 1, 4), FP8_ATTENTION, GROUPS),
-        (spec("weight", "F8_E4M3", 8, 4, **FP8), FP8_ATTENTION, r"saw shape \[8, 4\], wanted \[8, 8\] as in the base"),
-        (spec("weight", "F8_E5M2", 8, 8, **FP8), FP8_ATTENTION, "weight: saw dtype F8_E5M2, wanted F8_E4M3"),
-        (spec("weight_scale_inv", "BF16", 2, 1, **FP8), FP8_ATTENTION, r"wanted \[2, 2\] for a weight of \[8, 8\]"),
-        (spec("weight_scale_inv", "F8_E8M0", 2, 2, **FP8), FP8_ATTENTION, "saw dtype F8_E8M0, wanted BF16 or F32"),
-        (lambda pair: pair.base[FIRST].pop(f"{ATTENTION[0]}.scales"), FP8_ATTENTION,
-         r"q_proj\.scales: saw no such tensor, wanted \[groups, 8\]"),
-        *((setting("bits", bits), FP8_ATTENTION, BITS) for bits in (None, 3, "4")),
-        *((setting("extra_config", extra), FP8_ATTENTION, ENTRIES) for extra in (["a"], "a", {"a": 3})),
-        (setting("extra_config", {ATTENTION[0]: {"bits": 8}}), FP8_ATTENTION, r"wanted \[8, 4\] as in the base"),
-        (lambda pair: pair.configs["fp8"].update(quantization_config="fp8"), FP8_ATTENTION, MAPPING),
-        (lambda pair: pair.shards["bf16"][FIRST].update({SCALE: ("BF16", (2, 2))}), PLAIN_ATTENTION,
-         "weight_scale_inv: saw a scale, wanted none beside a plain weight"),
-        (spec("weight", "F8_E4M3", 8, 8, **BF16), PLAIN_ATTENTION, "saw dtype F8_E4M3, wanted BF16 or F16 or F32"),
-        (lambda pair: pair.base[FIRST].update({NORM: ("BF16", (5,))}), RULE | {"modules": ["*.input_layernorm"]},
-         r"input_layernorm\.weight: saw BF16 \[5\], wanted a matrix"),
+        (spec("qweight", "I32", 2, 8), FP8_ATTENTION, r"weight: .*shape \[8, 8\]"),
+        (spec("qweight", "U32", 1, 8), FP8_ATTENTION, r"qweight: .*U32 \[1, 8\]"),
+        (spec("scales", "F16", 1, 4), FP8_ATTENTION, r"scales: .*shape \[1, 4\]"),
+        (spec("weight", "F8_E5M2", 8, 8, **FP8), FP8_ATTENTION, "weight: .*F8_E5M2"),
+        (spec("weight_scale_inv", "BF16", 2, 1, **FP8), FP8_ATTENTION, r"\[2, 2\] for a weight of \[8, 8\]"),
+        (lambda pair: pair.base[FIRST].pop(f"{ATTENTION[0]}.scales"), FP8_ATTENTION, r"q_proj\.scales"),
+        (setting("bits", 3), FP8_ATTENTION, r"quantization_config\.bits"),
+        (setting("extra_config", ["a"]), FP8_ATTENTION, r"quantization_config\.extra_config"),
+        (lambda pair: pair.configs["fp8"].update(quantization_config="fp8"), FP8_ATTENTION, r"fp8/config\.json"),
+        (lambda pair: pair.shards["bf16"][FIRST].update({SCALE: ("BF16", (2, 2))}), PLAIN_ATTENTION, "scale_inv"),
+        (spec("weight", "F8_E4M3", 8, 8, **BF16), PLAIN_ATTENTION, "F8_E4M3, "),
         (lambda pair: pair.base[FIRST].update({"lm_head.weight": ("BF16", (8, 8))}),
-         FP8_ATTENTION | {"modules": ["lm_head"]}, "lm_head: saw format fp8; the LM head cannot be FP8"),
-        (lambda pair: None, RULE | {"modules": ["model.*.mlp.shared_expert.up_proj"]},
-         r"up_proj and .*gate_proj as one layer, but they would hold fp8 and plain"),
+         FP8_ATTENTION | {"modules": ["lm_head"]}, "lm_head"),
+        (lambda pair: None, RULE | {"modules": ["model.*.mlp.shared_expert.up_proj"]}, "up_proj and .*gate_proj"),
     ],
 )  # fmt: skip
-def test_formats_that_do_not_fit_are_told_at_planning(
-    pair: Pair, change: Callable[[Pair], object], rule: dict[str, Any], message: str
+def test_formats_that_do_not_fit_are_refused_at_planning(
+    pair: Pair, change: Callable[[Pair], object], rule: dict[str, Any], where: str
 ) -> None:
     change(pair)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=where):
         pair.with_rules(rule).plan(HYBRID)
-
-
-def test_a_base_without_a_config(pair: Pair) -> None:
-    folders = pair.folders()
-    (folders["int4"] / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no config\.json: saw no such file") as caught:
-        make_plan(listings_of(folders), pair.with_rules(FP8_ATTENTION).pin, HYBRID)
-    assert "quantised" not in caught.value.next_step
 
 
 def test_plain_experts_over_int4_are_refused_with_what_works(pair: Pair) -> None:
@@ -295,24 +253,6 @@ def test_parts_of_a_fused_layer_have_one_format(pair: Pair) -> None:
         pair.with_rules(FP8_ATTENTION, PLAIN_ATTENTION | {"modules": ["model.*.self_attn.[kv]_proj"]}).plan(HYBRID)
     tensors = read_tensors(pair.with_rules(RULE | {"modules": ["model.*.self_attn.*_proj"]}).build(HYBRID))
     assert {tensors[f"{BODY}0.self_attn.{part}_proj.weight"][1] for part in "qkv"} == {"F8_E4M3"}
-
-
-def test_down_need_not_have_the_format_of_gate_and_up(pair: Pair) -> None:
-    assert pair.with_rules(RULE | {"modules": ["model.*.mlp.shared_expert.down_proj"]}).plan(HYBRID).shards
-
-
-def test_all_experts_of_a_layer_have_one_format(pair: Pair) -> None:
-    for number in range(3):
-        for part in ("gate", "up", "down"):
-            name = f"{BODY}0.mlp.experts.{number}.{part}_proj"
-            pair.base[FIRST] |= {f"{name}.qweight": ("I32", (1, 8)), f"{name}.scales": ("F16", (1, 8))}
-            pair.fp8[FIRST] |= {
-                f"{name}.weight": ("F8_E4M3", (8, 8)),
-                f"{name}.weight_scale_inv": ("BF16", (2, 2)),
-            }
-    with pytest.raises(CheckpointError, match=r"experts\.0\.down_proj and .*experts\.2\.down_proj as one layer"):
-        pair.with_rules(RULE | {"modules": ["model.*.mlp.experts.[01].*"]}).plan(HYBRID)
-    assert len(pair.with_rules(RULE | {"modules": ["model.*.mlp.experts.*"]}).plan(HYBRID).shards) == 1
 
 
 def test_patterns_with_brackets() -> None:

@@ -14,11 +14,10 @@ from checkpoint_samples import (
     Sample,
     base_config,
     data_of,
-    listings_of,
     read_tensors,
 )
 
-from sparkpin.checkpoint.plan import all_steps, make_plan, taken, used_repositories
+from sparkpin.checkpoint.plan import taken, used_repositories
 from sparkpin.core.errors import CheckpointError
 
 STEPS = ("copy", "mtp")
@@ -64,13 +63,6 @@ def test_listed_already_nothing_is_written(pair: Pair) -> None:
     pair.unlisted = ()
     plan = pair.plan(STEPS)
     assert (plan.shards, plan.texts) == ((), ())
-
-
-def test_without_an_index_there_is_nothing_to_list(pair: Pair) -> None:
-    folders = pair.folders()
-    (folders["int4"] / "model.safetensors.index.json").unlink()
-    plan = make_plan(listings_of(folders), pair.pin, STEPS)
-    assert (plan.shards, plan.texts, plan.unlisted) == ((), (), frozenset())
 
 
 def test_absent_in_the_base_they_come_from_the_source(pair: Pair) -> None:
@@ -120,29 +112,24 @@ def part(name: str, dtype: str, *shape: int) -> Callable[[Pair], None]:
     return lambda pair: pair.fp8[DONOR].update({f"{GATE}.{name}": (dtype, shape)})
 
 
-BLOCK, SCALE = "weight_block_size", "weight_scale_inv"
-
-
 @pytest.mark.parametrize(
-    ("quantised", "change", "message"),
+    ("quantised", "change", "where"),
     [
-        (False, without(*MTP), r"'mtp\.\*' fits no tensor of .*int4 nor of .*fp8, listed or not"),
-        (False, lambda pair: pair.step.update(file=DONOR), "without MTP tensors; wanted a name for a new file"),
-        (True, lambda pair: pair.configs["fp8"].clear(), r"quantization_config\.weight_block_size: saw None"),
-        *((True, lambda pair, block=block: pair.configs["fp8"]["quantization_config"].update({BLOCK: block}),
-           r"weight_block_size: saw .*, wanted \[rows, columns\]") for block in ([4], ["4", 4], [4, 0], 128)),
-        (True, part(SCALE, "BF16", 2, 1), rf"{GATE}\.{SCALE}: saw shape \[2, 1\], wanted \[1, 1\] for a wei"),
-        (True, part(SCALE, "F16", 1, 1), rf"{GATE}\.{SCALE}: saw dtype F16, wanted BF16 or F32"),
-        (True, part("weight", "BF16", 2, 3), rf"{GATE}\.weight: saw BF16 \[2, 3\], wanted an F8_E4M3 matrix"),
-        (True, without(f"{GATE}.weight"), rf"the MTP layer lacks {GATE}\.weight"),
+        (False, without(*MTP), r"'mtp\.\*'"),
+        (False, lambda pair: pair.step.update(file=DONOR), DONOR),
+        (True, lambda pair: pair.configs["fp8"].clear(), r"quantization_config\.weight_block_size"),
+        (True, lambda pair: pair.configs["fp8"]["quantization_config"].update(weight_block_size=[4, 0]), "block_size"),
+        (True, part("weight_scale_inv", "BF16", 2, 1), rf"{GATE}\.weight_scale_inv: .*shape \[2, 1\]"),
+        (True, part("weight", "BF16", 2, 3), rf"{GATE}\.weight: .*BF16"),
+        (True, without(f"{GATE}.weight"), rf"{GATE}\.weight"),
     ],
-)  # fmt: skip
+)
 def test_a_source_that_cannot_give_the_layer(
-    pair: Pair, quantised: bool, change: Callable[[Pair], object], message: str
+    pair: Pair, quantised: bool, change: Callable[[Pair], object], where: str
 ) -> None:
     pair.from_donor(quantised=quantised)
     change(pair)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=where):
         pair.plan(STEPS)
 
 
@@ -189,48 +176,20 @@ def test_experts_in_one_tensor_each_matrix_are_not_counted_one_by_one(pair: Pair
     prefix = "mtp.layers.0.mlp.experts"
     pair.base[EXTRA] |= {f"{prefix}.gate_up_proj": ("BF16", (4, 3, 4)), f"{prefix}.down_proj": ("BF16", (4, 2, 3))}
     assert len(pair.plan(STEPS).unlisted) == 0
-    down = pair.base[EXTRA].pop(f"{prefix}.down_proj")
+    pair.base[EXTRA][f"{prefix}.down_proj"] = ("BF16", (3, 2, 3))
+    with pytest.raises(CheckpointError, match=r"down_proj: shape: .*\[3, 2, 3\]"):
+        pair.plan(STEPS)
+    del pair.base[EXTRA][f"{prefix}.down_proj"]
     with pytest.raises(CheckpointError, match=r"the MTP layer lacks mtp\.layers\.0\.mlp\.experts\.down_proj;"):
         pair.plan(STEPS)
-    pair.base[EXTRA] |= {
-        f"{prefix}.{name}.weight": spec for name, spec in (("gate_up_proj", down), ("down_proj", down))
-    }
-    assert len(pair.plan(STEPS).unlisted) == 0
-    pair.base[EXTRA][f"{prefix}.down_proj"] = ("BF16", (3, 2, 3))
-    with pytest.raises(
-        CheckpointError, match=r"down_proj: shape: saw \[3, 2, 3\], wanted num_experts of the config \(4\)"
-    ):
-        pair.plan(STEPS)
 
 
-def test_no_expert_is_excused_by_another_tensor_of_theirs(pair: Pair) -> None:
-    pair.configs["int4"]["text_config"]["num_experts"] = 4
-    pair.base[EXTRA]["mtp.layers.0.mlp.experts.e_score_correction_bias"] = ("F32", (4,))
-    with pytest.raises(CheckpointError, match=r"the MTP layer lacks mtp\.layers\.0\.mlp\.experts\.0\.gate_proj"):
-        pair.plan(STEPS)
-
-
-@pytest.mark.parametrize("quantised", [False, True])
-def test_the_layer_of_a_model_of_another_size(pair: Pair, quantised: bool) -> None:
-    pair.from_donor(quantised=quantised)
+def test_the_layer_of_a_model_of_another_size(pair: Pair) -> None:
+    pair.from_donor()
     pair.fp8[DONOR] |= {f"mtp.{name}.weight": ("BF16", (2,)) for name in ("norm", "pre_fc_norm_embedding")}
     pair.fp8[DONOR] |= {"mtp.fc.weight": ("BF16", (2, 4)), "mtp.pre_fc_norm_hidden.weight": ("BF16", (2,))}
     pair.configs["int4"]["text_config"]["hidden_size"] = 2
     assert pair.plan(STEPS).shards
     pair.configs["int4"]["text_config"]["hidden_size"] = 3
-    wanted = r"fp8: mtp\.fc\.weight: shape: saw \[2, 4\], wanted \[3, 6\], by hidden_size of the config"
-    with pytest.raises(CheckpointError, match=wanted):
+    with pytest.raises(CheckpointError, match=r"mtp\.fc\.weight: shape: .*\[2, 4\], .*\[3, 6\]"):
         pair.plan(STEPS)
-    pair.fp8[DONOR]["mtp.fc.weight"] = ("BF16", (3, 6))
-    with pytest.raises(CheckpointError, match=r"mtp\.norm\.weight: shape: saw \[2\], wanted \[3\]"):
-        pair.plan(STEPS)
-
-
-def test_two_layers_by_the_config(pair: Pair) -> None:
-    pair.configs["int4"]["text_config"]["mtp_num_hidden_layers"] = 2
-    with pytest.raises(CheckpointError, match=r"lacks mtp\.layers\.1\."):
-        pair.plan(STEPS)
-
-
-def test_a_pin_with_a_source_can_do_all_steps(pair: Pair) -> None:
-    assert all_steps(pair.pin) == ("copy", "hybrid", "mtp")

@@ -24,7 +24,6 @@ from checkpoint_samples import (
 )
 from places import PROJECT
 
-from sparkpin.checkpoint import report
 from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps, make_plan
 from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.pins import manifests, schema
@@ -82,22 +81,6 @@ def test_hybrid_counts_what_it_replaces_adds_and_leaves(sample: Sample) -> None:
     assert not any(name.startswith("mtp.") for shard in plan.shards for name in shard.added)
 
 
-def test_another_number_of_unused_tensors_is_a_note(sample: Sample) -> None:
-    for unused, notes in ((2, 0), (3, 1)):
-        sample.pin_changes["hybrid"] = {"rules": [RULE], "unused": unused}
-        assert len([note for note in sample.plan(HYBRID).notes if "hybrid.unused" in note]) == notes
-
-
-def test_the_summary_of_a_plan_tells_sizes_and_what_is_fetched(sample: Sample) -> None:
-    folders = sample.folders()
-    plan = make_plan(listings_of(folders), sample.pin, HYBRID)
-    before = sum(path.stat().st_size for path in folders["int4"].iterdir())
-    _, size, files, fetched = report.summary(plan)
-    assert f"({plan.written_bytes + plan.linked_bytes - before:+,} bytes)" in size
-    assert "4 written" in files and "2 linked" in files
-    assert str(folders["fp8"]) in fetched and "12 tensors" in fetched
-
-
 def set_spec(shards: Shards, file: str, name: str, dtype: str, *shape: int) -> None:
     assert name in shards[file]
     shards[file][name] = (dtype, shape)
@@ -116,39 +99,35 @@ def quantised_in(size: list[int]) -> Callable[[Sample], None]:
     return lambda sample: sample.configs["fp8"]["quantization_config"].update(weight_block_size=size)
 
 
-SCALES = r"wanted \[2, 2\] for a weight of \[6, 5\] in blocks of \[4, 4\]"
 SCALE = "weight_scale_inv"
-LAYERS = r"mtp_num_hidden_layers: saw .*, wanted 1 or more"
 
 
 @pytest.mark.parametrize(
-    ("change", "steps", "said"),
+    ("change", "steps", "where"),
     [
-        (spec(FIRST, "weight", "BF16", 6, 5), HYBRID, rf"{UP}\.weight: saw dtype BF16, wanted F8_E4M3"),
-        (spec(FIRST, "weight", "F8_E4M3", 5, 6), HYBRID, r"saw shape \[5, 6\], wanted \[6, 5\] as in the base"),
-        (donor(FIRST, "weight"), HYBRID, r"fp8: .*up_proj\.weight: saw no such tensor, wanted F8_E4M3 \[6, 5\]"),
-        (donor(SECOND, SCALE), HYBRID, rf"{UP}\.weight_scale_inv: saw no such tensor, wanted the scales"),
-        *((spec(SECOND, SCALE, "BF16", *shape), HYBRID, SCALES) for shape in ((1, 1), (2, 1), (6, 2), (4,))),
-        (spec(SECOND, SCALE, "F16", 2, 2), HYBRID, "saw dtype F16, wanted BF16 or F32"),
-        (lambda sample: sample.configs.update(fp8=None), HYBRID, r"fp8: no config\.json: saw no such file, wanted"),
-        (quantised_in([128, 128]), HYBRID, r"weight_block_size: saw \[128, 128\], wanted \[4, 4\]"),
+        (spec(FIRST, "weight", "F8_E4M3", 5, 6), HYBRID, r"shape \[5, 6\], .*\[6, 5\]"),
+        (donor(FIRST, "weight"), HYBRID, r"fp8: .*up_proj\.weight"),
+        (donor(SECOND, SCALE), HYBRID, rf"{UP}\.weight_scale_inv"),
+        (spec(SECOND, SCALE, "BF16", 4), HYBRID, r"\[2, 2\] for a weight of \[6, 5\]"),
+        (lambda sample: sample.configs.update(fp8=None), HYBRID, r"fp8: no config\.json"),
+        (quantised_in([128, 128]), HYBRID, r"weight_block_size: .*\[128, 128\]"),
         (lambda sample: sample.pin_changes.update(hybrid={"rules": [RULE, RULE | {"modules": ["*.nothing"]}]}), HYBRID,
-         r"'\*\.nothing' fits no module"),
-        (lambda sample: sample.configs["int4"].pop("quantization_config"), HYBRID, "quantization_config: saw None"),
-        (lambda sample: sample.base[SECOND].update({f"{UP}.{SCALE}": ("BF16", (2, 2))}), HYBRID, "is FP8 already"),
+         r"'\*\.nothing'"),
+        (lambda sample: sample.configs["int4"].pop("quantization_config"), HYBRID, "quantization_config: .*None"),
+        (lambda sample: sample.base[SECOND].update({f"{UP}.{SCALE}": ("BF16", (2, 2))}), HYBRID, UP),
         (lambda sample: sample.base[SECOND].update({f"{UP}.weight": ("BF16", (6, 5))}), ("copy",),
-         f"{UP}.weight' stands in {FIRST} and in {SECOND}"),
-        (lambda sample: sample.base.pop(EXTRA), ALL, r"'mtp\.\*' fits no tensor of .*int4, listed or not"),
-        (lambda sample: sample.configs["int4"]["text_config"].clear(), ALL, LAYERS),
-        (lambda sample: sample.configs["int4"]["text_config"].update(mtp_num_hidden_layers=0), ALL, LAYERS),
-        (lambda sample: sample.configs["int4"]["text_config"].update(mtp_num_hidden_layers="1"), ALL, LAYERS),
+         f"{UP}.weight' .*{FIRST} .*{SECOND}"),
+        (lambda sample: sample.base.pop(EXTRA), ALL, r"'mtp\.\*'"),
+        (lambda sample: sample.base[EXTRA].pop(MTP[0]), ALL, "the MTP layer lacks"),
+        (lambda sample: sample.configs["int4"]["text_config"].update(mtp_num_hidden_layers="1"), ALL,
+         "mtp_num_hidden_layers"),
     ],
 )  # fmt: skip
 def test_repositories_that_do_not_fit_are_refused(
-    sample: Sample, change: Callable[[Sample], object], steps: tuple[str, ...], said: str
+    sample: Sample, change: Callable[[Sample], object], steps: tuple[str, ...], where: str
 ) -> None:
     change(sample)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=where):
         sample.plan(steps)
 
 
@@ -164,35 +143,26 @@ def ghost(file: str) -> Callable[[bytes], bytes]:
 
 
 @pytest.mark.parametrize(
-    ("path", "change", "said"),
+    ("path", "change", "where"),
     [
         (f"fp8/{SECOND}", lambda data: data[:-1], SECOND),
-        (f"int4/{INDEX}", ghost(FIRST), r"'ghost\.weight' is listed in .*, but no file has it"),
-        (f"int4/{INDEX}", ghost("gone.safetensors"), r"listed in gone\.safetensors, but there is no such file"),
-        (f"int4/{INDEX}", indexed(weight_map=["a"]), r"int4/.*\.index\.json: weight_map: saw list, wanted a mapping"),
-        (f"int4/{INDEX}", indexed(weight_map={f"{UP}.weight": None}),
-         rf"int4/{INDEX}: weight_map\['{UP}.weight'\]: saw None, wanted the name of a file"),
-        (f"int4/{INDEX}", indexed(metadata=["total_size"]), rf"int4/{INDEX}: metadata: saw list, wanted a mapping"),
-        *(("int4/config.json", lambda _, text=text: text, r"int4/config\.json: .*wanted (a )?JSON")
-          for text in (b"", b"[]", b"{", b'{"a":' + b"[" * 200_000)),
+        (f"int4/{INDEX}", ghost(FIRST), r"ghost\.weight"),
+        (f"int4/{INDEX}", ghost("gone.safetensors"), r"gone\.safetensors"),
+        (f"int4/{INDEX}", indexed(weight_map=["a"]), r"int4/.*\.index\.json: weight_map"),
+        (f"int4/{INDEX}", indexed(weight_map={f"{UP}.weight": None}), rf"int4/{INDEX}: weight_map\['{UP}.weight'\]"),
+        (f"int4/{INDEX}", indexed(metadata=["total_size"]), rf"int4/{INDEX}: metadata"),
+        *(("int4/config.json", lambda _, text=text: text, r"int4/config\.json")
+          for text in (b"[]", b"{", b'{"a":' + b"[" * 200_000)),
     ],
 )  # fmt: skip
-def test_files_that_are_damaged_are_told(
-    sample: Sample, path: str, change: Callable[[bytes], bytes], said: str
+def test_files_that_are_damaged_are_named(
+    sample: Sample, path: str, change: Callable[[bytes], bytes], where: str
 ) -> None:
     listed = sample.folders()
     file = sample.root / path
     file.write_bytes(change(file.read_bytes()))
-    with pytest.raises((CheckpointError, IntegrityError), match=said):
+    with pytest.raises((CheckpointError, IntegrityError), match=where):
         make_plan(listings_of(listed), sample.pin, ALL)
-
-
-@pytest.mark.parametrize("name", MTP)
-def test_each_missing_mtp_tensor_is_told(sample: Sample, name: str) -> None:
-    del sample.base[EXTRA][name]
-    stem = name.removesuffix("weight") if name.startswith("mtp.layers.") else name
-    with pytest.raises(CheckpointError, match=f"the MTP layer lacks {stem}"):
-        sample.plan(ALL)
 
 
 def test_mtp_config_may_stand_at_the_top(sample: Sample) -> None:

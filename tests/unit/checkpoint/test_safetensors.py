@@ -9,7 +9,6 @@ import struct
 from pathlib import Path
 
 import pytest
-import safetensors
 
 from sparkpin.checkpoint.safetensors import TensorSource, build_header, parse_header, read_header, write_file
 from sparkpin.core.errors import IntegrityError
@@ -35,11 +34,10 @@ def sources() -> list[TensorSource]:
 
 def test_written_file_reads_back_with_aligned_tensors(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    written = write_file(path, sources(), {"format": "pt"})
+    write_file(path, sources(), {"format": "pt"})
     header = read_header(path)
     data = path.read_bytes()
-    assert header.metadata == {"format": "pt"}
-    assert header.data_start % 8 == 0
+    assert header.metadata == {"format": "pt"} and header.data_start % 8 == 0
     assert {name: data[t.begin : t.end] for name, t in header.tensors.items()} == {
         "b.weight": b"\x01\x02\x03",
         "a.weight": b"\x04\x05\x06\x07",
@@ -48,66 +46,41 @@ def test_written_file_reads_back_with_aligned_tensors(tmp_path: Path) -> None:
     }
     assert [t.name for t in header.tensors.values()] == ["empty", "c.scale", "a.weight", "b.weight"]
     assert (header.tensors["a.weight"].dtype, header.tensors["a.weight"].shape) == ("BF16", (2, 1))
-    assert (written.size, written.sha256) == (len(data), hashlib.sha256(data).hexdigest())
-    assert header.data_end == len(data)
 
 
 def test_bytes_do_not_depend_on_the_order_of_the_sources(tmp_path: Path) -> None:
-    one = write_file(tmp_path / "1", sources(), {"format": "pt", "a": "b"})
-    two = write_file(tmp_path / "2", reversed(sources()), {"a": "b", "format": "pt"})
+    write_file(tmp_path / "1", sources(), {"format": "pt", "a": "b"})
+    write_file(tmp_path / "2", reversed(sources()), {"a": "b", "format": "pt"})
+    one, two = ((tmp_path / name).read_bytes() for name in "12")
     assert one == two
     # Changes only if what we write changes: then every checkpoint's identity changes too.
-    assert one.sha256 == "cb21b0cd398638baac259ce3307239e96de2867024a761b59aea3dceadb26f69"
-
-
-def test_header_is_padded_with_spaces_and_sorted() -> None:
-    header, order = build_header([("z", "U8", (1,)), ("y", "F32", (1,))], {"k": "v"})
-    (length,) = struct.unpack("<Q", header[:8])
-    assert len(header) == 8 + length and length % 8 == 0
-    assert list(json.loads(header[8:])) == ["__metadata__", "y", "z"]
-    assert header[8:].rstrip(b" ").endswith(b"}")
-    assert order == ("y", "z")
-
-
-def test_reference_reader_agrees(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    write_file(path, sources(), {"format": "pt"})
-    names = dict(safetensors.deserialize(path.read_bytes()))
-    assert bytes(names["a.weight"]["data"]) == b"\x04\x05\x06\x07"
+    assert hashlib.sha256(one).hexdigest() == "cb21b0cd398638baac259ce3307239e96de2867024a761b59aea3dceadb26f69"
 
 
 @pytest.mark.parametrize(
     ("data", "cause"),
     [
         (b"\x01\0\0", "3 bytes"),
-        (struct.pack("<Q", 1) + b"{", "header length 1,"),
         (struct.pack("<Q", 1 << 40), "header length 1099511627776"),
         (struct.pack("<Q", 50) + b"{}", "ends after 10 bytes, wanted 58"),
         (packed(b" {}"), "begins with b' '"),
         (packed(b"{]"), "not JSON"),
-        (packed(b'{"a": "\xff"}'), "not JSON"),
         (packed(b'{"a":' + json.dumps(entry()).encode() + b',"a":' + json.dumps(entry()).encode() + b"}"), "twice"),
-        (packed(b'{"a":5,"a":' + json.dumps(entry()).encode() + b"}"), "'a' appears twice"),
         (packed(json.dumps({"a": entry()}).encode().replace(b'"dtype"', b'"dtype":"F16","dtype"')), "'dtype' appears"),
         (packed(json.dumps({"b": entry(), "a": entry()}).encode().replace(b'"b"', b'"\\u0061"')), "'a' appears twice"),
-        (packed(b'{"__metadata__":{},"__metadata__":{}}'), "'__metadata__' appears twice"),
         (packed(b'{"__metadata__":{"a":"1","a":"2"}}'), "'a' appears twice"),
         (packed({"\ud800": entry()}), "not JSON: 'utf-8' codec can't encode"),
         (packed(b'{"a":' + b"[" * 200_000 + b"}"), "not JSON: maximum recursion depth"),
         (packed({"a": entry(shape=[0, 1 << 64], offsets=[0, 0])}), "below 2**64"),
-        (packed({"a": {"dtype": "U8", "shape": [2]}}), "exactly the keys"),
         (packed({"a": entry() | {"more": 1}}), "exactly the keys"),
         (packed({"a": entry("U7")}), "dtype 'U7'"),
-        (packed({"a": entry(shape=[True])}), "shape [True]"),
         (packed({"a": entry(shape=[-2])}), "shape [-2]"),
         (packed({"a": entry(offsets=[0, 3])}), "takes 3 bytes, wanted 2"),
         (packed({"a": entry(offsets=[2, 0])}), "data_offsets [2, 0]"),
-        (packed({"a": entry(offsets=[0])}), "data_offsets [0]"),
         (packed({"a": entry(offsets=[1, 3])}), "leaves a gap"),
         (packed({"a": entry(), "b": entry(offsets=[1, 3])}), "'b' overlaps"),
         (packed({"a": entry(), "b": entry(offsets=[3, 5])}), "'b' leaves a gap"),
         (packed({"__metadata__": {"a": 1}}), "map of strings"),
-        (packed({"__metadata__": []}), "map of strings"),
     ],
 )
 def test_bad_header_is_refused(data: bytes, cause: str) -> None:
@@ -117,9 +90,9 @@ def test_bad_header_is_refused(data: bytes, cause: str) -> None:
 
 @pytest.mark.parametrize("name", ["a:b", "a\u20ac", 'quote"', "data_offsets"])
 def test_any_name_may_be_a_tensors(tmp_path: Path, name: str) -> None:
-    written = write_file(tmp_path / "x", [TensorSource(name, "U8", (2,), (b"ab",))], {"a:b": "c:d", "e": name})
+    write_file(tmp_path / "x", [TensorSource(name, "U8", (2,), (b"ab",))], {"a:b": "c:d", "e": name})
     header = read_header(tmp_path / "x")
-    assert (list(header.tensors), header.metadata, header.data_end) == ([name], {"a:b": "c:d", "e": name}, written.size)
+    assert (list(header.tensors), header.metadata) == ([name], {"a:b": "c:d", "e": name})
     text = json.dumps({name: entry()}).encode()  # as the standard library escapes it
     assert list(parse_header(packed(text)).tensors) == [name]
 
@@ -133,24 +106,12 @@ def test_file_of_the_wrong_size_is_refused(tmp_path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("chunks", [(b"\1",), (b"\1\2\3",)])
-def test_source_of_the_wrong_length_leaves_no_file(tmp_path: Path, chunks: tuple[bytes, ...]) -> None:
-    with pytest.raises(IntegrityError, match="wanted 2"):
-        write_file(tmp_path / "x", [TensorSource("a", "BF16", (1,), chunks)])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_failing_source_keeps_the_old_file(tmp_path: Path) -> None:
+def test_source_of_the_wrong_length_keeps_the_old_file(tmp_path: Path, chunks: tuple[bytes, ...]) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"old")
-
-    def broken():  # type: ignore[no-untyped-def]
-        yield b"\1"
-        raise OSError("disk gone")
-
-    with pytest.raises(OSError, match="disk gone"):
-        write_file(path, [TensorSource("a", "BF16", (1,), broken())])
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(IntegrityError, match="wanted 2"):
+        write_file(path, [TensorSource("a", "BF16", (1,), chunks)])
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", ["a", "__metadata__"])

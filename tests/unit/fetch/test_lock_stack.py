@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from places import PROJECT
-from stack_samples import deb, stack
 
 from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.fetch import lock_stack as lock_module
-from sparkpin.fetch import stack as fetch
 from sparkpin.fetch.debs import apt_conf, parse_uris
 from sparkpin.fetch.lock_stack import require_forward
-from sparkpin.fetch.store import Store
-from sparkpin.fetch.wheels import WheelTarget
 from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
 from sparkpin.pins.schema import LockedFile, StackLock
-
-SPARK = WheelTarget("3.12.3", "aarch64", 39)
-
-
-def test_platforms_are_ranked_newest_first() -> None:
-    intel = WheelTarget("3.11.2", "x86_64", 36).platforms()
-    assert intel[0] == "manylinux_2_36_x86_64" and intel[-1] == "linux_x86_64"
-    assert intel.index("manylinux_2_17_x86_64") + 1 == intel.index("manylinux2014_x86_64")
-    assert SPARK.platforms()[-3:] == ["manylinux_2_17_aarch64", "manylinux2014_aarch64", "linux_aarch64"]
 
 
 def test_apt_output_becomes_lock_entries() -> None:
@@ -63,21 +49,6 @@ def test_the_projects_own_locks_fit_their_pins() -> None:
         assert not {wheel.name for wheel in lock.wheels} & set(stack.python.exclude)
         assert "://" not in file.read_text()
         assert json.loads(file.read_text())["stack"] == stack.name
-
-
-def test_each_part_that_apt_brought_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Apt:
-        def download(self, wanted: Sequence[LockedFile], folder: Path) -> None:
-            for row in wanted:
-                (folder / row.file).write_bytes(f"{row.name} {row.version} amd64".encode())
-
-    monkeypatch.setattr(fetch, "open_apt", lambda root, stack: Apt())
-    monkeypatch.setattr(fetch, "DEBS", 2)
-    wanted, store, said = [deb(name, "1") for name in "abc"], Store(tmp_path / "store"), list[str]()
-    fetch.fetch_debs(stack(), wanted, store, tmp_path, said.append)
-    assert all(store.has(row) for row in wanted)
-    first, second = (line for line in said if " of 3" in line)
-    assert " 2 of 3" in first and " 3 of 3" in second
 
 
 def wheel(version: str, digit: str, build: str = "") -> LockedFile:

@@ -15,16 +15,14 @@ from qwen_samples import (
     MULTIMODAL,
     TEXT,
     TOY,
-    int4_listing,
     listings,
     plan_of,
 )
 
-from sparkpin.build.pair import pair
 from sparkpin.checkpoint.plan import all_steps, make_plan
-from sparkpin.core.errors import CheckpointError, ManifestError
+from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import UNRESOLVED, ModelPin
+from sparkpin.pins.schema import ModelPin
 
 PINS = sorted(path.stem for path in (PROJECT / "pins/models").glob("*.yaml"))
 LARGE, SMALL, PLAIN = "qwen3.5-122b-a10b", "qwen3.5-35b-a3b", "qwen3.5-122b-a10b-nvfp4"
@@ -42,43 +40,17 @@ def with_rules(text: str) -> ModelPin:
 def test_every_pin_loads(name: str) -> None:
     pin = manifests.load_model(PROJECT, name)
     assert all_steps(pin)[0] == "copy"
-    open_ends = [r.repo for r in pin.repositories.values() if r.revision == UNRESOLVED]
-    locked = (PROJECT / f"pins/models/{name}.lock").is_file()
-    if open_ends and not locked:
-        assert f"invoke lock --model {name}" in (PROJECT / f"pins/models/{name}.yaml").read_text()
-        with pytest.raises(ManifestError) as caught:
+    if not (PROJECT / f"pins/models/{name}.lock").is_file():
+        with pytest.raises(ManifestError, match=f"models/{name}.lock"):
             manifests.load_model_lock(PROJECT, pin)
-        assert f"invoke lock --model {name}" in str(caught.value)
-
-
-def test_pins_without_a_lock_are_no_obstacle_to_other_models() -> None:
-    assert {LARGE, SMALL, PLAIN} < set(PINS)
-    recipe = manifests.load_recipe(PROJECT, "scripted-tiny")
-    assert manifests.model_of(PROJECT, recipe).name == "scripted-tiny"
-    assert {one.model.name for one in pair(PROJECT, "scripted-tiny")} == {"scripted-tiny"}
 
 
 def test_two_pins_of_one_base_are_not_chosen_between_in_silence(project: Path) -> None:
     """A copy with other rules is how people will try other formats."""
     recipe = manifests.load_recipe(project, "scripted-tiny")
     (project / "pins/models/copy.yaml").write_text((project / "pins/models/scripted-tiny.yaml").read_text())
-    with pytest.raises(ManifestError, match="of one model of pins/models/, not of copy and scripted-tiny") as caught:
+    with pytest.raises(ManifestError, match="copy and scripted-tiny"):
         manifests.model_of(project, recipe)
-    assert "move one of these pins out" in caught.value.next_step
-
-
-def test_a_revision_with_other_formats_is_told() -> None:
-    """As one public script reports of a later copy: in_proj_a and in_proj_b in 16 bits."""
-    pin = manifests.load_model(PROJECT, LARGE)
-    pair = {"int4": int4_listing(FEW, plain_ab=True), "fp8": listings(FEW)["fp8"]}
-    plan = plan_of(pin, pair)
-    assert plan.counts["unused"] == 336 and any("expects 408" in note for note in plan.notes)
-
-
-def test_an_index_without_the_mtp_tensors_gets_them() -> None:
-    plan = plan_of(manifests.load_model(PROJECT, LARGE), listings(FEW, listed=False))
-    assert plan.counts["listed"] == 17 + 3 * FEW.experts
-    assert plan.unlisted == frozenset()
 
 
 def test_the_plan_of_the_35b_pair() -> None:
@@ -101,7 +73,7 @@ def test_a_plain_model_has_only_the_first_step() -> None:
     plan = make_plan({"nvfp4": listings(TOY)["int4"]}, pin, ("copy",))
     assert (plan.shards, plan.texts) == ((), ())
     for step in ("hybrid", "mtp"):
-        with pytest.raises(ManifestError, match=rf"pins/models/{re.escape(PLAIN)}\.yaml: {step}: saw '\(missing\)'"):
+        with pytest.raises(ManifestError, match=rf"pins/models/{re.escape(PLAIN)}\.yaml: {step}"):
             make_plan({"nvfp4": listings(TOY)["int4"]}, pin, ("copy", step))
 
 
@@ -123,9 +95,3 @@ def test_the_rules_that_the_docs_show() -> None:
     extra = mtp.config["quantization_config"]["extra_config"]
     for module in ("self_attn.o_proj", "mlp.shared_expert.up_proj", "mlp.experts.1.down_proj"):
         assert extra[f"mtp.layers.0.{module}"] == {"bits": 8, "group_size": [128, 128], "sym": True, "data_type": "fp"}
-
-
-def test_half_of_a_fused_layer_is_refused() -> None:
-    text = re.sub(r"modules: .*", 'modules: ["model.*.self_attn.q_proj"]', EXAMPLES[0])
-    with pytest.raises(CheckpointError, match=r"q_proj and \S+k_proj as one layer, but they would hold fp8 and int4"):
-        plan_of(with_rules(text), listings(TOY))

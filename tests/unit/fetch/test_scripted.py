@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import jinja2.sandbox
 import pytest
 from checkout import PROJECT
 
@@ -14,8 +12,6 @@ from benchmarks.scripted_tiny.repositories import SEED, generate
 from sparkpin.core.errors import IntegrityError
 from sparkpin.fetch.packed import commit_of, config_ahead, unpack
 from sparkpin.pins import manifests
-from sparkpin.smoke import scripts
-from sparkpin.smoke.scripts import trigger
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -45,32 +41,3 @@ def test_another_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError):
         unpack(tmp_path, pin.name, pin.packed, pin.repositories, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-USER = {"role": "user", "content": "Hi"}
-CALLED = {"role": "assistant", "content": None, "tool_calls": [
-    {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Ankara"}}}
-]}  # fmt: skip
-RESULT = {"role": "tool", "tool_call_id": "1", "content": "21"}
-
-
-@pytest.mark.parametrize(
-    ("messages", "tools", "mode"),
-    [
-        ([{"role": "system", "content": "a long rule"}, USER], None, "chat"),
-        ([{"role": "user", "content": "long"}, {"role": "assistant", "content": "x"}, USER], None, "chat"),
-        ([{"role": "user", "content": [{"type": "text", "text": "a long one"}]}], None, "long"),
-        ([{"role": "user", "content": "Ask for BOTH"}], [scripts.WEATHER_TOOL], "calls"),
-        ([{"role": "user", "content": "Write a file"}], [scripts.FILE_TOOL], "write"),
-        ([{"role": "user", "content": "Call it while you think"}], [scripts.WEATHER_TOOL], "inside"),
-        ([USER, CALLED, RESULT], [scripts.WEATHER_TOOL], "answer"),
-        ([USER, CALLED, RESULT, {"role": "assistant", "content": "x"}, USER], [scripts.WEATHER_TOOL], "tool"),
-    ],
-)
-def test_template_chooses_the_script(messages: list[Any], tools: list[Any] | None, mode: str) -> None:
-    # The environment that transformers renders chat templates in.
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((PROJECT / "benchmarks/scripted_tiny/chat_template.jinja").read_text())
-    arguments = {"messages": messages, "tools": tools, "add_generation_prompt": True}
-    assert template.render(**arguments).endswith(f"<|im_start|>assistant\n<think>\n{trigger(mode)}")
-    assert template.render(**arguments, enable_thinking=False).endswith(f"</think>\n\n{trigger(mode, direct=True)}")

@@ -27,26 +27,22 @@ def source(tmp_path: Path, data: bytes = DATA) -> tuple[Path, LockedFile]:
     return path, LockedFile(name="a", version="1.0", file=path.name, size=len(data), sha256=sha256)
 
 
-@pytest.mark.parametrize("move", [False, True])
-def test_what_was_added_can_be_verified_and_linked(tmp_path: Path, store: Store, move: bool) -> None:
+def test_what_was_added_can_be_verified_and_linked(tmp_path: Path, store: Store) -> None:
     path, file = source(tmp_path)
     assert not store.has(file)
-    assert store.add(path, file, move=move) == tmp_path / "store" / file.sha256[:2] / file.sha256
+    assert store.add(path, file) == tmp_path / "store" / file.sha256[:2] / file.sha256
     assert store.has(file)
-    assert path.exists() != move
     assert store.verified(file).read_bytes() == DATA
     store.link(file, tmp_path / "context/wheels/a.whl")
     assert (tmp_path / "context/wheels/a.whl").stat().st_ino == store.path(file.sha256).stat().st_ino
 
 
-@pytest.mark.parametrize("move", [False, True])
-def test_other_bytes_than_locked_are_not_kept(tmp_path: Path, store: Store, move: bool) -> None:
+def test_other_bytes_than_locked_are_not_kept(tmp_path: Path, store: Store) -> None:
     path, file = source(tmp_path)
     path.write_bytes(DATA + b"!")
     with pytest.raises(IntegrityError) as caught:
-        store.add(path, file, move=move)
-    assert f"wanted size={len(DATA)}, sha256={file.sha256}" in str(caught.value)
-    assert f"got size={len(DATA) + 1}, sha256={hashlib.sha256(DATA + b'!').hexdigest()}" in str(caught.value)
+        store.add(path, file)
+    assert file.sha256 in str(caught.value) and hashlib.sha256(DATA + b"!").hexdigest() in str(caught.value)
     assert [p for p in (tmp_path / "store").rglob("*") if p.is_file()] == []
 
 
@@ -61,14 +57,7 @@ def test_one_changed_byte_is_noticed(tmp_path: Path, store: Store) -> None:
         with pytest.raises(IntegrityError) as caught:
             use()
         assert file.sha256 in str(caught.value) and hashlib.sha256(damaged).hexdigest() in str(caught.value)
-        assert "invoke build --fetch-only" in str(caught.value)
     assert not (tmp_path / "b").exists()
-
-
-def test_missing_file_is_named(tmp_path: Path, store: Store) -> None:
-    _, file = source(tmp_path)
-    with pytest.raises(IntegrityError, match=r"a-1\.0-py3-none-any\.whl .* is not in the store"):
-        store.verified(file)
 
 
 def test_sweep_removes_partial_files_only(tmp_path: Path, store: Store) -> None:

@@ -65,23 +65,11 @@ def test_every_kind_of_entry_is_told() -> None:
     }
 
 
-def test_marks_at_the_top_have_no_slash() -> None:
-    assert listed(member(".wh.gone", b"")) == {"gone": mark("gone")}
-    assert listed(member(".wh..wh..opq", b"")) == {"": mark("", "opaque")}
-
-
 def test_a_root_file_systems_listing_is_complete() -> None:
     lasting = listed(*noise(), member("a", b"x"))
     assert list(lasting) == ["a"]
     assert set(listed(*noise(), member("a", b"x"), whole=True)) == {
         *("a", "etc", "etc/resolv.conf", "root", "root/.cache", "root/.cache/x", "tmp", "tmp/uv-123.lock")
-    }
-
-
-def test_files_longer_than_a_piece() -> None:
-    data = {"big": b"\7" * 3_000_001, "bigger": bytes(range(256)) * 20_000, "last": b"x"}
-    assert {path: entry.sha256 for path, entry in listed(*(member(name, data[name]) for name in data)).items()} == {
-        name: hashed(content) for name, content in data.items()
     }
 
 
@@ -142,15 +130,6 @@ def test_files_of_debian_packages_have_owners() -> None:
     }
 
 
-def test_links_in_a_circle_end() -> None:
-    found = listed(
-        symlink("a", "b"),
-        symlink("b", "a"),
-        member("var/lib/dpkg/info/x.list", b"/a/file\n"),
-    )
-    assert found["a"].owner == ""
-
-
 INFO = "var/lib/dpkg/info"
 
 
@@ -198,11 +177,6 @@ def test_lists_of_a_stranger_name_no_owners(monkeypatch: pytest.MonkeyPatch) -> 
     assert [owned(file, member(record, b"file,,\n" + b"\n" * n)) for n in (1, 2)] == [{"file"}, set()]
 
 
-def test_bytecode_without_its_source_has_its_owner() -> None:
-    names = [f"a/__pycache__/{name}.cpython-311.pyc" for name in ("gone", "stray")]
-    assert owned(*(member(n, b"") for n in names), member("x-1.dist-info/RECORD", b"a/gone.py,,\n")) == {names[0]}
-
-
 def test_memory_does_not_grow_with_what_a_list_names() -> None:
     """A few bytes of a row come to thousands with a link."""
     rows = b"".join(b"/l/%d\n" % n for n in range(4_000))
@@ -213,18 +187,6 @@ def test_memory_does_not_grow_with_what_a_list_names() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 6_000_000  # bytes; the buffer for files has a million, the names would have 12
-
-
-def test_one_link_may_be_followed_twice() -> None:
-    up = symlink("usr/X", ".")
-    assert owned(up, member("usr/file", b""), member(f"{INFO}/x.list", b"/usr/X/X/file\n")) == {"usr/file"}
-
-
-def test_only_so_many_links_are_followed_for_a_layer() -> None:
-    links = listing.Links({"bin": "usr/bin"}, left=1)
-    assert [links.real(row) for row in ("/usr/bin/a", "/bin/a", "/bin/b", "/usr/bin/b")] == [
-        *("usr/bin/a", "usr/bin/a", "", "usr/bin/b")
-    ]
 
 
 def test_the_package_of_a_path_is_found_in_one_pass() -> None:
@@ -251,25 +213,23 @@ def test_a_listing_comes_back_and_has_the_same_bytes(tmp_path: Path) -> None:
     assert read_contents(tmp_path / "none.gz") == ()
 
 
-@pytest.mark.parametrize("damage", ["cut", "more", "flip", "plain", "fewer", "other", "negative", "empty"])
-def test_a_damaged_listing_is_told(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["cut", "more", "flip", "fewer", "other", "negative", "empty"])
+def test_a_damaged_listing_is_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "a.gz"
     write_contents(path, tuple(file(f"f{number}", b"%d" % number) for number in range(100)))
     data = path.read_bytes()
-    lines = gzip.decompress(data).splitlines(keepends=True)
     path.write_bytes(
         {
             "cut": data[:-40],
             "more": data + b"x",
             "flip": data[:200] + bytes([data[200] ^ 1]) + data[201:],
-            "plain": b"".join(lines),
-            "fewer": gzip.compress(b"".join(lines[:-1])),
+            "fewer": gzip.compress(gzip.decompress(data).rpartition(b"[")[0]),
             "other": gzip.compress(b'{"contents":1,"entries":1}\n["a"]\n'),
             "negative": gzip.compress(b'{"contents":1,"entries":1}\n["a","file",420,0,-1,0]\n'),
             "empty": b"",
         }[damage]
     )
-    with pytest.raises(IntegrityError, match=r"a\.gz: no listing"):
+    with pytest.raises(IntegrityError, match=r"a\.gz"):
         read_contents(path)
 
 
@@ -282,10 +242,6 @@ def test_the_upper_entry_wins() -> None:
     lower, upper = file("a", b"1"), file("a", b"2")
     assert image_contents([(lower, file("b")), (upper,)]) == {"a": (1, upper), "b": (0, file("b"))}
     assert image_contents([]) == {}
-
-
-def test_folders_lie_over_each_other() -> None:
-    assert over((folder("d"), file("d/a")), (folder("d"), file("d/b"))) == {"d": 1, "d/a": 0, "d/b": 1}
 
 
 def test_a_deletion_mark_works_on_lower_layers_only() -> None:

@@ -40,12 +40,6 @@ def test_layout_is_literal() -> None:
     assert json.loads(files["manifest.json"])[0]["RepoTags"] == [TAG]
 
 
-def test_layers_are_plain_tars() -> None:
-    value = json.loads(oci.manifest(CONFIG, LAYERS))
-    assert [(row["digest"], row["size"]) for row in value["layers"]] == [(DIFF_IDS[0], 1024), (DIFF_IDS[1], 2048)]
-    assert {row["mediaType"] for row in value["layers"]} == {"application/vnd.oci.image.layer.v1.tar"}
-
-
 def test_load_archive_holds_the_layers_that_are_given() -> None:
     images = [oci.OciImage(CONFIG, DIFF_IDS, (TAG, "sparkpin/stack-tiny:base-0123456789ab"))]
     tar = Slice(io.BytesIO(b"--tar--"), 2, 3)

@@ -13,7 +13,7 @@ from layer_samples import layer, member, save
 from sparkpin.core.errors import BuildError, EngineError
 from sparkpin.host.engine import pieces_of
 from sparkpin.image.layer_tar import Slice, read_layer
-from sparkpin.image.seal import Saved, SealedLayer, open_saved, parts_of, seal
+from sparkpin.image.seal import SealedLayer, open_saved, parts_of, seal
 
 
 def told(archive: Path) -> str:
@@ -56,17 +56,6 @@ def shorter(info: tarfile.TarInfo) -> bytes:
 def test_a_layer_in_zstd(tmp_path: Path) -> None:
     archive = save(tmp_path / "a.tar", [b"\x28\xb5\x2f\xfd" + bytes(100)], labels={})
     assert "zstd" in told(archive)
-
-
-def test_a_slice_fills_any_buffer() -> None:
-    buffer = bytearray(4)
-    assert Slice(io.BytesIO(b"0123456"), 2, 3).readinto(memoryview(buffer)) == 3 and buffer == b"234\0"
-    assert Slice(io.BytesIO(b"0123456"), 1, 6).readinto(buffer) == 4 and buffer == b"1234"
-
-
-def test_more_layers_than_diff_ids() -> None:
-    with pytest.raises(BuildError, match="2 layers and 1 diff IDs"):
-        Saved({"rootfs": {"diff_ids": ["sha256:0"]}}, [Slice(io.BytesIO(), 0, 0)] * 2)
 
 
 def test_a_layer_that_ends_too_soon() -> None:

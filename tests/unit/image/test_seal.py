@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from layer_samples import (
     CAPABILITY,
-    LONG,
     everything,
     folder_member,
     hardlink,
@@ -76,17 +75,9 @@ KINDS: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes | None]], str]] = {
         [symlink("s", "x"), hardlink("a", "s")],
         "sha256:94a3c7e5e7f4e34cbe378e44ce488559fe780b20f70c325afcb8e0565e141a3b",
     ),
-    "hardlink-long": (
-        [member("a/" + "x" * 120, b"data"), hardlink("b/" + "y" * 300, "a/" + "x" * 120)],
-        "sha256:0e396b437173274d6e3355a4000ecf9456d21b1cbe7cc3ee26407d74cb536561",
-    ),
     "symlink": (
         [symlink("s", "../a/./b//c", mode=0o644)],
         "sha256:f28c4a6a3aef1fa6ef705524084a7d0975ff7cb2af09a893028e3bd8d1baff97",
-    ),
-    "symlink-long": (
-        [symlink("s", "/" + "t/" * 200)],
-        "sha256:3461f8536761066f77c74c983d7aa3617f34c2e880ea12a2735cc1b6fafc096c",
     ),
     "symlink-not-utf8": (
         [symlink("s", "\udcff\udcfe")],
@@ -96,10 +87,6 @@ KINDS: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes | None]], str]] = {
         [member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666)],
         "sha256:d362dea526605beb13d906e82b0624804810c49c11a186f49014d99fb7a02fd7",
     ),
-    "block": (
-        [member("sda", type=tarfile.BLKTYPE, devmajor=259, devminor=65_536, mode=0o660, gid=6)],
-        "sha256:67335b19b4223e266fe143ff121dcd5f061004546ffdd7e6dbc6ddbcb22cf6a2",
-    ),
     "fifo": (
         [member("pipe", type=tarfile.FIFOTYPE, mode=0o600)],
         "sha256:9c26fade0c954146e9179866e70a0ad3bb04e99cb4dd0e0291c726cd29eaba0a",
@@ -107,10 +94,6 @@ KINDS: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes | None]], str]] = {
     "setuid": (
         [member("su", b"", mode=0o4755)],
         "sha256:79efe2de677798128d9b8be1293d68e266a8e1df311da2d98934d7048b083ee2",
-    ),
-    "setgid": (
-        [member("wall", b"", mode=0o2755, gid=5), folder_member("g", 0o2775)],
-        "sha256:b9dd41e264e4a75f378dce3ba67e8c08d30f8aeac2d56e071f5de228832abb5a",
     ),
     "sticky": (
         [folder_member("open", 0o1777)],
@@ -120,17 +103,9 @@ KINDS: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes | None]], str]] = {
         [member("ping", b"binary", mode=0o755, pax_headers=CAPABILITY)],
         "sha256:a44387ca4e78d54ab883c2aa1689c2630f3d441d5ef9fdb76eaa0006e2e66ea0",
     ),
-    "capability-long-name": (
-        [member("p" * 250, b"binary", pax_headers=CAPABILITY)],
-        "sha256:e58e2ddc58fb05a88db49bbf79f04e4536bacffc87276f83488b3cc17d775a6b",
-    ),
     "whiteout": (
         [member("d/.wh.gone", b"", mode=0o600), member(".wh.\udce9", b"")],
         "sha256:9bf8a40f85f2b293835ac9e16054711d61da802bfa69d740c3d74819e2305aaa",
-    ),
-    "whiteout-long": (
-        [member("d" * 120 + "/.wh." + "x" * 200, b"")],
-        "sha256:aacbe25a635799be588afc84cb48e6a86d0c3f201d4050c4e1160d289703cebb",
     ),
     "opaque": (
         [folder_member("d"), member("d/.wh..wh..opq", b"", mode=0o600)],
@@ -151,10 +126,6 @@ KINDS: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes | None]], str]] = {
     "name-99-100-101": (
         [member(c * n, b"") for c, n in (("a", 99), ("b", 100), ("c", 101))],
         "sha256:de5aed3d2a78558ad43633d56d423203a2aab370fa60413b7832be6cc32e6e5d",
-    ),
-    "folder-98-99-100": (
-        [folder_member(c * n) for c, n in (("a", 98), ("b", 99), ("c", 100))],
-        "sha256:417deaa6ef6fd5c34b9f1631f862f168c3438c8905a37813927dc5cf32a3ce69",
     ),
     "name-long": (
         [member("d/" * 150 + "f", b"1"), member("n" * 255, b"2"), member("p/" * 2000 + "f", b"3")],
@@ -178,19 +149,6 @@ def test_each_kind_has_its_literal_digest(kind: str, format: int) -> None:
     assert canonical_bytes(once) == once
 
 
-def test_plain_ustar_gives_the_same() -> None:
-    """With its split of long names, which is another than GNU's and PAX's."""
-    members = [
-        member("opt/" + "folder/" * 20 + "file", b"data"),
-        *KINDS["files"][0],
-        *KINDS["hardlinks"][0],
-        *KINDS["char"][0],
-    ]
-    ustar = layer(members, format=tarfile.USTAR_FORMAT)
-    assert b"./@LongLink" not in ustar and b"PaxHeader" not in ustar
-    assert canonical_bytes(ustar) == canonical_bytes(layer(members, format=tarfile.GNU_FORMAT))
-
-
 def test_headers_of_other_writers_give_the_same() -> None:
     """Numbers without an end, with blanks, of GNU's binary form; old signed checksums; the V7 form; times in PAX."""
     info = member("caf\udce9", b"data", uid=7)[0]
@@ -208,12 +166,9 @@ def test_headers_of_other_writers_give_the_same() -> None:
     signed = bytearray(raw())
     signed[148:156] = b"%06o\0 " % (int(signed[148:154], 8) - 256)  # one byte of the name is above 127
     for other in (
-        raw(mode=(100, b"00000644")),
         raw(mode=(100, b"   644 \0"), uid=(108, b"     7 \0")),
         raw(size=(124, b"000000000004")),
-        raw(size=(124, b"          4 ")),
         raw(size=(124, b"\x80" + (4).to_bytes(11, "big"))),
-        raw(uid=(108, b"\x80" + (7).to_bytes(7, "big"))),
         raw(magic=(257, b"\0" * 8)),
         raw(times=(345, b"15300275450\0" * 2)),
         raw(kind=(156, b"\0")),
@@ -293,44 +248,13 @@ def test_files_above_8_gib_are_read_and_written(tmp_path: Path, format: int) -> 
     assert tarfile.TarInfo.frombuf(layer_tar.header(big), "utf-8", "strict").size == size
 
 
-@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 @pytest.mark.parametrize("seed", range(3))
-def test_order_time_names_and_noise_do_not_count(seed: int, format: int) -> None:
-    members = [m for m in everything() + noise() if format == tarfile.PAX_FORMAT or not m[0].pax_headers]
-    plain = [m for m in everything() if format == tarfile.PAX_FORMAT or not m[0].pax_headers]
+def test_order_time_names_and_noise_do_not_count(seed: int) -> None:
+    members = everything() + noise()
     links = [m for m in members if m[0].islnk()]
     others = [m for m in members if not m[0].islnk()]
     random.Random(seed).shuffle(others)
-    assert canonical_bytes(layer(others + links, mtime=10**9 + seed, format=format)) == canonical_bytes(layer(plain))
-
-
-def test_canonical_tar_holds_what_the_layer_held() -> None:
-    with tarfile.open(
-        fileobj=io.BytesIO(canonical_bytes(layer(everything()))), encoding="utf-8", errors="surrogateescape"
-    ) as tar:
-        found = {info.name: info for info in tar}
-        assert list(found) == sorted(found, key=lambda n: n.encode("utf-8", "surrogateescape").split(b"/"))
-        assert {info.mtime for info in found.values()} == {1767225600}
-        assert {(info.uname, info.gname) for info in found.values()} == {("", "")}
-        assert found["opt/tool"].mode == 0o4755 and found["opt/tool"].uid == 10001
-        assert found["opt/tool-2"].islnk() and found["opt/tool-2"].linkname == "opt/tool"
-        assert found["opt/null"].ischr() and (found["opt/null"].devmajor, found["opt/null"].devminor) == (1, 3)
-        assert found["opt/link"].linkname == "../etc/passwd"
-        assert found["opt/to-far"].linkname == "/" + "x" * 120
-        assert found["opt/ping"].pax_headers == {**found["opt/ping"].pax_headers, **CAPABILITY}
-        assert {"opt/.wh.gone", "opt/sub/.wh..wh..opq"} <= set(found)
-        for name, data in ((LONG, b"deep"), ("opt/caf\udce9", b"latin-1 name"), ("opt/tool-2", b"#!/bin/sh\n")):
-            file = tar.extractfile(found[name])
-            assert file is not None and file.read() == data
-
-
-def test_first_name_of_a_hard_link_carries_the_data() -> None:
-    one = layer([member("b", b"data", mode=0o600), hardlink("a", "b", mode=0o600)])
-    two = layer([member("a", b"data", mode=0o600), hardlink("b", "a", mode=0o600)])
-    chain = layer([member("b", b"data", mode=0o600), hardlink("tmp/x", "b"), hardlink("a", "tmp/x")])
-    assert canonical_bytes(one) == canonical_bytes(two) == canonical_bytes(chain)
-    with tarfile.open(fileobj=io.BytesIO(canonical_bytes(one))) as tar:
-        assert [(info.name, info.islnk()) for info in tar] == [("a", False), ("b", True)]
+    assert canonical_bytes(layer(others + links, mtime=10**9 + seed)) == canonical_bytes(layer(everything()))
 
 
 def test_data_of_an_ephemeral_name_survives_in_a_lasting_one() -> None:
@@ -342,12 +266,6 @@ def test_folders_go_only_with_ephemeral_content() -> None:
     kept = [folder_member("opt/empty"), folder_member("opt")]
     with tarfile.open(fileobj=io.BytesIO(canonical_bytes(layer(kept + noise())))) as tar:
         assert tar.getnames() == ["opt", "opt/empty"]
-
-
-@pytest.mark.parametrize("length", [*range(85, 110), 990, 999, 1000])
-def test_pax_record_counts_its_own_length(length: int) -> None:
-    record = layer_tar.pax_record(b"k", b"v" * length)
-    assert int(record.split(b" ", 1)[0]) == len(record)
 
 
 def test_image_has_the_literal_digest_whatever_saved_it(tmp_path: Path) -> None:
@@ -375,51 +293,19 @@ def test_sealing_on_a_sealed_parent_again_changes_nothing(tmp_path: Path) -> Non
     assert (tmp_path / "c.tar").read_bytes() == (tmp_path / "d.tar").read_bytes() == (tmp_path / "e.tar").read_bytes()
 
 
-def cost(archive: Path, *, parent: Sequence[str] = ()) -> tuple[int, int]:
-    """Bytes that sealing reads, and the peak of the memory that it takes, in bytes."""
-
-    def read() -> int:
-        return int(Path("/proc/self/io").read_text().split()[1])
-
+def peak(size: int) -> int:
+    """Bytes of memory that sealing a layer with a file of that size takes."""
+    source = io.BytesIO(member("file", size=size)[0].tobuf() + bytes(size + 1024))
+    part = seal.SealedLayer(layer=layer_tar.read_layer(source))
     tracemalloc.start()
-    before = read()
-    with seal.open_saved(archive) as saved:
-        parts = seal.parts_of(saved, parent)
-        seal.seal(lambda data: None, parts, {}, os="linux", architecture="amd64", tag="sparkpin/test:1")
-    costs = read() - before, tracemalloc.get_traced_memory()[1]
+    seal.seal(lambda data: None, [part], {}, os="linux", architecture="amd64", tag="sparkpin/test:1")
+    found = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return costs
+    return found
 
 
-def save_large(path: Path, sizes: Sequence[int]) -> list[str]:
-    """An archive with a layer of one file for each size, as a file with holes; returns made-up diff IDs."""
-    diff_ids = [sha(b"%d" % number) for number in range(len(sizes))]
-    config = {"os": "linux", "architecture": "amd64", "config": {}, "rootfs": {"diff_ids": diff_ids}}
-    names = [f"{number}.tar" for number in range(len(sizes))]
-    manifest = [{"Config": "config.json", "Layers": names, "RepoTags": ["a:b"]}]
-    with path.open("wb") as file:
-        for name, size in zip(names, sizes, strict=True):
-            file.write(member(name, size=512 + size + 1024)[0].tobuf() + member("file", size=size)[0].tobuf())
-            file.truncate(file.tell() + size + 1024)
-            file.seek(0, io.SEEK_END)
-        for name, value in (("config.json", config), ("manifest.json", manifest)):
-            data = json.dumps(value).encode()
-            file.write(member(name, size=len(data))[0].tobuf() + layer_tar.padded(data))
-        file.write(layer_tar.END)
-    return diff_ids
-
-
-def test_memory_does_not_grow_with_the_layers(tmp_path: Path) -> None:
-    small, large = tmp_path / "small.tar", tmp_path / "large.tar"
-    save_large(small, [10 * MIB])
-    save_large(large, [50 * MIB])
-    assert cost(large)[1] < cost(small)[1] + MIB
-
-
-def test_the_parents_layers_pass_through_without_a_look_into_them(tmp_path: Path) -> None:
-    archive = tmp_path / "a.tar"
-    parent = save_large(archive, [20 * MIB, 4 * MIB])[:1]
-    assert 24 * MIB < cost(archive, parent=parent)[0] < 26 * MIB
+def test_memory_does_not_grow_with_the_layers() -> None:
+    assert peak(50 * MIB) < peak(10 * MIB) + MIB
 
 
 def test_config_keeps_only_what_runs(tmp_path: Path) -> None:
@@ -471,11 +357,6 @@ def test_a_torn_archive_is_told(tmp_path: Path) -> None:
         sealed(source, tmp_path / "b.tar")
 
 
-def test_unknown_member_kinds_are_told(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="tar type"):
-        canonical_bytes(layer([member("x", type=b"V")]))
-
-
 def test_damage_is_told() -> None:
     data = bytearray(layer([member("x", b"1"), member("y" * 120, b"2"), member("z", b"3")]))
     for place, name in ((1024 + 700, "PAX"), (1024, "no tar header at byte 1,024"), (3, "no tar header at byte 0")):
@@ -507,19 +388,15 @@ def told(body: bytes, kind: bytes = b"x") -> bytes:
     ("data", "said"),
     [
         (header(size=(124, b"-0000001000\0")), "size is -512"),
-        (header(size=(124, b"\xff" * 10 + b"\xfe\0")), "size is -512"),
         (header(size=(124, b"\x80" + b"\xff" * 11)), "size is 3"),
         (header(b"L", size=(124, b"-0000001000\0")), "size is -512"),
         (header(uid=(108, b"-000007\0")), "owner is -7"),
-        (header(gid=(116, b"\xff" * 8)), "owner is -1"),
         (told(layer_tar.pax_record(b"size", b"-512")) + header(), "size is b'-512'"),
         (told(layer_tar.pax_record(b"size", b"many")) + header(), "size is b'many'"),
-        (told(layer_tar.pax_record(b"uid", b"-1")) + header(), "owner is b'-1'"),
         (told(layer_tar.pax_record(b"gid", b"9" * 30)) + header(), "owner is b'999"),
         (header(b"3", major=(329, b"no\0")), "device number b'no"),
         (header(b"4", minor=(337, b"-1\0")), "device number is -1"),
         (told(b"20 path=a\n") + header(), "PAX records that begin b'20 path"),
-        (told(b"1 path=a\n") + header(), "PAX records that begin b'1 path"),
         (told(b"n" * 6_000, b"L") + told(b"x" * layer_tar.TOLD, b"K") + header(), "bytes of headers before one member"),
     ],
 )
@@ -532,11 +409,6 @@ def test_numbers_that_no_member_has_are_told(data: bytes, said: str) -> None:
 def test_what_is_told_of_one_member_does_not_count_for_the_next() -> None:
     some = told(b"n" * (layer_tar.TOLD // 3), b"K") + header(b"2")
     assert canonical_bytes(4 * some + layer_tar.END) == canonical_bytes(some + layer_tar.END)
-
-
-def test_the_kind_of_file_is_no_part_of_a_mode() -> None:
-    odd = header(mode=(100, b"0104755\0"), uid=(108, b"\x80" + (7).to_bytes(7, "big")))
-    assert layer_tar.read_members(io.BytesIO(odd + layer_tar.END))[b"a"].mode == 0o4755
 
 
 def test_hard_links_in_a_ring_point_nowhere() -> None:
@@ -564,24 +436,6 @@ def test_a_chain_of_hard_links_is_walked_once() -> None:
         assert found.looks < 1_100
 
 
-def test_hard_links_carry_only_their_files_name() -> None:
-    read = layer_tar.read_layer(
-        io.BytesIO(
-            layer(
-                [
-                    member("a", b"binary", pax_headers=CAPABILITY),
-                    hardlink("b", "a"),
-                    member("c", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
-                    hardlink("d", "c"),
-                ]
-            )
-        )
-    )
-    assert [(bool(m.capability), m.device) for m in read.members] == [
-        *((True, (0, 0)), (False, (0, 0)), (False, (1, 3)), (False, (0, 0)))
-    ]
-
-
 def test_a_folder_of_a_tar_is_a_layer_of_its_own() -> None:
     inside = [folder_member("opt"), member("opt/b", b"data"), hardlink("opt/a", "opt/b"), symlink("opt/c", "/etc/x")]
 
@@ -597,18 +451,3 @@ def test_a_folder_of_a_tar_is_a_layer_of_its_own() -> None:
     outside = layer([member("etc/passwd", b"root"), hardlink("layer/opt/a", "etc/passwd")])
     with pytest.raises(BuildError, match="outside of the layer"):
         layer_tar.read_layer(io.BytesIO(outside), folder=b"layer")
-
-
-class Sips(io.BytesIO):
-    """A source that gives less than was asked for, as a raw file may."""
-
-    def readinto(self, view: memoryview) -> int:  # type: ignore[override]
-        return super().readinto(view[:1000])
-
-
-def test_short_reads_and_small_buffers_give_the_same() -> None:
-    data = layer([member("a", b"\7" * (MIB - 1024)), member("b" * 40_000, b"data")])
-    plain = canonical_bytes(data)
-    read = layer_tar.read_layer(Sips(data))
-    assert b"".join(read.chunks()) == plain
-    assert b"".join(map(bytes, read.chunks(lambda: bytearray(layer_tar.ROOM)))) == plain

@@ -16,16 +16,13 @@ sys.path.append(str(PROJECT / "mods/turboquant"))
 from sparkpin_turboquant import formats
 
 
-@pytest.mark.parametrize("form", ["--kv-cache-dtype {}", "--kv_cache_dtype={}"])
 @pytest.mark.parametrize("name", BETTER)
-def test_it_is_refused_with_the_better_choice(name: str, form: str) -> None:
+def test_it_is_refused_with_the_better_choice(name: str) -> None:
     recipe = manifests.load_recipe(PROJECT, "scripted-tiny")
-    recipe = recipe.model_copy(update={"command": f"{recipe.command.strip()} {form.format(name)}"})
-    with pytest.raises(ManifestError) as caught:
+    recipe = recipe.model_copy(update={"command": f"{recipe.command.strip()} --kv_cache_dtype={name}"})
+    with pytest.raises(ManifestError, match=BETTER[name][0]) as caught:
         vllm_command.own_argv(recipe)
-    message = str(caught.value)
-    assert f"recipes/scripted-tiny.yaml: --kv-cache-dtype: saw '{name}', wanted {BETTER[name][0]} (" in message
-    assert "recipes/scripted-tiny.yaml" in caught.value.next_step
+    assert (caught.value.key, caught.value.seen) == ("--kv-cache-dtype", name)
 
 
 def test_what_vllm_knows_is_taken() -> None:

@@ -41,9 +41,7 @@ def test_a_container_has_the_drafter_beside_the_model_s_own_files() -> None:
     ("changes", "old", "new", "key"),
     [
         ({}, "sparkpin/scripted-drafter", "somebody/else", "model"),
-        ({}, '"model": "sparkpin/scripted-drafter", ', "", "model"),
         ({}, ', "num_speculative_tokens": 3', "", "num_speculative_tokens"),
-        ({}, ": 3}}", ': "3"}}', "num_speculative_tokens"),
         ({}, ": 3}}", ": 0}}", "num_speculative_tokens"),
         ({"drafter": None}, "", "", "model"),
     ],
@@ -89,28 +87,12 @@ LAYERS = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 8}
 
 
 @pytest.mark.parametrize(
-    ("key", "highest"),
-    [("target_layer_ids", 7), ("dspark_target_layer_ids", 7), ("eagle_aux_hidden_state_layer_ids", 8)],
-)
-def test_the_last_layer_that_a_key_can_name(key: str, highest: int) -> None:
-    drafter = {"vocab_size": 1000, "hidden_size": 64}
-    for config in ({key: [0, highest]}, {"dflash_config": {key: [0, highest]}}):
-        assert list(drafters.pair_faults(PLAN, LAYERS, drafter | config, "f")) == []
-    for config in ({key: [0, highest + 1]}, {"dflash_config": {key: [0, highest + 1]}}):
-        (fault,) = drafters.pair_faults(PLAN, LAYERS, drafter | config, "f")
-        assert (fault.key, fault.seen) == (f"config.json: {key}", highest + 1)
-
-
-@pytest.mark.parametrize(
     ("target", "drafter", "key", "seen"),
     [
         ({}, {"dflash_config": "x"}, "dflash_config", "x"),
-        ({}, {"dflash_config": None, "eagle_config": ["x"]}, "eagle_config", ["x"]),
-        ({}, {"dflash_config": {"target_layer_ids": 5}}, "target_layer_ids", 5),
         ({}, {"dflash_config": {"target_layer_ids": ["5"]}}, "target_layer_ids", ["5"]),
         ({}, {"dflash_config": {"block_size": "16"}}, "block_size", "16"),
         ({"num_hidden_layers": None}, {}, "num_hidden_layers", None),
-        ({"num_hidden_layers": "48"}, {}, "num_hidden_layers", "48"),
         ({"text_config": 5}, {}, "text_config", 5),
     ],
 )
@@ -124,13 +106,6 @@ def test_a_config_that_says_something_else_is_told(
     assert caught.value.file == "f" and caught.value.key.endswith(key) and caught.value.seen == seen
 
 
-def test_a_model_of_unknown_depth_is_not_one_without_layers() -> None:
-    whole = {key: value for key, value in LAYERS.items() if key != "num_hidden_layers"}
-    with pytest.raises(ManifestError) as caught:
-        list(drafters.pair_faults(PLAN, whole, DRAFTER, "f"))
-    assert (caught.value.key.split(": ")[-1], caught.value.seen) == ("num_hidden_layers", None)
-
-
 def plan_of(**plan: object) -> str:
     text = json.dumps({"num_speculative_tokens": 2} | plan)
     return "--speculative-config '" + text.replace("{", "{{").replace("}", "}}") + "'"
@@ -140,14 +115,10 @@ def plan_of(**plan: object) -> str:
     ("words", "key"),
     [
         (plan_of(method="mtp"), ""),
-        (plan_of(method="mtp", model="/model"), ""),
-        (plan_of(method="ngram", model="ngram"), ""),
         (plan_of(model="ngram"), ""),
         (plan_of(method="suffix"), ""),
         (plan_of(method="mtp", model="other/repo"), "model"),
-        (plan_of(method="ngram", model="other/repo"), "model"),
         (plan_of(method="eagle3", model="suffix"), "model"),
-        ("--spec-method eagle3 --spec-model other/repo --spec-tokens 2", "command, --spec-model"),
         ("--spec_model=other/repo", "command, --spec-model"),
     ],
 )
@@ -156,13 +127,6 @@ def test_without_a_drafter_no_model_is_named_but_vllm_s_own(words: str, key: str
     command = alone.command.rstrip() + " " + words
     found = list(drafters.command_faults(split(command.format(**alone.defaults), "f"), alone))
     assert [fault.key.endswith(key) for fault in found] == [True] * bool(key)
-
-
-def test_a_drafter_is_named_in_one_place() -> None:
-    changed = recipe(command=recipe().command.rstrip() + " --spec-model sparkpin/scripted-drafter")
-    with pytest.raises(ManifestError) as caught:
-        own_argv(changed)
-    assert caught.value.key == "command, --spec-model"
 
 
 @pytest.mark.parametrize("changes", [{"hidden_size": 8}, {"vocab_size": 9, "target_hidden_size": 64}])
@@ -180,15 +144,7 @@ def test_each_method_is_known_to_the_stacks_vllm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("[[1, 8, 2]]", [[1, 8, 2]]),
-        ("2", 2),
-        ("true", True),
-        ("mtp", "mtp"),
-        ("1e", "1e"),
-        ("[" * 100_000, "[" * 100_000),
-    ],
+    ("text", "value"), [("[[1, 8, 2]]", [[1, 8, 2]]), ("mtp", "mtp"), ("[" * 100_000, "[" * 100_000)]
 )
 def test_a_part_of_a_flag_is_read_as_json_where_it_can_be(text: str, value: object) -> None:
     """As vLLM 0.33 reads it: utils/argparse_utils.py."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import importlib
 import itertools
 import json
 import statistics
-import struct
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -20,105 +15,14 @@ from checkout import PROJECT
 sys.path.append(str(PROJECT / "benchmarks/stage_table"))
 
 import buckets
-import fatbin
 import join
-import prepare
 import report
 import shapes
-import table as stage_table
 from figures import CHAIN
 from shapes import GEOMETRY
 
 import stages
 from sparkpin.pins import manifests
-
-
-def entry(kind: int, architecture: int, payload: bytes) -> bytes:
-    header = struct.pack("<HHIQ", kind, 0x101, 64, len(payload)) + bytes(12) + struct.pack("<I", architecture)
-    return header.ljust(64, b"\0") + payload
-
-
-def binary(*parts: bytes) -> bytes:
-    body = b"".join(parts)
-    return fatbin.MAGIC + struct.pack("<HHQ", 1, 16, len(body)) + body
-
-
-LIBRARY = b"".join(
-    [
-        b"ELF" + fatbin.MAGIC + b"no header, but its first four bytes",
-        binary(entry(fatbin.CUBIN, 90, b"keep" * 8), entry(fatbin.CUBIN, 120, b"drop" * 8)),
-        b"between",
-        binary(entry(fatbin.PTX, 80, b"text" * 8)),
-        b"end",
-    ]
-)
-
-
-@pytest.mark.parametrize("ptx", [False, True])
-def test_one_architecture_is_kept_in_place(ptx: bool) -> None:
-    data, kept = fatbin.slim(LIBRARY, 90, ptx=lambda _: ptx)
-    wanted = LIBRARY.replace(b"drop" * 8, bytes(32))
-    assert data == (wanted if ptx else wanted.replace(b"text" * 8, bytes(32)))
-    assert kept == ({(fatbin.CUBIN, 90): 32, (fatbin.PTX, 80): 32} if ptx else {(fatbin.CUBIN, 90): 32})
-
-
-def test_an_entry_that_reaches_too_far_stops() -> None:
-    broken = binary(entry(fatbin.CUBIN, 90, b"x" * 32)[:-8])
-    with pytest.raises(ValueError, match="fat binary at 0x0: an entry at 0x10 of kind 2"):
-        fatbin.slim(broken, 90)
-
-
-def flash(head: int, kind: str, switches: str) -> bytes:
-    """A cubin with a kernel's mangled name in it."""
-    shape = f"ILi2EN4cute5tupleIJNS5_1CILi1EEES8_EEENS6_IJNS7_ILi128EEENS7_ILi{head}EEEEEELi{head}E"
-    name = f"5flash..CollectiveMainloopFwdSm90{shape}NS_{kind}EfNS_4arch4Sm90E{switches}NS_10bfloat16_tELi1E"
-    return name.encode().ljust(256, b".")
-
-
-BFLOAT16, HALF, FP8 = "10bfloat16_t", "6half_t", "12float_e4m3_t"
-CAUSAL, SPLIT = "Lb1ELb0E", "Lb0ELb1E"
-BOTH = [flash(head, kind, how) for head in (64, 256) for kind in (BFLOAT16, HALF) for how in (CAUSAL, SPLIT)]
-
-
-def test_flash_attention_of_the_two_models_is_carried_for_both_types() -> None:
-    others = [flash(128, HALF, CAUSAL), flash(256, FP8, CAUSAL)]
-    library = binary(*(entry(fatbin.CUBIN, 90, cubin) for cubin in BOTH + others))
-    slim, kept = fatbin.slim(library, 90, prepare.needed_cubin)
-    assert kept == {(fatbin.CUBIN, 90): 256 * len(BOTH)}
-    prepare.check_flash(slim)
-
-
-@pytest.mark.parametrize("gone", [(3,), (4, 5, 6, 7), (6, 7)], ids=["one of float16", "a head size", "float16"])
-def test_flash_attention_that_is_not_all_there_is_not_carried(gone: tuple[int, ...]) -> None:
-    """A kernel's name stands in the library's own tables, too, whether its code is there or not."""
-    names = b"".join(BOTH)
-    library = names + binary(*(entry(fatbin.CUBIN, 90, c) for i, c in enumerate(BOTH) if i not in gone))
-    with pytest.raises(RuntimeError, match=r"kernels for bfloat16 and \d for float16, wanted the same"):
-        prepare.check_flash(library)
-
-
-def kernel(name: str, at: float, took: float, launch: int) -> dict[str, object]:
-    return {"cat": "kernel", "name": name, "ts": at, "dur": took, "args": {"correlation": launch}}
-
-
-def launch(number: int, at: float) -> dict[str, object]:
-    return {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at, "dur": 1, "args": {"correlation": number}}
-
-
-def scope(name: str, at: float, took: float) -> dict[str, object]:
-    return {"cat": "user_annotation", "name": f"scope:{name}", "ts": at, "dur": took}
-
-
-def test_a_kernel_belongs_to_the_innermost_scope_that_launched_it() -> None:
-    events = [
-        scope("sample_tokens", 0, 100), scope("sample", 10, 20), scope("propose", 50, 20),
-        launch(1, 5), launch(2, 15), launch(3, 40), launch(4, 60), launch(5, 200),
-        *(kernel(f"k{i}", 1000 - i, 1, i) for i in (1, 2, 3, 4, 5)),
-    ]  # fmt: skip
-    rows = buckets.rows_of(events)
-    assert [(name, where) for name, _, _, where in rows] == [
-        ("k5", ""), ("k4", "propose"), ("k3", "sample_tokens"), ("k2", "sample"), ("k1", "sample_tokens"),
-    ]  # fmt: skip
 
 
 def layer(core: str) -> list[tuple[str, float, str]]:
@@ -179,89 +83,6 @@ def test_the_config_has_the_shapes_of_the_122b(fp8: bool, draft: bool, eight_bit
     assert sum(entry["bits"] == 8 for entry in entries) == eight_bit == 144 * fp8 + (4 + 3 + 3 * 256) * draft
 
 
-def test_stages_differ_in_what_they_say() -> None:
-    assert set(stages.CHAIN) < set(stages.STAGES)
-    for name in stages.CHAIN:
-        stage = stages.STAGES[name]
-        made = stages.arguments(stage)
-        assert json.loads(json.dumps(made)) == made
-        assert ("speculative_config" in made) == stage.drafts == (name not in ("base", "hybrid"))
-        assert made.get("kv_cache_dtype") == ("turboquant_4bit_nc" if name == "v2-tq" else None)
-        on = [mod for mod, switch in stage.environment.items() if switch == "1"]
-        assert len(on) == {"base": 0, "hybrid": 1, "mtp": 1, "v2": 2, "v2-tq": 3}[name]
-
-
-@pytest.mark.parametrize(("job", "match"), [("v2-tq@turns", None), ("v2@match", 32)])
-def test_a_conversation_is_a_prefix_cache_and_nothing_else(
-    job: str, match: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: dict[str, Any] = {}
-    ran: list[str] = []
-
-    class Measured:
-        def __init__(self, stage: stages.Stage, out: Path, label: str, *, compiled: bool, **more: Any) -> None:
-            asked.update(stages.arguments(stage, compiled=compiled) | more)
-            ran.append(label)
-
-        def case(self, run: Callable[[], None], what: str) -> None:
-            ran.append(what)
-
-        def free(self) -> None:
-            ran.append("free")
-
-    for name in ("randomly", "uniform", "measure"):  # they want a GPU's packages
-        module = SimpleNamespace(install=lambda: None, Measured=Measured)
-        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
-    (tmp_path / stage_table.READY).touch()
-    name, _, option = job.partition("@")
-    stage_table.run_stage(name, tmp_path, option)
-    assert ran == [f"{name}-{option}", "turns 32768", "free"]
-    wanted = {"enable_prefix_caching": True, "kv_transfer_config": None, "prefix_match_unit": match}
-    assert {key: asked[key] for key in wanted} == wanted and asked["speculative_config"]["num_speculative_tokens"] == 2
-    flags = json.loads((PROJECT / "src/sparkpin/community/vllm/0.33.0.json").read_text())["flags"]
-    assert {"--" + key.replace("_", "-") for key in wanted} <= set(flags)
-
-
-def test_each_prompt_of_a_conversation_begins_with_all_that_was_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts: list[list[int]] = []
-    answers: list[list[int]] = []
-
-    class Engine:
-        """Nothing in the first step, then an answer in parts. What was cached is told with the first."""
-
-        def add_request(self, name: str, prompt: dict[str, list[int]], params: SimpleNamespace) -> str:
-            prompts.append(prompt["prompt_token_ids"])
-            answers.append([-len(prompts)] * params.max_tokens)
-            self.parts = [[], answers[-1][:3], answers[-1][3:]]
-            return name
-
-        def step(self) -> list[SimpleNamespace]:
-            part, cached = self.parts.pop(0), 7 * len(prompts) if len(self.parts) == 1 else 0
-            said = SimpleNamespace(outputs=[SimpleNamespace(token_ids=part)], num_cached_tokens=cached)
-            said.finished = not self.parts
-            return [said] if part else []
-
-    vllm = SimpleNamespace(SamplingParams=SimpleNamespace, RequestOutputKind=SimpleNamespace(DELTA=1), Uniform=None)
-    for name in ("vllm", "vllm.sampling_params", "uniform"):
-        monkeypatch.setitem(sys.modules, name, vllm)  # type: ignore[arg-type]
-    monkeypatch.delitem(sys.modules, "measure", raising=False)
-    measure = importlib.import_module("measure")
-    monkeypatch.delitem(sys.modules, "measure")  # it was made without its packages
-    measured = measure.Measured.__new__(measure.Measured)
-    vars(measured).update(
-        engine=Engine(), random=measure.random.Random(0), ids=(100, 999), count=0, label="l", found={}
-    )
-    measured.turns(40)
-    rows = measured.found["turns"]["40"]
-    assert [row["prompt"] for row in rows] == [40 + turn * (measure.SAID + measure.HEARD) for turn in range(5)]
-    assert [row["cached"] for row in rows] == [7, 14, 21, 28, 35] and all(row["first_token_s"] > 0 for row in rows)
-    for turn in range(4):
-        begun = prompts[turn] + answers[turn]
-        assert prompts[turn + 1][: len(begun)] == begun and len(answers[turn]) == measure.SAID
-
-
 @pytest.mark.parametrize("name", ["v2-vocab", "v3"])
 def test_what_is_measured_has_the_stages_own_flags(name: str) -> None:
     flags = manifests.load_chain(PROJECT, name)[-1].serve.flags
@@ -272,120 +93,8 @@ def test_what_is_measured_has_the_stages_own_flags(name: str) -> None:
     assert "use_local_argmax_reduction" not in stages.arguments(stages.STAGES["v2"])["speculative_config"]
 
 
-def test_only_stages_that_draft_from_other_rows_have_the_mod() -> None:
-    on = {name for name, stage in stages.STAGES.items() if stage.environment["SPARKPIN_MOD_DRAFT_VOCABULARY"] == "1"}
-    assert on == {"v2-vocab", "v3"}
-
-
-FACTS = {"date": "2026-11-23", "vllm": "0.33.0", "torch": "2.11.0", "gpu": "G", "driver": "1", "routing": "uniform",
-         "jobs": "v2@few v2-own"}  # fmt: skip
-
-
-def rows_of_steps(count: int) -> list[buckets.Row]:
-    step = [*(layer("gdn") * 3 + layer("attend")) * 12, ("nvjet_head", 300.0, "sample"), ("marlin_moe", 9.0, "propose")]
-    return in_order(step * count)
-
-
-@pytest.fixture
-def made_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What table.py writes: two stages, one of them with a profile, and a check of two stages."""
-    monkeypatch.setattr(join, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(join, "TABLE", tmp_path / "table.json")
-    folder = tmp_path / "results"
-    folder.mkdir()
-    (folder / "run.json").write_text(json.dumps(FACTS))
-    point = {"step_ms": 2.0, "windows_ms": [2.0], "tokens_per_s": 500.0}
-    for label, stage in (("v2-few", "v2"), ("v2-own", "v2"), ("base", "base")):
-        found = {"stage": stage, "decode": {"1024:1": point}, "took_s": {"decode 1024:1": 9.9}}
-        (folder / f"{label}.json").write_text(json.dumps(found))
-    for label in ("v2-few-1024-1", "v2-own-1024-16"):
-        with gzip.open(folder / f"{label}.rows.gz", "wt") as file:
-            json.dump(rows_of_steps(2), file)
-    for stage, last in (("base", 3), ("hybrid", 3), ("v2", 4)):
-        one = {"stage": stage, "ready_s": 1.0, "right": 2, "of": 2, "ids": [[1, 2], [last]]}
-        (folder / f"check-{stage}.json").write_text(json.dumps(one))
-    return folder
-
-
-def test_results_are_kept_and_joined(made_results: Path, tmp_path: Path) -> None:
-    join.main(["keep", str(made_results), "2026-11-23-b", "why"])
-    join.main(["keep", str(made_results), "2026-11-23-a"])
-    join.main([])
-    first, second = json.loads((tmp_path / "table.json").read_text())["runs"]
-    assert (first["name"], second["name"], second["note"]) == ("2026-11-23-a", "2026-11-23-b", "why")
-    assert {key: second[key] for key in FACTS} == FACTS
-    assert list(second["stages"]) == ["base", "v2", "v2-own"]
-    v2 = second["stages"]["v2"]
-    assert v2["parts_us"]["1024:1"]["GDN"] == 36 * 8.0 and v2["parts_us"]["1024:1"]["attention"] == 12 * 8.0
-    assert v2["marlin_us"] == {"1024:1": 48 * 2.0} and v2["parts_us"]["1024:1"]["steps"] == 2.0
-    assert list(second["stages"]["v2-own"]["parts_us"]) == ["1024:16"]
-    assert "took_s" not in v2 and "parts_us" not in second["stages"]["base"]
-    assert v2["decode"]["1024:1"]["step_ms"] == 2.0
-    assert second["checks"]["hybrid"] == {"ready_s": 1.0, "right": 2, "of": 2, "tokens": 3, "same_as_before": True}
-    assert "same_as_before" not in second["checks"]["base"] and "same_as_before" not in second["checks"]["v2"]
-    assert not list(tmp_path.rglob(".part*"))
-
-
-def test_a_profile_that_is_cut_is_told_and_the_rest_is_kept(made_results: Path) -> None:
-    with gzip.open(made_results / "v2-few-1024-16.rows.gz", "wt") as file:
-        json.dump(rows_of_steps(1)[:-20], file)
-    join.main(["keep", str(made_results), "2026-11-23-a"])
-    v2 = join.joined(join.RUNS)["runs"][0]["stages"]["v2"]
-    assert list(v2["parts_us"]) == ["1024:1"] and "wanted one in each of 48 layers" in v2["errors"]["profile 1024:16"]
-
-
-def test_the_last_run_of_a_stage_counts() -> None:
-    def run(routing: str, **steps: float) -> dict[str, object]:
-        return {"routing": routing, "stages": {name: {"stage": name, "step": ms} for name, ms in steps.items()}}
-
-    made = {"runs": [run("uniform", v2=1, base=2), run("shared", mtp=3), run("uniform", v2=4)]}
-    assert {name: one["step"] for name, one in join.latest(made, "uniform").items()} == {"base": 2, "v2": 4}
-    assert list(join.latest(made, "uniform")) == ["base", "v2"]
-    beside = {"stage": "v2", "step": 9}
-    own = {"routing": "uniform", "stages": {"v2-own": beside, "base": {"stage": "base", "step": 5}}}
-    found = join.latest({"runs": [*made["runs"], own]}, "uniform")
-    assert {name: one["step"] for name, one in found.items()} == {"base": 5, "v2": 4}
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
-        ("run.json", None, "run.json: .*No such file.*wanted a JSON file as table.py writes it"),
-        ("run.json", json.dumps(FACTS | {"driver": ""}), "run.json: driver: saw nothing, wanted date, vllm"),
-        ("v2-few.json", "{", "v2-few.json: .*wanted a JSON file"),
-        ("v2-few.json", '{"stage": "v3"}', "v2-few.json: stage: saw 'v3'"),
-        ("v2-few.json", '{"stage": "mtp"}', "v2-few.json: stage: saw 'mtp', wanted the stage that the file is named"),
-        ("v2.json", '{"stage": "v2"}', "v2.json: stage v2 is in v2-few.json, too"),
-        ("check-base.json", "[]", "check-base.json: saw list"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_kept(made_results: Path, tmp_path: Path, file: str, text: str | None, said: str) -> None:
-    path = made_results / file
-    path.unlink(missing_ok=True)
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(join.JoinError, match=said):
-        join.main(["keep", str(made_results), "2026-11-23-a"])
-    assert not (tmp_path / "runs").exists()
-
-
 def test_the_table_is_what_the_kept_runs_say() -> None:
     assert join.TABLE.read_text() == join.text_of(join.joined(join.RUNS))
-
-
-def test_the_report_has_every_run_and_stage(capsys: pytest.CaptureFixture[str]) -> None:
-    report.main()
-    said = capsys.readouterr().out
-    for run in json.loads(join.TABLE.read_text())["runs"]:
-        assert f"### {run['name']}" in said
-        for stage, one in run["stages"].items():
-            assert f"\n| {stage}" in said and ("turns" in one or "lengths" in one or "1024:1" in one["decode"])
-            for point in one["decode"].keys() & {"1024:1"}:
-                assert f"| {stage} | {one['decode'][point]['step_ms']:.2f} |" in said
-            for turn in (turn for turns in one.get("turns", {}).values() for turn in turns):
-                again = turn["prompt"] - turn["cached"]
-                assert f"| {stage} | {turn['prompt']} | {turn['cached']} | {again} |" in said
-    assert "| v2-vocab | 10.93 | 9.3 % |" in said and "| v2-draft | 11.59 | 3.9 % |" in said
 
 
 PERFORMANCE = (PROJECT / "docs/performance.md").read_text(encoding="utf-8")
