@@ -92,9 +92,8 @@ def ran(paths: Paths, engine: Engine) -> list[str]:
 def test_the_control_is_taken(paths: Paths, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     victim = Releases(paths).get("v2", RECIPE)
     top = Releases(paths).get("v2-tq", RECIPE)
-    looks = [f"{LINES[name].format(victim.tag, other=top.tag)} --dry-run" for name in ("bench", "bisect")]
     for line in (
-        *looks,
+        f"{LINES['bench'].format(victim.tag, other=top.tag)} --dry-run",
         f"promote {victim.tag}",
         f"promote {victim.tag} --deep",
         f"promote {top.tag}",

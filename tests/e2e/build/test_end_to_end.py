@@ -95,6 +95,5 @@ def test_doctor_finds_nothing_missing_after_the_main_job(main_job: Releases, cop
 
 def test_the_plan_of_a_checkpoint_is_printed_and_nothing_is_made(main_job: Releases, copy: Checkout) -> None:
     text = copy.done("build", "--checkpoint-only", "--stage", "mtp", "--dry-run")
-    assert "shared_expert" in text
-    assert "mtp" in text
+    assert "12 replaced, 12 added" in text
     assert not (copy.home / "checkpoints").exists()
