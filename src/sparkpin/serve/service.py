@@ -120,7 +120,7 @@ def start(
             say(f"warning: --allow {path}: {RISKS[path]}")
         keys.is_local(address.host)  # InputError for what is no address
         pair = tls.read(address.cert, address.tls_key) if address.cert else None
-        if not (front and is_running(front) and known and (known.host, known.port) == (address.host, address.port)):
+        if not (front and is_running(front) and known and known.port == address.port):  # a new front waits for the old
             require_free(engine, address.host, address.port)
         was_there = old is not None and is_running(old)
         checked = None

@@ -116,6 +116,8 @@ def test_another_address_is_another_front_and_the_same_server(site: FakeSite, na
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", site.port))  # the former port is free again
     assert site.start(tls_cert="none").url == f"http://127.0.0.1:{served.port}/v1"
+    wider = site.start(host="0.0.0.0")  # on the port that the former proxy has
+    assert (wider.port, wider.started) == (served.port, plain.started) and wider.ready
 
 
 @pytest.mark.parametrize("beside", [False, True])
