@@ -90,8 +90,9 @@ def serve(
         context = None
         context = told_context(paths, served, chosen)
     scripted = chosen.demands.scripted
-    for line in serving_tasks.told(paths, served, address.cert if address else "", context, scripted):
-        show(line)
+    if not test:  # `up` shows this at its end, below the table
+        for line in serving_tasks.told(paths, served, address.cert if address else "", context, scripted):
+            show(line)
     current = records.current(chosen.recipe)
     if current and current.tag == chosen.tag:
         records.finish(chosen.recipe)
