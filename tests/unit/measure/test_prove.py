@@ -13,7 +13,7 @@ import httpx
 import pytest
 from checkout import PROJECT
 from made_releases import release as made_release
-from toy_endpoint import BLOCK, MODELS, ToyEndpoint, answered
+from toy_endpoint import BLOCK, ToyEndpoint, answered
 
 from sparkpin.commands import prove as command
 from sparkpin.commands.prove import ProveOptions
@@ -198,10 +198,12 @@ def test_odd_answers_are_wrong(choice: dict[str, Any], usage: dict[str, Any]) ->
         asking.said({"choices": [sound | choice], "usage": usage})
 
 
-@pytest.mark.parametrize("toy", [ToyEndpoint(tokens=False), ToyEndpoint(salts=False)])
-def test_a_server_that_is_no_vllm_is_refused(toy: ToyEndpoint) -> None:
+@pytest.mark.parametrize(
+    ("toy", "model"), [(ToyEndpoint(tokens=False), ""), (ToyEndpoint(salts=False), ""), (ToyEndpoint(), "nope")]
+)
+def test_a_server_that_is_no_vllm_or_has_not_the_model_is_refused(toy: ToyEndpoint, model: str) -> None:
     with pytest.raises(Wrong):
-        meet(toy.client())
+        meet(toy.client(), model)
 
 
 @pytest.mark.parametrize(("preempted", "found"), [(0, 1), (2, 0), (None, 0)])
@@ -307,11 +309,6 @@ def test_what_is_no_endpoint_or_refuses_is_wrong(status: int, told: dict[str, An
     assert "<" not in str(caught.value)
 
 
-def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
-    with pytest.raises(Wrong, match=MODELS[0]["id"]):
-        meet(ToyEndpoint().client(), "nope")
-
-
 def test_a_url_without_its_scheme_is_told_as_such(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     here = ("127.0.0.1:8000/v1", "localhost:8000", "[::1]:8000/v1", "localhost/v1")
@@ -327,9 +324,3 @@ def test_options_that_ask_nothing_are_refused() -> None:
     for change in ({"sessions": 0}, {"sessions": 1, "turns": 1}):
         with pytest.raises(InputError):
             replace(ASKED, **change)
-
-
-def test_no_room_for_two_turns_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "FIRST", 1000.0)
-    with pytest.raises(UntoldError):
-        proved(ToyEndpoint(), tmp_path)

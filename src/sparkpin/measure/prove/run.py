@@ -62,11 +62,6 @@ class Proof:
         return [said for _, said in self.done[passes.COLD.name].said]
 
     @property
-    def seconds(self) -> float:
-        """Of all passes."""
-        return sum(seen.seconds for seen in self.done.values())
-
-    @property
     def drafts(self) -> tuple[int, int]:
         """Tokens that all passes drafted and accepted, (0, 0) where nobody drafts or tells."""
         return sum(seen.drafted for seen in self.done.values()), sum(seen.accepted for seen in self.done.values())

@@ -58,9 +58,8 @@ class Bounds:
 def bounds(proof: Proof) -> Bounds:
     floor = tuple(distance for _, distance in proof.distances(passes.COMPANY))
     control = tuple(distance for _, distance in proof.distances(passes.CONTROL))
-    tests = sum(len(proof.distances(one)) for one in passes.TRIED)
     moved = median(control) if control else 0.0
-    first = judging.bound(floor, tests)
+    first = judging.bound(floor, sum(len(proof.distances(one)) for one in passes.TRIED))
     if not judging.is_blind(control):
         first = min(first, moved)
     read = [distance for _, distance in proof.distances(passes.READ)]
@@ -129,17 +128,10 @@ def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
     return ""
 
 
-def cache_words(warm: int | None) -> str:
-    """warm: prompt tokens that came from the cache, None where nobody tells."""
-    if warm is None:
-        return "nobody tells how many prompt tokens came from the cache"
-    return f"{warm:,} prompt tokens came from the cache"
-
-
 def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
     """Asks the server again where something was found."""
     found, time = bounds(proof), now()
-    seconds, (drafted, accepted) = proof.seconds, proof.drafts
+    seconds, (drafted, accepted) = sum(seen.seconds for seen in proof.done.values()), proof.drafts
     warm, _ = hits(proof)
     every, why = beyond(proof, found), unproven(proof, found, drafted)
     if passes.COMPANY.name in proof.done and passes.COMPANY not in judged(proof):
@@ -170,7 +162,8 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
         notes += [
             f"a difference of {found.first:.2g} nats{grown} would have been seen; other text does {found.moved:.2g} "
             "on the median",
-            f"{cache_words(warm)}; {f'{drafted:,} tokens were' if drafted else 'nothing was'} drafted",
+            f"{'nobody tells how many' if warm is None else f'{warm:,}'} prompt tokens came from the cache; "
+            f"{f'{drafted:,} tokens were' if drafted else 'nothing was'} drafted",
         ]
     return ProveRecord(
         time=time,
