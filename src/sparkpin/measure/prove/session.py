@@ -18,11 +18,12 @@ from sparkpin.measure.prove.passes import TOKENS, Step
 from sparkpin.measure.prove.record import STRICT
 from sparkpin.measure.prove.run import Proof, read_distance, reading, send
 from sparkpin.measure.prove.sessions import reordered
+from sparkpin.measure.quality.asking import TOP
 
 LEAST_ALIKE = 16  # tokens that requests begin with alike, where they share a beginning
 HOW = (
     "POST the steps to /v1/completions, in order or all at once: prompt, cache_salt (salt), max_tokens (tokens), "
-    "temperature 0, logprobs 20. Then send the last prompt again with a new cache_salt, with `read` followed by the "
+    f"temperature 0, logprobs {TOP}. Then send the last prompt again with a new cache_salt, with `read` followed by the "
     "tokens of its answer. The log-probabilities should be the same."
 )
 
