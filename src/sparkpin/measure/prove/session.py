@@ -23,8 +23,8 @@ from sparkpin.measure.quality.asking import TOP
 LEAST_ALIKE = 16  # tokens that requests begin with alike, where they share a beginning
 HOW = (
     "POST the steps to /v1/completions, in order or all at once: prompt, cache_salt (salt), max_tokens (tokens), "
-    f"temperature 0, logprobs {TOP}. Then send the last prompt again with a new cache_salt, with `read` followed by the "
-    "tokens of its answer. The log-probabilities should be the same."
+    f"temperature 0, logprobs {TOP}. Then send the last prompt again with a new cache_salt, with `read` followed by "
+    "the tokens of its answer. The log-probabilities should be the same."
 )
 
 
