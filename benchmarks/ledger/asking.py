@@ -170,7 +170,7 @@ def proved(client: Client, what: str, folder: Path, say: Say) -> tuple[dict[str,
     met = meet(client)
     warm = run.begun(met, 2, (4, 2), say)  # kernels are compiled at their first use, and a cold pass's time is used
     warm.timed(passes.COLD, warm.read_cold)
-    steps = passes.company(warm.prompts, warm.salt)
+    steps = passes.company(warm.prompts)
     warm.timed(passes.COMPANY, lambda seen: warm.send_all(passes.COMPANY, steps, seen))
     proof = run.begun(met, 1, (4, 3), say)
     with mock.patch.object(run, "FILL_SECONDS", FILLING):

@@ -203,7 +203,7 @@ def flush(out: Path) -> None:
 
 def archive(out: Path) -> None:
     with tarfile.open(out / "logs.tar.xz", "w:xz", preset=2) as tar:
-        for path in (*sorted((WORK / "logs").iterdir()), *sorted((WORK / "proofs").rglob("*-session.jsonl"))):
+        for path in (*sorted((WORK / "logs").iterdir()), *sorted((WORK / "proofs").rglob("*-session.json"))):
             if path.stat().st_size < 4 << 20:
                 tar.add(path, path.relative_to(WORK))
     parts, size = list[list[Path]](), 0

@@ -19,7 +19,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import engine_of
 from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
-from sparkpin.measure.prove import record, run, shortest, verdict
+from sparkpin.measure.prove import record, run, session, verdict
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.pins.vllm_flags import SPECULATION, Flags
@@ -205,11 +205,10 @@ def proved(met: ProvedEndpoint, name: str, folder: Path, asked: ProveOptions) ->
 
 def replay(met: ProvedEndpoint, path: Path) -> None:
     """CorruptionError where a session's file shows its difference again."""
-    trial, head = shortest.read(path)
-    proof = run.begun(met, 0, (1, 2), say)
-    shown = shortest.tried(met, proof, trial)
-    line = f"{path}: {shown.distance:.2g} nats; {trial.bound:.2g} may be rounding; it was {head['difference']:.2g}"
-    if shown.distance > trial.bound:
+    sent = session.read(path)
+    far = session.repeated(met, sent)
+    line = f"{path}: {far:.2g} nats; {sent.bound:.2g} may be rounding; it was {sent.difference:.2g}"
+    if far > sent.bound:
         raise CorruptionError(f"seen again: {line}", next_step="send the session upstream")
     show(f"not seen again: {line}")
 

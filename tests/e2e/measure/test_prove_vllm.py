@@ -22,7 +22,7 @@ from sparkpin.commands import prove as command
 from sparkpin.commands.prove import ProveOptions
 from sparkpin.core.errors import CorruptionError
 from sparkpin.core.paths import Paths
-from sparkpin.measure.prove import judging, passes, run, shortest, verdict
+from sparkpin.measure.prove import judging, passes, run, session, verdict
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.passes import Pass
 from sparkpin.measure.prove.run import Proof
@@ -36,9 +36,9 @@ ROOM = 4096
 ASKED = ProveOptions(model="", key="", seed=1, sessions=4, turns=3, replay="", as_json=True)
 CACHED = {"--enable-prefix-caching": None, "--block-size": "128", "--num-gpu-blocks-override": "64"}
 """Few blocks, so that they are soon used up; the size: see smoke/test_smoke_cached.py."""
-SHORTENED = "state-not-restored"
+REPLAYED = "state-not-restored"
 FAULTS = {
-    SHORTENED: (passes.WARM, 2.0),
+    REPLAYED: (passes.WARM, 2.0),
     "state-one-block-late": (passes.WARM, 0.26),
     "neighbours-block": (passes.WARM, 0.5),
     "hit-off-by-one": (passes.WARM, 0.22),
@@ -124,7 +124,7 @@ def assert_found(fault: str, proof: Proof, sound: Proof) -> None:
     assert max(far for _, far in proof.distances(one)) > nats / 2, "less is found than before"
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != SHORTENED])
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != REPLAYED])
 def test_a_planted_fault_is_found(fault: str, sound: Proof, cached: Faulty) -> None:
     try:
         proof = broken(sound, fault, cached)
@@ -133,25 +133,21 @@ def test_a_planted_fault_is_found(fault: str, sound: Proof, cached: Faulty) -> N
     assert_found(fault, proof, sound)
 
 
-def test_the_shortest_session_is_written_and_shows_the_fault_to_others(
-    sound: Proof, cached: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shortest, "SECONDS", 600.0)  # a busy machine finds the shortest one, too
+def test_the_session_is_written_and_shows_the_fault_to_others(sound: Proof, cached: Faulty, tmp_path: Path) -> None:
     try:
-        proof = broken(sound, SHORTENED, cached)
-        assert_found(SHORTENED, proof, sound)
+        proof = broken(sound, REPLAYED, cached)
+        assert_found(REPLAYED, proof, sound)
         found = verdict.concluded(proof, tmp_path, "broken")
         print(found.line)
         assert found.verdict == "found" and found.finding and found.finding.again, found.line
-        assert found.finding.requests == 2
-        (path,) = tmp_path.glob("*-session.jsonl")
+        (path,) = tmp_path.glob("*-session.json")
         again = dataclasses.replace(ASKED, replay=str(path))
         with pytest.raises(CorruptionError, match="seen again"):
             command.prove(f"http://127.0.0.1:{cached.port}/v1", recipe=None, asked=again)
     finally:
         switch(cached.folder, "")
-    trial, _ = shortest.read(path)
-    assert shortest.tried(cached.met, sound, trial).distance < trial.bound, "the mended server shows nothing"
+    sent = session.read(path)
+    assert session.repeated(cached.met, sent) < sent.bound, "the server without the fault shows nothing"
 
 
 def test_what_drafts_leave_in_the_state_is_found(

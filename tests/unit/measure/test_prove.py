@@ -13,13 +13,13 @@ import httpx
 import pytest
 from checkout import PROJECT
 from made_releases import release as made_release
-from toy_endpoint import BLOCK, MODELS, ToyEndpoint, answered
+from toy_endpoint import BLOCK, ToyEndpoint, answered
 
 from sparkpin.commands import prove as command
 from sparkpin.commands.prove import ProveOptions
 from sparkpin.core.errors import CorruptionError, InputError, UntoldError
 from sparkpin.core.paths import Paths
-from sparkpin.measure.prove import asking, judging, passes, record, run, sessions, shortest, verdict
+from sparkpin.measure.prove import asking, judging, passes, record, run, session, sessions, verdict
 from sparkpin.measure.prove.asking import meet
 from sparkpin.measure.prove.record import ProveRecord
 from sparkpin.measure.prove.sessions import Shape
@@ -108,26 +108,22 @@ def test_answers_without_numbers_are_found(tmp_path: Path) -> None:
     assert json.loads(record.keep(tmp_path, found).read_text()) == record.to_json(found)
 
 
-def test_a_lost_state_is_found_and_its_shortest_session_shows_it_again(tmp_path: Path) -> None:
+def test_a_lost_state_is_found_and_its_session_shows_it_again(tmp_path: Path) -> None:
     toy = ToyEndpoint(noise=0.001, fault="lost")
     found = proved(toy, tmp_path)
-    assert found.verdict == "found" and found.finding and found.finding.again == found.finding.tries
-    assert found.finding.requests == 2
-    (path,) = tmp_path.glob("*-session.jsonl")
-    head, *lines = map(json.loads, path.read_text().splitlines())
-    assert head["difference"] > head["bound"] and len(lines) == 2 + 2
+    assert found.verdict == "found" and found.finding and found.finding.again == verdict.AGAIN
+    (path,) = tmp_path.glob("*-session.json")
+    sent = json.loads(path.read_text())
+    assert len(sent["steps"]) == found.finding.requests > 1 and sent["difference"] > sent["bound"]
+    assert sent["seed"] == ASKED.seed and sent["answers"][0] != sent["answers"][1]
     with toy.client() as client, pytest.raises(CorruptionError):
         command.replay(meet(client), path)
     with ToyEndpoint().client() as client:
         command.replay(meet(client), path)
-    rest = "".join(json.dumps(line) + "\n" for line in lines)
-    for odd in ({"bound": "nan"}, {"difference": None}, {"place": "x"}):
-        path.write_text(json.dumps(head | odd) + "\n" + rest)
+    for odd in ({"bound": "nan"}, {"difference": None}, {"steps": []}, {"schema": 2}):
+        path.write_text(json.dumps(sent | odd))
         with pytest.raises(InputError):
-            shortest.read(path)
-    path.write_text("{}\n")
-    with pytest.raises(InputError):
-        shortest.read(path)
+            session.read(path)
 
 
 def test_one_prompt_beyond_the_bound_has_to_show_with_other_words(tmp_path: Path) -> None:
@@ -147,34 +143,24 @@ def test_one_prompt_beyond_the_bound_has_to_show_with_other_words(tmp_path: Path
         assert found.verdict == wanted, found.line
 
 
-@pytest.mark.parametrize(("part", "again"), [("shortest", 0), ("fewer", 2)])
-def test_a_server_that_dies_of_its_fault_is_found_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, again: int
+@pytest.mark.parametrize("near", [0.5, 100.0])
+def test_what_is_not_seen_again_is_a_find_only_where_it_is_no_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: float
 ) -> None:
-    """While it is asked again, and while its session is made shorter."""
+    """Of a server that dies of its fault, say."""
 
     def dead(*_: object) -> None:
         raise Fault("POST /v1/completions: the engine is dead")
 
-    monkeypatch.setattr(shortest, part, dead)
-    toy = ToyEndpoint(noise=0.001, fault="lost")
-    found = proved(toy, tmp_path)
-    assert found.verdict == "found" and found.finding and found.finding.again == again
-    assert any("the engine is dead" in note for note in found.notes)
-    (path,) = tmp_path.glob("*-session.jsonl")
-    with toy.client() as client, pytest.raises(CorruptionError):
-        command.replay(meet(client), path)
-
-
-def test_what_was_seen_once_and_may_be_rounding_is_no_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortest, "tried", lambda met, proof, trial: shortest.Tried(0.0, proof.cold[0], proof.cold[0]))
-    monkeypatch.setattr(verdict, "NEAR", 100.0)
+    monkeypatch.setattr(session, "repeated", dead)
+    monkeypatch.setattr(verdict, "NEAR", near)
     monkeypatch.setattr(verdict, "FEW", 0)
     found = proved(ToyEndpoint(noise=0.001, fault="lost"), tmp_path)
-    assert found.verdict == "cannot tell" and found.finding
+    assert found.verdict == ("found" if near < 1 else "cannot tell") and found.finding and not found.finding.again
+    assert any("the engine is dead" in note for note in found.notes) and list(tmp_path.glob("*-session.json"))
 
 
-def test_of_what_is_read_again_the_token_that_is_off_is_asked_again(tmp_path: Path) -> None:
+def test_what_was_decoded_in_another_way_than_it_is_read_is_found(tmp_path: Path) -> None:
     class Cold(ToyEndpoint):
         def row(self, ids: list[int], hit: int, off: bool) -> dict[int, float]:
             return super().row(ids, hit or int(off), off)
@@ -185,9 +171,9 @@ def test_of_what_is_read_again_the_token_that_is_off_is_asked_again(tmp_path: Pa
         proof.run()
     lengths = {len(prompt) + place for prompt in proof.prompts[::2]} - {len(prompt) for prompt in proof.prompts}
     found = proved(Cold(noise=0.001, off=lambda ids, hit: len(ids) in lengths, far=20.0), tmp_path)
-    assert found.verdict == "found" and found.finding and found.finding.again == 2, found.line
-    (path,) = tmp_path.glob("*-session.jsonl")
-    assert json.loads(path.read_text().splitlines()[0])["place"] == place
+    assert found.verdict == "found" and found.finding and found.finding.again == verdict.AGAIN, found.line
+    (path,) = tmp_path.glob("*-session.json")
+    assert session.read(path).read
 
 
 @pytest.mark.parametrize("room", [64, 83])
@@ -212,10 +198,12 @@ def test_odd_answers_are_wrong(choice: dict[str, Any], usage: dict[str, Any]) ->
         asking.said({"choices": [sound | choice], "usage": usage})
 
 
-@pytest.mark.parametrize("toy", [ToyEndpoint(tokens=False), ToyEndpoint(salts=False)])
-def test_a_server_that_is_no_vllm_is_refused(toy: ToyEndpoint) -> None:
+@pytest.mark.parametrize(
+    ("toy", "model"), [(ToyEndpoint(tokens=False), ""), (ToyEndpoint(salts=False), ""), (ToyEndpoint(), "nope")]
+)
+def test_a_server_that_is_no_vllm_or_has_not_the_model_is_refused(toy: ToyEndpoint, model: str) -> None:
     with pytest.raises(Wrong):
-        meet(toy.client())
+        meet(toy.client(), model)
 
 
 @pytest.mark.parametrize(("preempted", "found"), [(0, 1), (2, 0), (None, 0)])
@@ -226,7 +214,10 @@ def test_of_requests_that_were_preempted_nothing_is_concluded(preempted: int | N
         proof.run()
     crowd = proof.done[passes.COMPANY.name]
     proof.done[passes.COMPANY.name] = replace(crowd, said=[(0, proof.cold[1]), *crowd.said[1:]], preempted=preempted)
-    assert len(verdict.beyond(proof, SOUND)) == found
+    beyond = verdict.beyond(proof, SOUND)
+    assert len(beyond) == found
+    for sent in (one.session(proof) for one in beyond):
+        assert sent.at_once and sent.steps[-1].key == 0 and len(sent.steps) == len(proof.prompts), "all of one wave"
 
 
 @pytest.mark.parametrize(
@@ -318,11 +309,6 @@ def test_what_is_no_endpoint_or_refuses_is_wrong(status: int, told: dict[str, An
     assert "<" not in str(caught.value)
 
 
-def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
-    with pytest.raises(Wrong, match=MODELS[0]["id"]):
-        meet(ToyEndpoint().client(), "nope")
-
-
 def test_a_url_without_its_scheme_is_told_as_such(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     here = ("127.0.0.1:8000/v1", "localhost:8000", "[::1]:8000/v1", "localhost/v1")
@@ -338,9 +324,3 @@ def test_options_that_ask_nothing_are_refused() -> None:
     for change in ({"sessions": 0}, {"sessions": 1, "turns": 1}):
         with pytest.raises(InputError):
             replace(ASKED, **change)
-
-
-def test_no_room_for_two_turns_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "FIRST", 1000.0)
-    with pytest.raises(UntoldError):
-        proved(ToyEndpoint(), tmp_path)

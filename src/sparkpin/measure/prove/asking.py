@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkpin.measure.prove.sessions import TOOLS, Message, Turn, fitted
-from sparkpin.measure.quality.asking import TOP, continued
+from sparkpin.measure.quality.asking import TOP, continued, models_of, tokens_in, tokens_of, version
 from sparkpin.measure.quality.distance import Rows
 from sparkpin.smoke.answers import Wrong, a_dict, json_of, only_choice
 from sparkpin.smoke.client import Client
@@ -64,13 +64,9 @@ class ProvedEndpoint:
         """By the server's own template; by none where that refuses a conversation that begins so."""
         asked = {"model": self.model, "messages": list(messages), "add_generation_prompt": True, "tools": list(TOOLS)}
         reply = self.client.post("/tokenize", asked)
-        if reply.status != 200:
-            text = "\n".join(str(message["content"]) for message in messages)
-            reply = self.client.post("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})
-        tokens = json_of(reply).get("tokens")
-        if not isinstance(tokens, list) or not tokens or not all(isinstance(token, int) for token in tokens):
-            raise Wrong(f"/tokenize: got {str(tokens)[:80]}, expected a list of numbers")
-        return tokens
+        if reply.status == 200:
+            return tokens_in(reply)
+        return tokens_of(self.client, self.model, "\n".join(str(message["content"]) for message in messages))
 
     def scraped(self) -> str:
         """/metrics, "" where there is none."""
@@ -105,11 +101,12 @@ def meet(client: Client, model: str = "") -> ProvedEndpoint:
     room = next((one.get("max_model_len") for one in listed if one.get("id") == met.model), None)
     met.room = room if isinstance(room, int) else None
     with contextlib.suppress(Fault, Wrong):
-        met.version = str(json_of(client.get("/version")).get("version") or "")
+        met.version = version(client)
     described = re.search(rf"^{INFO}\{{(.*)\}}", met.scraped(), re.M)
     told = dict(re.findall(r'(\w+)="([^"]*)"', described[1])) if described else {}
     met.block = number_of(told.get("block_size"))
-    met.capacity = number_of(told.get("kv_cache_size_tokens")) or product(met.block, told.get("num_gpu_blocks"))
+    blocks = number_of(told.get("num_gpu_blocks"))
+    met.capacity = number_of(told.get("kv_cache_size_tokens")) or (met.block and blocks and met.block * blocks)
     met.caching = {"True": True, "False": False}.get(told.get("enable_prefix_caching", ""))
     if met.caching is False:
         met.block = met.capacity = None
@@ -121,22 +118,5 @@ def meet(client: Client, model: str = "") -> ProvedEndpoint:
     return met
 
 
-def models_of(client: Client) -> list[dict[str, Any]]:
-    reply = client.get("/v1/models")
-    is_json = reply.body.lstrip().startswith(b"{")  # a page for people is not repeated
-    if reply.status == 404 or not is_json:
-        seen = "a page that is no JSON" if reply.status == 200 else f"status {reply.status}"
-        raise Wrong(f"no OpenAI endpoint: /v1/models: got {seen}, expected a list of models")
-    models = json_of(reply).get("data")
-    if not isinstance(models, list) or not models:
-        raise Wrong(f"/v1/models: got {str(models)[:80]}, expected a list of models")
-    return [a_dict(one, "/v1/models") for one in models]
-
-
 def number_of(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
-
-
-def product(block: int | None, blocks: str | None) -> int | None:
-    count = number_of(blocks)
-    return block * count if block and count else None

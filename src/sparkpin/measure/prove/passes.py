@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparkpin.measure.prove.asking import Prompt
@@ -17,15 +17,14 @@ CONTROLS = 4  # prompts that are asked with other text
 
 @dataclass(frozen=True)
 class Step:
-    """One request. key: which prompt's answer this is, None where nobody compares it; wave: those of one number, next
-    to each other, are sent at once, 0 alone; salt: requests with another one share no block of the cache.
+    """One request. key: which prompt's answer this is, None where nobody compares it; salt: requests with another one
+    share no block of the cache.
     """
 
     prompt: Prompt
     salt: str
     key: int | None = None
     tokens: int = TOKENS
-    wave: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,26 +47,23 @@ TRIED = (WARM, EVICTED, COMPANY, READ)
 EVERY = (COLD, CONTROL, *TRIED)
 
 
-def salts(seed: str) -> Iterator[str]:
-    chance = random.Random(seed)
-    while True:
-        yield f"prove-{chance.randrange(1 << 64):016x}"
+def new_salt() -> str:
+    return f"prove-{secrets.token_hex(8)}"
 
 
-def company(prompts: Sequence[Prompt], salt: Iterator[str]) -> list[Step]:
-    return [Step(prompt, next(salt), key, wave=1) for key, prompt in enumerate(prompts)]
+def company(prompts: Sequence[Prompt]) -> list[Step]:
+    return [Step(prompt, new_salt(), key) for key, prompt in enumerate(prompts)]
 
 
-def warm(prompts: Sequence[Prompt], salt: str) -> list[Step]:
+def warm(prompts: Sequence[Prompt]) -> list[Step]:
     """All sessions share their beginning, each turn what came before it."""
+    salt = new_salt()
     return [Step(prompt, salt, key) for key, prompt in enumerate(prompts)]
 
 
-def evicted(
-    prompts: Sequence[Prompt], turns: Sequence[Turn], fillers: Sequence[Prompt], salt: Iterator[str]
-) -> list[Step]:
+def evicted(prompts: Sequence[Prompt], turns: Sequence[Turn], fillers: Sequence[Prompt]) -> list[Step]:
     """Each session from the cache, with a part of it filled by strangers between two. Later ones find less."""
-    own, other = next(salt), next(salt)
+    own, other = new_salt(), new_salt()
     found = [Step(prompt, own, tokens=1) for prompt in prompts]
     sessions = sorted({turn.session for turn in turns})
     for place, session in enumerate(sessions):
@@ -75,19 +71,3 @@ def evicted(
         found += [Step(filler, other, tokens=1) for filler in share]
         found += [Step(prompts[key], own, key) for key, turn in enumerate(turns) if turn.session == session]
     return found
-
-
-def control(others: Sequence[Prompt], keys: Sequence[int], salt: Iterator[str]) -> list[Step]:
-    return [Step(prompt, next(salt), key) for key, prompt in zip(keys, others, strict=True)]
-
-
-def waves(steps: Sequence[Step]) -> Iterator[list[Step]]:
-    """What is sent at once."""
-    group: list[Step] = []
-    for step in steps:
-        if group and (not step.wave or step.wave != group[-1].wave):
-            yield group
-            group = []
-        group.append(step)
-    if group:
-        yield group

@@ -1,7 +1,7 @@
 """What a run found, as it is kept.
 
-    <folder>/<time>.json           a finished run
-    <folder>/<time>-session.jsonl  the shortest session that shows a difference
+    <folder>/<time>.json          a finished run
+    <folder>/<time>-session.json  what was sent, where an answer differed
 
 The folder is `prove` of the release's evidence, or of SPARKPIN_HOME, with the endpoint's host and port.
 """
@@ -50,9 +50,8 @@ class Finding:
     turn: str
     distance: float
     bound: float
-    again: int  # of `tries` more times
-    tries: int
-    requests: int  # of the shortest session
+    again: int  # times of verdict.AGAIN
+    requests: int  # of its session
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

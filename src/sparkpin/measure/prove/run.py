@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import random
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,16 +56,10 @@ class Proof:
     done: dict[str, Seen] = field(default_factory=dict)
     sent: dict[str, list[Step]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    salt: Iterator[str] = field(default_factory=lambda: passes.salts(secrets.token_hex(8)))
 
     @property
     def cold(self) -> list[Said]:
         return [said for _, said in self.done[passes.COLD.name].said]
-
-    @property
-    def seconds(self) -> float:
-        """Of all passes."""
-        return sum(seen.seconds for seen in self.done.values())
 
     @property
     def drafts(self) -> tuple[int, int]:
@@ -76,19 +70,21 @@ class Proof:
         """All passes that are not done yet. Fault or Wrong where the server does not answer."""
         if not self.prompts:
             self.timed(passes.COLD, self.read_cold)
-        salt, prompts = self.salt, self.prompts
-        plans: list[tuple[Pass, Callable[[], list[Step]]]] = [
-            (passes.CONTROL, self.controls),
-            (passes.COMPANY, lambda: passes.company(prompts, salt)),
-            (passes.WARM, lambda: passes.warm(prompts, next(salt))),
-            (passes.EVICTED, self.evictions),
-            (passes.READ, self.readings),
-        ]
-        for one, plan in plans:
-            steps = plan()
-            self.sent[one.name] = steps
+        plans = {
+            passes.CONTROL: self.controls(),
+            passes.COMPANY: passes.company(self.prompts),
+            passes.WARM: passes.warm(self.prompts),
+            passes.EVICTED: self.evictions(),
+            passes.READ: [
+                step
+                for key in range(0, len(self.prompts), 2)
+                for step in reading(self.prompts[key], self.cold[key], key)
+            ],
+        }
+        self.sent = {one.name: steps for one, steps in plans.items()}
+        for one, steps in plans.items():
             if steps and one.name not in self.done:
-                self.timed(one, lambda seen, steps=steps, one=one: self.send_all(one, steps, seen))  # type: ignore[misc]
+                self.timed(one, lambda seen, one=one, steps=steps: self.send_all(one, steps, seen))  # type: ignore[misc]
 
     def timed(self, one: Pass, act: Callable[[Seen], None]) -> None:
         seen, begin, before = Seen(), time.monotonic(), self.counted()
@@ -123,14 +119,14 @@ class Proof:
             answer = seen.said[-1][1] if turn.number else None
             prompt = self.met.begun(turn, prompt if turn.number else [], answer)
             self.prompts.append(prompt)
-            said = self.met.ask(prompt, next(self.salt), TOKENS)
+            said = self.met.ask(prompt, passes.new_salt(), TOKENS)
             seen.said.append((key, said))
             seen.asked += said.prompt
 
     def controls(self) -> list[Step]:
         """Those whose other text is as far from the end as it gets are the strictest: of each length some."""
         keys = list(range(0, len(self.prompts), max(1, len(self.prompts) // passes.CONTROLS)))[: passes.CONTROLS]
-        return passes.control([other_text(self.prompts[key], key) for key in keys], keys, self.salt)
+        return [Step(other_text(self.prompts[key], key), passes.new_salt(), key) for key in keys]
 
     def evictions(self) -> list[Step]:
         size, cold = self.met.capacity, self.done[passes.COLD.name]
@@ -145,34 +141,22 @@ class Proof:
         chance, known = random.Random(f"filler {self.seed}"), sorted({token for one in self.prompts for token in one})
         length = max(min(self.shape.room, size // 8), 1)
         fillers = [chance.choices(known, k=length) for _ in range(-(-size // length))]
-        return passes.evicted(self.prompts, self.turns, fillers, self.salt)
-
-    def readings(self) -> list[Step]:
-        """Every other turn, cold. A key is the turn's times the number of places, and the place's."""
-        found = []
-        for key in range(0, len(self.prompts), 2):
-            answer = [int(token) for token in self.cold[key].rows.tokens]
-            for number, place in enumerate(READ_AT):
-                if place < len(answer):
-                    prompt = [*self.prompts[key], *answer[:place]]
-                    found.append(Step(prompt, next(self.salt), key * len(READ_AT) + number, tokens=1))
-        return found
+        return passes.evicted(self.prompts, self.turns, fillers)
 
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
     def send_all(self, one: Pass, steps: Sequence[Step], seen: Seen) -> None:
-        told, done = time.monotonic(), 0
-        for group in passes.waves(steps):
-            for step, said in zip(group, send(self.met, group), strict=True):
-                seen.asked += said.prompt
-                if step.key is not None:
-                    seen.said.append((step.key, said))
-            done += len(group)
+        told = time.monotonic()
+        answers = send(self.met, steps, at_once=one is passes.COMPANY)
+        for number, (step, said) in enumerate(zip(steps, answers, strict=True), 1):
+            seen.asked += said.prompt
+            if step.key is not None:
+                seen.said.append((step.key, said))
             if time.monotonic() - told > TOLD:
                 told = time.monotonic()
-                self.say(f"  {one.words}: {done} of {len(steps)} requests")
+                self.say(f"  {one.words}: {number} of {len(steps)} requests")
 
     def distances(self, one: Pass) -> list[tuple[int, float]]:
         """Key and distance of each answer of a pass, from the cold one."""
@@ -181,29 +165,25 @@ class Proof:
             return []
         if one is not passes.READ:
             return [(key, judging.distance(self.cold[key].rows, said.rows)) for key, said in seen.said]
-        found: dict[int, list[float]] = {}
-        for key, _, far, _ in self.read_again():
-            found.setdefault(key, []).append(far)
-        return [(key, (sum(one**2 for one in each) / len(each)) ** 0.5) for key, each in found.items()]
-
-    def read_again(self) -> Iterator[tuple[int, int, float, Said]]:
-        """Key, place of the token in its answer, distance, and what was said, of each reading of what was decoded."""
-        for number, said in self.done[passes.READ.name].said:
-            key, place = number // len(READ_AT), READ_AT[number % len(READ_AT)]
-            yield key, place, read_distance(self.cold[key], said, place), said
-
-    def furthest_read(self, key: int) -> tuple[int, Said]:
-        """Of an answer whose tokens were read again: the place of the one that is furthest off, and the reading."""
-        own = (one for one in self.read_again() if one[0] == key)
-        _, place, _, said = max(own, key=lambda one: one[2])
-        return place, said
+        read = dict[int, list[Said]]()
+        for key, said in seen.said:
+            read.setdefault(key, []).append(said)
+        return [(key, read_distance(self.cold[key], each)) for key, each in read.items()]
 
 
-def read_distance(decoded: Said, read: Said, place: int) -> float:
-    """Between a token as it was decoded, and as it is read after those before it."""
-    rows, one = decoded.rows, slice(place, place + 1)
-    own = Rows(rows.ids[one], rows.logprobs[one], rows.tokens[one], rows.chosen[one])
-    return judging.distance(own, read.rows)
+def reading(prompt: Prompt, answer: Said, key: int) -> list[Step]:
+    """Cold, each with the answer until a token of READ_AT, which comes next."""
+    tokens = answer.rows.tokens.tolist()
+    return [Step([*prompt, *tokens[:place]], passes.new_salt(), key, 1) for place in READ_AT if place < len(tokens)]
+
+
+def read_distance(decoded: Said, read: Sequence[Said]) -> float:
+    """Between an answer's tokens as they were decoded and as `reading` reads them, as a root mean square."""
+    rows = decoded.rows
+    places = [slice(place, place + 1) for place in READ_AT if place < len(rows)]
+    own = [Rows(rows.ids[one], rows.logprobs[one], rows.tokens[one], rows.chosen[one]) for one in places]
+    far = [judging.distance(one, said.rows) for one, said in zip(own, read, strict=True)]
+    return math.hypot(*far) / math.sqrt(max(len(far), 1))
 
 
 def begun(met: ProvedEndpoint, seed: int, count: tuple[int, int], say: Say) -> Proof:
@@ -215,12 +195,13 @@ def begun(met: ProvedEndpoint, seed: int, count: tuple[int, int], say: Say) -> P
     return Proof(met, seed, sessions(shape), shape, say)
 
 
-def send(met: ProvedEndpoint, steps: Sequence[Step]) -> list[Said]:
-    """At once, where there are several."""
-    if len(steps) == 1:
-        return [send_one(met, steps[0])]
-    with ThreadPoolExecutor(passes.AT_ONCE) as threads:
-        return list(threads.map(lambda step: send_one(met, step), steps))
+def send(met: ProvedEndpoint, steps: Sequence[Step], *, at_once: bool = False) -> Iterator[Said]:
+    """The answers in the order of the steps."""
+    if at_once:
+        with ThreadPoolExecutor(passes.AT_ONCE) as threads:
+            yield from threads.map(lambda step: send_one(met, step), steps)
+    else:
+        yield from (send_one(met, step) for step in steps)
 
 
 def send_one(met: ProvedEndpoint, step: Step) -> Said:

@@ -8,20 +8,21 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from sparkpin.measure.prove import judging, passes, record, shortest
-from sparkpin.measure.prove.asking import Said
+from sparkpin.measure.prove import judging, passes, record, session
 from sparkpin.measure.prove.passes import Pass
 from sparkpin.measure.prove.record import Finding, PassResult, ProveRecord
 from sparkpin.measure.prove.run import Proof
+from sparkpin.measure.prove.session import Session
 from sparkpin.measure.prove.sessions import Turn
-from sparkpin.measure.prove.shortest import Trial
 from sparkpin.releases.record import now
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.replies import Fault
 
 FEW = 2  # prompts beyond their bound that may be near ties
 NEAR = 0.5  # nats: the furthest near tie that was seen was 0.178 off (docs/prove.md); more is no rounding
-SHOWN = 2  # tries with other words that have to show it, too
+AGAIN = 2  # times that all is sent once more
+OTHERS = 5  # tries with other words
+SHOWN = 2  # of them that have to show it, too
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,8 @@ class Bounds:
 def bounds(proof: Proof) -> Bounds:
     floor = tuple(distance for _, distance in proof.distances(passes.COMPANY))
     control = tuple(distance for _, distance in proof.distances(passes.CONTROL))
-    tests = sum(len(proof.distances(one)) for one in passes.TRIED)
     moved = median(control) if control else 0.0
-    first = judging.bound(floor, tests)
+    first = judging.bound(floor, sum(len(proof.distances(one)) for one in passes.TRIED))
     if not judging.is_blind(control):
         first = min(first, moved)
     read = [distance for _, distance in proof.distances(passes.READ)]
@@ -72,6 +72,10 @@ class Beyond:
     one: Pass
     key: int
     distance: float
+    bound: float
+
+    def session(self, proof: Proof) -> Session:
+        return session.session_of(proof, self.one, self.key, self.distance, self.bound)
 
 
 def judged(proof: Proof) -> list[Pass]:
@@ -84,7 +88,8 @@ def beyond(proof: Proof, found: Bounds) -> list[Beyond]:
     """The simplest way first, of each the shortest prompt that is clearly beyond: half as far as the furthest."""
     every = []
     for one in judged(proof):
-        own = [Beyond(one, key, far) for key, far in proof.distances(one) if far > found.of(one, proof.turns[key])]
+        far = [Beyond(one, key, far, found.of(one, proof.turns[key])) for key, far in proof.distances(one)]
+        own = [each for each in far if each.distance > each.bound]
         most = max((each.distance for each in own), default=0.0)
         every += sorted(own, key=lambda each: (each.distance < most / 2, len(str(proof.prompts[each.key]))))
     return every
@@ -123,17 +128,10 @@ def unproven(proof: Proof, found: Bounds, drafted: int) -> str:
     return ""
 
 
-def cache_words(warm: int | None) -> str:
-    """warm: prompt tokens that came from the cache, None where nobody tells."""
-    if warm is None:
-        return "nobody tells how many prompt tokens came from the cache"
-    return f"{warm:,} prompt tokens came from the cache"
-
-
 def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
     """Asks the server again where something was found."""
     found, time = bounds(proof), now()
-    seconds, (drafted, accepted) = proof.seconds, proof.drafts
+    seconds, (drafted, accepted) = sum(seen.seconds for seen in proof.done.values()), proof.drafts
     warm, _ = hits(proof)
     every, why = beyond(proof, found), unproven(proof, found, drafted)
     if passes.COMPANY.name in proof.done and passes.COMPANY not in judged(proof):
@@ -146,7 +144,7 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
     verdict: Literal["nothing found", "found", "cannot tell"]
     first = None if unstable else first_to_tell(proof, every, found)
     if first:
-        finding, line = told(proof, first, found, folder / f"{record.file_name(time)}-session.jsonl")
+        finding, line = told(proof, first, folder / f"{record.file_name(time)}-session.json")
         verdict = "found"
         if not finding.again and first.distance <= NEAR:  # a bound lets some rounding through
             verdict, line = "cannot tell", f"cannot tell: seen once, {line.removeprefix('FOUND: ')}"
@@ -164,7 +162,8 @@ def concluded(proof: Proof, folder: Path, what: str) -> ProveRecord:
         notes += [
             f"a difference of {found.first:.2g} nats{grown} would have been seen; other text does {found.moved:.2g} "
             "on the median",
-            f"{cache_words(warm)}; {f'{drafted:,} tokens were' if drafted else 'nothing was'} drafted",
+            f"{'nobody tells how many' if warm is None else f'{warm:,}'} prompt tokens came from the cache; "
+            f"{f'{drafted:,} tokens were' if drafted else 'nothing was'} drafted",
         ]
     return ProveRecord(
         time=time,
@@ -197,32 +196,25 @@ def first_to_tell(proof: Proof, every: Sequence[Beyond], found: Bounds) -> Beyon
     if len(prompts) > FEW or found.first > judging.LEAST:
         return every[0] if every else None
     for one in reversed(prompts.values()):
-        trial, name = trial_of(proof, one, found), f"{one.one.words}, {proof.turns[one.key].name}"
-        proof.say(f"{name}: {one.distance:.2g} nats; asking with other words")
-        try:
-            shown = shortest.retold(proof.met, proof, trial)
-        except (Wrong, Fault) as fault:
-            proof.note(f"{name}: not asked with other words: {fault}")
-            return one
-        if shown >= SHOWN:
+        asked = one.session(proof)
+        proof.say(f"{asked.seen}: {one.distance:.2g} nats; asking with other words")
+        shown = shows(proof, [session.with_other_words(asked, seed) for seed in range(OTHERS)])
+        if shown is None or shown >= SHOWN:
             return one
         proof.note(
-            f"{name}: {one.distance:.2g} nats, bound {trial.bound:.2g}; beyond with other words in {shown} of "
-            f"{shortest.RETOLD} tries, so it is taken for rounding"
+            f"{asked.seen}: {one.distance:.2g} nats, bound {one.bound:.2g}; beyond with other words in {shown} of "
+            f"{OTHERS} tries, so it is taken for rounding"
         )
     return None
 
 
-def answers_of(proof: Proof, first: Beyond) -> tuple[Said, Said]:
-    """What was said in that way, and what it is compared with."""
-    cold = proof.cold[first.key]
-    if first.one is passes.READ:
-        return cold, proof.furthest_read(first.key)[1]
-    return dict(proof.done[first.one.name].said)[first.key], cold
-
-
-def trial_of(proof: Proof, one: Beyond, found: Bounds) -> Trial:
-    return shortest.trial_of(proof, one.one, one.key, found.of(one.one, proof.turns[one.key]))
+def shows(proof: Proof, sessions: Sequence[Session]) -> int | None:
+    """How many of them show a difference when they are sent. None where the server dies of it, say."""
+    try:
+        return sum(session.repeated(proof.met, one) > one.bound for one in sessions)
+    except (Wrong, Fault) as fault:
+        proof.note(f"{sessions[0].seen}: not sent again: {fault}")
+        return None
 
 
 def result_of(proof: Proof, one: Pass, found: Bounds) -> PassResult:
@@ -241,28 +233,20 @@ def result_of(proof: Proof, one: Pass, found: Bounds) -> PassResult:
     )
 
 
-def told(proof: Proof, first: Beyond, found: Bounds, path: Path) -> tuple[Finding, str]:
-    turn, asked = proof.turns[first.key], trial_of(proof, first, found)
-    bound = asked.bound
-    proof.say(f"found: {first.one.words}, {turn.name}: {first.distance:.2g} nats; looking for the shortest session")
-    words = f"{first.one.words}, {turn.name}"
-    try:
-        trial, shown, again = shortest.shortest(proof.met, proof, asked)
-    except (Wrong, Fault) as fault:  # of a server that dies of it, say: what was seen stays seen
-        proof.note(f"{words}: not seen again, and not made shorter: {fault}")
-        trial, shown, again = asked, None, 0
-    shortest.write(path, proof.met, trial, shown or shortest.Tried(first.distance, *answers_of(proof, first)), words)
+def told(proof: Proof, first: Beyond, path: Path) -> tuple[Finding, str]:
+    asked = first.session(proof)
+    session.write(path, asked)
+    proof.say(f"found: {asked.seen}: {first.distance:.2g} nats; sending it again")
     finding = Finding(
         way=first.one.words,
-        turn=turn.name,
+        turn=proof.turns[first.key].name,
         distance=first.distance,
-        bound=bound,
-        again=again,
-        tries=shortest.AGAIN,
-        requests=len(trial.steps),
+        bound=first.bound,
+        again=shows(proof, [asked] * AGAIN) or 0,
+        requests=len(asked.steps),
     )
     line = (
-        f"FOUND: {words}: {first.distance:.2g} nats from the cold answer, where {bound:.2g} may be rounding; seen "
-        f"again in {again} of {shortest.AGAIN} tries; {finding.requests} requests: {path}"
+        f"FOUND: {asked.seen}: {first.distance:.2g} nats from the cold answer, where {first.bound:.2g} may be "
+        f"rounding; seen again in {finding.again} of {AGAIN} tries; {finding.requests} requests: {path}"
     )
     return finding, line

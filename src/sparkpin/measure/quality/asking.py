@@ -14,6 +14,7 @@ from sparkpin.measure.quality.measured import Reading
 from sparkpin.measure.quality.texts import CorpusText
 from sparkpin.smoke.answers import Wrong, a_dict, json_of, only_choice, require
 from sparkpin.smoke.client import Client
+from sparkpin.smoke.replies import Reply
 
 TOP = 20  # what vLLM allows at most, unless --max-logprobs says otherwise
 CONTINUED = 48  # tokens
@@ -22,22 +23,37 @@ ID = "token_id:"
 
 
 def version(client: Client) -> str:
-    return str(json_of(client.get("/version")).get("version"))
+    return str(json_of(client.get("/version")).get("version") or "")
 
 
 def room(client: Client) -> int:
     """Tokens that a request may have in all."""
-    models = json_of(client.get("/v1/models")).get("data")
-    if not isinstance(models, list) or not models or not isinstance(models[0].get("max_model_len"), int):
-        raise Wrong(f"/v1/models: got {models!r}, expected a model with max_model_len")
-    return int(models[0]["max_model_len"])
+    found = models_of(client)[0].get("max_model_len")
+    if not isinstance(found, int):
+        raise Wrong(f"/v1/models: max_model_len: got {found!r}, expected a number")
+    return found
+
+
+def models_of(client: Client) -> list[dict[str, Any]]:
+    reply = client.get("/v1/models")
+    is_json = reply.body.lstrip().startswith(b"{")  # a page for people is not repeated
+    if reply.status == 404 or not is_json:
+        seen = "a page that is no JSON" if reply.status == 200 else f"status {reply.status}"
+        raise Wrong(f"no OpenAI endpoint: /v1/models: got {seen}, expected a list of models")
+    models = json_of(reply).get("data")
+    if not isinstance(models, list) or not models:
+        raise Wrong(f"/v1/models: got {str(models)[:80]}, expected a list of models")
+    return [a_dict(one, "/v1/models") for one in models]
 
 
 def tokens_of(client: Client, model: str, text: str) -> list[int]:
-    reply = client.post("/tokenize", {"model": model, "prompt": text, "add_special_tokens": False})
+    return tokens_in(client.post("/tokenize", {"model": model, "prompt": text, "add_special_tokens": False}))
+
+
+def tokens_in(reply: Reply) -> list[int]:
     tokens = json_of(reply).get("tokens")
-    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-        raise Wrong(f"/tokenize: got {tokens!r}, expected a list of numbers")
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, int) for token in tokens):
+        raise Wrong(f"/tokenize: got {str(tokens)[:80]}, expected a list of numbers")
     return tokens
 
 
