@@ -120,9 +120,8 @@ def interrupted(copy: Checkout, *arguments: str, once: Callable[[], bool] = lamb
 
 
 def ranks(host: OtherHost) -> list[Container]:
-    return list(
-        host.engine.client.containers.list(all=True, ignore_removed=True)
-    )  # those that look at a machine come and go
+    """ignore_removed: those that look at a machine come and go."""
+    return list(host.engine.client.containers.list(all=True, ignore_removed=True))
 
 
 def nothing_runs(copy: Checkout, host: OtherHost) -> bool:
@@ -157,7 +156,7 @@ def test_what_is_missing_stops_it_before_anything_starts(copy: Checkout, host: O
     host.there("route", "add", "default", "dev", host.other)
     refused(copy, HostError, "--shared-link", *pair)
     host.there("route", "del", "default")
-    assert "interrupted" in interrupted(copy, *pair, said="link ")  # the machines are looked at then
+    assert "interrupted" in interrupted(copy, *pair, said="link ")  # nothing is started yet
     assert nothing_runs(copy, host)
 
 
