@@ -39,8 +39,7 @@ def interfaces(root: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError):  # no address, or gone meanwhile
             row = {
                 "name": folder.name,
-                "address": asked(folder.name, SIOCGIFADDR),
-                "mask": asked(folder.name, SIOCGIFNETMASK),
+                "place": f"{asked(folder.name, SIOCGIFADDR)}/{asked(folder.name, SIOCGIFNETMASK)}",
                 "up": (folder / "operstate").read_text().strip() in ("up", "unknown"),
                 "rdma": rdma(root, folder.name),
             }

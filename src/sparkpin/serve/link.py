@@ -8,32 +8,28 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sparkpin.core.errors import HostError, InputError
 
 
 @dataclass(frozen=True)
 class Interface:
-    """mask: as "255.255.255.0"; rdma: its active devices of /sys/class/infiniband."""
+    """place: its address and network; rdma: its active devices of /sys/class/infiniband."""
 
     name: str
-    address: str
-    mask: str
+    place: ipaddress.IPv4Interface
     up: bool
     rdma: tuple[str, ...] = ()
 
     @property
-    def network(self) -> ipaddress.IPv4Network:
-        return ipaddress.IPv4Network(f"{self.address}/{self.mask}", strict=False)
+    def address(self) -> str:
+        return str(self.place.ip)
 
-    @classmethod
-    def read(cls, row: Mapping[str, Any]) -> Interface:
-        place = ipaddress.IPv4Interface(f"{row['address']}/{row['mask']}")
-        rdma = tuple(map(str, row["rdma"]))
-        return cls(str(row["name"]), str(place.ip), str(place.netmask), bool(row["up"]), rdma)
+    @property
+    def network(self) -> ipaddress.IPv4Network:
+        return self.place.network
 
 
 @dataclass(frozen=True)
@@ -45,24 +41,10 @@ class HostFacts:
     interfaces: tuple[Interface, ...]
     default_routes: tuple[str, ...]
     driver: str
+    gpus: tuple[str, ...]
     memory_available: int
     record: str
     lacking: tuple[str, ...]
-    gpus: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, where: str, told: Mapping[str, Any]) -> HostFacts:
-        """What was told may be anybody's words: an exception of Python's where they are no such facts."""
-        return cls(
-            where=where,
-            interfaces=tuple(map(Interface.read, told["interfaces"])),
-            default_routes=tuple(map(str, told["default_routes"])),
-            driver=str(told["driver"]).strip(),
-            memory_available=int(told["memory_available"]),
-            record=str(told["record"]),
-            lacking=tuple(map(str, told["lacking"])),
-            gpus=tuple(map(str, told["gpus"])),
-        )
 
 
 @dataclass(frozen=True)
@@ -83,9 +65,9 @@ class Link:
 def choose(hosts: Sequence[HostFacts], wanted: str | None) -> Link:
     """The link that is meant. wanted: an interface of this machine (rank 0), or a network; None: the only one that
     could be. InputError for one that is not there on each machine."""
-    candidates = {face.network: face for face in usable(hosts[0])}
     if wanted is None:
-        common = [network for network in candidates if all(on(host, network) for host in hosts)]
+        candidates = {face.network: face for face in usable(hosts[0])}
+        common = [network for network in candidates if all(network in networks(host) for host in hosts)]
         own = [network for network in common if not any(routed(host, network) for host in hosts)]
         if len(own) != 1:
             found = ", ".join(f"{candidates[network].name} ({network})" for network in common) or "none"
@@ -120,8 +102,8 @@ def usable(host: HostFacts) -> list[Interface]:
     return [face for face in host.interfaces if face.up and not face.network.is_loopback]
 
 
-def on(host: HostFacts, network: ipaddress.IPv4Network) -> bool:
-    return any(face.network == network for face in usable(host))
+def networks(host: HostFacts) -> list[ipaddress.IPv4Network]:
+    return [face.network for face in usable(host)]
 
 
 def routed(host: HostFacts, network: ipaddress.IPv4Network) -> bool:
@@ -135,7 +117,7 @@ def named(host: HostFacts, wanted: str) -> ipaddress.IPv4Network:
             return face.network
     try:
         meant = ipaddress.IPv4Network(wanted)
-        ends = [face.network for face in usable(host) if meant.prefixlen == 32 and meant.subnet_of(face.network)]
+        ends = [one for one in networks(host) if meant.prefixlen == 32 and meant.subnet_of(one)]
         return ends[0] if ends else meant
     except ValueError:
         known = ", ".join(f"{face.name} ({face.network})" for face in usable(host))
@@ -181,11 +163,8 @@ def require_same_gpus(hosts: Sequence[HostFacts]) -> None:
 def require_own(hosts: Sequence[HostFacts], link: Link, api: str, *, shared: bool) -> list[str]:
     """What to say of a link that is taken though others may be on it. HostError for it, unless `shared`. api: the
     address of the front."""
-    found = [
-        f"{host.where}: a default route leads through {face.name}"
-        for host, face in zip(hosts, link.interfaces, strict=True)
-        if face.name in host.default_routes
-    ]
+    through = [host.where for host in hosts if routed(host, link.network)]
+    found = [f"{where}: a default route leads through {link.network}" for where in through]
     listens = ipaddress.ip_address(api)
     if listens in link.network or listens.is_unspecified:
         found.append(f"here: clients are served at {api}, which is on the link, too")

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from sparkpin.core.errors import (
     BusyError,
     CheckpointError,
@@ -265,8 +267,9 @@ def looked_at(machine: Machine, release: Release, volumes: Mapping[str, Any]) ->
             next_step="look what these lines say",
         )
     try:
-        return HostFacts.read(machine.where, json.loads(log.splitlines()[-1]))
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        told = dict(json.loads(log.splitlines()[-1]))
+        return TypeAdapter(HostFacts).validate_python(told | {"where": machine.where})
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise HostError(
             f"{machine.where}: the program that was sent there answered something else: {error!r}"[:1000],
             next_step="find out what answers there",

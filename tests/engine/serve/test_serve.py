@@ -21,8 +21,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import fronts, service, status
 from sparkpin.serve import served as services
+from sparkpin.serve import service, status
 from sparkpin.serve.address import AddressOptions
 
 if TYPE_CHECKING:
@@ -189,10 +189,7 @@ def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
     assert services.running_release(standing.paths, engine, "fake") == first.release
 
 
-def test_stop_keeps_the_address_and_the_former_network_goes(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    former = f"sparkpin-test-{site.port}"
-    monkeypatch.setattr(fronts, "FORMER_NETWORK", former)
-    site.engine.client.networks.create(former)
+def test_stop_keeps_the_address(site: FakeSite) -> None:
     served = site.start(port=site.port, allow="/sleep", limit="requests=9")
     service.stop(site.paths, site.engine, None, quiet)
     said: list[str] = []

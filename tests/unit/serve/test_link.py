@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from sparkpin.core.errors import HostError, InputError
 from sparkpin.serve import inside_link
 from sparkpin.serve.link import HostFacts, Interface, choose, require_own, require_same_gpus
 
-ETH = Interface("eth0", "192.0.2.1", "255.255.255.0", True)
-CABLE = Interface("enp1s0f0np0", "10.0.0.1", "255.255.255.0", True, ("rocep1s0f0",))
-TWIN = Interface("enP2p1s0f0np0", "10.0.1.1", "255.255.255.0", True, ("roceP2p1s0f0",))
-OTHER_PORT = Interface("enp1s0f1np1", "10.0.2.1", "255.255.255.0", True, ("rocep1s0f1",))
+ETH = Interface("eth0", IPv4Interface("192.0.2.1/24"), True)
+CABLE = Interface("enp1s0f0np0", IPv4Interface("10.0.0.1/24"), True, ("rocep1s0f0",))
+TWIN = Interface("enP2p1s0f0np0", IPv4Interface("10.0.1.1/24"), True, ("roceP2p1s0f0",))
+OTHER_PORT = Interface("enp1s0f1np1", IPv4Interface("10.0.2.1/24"), True, ("rocep1s0f1",))
 HERE = HostFacts(
     where="here",
     interfaces=(CABLE, ETH, TWIN, OTHER_PORT),
@@ -30,7 +31,7 @@ HERE = HostFacts(
 
 
 def moved(face: Interface, **changes: Any) -> Interface:
-    return replace(face, address=face.address.removesuffix("1") + "2", **changes)
+    return replace(face, place=IPv4Interface(f"{face.place.ip + 1}/24"), **changes)
 
 
 THERE = replace(

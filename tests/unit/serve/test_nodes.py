@@ -225,7 +225,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 TOLD: dict[str, Any] = {
-    "interfaces": [{"name": "e", "address": "10.0.0.1", "mask": "255.0.0.0", "up": True, "rdma": []}],
+    "interfaces": [{"name": "e", "place": "10.0.0.1/255.0.0.0", "up": True, "rdma": []}],
     "default_routes": [], "driver": "", "memory_available": 1, "record": "r", "lacking": [], "gpus": [],
 }  # fmt: skip
 
@@ -233,8 +233,7 @@ TOLD: dict[str, Any] = {
 FACE = TOLD["interfaces"][0]
 WRONG: list[tuple[str, Any]] = [
     ("interfaces", 3),
-    ("interfaces", [{**FACE, "address": "x"}]),
-    ("interfaces", [{**FACE, "mask": "much"}]),
+    ("interfaces", [{**FACE, "place": "x"}]),
     ("memory_available", float("inf")),
     ("lacking", 1),
 ]
