@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from sparkpin.serve.memory_limit import Room  # slow to import, and `status` plans nothing
 
 HERE = "here"
-NAMES_OF_HERE = (HERE, "local")
 NODES_FILE = ".nodes.json"
 LOOK_LABEL = "sparkpin.look"
 LOOK_MEMORY = 1 << 29
@@ -107,7 +106,7 @@ class NodesOptions:
 def urls_of(text: str) -> tuple[str, ...]:
     """This machine first, whether it is named or not: its front has the port, and the API's socket is rank 0's."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    others = tuple(word.rstrip("/") for word in words if word not in NAMES_OF_HERE)
+    others = tuple(word.rstrip("/") for word in words if word != HERE)
     if twice := [word for word in others if others.count(word) > 1]:
         raise InputError(f"--nodes: {twice[0]} is named twice", next_step="name each machine once")
     for word in others:

@@ -33,7 +33,7 @@ ALONE: Any = SimpleNamespace(tag="sparkpin/r:base-1", recipe="r", argv=("vllm", 
 KEPT = Nodes(("here", "ssh://b"), "10.0.0.0/24", True)
 
 
-@pytest.mark.parametrize("text", ["here,ssh://b", "ssh://b", "ssh://b/,local", " ssh://b , here "])
+@pytest.mark.parametrize("text", ["here,ssh://b", "ssh://b", "ssh://b/,here", " ssh://b , here "])
 def test_this_machine_is_rank_0_named_or_not(text: str) -> None:
     assert NodesOptions(text).applied(None, PAIR) == Nodes(("here", "ssh://b"))
 
