@@ -28,7 +28,7 @@ def look(root: Path = Path("/"), model: Path = Path("/model")) -> dict[str, Any]
         "driver": driver(root),
         "gpus": gpus(root),
         "memory_available": memory_available(root),
-        **checkpoint(model),
+        "record": record(model),
     }
 
 
@@ -103,21 +103,11 @@ def memory_available(root: Path) -> int:
     return int(rows["MemAvailable"].split()[0]) << 10
 
 
-def checkpoint(folder: Path) -> dict[str, Any]:
-    """record: SHA-256 of the checkpoint's own record, "" where there is none; lacking: files of another size."""
-    try:
-        data = (folder / RECORD).read_bytes()
-        rows = json.loads(data)["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {"record": "", "lacking": []}
-    lacking = [name for name, row in sorted(rows.items()) if size(folder / name) != row["size"]]
-    return {"record": hashlib.sha256(data).hexdigest(), "lacking": lacking}
-
-
-def size(path: Path) -> int:
+def record(folder: Path) -> str:
+    """SHA-256 of the checkpoint's own record, "" where there is none."""
     with contextlib.suppress(OSError):
-        return path.stat().st_size
-    return -1
+        return hashlib.sha256((folder / RECORD).read_bytes()).hexdigest()
+    return ""
 
 
 if __name__ == "__main__":

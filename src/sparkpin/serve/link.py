@@ -35,7 +35,7 @@ class Interface:
 @dataclass(frozen=True)
 class HostFacts:
     """What `inside_link.look` tells of a machine. where: its URL, or "here"; record: SHA-256 of the record of its
-    checkpoint; lacking: files that are not there whole; gpus: models."""
+    checkpoint; gpus: models."""
 
     where: str
     interfaces: tuple[Interface, ...]
@@ -44,7 +44,6 @@ class HostFacts:
     gpus: tuple[str, ...]
     memory_available: int
     record: str
-    lacking: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def test_what_is_missing_stops_it_before_anything_starts(copy: Checkout, host: O
     part = next(volume_of(host, first).glob("*.safetensors"))
     whole = part.read_bytes()
     part.write_bytes(whole[:100])
-    refused(copy, CheckpointError, f"--to {host.url} --with-checkpoint", *pair)
+    refused(copy, CheckpointError, f"invoke export {first.tag} {host.url} --with-checkpoint", *pair)
     part.write_bytes(whole)
     host.there("route", "add", "default", "dev", host.other)
     refused(copy, HostError, "--shared-link", *pair)

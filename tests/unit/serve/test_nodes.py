@@ -226,7 +226,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 TOLD: dict[str, Any] = {
     "interfaces": [{"name": "e", "place": "10.0.0.1/255.0.0.0", "up": True, "rdma": []}],
-    "default_routes": [], "driver": "", "memory_available": 1, "record": "r", "lacking": [], "gpus": [],
+    "default_routes": [], "driver": "", "memory_available": 1, "record": "r", "gpus": [],
 }  # fmt: skip
 
 
@@ -235,7 +235,7 @@ WRONG: list[tuple[str, Any]] = [
     ("interfaces", 3),
     ("interfaces", [{**FACE, "place": "x"}]),
     ("memory_available", float("inf")),
-    ("lacking", 1),
+    ("gpus", 1),
 ]
 LOGS = [b"", b"3", b"[]", b"{", b"\xff", b"[" * 100_000, b"{}"]
 
