@@ -34,9 +34,8 @@ import httpx
 from request_trials import CHAT, HELLO, MODEL, TRIALS, Trial, attack, refused_before
 from run import COMMON, COMPILED, GRAPHS, MTP, OFF, cache
 
-from sparkpin.serve.closed_in import SOCKETS
 from sparkpin.serve.postmortem import first_error, relevant
-from sparkpin.serve.rules import KEY, PATHS, SETTINGS, SOCKET, UPSTREAM, Limits
+from sparkpin.serve.rules import KEY, PATHS, SETTINGS, SOCKET, SOCKETS, UPSTREAM, Limits
 from sparkpin.smoke.scripts import CHAT as ANSWER
 
 HERE = Path(__file__).resolve().parent

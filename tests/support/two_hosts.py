@@ -20,8 +20,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.daemon import Daemon, start_engine
 from sparkpin.host.engine import Engine
 
-MTU = 9000
-
 
 @dataclass(frozen=True)
 class OtherHost:
@@ -48,20 +46,6 @@ class OtherHost:
         folder = self.daemon.socket.parent
         start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, self.daemon)
 
-    @contextlib.contextmanager
-    def unconnected(self) -> Iterator[str]:
-        """The network of an interface at each end between which there is no cable."""
-        name, network = f"{self.space}c", "10.214.7"
-        for number, run in enumerate((ip, self.there), start=1):
-            run("link", "add", name, "mtu", str(MTU), "type", "bridge")
-            run("address", "add", f"{network}.{number}/24", "dev", name)
-            run("link", "set", name, "up")
-        try:
-            yield f"{network}.0/24"
-        finally:
-            for run in (ip, self.there):
-                run("link", "del", name)
-
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
@@ -76,7 +60,7 @@ def other_host(folder: Path) -> Iterator[OtherHost]:
     with contextlib.ExitStack() as stack:
         ip("netns", "add", name)
         stack.callback(ip, "netns", "del", name)
-        ip("link", "add", own, "mtu", str(MTU), "type", "veth", "peer", "name", other, "mtu", str(MTU), "netns", name)
+        ip("link", "add", own, "type", "veth", "peer", "name", other, "netns", name)
         stack.callback(lambda: subprocess.run(["ip", "link", "del", own], capture_output=True))
         for space, end, number in (((), own, 1), (("-n", name), other, 2)):
             ip(*space, "address", "add", f"{network}.{number}/24", "dev", end)

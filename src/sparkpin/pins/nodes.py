@@ -17,7 +17,6 @@ TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
 STORE_PORT = 29501  # of torch's store, on rank 0
 STORE = "SPARKPIN_STORE"  # the variable with its address and port
 MEETING_PORT = 29502  # where process 1 of each container meets the others, on rank 0
-TRIAL_PORT = 29503  # where a link is tried; containers that wait call the other two
 MOST_NODES = 8
 SPECULATION = ("--speculative-config", "-sc")  # -sc.method sets a part of it
 PER_NODE = ("--node-rank", "--master-addr", "--master-port", "--headless")

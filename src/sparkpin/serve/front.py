@@ -29,7 +29,6 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from sparkpin.serve.closed_in import no_more_sockets
 from sparkpin.serve.requests_refused import fault
 from sparkpin.serve.rules import CERT, KEY, OPEN, PATHS, PORT, SETTINGS, SOCKET, TLS_KEY, UPSTREAM, Limits
 
@@ -329,7 +328,6 @@ async def serve(folder: Path, sockets: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     await listen(Front(folder, sockets), PORT)
-    no_more_sockets()
     print("sparkpin: the front listens", flush=True)
     await ended.wait()
 

@@ -17,16 +17,15 @@ from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.serve import keys, launch
 from sparkpin.serve.address import Address
-from sparkpin.serve.closed_in import SOCKETS
 from sparkpin.serve.launch import FOLDER, SOCKET_LABEL
 from sparkpin.serve.ports import busy
-from sparkpin.serve.rules import CERT, KEY, PORT, SETTINGS, TLS_KEY, UPSTREAM
+from sparkpin.serve.rules import CERT, KEY, PORT, SETTINGS, SOCKETS, TLS_KEY, UPSTREAM
 from sparkpin.serve.served import ADDRESS_LABEL, FORMER, FRONT, KEY_LABEL, LABEL, find, is_running
 from sparkpin.serve.tls import Tls
 from sparkpin.serve.waiting import Detached
 
 OWN = ("__init__.py", "serve/__init__.py")  # that make packages of the folders
-PARTS = ("front", "rules", "requests_refused", "closed_in")  # of `sparkpin.serve`: all that the front imports of it
+PARTS = ("front", "rules", "requests_refused")  # of `sparkpin.serve`: all that the front imports of it
 START = f"import sys; sys.path.insert(0, {FOLDER!r}); from sparkpin.serve import front; front.main(*sys.argv[1:])"
 SAME_LABEL = "sparkpin.front.mark"
 MEMORY = 1 << 30
@@ -83,7 +82,6 @@ class FrontOrder:
                 Mount(target=SOCKETS, source=self.name, type="volume", read_only=True),
             ],
             "restart_policy": {"Name": "on-failure"},
-            "sysctls": {"net.ipv4.tcp_fastopen": "0"},  # a connection without `connect`, which `closed_in` does not see
             "ulimits": [Ulimit(name="nofile", soft=2048, hard=2048)],
             **box | {"pids_limit": 64, "working_dir": "/"},
         }

@@ -17,8 +17,7 @@ from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.container import PYTHON, Node, put
 from sparkpin.releases.record import Release
-from sparkpin.serve.closed_in import SOCKETS
-from sparkpin.serve.rules import SOCKET, Limits
+from sparkpin.serve.rules import SOCKET, SOCKETS, Limits
 from sparkpin.serve.socket_port import Ends, carrying
 from sparkpin.smoke.server import socket_argv
 

@@ -1,4 +1,4 @@
-"""The network that the machines of one model share: which interface it is on each, and what is wrong with it. Pure.
+"""The network that the machines of one model share: which interface it is on each, and who else is on it. Pure.
 
 torch's store and the ports of its workers ask nobody for a key, and some take pickles: who can reach them runs code in
 the containers. So a link has to be a network of its own (docs/nodes.md).
@@ -8,77 +8,42 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sparkpin.core.errors import HostError, InputError
-
-JUMBO = 9000
-SHARED = "--shared-link takes it as it is"
 
 
 @dataclass(frozen=True)
 class Interface:
-    """mask: as "255.255.255.0"; rdma: its active devices of /sys/class/infiniband."""
+    """place: its address and network; rdma: its active devices of /sys/class/infiniband."""
 
     name: str
-    address: str
-    mask: str
-    mtu: int
+    place: ipaddress.IPv4Interface
     up: bool
     rdma: tuple[str, ...] = ()
 
     @property
-    def network(self) -> ipaddress.IPv4Network:
-        return ipaddress.IPv4Network(f"{self.address}/{self.mask}", strict=False)
+    def address(self) -> str:
+        return str(self.place.ip)
 
-    @classmethod
-    def read(cls, row: Mapping[str, Any]) -> Interface:
-        place = ipaddress.IPv4Interface(f"{row['address']}/{row['mask']}")
-        rdma = tuple(map(str, row["rdma"]))
-        return cls(str(row["name"]), str(place.ip), str(place.netmask), int(row["mtu"]), bool(row["up"]), rdma)
+    @property
+    def network(self) -> ipaddress.IPv4Network:
+        return self.place.network
 
 
 @dataclass(frozen=True)
 class HostFacts:
     """What `inside_link.look` tells of a machine. where: its URL, or "here"; record: SHA-256 of the record of its
-    checkpoint; lacking: files that are not there whole; gpus: models; cpu: vector instructions."""
+    checkpoint; gpus: models."""
 
     where: str
     interfaces: tuple[Interface, ...]
     default_routes: tuple[str, ...]
-    neighbours: tuple[tuple[str, str], ...]
     driver: str
-    machine: str
-    kernel: str
-    verbs: bool
-    memory_total: int
+    gpus: tuple[str, ...]
     memory_available: int
     record: str
-    lacking: tuple[str, ...]
-    gpus: tuple[str, ...] = ()
-    cpu: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, where: str, told: Mapping[str, Any]) -> HostFacts:
-        """What was told may be anybody's words: an exception of Python's where they are no such facts."""
-        return cls(
-            where=where,
-            interfaces=tuple(map(Interface.read, told["interfaces"])),
-            default_routes=tuple(map(str, told["default_routes"])),
-            neighbours=tuple((str(address), str(name)) for address, name in told["neighbours"]),
-            driver=str(told["driver"]).strip(),
-            machine=str(told["machine"]),
-            kernel=str(told["kernel"]),
-            verbs=bool(told["verbs"]),
-            memory_total=int(told["MemTotal"]),
-            memory_available=int(told["MemAvailable"]),
-            record=str(told["record"]),
-            lacking=tuple(map(str, told["lacking"])),
-            gpus=tuple(map(str, told["gpus"])),
-            cpu=tuple(map(str, told["cpu"])),
-        )
 
 
 @dataclass(frozen=True)
@@ -90,22 +55,18 @@ class Link:
     rdma: tuple[tuple[str, ...], ...]
 
     @property
-    def mtu(self) -> int:
-        return self.interfaces[0].mtu
-
-    @property
     def text(self) -> str:
         ends = ", ".join(f"{one.address} ({one.name})" for one in self.interfaces)
         how = "RDMA by " + ", ".join(self.rdma[0]) if self.rdma[0] else "TCP, no RDMA device"
-        return f"{self.network}: {ends}; MTU {self.mtu}; {how}"
+        return f"{self.network}: {ends}; {how}"
 
 
 def choose(hosts: Sequence[HostFacts], wanted: str | None) -> Link:
     """The link that is meant. wanted: an interface of this machine (rank 0), or a network; None: the only one that
     could be. InputError for one that is not there on each machine."""
-    candidates = {face.network: face for face in usable(hosts[0])}
     if wanted is None:
-        common = [network for network in candidates if all(on(host, network) for host in hosts)]
+        candidates = {face.network: face for face in usable(hosts[0])}
+        common = [network for network in candidates if all(network in networks(host) for host in hosts)]
         own = [network for network in common if not any(routed(host, network) for host in hosts)]
         if len(own) != 1:
             found = ", ".join(f"{candidates[network].name} ({network})" for network in common) or "none"
@@ -140,8 +101,8 @@ def usable(host: HostFacts) -> list[Interface]:
     return [face for face in host.interfaces if face.up and not face.network.is_loopback]
 
 
-def on(host: HostFacts, network: ipaddress.IPv4Network) -> bool:
-    return any(face.network == network for face in usable(host))
+def networks(host: HostFacts) -> list[ipaddress.IPv4Network]:
+    return [face.network for face in usable(host)]
 
 
 def routed(host: HostFacts, network: ipaddress.IPv4Network) -> bool:
@@ -155,7 +116,7 @@ def named(host: HostFacts, wanted: str) -> ipaddress.IPv4Network:
             return face.network
     try:
         meant = ipaddress.IPv4Network(wanted)
-        ends = [face.network for face in usable(host) if meant.prefixlen == 32 and meant.subnet_of(face.network)]
+        ends = [one for one in networks(host) if meant.prefixlen == 32 and meant.subnet_of(one)]
         return ends[0] if ends else meant
     except ValueError:
         known = ", ".join(f"{face.name} ({face.network})" for face in usable(host))
@@ -175,7 +136,7 @@ def devices(hosts: Sequence[HostFacts], faces: Sequence[Interface]) -> tuple[tup
         ports = {port_of(device) for device in face.rdma}
         twins = [device for other in usable(host) for device in other.rdma if port_of(device) in ports]
         found.append((*face.rdma, *sorted(set(twins) - set(face.rdma))))
-    if not all(host.verbs for host in hosts) or not all(found):
+    if not all(found):
         return tuple(() for _ in hosts)
     if len({len(devices) for devices in found}) > 1:
         return tuple(face.rdma for face in faces)
@@ -186,67 +147,31 @@ def port_of(device: str) -> str:
     return re.sub(r"P\d+(?=p\d)", "", device)
 
 
-def require_same(hosts: Sequence[HostFacts], link: Link, *, gpu: bool) -> None:
-    """HostError where machines differ in what has to be the same. gpu: the release computes on one, else on the CPU."""
-    faces = link.interfaces
-    kinds: list[tuple[str, Sequence[object], Sequence[str], str]] = [
-        (
-            f"MTU of {link.network}",
-            [face.mtu for face in faces],
-            [f"{face.mtu} ({face.name})" for face in faces],
-            f"sudo ip link set dev INTERFACE mtu {JUMBO}, on each machine (and for good, where its network is set up)",
-        )
-    ]
-    others = "machines of one kind serve one model: sums of two kinds are in two precisions (docs/nodes.md, Limits)"
-    if gpu:
-        drivers, models = [host.driver or "none" for host in hosts], [", ".join(host.gpus) or "none" for host in hosts]
-        kinds.append(("NVIDIA driver", drivers, drivers, "install the same driver on each, and reboot"))
-        kinds.append(("GPU", models, models, others))
-    else:
-        common = set(hosts[0].cpu).intersection(*(host.cpu for host in hosts))
-        more = [", ".join(flag for flag in host.cpu if flag not in common) or "nothing more" for host in hosts]
-        kinds.append(("CPU", more, more, others))
-    for what, values, shown, step in kinds:
+def require_same_gpus(hosts: Sequence[HostFacts]) -> None:
+    """HostError where GPUs or their drivers differ: sums of two kinds would be in two precisions."""
+    kinds = {
+        "NVIDIA driver": ([host.driver for host in hosts], "install the same driver on each, and reboot"),
+        "GPU": ([", ".join(host.gpus) for host in hosts], "use machines of one kind (docs/nodes.md, Limits)"),
+    }
+    for what, (values, step) in kinds.items():
         if len(set(values)) > 1:
-            seen = ", ".join(f"{host.where}: {value}" for host, value in zip(hosts, shown, strict=True))
+            seen = ", ".join(f"{host.where}: {value or 'none'}" for host, value in zip(hosts, values, strict=True))
             raise HostError(f"{what} differs: {seen}", next_step=step)
 
 
-def risks(hosts: Sequence[HostFacts], link: Link, api: str) -> list[str]:
-    """Why the link is no network of its own; [] where nothing speaks against it. api: the address of the front."""
-    found = []
-    members = {face.address for face in link.interfaces}
-    for host, face in zip(hosts, link.interfaces, strict=True):
-        if face.name in host.default_routes:
-            found.append(f"{host.where}: a default route leads through {face.name}")
-        others = [address for address, name in host.neighbours if name == face.name and address not in members]
-        if others:
-            found.append(f"{host.where}: {', '.join(others)} answered on {face.name}, and is none of the machines")
+def require_own(hosts: Sequence[HostFacts], link: Link, api: str, *, shared: bool) -> list[str]:
+    """What to say of a link that is taken though others may be on it. HostError for it, unless `shared`. api: the
+    address of the front."""
+    through = [host.where for host in hosts if routed(host, link.network)]
+    found = [f"{where}: a default route leads through {link.network}" for where in through]
     listens = ipaddress.ip_address(api)
     if listens in link.network or listens.is_unspecified:
         found.append(f"here: clients are served at {api}, which is on the link, too")
-    return found
-
-
-def exposed(host: HostFacts, link: Link, listening: Sequence[str]) -> list[str]:
-    """What to say of the addresses beside the link where torch's store can be reached. host: rank 0's; listening: where
-    the store does. An image without our mods has it listen everywhere."""
-    everywhere = any(ipaddress.ip_address(one).is_unspecified for one in listening)
-    others = [face for face in usable(host) if face.address != link.interfaces[0].address]
-    found = [f"{face.address} ({face.name})" for face in others if everywhere or face.address in listening]
-    line = (
-        f"warning: torch's store can be reached at {', '.join(found)}, too, and asks for no key: close that port there"
-    )
-    return [line] if found else []
-
-
-def require_own(hosts: Sequence[HostFacts], link: Link, api: str, *, shared: bool) -> list[str]:
-    """What to say of a link that is taken though others are on it. HostError for it, unless `shared`."""
-    found = risks(hosts, link, api)
     if found and not shared:
         raise HostError(
             f"{link.network} is no network of the machines' own: {'; '.join(found)}. torch's ports there ask nobody "
             "for a key, and who reaches them can run code in the containers",
-            next_step=f"a cable between the machines with addresses of its own, and --link; {SHARED}",
+            next_step="a cable between the machines with addresses of its own, and --link; --shared-link takes it as "
+            "it is",
         )
     return [f"warning: {one}; torch's ports are open to whoever is there (--shared-link)" for one in found]

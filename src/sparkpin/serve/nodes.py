@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from sparkpin.core.errors import (
     BusyError,
     CheckpointError,
@@ -28,24 +30,23 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
-from sparkpin.pins.nodes import MEETING_PORT, STORE_PORT, TRIAL_PORT, example, nodes_of
+from sparkpin.pins.nodes import MEETING_PORT, STORE_PORT, example, nodes_of
 from sparkpin.pins.vllm_command import MODEL_PATH
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import inside_link
 from sparkpin.serve import link as links
 from sparkpin.serve.link import HostFacts, Link
+from sparkpin.serve.ports import listeners
 
 if TYPE_CHECKING:
     from sparkpin.serve.memory_limit import Room  # slow to import, and `status` plans nothing
 
 HERE = "here"
-NAMES_OF_HERE = (HERE, "local")
 NODES_FILE = ".nodes.json"
 LOOK_LABEL = "sparkpin.look"
 LOOK_MEMORY = 1 << 29
 LOOK_SECONDS = 90
-PORTS_WORDS = "Address already in use"
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -105,7 +106,7 @@ class NodesOptions:
 def urls_of(text: str) -> tuple[str, ...]:
     """This machine first, whether it is named or not: its front has the port, and the API's socket is rank 0's."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    others = tuple(word.rstrip("/") for word in words if word not in NAMES_OF_HERE)
+    others = tuple(word.rstrip("/") for word in words if word != HERE)
     if twice := [word for word in others if others.count(word) > 1]:
         raise InputError(f"--nodes: {twice[0]} is named twice", next_step="name each machine once")
     for word in others:
@@ -237,17 +238,18 @@ def require_image(machine: Machine, release: Release) -> None:
         raise kind(f"{machine.where}: image {release.tag}: saw {seen}, wanted {release.image}", next_step=step)
 
 
-def within(machine: Machine, image: str, volumes: Mapping[str, Any], *words: str) -> dict[str, Any]:
-    """What `inside_link` prints there, in a container with the host's network that is gone afterwards."""
+def looked_at(machine: Machine, release: Release, volumes: Mapping[str, Any]) -> HostFacts:
+    """What `inside_link` prints there, in a container with the host's network that is gone afterwards. HostError for
+    another answer: the machine there may be anybody's."""
     from sparkpin.releases.volumes import sweep  # slow to import
 
     with named(machine), engine_errors():
         sweep(machine.engine, LOOK_LABEL)
         container = machine.engine.containers.create(
-            image,
-            labels={LOOK_LABEL: words[0]},
+            release.tag,
+            labels={LOOK_LABEL: ""},
             entrypoint=[*running.PYTHON, "-c", Path(inside_link.__file__).read_text(encoding="utf-8")],
-            command=list(words),
+            command=[],
             network_mode="host",
             volumes=dict(volumes),
             **running.sandbox({}, memory=LOOK_MEMORY),
@@ -263,28 +265,14 @@ def within(machine: Machine, image: str, volumes: Mapping[str, Any], *words: str
             f"{machine.where}: it cannot be looked at from a container: {running.last_lines(log, 3)}",
             next_step="look what these lines say",
         )
-    with understood(machine):
-        found: dict[str, Any] = dict(json.loads(log.splitlines()[-1]))
-    return found
-
-
-@contextlib.contextmanager
-def understood(machine: Machine) -> Iterator[None]:
-    """HostError for an answer that is not of `inside_link`: the machine there may be anybody's."""
     try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        told = dict(json.loads(log.splitlines()[-1]))
+        return TypeAdapter(HostFacts).validate_python(told | {"where": machine.where})
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise HostError(
             f"{machine.where}: the program that was sent there answered something else: {error!r}"[:1000],
             next_step="find out what answers there",
         ) from None
-
-
-def looked_at(machine: Machine, release: Release, volumes: Mapping[str, Any]) -> HostFacts:
-    """What the machine tells of itself. HostError where that is no such thing."""
-    told = within(machine, release.tag, volumes, "look")
-    with understood(machine):
-        return HostFacts.read(machine.where, told)
 
 
 def examined(machine: Machine, release: Release, checkpoint: Path, platform: str) -> HostFacts:
@@ -296,14 +284,7 @@ def examined(machine: Machine, release: Release, checkpoint: Path, platform: str
             f"{machine.where} is {seen}, and this machine {platform}", next_step="machines of one kind serve one model"
         )
     volumes = model_there(machine, release, checkpoint if machine.where == HERE else None)
-    found = looked_at(machine, release, volumes)
-    if not found.record or found.lacking:
-        why = f"{found.lacking[0]} is not there whole" if found.lacking else "its record is not there"
-        raise CheckpointError(
-            f"{machine.where}: the checkpoint of {release.tag} is half there: {why}",
-            next_step=copy_line(release, machine.where),
-        )
-    return found
+    return looked_at(machine, release, volumes)
 
 
 @dataclass(frozen=True)
@@ -345,17 +326,16 @@ def check(
                 next_step=f"remove the volume there, then {copy_line(release, one.where)}",
             )
     found = links.choose(facts, nodes.link or None)
-    links.require_same(facts, found, gpu=uses_gpu(paths, release))
+    if uses_gpu(paths, release):
+        links.require_same_gpus(facts)
     for line in links.require_own(facts, found, api, shared=nodes.shared):
         say(line)
     say(f"link {found.text}")
-    if found.mtu < links.JUMBO:
-        say(f"note: MTU {found.mtu}; {links.JUMBO} on each machine and on the switch between costs less per byte")
     rooms = tuple(memory_limit.room_for(paths, machine.engine, release, checkpoint) for machine in machines)
     checked = Checked(replace(nodes, link=str(found.network)), tuple(machines), tuple(facts), found, rooms)
     if not busy:
         require_rooms(checked, release)
-    say(f"round trip over the link: {meet(found, machines, release, busy=busy) * 1e6:.0f} microseconds")
+        require_ports()
     return checked
 
 
@@ -364,7 +344,16 @@ def check_freed(checked: Checked, release: Release) -> None:
     free; nothing else is looked at, for nobody answers meanwhile."""
     facts = each(checked.machines, lambda machine: looked_at(machine, release, {}))
     require_rooms(replace(checked, facts=tuple(facts)), release)
-    meet(replace(checked.link, interfaces=checked.link.interfaces[:1]), checked.machines[:1], release)
+    require_ports()
+
+
+def require_ports() -> None:
+    """BusyError where something listens on the ports of rank 0, which is this machine."""
+    if taken := [str(port) for port in (STORE_PORT, MEETING_PORT) if listeners(port)]:
+        raise BusyError(
+            f"here: port {' and '.join(taken)} is taken: a machine serves one such model at a time",
+            next_step="invoke stop of the other one, or of its smoke test; ss -ltnp says who has them",
+        )
 
 
 def require_rooms(checked: Checked, release: Release, freed: Mapping[str, int] | None = None) -> None:
@@ -379,53 +368,3 @@ def require_rooms(checked: Checked, release: Release, freed: Mapping[str, int] |
         except HostError as error:
             errors.append(HostError(f"{facts.where}: {error.message}", next_step=error.next_step))
     raise_all(errors)
-
-
-def meet(link: Link, machines: Sequence[Machine], release: Release, *, busy: bool = False) -> float:
-    """Seconds of a round trip between rank 0 and the farthest other. HostError, or BusyError, where a machine does not
-    get through, goes another way, or only small packets arrive. busy: a server may have the ports that it will want."""
-    ends = [face.address for face in link.interfaces]
-    free = () if busy else (MEETING_PORT, STORE_PORT)
-
-    def ask(machine: Machine) -> dict[str, Any]:
-        words = (machine.rank, ends[machine.rank], ends[0], TRIAL_PORT, len(ends), *free)
-        return within(machine, release.tag, {}, "meet", *map(str, words))
-
-    told = each(machines, ask)
-    if told[0].get("error") == PORTS_WORDS:
-        raise BusyError(
-            f"here: port {' or '.join(map(str, (*free, TRIAL_PORT)))} is taken: they serve one such model at a time",
-            next_step="invoke stop of the other one, or of its smoke test; ss -ltnp says who has them",
-        )
-    errors: list[SparkpinError] = []
-    seconds = 0.0
-    for face, machine, answer in list(zip(link.interfaces, machines, told, strict=True))[1:]:
-        if error := answer.get("error"):
-            errors.append(
-                HostError(
-                    f"{machine.where}: {face.address} ({face.name}) does not reach {ends[0]}: {error}",
-                    next_step=f"ping -I {face.name} {ends[0]} there; a firewall there or here?",
-                )
-            )
-            continue
-        with understood(machine):
-            own, bulk, took = str(answer["own"]), bool(answer["bulk"]), float(answer["seconds"])
-        seconds = max(seconds, took)
-        if own != face.address:
-            errors.append(
-                HostError(
-                    f"{machine.where}: the route to {ends[0]} starts at {own}, not at {face.address} ({face.name})",
-                    next_step=f"ip route get {ends[0]} there says which way it goes",
-                )
-            )
-        elif not bulk:
-            errors.append(
-                HostError(
-                    f"{machine.where}: small packets reach {ends[0]}, those of MTU {face.mtu} do not",
-                    next_step="set the same MTU on the switch between, or a smaller one on each machine",
-                )
-            )
-    raise_all(errors)
-    if error := told[0].get("error"):
-        raise HostError(f"here: {ends[0]} ({link.interfaces[0].name}): {error}", next_step="ip address; is it up?")
-    return seconds

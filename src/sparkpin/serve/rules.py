@@ -11,6 +11,7 @@ from dataclasses import dataclass
 SETTINGS, KEY, CERT, TLS_KEY = "settings.json", "key", "cert.pem", "tls-key.pem"  # files of the front
 UPSTREAM, SOCKET = "upstream", "s"  # its file with the folder of the server that is asked; the socket in that
 PORT = 8000  # within its container
+SOCKETS = "/run/v"  # in the containers: holds a folder for each server
 
 OPEN = "/health"  # the only one that no key guards
 PATHS = {

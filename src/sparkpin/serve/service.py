@@ -15,18 +15,17 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.pins.nodes import STORE_PORT
 from sparkpin.pins.vllm_command import flag_value, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, fronts, keys, launch, link, linked, memory_limit, nodes, tls, waiting
+from sparkpin.serve import crash_facts, fronts, keys, launch, linked, memory_limit, nodes, tls, waiting
 from sparkpin.serve.address import UNCHANGED, Address, AddressOptions
 from sparkpin.serve.fronts import FrontOrder
 from sparkpin.serve.launch import SOCKET_LABEL, Health, LaunchOrder
 from sparkpin.serve.linked import Spread
 from sparkpin.serve.nodes import NodesOptions
-from sparkpin.serve.ports import listeners, require_free
+from sparkpin.serve.ports import require_free
 from sparkpin.serve.rules import RISKS
 from sparkpin.serve.served import (
     ADDRESS_LABEL,
@@ -182,9 +181,6 @@ def start(
                         if checked and was_there:
                             nodes.check_freed(checked, release)
                         served = launched(paths, engine, order, old, wanted, say, spread, test)
-        if checked:
-            for line in link.exposed(checked.facts[0], checked.link, [ip for ip, _ in listeners(STORE_PORT)]):
-                say(line)
         # The front has it now. Should that go without `stop`, an older address must not open the server again.
         address_path(paths, release.recipe).unlink(missing_ok=True)
         return served

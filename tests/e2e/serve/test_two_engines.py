@@ -120,7 +120,8 @@ def interrupted(copy: Checkout, *arguments: str, once: Callable[[], bool] = lamb
 
 
 def ranks(host: OtherHost) -> list[Container]:
-    return list(host.engine.client.containers.list(all=True, ignore_removed=True))  # probes of the link come and go
+    """ignore_removed: those that look at a machine come and go."""
+    return list(host.engine.client.containers.list(all=True, ignore_removed=True))
 
 
 def nothing_runs(copy: Checkout, host: OtherHost) -> bool:
@@ -150,15 +151,12 @@ def test_what_is_missing_stops_it_before_anything_starts(copy: Checkout, host: O
     part = next(volume_of(host, first).glob("*.safetensors"))
     whole = part.read_bytes()
     part.write_bytes(whole[:100])
-    refused(copy, CheckpointError, f"--to {host.url} --with-checkpoint", *pair)
+    refused(copy, CheckpointError, f"invoke export {first.tag} {host.url} --with-checkpoint", *pair)
     part.write_bytes(whole)
-    host.there("link", "set", host.other, "mtu", "1400")
-    refused(copy, HostError, f"1400 ({host.other})", *pair)
-    host.there("link", "set", host.other, "mtu", "9000")
     host.there("route", "add", "default", "dev", host.other)
     refused(copy, HostError, "--shared-link", *pair)
     host.there("route", "del", "default")
-    assert "interrupted" in interrupted(copy, *pair, said="link ")  # the machines are looked at then
+    assert "interrupted" in interrupted(copy, *pair, said="link ")  # nothing is started yet
     assert nothing_runs(copy, host)
 
 
@@ -220,7 +218,7 @@ def test_both_machines_start_anew(copy: Checkout, host: OtherHost, first: Releas
     assert other.status == "running" and waits.wait(timeout=60) == 0, waits.communicate()
     done = subprocess.run(start, cwd=copy.folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0 and first.tag in done.stdout and answers(copy), done.stdout + done.stderr
-    assert served(copy)["release"] == first.tag and "torch's store" not in done.stderr
+    assert served(copy)["release"] == first.tag
 
 
 def test_two_machines_serve_one_model(copy: Checkout, host: OtherHost, first: Release) -> None:
@@ -249,8 +247,6 @@ def refused_while_it_answers(copy: Checkout, host: OtherHost, records: Releases,
     refused(copy, CheckpointError, host.url, *serve)
     part.write_bytes(whole)
     refused(copy, InputError, "no interface in 127.0.0.0/8", *serve, "--link", "127.0.0.0/8")
-    with host.unconnected() as network:
-        refused(copy, HostError, f"{host.url}: 10.214.7.2", *serve, "--link", network)
     seqs, more = "--max-num-seqs {max_num_seqs}", "--max-num-batched-tokens 50000000"  # 264 GiB, by the plan
     copy.replace(f"recipes/{RECIPE}.yaml", seqs, f"{seqs} {more}")
     large = made_release(copy, records)

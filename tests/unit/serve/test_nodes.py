@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,6 @@ from sparkpin.core.errors import (
     HostError,
     InputError,
     NetworkError,
-    SparkpinError,
 )
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import NotFound
@@ -33,7 +33,7 @@ ALONE: Any = SimpleNamespace(tag="sparkpin/r:base-1", recipe="r", argv=("vllm", 
 KEPT = Nodes(("here", "ssh://b"), "10.0.0.0/24", True)
 
 
-@pytest.mark.parametrize("text", ["here,ssh://b", "ssh://b", "ssh://b/,local", " ssh://b , here "])
+@pytest.mark.parametrize("text", ["here,ssh://b", "ssh://b", "ssh://b/,here", " ssh://b , here "])
 def test_this_machine_is_rank_0_named_or_not(text: str) -> None:
     assert NodesOptions(text).applied(None, PAIR) == Nodes(("here", "ssh://b"))
 
@@ -109,31 +109,13 @@ def test_a_machine_of_another_architecture() -> None:
         nodes.examined(nodes.Machine(1, "ssh://b", other), PAIR, Path(), "linux/amd64")
 
 
-@pytest.mark.parametrize(
-    ("answers", "said"),
-    [
-        ([{"met": []}, {"error": "No route to host"}], r"ssh://b: 10.0.0.2 \(b0\) does not reach 10.0.0.1: No route"),
-        ([{"met": []}, {"own": "192.0.2.2", "seconds": 1, "bulk": True}], "starts at 192.0.2.2, not at 10.0.0.2"),
-        ([{"met": []}, {"own": "10.0.0.2", "seconds": 1, "bulk": False}], "small packets reach 10.0.0.1"),
-        (
-            [{"error": "Address already in use"}, {"error": "Connection refused"}],
-            "port 29502 or 29501 or 29503 is taken",
-        ),
-        ([{"met": []}, {"own": "10.0.0.2", "bulk": True, "seconds": []}], "ssh://b: the program that was sent"),
-        ([{"met": ["10.0.0.2"]}, {"own": "10.0.0.2", "seconds": 0.5, "bulk": True}], ""),
-    ],
-)
-def test_the_link_is_tried(monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any]], said: str) -> None:
-    """The answers are made up: a switch that drops large packets cannot be had here."""
-    faces = [SimpleNamespace(address=f"10.0.0.{n}", name=f"{name}0", mtu=9000) for n, name in ((1, "a"), (2, "b"))]
-    machines: Any = [SimpleNamespace(rank=rank, where=where) for rank, where in enumerate(("here", "ssh://b"))]
-    link: Any = SimpleNamespace(interfaces=faces)
-    monkeypatch.setattr(nodes, "within", lambda machine, *rest: answers[machine.rank])
-    if not said:
-        assert nodes.meet(link, machines, PAIR) == 0.5
-        return
-    with pytest.raises(SparkpinError, match=said):
-        nodes.meet(link, machines, PAIR)
+def test_one_such_model_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(nodes, "STORE_PORT", port)
+        with pytest.raises(BusyError, match=str(port)):
+            nodes.require_ports()
+    nodes.require_ports()
 
 
 class Volumes:
@@ -243,21 +225,17 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 TOLD: dict[str, Any] = {
-    "interfaces": [{"name": "e", "address": "10.0.0.1", "mask": "255.0.0.0", "mtu": 9000, "up": True, "rdma": []}],
-    "default_routes": [], "neighbours": [], "driver": "", "machine": "m", "kernel": "k", "verbs": False,
-    "MemTotal": 2, "MemAvailable": 1, "record": "r", "lacking": [], "gpus": [], "cpu": [],
+    "interfaces": [{"name": "e", "place": "10.0.0.1/255.0.0.0", "up": True, "rdma": []}],
+    "default_routes": [], "driver": "", "memory_available": 1, "record": "r", "gpus": [],
 }  # fmt: skip
 
 
 FACE = TOLD["interfaces"][0]
 WRONG: list[tuple[str, Any]] = [
     ("interfaces", 3),
-    ("interfaces", [{**FACE, "address": "x"}]),
-    ("interfaces", [{**FACE, "mtu": "much"}]),
-    ("MemTotal", float("inf")),
-    ("lacking", 1),
-    ("neighbours", [1]),
-    ("cpu", 1),
+    ("interfaces", [{**FACE, "place": "x"}]),
+    ("memory_available", float("inf")),
+    ("gpus", 1),
 ]
 LOGS = [b"", b"3", b"[]", b"{", b"\xff", b"[" * 100_000, b"{}"]
 
@@ -271,7 +249,7 @@ def test_what_another_machine_answers_is_not_believed(
     engine.platform = "p"  # type: ignore[attr-defined]
     machine = nodes.Machine(1, "ssh://b", engine)  # type: ignore[arg-type]
     engine.log = b"a warning of Python's\n" + json.dumps(TOLD).encode()
-    assert nodes.examined(machine, PAIR, Path(), "p").interfaces[0].mtu == 9000
+    assert nodes.examined(machine, PAIR, Path(), "p").interfaces[0].name == "e"
     engine.log = log
     with pytest.raises(HostError, match="ssh://b"):
         nodes.examined(machine, PAIR, Path(), "p")
@@ -286,9 +264,9 @@ def test_what_a_killed_run_left_there_goes_with_the_next(engine: Site) -> None:
         Box(engine, "of a run that goes on", "created", label, "running"),
         Box(engine, "somebody's", "created"),
     ]
-    engine.log = b"{}"
+    engine.log = json.dumps(TOLD).encode()
     machine = nodes.Machine(1, "ssh://b", engine)  # type: ignore[arg-type]
-    assert nodes.within(machine, "image", {}, "look") == {}
+    assert nodes.looked_at(machine, PAIR, {}).record == "r"
     assert [one.name for one in engine.boxes] == ["of a run that goes on", "somebody's"]
 
 

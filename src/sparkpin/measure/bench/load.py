@@ -21,8 +21,8 @@ from sparkpin.pins.vllm_command import MODEL_PATH, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, postmortem, socket_port
-from sparkpin.serve.closed_in import SOCKETS
 from sparkpin.serve.launch import SOCKET_LABEL
+from sparkpin.serve.rules import SOCKETS
 from sparkpin.smoke.server import LABEL, owner
 
 TOOL = "vllm bench serve"
