@@ -422,9 +422,6 @@ def bump(
     quick: Annotated[bool, "fewer texts, questions and cells: sooner, and less sure"] = False,
     hold: Annotated[int, "days that a wheel must have been offered for (default: 7; 0: take all)"] = 7,
     busy: Annotated[bool, "promote though the recipe's server answers requests"] = False,
-    schedule: Annotated[
-        Literal["", "systemd", "github"], "print a timer and its service, or a workflow, and try nothing now"
-    ] = "",
 ) -> None:
     """Try newer versions against the current release, on the side."""
     commands.bump.bump(
@@ -436,7 +433,6 @@ def bump(
         hold=hold,
         busy=busy,
         to=to,
-        plan_for_later=schedule,
     )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ from sparkpin.history.bisect.changes import ReleaseChange, groups_of
 from sparkpin.history.bisect.plan import make_plan
 from sparkpin.history.bisect.search import Verdict, minimal
 from sparkpin.history.bisect.trial import Bench
-from sparkpin.history.bump import record, schedule, side
+from sparkpin.history.bump import record, side
 from sparkpin.history.bump.record import Bump, Step
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
@@ -61,7 +59,6 @@ from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases, now
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import launch, served
-from sparkpin.serve.status import OWN
 from sparkpin.smoke.inspect import run as inspecting
 from sparkpin.smoke.run import run_smoke
 
@@ -286,9 +283,8 @@ def bump(
     hold: int,
     busy: bool,
     to: str = "",
-    plan_for_later: str = "",
 ) -> None:
-    """to: a version to pin on the side, and with `apply` in the stack's file; plan_for_later: of `--schedule`.
+    """to: a version to pin on the side, and with `apply` in the stack's file.
 
     BumpError where the current release stays though there is something newer.
     """
@@ -296,11 +292,6 @@ def bump(
         raise InputError(f"--hold: saw {hold}, wanted 0 to {LONGEST} (days)", next_step=f"--hold {HOLD}")
     paths = Paths.from_env()
     name = choose_recipe(paths, recipe, stack)
-    words = ["--what", what] * (what != "all") + ["--hold", str(hold)] * (hold != HOLD)
-    words += ["--apply"] * apply + ["--quick"] * quick + ["--busy"] * busy + ["--to", to] * bool(to)
-    if plan_for_later:
-        show_schedule(paths, name, plan_for_later, words)
-        return
     records = Releases(paths)
     require_recipe(paths, records, name)
     current = require_current(records, name)
@@ -424,20 +415,3 @@ def requests_of(paths: Paths, engine: Engine, recipe: str) -> int:
     """Under way at the recipe's server; 0 where none runs."""
     container = served.find(engine, served.name_of(paths, recipe))
     return launch.requests_under_way(container) or 0 if container and served.is_running(container) else 0
-
-
-def show_schedule(paths: Paths, recipe: str, kind: str, words: Sequence[str]) -> None:
-    """The files to standard output, what to do with them to standard error."""
-    if kind == "github":
-        sys.stdout.write(schedule.workflow(recipe=recipe, words=words))
-        return
-    # `invoke` runs the tasks.py of the folder; that of another checkout need not fit this code.
-    program = "invoke" if OWN.is_relative_to(paths.project) else "sparkpin"
-    env = {"SPARKPIN_HOME": str(paths.home), "SPARKPIN_CACHE": str(paths.cache)}
-    env |= {"SPARKPIN_PROJECT": str(paths.project)} if program == "sparkpin" else {}
-    program_path = Path(sys.executable).parent / program
-    sys.stdout.write(
-        schedule.units(recipe=recipe, invoke=program_path, project=paths.project, env=env, words=list(words))
-    )
-    for line in schedule.how_to_install(recipe, system=os.geteuid() == 0):
-        say(line)

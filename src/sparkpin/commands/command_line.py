@@ -69,7 +69,7 @@ METAVARS = {
 }
 HOW_MUCH = {"quiet": "print no progress", "verbose": "print more, and the traceback of an error"}  # -q, -v: every task
 SHORT = {"output": "o", "follow": "f", "lines": "n"}
-ALONE = {"--watch": "2", "--schedule": "systemd"}  # what an option without its value stands for
+ALONE = {"--watch": "2"}  # what an option without its value stands for
 WIDTH = 80
 
 

@@ -268,9 +268,8 @@ FAMILIES, COMMUNITY_MODS = "pins/families.yaml", "pins/community_mods.yaml"
 
 
 def load_families(project: Path) -> tuple[Family, ...]:
-    """None where the file is not there: releases from before it chose nothing."""
     path = project / FAMILIES
-    return tuple(parse(Families, read_yaml(path), path).families) if path.is_file() else ()
+    return tuple(parse(Families, read_yaml(path), path).families)
 
 
 def load_community_mods(project: Path) -> dict[str, CommunityMod]:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import yaml
 from places import PROJECT, copied_to, rewrite
 from report_samples import HOST
-from typed import typed
 
 from sparkpin.commands.bump import judge_speed
 from sparkpin.core.errors import BumpError, InputError
 from sparkpin.core.paths import Paths
-from sparkpin.history.bump import schedule, side
+from sparkpin.history.bump import side
 from sparkpin.measure.bench.ratios import ALL, ratio
 from sparkpin.measure.bench.record import Comparison, Conditions
 from sparkpin.measure.bench.text import METRICS
@@ -63,30 +58,6 @@ def test_slower_is_what_an_interval_says(metric: str, factors: Sequence[float], 
 def test_requests_that_failed_turn_it() -> None:
     with pytest.raises(BumpError, match="2 requests"):
         judge_speed(compared("decode_rate", (1, 1.01, 0.99, 1), failed=2))
-
-
-def test_the_units_are_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, text, err = typed(f"bump --recipe {RECIPE} --hold 0 --quick --schedule", capsys)
-    assert code == 0
-    command = next(line for line in err.splitlines() if "awk" in line)
-    split = re.sub(r".*\| (awk -v to=)\S+", rf"\1{tmp_path}/", command)
-    subprocess.run(["/bin/sh", "-c", split], input=text, text=True, check=True)
-    service, timer = ((tmp_path / f"{schedule.name_of(RECIPE)}.{end}").read_text() for end in ("service", "timer"))
-    assert f'bump --recipe {RECIPE} "--hold" "0" "--quick"' in service and "--apply" not in service
-    assert f"SuccessExitStatus={BumpError.exit_code}\n" in service and "ExecStopPost=" in service
-    assert "[Timer]" in timer and "ExecStart" not in timer
-    if shutil.which("systemd-analyze"):
-        subprocess.run(["systemd-analyze", "verify", tmp_path / f"{schedule.name_of(RECIPE)}.timer"], check=True)
-
-
-def test_a_fork_s_workflow(capsys: pytest.CaptureFixture[str]) -> None:
-    code, text, _ = typed(f"bump --recipe {RECIPE} --quick --schedule github", capsys)
-    made = yaml.safe_load(text)
-    lines = [step.get("run", "") for step in made["jobs"]["bump"]["steps"]]
-    assert code == 0 and any(line.startswith(f".venv/bin/invoke bump --recipe {RECIPE} --quick") for line in lines)
-    uses = [line.strip() for line in text.splitlines() if "uses:" in line]
-    assert all(re.fullmatch(r"- uses: actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line) for line in uses) and uses
-    assert made["permissions"] == {"contents": "read"} and "--apply" not in text
 
 
 def test_a_pin_is_raised_where_it_is_one(tmp_path: Path) -> None:
