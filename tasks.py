@@ -13,6 +13,7 @@ from invoke.exceptions import Exit
 
 from sparkpin import commands
 from sparkpin.commands.command_line import take_over, task
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import project_folder
 from sparkpin.serve.address import AddressOptions
 
@@ -278,6 +279,10 @@ def smoke(
 ) -> None:
     """Start each new image with a real server and check its answers."""
     if inspect or sm or json:
+        if not inspect or kernels or load or stage or recipe or nodes or link:
+            raise InputError(
+                "--inspect goes with TAG, --sm and --json, and these with it alone", next_step="invoke smoke --help"
+            )
         commands.smoke.inspect(tag, sm=sm, as_json=json)
         return
     if kernels:

@@ -14,7 +14,7 @@ cp -r "$venv"/lib/python3*/site-packages/{docker,uv} "$work/extra" # imported, n
     mistral-common==1.13.1 pycountry==26.2.16 # what vLLM's parsers of tool calls import
 rm -r "$work"/extra/mistral_common/data "$work"/extra/pycountry/locales
 cp -r "$root/src" "$work/project"
-cp -r "$root/benchmarks/ledger" "$work/project/benchmarks"
+cp -r "$root"/benchmarks/{ledger,scripted_tiny} "$work/project/benchmarks"
 cp -r "$root/tests/support/sabotage" "$work/project/tests/support"
 find "$work" -name __pycache__ -prune -exec rm -r {} +
 tar cJf "$out/call1/harness.tar.xz" -C "$work" once extra project

@@ -12,7 +12,7 @@ tar xJf "$here/harness.tar.xz" -C /tmp/carried
 export PYTHONPATH=/tmp/carried/once:/tmp/site/site:/tmp/carried/extra
 cd /tmp/carried/project || exit
 ledger=benchmarks/ledger
-PYTHONPATH=$project/src:$PYTHONPATH python3 $ledger/models.py "$project" /tmp/models >"$OUT/models.log" 2>&1 &
+PYTHONPATH=$PWD:$project/src:$PYTHONPATH python3 $ledger/models.py "$project" /tmp/models >"$OUT/models.log" 2>&1 &
 PYTHONPATH=$PWD/src:$PYTHONPATH timeout -s KILL $((seconds + 40)) python3 $ledger/ledger.py "$OUT" --call 2 --seconds "$seconds" --at-once 16
 date -u
 ls -l "$OUT" /tmp/models

@@ -43,7 +43,7 @@ def placed(folder: Path, out: Path) -> None:
 
 
 def main(project: Path, out: Path) -> None:
-    placed(project / manifests.load_model(project, NAME).packed.folder, out / "bf16")
+    placed(project / manifests.load_model(project, NAME).packed.path, out / "bf16")
     with tempfile.TemporaryDirectory() as work:
         other = Path(work) / "project"  # whose pin takes the MTP layer in FP8, too
         shutil.copytree(project / "pins", other / "pins")

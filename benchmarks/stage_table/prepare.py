@@ -181,7 +181,7 @@ def needed_ptx(payload: bytes) -> bool:
 
 def scripted_model(out: Path) -> None:
     """OUT/model, and in OUT/cases.json what to ask it. A needle is a trigger, far behind which its script goes on."""
-    sys.path.insert(0, str(PROJECT / "src"))
+    sys.path[:0] = [str(PROJECT), str(PROJECT / "src")]
     from benchmarks.scripted_tiny.repositories import generate_plain
     from benchmarks.scripted_tiny.vocabulary import BLANK, trigger, vocabulary
     from sparkpin.smoke.scripts import CHAT, COMPLETION, LONG

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 import uv
+from packaging.utils import canonicalize_name
 
 from sparkpin.core.files import sha256_file
 from sparkpin.pins.community_mods import CarriedTemplate
 from sparkpin.pins.mods import Mod
 from sparkpin.pins.schema import LockedFile, Stack
-from sparkpin.pins.wheel_layers import LINKS, USER, normal
+from sparkpin.pins.wheel_layers import LINKS, USER
 
 UV = "tools/uv"
 PASSWD, GROUP = "sparkpin:*:10001:10001:sparkpin:/home/sparkpin:/bin/sh", "sparkpin:*:10001:"
@@ -52,12 +53,12 @@ def wheel_files(layer: str, wheels: Sequence[LockedFile]) -> list[ContextFile]:
             w.sha256,
             w.size,
             "store",
-            f"wheel {normal(w.name)} {w.version}",
+            f"wheel {canonicalize_name(w.name)} {w.version}",
             locked=w,
         )
         for w in wheels
     ]
-    text = "".join(f"{normal(w.name)}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels)
+    text = "".join(f"{canonicalize_name(w.name)}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels)
     return [*files, text_file(f"wheels/{layer}/requirements.txt", text)]
 
 

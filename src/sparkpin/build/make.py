@@ -205,10 +205,9 @@ def smoke_releases(
         else:
             gpus = uses_gpu(paths, release)
             checkpoint = checkpoint_of(paths, release)
-            if (
-                gpus and not joined
-            ):  # else vLLM refuses to start beside what is served, and the release would be at fault
-                memory_limit.make_room(paths, engine, release, checkpoint, say)
+            if gpus and not joined:  # else vLLM refuses to start next to a server, and the release would be at fault
+                with alone(paths, engine, say):
+                    memory_limit.make_room(paths, engine, release, checkpoint, say)
             with joined(checkpoint) if joined else contextlib.nullcontext(()) as places:
                 result, write = run_smoke(paths, engine, release, checkpoint, say, gpus=gpus, places=places)
             found.append(kept(paths, release, result, write))

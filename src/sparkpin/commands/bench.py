@@ -89,7 +89,8 @@ def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | N
         raise InputError(f"--compare {before}: with which release?", next_step=f"invoke bench --compare {before} TAG")
     if rounds < 1:
         raise InputError(
-            "--rounds: got 0, expected 1 or more", next_step=f"invoke bench --compare {before} {after} --rounds 4"
+            f"--rounds: got {rounds}, expected 1 or more",
+            next_step=f"invoke bench --compare {before} {after} --rounds 4",
         )
     paths = Paths.from_env()
     engine = engine_of(paths)
@@ -111,7 +112,7 @@ def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | N
 
 def show(made: BenchRecord | Comparison, *, as_json: bool) -> None:
     if as_json:
-        terminal.show(json.dumps(record.to_json(made), indent=2, sort_keys=True, ensure_ascii=False))
+        terminal.show_json(record.to_json(made))
     elif isinstance(made, Comparison):
         text.show_comparison(made)
     else:

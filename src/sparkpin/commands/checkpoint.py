@@ -33,7 +33,8 @@ def require_one(kinds: Mapping[str, bool], asked: CheckpointOptions, *, offline:
         others = [*given, *(["--offline"] if offline else [])]
         raise InputError(f"got {' and '.join(others)}, expected one of them", next_step=f"invoke build {given[0]}")
     if of_checkpoint and not kinds["checkpoint-only"]:
-        step = f"invoke build --checkpoint-only {' '.join(of_checkpoint)}"
+        words = [f"--model {asked.model}" if option == "--model" else option for option in of_checkpoint]
+        step = f"invoke build --checkpoint-only {' '.join(words)}"
         raise InputError(f"{' and '.join(of_checkpoint)}: only with --checkpoint-only", next_step=step)
     if asked.dry_run + asked.verify + asked.deep > 1:
         step = "leave the others out: --verify changes no checkpoint either"

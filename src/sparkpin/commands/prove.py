@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from sparkpin.commands.choose import choose_known, require_recipe
 from sparkpin.core import terminal
 from sparkpin.core.errors import CorruptionError, InputError, SmokeError, UntoldError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say, show
+from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host.engine import engine_of
 from sparkpin.measure.own_server import REQUEST_SECONDS, own_server
 from sparkpin.measure.prove import record, run, session, verdict
@@ -77,7 +76,7 @@ def prove(what: str | None, *, recipe: str | None, asked: ProveOptions) -> None:
         found = proved(met, name, folder, asked)
     path = record.keep(folder, found)
     if asked.as_json:
-        show(json.dumps(record.to_json(found), indent=2, sort_keys=True, ensure_ascii=False))
+        show_json(record.to_json(found))
     else:
         report(found)
         show(f"kept: {path}")

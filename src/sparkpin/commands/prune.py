@@ -23,7 +23,9 @@ def prune(*, keep: int, dry_run: bool, store: bool, build_cache: bool = False) -
         clear_leftovers(paths, engine, say)
     done = pruning.prune(paths, engine, keep, say, now=time.time(), dry_run=dry_run, store=store, ignored=ignored)
     show_prune(done, dry_run=dry_run)
-    if build_cache and not dry_run:
+    if build_cache and dry_run:
+        terminal.show("the engine's build cache would be cleared")
+    elif build_cache:
         records, size = clear_build_cache(engine)
         terminal.show(f"the engine's build cache: removed {terminal.count(records, 'record')}, {terminal.size(size)}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +10,7 @@ from sparkpin.build.record import records_of as build_records
 from sparkpin.commands.choose import choose_known, newest_of_stage, stages_upon
 from sparkpin.core.errors import InputError, QualityError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say, show
+from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure.quality import asking, compare, run, texts
@@ -98,7 +97,7 @@ def quality(
     found = compared(paths, engine_of(paths), pair, texts.load(quick=quick))
     path = quality_record.save(paths, pair.release, pair.reference, found)
     if as_json:
-        show(json.dumps(quality_record.to_json(found), indent=2, sort_keys=True))
+        show_json(quality_record.to_json(found))
     else:
         report(found)
         show(f"kept: {path}")

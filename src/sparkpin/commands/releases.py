@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
-from sparkpin.core.terminal import say, show
+from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.pins.vllm_command import parse_flags
@@ -34,7 +33,7 @@ def images(*, as_json: bool) -> None:
     with waiting(say, "asking the engine for its images"):
         rows, shared = current.rows(paths, engine_of(paths))
     if as_json:
-        show(json.dumps(rows, indent=2, sort_keys=True))
+        show_json(rows)
     elif rows:
         tables.show_images(rows, shared)
     else:

@@ -87,6 +87,8 @@ def up(
     place = Registry.parse(*published) if published[0] else None
     unlocked = unlocked_models(paths, recipe, stack)
     if unlocked and dry_run:
+        if stage:
+            manifests.load_chain(paths.project, stage)
         show(f"not locked: {', '.join(unlocked)}; invoke up locks it first (headers and what the steps take)")
         show(f"next: {' && '.join(f'invoke lock --model {name}' for name in unlocked)}, then the same command")
         return

@@ -64,7 +64,7 @@ def as_served(recipe: CommunityRecipe) -> tuple[CommunityRecipe, RenderedRecipe]
 
 
 def machines(recipe: CommunityRecipe) -> int | None:
-    """For `render`: a recipe that runs on one machine, too, is taken over as it runs there."""
+    """For `render.render`: a recipe that runs on one machine, too, is taken over as it runs there."""
     return None if recipe.origin or machines_of(recipe) > 1 else 1
 
 

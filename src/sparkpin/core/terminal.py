@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -100,6 +101,10 @@ COLOURS |= dict.fromkeys(("inspected", "advice", "equivalent"), "yellow")
 
 def colour(title: str, text: str) -> str:
     return COLOURS.get(text.partition(" ")[0].rstrip(":"), "") if title in COLOURED else ""
+
+
+def show_json(value: object) -> None:
+    show(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False))
 
 
 def size(count: int | None) -> str:

@@ -18,6 +18,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
+from packaging.utils import canonicalize_name
 from pydantic import ValidationError
 
 from sparkpin.build.consistent import check_image, check_key, check_layers, check_records, same
@@ -28,7 +29,6 @@ from sparkpin.core.terminal import count, printable
 from sparkpin.evidence import signing
 from sparkpin.evidence.materials import LISTED, materials_of, model_inputs, recorded
 from sparkpin.pins.schema import StackLock
-from sparkpin.pins.wheel_layers import normal
 from sparkpin.releases.record import SBOM as SBOM
 from sparkpin.releases.record import SIGNATURE as SIGNATURE
 from sparkpin.releases.record import STATEMENT as STATEMENT
@@ -222,7 +222,7 @@ def check_locks(evidence: Claimed) -> str:
     except ValidationError as error:
         raise IntegrityError(f"{path} cannot be read: {error.errors()[0]['msg']}") from None
     locked = {("deb", file.name, file.version, file.sha256) for file in lock.debs}
-    locked |= {("wheel", normal(file.name), file.version, file.sha256) for file in lock.wheels}
+    locked |= {("wheel", canonicalize_name(file.name), file.version, file.sha256) for file in lock.wheels}
     found = {
         (material.kind, material.name, material.version, material.sha256)
         for material in recorded(evidence.release, evidence.records)

@@ -5,7 +5,6 @@ From records alone.
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from sparkpin.build.record import BuildInput, BuildRecord, layer_file, records_of
+from sparkpin.core import names
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable
@@ -149,10 +149,9 @@ def nearest(seen: Iterable[str], path: str) -> list[str]:
     folder = next(parent for parent in above(path) if parent in folders or not parent)
     start = f"{folder}/" if folder else ""
     here = {one[len(start) :].split("/")[0] for one in known if one.startswith(start)}
-    like = difflib.get_close_matches(path[len(start) :].split("/")[0], sorted(here), n=NEAR)
-    same = [one for one in known if posixpath.basename(one) == name]
-    same = sorted(same, key=lambda one: -difflib.SequenceMatcher(None, one, path).ratio()) if len(same) < 50 else []
-    return list(dict.fromkeys([*same[:2], *(start + one for one in like)]))[:NEAR]
+    like = names.nearest(path[len(start) :].split("/")[0], sorted(here), most=NEAR)
+    same = [one for one in known if posixpath.basename(one) == name][:50]  # comparing is slow
+    return list(dict.fromkeys([*names.nearest(path, same, most=2, cutoff=0), *(start + one for one in like)]))[:NEAR]
 
 
 def package_of(

@@ -268,8 +268,9 @@ FAMILIES, COMMUNITY_MODS = "pins/families.yaml", "pins/community_mods.yaml"
 
 
 def load_families(project: Path) -> tuple[Family, ...]:
+    """None where the file is not there, as in a project of somebody's own."""
     path = project / FAMILIES
-    return tuple(parse(Families, read_yaml(path), path).families)
+    return tuple(parse(Families, read_yaml(path), path).families) if path.is_file() else ()
 
 
 def load_community_mods(project: Path) -> dict[str, CommunityMod]:
@@ -286,7 +287,7 @@ def load_known_issues(project: Path) -> tuple[KnownIssue, ...]:
 
 def load_published(project: Path) -> PublishedSpeeds:
     path = project / "pins/published.yaml"
-    return parse(PublishedSpeeds, read_yaml(path), path)
+    return parse(PublishedSpeeds, read_yaml(path) if path.is_file() else {}, path)
 
 
 def model_of(project: Path, recipe: Recipe) -> ModelPin:

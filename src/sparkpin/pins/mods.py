@@ -119,7 +119,7 @@ def build_wheel(mod: Mod, folder: Path) -> Path:
 
     The backend is the host's: -P keeps a module of the mod that has its name from being run in its place.
     """
-    with disk_errors(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{mod.name}-") as name:
+    with disk_errors(folder.parent), tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{mod.name}-") as name:
         source = Path(name)
         for path, digest, executable in mod.files:
             target = source / path

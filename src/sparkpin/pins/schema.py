@@ -532,8 +532,8 @@ class PublishedSpeed(Evidence):
 class PublishedSpeeds(StrictModel):
     """pins/published.yaml. accepted: share of the tokens that an MTP layer drafts."""
 
-    accepted: Annotated[float, Field(ge=0, le=1)]
-    speeds: list[PublishedSpeed]
+    accepted: Annotated[float, Field(ge=0, le=1)] = 0
+    speeds: list[PublishedSpeed] = []
 
 
 class Family(StrictModel):

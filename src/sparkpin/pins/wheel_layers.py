@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.schema import LockedFile, Stack, StackLock
@@ -14,15 +15,10 @@ VENV, USER, LINKS, STACK_MODS = "venv", "user", "links", "stack-mods"
 RESERVED = frozenset({VENV, USER, LINKS, STACK_MODS})
 
 
-def normal(name: str) -> str:
-    """A distribution's normal name (PyPA, "Names and normalization")."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def wheel_groups(project: Path, stack: Stack, lock: StackLock) -> dict[str, list[LockedFile]]:
     """The wheels by layer, in the stack's order, without empty layers."""
     file = project / f"pins/stacks/{stack.name}.yaml"
-    left = {normal(wheel.name): wheel for wheel in lock.wheels}
+    left = {canonicalize_name(wheel.name): wheel for wheel in lock.wheels}
     groups: dict[str, list[LockedFile]] = {}
     for layer in stack.python.layers:
         if layer.name in RESERVED:
@@ -31,15 +27,15 @@ def wheel_groups(project: Path, stack: Stack, lock: StackLock) -> dict[str, list
         for package in layer.packages:
             if package == "*":
                 continue
-            if normal(package) not in left:
+            if canonicalize_name(package) not in left:
                 raise ManifestError(
                     file, f"python.layers.{layer.name}", package, "a distribution of the lock that no other layer names"
                 )
-            groups[layer.name].append(left.pop(normal(package)))
+            groups[layer.name].append(left.pop(canonicalize_name(package)))
     rest = next(layer.name for layer in stack.python.layers if layer.packages == ["*"])
     groups[rest] += left.values()
     return {name: by_name(wheels) for name, wheels in groups.items() if wheels}
 
 
 def by_name(wheels: Sequence[LockedFile]) -> list[LockedFile]:
-    return sorted(wheels, key=lambda wheel: normal(wheel.name))
+    return sorted(wheels, key=lambda wheel: canonicalize_name(wheel.name))

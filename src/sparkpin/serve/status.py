@@ -67,7 +67,7 @@ def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
             {**asdict(served), "url": served.url, "nodes": [asdict(other) for other in others[served.container]]}
             for served in every
         ]
-        terminal.show(json.dumps(rows, indent=2, sort_keys=True))
+        terminal.show_json(rows)
     elif every:
         show_all(paths, every, found, others)
     else:

@@ -178,18 +178,18 @@ def replaced(
     engine: Engine, name: str, old: Container | None, release: Release, drain: float, say: Say
 ) -> Iterator[None]:
     """The recipe's container so far makes room; it is removed in the end, or started again when the new one fails."""
-    with engine_errors():
-        was_running = old is not None and is_running(old)
-        if old is not None:
-            if was_running:
-                if launch.asks(old)[0]:  # requests to a server that hangs stay under way for ever
-                    # Nothing new comes in: nobody listens yet where the next server will. Clients are to try again.
-                    direct(engine, name, fronts.folder_of(old))
-                    waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
-                say(f"stopping {old.labels.get(RELEASE_LABEL, name)}, which {release.tag} replaces")
-            old.stop(timeout=STOP_SECONDS)
-            old.rename(name + FORMER)
+    was_running = old is not None and is_running(old)
     try:
+        if old is not None:
+            with engine_errors():
+                if was_running:
+                    if launch.asks(old)[0]:  # requests to a server that hangs stay under way for ever
+                        # Nothing new comes in: nobody listens yet where the next server will. Clients are to try again.
+                        direct(engine, name, fronts.folder_of(old))
+                        waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
+                    say(f"stopping {old.labels.get(RELEASE_LABEL, name)}, which {release.tag} replaces")
+                old.stop(timeout=STOP_SECONDS)
+                old.rename(name + FORMER)
         yield
     except Detached:
         if old is not None:
@@ -198,11 +198,14 @@ def replaced(
     except BaseException:
         if old is not None:
             with engine_errors():
-                old.rename(name)
+                old.reload()
+                if old.name != name:
+                    old.rename(name)
                 if was_running:
-                    say(f"starting {old.labels.get(RELEASE_LABEL, name)} again")
                     direct(engine, name, old.labels.get(SOCKET_LABEL, ""))
-                    old.start()
+                    if not is_running(old):
+                        say(f"starting {old.labels.get(RELEASE_LABEL, name)} again")
+                        old.start()
         raise
     if old is not None:
         launch.remove(old)

@@ -227,3 +227,24 @@ def test_a_request_under_way_at_a_switch_gets_its_answer(
         new = site.start(newer, beside=True)
         assert asked.done() and asked.result() == 200 and ask("x") == 200
     assert new.container == old.container and new.started != old.started
+
+
+def test_a_switch_that_is_broken_off_while_requests_end_leaves_the_former_one(
+    site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room for two nothing new comes in meanwhile: under steady load there would be no moment without any."""
+    old, meanwhile = site.start(port=site.port), list[int]()
+
+    def ask() -> int:
+        return httpx.post(f"{old.url}/completions", json={"prompt": "x"}, trust_env=False, timeout=60).status_code
+
+    def broken_off(*_: object) -> None:
+        meanwhile.append(ask())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waiting, "quiet_moment", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        site.start(newer, beside=False)
+    until(lambda: ask() == 200)
+    assert meanwhile == [503] and parts_of(site) == [old.container, old.container + services.FRONT]
+    assert site.start() == dataclasses.replace(old, health=site.start().health)

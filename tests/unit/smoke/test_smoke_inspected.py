@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.server
 import json
@@ -238,6 +239,7 @@ def test_without_room_on_the_gpu_no_server_is_started_and_the_release_is_not_at_
     for name, given in {"engine_of": None, "obstacle": "", "uses_gpu": True, "checkpoint_of": records.root}.items():
         monkeypatch.setattr(make, name, lambda *_, given=given, **__: given)
     monkeypatch.setattr(make, "require_consistent", lambda *_: None)
+    monkeypatch.setattr(make, "alone", lambda *_: contextlib.nullcontext())
     for name, told in {"drop_page_cache": None, "available": 1 << 30, "room_for": room}.items():
         monkeypatch.setattr(memory_limit, name, lambda *_, told=told: told)
     with pytest.raises(HostError):

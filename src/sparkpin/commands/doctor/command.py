@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import asdict
 
 from sparkpin.build.model_needs import needs_of
@@ -74,7 +73,7 @@ def doctor(
     if as_json:
         whom = fingerprint_of(machine, facts.gpus, host.ROOT, facts.docker.version).model_dump(mode="json")
         value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": list(map(asdict, found))}
-        terminal.show(json.dumps(value, indent=2, sort_keys=True))
+        terminal.show_json(value)
     else:
         rows = [(f.state, f.name, f.detail, f.fix) for f in found if f.state != "n/a"]
         terminal.table(("", "what", "found", "fix"), rows)

@@ -95,7 +95,8 @@ def make_plan(paths: Paths, good_name: str, bad_name: str) -> BisectPlan:
 
 def identity(plan: BisectPlan, check: str, *, serve: bool, unstarted_is_bad: bool, limit: float) -> str:
     """Names a search: the same one goes on where it was broken off. Files that the check names count by content."""
-    scripts = [sha256_file(Path(word))[0] for word in check.split() if Path(word).is_file()]
+    words = map(os.path.expanduser, check.partition(">")[0].split())  # a file that it writes is no part of it
+    scripts = [sha256_file(Path(word))[0] for word in words if os.path.isfile(word)]  # False for a word of any length
     changes = [change.id for change in plan.changes]
     value = [plan.good.key, plan.bad.key, changes, check, scripts, os.getcwd(), serve, unstarted_is_bad, limit]
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

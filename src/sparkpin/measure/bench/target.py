@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class BenchSubject:
-    """A release as it is started here (see serve/choose_loader), and what it is served from."""
+    """A release as it is started here, and what it is served from."""
 
     release: Release
     checkpoint: Path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass, replace
@@ -71,7 +70,7 @@ def plan(*, recipe: str | None, stage: str | None, stack: str | None, asked: Pla
             terminal.say(f"note: {line}")
         value = {"recipe": chosen.name, "stage": name, "published": not is_locked(paths.project, chosen)}
         value |= words.to_json(made) | {"decode": speeds.to_json(speed)}
-        terminal.show(json.dumps(value, indent=2, sort_keys=True))
+        terminal.show_json(value)
         return made.fits
     for line in words.title(made, chosen.name, name):
         terminal.show(line)
@@ -125,7 +124,8 @@ def speed_of(
     accepted = published.accepted if known.settings.draft_layers else None
     if drafter and drafter.drafts:
         accepted = drafter.drafts.accepted
-    figures = tuple(one for one in published.speeds if (one.recipe, one.stage) == (recipe.name, stage))
+    one_spark = known.settings.nodes == 1 and bandwidth == estimates.SPARK_BANDWIDTH
+    figures = tuple(one for one in published.speeds if one_spark and (one.recipe, one.stage) == (recipe.name, stage))
     return speeds.speed_of(known.decode, tuple(made.chosen.requests), bandwidth, accepted, figures)
 
 

@@ -58,16 +58,17 @@ def speed_of(
 
 def title(speed: Speed) -> str:
     each = f", each of {speed.ranks} machines" if speed.ranks > 1 else ""
-    return f"Decode: a step of one request reads {size(speed.step.bytes)} ({SHORT:,} tokens in the cache{each})"
-
-
-def size(count: float) -> str:
-    return terminal.size(int(count))
+    read = terminal.size(int(speed.step.bytes))
+    return f"Decode: a step of one request reads {read} ({SHORT:,} tokens in the cache{each})"
 
 
 def read_rows(speed: Speed) -> list[Row]:
     step = speed.step
-    return [(r.what, size(r.bytes), f"{r.bytes / step.bytes:.1%}", r.note) for r in step.reads if r.bytes >= LEAST]
+    return [
+        (r.what, terminal.size(int(r.bytes)), f"{r.bytes / step.bytes:.1%}", r.note)
+        for r in step.reads
+        if r.bytes >= LEAST
+    ]
 
 
 def speed_lines(speed: Speed) -> Iterator[str]:

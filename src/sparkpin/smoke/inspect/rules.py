@@ -56,7 +56,7 @@ def file_findings(facts: ImageFacts, platform: str) -> Iterator[ImageFinding]:
         yield ImageFinding("warning", "files", others[0].path, f"not for {platform}: {names}", what="machine")
     if facts.libraries and len(others) == sum(one.machine in MACHINES for one in facts.libraries.values()):
         text = f"no library or program in it is for {platform}"
-        step = "inspect with the image's own --platform, or build the stack for this one"
+        step = "build the stack for this platform"
         yield ImageFinding("error", "files", others[0].path if others else "/", text, step, what=platform)
 
 

@@ -49,6 +49,8 @@ def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: int | None
             then = stack.enter_context(pins_of(paths, subject, say))
         facts = scan(opened.files, say, opened.env)
         platform = opened.platform or platform_of(facts)
+        if platform not in PLATFORMS:
+            raise InputError(f"{subject} is for {platform}", next_step=f"an image for {' or '.join(PLATFORMS)}")
         gpu, mods = sm or sm_of(then, opened, say), mods_of(then, opened, say)
     return Result(subject, platform, gpu, facts, findings(facts, sm=gpu, platform=platform, mods=mods))
 

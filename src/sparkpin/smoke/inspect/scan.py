@@ -69,7 +69,7 @@ def scan(found: Iterable[FoundPath], say: Say, env: Mapping[str, str] | None = N
             except InspectionError as error:
                 broken[file.path] = error.message
                 continue
-            if library and (kernels := KERNELS.match(file.path)):
+            if library and file.path.endswith(".cubin") and (kernels := KERNELS.match(file.path)):
                 found_code = [code for unit, _ in library.code for code in unit]
                 cubins.setdefault(kernels["folder"], Counter()).update(found_code)
             elif library:

@@ -34,8 +34,13 @@ class FoundPath:
 
 
 def in_folder(root: Path) -> Iterator[FoundPath]:
-    """The regular files and links of a folder."""
-    for folder, folders, files in os.walk(root):
+    """The regular files and links of a folder. Raises InspectionError for one that may not be read."""
+
+    def refuse(error: OSError) -> None:
+        raise InspectionError(f"{error.filename}: {error.strerror}", next_step="the same command as root")
+
+    for folder, folders, files in os.walk(root, onerror=refuse):
+        folders.sort()
         for path in sorted(Path(folder, name) for name in (*folders, *files)):
             name, about = str(path.relative_to(root)), path.lstat()
             if stat.S_ISLNK(about.st_mode):
