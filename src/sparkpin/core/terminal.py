@@ -104,7 +104,8 @@ def colour(title: str, text: str) -> str:
 
 
 def show_json(value: object) -> None:
-    show(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False))
+    """In ASCII: what comes from paths and answers may be no text that the terminal takes."""
+    show(json.dumps(value, indent=2, sort_keys=True))
 
 
 def size(count: int | None) -> str:

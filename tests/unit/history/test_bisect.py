@@ -126,8 +126,14 @@ def test_another_check_is_another_search(home: Ends, tmp_path: Path) -> None:
 
     found = [name(f"sh {script}"), name("true"), name("true", limit=61)]
     assert name(f"sh {script}") == found[0]
+    late = [f"true 2>&1 | sh '{script}'", f"true > out; sh {script}", f"true {'x' * 300} && sh {script}"]
+    before = [name(check) for check in late]
     script.write_text("false")
     assert len({*found, name(f"sh {script}")}) == 4
+    assert not {*before} & {name(check) for check in late}, "wherever in the command it stands"
+    written = name(f"true > {script}")
+    script.write_text("another output")
+    assert name(f"true > {script}") == written, "what it writes is no part of it"
 
 
 def test_what_says_nothing_of_a_release_ends_the_search(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from sparkpin.build.consistent import require_consistent
@@ -95,11 +97,22 @@ def make_plan(paths: Paths, good_name: str, bad_name: str) -> BisectPlan:
 
 def identity(plan: BisectPlan, check: str, *, serve: bool, unstarted_is_bad: bool, limit: float) -> str:
     """Names a search: the same one goes on where it was broken off. Files that the check names count by content."""
-    words = map(os.path.expanduser, check.partition(">")[0].split())  # a file that it writes is no part of it
-    scripts = [sha256_file(Path(word))[0] for word in words if os.path.isfile(word)]  # False for a word of any length
+    named = map(os.path.expanduser, words_of(check))
+    scripts = [sha256_file(Path(path))[0] for path in named if os.path.isfile(path)]  # False for a word of any length
     changes = [change.id for change in plan.changes]
     value = [plan.good.key, plan.bad.key, changes, check, scripts, os.getcwd(), serve, unstarted_is_bad, limit]
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def words_of(check: str) -> list[str]:
+    """As a shell takes them apart, without what `>` writes to. As they stand where a shell could not."""
+    lexer = shlex.shlex(check, posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        words = ["", *lexer]
+    except ValueError:
+        return check.split()
+    return [word for before, word in pairwise(words) if ">" not in before]
 
 
 def numbers(changes: Sequence[ReleaseChange], chosen: Collection[ReleaseChange]) -> str:
