@@ -188,7 +188,7 @@ def lay_out_image(
             with files.atomic_file(layout.blob(diff_id)) as out:
                 if (seen := f"sha256:{form.copied(tar, out)[0]}") != diff_id:
                     step = current.how_to_rebuild(release)
-                    raise IntegrityError(f"layer of {release.tag}: wanted {diff_id}, saved {seen}", next_step=step)
+                    raise IntegrityError(f"layer of {release.tag}: expected {diff_id}, saved {seen}", next_step=step)
         sizes = [oci.OciLayer(diff_id, layers[diff_id].size) for diff_id in release.diff_ids]
     config = records[-1].config.encode()
     layout.add(config)
@@ -272,7 +272,7 @@ def require_digest(value: object) -> str:
     """ValueError for what a registry says that is none."""
     if isinstance(value, str) and DIGEST.fullmatch(value):
         return value
-    raise ValueError(f"saw {str(value)[:80]!r}, wanted sha256 and 64 digits")
+    raise ValueError(f"got {str(value)[:80]!r}, expected sha256 and 64 digits")
 
 
 @contextlib.contextmanager

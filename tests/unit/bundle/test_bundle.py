@@ -183,7 +183,7 @@ RAW: dict[str, tuple[Callable[[bytes], bytes], str]] = {  # tests/adversary chan
     "bytes in the padding": (over(LOG, b"\1", BLOCK + 20), f"bytes between {LOG} and the next"),
     "padding after the index": (lambda d: over(INDEX, b"\1", BLOCK + index_size(d))(d), f"{INDEX} is not in the form"),
     "bytes at the end": (lambda d: d[:-1] + b"\1", "does not end as an archive"),
-    "another byte": (over(RELEASE, b"[", BLOCK), f"{RELEASE}: wanted sha256="),
+    "another byte": (over(RELEASE, b"[", BLOCK), f"{RELEASE}: expected sha256="),
     "gzip": (gzip.compress, "it is compressed"),
     "nothing": (lambda d: b"", "it is empty"),
     "another tar": (lambda d: tar_of({"a": b"b"}), BEGINS),
@@ -365,7 +365,7 @@ def test_a_refusal_does_nothing_to_a_terminal(parts: Parts, tmp_path: Path) -> N
 def test_demands_are_those_of_the_stages(parts: Parts, tmp_path: Path, change: dict[str, Any]) -> None:
     """No statement names them, but it names the stages and pins that they follow from."""
     parts.edit(RELEASE, lambda value: value["demands"].update(change))
-    refused(tmp_path, parts, f"{RELEASE}: demands: saw")
+    refused(tmp_path, parts, f"{RELEASE}: demands: got")
 
 
 @pytest.mark.parametrize("checks", [[], ["mods"], ["sleep", "mods"]])
@@ -643,7 +643,7 @@ def test_packages_that_the_lock_does_not_name(full: Parts, tmp_path: Path, sampl
     [
         ({"key": ZERO}, "not of the release's checkpoint"),
         ({"files": []}, CHECKPOINT),
-        ({"files": {"config.json": {"size": 1, "sha256": sha256(DONE)}}}, "wanted 1 bytes"),
+        ({"files": {"config.json": {"size": 1, "sha256": sha256(DONE)}}}, "expected 1 bytes"),
         *(({"files": {name: ROW}}, CHECKPOINT) for name in ("../x", "sparkpin.json/x", "sparkpin.json")),
     ],
 )
