@@ -29,7 +29,7 @@ from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.image import oci
-from sparkpin.image.layer_tar import Slice
+from sparkpin.image.archive import Slice
 from sparkpin.image.listing_diff import common
 from sparkpin.releases import volumes
 from sparkpin.releases.container import UID

@@ -31,8 +31,8 @@ from sparkpin.evidence import verify
 from sparkpin.host.engine import Engine
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.image import oci
-from sparkpin.image.layer_tar import Slice
-from sparkpin.image.seal import digest_of
+from sparkpin.image.archive import Slice
+from sparkpin.image.oci import digest_of
 from sparkpin.releases import current
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release
 
