@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparkpin.checkpoint.plan import locked_steps, make_plan, taken
+from sparkpin.checkpoint.plan import make_plan, taken
 from sparkpin.checkpoint.repository import TensorPlace, is_shard
+from sparkpin.checkpoint.steps import locked_steps
 from sparkpin.core import files
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths

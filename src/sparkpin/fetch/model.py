@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from sparkpin.checkpoint.content import Hashes
 from sparkpin.checkpoint.repository import Listing, Places, header_of, is_shard
 from sparkpin.core import files
 from sparkpin.core.errors import ManifestError
@@ -34,7 +35,6 @@ from sparkpin.fetch.model_files import (
 )
 from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import Store, missing
-from sparkpin.fetch.verified import Verified
 from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -55,19 +55,22 @@ def fetch_model(
     with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
         fetched = fetch_pieces(paths, pin, outlines(paths, site, donors, say), say).received
         pieces: list[FilePiece] = []
-        whole: list[tuple[Verified, list[LockedFile]]] = []
+        hashes, arrived = Hashes.here(paths, deep=deep), list[tuple[Path, LockedFile]]()
         for name, entry in wanted.items():
             if pin.is_whole(name):
-                verified = Verified(paths, entry, deep=deep)
-                remove_strays(verified.folder, entry, say)
-                new = [file for file in verified.missing(entry.files, say) if not site[name].linked(file)]
+                folder = repository_folder(paths, entry)
+                remove_strays(folder, entry, say)
+                places = ((file, folder / file.file) for file in entry.files)
+                absent = missing(places, say, lambda file, path: hashes.sha256(path))
+                new = [file for file in absent if not site[name].linked(file)]
                 pieces += [site[name].locked(file) for file in new]
-                whole.append((verified, new))
+                arrived += [(folder / file.file, file) for file in new]
             elif absent := lacking(store, entry.tensors, say):
                 pieces += tensor_pieces(site[name], listing_of(paths, pin, name, entry), absent)
         fetched += fetch_pieces(paths, pin, pieces, say).received
-        for verified, new in whole:
-            verified.save(new)
+        for path, file in arrived:  # hashed on its way
+            hashes.note(path, file.sha256)
+        hashes.save()
         for entry in wanted.values():
             shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
     if fetched:
