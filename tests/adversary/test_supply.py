@@ -24,7 +24,7 @@ SIZE = 300_000
 
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
-    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: None)
+    monkeypatch.setattr(transfer, "pause", lambda stop, seconds: None)
     return stack_samples.project(tmp_path, monkeypatch)
 
 

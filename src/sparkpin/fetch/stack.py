@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.core import files
@@ -15,9 +15,9 @@ from sparkpin.core.terminal import Say
 from sparkpin.fetch import transfer
 from sparkpin.fetch.debs import open_apt
 from sparkpin.fetch.lock_stack import check_unique, scratch_folder
-from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.pip_settings import indexes
 from sparkpin.fetch.store import LOST, Store, missing
+from sparkpin.fetch.transfer import Piece
 from sparkpin.fetch.uv_resolver import offered
 from sparkpin.fetch.wheels import WheelTarget, http_client, origin_of, target_of
 from sparkpin.pins.schema import LockedFile, Stack, StackLock
@@ -97,15 +97,15 @@ def fetch_wheels(
     name: what they are for; backend: see `uv_resolver.resolve`; advice: for one that is gone, or another.
     """
     env, grow = indexes(), store.root / "incoming/wheels"
-    pieces = list[FilePiece]()
+    pieces = list[Piece]()
     with http_client(env) as client:
         urls, faults = offered(backend, target, wanted, env, advice)
         for wheel, url in urls:
             what = f"{wheel.file} (sha256={wheel.sha256})"
             origin = origin_of(url, what, client, advice)
             size, grown = wheel.size, grow / f"{wheel.sha256}.part"
-            piece = FilePiece(origin, wheel.file, size, 0, size, wheel.file, grown, store.path, wheel.sha256)
-            pieces.append(replace(piece, mode=0o644))
+            place = store.path(wheel.sha256)
+            pieces.append(Piece(origin, wheel.file, size, 0, size, grown, place, wheel.sha256, mode=0o644))
         transfer.fetch(pieces, say, title=f"fetching {name}", advice="")
     if faults:
         raise faults[0]

@@ -14,8 +14,8 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
-from sparkpin.fetch.origins import SILENCE, FileOrigin, FolderOrigin, Temporary, check_range, wanted_pause
 from sparkpin.fetch.pip_settings import with_scheme
+from sparkpin.fetch.transfer import SILENCE, Folder, Source, Temporary, content_of, pause_of
 from sparkpin.pins.schema import MACHINES, LockedFile, Stack
 
 if TYPE_CHECKING:
@@ -114,50 +114,42 @@ class IndexOrigin:
         return str(urlsplit(self.url).hostname)
 
     @property
-    def mend(self) -> str:
+    def next_step(self) -> str:
         return f"nothing of it was stored. {self.advice}"
 
     @contextlib.contextmanager
-    def open(self, file: str, begin: int, end: int, size: int, *, anew: bool = False) -> Iterator[Iterator[bytes]]:
-        """See FileOrigin. A server that heeds no ranges sends the whole file, of which the start is dropped."""
+    def open(self, file: str, begin: int, end: int, size: int, *, again: bool = False) -> Iterator[Iterable[bytes]]:
+        """See `Source`."""
         import httpx
 
-        headers = {"Cache-Control": "no-cache"} if anew else {}
+        headers = {"Cache-Control": "no-cache"} if again else {}
         headers |= {"Range": f"bytes={begin}-{end - 1}"} if begin else {}
         try:
             with self.client.stream("GET", self.url, headers=headers) as answer:
                 if answer.status_code in (404, 410):
                     raise lost(self.what, self.advice)
                 if answer.status_code in (408, 429) or answer.status_code >= 500:
-                    raise Temporary(f"{self.name} answers {answer.status_code}", wanted_pause(answer.headers))
+                    raise Temporary(f"{self.name} answers {answer.status_code}", pause_of(answer.headers))
                 if answer.status_code not in (200, 206):
                     raise NetworkError(f"{self.name} answers {answer.status_code} for {self.what}", next_step=CONFIG)
-                is_part, told = answer.status_code == 206, answer.headers.get("Content-Length", str(size))
-                if not is_part and told != str(size):
-                    message = f"integrity mismatch on {self.what}: wanted size={size}; got size={told}"
-                    raise IntegrityError(message, next_step=self.mend)
-                check_range(answer, begin if is_part else 0, end, size, f"{file} of {self.name}")
-                yield answer.iter_raw() if is_part else without(answer.iter_raw(), begin)
+                length = answer.headers.get("Content-Length", str(size))
+                if answer.status_code == 200 and length != str(size):
+                    message = f"integrity mismatch on {self.what}: wanted size={size}; got size={length}"
+                    raise IntegrityError(message, next_step=self.next_step)
+                yield content_of(answer, begin, end, size, f"{file} of {self.name}")
         except httpx.RequestError as error:  # redirects in a circle are one, and no TransportError
             cause = f"{self.name} does not answer ({error or type(error).__name__})"
             raise Temporary(cause, next_step=CONFIG) from error
-
-
-def without(chunks: Iterator[bytes], begin: int) -> Iterator[bytes]:
-    for chunk in chunks:
-        if kept := chunk[begin:]:
-            yield kept
-        begin = max(0, begin - len(chunk))
 
 
 def lost(what: str, advice: str) -> NetworkError:
     return NetworkError(f"{what} is no longer offered by the index", next_step=advice)
 
 
-def origin_of(url: str, what: str, client: httpx.Client, advice: str) -> FileOrigin:
+def origin_of(url: str, what: str, client: httpx.Client, advice: str) -> Source:
     parts = urlsplit(url)
     if parts.scheme == "file":
-        return FolderOrigin(Path(unquote(parts.path)).parent, "put the right file there, then the same command again")
+        return Folder(Path(unquote(parts.path)).parent, "put the right file there, then the same command again")
     return IndexOrigin(url, what, client, advice)
 
 
