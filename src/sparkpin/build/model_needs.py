@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkpin.build.checkpoint import plan_checkpoint
 from sparkpin.checkpoint.content import is_made_here
-from sparkpin.checkpoint.plan import checkpoint_key, lock_for, used_repositories
+from sparkpin.checkpoint.steps import checkpoint_key, lock_for, used_repositories
 from sparkpin.checkpoint.write import checkpoint_folder, disk_needed
 from sparkpin.core import files, terminal
 from sparkpin.core.paths import Paths

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from sparkpin.checkpoint.plan import locked_steps, make_plan, taken
+from sparkpin.checkpoint.plan import make_plan, taken
 from sparkpin.checkpoint.repository import OTHER, is_shard
 from sparkpin.checkpoint.safetensors import PREFIX_BYTES, header_length
+from sparkpin.checkpoint.steps import locked_steps
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths

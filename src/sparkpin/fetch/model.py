@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from sparkpin.checkpoint.content import Hashes
 from sparkpin.checkpoint.repository import Listing, Places, header_of
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError, ManifestError
@@ -44,7 +45,6 @@ from sparkpin.fetch.model_files import (
 )
 from sparkpin.fetch.store import HASH_WORKERS, Store, check, missing
 from sparkpin.fetch.transfer import Folder, Piece, is_whole
-from sparkpin.fetch.verified import Verified
 from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 
 if TYPE_CHECKING:
@@ -67,21 +67,20 @@ def fetch_model(
     donors = {name: entry for name, entry in wanted.items() if not pin.is_whole(name)}
     with hold(paths, pin, say), sites(paths, pin, lock.gguf, say) as site_of:
         fetch_pieces(paths, pin, outlines(site_of, donors, say), say)
-        pieces: list[Piece] = []
-        bases: list[tuple[Verified, list[LockedFile]]] = []
+        hashes, parts, complete = Hashes.here(paths, deep=deep), list[Piece](), list[Piece]()
         for name, entry in wanted.items():
             site = site_of(name, entry.revision)
             if name in donors:
-                pieces += tensor_pieces(site, listing_of(paths, pin, name, entry), entry.tensors, say)
+                parts += tensor_pieces(site, listing_of(paths, pin, name, entry), entry.tensors, say)
             else:
-                verified = Verified(paths, entry, deep=deep)
-                remove_strays(verified.folder, entry, say)
-                absent = site.link(verified.missing(entry.files, say))
-                bases.append((verified, absent))
-                pieces += [site.piece(row.file, row.size, sha256=row.sha256) for row in absent]
-        fetch_pieces(paths, pin, pieces, say)
-        for verified, absent in bases:
-            verified.save(absent)
+                remove_strays(site.folder, entry, say)
+                places = ((file, site.folder / file.file) for file in entry.files)
+                absent = site.link(missing(places, say, lambda file, path: hashes.sha256(path)))
+                complete += [site.piece(row.file, row.size, sha256=row.sha256) for row in absent]
+        fetch_pieces(paths, pin, complete + parts, say)
+        for piece in complete:
+            hashes.note(piece.target, piece.sha256)
+        hashes.save()
         for entry in wanted.values():
             shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
     return places_of(paths, pin, wanted)

@@ -28,7 +28,7 @@ LABEL = "sparkpin.checkpoint"  # of the volume, and of a container that works in
 ENDS = ["created", "exited"]  # where a run that is killed leaves a container
 MOMENT_SECONDS, LOOK_SECONDS = 10.0, 0.5
 FOLDER, PROGRAM = "/run/sparkpin", "receive.pyz"
-PARTS = ("core/errors.py", "core/files.py", "checkpoint/content.py", "checkpoint/receive.py")
+PARTS = ("core/errors.py", "core/files.py", "core/paths.py", "checkpoint/content.py", "checkpoint/receive.py")
 """Files of this package that it consists of, beside each folder's `__init__.py`."""
 
 

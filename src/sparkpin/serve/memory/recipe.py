@@ -11,6 +11,7 @@ from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.checkpoint import shapes
 from sparkpin.checkpoint.repository import CONFIG, header_of, read_json
 from sparkpin.checkpoint.safetensors import TensorInfo
+from sparkpin.checkpoint.steps import checkpoint_steps, used_repositories
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, InputError, ManifestError
 from sparkpin.core.paths import Paths
@@ -168,8 +169,8 @@ def known_of(
     Of a model that has no lock they come from pins/shapes, if those know it. nodes: see `plan`.
     """
     pin = manifests.model_of(paths.project, recipe)
-    steps = checkpoints.checkpoint_steps(chain, pin)
-    used = checkpoints.used_repositories(pin, steps)
+    steps = checkpoint_steps(chain, pin)
+    used = used_repositories(pin, steps)
     ahead = None if is_locked(paths.project, recipe) else shapes.shapes_of(paths.project, pin, used)
     if ahead:
         listings = {name: one.listing(name) for name, one in ahead.items()}
