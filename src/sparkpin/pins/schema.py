@@ -47,6 +47,13 @@ class LockedFile(StrictModel):
     sha256: Sha256
 
 
+class LockedDeb(LockedFile):
+    """A Debian package. path: of its file in the archive; archive: as Debian's snapshot archive names it."""
+
+    path: Annotated[str, Field(pattern=r"^(pool/[\w@%+:,./~-]+)?$")] = ""
+    archive: Annotated[str, Field(pattern=r"^([a-z-]+)?$")] = ""
+
+
 class Debian(StrictModel):
     """suite: Debian's code name; packages: what is asked for (the lock holds the closure)."""
 
@@ -171,13 +178,15 @@ class Stack(StrictModel):
 class StackLock(StrictModel):
     """pins/stacks/<name>.lock. inputs: SHA-256 of the parts of the stack file that decide the closure.
 
-    base: the image by digest that the images stand on; empty where `debs` make their root file system.
+    time: UTC of when `debs` were locked (`20261121T083914Z`), for Debian's snapshot archive. base: the image by digest
+    that the images stand on; empty where `debs` make their root file system.
     """
 
     stack: Name
     inputs: Sha256
+    time: Annotated[str, Field(pattern=r"^(\d{8}T\d{6}Z)?$")] = ""
     base: str = ""
-    debs: list[LockedFile]
+    debs: list[LockedDeb]
     wheels: list[LockedFile]
 
     @property
