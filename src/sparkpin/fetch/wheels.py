@@ -14,9 +14,10 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
+from sparkpin.core.names import MACHINES
 from sparkpin.fetch.origins import SILENCE, FileOrigin, FolderOrigin, Temporary, check_range, wanted_pause
 from sparkpin.fetch.pip_settings import with_scheme
-from sparkpin.pins.schema import MACHINES, LockedFile, Stack
+from sparkpin.pins.schema import LockedFile, Stack
 
 if TYPE_CHECKING:
     import httpx

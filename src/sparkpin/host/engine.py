@@ -34,12 +34,13 @@ from sparkpin.host.content_store import (
     plain_blobs,
     read_blobs,
 )
-from sparkpin.host.endpoint import elsewhere, environment
+from sparkpin.host.daemon import elsewhere, environment
 from sparkpin.image.layer_tar import Slice
 from sparkpin.image.seal import CREATED, CREATED_BY, Sealed, SealedLayer, digest_of, image_config, seal
 
-CONNECT_TIMEOUT = 30  # seconds
-TIMEOUT = 3600  # seconds without an answer: an engine with a slow disk is silent for minutes while it loads an image
+CONNECT_SECONDS = 30
+QUESTION_SECONDS = 120  # for what only reads: inspect, list, version
+WORK_SECONDS = 3600  # without an answer: an engine with a slow disk is silent for minutes while it loads an image
 
 
 @dataclass(frozen=True)
@@ -57,30 +58,44 @@ class ImageInfo:
     config: Mapping[str, Any]
 
 
+class Api(docker.APIClient):
+    """Docker's API, whose plain questions have a limit of their own."""
+
+    def request(self, *words: Any, **options: Any) -> requests.Response:
+        if words[0] == "GET" and not options.get("stream"):
+            options["timeout"] = min(options["timeout"] or WORK_SECONDS, QUESTION_SECONDS)
+        return super().request(*words, **options)
+
+
+class Client(docker.DockerClient):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.api = Api(*args, **options)
+
+
 class Engine:
-    """A connected engine. `client` is the plain Docker SDK client, `containers` its containers.
+    """A connected engine. `client` is the Docker SDK's client, `containers` its containers.
 
     host: the environment that leads the CLI to the same engine.
     """
 
-    def __init__(self, client: docker.DockerClient, host: Mapping[str, str] | None = None) -> None:
-        self.client = client
-        self.host = environment() if host is None else host
+    def __init__(self, client: docker.DockerClient, host: Mapping[str, str]) -> None:
+        self.client, self.host = client, host
 
     @classmethod
     def at(cls, url: str) -> Engine:
-        with engine_errors():
-            return cls(docker.DockerClient(base_url=url, timeout=TIMEOUT), {"DOCKER_HOST": url})
+        return cls.connect({"DOCKER_HOST": url})
 
     @classmethod
-    def connect(cls) -> Engine:
-        """Raises EngineError when no engine answers or the user may not talk to it."""
+    def connect(cls, host: Mapping[str, str] | None = None) -> Engine:
+        """The engine of an environment (None: this process's), which answers. EngineError when none does, or the user
+        may not talk to it."""
+        host = environment() if host is None else host
         with engine_errors():
-            client = docker.DockerClient.from_env(timeout=CONNECT_TIMEOUT, environment=environment())
-        client.api.timeout = TIMEOUT
+            client = Client.from_env(timeout=CONNECT_SECONDS, environment=dict(host))
+        client.api.timeout = WORK_SECONDS
         if client.api.base_url.startswith("http+docker://"):  # a socket: no proxy and no .netrc to look for each time
             client.api.trust_env = False
-        return cls(client)
+        return cls(client, host)
 
     @property
     def containers(self) -> Any:
@@ -161,7 +176,7 @@ class Engine:
         with engine_errors():
             for event in self.client.api.load_image(pieces, quiet=True):  # type: ignore[no-untyped-call]
                 if error := event.get("error"):
-                    raise plain_error(error)
+                    raise refused(error)
 
     def load_sealed(
         self,
@@ -284,27 +299,27 @@ def config_of(found: Mapping[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def engine_errors() -> Iterator[None]:
+    """Docker's errors as ours: what an engine answered, and what kept it from answering."""
     try:
         yield
     except docker.errors.APIError as error:
-        raise plain_error(str(error.explanation or error)) from None
+        raise refused(str(error.explanation or error)) from None
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise plain_error(str(error)) from None
+        where = os.environ.get("DOCKER_HOST") or "the default socket"
+        if isinstance(error, docker.errors.DockerException) and not isinstance(error.__cause__, Exception):
+            raise refused(str(error)) from None
+        if "PermissionError" in str(error):
+            raise EngineError(
+                f"no permission to talk to the Docker engine at {where}", next_step=daemon.JOIN_GROUP
+            ) from None
+        late = f" within {QUESTION_SECONDS} s" if isinstance(error, requests.exceptions.ReadTimeout) else ""
+        raise EngineError(f"no Docker engine answers at {where}{late}", next_step="invoke doctor") from None
 
 
-def plain_error(text: str) -> EngineError | DiskError:
-    """The engine's words, or an exception's, as an error that says what to do."""
-    where = os.environ.get("DOCKER_HOST") or "the default socket"
+def refused(text: str) -> EngineError | DiskError:
+    """The engine's words as an error that names the next command."""
     if re.search(r"no space left on device|disk quota exceeded", text, re.I):
         return buildkit.disk_full(f" {text.strip()}")
-    if re.search(r"PermissionError|permission denied while trying to connect", text, re.I):
-        return EngineError(f"no permission to talk to the Docker engine at {where}", next_step=daemon.JOIN_GROUP)
-    if re.search(
-        r"Error while fetching server API version|Connection ?(?:refused|aborted|Error)|FileNotFoundError|"
-        r"Cannot connect to the Docker daemon|Max retries|Name or service not known",
-        text,
-    ):
-        return EngineError(f"no Docker engine answers at {where}", next_step="invoke doctor")
     return EngineError(f"the Docker engine refused: {text.strip()}", next_step="invoke doctor")
 
 
