@@ -15,7 +15,6 @@ import pytest
 from made_releases import BASE, built, digest, keep_bytes, release, tags
 from private_engine import file_layer, load_image, quiet, sleeper
 
-from sparkpin.core import disk as diskspace
 from sparkpin.core import prune_lock
 from sparkpin.core.files import atomic_file, write_json
 from sparkpin.core.paths import Paths
@@ -152,7 +151,7 @@ def test_a_prune_that_was_killed_is_completed_by_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(diskspace, "remove_path", killed)
+        patch.setattr(pruning, "remove_path", killed)
         prune(paths, engine, 1)
     assert {row["tag"]: row["image"] for row in retention.rows(paths, engine)[0]}[first.tag] is None
     assert prune(paths, engine, 1).tags == (first.tag,)
