@@ -14,7 +14,6 @@ import hashlib
 import http.client
 import json
 import os
-import platform
 import signal
 import socket
 import subprocess
@@ -22,12 +21,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from sparkpin.core import files
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
+from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say
 from sparkpin.host.machine import SYSTEM_PATH, find_program, output
 
@@ -66,43 +65,19 @@ def named_engine() -> str | None:
     return None if host in OWN else host
 
 
-def elsewhere(url: str | None, info: Mapping[str, Any]) -> str:
-    """The name of the machine that an engine runs on, by its `info`; "" when that is this machine.
-
-    url: where it was found. The address of a named engine does not decide: a socket may be forwarded from another
-    machine, and tcp may lead back to this one.
-    """
-    if url in OWN:
-        return ""
-    here = (socket.gethostname(), platform.release(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    there = (info.get("Name"), info.get("KernelVersion"), info.get("MemTotal"))
-    return "" if here == there else str(there[0] or "another machine")
-
-
-class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self.path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self.path)
-
-
 def ask(url: str, timeout: float = 10) -> str | None:
     """The version of the engine at a url, or None when none answers. PermissionError when it may not be asked."""
     parts = urlsplit(url)
-    if parts.scheme == "unix":
-        connection: http.client.HTTPConnection = UnixConnection(parts.path, timeout)
-    elif parts.scheme in ("tcp", "http") and not os.environ.get("DOCKER_TLS_VERIFY"):
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 2375, timeout=timeout)
-    else:  # TLS with Docker's certificates, ssh
-        return (
-            output(("docker", "-H", url, "version", "--format", "{{.Server.Version}}"), timeout) or ""
-        ).strip() or None
+    if parts.scheme not in ("unix", "tcp", "http") or (parts.scheme != "unix" and os.environ.get("DOCKER_TLS_VERIFY")):
+        text = output(("docker", "-H", url, "version", "--format", "{{.Server.Version}}"), timeout)
+        return text.strip() or None if text else None
+    connection = http.client.HTTPConnection(parts.hostname or "localhost", parts.port or 2375, timeout=timeout)
     with contextlib.closing(connection):
         try:
+            if parts.scheme == "unix":
+                connection.sock = socket.socket(socket.AF_UNIX)
+                connection.sock.settimeout(timeout)
+                connection.sock.connect(parts.path)
             connection.request("GET", "/version")
             return str(json.load(connection.getresponse())["Version"])
         except PermissionError:
@@ -275,17 +250,9 @@ def start_directly(daemon: Daemon, url: str, say: Say) -> str:
 
 def wait_for(url: str, runs: Callable[[], bool], say: Say) -> str | None:
     """The engine's version once it answers; None when it does not run any more or did not answer in time."""
-    started = shown = time.monotonic()
-    while time.monotonic() - started < START_TIMEOUT:
-        if version := ask(url):
-            return version
-        if not runs():
-            return None
-        if time.monotonic() - shown > 5:
-            shown = time.monotonic()
-            say(f"waiting for the Docker engine ({shown - started:.0f} s)")
-        time.sleep(0.1)
-    return None
+    with waiting(say, "waiting for the Docker engine"):
+        until(lambda: ask(url) is not None or not runs(), START_TIMEOUT)
+    return ask(url)
 
 
 def owner_of(pidfile: Path, name: str, proc: Path = Path("/proc")) -> int | None:
@@ -320,20 +287,20 @@ def stop_process(pidfile: Path, name: str, pid: int) -> None:
 
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-    if not until(has_ended):
+    if not until(has_ended, STOP_TIMEOUT):
         raise HostError(f"{name} (process {pid}) does not stop", next_step=f"kill -9 {pid}")
 
 
 def unmount(mount: Path) -> None:
     """Tried for a while: a process that was killed is gone from /proc before its last thread lets go of its files."""
-    if not until(lambda: output(("umount", str(mount))) is not None):
+    if not until(lambda: output(("umount", str(mount))) is not None, STOP_TIMEOUT):
         raise HostError(f"cannot unmount {mount}", next_step=f"sudo umount -l {mount}")
 
 
-def until(condition: Callable[[], bool]) -> bool:
-    """Whether it became true within STOP_TIMEOUT."""
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether it became true in time."""
     started = time.monotonic()
-    while not (met := condition()) and time.monotonic() - started < STOP_TIMEOUT:
+    while not (met := condition()) and time.monotonic() - started < seconds:
         time.sleep(0.05)
     return met
 

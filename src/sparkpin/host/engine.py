@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ from sparkpin.host.content_store import (
     plain_blobs,
     read_blobs,
 )
-from sparkpin.host.daemon import elsewhere, environment
+from sparkpin.host.daemon import environment
 from sparkpin.image.layer_tar import Slice
 from sparkpin.image.seal import CREATED, CREATED_BY, Sealed, SealedLayer, digest_of, image_config, seal
 
@@ -108,9 +110,18 @@ class Engine:
 
     @cached_property
     def elsewhere(self) -> str:
-        """The machine that it runs on, "" for this one: only there does a folder that is mounted exist."""
+        """The machine that it runs on, "" for this one: only there does a folder that is mounted exist.
+
+        The address of a named engine does not decide: a socket may be forwarded from another machine, and tcp may lead
+        back to this one.
+        """
+        if self.host.get("DOCKER_HOST") in daemon.OWN:
+            return ""
         with engine_errors():
-            return elsewhere(self.host.get("DOCKER_HOST"), self.client.info())
+            info = self.client.info()
+        here = (socket.gethostname(), platform.release(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        there = (info.get("Name"), info.get("KernelVersion"), info.get("MemTotal"))
+        return "" if here == there else str(there[0] or "another machine")
 
     @cached_property
     def keeps_layers(self) -> bool:

@@ -41,6 +41,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.setattr(daemon, "ask", lambda *_, **__: None)
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(preflight, "size_of", lambda *_: 0)
     buildkit.builder.cache_clear()
     yield Paths(tmp_path, tmp_path / "cache", tmp_path / "home")  # type: ignore[misc]
     buildkit.builder.cache_clear()
