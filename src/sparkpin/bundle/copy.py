@@ -29,7 +29,7 @@ from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.image import oci
-from sparkpin.image.layer_tar import Slice
+from sparkpin.image.archive import Slice
 from sparkpin.image.listing_diff import common
 from sparkpin.releases import volumes
 from sparkpin.releases.container import UID
@@ -199,7 +199,7 @@ def send_file(
     except (OSError, EOFError) as error:
         raise altered(path, str(error) or "it is shorter than it was a moment ago") from None
     if (seen := answer_of(there, say).get("sha256")) != row["sha256"]:
-        raise altered(path, f"{why}: SHA-256 there {seen}, wanted {row['sha256']}")
+        raise altered(path, f"{why}: SHA-256 there {seen}, expected {row['sha256']}")
     return int(row["size"]) - offset
 
 
@@ -233,7 +233,7 @@ def require_free(engine: Engine, images: Sequence[oci.OciImage], url: str = "") 
         for tag in image.tags:
             if (seen := digest(engine, tag)) not in (None, image.config_digest):
                 raise IntegrityError(
-                    f"{where} has another image under {tag}: {seen}, wanted {image.config_digest}",
+                    f"{where} has another image under {tag}: {seen}, expected {image.config_digest}",
                     next_step=f"find out which is right (invoke verify); the other goes with: {program} rmi {tag}",
                 )
 

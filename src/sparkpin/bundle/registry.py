@@ -31,8 +31,8 @@ from sparkpin.evidence import verify
 from sparkpin.host.engine import Engine
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.image import oci
-from sparkpin.image.layer_tar import Slice
-from sparkpin.image.seal import digest_of
+from sparkpin.image.archive import Slice
+from sparkpin.image.oci import digest_of
 from sparkpin.releases import current
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release
 
@@ -188,7 +188,7 @@ def lay_out_image(
             with files.atomic_file(layout.blob(diff_id)) as out:
                 if (seen := f"sha256:{form.copied(tar, out)[0]}") != diff_id:
                     step = current.how_to_rebuild(release)
-                    raise IntegrityError(f"layer of {release.tag}: wanted {diff_id}, saved {seen}", next_step=step)
+                    raise IntegrityError(f"layer of {release.tag}: expected {diff_id}, saved {seen}", next_step=step)
         sizes = [oci.OciLayer(diff_id, layers[diff_id].size) for diff_id in release.diff_ids]
     config = records[-1].config.encode()
     layout.add(config)
@@ -272,7 +272,7 @@ def require_digest(value: object) -> str:
     """ValueError for what a registry says that is none."""
     if isinstance(value, str) and DIGEST.fullmatch(value):
         return value
-    raise ValueError(f"saw {str(value)[:80]!r}, wanted sha256 and 64 digits")
+    raise ValueError(f"got {str(value)[:80]!r}, expected sha256 and 64 digits")
 
 
 @contextlib.contextmanager

@@ -289,7 +289,7 @@ def bump(
     BumpError where the current release stays though there is something newer.
     """
     if not 0 <= hold <= LONGEST:
-        raise InputError(f"--hold: saw {hold}, wanted 0 to {LONGEST} (days)", next_step=f"--hold {HOLD}")
+        raise InputError(f"--hold: got {hold}, expected 0 to {LONGEST} (days)", next_step=f"--hold {HOLD}")
     paths = Paths.from_env()
     name = choose_recipe(paths, recipe, stack)
     records = Releases(paths)

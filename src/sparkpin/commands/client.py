@@ -48,7 +48,7 @@ def client(tool: str, *, recipe: str | None, url: str, key: str) -> None:
         raise InputError(f"no tool {tool!r}", next_step=f"{guess}choose one of: {', '.join(CLIENTS)}")
     if key and not key.isidentifier():
         raise InputError(
-            f"--key-env: saw {key!r}, wanted the name of a variable of the environment",
+            f"--key-env: got {key!r}, expected the name of a variable of the environment",
             next_step="for example --key-env SPARKPIN_API_KEY: the key itself belongs into no configuration",
         )
     written, chosen = facts(Paths.from_env(), recipe, url=url, key=key), CLIENTS[tool]

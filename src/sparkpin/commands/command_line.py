@@ -146,10 +146,10 @@ class TaskArgument(Argument):
         if self.choices and value not in self.choices:
             known = ", ".join(filter(None, self.choices))
             what = self.names[0] if self.positional else self.flag
-            raise InputError(f"{what}: saw {value!r}, wanted one of: {known}", next_step=f"choose one of: {known}")
+            raise InputError(f"{what}: got {value!r}, expected one of: {known}", next_step=f"choose one of: {known}")
         if self.kind is int and not value.isdecimal():
             raise InputError(
-                f"{self.flag}: saw {value!r}, wanted a whole number, 0 or more",
+                f"{self.flag}: got {value!r}, expected a whole number, 0 or more",
                 next_step=f"for example {self.flag} {self.example}",
             )
         self.value = value

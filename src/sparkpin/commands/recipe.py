@@ -294,7 +294,9 @@ def recipe_export(
 ) -> None:
     """Print or write a recipe for spark-vllm-docker (v1) or sparkrun (v2), of the working tree or of a release."""
     if form not in export.TOOLS:
-        raise InputError(f"--format: saw {form!r}, wanted v1 or v2", next_step="invoke recipe export NAME --format v1")
+        raise InputError(
+            f"--format: got {form!r}, expected v1 or v2", next_step="invoke recipe export NAME --format v1"
+        )
     target = files.output_file("--output", output) if output else None
     subject = of_release(paths, what, release) if release else of_tree(paths, what, stage)
     if drafters.speculation(subject.argv).get("model") == drafters.PATH:

@@ -158,9 +158,9 @@ def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> Recipe
         return RecipeFinding("error", key, error.message, error.next_step)
     if error.next_step.startswith(("invoke lock", "curl ")):  # that is no mistake
         hint = f"next: {error.next_step.partition(': ')[0]}"
-        return RecipeFinding("note", key, error.wanted.removeprefix(LACKS), hint)
+        return RecipeFinding("note", key, error.expected.removeprefix(LACKS), hint)
     elsewhere = own != "" and not own.endswith(error.file)
-    text = error.message if elsewhere else f"saw {short(error.seen)}, wanted {error.wanted}"
+    text = error.message if elsewhere else f"got {short(error.got)}, expected {error.expected}"
     hint = "" if error.next_step.startswith((f"correct {error.key} in ", f"correct {own},")) else error.next_step
     meant = nearest(error.key.rpartition(".")[2], error.known)  # of a key that nobody knows
     return RecipeFinding("error", key if elsewhere else error.key, text, meant or hint)

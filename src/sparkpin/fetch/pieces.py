@@ -120,8 +120,8 @@ class Growing:
         piece = self.piece
         return IntegrityError.mismatch(
             piece.label,
-            wanted_size=piece.length,
-            wanted_sha256=piece.sha256 or f"(that of git blob {piece.git})",
+            expected_size=piece.length,
+            expected_sha256=piece.sha256 or f"(that of git blob {piece.git})",
             size=piece.length,
             sha256=self.sha256.hexdigest(),
             next_step=advice,

@@ -224,8 +224,8 @@ def offered(
             continue
         error = IntegrityError.mismatch(
             f"{wheel.file} as the index has it",
-            wanted_size=wheel.size,
-            wanted_sha256=wheel.sha256,
+            expected_size=wheel.size,
+            expected_sha256=wheel.sha256,
             size=size,
             sha256=sha256,
             next_step=f"nothing was stored. {advice}",

@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,27 +21,23 @@ import docker.errors
 import requests
 
 from sparkpin.core.errors import DiskError, EngineError
-from sparkpin.core.files import CHUNK, sha256_file
+from sparkpin.core.files import CHUNK
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host import buildkit, daemon
-from sparkpin.host.content_store import (
-    NO_SIZES,
-    Blob,
-    OciIndex,
-    Sizes,
-    image_index,
-    image_manifest,
-    plain_blobs,
-    read_blobs,
-)
+from sparkpin.host.content_store import NO_SIZES, Sizes, config_of, stored_layers
 from sparkpin.host.daemon import environment
-from sparkpin.image.layer_tar import Slice
-from sparkpin.image.seal import CREATED, CREATED_BY, Sealed, SealedLayer, digest_of, image_config, seal
+from sparkpin.image.archive import Slice, batched
+from sparkpin.image.oci import OciImage, OciLayer, digest_of
+from sparkpin.image.seal import CREATED, CREATED_BY, Part, seal
 
 CONNECT_SECONDS = 30
 QUESTION_SECONDS = 120  # for what only reads: inspect, list, version
 WORK_SECONDS = 3600  # without an answer: an engine with a slow disk is silent for minutes while it loads an image
+
+
+class MissingLayersError(EngineError):
+    """The engine lacks layers that were to be left out of an archive."""
 
 
 @dataclass(frozen=True)
@@ -191,82 +186,65 @@ class Engine:
 
     def load_sealed(
         self,
-        parts: Sequence[SealedLayer],
+        parts: Sequence[Part],
         config: Mapping[str, Any],
         *,
         os: str,
         architecture: str,
         tag: str,
         sizes: Sizes = NO_SIZES,
-        meanwhile: Callable[[Sealed], object] = lambda sealed: None,
         sent: Callable[[int], object] = lambda count: None,
-    ) -> Sealed:
+    ) -> OciImage:
         """Seal and load in one pass, without a copy on the disk. The tag appears when all of it is in.
 
-        sizes: notes that containerd's store is read and written with. meanwhile: runs when all is sent and the engine
-        still unpacks. sent: is told the bytes as they go. Raises EngineError when the engine lacks a layer that is left
-        out.
+        sizes: notes that containerd's store is read and written with. sent: gets the bytes as they go. Raises
+        MissingLayersError, before the first byte, when the engine lacks a layer that is left out.
         """
-        made: list[Sealed] = []
-        nameless: list[OciIndex] = []  # what containerd's store takes in by an index has no tag yet
-        below = [] if self.keeps_layers else self.blobs([part.diff_id for part in parts if part.left_out], sizes)
+        there = [part for part in parts if isinstance(part, str)]
+        above = self.image_above(there)
+        below: list[OciLayer] | None = None
+        if not self.keeps_layers:
+            with engine_errors():
+                below = stored_layers(above, sizes, self.client.api.get_image)[: len(there)] if there else []
+        sealed: list[OciImage] = []
 
-        def more(sealed: Sealed) -> Mapping[str, bytes]:
-            if self.keeps_layers:
-                return {}
-            nameless.append(image_index(sealed, parts, below))
-            return nameless[0].members
+        def pieces() -> Iterator[bytes]:
+            whole = seal(parts, config, os=os, architecture=architecture, tag=tag, below=below)
+            sealed.append((yield from whole))
 
-        def produce(write: Callable[[bytes | memoryview], object]) -> None:
-            def counted(data: bytes | memoryview) -> None:
-                write(data)
-                sent(len(data))
+        def counted() -> Iterator[bytes]:
+            for piece in batched(pieces()):
+                yield piece
+                sent(len(piece))
 
-            made.append(seal(counted, parts, config, os=os, architecture=architecture, tag=tag, more=more))
-
+        is_new = self.image(tag) is None
         try:
-            with pieces_of(produce, lambda: meanwhile(made[0])) as pieces:
-                self.load(pieces)
-            for index in nameless:
-                self.tag(index.digest, tag)
+            self.load(counted())
         except BaseException:
-            for index in nameless:
+            if is_new:  # containerd's store tags what it takes in before it unpacks it
                 with contextlib.suppress(EngineError):  # it must not hide why the load failed
-                    self.remove_nameless(index.digest)
+                    self.untag(tag)
             raise
-        for index in nameless:
-            sizes.keep(made[0].diff_ids, index.blobs)
-        return made[0]
+        if below is not None:
+            new = zip(sealed[0].diff_ids, parts, strict=True)
+            below += [OciLayer(diff_id, part.size) for diff_id, part in new if not isinstance(part, str)]
+            sizes.keep(sealed[0].diff_ids, below)
+        return sealed[0]
 
-    def remove_nameless(self, image_id: str) -> None:
-        """Remove what a load left that could not unpack what it took in."""
-        with engine_errors(), contextlib.suppress(docker.errors.ImageNotFound):
-            if not self.client.api.inspect_image(image_id).get("RepoTags"):  # type: ignore[no-untyped-call]
-                self.client.api.remove_image(image_id)
-
-    def blobs(self, diff_ids: Sequence[str], sizes: Sizes) -> list[Blob]:
-        """What containerd's store has for the lowest layers of an image, from the smallest image that has them all."""
-        if not diff_ids:
-            return []
+    def image_above(self, diff_ids: Sequence[str]) -> dict[str, Any]:
+        """The smallest image that has these lowest layers, as the engine describes it. MissingLayersError for none."""
         found: list[dict[str, Any]] = []
         with engine_errors():
-            for image_id in {entry["Id"] for entry in self.client.api.images()}:
+            for image_id in {entry["Id"] for entry in self.client.api.images()} if diff_ids else ():
                 with contextlib.suppress(docker.errors.ImageNotFound):  # removed meanwhile
                     details = self.client.api.inspect_image(image_id)  # type: ignore[no-untyped-call]
                     if (details["RootFS"].get("Layers") or [])[: len(diff_ids)] == list(diff_ids):
                         found.append(details)
-        if not found:
-            raise EngineError(f"no image of the engine has the layers up to {diff_ids[-1]}", next_step="invoke build")
-        found.sort(key=lambda details: len(details["RootFS"]["Layers"]))
-        for details in found:
-            layers = details["RootFS"]["Layers"]
-            blobs = plain_blobs(layers, sizes)
-            if blobs and digest_of(image_manifest(config_of(details), blobs)) == details["Id"]:
-                return blobs[: len(diff_ids)]
-        with engine_errors():
-            blobs = read_blobs(self.client.api.get_image(found[0]["Id"], chunk_size=CHUNK))
-        sizes.keep(found[0]["RootFS"]["Layers"], blobs)
-        return blobs[: len(diff_ids)]
+        if diff_ids and not found:
+            raise MissingLayersError(
+                f"no image of the engine has the layers up to {diff_ids[-1]}", next_step="invoke build"
+            )
+        return min(found, key=lambda details: len(details["RootFS"]["Layers"]), default={})
 
     @property
     def platform(self) -> str:
@@ -288,24 +266,14 @@ class Engine:
 
         Not `docker import`: that dates the image, and before 23 it takes every image for the host's architecture.
         """
-        digest, size = sha256_file(tar)
         with tar.open("rb") as file:
-            part = SealedLayer(f"sha256:{digest}", raw=Slice(file, 0, size))
+            whole = Slice(file, 0, tar.stat().st_size)
             config = {"Labels": dict(labels)}
-            self.load_sealed([part], config, os="linux", architecture=architecture, tag=ref, sent=sent)
+            self.load_sealed([whole], config, os="linux", architecture=architecture, tag=ref, sent=sent)
         image = self.image(ref)
         if image is None:
             raise EngineError(f"the engine took {ref} and does not have it", next_step="invoke doctor")
         return image
-
-
-def config_of(found: Mapping[str, Any]) -> bytes:
-    return image_config(
-        found.get("Config") or {},
-        os=found["Os"],
-        architecture=found["Architecture"],
-        diff_ids=found["RootFS"].get("Layers") or (),
-    )
 
 
 @contextlib.contextmanager
@@ -332,49 +300,6 @@ def refused(text: str) -> EngineError | DiskError:
     if re.search(r"no space left on device|disk quota exceeded", text, re.I):
         return buildkit.disk_full(f" {text.strip()}")
     return EngineError(f"the Docker engine refused: {text.strip()}", next_step="invoke doctor")
-
-
-@contextlib.contextmanager
-def pieces_of(
-    produce: Callable[[Callable[[bytes | memoryview], object]], None], afterwards: Callable[[], object]
-) -> Iterator[Iterator[bytes]]:
-    """What `produce` writes, as pieces to read, through a pipe; it and then `afterwards` run in a thread of their own.
-
-    An exception of `produce` comes out of the reading, so that a request that sends the pieces breaks off.
-    """
-    reading, writing = os.pipe()
-    closed = threading.Event()
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            with os.fdopen(writing, "wb", buffering=CHUNK) as pipe:
-                produce(pipe.write)
-            closed.set()
-            afterwards()
-        except BaseException as error:
-            failed.append(error)
-            closed.set()
-
-    thread = threading.Thread(target=run, name="seal", daemon=True)
-
-    def read() -> Iterator[bytes]:
-        while chunk := os.read(reading, CHUNK):
-            yield chunk
-        closed.wait()
-        if failed:
-            raise failed[0]
-
-    thread.start()
-    try:
-        yield read()
-    finally:
-        os.close(reading)  # a reader that gave up ends the writer, too
-        thread.join()
-    if failed and isinstance(failed[0], BrokenPipeError):  # which would pass for `| head`
-        raise EngineError("the engine did not read all that it was sent", next_step="run the same again")
-    if failed:
-        raise failed[0]
 
 
 def engine_of(paths: Paths) -> Engine:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sparkpin.image.listing import Contents, PathEntry, image_contents, parents_of
+from sparkpin.image.listing import MARKS, Contents, PathEntry, image_contents
 
 METADATA = ("mode", "uid", "gid", "capability")
 SAME_DATA = {"file", "hardlink"}  # a second name of a file may come to hold its data: still the same file
-MARKS = ("whiteout", "opaque")
 
 
 @dataclass(frozen=True, order=True)
@@ -94,43 +93,12 @@ def images_apart(before: Sequence[str], after: Sequence[str], read: Callable[[st
     before, after: diff IDs, lowest first. Layers that both images have at the bottom and at the top can make no
     difference by themselves: of those only what the layers between them touch, hide or stand in is looked at.
     """
-    low = common(before, after)
-    high = common(before[low:][::-1], after[low:][::-1])
-    if low == len(before) == len(after):
-        return {}, {}
-    listings = {diff_id: read(diff_id) for diff_id in {*before, *after}}
-    own = [entry for side in (before, after) for diff_id in side[low : len(side) - high] for entry in listings[diff_id]]
-    near = {entry.path for entry in own}
-    near |= parents_of(near)
-    hiding = {entry.path for entry in own if entry.kind != "dir"}
-    under: dict[str, bool] = {"": "" in hiding}
-
-    def hidden(folder: str) -> bool:
-        if folder not in under:
-            under[folder] = folder in hiding or hidden(folder.rpartition("/")[0])
-        return under[folder]
-
-    def narrowed(contents: Contents) -> Contents:
-        kept, folders = [], {entry.path for entry in contents if entry.kind == "dir"}
-        for entry in contents:
-            folder = entry.path.rpartition("/")[0]
-            wanted = entry.path in near or hidden(folder)
-            while entry.kind not in MARKS and folder not in folders:  # it is not named, and there because of this entry
-                folders.add(folder)
-                wanted = wanted or folder in near
-                folder = folder.rpartition("/")[0]
-            if wanted:
-                kept.append(entry)
-        return tuple(kept)
-
-    shared = {diff_id: narrowed(listings[diff_id]) for diff_id in (*before[:low], *before[len(before) - high :])}
+    listings = {diff_id: read(diff_id) for diff_id in {*before, *after}} if tuple(before) != tuple(after) else {}
 
     def seen(side: Sequence[str]) -> dict[str, PathEntry]:
-        middle = [listings[diff_id] for diff_id in side[low : len(side) - high]]
-        layers = [*(shared[d] for d in side[:low]), *middle, *(shared[d] for d in side[len(side) - high :])]
-        return {path: entry for path, (_, entry) in image_contents(layers).items()}
+        return {path: entry for path, (_, entry) in image_contents([listings[d] for d in side]).items()}
 
-    return seen(before), seen(after)
+    return (seen(before), seen(after)) if listings else ({}, {})
 
 
 def common(first: Sequence[object], second: Sequence[object]) -> int:

@@ -53,7 +53,7 @@ def command_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestErr
     try:
         plan = speculation(words)
     except ManifestError as fault:
-        yield ManifestError(file, "command", fault.seen, fault.wanted)
+        yield ManifestError(file, "command", fault.got, fault.expected)
         return
     model = plan.get("model")
     if short := flag_value(words, SHORT):

@@ -1,6 +1,6 @@
 """Read every file that people edit or that `invoke lock` writes; the only module that reads YAML.
 
-Each loader returns a frozen model or raises ManifestError (file, key, value seen, value wanted).
+Each loader returns a frozen model or raises ManifestError (file, key, value got, value expected).
 """
 
 from __future__ import annotations

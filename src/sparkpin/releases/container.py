@@ -49,7 +49,7 @@ def require_image(engine: Engine, release: Release) -> None:
         )
     if info.config_digest != release.image:
         raise IntegrityError(
-            f"{release.tag} names another image: wanted {release.image}, got {info.config_digest}",
+            f"{release.tag} names another image: expected {release.image}, got {info.config_digest}",
             next_step=f"invoke reproduce {release.tag} --keep",
         )
 

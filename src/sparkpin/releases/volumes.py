@@ -112,7 +112,7 @@ def is_left(container: Container) -> bool:
 def require_own(name: str, attrs: dict[str, Any], key: str, label: str = LABEL) -> None:
     if (seen := (attrs.get("Labels") or {}).get(label)) != key:
         raise IntegrityError(
-            f"volume {name} there: label {label}: saw {seen}, wanted {key}",
+            f"volume {name} there: label {label}: got {seen}, expected {key}",
             next_step=f"find out whose it is; it goes with (there): docker volume rm {name}",
         )
 

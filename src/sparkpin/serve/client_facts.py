@@ -92,6 +92,6 @@ def base_of(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise InputError(
-            f"--url: saw {url!r}, wanted an endpoint's base", next_step="for example --url http://spark.local:8000/v1"
+            f"--url: got {url!r}, expected an endpoint's base", next_step="for example --url http://spark.local:8000/v1"
         )
     return url.rstrip("/") if parts.path.strip("/") else f"{url.rstrip('/')}/v1"

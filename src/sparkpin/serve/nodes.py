@@ -112,7 +112,7 @@ def urls_of(text: str) -> tuple[str, ...]:
     for word in others:
         if "://" not in word:
             raise InputError(
-                f"--nodes: saw {word!r}, wanted {HERE} or ssh://user@host[:port], with commas between",
+                f"--nodes: got {word!r}, expected {HERE} or ssh://user@host[:port], with commas between",
                 next_step=f"--nodes {HERE},ssh://{word}",
             )
     return (HERE, *others)
@@ -235,7 +235,7 @@ def require_image(machine: Machine, release: Release) -> None:
     seen = info.config_digest if info else "none"
     if seen != release.image:
         kind = IntegrityError if info else EngineError
-        raise kind(f"{machine.where}: image {release.tag}: saw {seen}, wanted {release.image}", next_step=step)
+        raise kind(f"{machine.where}: image {release.tag}: got {seen}, expected {release.image}", next_step=step)
 
 
 def looked_at(machine: Machine, release: Release, volumes: Mapping[str, Any]) -> HostFacts:

@@ -134,7 +134,7 @@ def test_folders_of_their_containers_and_tokens_are_left_out(
     env = {"HF_HOME": "/root/.cache/huggingface", "HF_TOKEN": "hf_secret", "TRITON_CACHE_DIR": "/x", "N": 4}
     with pytest.raises(ManifestError) as caught:
         imported(paths, tmp_path, V1 | {"env": env | {"VLLM_API_KEY": "0123456789abcdef"}})
-    assert (caught.value.key, caught.value.seen) == ("env.VLLM_API_KEY", UNSHOWN)
+    assert (caught.value.key, caught.value.got) == ("env.VLLM_API_KEY", UNSHOWN)
     with pytest.raises(ManifestError, match="--api-key"):
         imported(paths, tmp_path, V1 | {"command": "vllm serve acme/sample-int4 --api-key 0123456789abcdef"})
     assert not (paths.project / "recipes/some-recipe.yaml").exists()
@@ -411,8 +411,9 @@ def test_a_recipe_of_ours_from_elsewhere_is_held_against_its_own_stack(
     made = tasks.recipe_import(paths, str(away), name="again")
     assert pair(paths.project, made.target.stem)[-1].key == pair(paths.project, "scripted-tiny")[-1].key
     away.write_text(away.read_text().replace("stage: v2-tq\n", ""))
-    with pytest.raises(ManifestError, match=r"stage: saw '\(missing\)'"):
+    with pytest.raises(ManifestError) as caught:
         tasks.recipe_check(paths, [str(away)])
+    assert caught.value.key == "stage"
 
 
 def test_exports_that_cannot_be(paths: Paths) -> None:
@@ -479,7 +480,7 @@ if CORPUS.is_dir():  # a clone alone has none of them
     @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.yaml")), ids=lambda path: path.stem[-50:])
     def test_the_corpus_is_taken_over_or_told_why_not(paths: Paths, path: Path) -> None:
         refused = {
-            "minimax-m3-minimax": "SGLang", "opus": "wanted JSON", "embed": "/v1/embeddings",
+            "minimax-m3-minimax": "SGLang", "opus": "expected JSON", "embed": "/v1/embeddings",
         }  # fmt: skip
         why = next((text for part, text in refused.items() if part in path.name), None)
         if why:

@@ -116,7 +116,7 @@ if CORPUS:  # a clone alone has none of them
         for name, errors in refused.items():
             wanted = next((text for end, text in REFUSED.items() if name.endswith(end)), "(nothing: it should pass)")
             assert all(wanted in one.text for one in errors), f"{name}: {errors}"
-            assert all(one.hint or ", wanted " in one.text for one in errors), f"{name}: what mends it? {errors}"
+            assert all(one.hint or ", expected " in one.text for one in errors), f"{name}: what mends it? {errors}"
         assert {end for end in REFUSED if any(name.endswith(end) for name in refused)} == REFUSED.keys()
         good = sorted(path for path, one in alone.items() if not one.errors and path.parent.name == "public")
         for path in good[::5]:  # those of the other folder are all taken over in test_community_tasks

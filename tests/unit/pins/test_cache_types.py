@@ -22,7 +22,7 @@ def test_it_is_refused_with_the_better_choice(name: str) -> None:
     recipe = recipe.model_copy(update={"command": f"{recipe.command.strip()} --kv_cache_dtype={name}"})
     with pytest.raises(ManifestError, match=BETTER[name][0]) as caught:
         vllm_command.own_argv(recipe)
-    assert (caught.value.key, caught.value.seen) == ("--kv-cache-dtype", name)
+    assert (caught.value.key, caught.value.got) == ("--kv-cache-dtype", name)
 
 
 def test_what_vllm_knows_is_taken() -> None:

@@ -103,7 +103,7 @@ def test_a_config_that_says_something_else_is_told(
     assert list(drafters.pair_faults(PLAN, whole, DRAFTER, "f")) == []
     with pytest.raises(ManifestError) as caught:
         list(drafters.pair_faults(PLAN, whole | target, DRAFTER | drafter, "f"))
-    assert caught.value.file == "f" and caught.value.key.endswith(key) and caught.value.seen == seen
+    assert caught.value.file == "f" and caught.value.key.endswith(key) and caught.value.got == seen
 
 
 def plan_of(**plan: object) -> str:

@@ -92,7 +92,7 @@ def test_a_broken_pin_stops_nobody_but_those_who_need_it(project: Path) -> None:
     with pytest.raises(ManifestError, match=r"broken\.yaml: line"):
         manifests.model_of(project, recipe)
     (project / "pins/models/broken.yaml").unlink()
-    with pytest.raises(ManifestError, match=r"model: saw .* of a model of pins/models/ \(Intel/") as caught:
+    with pytest.raises(ManifestError, match=r"model: got .* of a model of pins/models/ \(Intel/") as caught:
         manifests.model_of(project, recipe)
     assert "or pin that model" in caught.value.next_step
 

@@ -80,11 +80,11 @@ def test_what_stack_and_stages_set_does_not_undo_it() -> None:
 def test_words_that_no_number_of_machines_goes_with(count: int, flags: str, gpu: bool, wanted: list[str]) -> None:
     faults = list(nodes.word_faults([*ARGV, *flags.split()], count, "recipes/r.yaml", gpu=gpu))
     assert len(faults) == len(wanted), faults
-    assert all(str(fault.seen).startswith(seen) for fault, seen in zip(faults, wanted, strict=True)), faults
+    assert all(str(fault.got).startswith(seen) for fault, seen in zip(faults, wanted, strict=True)), faults
 
 
 def test_ray_is_refused() -> None:
     recipe = manifests.load_recipe(PROJECT, "scripted-pair")
     ray = recipe.model_copy(update={"command": f"{recipe.command.rstrip()} --distributed-executor-backend ray"})
-    with pytest.raises(ManifestError, match="wanted mp"):
+    with pytest.raises(ManifestError, match="expected mp"):
         serve_argv(ray, manifests.load_stack(PROJECT, recipe.stack), ())

@@ -40,20 +40,20 @@ def test_doubled_braces_and_what_a_default_may_hold() -> None:
     [
         ("vllm serve a/b --port {prot}", "{prot}", r"a key of `defaults` \(host, port\)"),
         ("vllm serve a/b --x {port.no}", "has no attribute", "a key of `defaults`"),
-        ("""vllm serve a/b --x '{"method": "mtp"}'""", '{"method"}', r"wanted a brace of JSON doubled, \{\{ \}\}"),
+        ("""vllm serve a/b --x '{"method": "mtp"}'""", '{"method"}', r"expected a brace of JSON doubled, \{\{ \}\}"),
         ("vllm serve a/b --x 'open", "No closing quotation", "check the quotes"),
         ("python -m vllm a/b", "python -m vllm", "starts with: vllm serve <model>"),
         ("vllm serve a/b --ssl-certfile c", "--ssl-certfile", "no TLS: health check, smoke test and `serve` ask by pl"),
         ("vllm serve other/model", "other/model", r"'a/b' \(the recipe's model\) or '/model'"),
         ('vllm serve a/b --x {{"n":2}}', "{n:2}", "put single quotes around it"),
-        ("""vllm serve a/b --x '{{"n":2,}}'""", '{"n":2,}', r"wanted JSON \([^\n]*line 1 column \d+[^\n]*\)(\n|$)"),
+        ("""vllm serve a/b --x '{{"n":2,}}'""", '{"n":2,}', r"expected JSON \([^\n]*line 1 column \d+[^\n]*\)(\n|$)"),
     ],
 )
 def test_a_faulty_command_is_told_with_file_and_key(command: str, seen: str, wanted: str) -> None:
     with pytest.raises(ManifestError, match=wanted) as caught:
         argv_of(recipe(command, defaults={"port": 1, "host": "h"}), stack(), ())
     assert caught.value.file == "recipes/r.yaml" and caught.value.key == "command"
-    assert seen in str(caught.value.seen)
+    assert seen in str(caught.value.got)
 
 
 def test_a_later_stage_s_flag_takes_the_place_of_an_earlier_one_s() -> None:
