@@ -26,7 +26,7 @@ from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.bundle import take_in
 from sparkpin.commands import evidence as commands_evidence
 from sparkpin.commands import up as commands_up
-from sparkpin.core import prune_lock
+from sparkpin.core import locks
 from sparkpin.core.errors import BusyError, DiskError, ManifestError
 from sparkpin.core.files import atomic_file, lock, write_json
 from sparkpin.core.paths import Paths
@@ -392,7 +392,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
         pass
 
     def part(*_: object) -> None:
-        for path in (paths.home / prune_lock.LOCK, paths.locks / prune_lock.LOCK):
+        for path in (paths.home / locks.PRUNE_LOCK, paths.locks / locks.PRUNE_LOCK):
             with pytest.raises(BusyError), lock(path, wait=False):
                 pass
             with lock(path, wait=False, shared=True):

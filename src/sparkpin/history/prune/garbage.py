@@ -1,6 +1,6 @@
 """Files of SPARKPIN_HOME and SPARKPIN_CACHE that no remaining release needs.
 
-A prune waits for builds and imports (`prune_lock`). What no record has ever named may still be of use: to one that was
+A prune waits for builds and imports (`core/locks`). What no record has ever named may still be of use: to one that was
 killed and is repeated, to a checkpoint in the making, to a dry run, which does not wait. So it goes only when nothing
 touched it for `STALE_AFTER`.
 """

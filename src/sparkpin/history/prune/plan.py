@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin.build import begun
-from sparkpin.core import files, prune_lock
+from sparkpin.core import files, locks
 from sparkpin.core.errors import DiskError, EngineError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
@@ -125,7 +125,7 @@ def alone(paths: Paths, say: Say, *, store: bool) -> Iterator[None]:
     """No build, import, smoke test or promotion runs meanwhile; nor a fetch, where the store is pruned."""
     records = Releases(paths)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(prune_lock.alone(paths, say))
+        stack.enter_context(locks.claim(paths, say, exclusive=True))
         for recipe in records.recipes():
             stack.enter_context(records.locked(recipe))
         if store:
