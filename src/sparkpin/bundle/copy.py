@@ -24,7 +24,7 @@ from sparkpin.core.errors import CheckpointError, DiskError, EngineError, HostEr
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.core.terminal import Say, printable
-from sparkpin.host.attached import Attached
+from sparkpin.host.containers import Attached
 from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import engine_at, errors_of

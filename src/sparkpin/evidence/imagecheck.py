@@ -16,9 +16,9 @@ from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositor
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.core.errors import BuildError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors, require_space, sha256_file, sha256_of
+from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import GATHERS, progress
-from sparkpin.core.scratch import saving_folder
 from sparkpin.core.terminal import Say
 from sparkpin.evidence.materials import recorded
 from sparkpin.evidence.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Claimed, Open, checked

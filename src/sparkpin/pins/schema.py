@@ -29,7 +29,6 @@ UNRESOLVED = "unresolved"
 Scalar = str | int | float | bool
 FlagValue = Scalar | list[Any] | dict[str, Any] | None
 PLATFORMS = Literal["linux/amd64", "linux/arm64"]
-MACHINES: dict[str, str] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # as `uname -m` says it
 CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "mtp-fp8"]
 
 

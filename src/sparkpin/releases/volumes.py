@@ -17,8 +17,7 @@ from typing import Any
 import sparkpin
 from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.terminal import Say
-from sparkpin.host.attached import Attached
-from sparkpin.host.containers import APIError, Container, Mount, NotFound
+from sparkpin.host.containers import APIError, Attached, Container, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_command import MODEL_PATH
 from sparkpin.releases.container import CONFLICT, HOME, PYTHON, apart, put, sandbox

@@ -14,6 +14,7 @@ from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.checkpoint.steps import checkpoint_steps, used_repositories
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, InputError, ManifestError
+from sparkpin.core.names import MACHINES
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import gib
 from sparkpin.fetch import model
@@ -251,7 +252,7 @@ def machine_for(stack: schema.Stack, memory: str, free: str) -> Machine:
     if memory:
         total = parse_size("memory", memory)
         return checked(Machine(total, total if given is None else given, f"a machine with {memory}", "flag"))
-    if here.arch != host.ARCHITECTURES[stack.platform]:
+    if here.arch != MACHINES[stack.platform]:
         if stack.platform != SPARK:
             raise HostError(
                 f"stack {stack.name} is for {stack.platform}", next_step="give --memory, such as --memory 32GB"
