@@ -27,7 +27,7 @@ from sparkpin.fetch.origins import SILENCE
 from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import HASH_WORKERS, Store, check
 from sparkpin.fetch.transfer import CONNECTIONS
-from sparkpin.pins import manifests
+from sparkpin.pins import manifests, reading
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 
 AGAIN = "the same command again; if it stays, the Hub, or a proxy before it, gives wrong bytes"
@@ -155,7 +155,7 @@ class Locking:
         ]
         value = {"repo": repository.repo, "revision": revision, "files": found}
         step = "report this: the repository has a file name that is not allowed"
-        return manifests.parse(RepositoryLock, value, self.manifest, next_step=step)
+        return reading.parse(RepositoryLock, value, self.manifest, next_step=step)
 
     def resolve(self, key: str, repository: PinnedRepository) -> str:
         """The pinned commit; where there is none, that of the former lock, or the newest."""
