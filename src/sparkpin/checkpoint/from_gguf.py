@@ -166,8 +166,8 @@ def sources_of(reader: GGUFReader, config: Mapping[str, Any], metadata: Metadata
         tensor = there[original]
         if tensor.tensor_type.name not in QUANTISATIONS:
             raise metadata.wrong(original, tensor.tensor_type.name, f"one of {', '.join(QUANTISATIONS)}")
-        if (got := tuple(reversed(tensor.shape.tolist()))) != shape:
-            raise metadata.wrong(original, str(list(got)), str(list(shape)))
+        if (found := tuple(reversed(tensor.shape.tolist()))) != shape:
+            raise metadata.wrong(original, str(list(found)), str(list(shape)))
         yield TensorSource(name, "BF16", shape, Chunks(tensor, heads.get(original.split(".")[-2], 0), metadata))
 
 

@@ -157,7 +157,7 @@ class Piece:
         self.part.unlink()
         expected = self.sha256 or f"(that of git blob {self.git})"
         raise IntegrityError.mismatch(
-            self.label, wanted_size=size, wanted_sha256=expected, size=size, sha256=sha256, next_step=next_step
+            self.label, expected_size=size, expected_sha256=expected, size=size, sha256=sha256, next_step=next_step
         )
 
 
@@ -267,7 +267,7 @@ def content_of(answer: Any, begin: int, end: int, size: int, what: str) -> Itera
     is_part = answer.status_code == 206
     fits = end == size and has.get("Content-Length", str(size)) == str(size)
     if is_part:
-        fits = has.get("Content-Range") in (f"bytes {begin}-{end - 1}/{total}" for total in (size, "*"))
+        fits = has.get("Content-Range") in [f"bytes {begin}-{end - 1}/{total}" for total in (size, "*")]
     if not fits or has.get("Content-Encoding", "identity") != "identity":
         expected = f"expected bytes {begin}-{end - 1} of {size}"
         step = "the server, or a proxy before it, ignores byte ranges: fetch past that proxy (NO_PROXY)"

@@ -19,7 +19,7 @@ from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import APIError, Attached, Container, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.pins.vllm_command import MODEL_PATH
+from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases.container import CONFLICT, HOME, PYTHON, apart, put, sandbox
 from sparkpin.releases.record import Release
 
