@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from sparkpin.checkpoint.plan import make_plan, taken
 from sparkpin.checkpoint.repository import OTHER, is_shard
@@ -21,25 +20,17 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
 from sparkpin.fetch.gguf_wheel import lock_gguf
+from sparkpin.fetch.hub import Listed, Source
 from sparkpin.fetch.model import Site
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, mend_folder, require_readable
 from sparkpin.fetch.store import HASH_WORKERS, check
-from sparkpin.fetch.transfer import Folder, Piece
+from sparkpin.fetch.transfer import Piece
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 
 AGAIN = "the same command again; if it stays, the Hub, or a proxy before it, gives wrong bytes"
 BAD_NAME = "report this: the repository has a file name that is not allowed"
 LOUD = 100_000_000  # bytes of a file from which on its hashing is reported
-
-
-class Listed(NamedTuple):
-    """A file as the Hub lists it. sha256: of large ones; git: git's blob hash of the others."""
-
-    file: str
-    size: int
-    sha256: str
-    git: str = ""
 
 
 def lock_model(paths: Paths, name: str, say: Say, *, newest: bool = False) -> ModelLock:
@@ -128,23 +119,20 @@ class Locking:
         if self.pin.is_made:
             from sparkpin.fetch.packed import files_of
 
-            source = self.site_of(key, repository.revision).source
-            assert isinstance(source, Folder)
-            return repository.revision, list(itertools.starmap(Listed, files_of(source.path)))
-        from sparkpin.fetch.hub import HubRepository
-
+            folder = self.site_of(key, repository.revision).source.folder
+            assert folder
+            return repository.revision, list(itertools.starmap(Listed, files_of(folder)))
         revision = repository.revision
         if revision == UNRESOLVED and former and not self.newest:
             revision = former.revision
             lock = f"pins/models/{self.pin.name}.lock"
             self.say(f"{repository.repo}: stays at {revision}, as {lock} says (for the newest remove that file first)")
         self.say(f"listing {repository.repo}")
-        commit, found = HubRepository(repository.repo, "main" if revision == UNRESOLVED else revision).list_files(
-            self.say
-        )
+        source = Source(repository.repo, "main" if revision == UNRESOLVED else revision)
+        commit, rows = source.list_files(self.say)
         if revision == UNRESOLVED:
             self.say(f"{repository.repo}: its newest commit is {commit}, which the lock keeps")
-        return commit if revision == UNRESOLVED else revision, list(itertools.starmap(Listed, found))
+        return commit if revision == UNRESOLVED else revision, rows
 
     def report_changes(self, key: str, rows: Sequence[Listed], former: RepositoryLock) -> None:
         """A folder may change, and by mistake, too: then the lock takes it as it is, but not in silence."""
