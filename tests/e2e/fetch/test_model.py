@@ -398,7 +398,7 @@ def test_unknown_repository_and_revision(remote: Remote) -> None:
         with pytest.raises(NetworkError, match="acme/sample-fp8 at cccccccccccc: "):
             remote.lock()
         remote.edit_pin("fp8", repo="acme/other")
-        with pytest.raises(NetworkError, match="acme/other at .*: "):
+        with pytest.raises(NetworkError, match=r"acme/other at .*: "):
             remote.lock()
 
 
