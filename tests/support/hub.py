@@ -85,7 +85,7 @@ def serve(
         for folder in sorted(root.glob("[!.]*/[!.]*"))
         if folder.is_dir()
     }
-    assert repositories, f"{root}: wanted folders named <owner>/<name>"
+    assert repositories, f"{root}: expected folders named <owner>/<name>"
     server = _Server(repositories, faults or (lambda request: None), storage, log if log is not None else [])
     server.sent = sent if sent is not None else []
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

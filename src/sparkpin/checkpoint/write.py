@@ -37,11 +37,12 @@ SPARE = 64 << 20
 """Bytes that must stay free on the disk besides what is written."""
 
 UNFINISHED = ".unfinished"
-THREADS = 2
-"""Shards at once: while one waits for the disk, another is hashed. A kill costs what is begun, so no more than that."""
+THREADS = 3
+"""Shards at once: while one waits for the disk, others are hashed. A kill costs what is begun, so no more than that."""
 
-STEP = 64 << 20
-"""Bytes that are written between two syncs, after which they leave the page cache."""
+STEP = 16 << 20
+"""Bytes after which the kernel is asked to drop a file's pages: it drops what is on disk, and begins to write what is
+not, without waiting for it."""
 
 FICLONE = 0x40049409
 """ioctl of Linux: let a file share the blocks of another one."""
@@ -173,7 +174,7 @@ def write_shard(path: Path, shard: Shard, places: Places, hashes: Hashes, stop: 
 def gather(path: Path, first: bytes, ranges: Iterable[ByteRange], stop: threading.Event) -> str:
     """Write a file, `first` and then ranges of other files; it is on disk, read-only, when this returns its SHA-256.
 
-    What is on disk leaves the page cache, where it would drive out other files: a GPU shares that memory on a Spark.
+    It leaves the page cache, where it would drive out other files: a GPU shares that memory on a Spark.
     Raises IntegrityError for a source that ends before its range, OSError and GatheringStopped.
     """
     digest, written, clean = hashlib.sha256(first), len(first), 0
@@ -193,14 +194,13 @@ def gather(path: Path, first: bytes, ranges: Iterable[ByteRange], stop: threadin
                     digest.update(chunk)
                     target.write(chunk)
                     begin, written = begin + len(chunk), written + len(chunk)
-            if written - clean >= STEP:
-                target.flush()
-                os.fdatasync(target.fileno())
-                os.posix_fadvise(target.fileno(), 0, written, os.POSIX_FADV_DONTNEED)
-                clean = written
+                    if written - clean >= STEP:
+                        os.posix_fadvise(target.fileno(), 0, written, os.POSIX_FADV_DONTNEED)
+                        clean = written
         target.flush()
         os.fchmod(target.fileno(), 0o444)  # as the files of the cache: nobody changes it by mistake
         os.fsync(target.fileno())
+        os.posix_fadvise(target.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return digest.hexdigest()
 
 

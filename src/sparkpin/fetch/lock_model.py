@@ -25,7 +25,7 @@ from sparkpin.fetch.model import Site
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, mend_folder, require_readable
 from sparkpin.fetch.store import HASH_WORKERS, check
 from sparkpin.fetch.transfer import Piece
-from sparkpin.pins import manifests
+from sparkpin.pins import manifests, reading
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 
 AGAIN = "the same command again; if it stays, the Hub, or a proxy before it, gives wrong bytes"
@@ -90,7 +90,7 @@ class Locking:
         repo = self.pin.repositories[key].repo
         revision, rows = self.list_files(key, self.pin.repositories[key])
         found = [{"name": file, "file": file, "size": size, "sha256": "0" * 64} for file, size, *_ in sorted(rows)]
-        entry = manifests.parse(  # before a name is a path
+        entry = reading.parse(  # before a name is a path
             RepositoryLock, {"repo": repo, "revision": revision, "files": found}, self.manifest, next_step=BAD_NAME
         )
         site = self.site_of(key, revision)

@@ -75,7 +75,7 @@ class Piece:
             self.part.unlink()
             expected = self.sha256 or f"(that of git blob {self.git})"
             raise IntegrityError.mismatch(
-                self.label, wanted_size=size, wanted_sha256=expected, size=size, sha256=sha256, next_step=next_step
+                self.label, expected_size=size, expected_sha256=expected, size=size, sha256=sha256, next_step=next_step
             )
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self.part.chmod(0o444)  # checkpoints have hard links to such files, so nothing may write into them

@@ -107,7 +107,7 @@ KILLED_AFTER = """
 import json, os, pickle, sys
 from pathlib import Path
 from sparkpin.bundle.copy import carry
-from sparkpin.host.attached import Attached
+from sparkpin.host.containers import Attached
 from sparkpin.host.ssh import engine_at
 release, folder, url, limit = pickle.loads(bytes.fromhex(sys.argv[1]))
 send, count = Attached.send, 0
