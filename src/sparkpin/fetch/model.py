@@ -8,7 +8,6 @@ store its headers and the tensors that are taken, each under its SHA-256. What i
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import itertools
 import os
@@ -24,6 +23,7 @@ from urllib.parse import quote
 
 from sparkpin.checkpoint.content import Hashes
 from sparkpin.checkpoint.repository import Listing, Places, header_of
+from sparkpin.checkpoint.write import link_or_copy
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
@@ -48,7 +48,6 @@ from sparkpin.fetch.transfer import Piece
 from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOENT)
 
 
 def fetch_model(
@@ -178,12 +177,7 @@ class Site:
         with files.disk_errors(self.parts):
             self.parts.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)
-            try:
-                os.link(path.resolve(), link)
-            except OSError as error:
-                if error.errno not in NO_LINK:
-                    raise
-                return False
+            link_or_copy(path.resolve(), link)
             try:
                 check(row, *files.sha256_file(link), str(path), source.next_step)
             except IntegrityError:

@@ -496,6 +496,30 @@ def test_the_hub_of_the_environment_gets_the_token_and_its_storage_does_not(
     assert remote.is_fetched(remote.fetch(locked))
 
 
+@pytest.mark.parametrize("harm", ["", "flip"])
+def test_the_hub_cache_of_the_environment_needs_no_hub_unless_it_is_damaged(
+    remote: Remote, locked: ModelLock, tmp_path: Path, harm: str
+) -> None:
+    cache = tmp_path / "hub-cache"
+    for entry in locked.repositories.values():
+        snapshots = cache / f"models--{entry.repo.replace('/', '--')}/snapshots"
+        shutil.copytree(remote.root / entry.repo, snapshots / entry.revision)
+    shard = cache / f"models--acme--sample-int4/snapshots/{locked.repositories['int4'].revision}/{SHARD}"
+    if harm:
+        damage(shard, harm)
+    code = ALONE.format(root=str(tmp_path), call=CALL_FETCH)
+    env = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
+    assert (NetworkError.__name__ in done.stderr) == bool(harm)
+    remote.point_at(NOWHERE)
+    if harm:
+        assert not list(remote.paths.models.rglob(SHARD))
+    else:
+        places = remote.fetch(locked)
+        assert remote.is_fetched(places)
+        assert (places.folders["int4"] / SHARD).samefile(shard), "a link, not a copy"
+
+
 @pytest.fixture
 def tiny(project: Path, tmp_path: Path) -> Paths:
     return Paths(project, tmp_path / "cache", tmp_path / "home")
