@@ -1,8 +1,9 @@
 """A Hugging Face Hub on 127.0.0.1 for repositories in a folder: enough for huggingface_hub to list them and for ranges.
 
 Spoken: ``/api/models/<repo>`` with ``/revision``, and ``/<repo>/resolve`` with byte ranges. As on the real Hub, large
-files (``*.safetensors``) answer with a redirect, and have SHA-256 where small ones have git's blob hash. A repository has one revision, called ``main`` or by its commit hash, which is derived from the
-content: the same files have the same hash everywhere.
+files (``*.safetensors``) answer with a redirect, and have SHA-256 where small ones have git's blob hash. A repository
+has one revision, called ``main`` or by its commit hash, which is derived from the content: the same files have the same
+hash everywhere.
 """
 
 from __future__ import annotations
