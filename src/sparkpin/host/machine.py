@@ -272,7 +272,7 @@ def engine_requirement(paths: Paths, host: Host) -> Requirement:
 
 def client_requirement(host: Host) -> Requirement:
     try:
-        return Requirement("docker client", True, f"{buildkit.builder()[0]} can use BuildKit")
+        return Requirement("docker client", True, f"{buildkit.builder()} can use BuildKit")
     except HostError as error:
         return from_packages(host, "docker client", error.message, *client_packages(host))
 
