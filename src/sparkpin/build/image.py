@@ -31,9 +31,9 @@ from sparkpin.build.record import (
 from sparkpin.build.render import RenderedImage
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.core.files import disk_errors, lock, sha256_file, write_json
+from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
-from sparkpin.core.scratch import saving_folder
 from sparkpin.core.tags import rootfs_ref, unsealed_ref
 from sparkpin.core.terminal import Say
 from sparkpin.host import buildkit

@@ -26,7 +26,7 @@ from sparkpin.build.render import RenderedImage
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, HostError, IntegrityError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import progress
+from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say, printable
 from sparkpin.fetch import stack as fetch
 from sparkpin.host import image_files
@@ -175,8 +175,8 @@ def scratch(paths: Paths, say: Say = lambda line: None) -> Iterator[Paths]:
 
 
 def remove_told(folder: Path, say: Say) -> None:
-    with progress(lambda line: say(f"{line} removed")) as removed:
-        files.remove_tree(folder, removed)
+    with waiting(say, f"removing {folder}"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def clear_leftovers(paths: Paths, say: Say) -> None:

@@ -25,7 +25,7 @@ from sparkpin.core.errors import CheckpointError, DiskError, EngineError, HostEr
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.core.terminal import Say, printable
-from sparkpin.host.attached import Attached
+from sparkpin.host.containers import Attached
 from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import engine_at, errors_of
@@ -199,7 +199,7 @@ def send_file(
     except (OSError, EOFError) as error:
         raise altered(path, str(error) or "it is shorter than it was a moment ago") from None
     if (seen := answer_of(there, say).get("sha256")) != row["sha256"]:
-        raise altered(path, f"{why}: SHA-256 there {seen}, wanted {row['sha256']}")
+        raise altered(path, f"{why}: SHA-256 there {seen}, expected {row['sha256']}")
     return int(row["size"]) - offset
 
 
@@ -233,7 +233,7 @@ def require_free(engine: Engine, images: Sequence[oci.OciImage], url: str = "") 
         for tag in image.tags:
             if (seen := digest(engine, tag)) not in (None, image.config_digest):
                 raise IntegrityError(
-                    f"{where} has another image under {tag}: {seen}, wanted {image.config_digest}",
+                    f"{where} has another image under {tag}: {seen}, expected {image.config_digest}",
                     next_step=f"find out which is right (invoke verify); the other goes with: {program} rmi {tag}",
                 )
 

@@ -311,8 +311,8 @@ def write(target: Path, release: Release, wanted: BundleParts, pieces: Sequence[
             if (size, sha256) != (piece.size, piece.sha256):
                 raise IntegrityError.mismatch(
                     piece.what,
-                    wanted_size=piece.size,
-                    wanted_sha256=piece.sha256,
+                    expected_size=piece.size,
+                    expected_sha256=piece.sha256,
                     size=size,
                     sha256=sha256,
                     next_step=piece.next_step,

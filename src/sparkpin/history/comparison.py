@@ -11,7 +11,7 @@ from typing import Literal
 from sparkpin.history.versions import direction
 from sparkpin.image.listing import Contents
 from sparkpin.image.listing_diff import ContentsDifference, compare_images
-from sparkpin.pins.vllm_command import parse_flags
+from sparkpin.pins.vllm_flags import parse_flags
 
 Verdict = Literal["added", "removed", "up", "down", "changed", "bytes"]
 Read = Callable[[str], bytes | None]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,13 +26,14 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host import buildkit, daemon
 from sparkpin.host.content_store import NO_SIZES, Sizes, config_of, stored_layers
-from sparkpin.host.endpoint import elsewhere, environment
+from sparkpin.host.daemon import environment
 from sparkpin.image.archive import Slice, batched
 from sparkpin.image.oci import OciImage, OciLayer, digest_of
 from sparkpin.image.seal import CREATED, CREATED_BY, Part, seal
 
-CONNECT_TIMEOUT = 30  # seconds
-TIMEOUT = 3600  # seconds without an answer: an engine with a slow disk is silent for minutes while it loads an image
+CONNECT_SECONDS = 30
+QUESTION_SECONDS = 120  # for what only reads: inspect, list, version
+WORK_SECONDS = 3600  # without an answer: an engine with a slow disk is silent for minutes while it loads an image
 
 
 @dataclass(frozen=True)
@@ -48,30 +51,44 @@ class ImageInfo:
     config: Mapping[str, Any]
 
 
+class Api(docker.APIClient):
+    """Docker's API, whose plain questions have a limit of their own."""
+
+    def request(self, *words: Any, **options: Any) -> requests.Response:
+        if words[0] == "GET" and not options.get("stream"):
+            options["timeout"] = min(options["timeout"] or WORK_SECONDS, QUESTION_SECONDS)
+        return super().request(*words, **options)
+
+
+class Client(docker.DockerClient):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.api = Api(*args, **options)
+
+
 class Engine:
-    """A connected engine. `client` is the plain Docker SDK client, `containers` its containers.
+    """A connected engine. `client` is the Docker SDK's client, `containers` its containers.
 
     host: the environment that leads the CLI to the same engine.
     """
 
-    def __init__(self, client: docker.DockerClient, host: Mapping[str, str] | None = None) -> None:
-        self.client = client
-        self.host = environment() if host is None else host
+    def __init__(self, client: docker.DockerClient, host: Mapping[str, str]) -> None:
+        self.client, self.host = client, host
 
     @classmethod
     def at(cls, url: str) -> Engine:
-        with engine_errors():
-            return cls(docker.DockerClient(base_url=url, timeout=TIMEOUT), {"DOCKER_HOST": url})
+        return cls.connect({"DOCKER_HOST": url})
 
     @classmethod
-    def connect(cls) -> Engine:
-        """Raises EngineError when no engine answers or the user may not talk to it."""
+    def connect(cls, host: Mapping[str, str] | None = None) -> Engine:
+        """The engine of an environment (None: this process's), which answers. EngineError when none does, or the user
+        may not talk to it."""
+        host = environment() if host is None else host
         with engine_errors():
-            client = docker.DockerClient.from_env(timeout=CONNECT_TIMEOUT, environment=environment())
-        client.api.timeout = TIMEOUT
+            client = Client.from_env(timeout=CONNECT_SECONDS, environment=dict(host))
+        client.api.timeout = WORK_SECONDS
         if client.api.base_url.startswith("http+docker://"):  # a socket: no proxy and no .netrc to look for each time
             client.api.trust_env = False
-        return cls(client)
+        return cls(client, host)
 
     @property
     def containers(self) -> Any:
@@ -84,9 +101,18 @@ class Engine:
 
     @cached_property
     def elsewhere(self) -> str:
-        """The machine that it runs on, "" for this one: only there does a folder that is mounted exist."""
+        """The machine that it runs on, "" for this one: only there does a folder that is mounted exist.
+
+        The address of a named engine does not decide: a socket may be forwarded from another machine, and tcp may lead
+        back to this one.
+        """
+        if self.host.get("DOCKER_HOST") in daemon.OWN:
+            return ""
         with engine_errors():
-            return elsewhere(self.host.get("DOCKER_HOST"), self.client.info())
+            info = self.client.info()
+        here = (socket.gethostname(), platform.release(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        there = (info.get("Name"), info.get("KernelVersion"), info.get("MemTotal"))
+        return "" if here == there else str(there[0] or "another machine")
 
     @cached_property
     def keeps_layers(self) -> bool:
@@ -152,7 +178,7 @@ class Engine:
         with engine_errors():
             for event in self.client.api.load_image(pieces, quiet=True):  # type: ignore[no-untyped-call]
                 if error := event.get("error"):
-                    raise plain_error(error)
+                    raise refused(error)
 
     def load_sealed(
         self,
@@ -252,27 +278,27 @@ class Engine:
 
 @contextlib.contextmanager
 def engine_errors() -> Iterator[None]:
+    """Docker's errors as ours: what an engine answered, and what kept it from answering."""
     try:
         yield
     except docker.errors.APIError as error:
-        raise plain_error(str(error.explanation or error)) from None
+        raise refused(str(error.explanation or error)) from None
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise plain_error(str(error)) from None
+        where = os.environ.get("DOCKER_HOST") or "the default socket"
+        if isinstance(error, docker.errors.DockerException) and not isinstance(error.__cause__, Exception):
+            raise refused(str(error)) from None
+        if "PermissionError" in str(error):
+            raise EngineError(
+                f"no permission to talk to the Docker engine at {where}", next_step=daemon.JOIN_GROUP
+            ) from None
+        late = f" within {QUESTION_SECONDS} s" if isinstance(error, requests.exceptions.ReadTimeout) else ""
+        raise EngineError(f"no Docker engine answers at {where}{late}", next_step="invoke doctor") from None
 
 
-def plain_error(text: str) -> EngineError | DiskError:
-    """The engine's words, or an exception's, as an error that says what to do."""
-    where = os.environ.get("DOCKER_HOST") or "the default socket"
+def refused(text: str) -> EngineError | DiskError:
+    """The engine's words as an error that names the next command."""
     if re.search(r"no space left on device|disk quota exceeded", text, re.I):
         return buildkit.disk_full(f" {text.strip()}")
-    if re.search(r"PermissionError|permission denied while trying to connect", text, re.I):
-        return EngineError(f"no permission to talk to the Docker engine at {where}", next_step=daemon.JOIN_GROUP)
-    if re.search(
-        r"Error while fetching server API version|Connection ?(?:refused|aborted|Error)|FileNotFoundError|"
-        r"Cannot connect to the Docker daemon|Max retries|Name or service not known",
-        text,
-    ):
-        return EngineError(f"no Docker engine answers at {where}", next_step="invoke doctor")
     return EngineError(f"the Docker engine refused: {text.strip()}", next_step="invoke doctor")
 
 

@@ -143,7 +143,7 @@ class Registry:
         lines = [line for line in output.strip().splitlines() if "level=fatal" in line] or output.strip().splitlines()
         last = lines[-1] if lines else "skopeo printed nothing"
         why = printable((last.partition('msg="')[2].removesuffix('"') or last).replace('\\"', '"'))
-        kind, step = next(rest for pattern, *rest in FAILURES if re.search(pattern, output, re.I))
+        kind, step = next((kind, step) for pattern, kind, step in FAILURES if re.search(pattern, output, re.I))
         return kind(f"{self}: {clipped(why)}", next_step=step.format(host=self.host))
 
 
