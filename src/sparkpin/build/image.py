@@ -39,7 +39,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.host import buildkit
 from sparkpin.host.content_store import Sizes
 from sparkpin.host.engine import Engine, ImageInfo
-from sparkpin.image.layer_tar import CanonicalLayer, read_layer, read_layer_of
+from sparkpin.image.layer_tar import CanonicalLayer, read_layer
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
 from sparkpin.image.oci import OciImage
 from sparkpin.image.saved import open_saved
@@ -338,9 +338,8 @@ class Maker:
             context = Path(folder, "context")
             shutil.copytree(self.context, context, copy_function=os.link)
             stage, below = self.tree_stage(name)
-            layer = read_layer_of(tar, lambda: self.build(target=stage, output=tar, context=context), folder=below)
-        opened.callback(layer.source.close)
-        return layer
+            self.build(target=stage, output=tar, context=context)
+        return read_layer(opened.enter_context(tar.open("rb")), folder=below)
 
     def tree_stage(self, name: str) -> tuple[str, bytes]:
         """The stage that gives a tree, and the tree's folder there. On our own root file system that is the one that
