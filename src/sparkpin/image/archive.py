@@ -35,18 +35,17 @@ class Slice(io.RawIOBase):
     def tell(self) -> int:
         return self.position
 
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self.size - self.position)
+    def readinto(self, view: memoryview | bytearray) -> int:  # type: ignore[override]
         self.file.seek(self.start + self.position)
-        data = self.file.read(left if size is None or size < 0 else min(size, left))
-        self.position += len(data)
-        return data
+        count: int = self.file.readinto(memoryview(view)[: max(0, self.size - self.position)])  # type: ignore[attr-defined]
+        self.position += count
+        return count
 
     def chunks(self) -> Iterator[bytes]:
         """All of it. BuildError where the file ends before."""
         self.position = 0
         while self.position < self.size:
-            if not (chunk := self.read(CHUNK)):
+            if not (chunk := self.read(min(CHUNK, self.size - self.position))):
                 missing = self.size - self.position
                 raise BuildError(f"a layer of {self.size} bytes ends {missing} bytes too soon", next_step=AGAIN)
             yield chunk
