@@ -149,6 +149,16 @@ class Engine:
         with engine_errors(), contextlib.suppress(docker.errors.ImageNotFound):
             self.client.api.remove_image(ref)
 
+    def has_layers(self, diff_ids: Sequence[str]) -> bool:
+        """Whether an image stands on these layers, lowest first, so that an archive may leave them out."""
+        with engine_errors():
+            for image_id in {entry["Id"] for entry in self.client.api.images()}:
+                with contextlib.suppress(docker.errors.ImageNotFound):  # removed meanwhile
+                    details = self.client.api.inspect_image(image_id)  # type: ignore[no-untyped-call]
+                    if (details["RootFS"].get("Layers") or [])[: len(diff_ids)] == list(diff_ids):
+                        return True
+        return False
+
     def save(self, ref: str, out: IO[bytes], saved: Callable[[int], object] = lambda count: None) -> None:
         """`docker save` of one image. saved: is told the bytes as they come, once the engine has gathered them."""
         with engine_errors():

@@ -23,7 +23,7 @@ from private_engine import file_layer, private_engine
 
 from sparkpin.build import image as build
 from sparkpin.build import render, rootfs
-from sparkpin.build.image import BuiltImage, Maker, build_image
+from sparkpin.build.image import BuiltImage, build_image
 from sparkpin.core.errors import EngineError
 from sparkpin.core.paths import Paths
 from sparkpin.host import buildkit
@@ -61,8 +61,8 @@ class Site:
     stages: tuple[render.RenderedImage, ...]
     paths: Paths
 
-    def build_all(self, *, fresh: bool = False) -> list[BuiltImage]:
-        return [build_image(self.paths, self.engine, stage, lambda line: None, fresh=fresh) for stage in self.stages]
+    def build_all(self) -> list[BuiltImage]:
+        return [build_image(self.paths, self.engine, stage, lambda line: None) for stage in self.stages]
 
     def elsewhere(self, folder: Path) -> Site:
         """With state folders that know nothing."""
@@ -146,14 +146,10 @@ def test_the_newer_engine_is_newer(site: Site, request: pytest.FixtureRequest) -
     assert site.engine.keeps_layers == ("containerd" not in kind)
 
 
-def test_every_engine_makes_the_same_images(
-    site: Site, expected: list[BuiltImage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_engine_makes_the_same_images(site: Site, expected: list[BuiltImage], tmp_path: Path) -> None:
     assert identity(site.build_all()) == identity(expected)
     assert [image.cached for image in site.build_all()] == [True] * 3
-    assert identity(site.elsewhere(tmp_path / "fresh").build_all(fresh=True)) == identity(expected)
-    monkeypatch.setattr(Maker, "run", Maker.whole)
-    assert identity(site.elsewhere(tmp_path / "whole").build_all(fresh=True)) == identity(expected)
+    assert identity(site.elsewhere(tmp_path / "fresh").build_all()) == identity(expected)
     assert nameless(site.engine) == []
 
 
@@ -166,7 +162,7 @@ def test_buildx_builds_the_same_images(
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(buildkit, "builder", buildkit.builder.__wrapped__)
     assert buildkit.builder()[:2] == (str(folder / "docker"), "buildx")
-    assert identity(site.elsewhere(tmp_path / "trees").build_all(fresh=True)) == identity(expected)
+    assert identity(site.elsewhere(tmp_path / "trees").build_all()) == identity(expected)
 
 
 def test_no_layer_is_sent_that_the_engine_has(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,16 +175,12 @@ def test_no_layer_is_sent_that_the_engine_has(site: Site, tmp_path: Path, monkey
         sent.extend(not part.left_out for part in args[1])  # type: ignore[attr-defined]
         return load_sealed(*args, **options)  # type: ignore[arg-type]
 
-    def whole(maker: Maker) -> None:
-        raise AssertionError("the whole image is read from the engine")
-
     monkeypatch.setattr(Engine, "load_sealed", load)
-    monkeypatch.setattr(Maker, "whole", whole)
     build.record_file(site.paths, site.stages[1]).unlink()
     assert identity(site.build_all()) == identity(first) and sent == [False] * 3
     again = site.elsewhere(tmp_path)
     sent.clear()
-    built = build_image(again.paths, again.engine, again.stages[1], lambda line: None, fresh=True)
+    built = build_image(again.paths, again.engine, again.stages[1], lambda line: None)
     assert identity([built]) == identity(first[1:2]) and sent == [False, False, True]
 
 

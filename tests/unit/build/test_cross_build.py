@@ -12,8 +12,7 @@ import uv
 from cross_images import chain_of, cross_paths, write_stack
 from places import PROJECT
 
-from sparkpin.build import context_files, cross_build, render, rootfs
-from sparkpin.build.context import row
+from sparkpin.build import context, cross_build, render, rootfs
 from sparkpin.build.record import BuildRecord, LayerRecord, shared_fields
 from sparkpin.checkpoint.repository import Places
 from sparkpin.commands import build as commands_build
@@ -96,11 +95,11 @@ def test_links_of_the_stack_are_a_layer(paths: Paths, tmp_path: Path) -> None:
     assert [name for name, _ in base.layers] == ["venv", "links"]
     (file,) = [file for file in base.context if file.path == "wheels/links/links.json"]
     written = tmp_path / "links.json"
-    written.write_text(file.text)
+    written.write_text(file.source)
     install = runpy.run_path(str(PROJECT / "dockerfiles/install.py"))
     install["link"](written, str(tmp_path / "layer"))
     found = {path: str((tmp_path / f"layer{path}").readlink()) for path in links}
-    assert found == links == json.loads(file.text)
+    assert found == links == json.loads(file.source)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def recorded(image: render.RenderedImage, builder: rootfs.RootfsSpec | None) -> 
     return BuildRecord(
         **shared_fields(image),
         builder=builder,
-        context=list(map(row, image.context)),
+        context=list(map(context.row, image.context)),
         layers=[LayerRecord(name=name, key=key, diff_id=None) for name, key in image.layers],
         config="{}",
         config_digest=f"sha256:{'0' * 64}",
@@ -128,7 +127,7 @@ def recorded(image: render.RenderedImage, builder: rootfs.RootfsSpec | None) -> 
 
 
 def uv_of(image: render.RenderedImage) -> str:
-    (file,) = [file for file in image.context if file.path == context_files.UV]
+    (file,) = [file for file in image.context if file.path == context.UV]
     return file.sha256
 
 

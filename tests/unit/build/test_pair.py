@@ -10,8 +10,9 @@ import pytest
 import yaml
 from places import PROJECT, copied_to
 
-from sparkpin.build.pair import pair
+from sparkpin.build.pair import pair, require_model_fits
 from sparkpin.core.errors import ManifestError
+from sparkpin.core.paths import Paths
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.releases.record import Release
@@ -20,9 +21,7 @@ OWN = "scripted-tiny"
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the project, and a cache with nothing in it."""
-    monkeypatch.setenv("SPARKPIN_CACHE", str(tmp_path / "cache"))
+def project(tmp_path: Path) -> Path:
     return copied_to(tmp_path / "project")
 
 
@@ -60,7 +59,9 @@ def test_what_does_not_divide_is_refused(project: Path, more: dict[str, Any], wa
     defaults = yaml.safe_load((project / "recipes/scripted-pair.yaml").read_text())["defaults"]
     more = more | {"defaults": defaults | more.get("defaults", {})}
     with pytest.raises(ManifestError, match=wanted):
-        pair(project, write(project, **more))
+        require_model_fits(
+            Paths(project, project / "cache", project / "home"), pair(project, write(project, **more))[-1]
+        )
 
 
 @pytest.mark.parametrize("stage", ["v2-tq", "v3"])

@@ -16,7 +16,7 @@ from elf_samples import Elf, cubin, facts_of, put
 from made_releases import release
 
 from sparkpin.build import render
-from sparkpin.build.demands import demands_of
+from sparkpin.build.pair import demands_of
 from sparkpin.commands import smoke as commands_smoke
 from sparkpin.core.errors import HostError, InputError, InspectionError, ManifestError, UntoldError
 from sparkpin.core.paths import Paths
