@@ -42,6 +42,11 @@ class Site:
     def build_all(self) -> list[BuiltImage]:
         return [self.build(image) for image in self.chain()]
 
+    def forget_images(self, images: list[BuiltImage]) -> None:
+        """Each is built again."""
+        for image in reversed(images):
+            self.engine.untag(image.ref)
+
     def elsewhere(self, folder: Path) -> Site:
         """The same project and engine with state folders that know nothing."""
         return replace(self, paths=replace(self.paths, cache=folder / "cache", home=folder / "home"))

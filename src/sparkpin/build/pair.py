@@ -23,8 +23,7 @@ from sparkpin.pins.nodes import nodes_of, spread
 from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
 from sparkpin.serve.memory.node_shares import share_faults
-from sparkpin.smoke import mods as smoke_mods
-from sparkpin.smoke.checks import checks_of, require_known
+from sparkpin.smoke.demands import demands_of
 from sparkpin.smoke.drafting import require_drafter
 
 
@@ -117,34 +116,6 @@ def pair(
             )
         )
     return tuple(pairings)
-
-
-def demands_of(project: Path, stack: schema.Stack, chain: Sequence[schema.Stage], model: schema.ModelPin) -> Demands:
-    """What the smoke test of a chain's last stage asks for; of drafts, what the pin of a drafter says.
-
-    ManifestError where the pin drops a check that does not exist, or the one without which the test proves nothing.
-    """
-    pinned, floors = model.smoke, chain[-1].smoke
-    file = f"pins/models/{model.name}.yaml"
-    require_known(pinned.drop_checks, file, "smoke.drop_checks")
-    if "mods" in pinned.drop_checks:
-        raise ManifestError(file, "smoke.drop_checks", "mods", "others: it says whether a mod is at work")
-    checks = tuple(name for name in checks_of(chain[-1]) if name not in pinned.drop_checks)
-    drafts = model.drafter.drafts if model.drafter else None
-    names = (*stack.mods, *(mod for stage in chain for mod in stage.mods))
-    return Demands(
-        checks=checks if not drafts or "acceptance" in checks else (*checks, "acceptance"),
-        mods=tuple(sorted(smoke_mods.expected(project, names) - pinned.idle.keys())),
-        kernels=tuple(sorted(smoke_mods.with_kernels(project, names))) if stack.gpu else (),
-        acceptance_floor=(drafts or floors).acceptance_floor,
-        position_floors=tuple((drafts or floors).position_floors),
-        draft_lengths=tuple(floors.draft_lengths),
-        parent=(chain[-1].parent or "") if floors.drift is not None else "",
-        drift=pinned.drift.get(chain[-1].name, floors.drift) if floors.drift is not None else None,
-        scripted=pinned.scripted,
-        english=pinned.english,
-        follows=pinned.follows,
-    )
 
 
 def require_model_fits(paths: Paths, pairing: Pairing) -> tuple[str, ...]:

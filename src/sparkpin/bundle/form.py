@@ -35,7 +35,7 @@ from typing import IO, Annotated, BinaryIO, Literal, cast
 
 from pydantic import Field, ValidationError
 
-from sparkpin.build.pair import demands_of, require_no_secrets
+from sparkpin.build.pair import require_no_secrets
 from sparkpin.build.record import LOCKED, BuildRecord
 from sparkpin.checkpoint.content import RECORD
 from sparkpin.core import terminal
@@ -57,6 +57,7 @@ from sparkpin.pins import manifests
 from sparkpin.pins.schema import LockedFile, Sha256, Size, StrictModel
 from sparkpin.pins.values import require_values
 from sparkpin.releases.record import Release, Releases
+from sparkpin.smoke.demands import demands_of
 
 SCHEMA: Literal[1] = 1
 INDEX, RELEASE, CHECKPOINT = "sparkpin/bundle.json", "sparkpin/release.json", "sparkpin/checkpoint.json"

@@ -166,6 +166,7 @@ def test_a_record_of_other_bytes_is_not_taken_for_the_release(site: Site, monkey
     """As if a step that depends on chance had been built again, for another recipe."""
     release = site.build()[0]
     edited = site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
+    site.engine.untag(edited.ref)
     build.build_image(site.paths, site.engine, edited.rendered, site.said.append)
     for task in (site.reproduce, lambda release: restore(site.paths, release)):
         with pytest.raises(IntegrityError, match="is of another image"):
