@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib.metadata
 import json
@@ -11,7 +10,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import uv
@@ -79,20 +77,15 @@ def script_file(project: Path, name: str) -> ContextFile:
 
 
 def uv_file() -> ContextFile:
-    """This machine's. Each architecture has a binary of its own, and what it installs is the same."""
-    version = f"uv {importlib.metadata.version('uv')}"
-    return replace(host_file(UV, Path(uv.find_uv_bin()), version, executable=True), identity=version)
+    """This machine's. Each architecture has a binary of its own, and what it installs is the same: its version stands
+    for it, and its 38 MB are hashed when they are used."""
+    binary, version = Path(uv.find_uv_bin()), f"uv {importlib.metadata.version('uv')}"
+    return ContextFile(UV, "", binary.stat().st_size, version, binary, executable=True, identity=version)
 
 
-def host_file(path: str, origin: Path, what: str, *, executable: bool = False) -> ContextFile:
-    status = origin.stat()
-    sha256, size = hash_of(origin, status.st_mtime_ns, status.st_size)
-    return ContextFile(path, sha256, size, what, origin, executable)
-
-
-@functools.cache
-def hash_of(path: Path, mtime_ns: int, size: int) -> tuple[str, int]:
-    return sha256_file(path)
+def host_file(path: str, origin: Path, what: str) -> ContextFile:
+    sha256, size = sha256_file(origin)
+    return ContextFile(path, sha256, size, what, origin)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -56,7 +56,7 @@ PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """A sealed image in the engine. seconds: what its build took; cached: it was there already."""
+    """A sealed image in the engine. seconds: what its build took; cached: it was there already; tags: all of them."""
 
     ref: str
     config_digest: str
@@ -64,6 +64,7 @@ class BuiltImage:
     size: int
     seconds: float
     cached: bool
+    tags: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: str | None = None) -> BuiltImage | None:
@@ -84,7 +85,8 @@ def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: 
         return None
     if not is_listed(paths, known.diff_ids):
         return None
-    return BuiltImage(rendered.ref, known.config_digest, image.diff_ids, image.size, known.seconds, cached=True)
+    digest, seconds = known.config_digest, known.seconds
+    return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, seconds, cached=True, tags=image.tags)
 
 
 def build_image(

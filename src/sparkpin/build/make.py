@@ -90,8 +90,8 @@ def record_release(paths: Paths, engine: Engine, pairing: Pairing, built: BuiltI
     if release != known:
         records.save(release)
         (records.evidence(release) / IMPORTS).unlink(missing_ok=True)  # whatever bundle brought it before
-    engine.tag(built.ref, tag)
-    engine.tag(built.ref, stage_tag(release.recipe, release.stage))
+    for missing in {tag, stage_tag(release.recipe, release.stage)} - built.tags:
+        engine.tag(built.ref, missing)
     return release
 
 

@@ -41,7 +41,7 @@ class ContextFile:
 
     source: a file of the stores, a mod (whose wheel is built then; `sha256` is its sources' key, `size` their bytes),
     a path on this machine, or a text. identity: stands for the file in keys, where machines have different files that
-    do the same.
+    do the same; `sha256` may be "" then.
     """
 
     path: str

@@ -169,9 +169,9 @@ def rendered_again(paths: Paths, release: Release, records: Sequence[BuildRecord
         return f"this sparkpin cannot read the recorded pins ({error.message}); the images were made as recorded"
     if [image.key for image in today] == [record.key for record in records]:
         return "the recorded pins, locks and mods give the same build keys today"
-    before = {(row.what, row.sha256) for record in records for row in record.context}
+    before = {one for record in records for row in record.context for one in (row.sha256, row.what)}
     files = [file for image in today for file in image.context if not isinstance(file.source, Mod)]
-    newer = sorted({file.what for file in files if file.sha256 and (file.what, file.sha256) not in before})
+    newer = sorted({file.what for file in files if (file.identity or file.sha256) not in before})
     why = ", ".join(newer) or "its Dockerfiles or its tools are rendered otherwise"
     return f"this sparkpin would build these pins otherwise ({why}); the images were made as recorded"
 

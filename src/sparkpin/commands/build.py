@@ -129,7 +129,7 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -
     show(f"# {image.ref}\n{image.dockerfile.rstrip()}\n")
     show("# The build sees these files and no network:")
     for file in image.context:
-        show(f"#   {file.sha256[:12]} {terminal.size(file.size):>10}  {file.path}")
+        show(f"#   {(file.identity or file.sha256)[:12]:12} {terminal.size(file.size):>10}  {file.path}")
     show(f"# A release of it runs: {shlex.join(last.argv)}")
     show(f"# Its checkpoint ({' + '.join(last.steps)}): {last.checkpoint_key}")
 

@@ -55,6 +55,7 @@ class ImageInfo:
     os: str
     architecture: str
     config: Mapping[str, Any]
+    tags: frozenset[str] = frozenset()
 
 
 class Engine:
@@ -129,6 +130,7 @@ class Engine:
             os=found["Os"],
             architecture=found["Architecture"],
             config=config,
+            tags=frozenset(found.get("RepoTags") or ()),
         )
 
     def is_sealed(self, found: Mapping[str, Any]) -> bool:
