@@ -96,38 +96,41 @@ def build_image(
 
     expected: the config digest that must come out; another is a DifferenceError, with neither tag nor record.
     """
-    job = ImageBuild(paths, engine, rendered, tell_once(rendered.stage, say))
+    job = ImageBuild(paths, engine, rendered, say)
     with lock(
-        paths.locks / f"image-{rendered.key}.lock", on_wait=lambda: job.say("another run is building it; waiting")
+        paths.locks / f"image-{rendered.key}.lock", on_wait=lambda: job.tell("another run is building it; waiting")
     ):
         if found := find_built(paths, engine, rendered, expected):
-            job.say(f"{rendered.ref} is there")
+            job.tell(f"{rendered.ref} is there")
             return found
         built = job.run(expected)
-    job.say(f"{rendered.ref} in {built.seconds:.1f} s")
+    job.tell(f"{rendered.ref} in {built.seconds:.1f} s")
     return built
 
 
-def tell_once(stage: str, say: Say) -> Say:
-    """Says each line once: the stages' common steps come in every build, from the engine's cache."""
-    said: set[str] = set()
+def once(tell: Say) -> Say:
+    """Tells each line once: the stages' common steps come in every build, from the engine's cache."""
+    told: set[str] = set()
 
-    def tell(line: str) -> None:
-        if line not in said:
-            said.add(line)
-            say(f"{stage}: {line}")
+    def tell_new(line: str) -> None:
+        if line not in told:
+            told.add(line)
+            tell(line)
 
-    return tell
+    return tell_new
 
 
 @dataclass(frozen=True)
 class ImageBuild:
-    """The build of one image that is not there. say: to the person, with the stage's name in front."""
+    """The build of one image that is not there."""
 
     paths: Paths
     engine: Engine
     rendered: RenderedImage
     say: Say
+
+    def tell(self, line: str) -> None:
+        self.say(f"{self.rendered.stage}: {line}")
 
     def run(self, expected: str | None) -> BuiltImage:
         started = time.monotonic()
@@ -140,7 +143,7 @@ class ImageBuild:
             tempfile.TemporaryDirectory(prefix=f"seal-{self.rendered.key[:12]}-", dir=self.paths.work) as work,
         ):
             native = rootfs_ref(builder.suite, builder.key) if builder else None
-            steps = DockerfileSteps(self.engine, self.rendered, context, Path(work), native, self.say)
+            steps = DockerfileSteps(self.engine, self.rendered, context, Path(work), native, once(self.tell))
             sealed, layers = self.make(steps, parent)
         size = self.check_loaded(sealed, expected)
         if not imported:
@@ -189,7 +192,7 @@ class ImageBuild:
                     *(SealedLayer(diff_id) for diff_id in (*parent.diff_ids, *reused)),
                     *(SealedLayer(layer=layer) for layer in trees),
                 ]
-                self.say("sealing and loading")
+                self.tell("sealing and loading")
                 sealed = self.load(parts, image)
         finally:
             with contextlib.suppress(EngineError):  # it must not hide why the build ended
