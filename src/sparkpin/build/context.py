@@ -20,10 +20,8 @@ from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.files import disk_errors, sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.pins.community_mods import CarriedTemplate
-from sparkpin.pins.mods import Mod, build_wheel
-from sparkpin.pins.schema import LockedFile, Stack
-from sparkpin.pins.wheel_layers import LINKS, USER
+from sparkpin.pins.mods import CarriedTemplate, Mod, build_wheel
+from sparkpin.pins.schema import LINKS, USER, LockedFile, Stack
 from sparkpin.releases.kept_inputs import KeptInputs
 
 UV = "tools/uv"

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -37,18 +36,19 @@ from sparkpin.build.record import (
 from sparkpin.build.render import BUILDER, require_closed
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.core.files import disk_errors, lock, sha256_file, write_json
+from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
-from sparkpin.core.scratch import saving_folder
 from sparkpin.core.tags import rootfs_ref, unsealed_ref
 from sparkpin.core.terminal import Say
 from sparkpin.host import buildkit
 from sparkpin.host.content_store import Sizes
 from sparkpin.host.engine import Engine, ImageInfo
-from sparkpin.image import seal
 from sparkpin.image.layer_tar import CanonicalLayer, read_layer, read_layer_of
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
-from sparkpin.image.seal import Sealed, SealedLayer
+from sparkpin.image.oci import OciImage
+from sparkpin.image.saved import open_saved
+from sparkpin.image.seal import Part
 from sparkpin.pins.schema import BY_DIGEST
 
 PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for its disk half of the time
@@ -176,47 +176,43 @@ class ImageBuild:
         begun_mark(record_file(self.paths, rendered)).touch()
         return require_builder(self.paths, self.engine, rendered, self.say)
 
-    def make(self, steps: DockerfileSteps, parent: ImageInfo) -> tuple[Sealed, dict[str, str]]:
+    def make(self, steps: DockerfileSteps, parent: ImageInfo) -> tuple[OciImage, dict[str, str]]:
         """The image, loaded, and what its trees became: name -> diff ID, of those that are not empty.
 
         The engine's own, dated image lives only meanwhile, under a tag that nothing else reads.
         """
         try:
             image = steps.build_config(parent)
-            reused = self.layers_here(parent)
-            new = [name for name, _ in self.rendered.layers[len(reused) :]]
+            layers = self.layers_here(parent)
+            new = [name for name, _ in self.rendered.layers[len(layers) :]]
             with contextlib.ExitStack() as opened:
                 with ThreadPoolExecutor(PARALLEL_TREES) as pool:
                     trees = list(pool.map(lambda name: steps.build_tree(name, opened), new))
-                parts = [
-                    *(SealedLayer(diff_id) for diff_id in (*parent.diff_ids, *reused)),
-                    *(SealedLayer(layer=layer) for layer in trees),
-                ]
+                filled = {name: tree for name, tree in zip(new, trees, strict=True) if tree.members}
+                below = [*parent.diff_ids, *layers.values()]
                 self.tell("sealing and loading")
-                sealed = self.load(parts, image)
+                sealed = self.load([*below, *filled.values()], image)
+                for (name, tree), diff_id in zip(filled.items(), sealed.diff_ids[len(below) :], strict=True):
+                    keep_contents(self.paths, diff_id, functools.partial(contents_of, tree))
+                    layers[name] = diff_id
         finally:
             with contextlib.suppress(EngineError):  # it must not hide why the build ended
                 self.engine.untag(steps.unsealed)
-        filled = [not part.empty for part in parts[len(parent.diff_ids) :]]
-        names = [name for (name, _), has_files in zip(self.rendered.layers, filled, strict=True) if has_files]
-        return sealed, dict(zip(names, sealed.diff_ids[len(parent.diff_ids) :], strict=True))
+        return sealed, layers
 
-    def layers_here(self, parent: ImageInfo) -> list[str]:
-        """Diff IDs of the lowest layers that an earlier build made of the same inputs and that the engine still has."""
-        known = takewhile(bool, (known_layer(self.paths, key) for _, key in self.rendered.layers))
-        found = [diff_id for diff_id in known if diff_id]
-        while found and not self.engine.has_layers((*parent.diff_ids, *found)):
-            found.pop()
+    def layers_here(self, parent: ImageInfo) -> dict[str, str]:
+        """The lowest layers that an earlier build made of the same inputs and that the engine still has, by name."""
+        found: dict[str, str] = {}
+        for name, key in self.rendered.layers:
+            if (diff_id := known_layer(self.paths, key)) is None:
+                break
+            found[name] = diff_id
+        while found and not self.engine.has_layers([*parent.diff_ids, *found.values()]):
+            found.popitem()
         return found
 
-    def load(self, parts: Sequence[SealedLayer], image: ImageInfo) -> Sealed:
-        def list_contents(sealed: Sealed) -> None:
-            filled = [part for part in parts if not part.empty]
-            for diff_id, part in zip(sealed.diff_ids, filled, strict=True):
-                if part.layer:
-                    keep_contents(self.paths, diff_id, functools.partial(contents_of, part.layer))
-
-        with progress(self.say, sum(part.size for part in parts), after=UNPACKS) as sent:
+    def load(self, parts: Sequence[Part], image: ImageInfo) -> OciImage:
+        with progress(self.say, sum(part.size for part in parts if not isinstance(part, str)), after=UNPACKS) as sent:
             return self.engine.load_sealed(
                 parts,
                 image.config,
@@ -224,11 +220,10 @@ class ImageBuild:
                 architecture=image.architecture,
                 tag=self.rendered.ref,
                 sizes=Sizes(self.paths.cache / "layers"),
-                meanwhile=list_contents,
                 sent=sent,
             )
 
-    def check_loaded(self, sealed: Sealed, expected: str | None) -> int:
+    def check_loaded(self, sealed: OciImage, expected: str | None) -> int:
         """Bytes of the image. BuildError where the engine has another than was sealed, DifferenceError where another
         was expected; the tag goes then."""
         ref, image = self.rendered.ref, self.engine.image(self.rendered.ref)
@@ -375,7 +370,7 @@ def list_foreign(paths: Paths, engine: Engine, image: ImageInfo) -> None:
         archive = folder / "saved.tar"
         with archive.open("wb") as file:
             engine.save(image.ref, file)
-        with seal.open_saved(archive) as saved:
+        with open_saved(archive) as saved:
             for diff_id, tar in zip(saved.diff_ids, saved.layers, strict=True):
                 layer = read_layer(cast(BinaryIO, tar), everything=True)
                 keep_contents(paths, diff_id, functools.partial(contents_of, layer))

@@ -13,7 +13,7 @@ from sparkpin.build.consistent import IMPORTS, is_brought, ready_checkpoint
 from sparkpin.build.image import BuiltImage, build_image, find_built
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import RenderedImage
-from sparkpin.core import prune_lock
+from sparkpin.core import locks
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import stage_tag
@@ -29,7 +29,7 @@ from sparkpin.releases.record import Release, Releases, now
 @contextlib.contextmanager
 def at_work(paths: Paths) -> Iterator[Engine]:
     """The engine, while `prune` is kept from taking what is fetched and made for a release."""
-    with prune_lock.claim(paths, say):
+    with locks.claim(paths, say):
         yield engine_of(paths)
 
 

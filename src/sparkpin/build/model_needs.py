@@ -9,14 +9,14 @@ from pathlib import Path
 
 from sparkpin.build.checkpoint import plan_checkpoint
 from sparkpin.checkpoint.content import is_made_here
-from sparkpin.checkpoint.plan import checkpoint_key, lock_for, used_repositories
+from sparkpin.checkpoint.steps import checkpoint_key, lock_for, used_repositories
 from sparkpin.checkpoint.write import checkpoint_folder, disk_needed
 from sparkpin.core import files, terminal
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
-from sparkpin.host import machine
+from sparkpin.host import preflight
 from sparkpin.pins.schema import ModelLock, ModelPin
 
 RATES = {"100 Mbit/s": 12_500_000, "1 Gbit/s": 125_000_000}
@@ -45,10 +45,10 @@ class ModelNeeds:
     fetch: int
     checkpoints: int
 
-    def disk(self, paths: Paths, images: machine.Needs | None = None) -> list[DiskRow]:
+    def disk(self, paths: Paths, images: preflight.Needs | None = None) -> list[DiskRow]:
         """images: what building them takes, too, where they are to be built."""
         wanted = [(paths.models, self.fetch), (paths.checkpoints, self.checkpoints)]
-        wanted += machine.folders_of(paths, images).values() if images else ()
+        wanted += preflight.folders_of(paths, images).values() if images else ()
         systems: dict[int, list[tuple[Path, int]]] = {}
         for folder, size in wanted:
             systems.setdefault(files.existing_parent(folder).stat().st_dev, []).append((folder, size))

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from sparkpin.build import render
 from sparkpin.build.record import RenderedImage
-from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps, lock_for, require, rules_of
+from sparkpin.checkpoint.steps import checkpoint_key, checkpoint_steps, lock_for, require, rules_of
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
 from sparkpin.fetch.model_files import config_here
-from sparkpin.pins import community_mods, drafters, families, manifests, schema, vllm_command
-from sparkpin.pins.mods import Mod
+from sparkpin.pins import drafters, manifests, schema, vllm_command
+from sparkpin.pins.mods import CarriedTemplate, Mod, in_workspace, read_templates
 from sparkpin.pins.nodes import nodes_of, spread
 from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
@@ -48,7 +48,7 @@ class Pairing:
     demands: Demands
     inputs: dict[str, str]
     executable: tuple[str, ...]
-    chosen: tuple[families.Chosen, ...] = ()
+    chosen: tuple[vllm_command.Chosen, ...] = ()
 
     @property
     def stage(self) -> schema.Stage:
@@ -78,10 +78,9 @@ def pair(
     model = manifests.model_of(project, recipe)
     model_lock = manifests.load_model_lock(project, model)
     chain = manifests.load_chain(project, stage or recipe.stage)
-    version = families.vllm_version(stack)
-    templates = community_mods.read_templates(project, recipe.mods, vllm_command.file_of(recipe), version)
+    templates = read_templates(project, recipe.mods, recipe.file, stack.vllm)
     rendered = render.render_chain(project, stack, stack_lock, chain, templates)
-    family = families.family_of(manifests.load_families(project), recipe.model)
+    family = vllm_command.family_of(manifests.load_families(project), recipe.model)
     pairings = []
     for end, image in enumerate(rendered, start=1):
         below = chain[:end]
@@ -90,11 +89,11 @@ def pair(
         given, env = vllm_command.serve_argv(recipe, stack, below)
         if model.drafter and model.drafter.drafts:
             drafters.require_used(recipe, given)
-        chosen = families.choices(family, version, given)
-        argv, env = spread(families.completed(given, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
+        chosen = vllm_command.choices(family, stack.vllm, given)
+        argv, env = spread(vllm_command.completed(given, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
         require_drafter(below[-1], recipe.name, argv)
         if templates:
-            argv = community_mods.in_workspace(argv)
+            argv = in_workspace(argv)
         mods = [file.source for one in rendered[:end] for file in one.context if isinstance(file.source, Mod)]
         pairings.append(
             Pairing(
@@ -111,7 +110,9 @@ def pair(
                 env=env,
                 demands=demands_of(project, stack, below, model),
                 inputs=input_hashes(project, input_names(project, recipe, stack, model, below, templates), mods),
-                executable=tuple(f"mods/{mod.name}/{path}" for mod in mods for path, _, may in mod.files if may),
+                executable=tuple(
+                    f"mods/{mod.name}/{file.path}" for mod in mods for file in mod.files if file.is_executable
+                ),
                 chosen=chosen,
             )
         )
@@ -129,7 +130,7 @@ def require_model_fits(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
 def unchecked_shares(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
     if nodes_of(pairing.argv) == 1:
         return ()
-    file, model = vllm_command.file_of(pairing.recipe), pairing.model
+    file, model = pairing.recipe.file, pairing.model
     unchecked = f"{file}: whether {model.name} divides by its nodes is not checked"
     if (config := config_here(paths, model, pairing.model_lock)) is None:
         return (f"{unchecked}: its config.json is not here yet",)
@@ -147,7 +148,7 @@ def unchecked_drafter(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
     model, lock = pairing.model, pairing.model_lock
     if (pin := model.drafter) is None or pin.drafts is None:
         return ()
-    file, plan = vllm_command.file_of(pairing.recipe), drafters.speculation(pairing.argv)
+    file, plan = pairing.recipe.file, drafters.speculation(pairing.argv)
     for fault in drafters.method_faults(plan, pin.drafts, file):
         raise fault
     target, drafter = (config_here(paths, model, lock, name) for name in (model.base, schema.DRAFTER))
@@ -173,7 +174,7 @@ def input_names(
     stack: schema.Stack,
     model: schema.ModelPin,
     chain: Sequence[schema.Stage],
-    templates: Sequence[community_mods.CarriedTemplate],
+    templates: Sequence[CarriedTemplate],
 ) -> list[str]:
     """The files that people edit, and the locks, by their paths below the project.
 
@@ -195,4 +196,4 @@ def input_hashes(project: Path, names: Sequence[str], mods: Sequence[Mod]) -> di
     data = {name: (project / name).read_bytes() for name in names}
     require_no_secrets(data)
     found = {name: hashlib.sha256(content).hexdigest() for name, content in data.items()}
-    return found | {f"mods/{mod.name}/{path}": sha256 for mod in mods for path, sha256, _ in mod.files}
+    return found | {f"mods/{mod.name}/{file.path}": file.sha256 for mod in mods for file in mod.files}

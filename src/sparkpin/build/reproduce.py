@@ -35,15 +35,15 @@ from sparkpin.build.record import (
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, HostError, IntegrityError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import progress
+from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say, printable, say
 from sparkpin.fetch import stack as fetch
 from sparkpin.host import image_files
 from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import this_platform
-from sparkpin.image.listing import Contents, image_contents, read_contents
-from sparkpin.image.listing_diff import FieldChange, compare_contents
+from sparkpin.image.listing import Contents, read_contents
+from sparkpin.image.listing_diff import FieldChange, compare_images
 from sparkpin.pins.mods import Mod
 from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
@@ -227,9 +227,8 @@ def remove_run(folder: Path, say: Say) -> None:
     if (folder / SOCKETS).is_file() and (sockets := Path((folder / SOCKETS).read_text())).is_dir():
         stop_engine(daemon_of(folder), say)
         shutil.rmtree(sockets, ignore_errors=True)
-    say("removing its images and caches")
-    with progress(lambda line: say(f"{line} removed")) as removed:
-        files.remove_tree(folder, removed)
+    with waiting(say, f"removing {folder}"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -241,9 +240,8 @@ class RecordedImage:
     record: BuildRecord
 
     @property
-    def contents(self) -> Contents:
-        layers = [read_contents(layer_file(self.paths, diff_id)) for diff_id in self.record.diff_ids]
-        return tuple(entry for _, entry in image_contents(layers).values())
+    def layers(self) -> list[Contents]:
+        return [read_contents(layer_file(self.paths, diff_id)) for diff_id in self.record.diff_ids]
 
     def texts(self, paths: Sequence[str]) -> dict[str, list[str]]:
         """The lines of the small files among them that are text; none where the engine does not have the image."""
@@ -262,7 +260,7 @@ def compare(before: RecordedImage, after: RecordedImage) -> tuple[Verdict, tuple
     if (new.config_digest, new.diff_ids) == (old.config_digest, old.diff_ids):
         return "identical", ()
     lines = list(config_lines(json.loads(old.config), json.loads(new.config)))
-    difference = compare_contents(before.contents, after.contents)
+    difference = compare_images(before.layers, after.layers)
     lines += [f"/{c.path}: {c.field} {c.before} -> {c.after}" for c in difference.changed if c.field != "content"]
     if difference.only_metadata:
         if not lines:

@@ -30,7 +30,7 @@ from sparkpin.host import buildkit
 from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.seal import SealedLayer, open_saved
+from sparkpin.image.saved import open_saved
 from sparkpin.pins import manifests
 
 REF = "sparkpin-test/image:1"
@@ -172,7 +172,7 @@ def test_no_layer_is_sent_that_the_engine_has(site: Site, tmp_path: Path, monkey
     load_sealed = Engine.load_sealed
 
     def load(*args: object, **options: object) -> object:
-        sent.extend(not part.left_out for part in args[1])  # type: ignore[attr-defined]
+        sent.extend(not isinstance(part, str) for part in args[1])  # type: ignore[attr-defined]
         return load_sealed(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Engine, "load_sealed", load)
@@ -198,17 +198,14 @@ def test_an_image_is_whole_and_runs(site: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", [*CONFIG_DIGESTS])
 def test_a_configuration_comes_through(engine: Engine, tmp_path: Path, architecture: str) -> None:
     layers = [file_layer("opt/one", b"1"), file_layer("opt/two", b"2")]
-    parts = [SealedLayer(layer=read_layer(io.BytesIO(layer))) for layer in layers]
+    parts = [read_layer(io.BytesIO(layer)) for layer in layers]
     sealed = engine.load_sealed(parts, CONFIG, os="linux", architecture=architecture, tag=REF)
     assert sealed.config_digest == CONFIG_DIGESTS[architecture]
     image = engine.image(REF)
     assert image is not None and (image.config_digest, image.diff_ids) == (sealed.config_digest, sealed.diff_ids)
     assert saved_config(engine, REF, tmp_path / "saved.tar") == sealed.config_digest
     upper = f"{REF}-upper"
-    above = [
-        *(SealedLayer(diff_id) for diff_id in sealed.diff_ids),
-        SealedLayer(layer=read_layer(io.BytesIO(layers[0]))),
-    ]
+    above = [*sealed.diff_ids, read_layer(io.BytesIO(layers[0]))]
     second = engine.load_sealed(above, image.config, os="linux", architecture=architecture, tag=upper)
     engine.untag(REF)
     assert saved_config(engine, upper, tmp_path / "upper.tar") == second.config_digest
@@ -217,7 +214,7 @@ def test_a_configuration_comes_through(engine: Engine, tmp_path: Path, architect
 
 
 def test_a_layer_that_the_engine_lacks_is_refused(engine: Engine) -> None:
-    parts = [SealedLayer("sha256:" + "0" * 64), SealedLayer(layer=read_layer(io.BytesIO(file_layer("opt/x", b"1"))))]
+    parts = ["sha256:" + "0" * 64, read_layer(io.BytesIO(file_layer("opt/x", b"1")))]
     before = nameless(engine)
     with pytest.raises(EngineError):
         engine.load_sealed(parts, {}, os="linux", architecture="amd64", tag=REF)

@@ -48,20 +48,20 @@ def test_a_number_alone_is_enough(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "wanted"),
+    ("more", "got"),
     [
-        ({"nodes": 9}, "nodes: saw 9"),
+        ({"nodes": 9}, 9),
         ({"nodes": 4}, "--tensor-parallel-size 2, --pipeline-parallel-size 1 for 4 nodes"),
-        ({"nodes": 3, "defaults": {"tensor_parallel": 3}}, r"KV heads \(2\) over 3"),
+        ({"nodes": 3, "defaults": {"tensor_parallel": 3}}, "KV heads (2) over 3"),
     ],
 )
-def test_what_does_not_divide_is_refused(project: Path, more: dict[str, Any], wanted: str) -> None:
+def test_what_does_not_divide_is_refused(project: Path, more: dict[str, Any], got: object) -> None:
     defaults = yaml.safe_load((project / "recipes/scripted-pair.yaml").read_text())["defaults"]
     more = more | {"defaults": defaults | more.get("defaults", {})}
-    with pytest.raises(ManifestError, match=wanted):
-        require_model_fits(
-            Paths(project, project / "cache", project / "home"), pair(project, write(project, **more))[-1]
-        )
+    paths = Paths(project, project / "cache", project / "home")
+    with pytest.raises(ManifestError) as caught:
+        require_model_fits(paths, pair(project, write(project, **more))[-1])
+    assert caught.value.got == got
 
 
 @pytest.mark.parametrize("stage", ["v2-tq", "v3"])
