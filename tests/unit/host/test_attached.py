@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import socket
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
-import made_releases
 import pytest
 
-from sparkpin.bundle import copy as transfer
-from sparkpin.checkpoint.content import RECORD
 from sparkpin.core.errors import EngineError
 from sparkpin.host.attached import Attached
 from sparkpin.host.containers import Container
@@ -65,36 +60,3 @@ def test_whatever_it_says_an_answer_is_not_waited_for_longer(said: bytes) -> Non
         there.answers.put(None)
         with pytest.raises(EngineError):
             there.answer()
-
-
-def test_its_words_move_no_cursor() -> None:
-    lines: list[str] = []
-    with attached(framed(b'{"said": "a\\u001b[2J"}\n{"whole": true}\n')) as there:
-        assert transfer.answer_of(there, lines.append) == {"whole": True}
-    assert len(lines) == 1 and "\x1b" not in lines[0]
-
-
-@pytest.mark.parametrize(
-    "answers",
-    [
-        [{"wants": [WANT | {"file": "/etc/passwd"}], "free": 2**60}],
-        [{"wants": [WANT | {"offset": -1}], "free": 2**60}],
-        [{"wants": [WANT | {"offset": 5}], "free": 2**60}],
-        [{"wants": [WANT | {"offset": 0.5}], "free": 2**60}],
-        [{"wants": [{}], "free": 2**60}],
-        [{"wants": 1, "free": 2**60}],
-        [{"wants": [WANT], "free": "much"}],
-        [{}],
-        [{"failed": "x"}],
-        [{"wants": [WANT], "free": 2**60}, {"sha256": ROWS["a.safetensors"]["sha256"]}, {"wants": []}],
-    ],
-)
-def test_it_gets_files_of_the_checkpoint_and_has_to_say_that_it_has_them(
-    answers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.safetensors").write_bytes(b"data")
-    (tmp_path / RECORD).write_text(json.dumps({"files": ROWS}))
-    said = b"".join(json.dumps(answer).encode() + b"\n" for answer in answers)
-    monkeypatch.setattr(transfer.volumes, "receiving", lambda *_: attached(framed(said)))
-    with pytest.raises(EngineError):
-        transfer.carry(cast(Any, None), made_releases.release(1), tmp_path, print)
