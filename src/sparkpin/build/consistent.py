@@ -18,7 +18,7 @@ from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.names import is_plain
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
-from sparkpin.image.seal import digest_of
+from sparkpin.image.oci import digest_of
 from sparkpin.pins.schema import BY_DIGEST
 from sparkpin.releases.record import Release, Releases, release_key
 

@@ -11,6 +11,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -29,8 +30,7 @@ from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.image import oci
-from sparkpin.image.layer_tar import Slice
-from sparkpin.image.listing_diff import common
+from sparkpin.image.archive import Slice
 from sparkpin.releases import volumes
 from sparkpin.releases.container import HOME, UID
 from sparkpin.releases.record import Release, Releases
@@ -225,7 +225,7 @@ def require_free(engine: Engine, images: Sequence[oci.OciImage], url: str = "") 
         for tag in image.tags:
             if (seen := digest(engine, tag)) not in (None, image.config_digest):
                 raise IntegrityError(
-                    f"{where} has another image under {tag}: {seen}, wanted {image.config_digest}",
+                    f"{where} has another image under {tag}: {seen}, expected {image.config_digest}",
                     next_step=f"find out which is right (invoke verify); the other goes with: {program} rmi {tag}",
                 )
 
@@ -234,7 +234,8 @@ def present(engine: Engine, diff_ids: Sequence[str]) -> int:
     """How many of the lowest layers the engine has in the image that shares most of them."""
     if not engine.keeps_layers:
         return 0
-    return max((common(image.diff_ids, diff_ids) for image in inventory(engine)), default=0)
+    standing = (zip(image.diff_ids, diff_ids, strict=False) for image in inventory(engine))
+    return max((sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) for pairs in standing), default=0)
 
 
 def send(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Slice], below: int, say: Say) -> Sent:

@@ -159,15 +159,15 @@ def sources_of(reader: GGUFReader, config: Mapping[str, Any], metadata: Metadata
     """Every tensor that there must be, and no other; each is computed when it is written."""
     expected, there = tensors_of(config), {tensor.name: tensor for tensor in reader.tensors}
     for odd in sorted(there.keys() ^ expected.keys()):
-        got = odd if odd in there else f"no {odd}"
-        raise metadata.wrong("tensors", got, f"the {len(expected)} of a Llama whose embedding is its head, too")
+        cause = odd if odd in there else f"no {odd}"
+        raise metadata.wrong("tensors", cause, f"the {len(expected)} of a Llama whose embedding is its head, too")
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for original, (name, shape) in expected.items():
         tensor = there[original]
         if tensor.tensor_type.name not in QUANTISATIONS:
             raise metadata.wrong(original, tensor.tensor_type.name, f"one of {', '.join(QUANTISATIONS)}")
-        if (got := tuple(reversed(tensor.shape.tolist()))) != shape:
-            raise metadata.wrong(original, str(list(got)), str(list(shape)))
+        if (found := tuple(reversed(tensor.shape.tolist()))) != shape:
+            raise metadata.wrong(original, str(list(found)), str(list(shape)))
         yield TensorSource(name, "BF16", shape, Chunks(tensor, heads.get(original.split(".")[-2], 0), metadata))
 
 

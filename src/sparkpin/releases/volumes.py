@@ -19,7 +19,7 @@ from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
 from sparkpin.core.terminal import printable
 from sparkpin.host.containers import APIError, Container, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.pins.vllm_command import MODEL_PATH
+from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases.container import CONFLICT, PYTHON, apart, put, sandbox
 from sparkpin.releases.record import Release
 
@@ -110,7 +110,7 @@ def is_left(container: Container) -> bool:
 def require_own(name: str, attrs: dict[str, Any], key: str, label: str = LABEL) -> None:
     if (seen := (attrs.get("Labels") or {}).get(label)) != key:
         raise IntegrityError(
-            f"volume {name} there: label {label}: saw {seen}, wanted {key}",
+            f"volume {name} there: label {label}: got {seen}, expected {key}",
             next_step=f"find out whose it is; it goes with (there): docker volume rm {name}",
         )
 

@@ -138,8 +138,9 @@ def test_a_stage_without_the_step_takes_nothing_of_it(pair: Pair) -> None:
     assert lock_for(pin, lock, ALL).repositories == alone.repositories
     assert lock_for(pin, lock, own) == lock
     assert checkpoint_key(pin, lock, ALL) == checkpoint_key(without, alone, ALL) != checkpoint_key(pin, lock, own)
-    with pytest.raises(ManifestError, match=r"mtp\.rules"):
+    with pytest.raises(ManifestError) as caught:
         require(without, own)
+    assert caught.value.key == "mtp.rules"
     with pytest.raises(CheckpointError, match="mtp-fp8"):
         require(pin, (*HYBRID, "mtp-fp8"))
 

@@ -27,7 +27,7 @@ from places import PROJECT
 from sparkpin.checkpoint.plan import make_plan
 from sparkpin.checkpoint.steps import checkpoint_key, checkpoint_steps
 from sparkpin.core.errors import CheckpointError, IntegrityError
-from sparkpin.pins import manifests, schema
+from sparkpin.pins import manifests, reading, schema
 
 FIRST = "model-00001-of-00002.safetensors"
 SECOND = "model-00002-of-00002.safetensors"
@@ -41,8 +41,8 @@ def sample(tmp_path: Path) -> Sample:
 
 def test_the_stages_of_the_project_give_the_known_steps() -> None:
     files = sorted((PROJECT / "stages").glob("*.yaml"))
-    values = {path.stem: {"name": path.stem, **manifests.read_yaml(path), "template": "any.j2"} for path in files}
-    stages = {name: manifests.parse(schema.Stage, value, name) for name, value in values.items()}
+    values = {path.stem: {"name": path.stem, **reading.read_yaml(path), "template": "any.j2"} for path in files}
+    stages = {name: reading.parse(schema.Stage, value, name) for name, value in values.items()}
 
     def chain(name: str | None) -> list[schema.Stage]:
         return [*chain(stages[name].parent), stages[name]] if name else []
