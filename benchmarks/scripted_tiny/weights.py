@@ -13,7 +13,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-from sparkpin.fetch.packed import FP8_MAX, GROUP, fp8_value
+from sparkpin.fetch.packed import FP8_MAX, GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,9 @@ def fp8_code(value: float) -> int:
 
 @functools.cache
 def _fp8_magnitudes() -> tuple[float, ...]:
-    return tuple(fp8_value(code) for code in range(0x7F))
+    """Of the E4M3 bytes (4 exponent bits, 3 mantissa bits, bias 7, no infinity) without a sign."""
+    pairs = [divmod(code, 8) for code in range(0x7F)]
+    return tuple((8 + m) * 2.0 ** (e - 10) if e else m * 2.0**-9 for e, m in pairs)
 
 
 def _peak(codes: bytes) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.core.errors import IntegrityError
-from sparkpin.core.files import CHUNK, PARTIAL, atomic_file, disk_errors, sha256_file, sweep, sync_file, sync_folder
+from sparkpin.core.files import CHUNK, PARTIAL, atomic_file, disk_errors, sha256_file, sweep
 from sparkpin.core.terminal import Say
 from sparkpin.pins.schema import LockedFile
 
@@ -78,18 +78,6 @@ class Store:
             check(file, digest.hexdigest(), size, what)
         return path
 
-    def move_in(self, source: Path, file: LockedFile) -> None:
-        """As `add`, of a file on the store's file system that goes from where it was."""
-        sha256, size = sha256_file(source)
-        check(file, sha256, size, f"{file.file} as fetched")
-        path = self.path(file.sha256)
-        with disk_errors(self.root):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            source.chmod(0o644)
-            sync_file(source)
-            source.replace(path)
-            sync_folder(path.parent)
-
     def link(self, file: LockedFile, target: Path) -> None:
         """Put the verified file at `target`: a hard link, or a copy on another file system."""
         source = self.verified(file)
@@ -100,7 +88,8 @@ class Store:
             except OSError as error:
                 if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
                     raise
-                copy(source, target)
+                with atomic_file(target) as out, source.open("rb") as opened:
+                    shutil.copyfileobj(opened, out)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -120,15 +109,6 @@ class Store:
         """Remove what killed runs left half-written. Call it only while holding the store's lock."""
         for folder in self.root.glob("??"):
             sweep(folder)
-
-
-def copy(source: Path, target: Path) -> None:
-    """A whole copy, or none."""
-    try:
-        shutil.copyfile(source, target)
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise
 
 
 def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = FETCH) -> None:
