@@ -12,7 +12,7 @@ from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import lock_stack as lock_module
 from sparkpin.fetch.store import Store
-from sparkpin.pins.manifests import parse
+from sparkpin.pins.reading import parse
 from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock
 
 DEBS = {"libc6": "2.36-9", "python3.11-minimal": "3.11.2-6"}

@@ -141,7 +141,7 @@ def stanza(deb: LockedFile, repo: Path) -> str:
     return f"{done.stdout.rstrip()}\nFilename: ./{deb.file}\nSize: {deb.size}\nSHA256: {deb.sha256}\n"
 
 
-def made(spec: RootfsSpec, repo: Path) -> Iterator[memoryview]:
+def made(spec: RootfsSpec, repo: Path) -> Iterator[bytes]:
     """Run mmdebstrap and yield its tar in canonical form."""
     if not shutil.which("mmdebstrap"):
         raise HostError("mmdebstrap is missing", next_step=HOST_PACKAGES)
@@ -173,7 +173,7 @@ def made(spec: RootfsSpec, repo: Path) -> Iterator[memoryview]:
         yield from canonical(raw)
 
 
-def canonical(raw: BinaryIO) -> Iterator[memoryview]:
+def canonical(raw: BinaryIO) -> Iterator[bytes]:
     """The same members with sorted names, fixed times and plain headers, whichever mmdebstrap and tar wrote them."""
     found = read_members(raw)
     found.setdefault(b"dev", Member(b"dev", DIRECTORY, 0o755, 0, 0))  # a mount point

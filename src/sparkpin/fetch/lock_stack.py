@@ -78,7 +78,7 @@ def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
         if not is_there:
             raise
         step = f"git checkout {file}, or to believe all hashes anew: rm {file}; then invoke lock --stack {name}"
-        raise ManifestError(error.file, error.key, error.seen, error.wanted, next_step=step) from None
+        raise ManifestError(error.file, error.key, error.got, error.expected, next_step=step) from None
 
 
 def require_forward(former: StackLock, lock: StackLock, file: str, say: Say) -> None:

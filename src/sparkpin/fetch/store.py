@@ -115,7 +115,7 @@ def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = 
     """Compare bytes that were read with the lock; IntegrityError names both sides."""
     if (sha256, size) != (file.sha256, file.size):
         raise IntegrityError.mismatch(
-            what, wanted_size=file.size, wanted_sha256=file.sha256, size=size, sha256=sha256, next_step=next_step
+            what, expected_size=file.size, expected_sha256=file.sha256, size=size, sha256=sha256, next_step=next_step
         )
 
 

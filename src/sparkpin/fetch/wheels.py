@@ -27,11 +27,12 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError, SparkpinError
+from sparkpin.core.names import MACHINES
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import raise_no_space, tail
 from sparkpin.fetch.pip_settings import indexes
 from sparkpin.fetch.store import LOST, Store
-from sparkpin.pins.schema import MACHINES, LockedFile, Stack
+from sparkpin.pins.schema import LockedFile, Stack
 
 LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 CONFIG = "look at `pip config list` and the network, then run the command again"

@@ -19,7 +19,7 @@ from wheelhouse import Index, make_wheel
 from sparkpin.build.checkpoint import build_checkpoint, verify_built
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.from_gguf import convert
-from sparkpin.checkpoint.plan import checkpoint_steps, require
+from sparkpin.checkpoint.steps import checkpoint_steps, require
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.gguf_wheel import convert_wheel

@@ -137,7 +137,7 @@ def test_what_has_no_wheel_keeps_the_old_lock(paths: Paths, index: Index) -> Non
         write(paths, [wanted])
         with pytest.raises(ManifestError, match=wanted.partition("=")[0]) as caught:
             lock_stack(paths, "s", print)
-        assert (caught.value.key, caught.value.seen) == ("python.requirements", [wanted])
+        assert (caught.value.key, caught.value.got) == ("python.requirements", [wanted])
     assert (paths.project / "pins/stacks/s.lock").read_text() == before
 
 
