@@ -69,7 +69,8 @@ class Index:
     """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served.
 
     gone: files that the pages name and that are not there any more. sizes: pages are JSON and tell them (PEP 700).
-    busy: files that a 503 stands before, once; login: "name:password" that everything wants; stale: what is sent in place of a file.
+    busy: files that a 503 stands before, once; login: "name:password" that everything requires; stale: what is sent in
+    place of a file.
     endless: files that never end, and tell no length; sent: bytes of these; moved: file -> where it is said to lie.
     uploaded: file -> when it came ("2026-05-10T07:38:37Z"), which JSON pages tell, too.
     """

@@ -11,7 +11,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import fetch_debs
 from sparkpin.fetch.lock_stack import check_unique
-from sparkpin.fetch.store import Store, missing
+from sparkpin.fetch.store import Store, remove_damaged
 from sparkpin.fetch.wheels import DOWNLOADS, fetch_wheels, target_of
 from sparkpin.pins.schema import Stack, StackLock
 
@@ -35,7 +35,8 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchR
     store = Store(paths.store)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         store.sweep()
-        absent = {file.sha256 for file in missing(((file, store.path(file.sha256)) for file in lock.files), say)}
+        places = ((file, store.path(file.sha256)) for file in lock.files)
+        absent = {file.sha256 for file in remove_damaged(places, say)}
         wheels = [wheel for wheel in lock.wheels if wheel.sha256 in absent]
         debs = [deb for deb in lock.debs if deb.sha256 in absent]
         wanted = [*wheels, *debs]

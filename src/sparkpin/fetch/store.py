@@ -119,15 +119,12 @@ def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = 
         )
 
 
-def missing(
+def find_missing(
     wanted: Iterable[tuple[LockedFile, Path]],
     say: Say,
-    hash_of: Callable[[LockedFile, Path], str] = lambda file, path: sha256_file(path)[0],
-    *,
-    remove: bool = True,
+    hash_of: Callable[[Path], str] = lambda path: sha256_file(path)[0],
 ) -> list[LockedFile]:
-    """Asks `hash_of` for the SHA-256 of what is there. A damaged file is reported and, with remove, removed: whoever
-    only looks at sizes finds no file then, not a wrong one. A plan removes nothing."""
+    """The files that are absent, or damaged, which is reported. hash_of: SHA-256 of what is there."""
     rows = list(wanted)
 
     def fault(row: tuple[LockedFile, Path]) -> str | None:
@@ -135,9 +132,9 @@ def missing(
         if not path.is_file():
             return ""
         if (size := path.stat().st_size) != file.size:
-            return f"size {size}, wanted {file.size}"
-        sha256 = hash_of(file, path)
-        return None if sha256 == file.sha256 else f"sha256 {sha256}, wanted {file.sha256}"
+            return f"got size {size}, expected {file.size}"
+        sha256 = hash_of(path)
+        return None if sha256 == file.sha256 else f"got sha256 {sha256}, expected {file.sha256}"
 
     with ThreadPoolExecutor(HASH_WORKERS) as pool:
         faults = list(pool.map(fault, rows))
@@ -145,6 +142,19 @@ def missing(
         if why:
             what = file.file if file.name == file.file else f"{file.name} of {file.file}"
             say(f"{path} ({what}) is damaged ({why}) and has to be fetched again")
-            if remove:
-                path.unlink()
     return [file for (file, _), why in zip(rows, faults, strict=True) if why is not None]
+
+
+def remove_damaged(
+    wanted: Iterable[tuple[LockedFile, Path]],
+    say: Say,
+    hash_of: Callable[[Path], str] = lambda path: sha256_file(path)[0],
+) -> list[LockedFile]:
+    """As `find_missing`, and removes what is damaged: who looks at sizes alone finds no file then, not a wrong one."""
+    rows = list(wanted)
+    absent = find_missing(rows, say, hash_of)
+    damaged = set(absent)
+    for file, path in rows:
+        if file in damaged:
+            path.unlink(missing_ok=True)
+    return absent
