@@ -165,7 +165,7 @@ class Site:
         write_contents(layer_file(self.paths, diff_id), contents)
         return diff_id
 
-    def spec(self, *debs: schema.LockedFile) -> rootfs.RootfsSpec:
+    def spec(self, *debs: schema.LockedDeb) -> rootfs.RootfsSpec:
         return rootfs.RootfsSpec(
             suite="bookworm",
             platform="linux/amd64",
