@@ -38,7 +38,7 @@ PACKAGES = (
         *("etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem"),
     ),
     (
-        *("Debian's keys", "debian-archive-keyring", "locking and fetching .debs"),
+        *("Debian's keys", "debian-archive-keyring", "locking .debs"),
         "usr/share/keyrings/debian-archive-keyring.gpg",  # Ubuntu has its own and not these
     ),
 )

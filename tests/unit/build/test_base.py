@@ -18,8 +18,8 @@ from sparkpin.build import context, render, rootfs
 from sparkpin.commands import lint
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.fetch import lock_stack as lock
-from sparkpin.fetch.lock_stack import lock_stack
+from sparkpin.fetch import stack as lock
+from sparkpin.fetch.stack import lock_stack
 from sparkpin.fetch.wheels import target_of
 from sparkpin.pins import manifests, schema
 
