@@ -87,7 +87,7 @@ def mirror() -> list[str]:
 def newer_engine(root: Path, settings: dict[str, object]) -> Iterator[Engine]:
     def change(daemon: Daemon) -> Daemon:
         wrapper = ("unshare", "--net", "--mount", "sh", "-c", ENTER, "enter", str(root))
-        return replace(daemon, wrapper=wrapper, settings=json.dumps(settings))
+        return replace(daemon, wrapper=wrapper, settings={**daemon.settings, **settings})
 
     with private_engine(change) as engine:
         yield engine

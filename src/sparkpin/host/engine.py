@@ -48,7 +48,6 @@ class ImageInfo:
     config_digest: str
     diff_ids: tuple[str, ...]
     size: int
-    created: str
     labels: Mapping[str, str]
     os: str
     architecture: str
@@ -145,7 +144,6 @@ class Engine:
             config_digest=digest,
             diff_ids=diff_ids,
             size=found["Size"],
-            created=found.get("Created") or "",
             labels=config.get("Labels") or {},
             os=found["Os"],
             architecture=found["Architecture"],
