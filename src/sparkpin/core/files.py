@@ -31,9 +31,12 @@ def sha256_file(path: Path) -> tuple[str, int]:
 
 
 def sha256_of(file: RawIOBase) -> str:
-    """SHA-256 (hex) of all of an open file."""
+    """SHA-256 (hex) of all of an open file, which may be a part of another."""
+    digest = hashlib.sha256()
     file.seek(0)
-    return hashlib.file_digest(file, "sha256").hexdigest()
+    while chunk := file.read(CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 class Joined(RawIOBase):
