@@ -32,7 +32,6 @@ from ssh_host import LINK, ssh_host
 from sparkpin.build.make import checkpoint_of
 from sparkpin.bundle.copy import Sent, carry, copy, copy_with_checkpoint
 from sparkpin.checkpoint.content import NOTED, RECORD, SMALL
-from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, DiskError, HostError, IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
@@ -276,6 +275,6 @@ def test_a_release_with_its_checkpoint_over_a_link(
         with pytest.raises(HostError, match="is linux/arm64, the image of"):
             copy_with_checkpoint(source.paths, source.engine, source.release, url, quiet)
     monkeypatch.undo()
-    files.remove_tree(checkpoint, lambda count: None)
+    shutil.rmtree(checkpoint)
     with pytest.raises(CheckpointError, match="gone or not whole"):
         copy_with_checkpoint(source.paths, source.engine, source.release, url, quiet)
