@@ -38,7 +38,7 @@ from sparkpin.core.tags import rootfs_ref, unsealed_ref
 from sparkpin.core.terminal import Say
 from sparkpin.host import buildkit
 from sparkpin.host.content_store import Sizes
-from sparkpin.host.engine import Engine, ImageInfo, MissingLayersError
+from sparkpin.host.engine import Engine, ImageInfo
 from sparkpin.image.layer_tar import CanonicalLayer, read_layer, read_layer_of
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
 from sparkpin.image.oci import OciImage
@@ -267,18 +267,10 @@ class Maker:
     def made(self) -> Made:
         """The engine's own, dated image lives only meanwhile, under a tag that nothing else reads."""
         try:
-            return self.run()
+            return self.from_trees()
         finally:
             with contextlib.suppress(EngineError):  # it must not hide why the build ended
                 self.engine.untag(self.unsealed)
-
-    def run(self) -> Made:
-        if not self.fresh:
-            try:
-                return self.from_trees(trust=True)
-            except MissingLayersError as missing:
-                self.tell(f"making every layer again: {missing.message}")
-        return self.from_trees(trust=False)
 
     def tell(self, line: str) -> None:
         """Each line once: the stages' common steps come in every build, from the engine's cache."""
@@ -306,8 +298,7 @@ class Maker:
             host=self.engine.host,
         )
 
-    def from_trees(self, trust: bool) -> Made:
-        """With `trust`, a layer that an earlier run made from the same inputs is taken to be in the engine."""
+    def from_trees(self) -> Made:
         self.build(self.unsealed, target="config")
         image = self.image()
         if image.diff_ids != self.parent.diff_ids:
@@ -318,7 +309,9 @@ class Maker:
         parts: list[Part] = list(self.parent.diff_ids)
         new = list(self.rendered.layers)
         became = dict[str, str]()
-        while trust and new and (past := self.known(new[0][1])):
+        while not self.fresh and new and (past := self.known(new[0][1])):
+            if not self.engine.has_layers([*self.parent.diff_ids, *became.values(), past]):
+                break
             became[new.pop(0)[0]] = past
         with contextlib.ExitStack() as opened:
             with ThreadPoolExecutor(PARALLEL_TREES) as pool:

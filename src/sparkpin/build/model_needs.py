@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkpin.build.checkpoint import plan_checkpoint
 from sparkpin.checkpoint.content import is_made_here
-from sparkpin.checkpoint.plan import checkpoint_key, lock_for, used_repositories
+from sparkpin.checkpoint.steps import checkpoint_key, lock_for, used_repositories
 from sparkpin.checkpoint.write import checkpoint_folder, disk_needed
 from sparkpin.core import files, terminal
 from sparkpin.core.paths import Paths
@@ -75,11 +75,4 @@ def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple
 
 def how_long(size: int) -> str:
     """To fetch so many bytes, at the assumed rates."""
-    return ", ".join(f"{minutes(size / rate)} at {name}" for name, rate in RATES.items())
-
-
-def minutes(seconds: float) -> str:
-    whole = round(seconds / 60)
-    if not whole:
-        return "less than a minute"
-    return f"{whole // 60} h {whole % 60:02} min" if whole >= 60 else f"{whole} min"
+    return ", ".join(f"{terminal.duration(size / rate)} at {name}" for name, rate in RATES.items())

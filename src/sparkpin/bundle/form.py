@@ -56,6 +56,7 @@ from sparkpin.image.archive import BLOCK, END, Slice, file_header
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.listing import ENTRIES, contents_of, parents_of, parse_contents
 from sparkpin.pins import manifests
+from sparkpin.pins.reading import LOCK_LIMIT, YAML_LIMIT
 from sparkpin.pins.schema import LockedFile, Sha256, Size, StrictModel
 from sparkpin.pins.values import require_values
 from sparkpin.releases.record import Release, Releases
@@ -445,7 +446,7 @@ def require_small_pins(release: Release, data: Mapping[str, Slice]) -> None:
     """Before a parser sees one of them. A missing one is told later."""
     names, total = pin_names(release), 0
     for name in names:
-        limit = manifests.LOCK_LIMIT if name.endswith(".lock") else manifests.YAML_LIMIT
+        limit = LOCK_LIMIT if name.endswith(".lock") else YAML_LIMIT
         size = member.size if (member := data.get(INPUTS + release.inputs[name])) else 0
         if size > limit:
             raise Refused(f"{name} has {size:,} bytes, expected {limit:,} or less")

@@ -14,8 +14,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
-from sparkpin.pins.families import family_of
 from sparkpin.pins.schema import Family
+from sparkpin.pins.vllm_command import family_of
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import keys, served

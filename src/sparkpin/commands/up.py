@@ -13,7 +13,7 @@ from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_of
 from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
 from sparkpin.build.origin import is_brought
 from sparkpin.build.pair import Pairing
-from sparkpin.checkpoint.plan import used_repositories
+from sparkpin.checkpoint.steps import used_repositories
 from sparkpin.commands import serve as serving
 from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, pairings_of

@@ -11,8 +11,7 @@ from sparkpin.community.release import VllmRelease, nearest, nearest_few
 from sparkpin.core.errors import short
 from sparkpin.pins.drafters import SHORTS
 from sparkpin.pins.schema import Stage
-from sparkpin.pins.vllm_command import Flag, parse_flags
-from sparkpin.pins.vllm_flags import SPECULATION, read_json
+from sparkpin.pins.vllm_flags import SPECULATION, Flag, parse_flags, read_json
 
 
 @dataclass(frozen=True)

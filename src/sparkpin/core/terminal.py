@@ -116,6 +116,14 @@ def seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} s"
 
 
+def duration(value: float) -> str:
+    """Seconds of which nobody needs the fraction."""
+    minutes = round(value / 60)
+    if value < 90:
+        return f"{value:.0f} s"
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+
+
 def digest(value: str | None) -> str:
     """The first 12 digits, as Docker prints them."""
     return value.removeprefix("sha256:")[:12] if value else "missing"

@@ -11,7 +11,8 @@ from sparkpin.build.consistent import same
 from sparkpin.build.origin import made_with_statement
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.checkpoint.content import RECORD, is_complete
-from sparkpin.checkpoint.plan import checkpoint_steps, lock_for, make_plan, used_repositories
+from sparkpin.checkpoint.plan import make_plan
+from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositories
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.core.errors import BuildError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors, require_space, sha256_file, sha256_of

@@ -36,10 +36,6 @@ QUESTION_SECONDS = 120  # for what only reads: inspect, list, version
 WORK_SECONDS = 3600  # without an answer: an engine with a slow disk is silent for minutes while it loads an image
 
 
-class MissingLayersError(EngineError):
-    """The engine lacks layers that were to be left out of an archive."""
-
-
 @dataclass(frozen=True)
 class ImageInfo:
     """An image as the engine has it. config_digest: SHA-256 of its configuration ("sha256:..."); size: bytes."""
@@ -196,14 +192,9 @@ class Engine:
         """Seal and load in one pass, without a copy on the disk. The tag appears when all of it is in.
 
         sizes: notes that containerd's store is read and written with. sent: gets the bytes as they go. Raises
-        MissingLayersError, before the first byte, when the engine lacks a layer that is left out.
+        EngineError when the engine lacks a layer that is left out; see `has_layers`.
         """
-        there = [part for part in parts if isinstance(part, str)]
-        above = self.image_above(there)
-        below: list[OciLayer] | None = None
-        if not self.keeps_layers:
-            with engine_errors():
-                below = stored_layers(above, sizes, self.client.api.get_image)[: len(there)] if there else []
+        below = None if self.keeps_layers else self.blobs([part for part in parts if isinstance(part, str)], sizes)
         sealed: list[OciImage] = []
 
         def pieces() -> Iterator[bytes]:
@@ -229,20 +220,29 @@ class Engine:
             sizes.keep(sealed[0].diff_ids, below)
         return sealed[0]
 
+    def blobs(self, diff_ids: Sequence[str], sizes: Sizes) -> list[OciLayer]:
+        """What containerd's store has for the lowest layers of an image."""
+        if not diff_ids:
+            return []
+        if not (found := self.image_above(diff_ids)):
+            raise EngineError(f"no image of the engine has the layers up to {diff_ids[-1]}", next_step="invoke build")
+        with engine_errors():
+            return stored_layers(found, sizes, self.client.api.get_image)[: len(diff_ids)]
+
+    def has_layers(self, diff_ids: Sequence[str]) -> bool:
+        """Whether an image stands on these layers, lowest first, so that an archive may leave them out."""
+        return bool(self.image_above(diff_ids))
+
     def image_above(self, diff_ids: Sequence[str]) -> dict[str, Any]:
-        """The smallest image that has these lowest layers, as the engine describes it. MissingLayersError for none."""
+        """The smallest image that stands on these layers, as the engine describes it; empty for none."""
         found: list[dict[str, Any]] = []
         with engine_errors():
-            for image_id in {entry["Id"] for entry in self.client.api.images()} if diff_ids else ():
+            for image_id in {entry["Id"] for entry in self.client.api.images()}:
                 with contextlib.suppress(docker.errors.ImageNotFound):  # removed meanwhile
                     details = self.client.api.inspect_image(image_id)  # type: ignore[no-untyped-call]
                     if (details["RootFS"].get("Layers") or [])[: len(diff_ids)] == list(diff_ids):
                         found.append(details)
-        if diff_ids and not found:
-            raise MissingLayersError(
-                f"no image of the engine has the layers up to {diff_ids[-1]}", next_step="invoke build"
-            )
-        return min(found, key=lambda details: len(details["RootFS"]["Layers"]), default={})
+        return min(found, key=lambda details: len(details["RootFS"].get("Layers") or []), default={})
 
     @property
     def platform(self) -> str:

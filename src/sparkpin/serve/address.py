@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from sparkpin.core.errors import InputError
-from sparkpin.pins.vllm_command import flag_value
+from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.serve.rules import Limits
 
 NONE = "none"  # instead of a value: no longer

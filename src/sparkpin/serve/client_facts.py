@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from sparkpin.core.errors import InputError
 from sparkpin.pins.schema import Family
-from sparkpin.pins.vllm_command import served_name
-from sparkpin.pins.vllm_flags import AUTO, Flags
+from sparkpin.pins.vllm_flags import AUTO, Flags, served_name
 
 SHARE = 4  # of the context that an answer may take at most: vLLM refuses a request whose prompt then no longer fits
 OUTPUT = 16384  # tokens, where nothing is known of the model

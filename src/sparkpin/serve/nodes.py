@@ -31,7 +31,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.pins.nodes import MEETING_PORT, STORE_PORT, example, nodes_of
-from sparkpin.pins.vllm_command import MODEL_PATH
+from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import inside_link

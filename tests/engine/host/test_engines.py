@@ -24,10 +24,11 @@ from private_engine import file_layer, private_engine
 from sparkpin.build import image as build
 from sparkpin.build import render, rootfs
 from sparkpin.build.image import BuiltImage, build_image
+from sparkpin.core.errors import EngineError
 from sparkpin.core.paths import Paths
 from sparkpin.host import buildkit
 from sparkpin.host.disk_usage import inventory
-from sparkpin.host.engine import Engine, MissingLayersError
+from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.saved import open_saved
 from sparkpin.pins import manifests
@@ -215,6 +216,6 @@ def test_a_configuration_comes_through(engine: Engine, tmp_path: Path, architect
 def test_a_layer_that_the_engine_lacks_is_refused(engine: Engine) -> None:
     parts = ["sha256:" + "0" * 64, read_layer(io.BytesIO(file_layer("opt/x", b"1")))]
     before = nameless(engine)
-    with pytest.raises(MissingLayersError):
+    with pytest.raises(EngineError):
         engine.load_sealed(parts, {}, os="linux", architecture="amd64", tag=REF)
     assert engine.image(REF) is None and nameless(engine) == before

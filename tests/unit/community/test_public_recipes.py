@@ -19,8 +19,8 @@ from sparkpin.community.mapping import of_mods
 from sparkpin.community.shell import commands
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.pins.community_mods import mod_of
 from sparkpin.pins.manifests import load_community_mods
+from sparkpin.pins.mods import mod_of
 
 CORPUS = [path for name in ("recipes", "public") for path in (PROJECT.parent / "shared/corpus" / name).glob("*.yaml")]
 DRAFT, PATCHED, POOLED = "the draft model", "has no flag --mxfp4-", "/v1/embeddings"

@@ -9,7 +9,9 @@ from checkout import PROJECT
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests, vllm_command
-from sparkpin.pins.cache_types import BETTER, FLAG, MOD, STAGE, without_mod
+from sparkpin.pins.values import BETTER, MOD, STAGE
+from sparkpin.pins.values import lacks_mod as without_mod
+from sparkpin.pins.vllm_flags import CACHE_TYPE as FLAG
 
 sys.path.append(str(PROJECT / "mods/turboquant"))
 

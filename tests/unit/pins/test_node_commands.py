@@ -7,7 +7,8 @@ from places import PROJECT
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests, nodes
-from sparkpin.pins.vllm_command import flag_value, serve_argv
+from sparkpin.pins.vllm_command import serve_argv
+from sparkpin.pins.vllm_flags import flag_value
 
 ARGV = ["vllm", "serve", "/model", "--host", "127.0.0.1", "--port", "8000", "--distributed-executor-backend", "uni"]
 ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "A": "b"}

@@ -18,7 +18,7 @@ from smoke_subject import Checked, subject
 from smoke_subject import checked as checked
 from smoke_subject import socket as socket
 
-from sparkpin.pins.vllm_command import set_flag
+from sparkpin.pins.vllm_flags import set_flag
 from sparkpin.smoke import checks, probes
 from sparkpin.smoke.expectations import TURKISH, WORDS, shape_only
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from sparkpin.build.model_needs import needs_of
 from sparkpin.build.pair import pair
-from sparkpin.checkpoint.plan import checkpoint_steps
+from sparkpin.checkpoint.steps import checkpoint_steps
 from sparkpin.commands.doctor import rules
 from sparkpin.commands.doctor.facts import read_facts
 from sparkpin.commands.doctor.rules import MachineFinding, NeededMemory
