@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.files import existing_parent
@@ -26,6 +26,9 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host import buildkit, daemon
 from sparkpin.host.machine import ROOT, Host, default_stack, find_program, read_host, text
+
+if TYPE_CHECKING:
+    from sparkpin.pins.schema import Stack
 
 GPU_RUNTIME = "GPU runtime"
 PACKAGES = (
@@ -42,15 +45,6 @@ PACKAGES = (
         "usr/share/keyrings/debian-archive-keyring.gpg",  # Ubuntu has its own and not these
     ),
 )
-
-
-class AnyStack(Protocol):
-    """What counts of a stack: `pins.schema.Stack`, or a `StackFacts`."""
-
-    @property
-    def platform(self) -> str: ...
-    @property
-    def gpu(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,7 @@ up to 16 GB; the engine keeps an image of 9 GB beside BuildKit's copies. A model
 SPARK_MEMORY = 100 * 10**9
 
 
-def needs_for(host: Host, stack: AnyStack) -> Needs:
+def needs_for(host: Host, stack: Stack | StackFacts) -> Needs:
     """A Spark's memory is needed where the images run, not where they are built."""
     needs = GPU_NEEDS if host.is_spark or stack.gpu else Needs()
     return replace(needs, memory=SPARK_MEMORY) if host.is_spark else needs
@@ -107,7 +101,7 @@ class Requirement:
     then: tuple[str, ...] = ()
 
 
-def requirements(paths: Paths, host: Host, stack: AnyStack, *, published: bool = False) -> list[Requirement]:
+def requirements(paths: Paths, host: Host, stack: Stack | StackFacts, *, published: bool = False) -> list[Requirement]:
     """Everything that a build needs from the machine, met or not. Changes nothing, starts nothing.
 
     published: images are to come from a registry, too.
@@ -122,7 +116,7 @@ def requirements(paths: Paths, host: Host, stack: AnyStack, *, published: bool =
     return [*found, *disk(paths, needs), memory(host, needs)]
 
 
-def missing(paths: Paths, host: Host, stack: AnyStack, *, published: bool = False) -> list[Requirement]:
+def missing(paths: Paths, host: Host, stack: Stack | StackFacts, *, published: bool = False) -> list[Requirement]:
     return [requirement for requirement in requirements(paths, host, stack, published=published) if not requirement.ok]
 
 
