@@ -10,7 +10,7 @@ from functools import partial
 from sparkpin.build import digests
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_of_served, smoke_releases
-from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
+from sparkpin.build.model_needs import ModelNeeds, how_long, needs_of
 from sparkpin.build.origin import is_brought
 from sparkpin.build.pair import Pairing
 from sparkpin.checkpoint.steps import used_repositories
@@ -245,7 +245,7 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
     return needs
 
 
-def disk_of(plan: BuildPlan, needs: ModelNeeds) -> list[DiskRow]:
+def disk_of(plan: BuildPlan, needs: ModelNeeds) -> list[preflight.DiskRow]:
     images = preflight.needs_for(host.read_host(), plan.pairings[-1].stack) if "to be built" in plan.states else None
     return needs.disk(plan.paths, images)
 

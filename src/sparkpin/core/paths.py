@@ -35,10 +35,10 @@ def project_folder() -> Path:
         if not is_project(folder):
             raise InputError(f"{folder} is no project of sparkpin: it has no folder pins", next_step=NEXT)
         return folder
-    here, own = Path.cwd(), Path(__file__).resolve().parents[3]
-    for folder in (here, *here.parents, own):
+    here, checkout = Path.cwd(), Path(__file__).resolve().parents[3]
+    for folder in (here, *here.parents, checkout):
         if is_project(folder):
-            if folder != own and not is_trusted(folder):
+            if folder != checkout and not is_trusted(folder):
                 raise InputError(f"{folder} is another user's project", next_step=f"sparkpin --project {folder} TASK")
             return folder
     raise InputError(f"no project of sparkpin: neither {here} nor a folder above it has a folder pins", next_step=NEXT)

@@ -61,15 +61,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: st
         return
     while sum(wide) > room and wide != least:
         wide[max((at for at in range(len(wide)) if wide[at] > least[at]), key=wide.__getitem__)] -= 1
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    drawing = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for title, width, *cells in zip(columns, wide, *texts, strict=True):
         side: Literal["left", "right"] = "right" if any(cells) and all(map(NUMBER.fullmatch, cells)) else "left"
-        made.add_column(title, width=width, justify=side)
+        drawing.add_column(title, width=width, justify=side)
     for row in texts:  # a str would be read as markup
-        made.add_row(*(Text(text, COLOURS.get(text.partition(" ")[0].rstrip(":"), "")) for text in row))
+        drawing.add_row(*(Text(text, COLOURS.get(text.partition(" ")[0].rstrip(":"), "")) for text in row))
     console = Console(width=sum(wide) + gaps)
     with console.capture() as drawn:
-        console.print(made)
+        console.print(drawing)
     for line in drawn.get().splitlines():
         print(line.rstrip(), flush=True)
 

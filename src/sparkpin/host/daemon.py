@@ -35,7 +35,7 @@ START_TIMEOUT = 120.0  # seconds
 STOP_TIMEOUT = 60.0
 LOG_LINES = 15
 SOCKET = Path("/var/run/docker.sock")
-OWN = (None, "", f"unix://{SOCKET}", "unix:///run/docker.sock")
+DEFAULT_HOSTS = (None, "", f"unix://{SOCKET}", "unix:///run/docker.sock")
 JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
 NAMED_NEXT = "start that engine, or `unset DOCKER_HOST` (`docker context use default`) to use this machine's own"
 
@@ -63,7 +63,7 @@ def context_host(variables: Mapping[str, str]) -> str:
 def named_engine() -> str | None:
     """The engine that the user names by DOCKER_HOST or a context of the CLI; None for this machine's own."""
     host = environment().get("DOCKER_HOST")
-    return None if host in OWN else host
+    return None if host in DEFAULT_HOSTS else host
 
 
 def ask(url: str, timeout: float = 10) -> str | None:

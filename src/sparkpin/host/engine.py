@@ -105,7 +105,7 @@ class Engine:
         The address of a named engine does not decide: a socket may be forwarded from another machine, and tcp may lead
         back to this one.
         """
-        if self.host.get("DOCKER_HOST") in daemon.OWN:
+        if self.host.get("DOCKER_HOST") in daemon.DEFAULT_HOSTS:
             return ""
         with engine_errors():
             info = self.client.info()

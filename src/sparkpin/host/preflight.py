@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.files import existing_parent
 from sparkpin.core.names import MACHINES, choose
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import Say, size
 from sparkpin.host import buildkit, daemon
 from sparkpin.host.machine import ROOT, Host, default_stack, find_program, read_host, text
 
@@ -193,30 +193,58 @@ def gpu_runtime() -> Requirement:
     return Requirement(GPU_RUNTIME, False, lack, "install nvidia-container-toolkit (NVIDIA)")
 
 
-def folders_of(paths: Paths, needs: Needs) -> dict[str, tuple[Path, int]]:
+@dataclass(frozen=True)
+class DiskRow:
+    """Bytes on one file system. folders: with what each needs; there: the first of them, or its nearest parent; used:
+    what may lie there of it already."""
+
+    folders: tuple[tuple[Path, int], ...]
+    free: int
+    there: Path
+    used: int = 0
+
+    @property
+    def needed(self) -> int:
+        return sum(count for _, count in self.folders)
+
+    @property
+    def is_enough(self) -> bool:
+        return self.free + self.used >= self.needed
+
+    @property
+    def text(self) -> str:
+        there = f", {size(self.used)} of it may lie there" if self.used else ""
+        return (
+            f"{size(self.needed)} needed at {self.there}{there}, {size(self.free)} free"
+            f"{'' if self.is_enough else ': NOT ENOUGH'}"
+        )
+
+
+def disk_rows(folders: Iterable[tuple[Path, int]]) -> list[DiskRow]:
+    """One row for each file system."""
+    systems: dict[int, list[tuple[Path, int]]] = {}
+    for folder, count in folders:
+        systems.setdefault(existing_parent(folder).stat().st_dev, []).append((folder, count))
+    parents = [(tuple(rows), existing_parent(rows[0][0])) for rows in systems.values()]
+    return [DiskRow(rows, shutil.disk_usage(there).free, there) for rows, there in parents]
+
+
+def folders_of(paths: Paths, needs: Needs) -> list[tuple[Path, int]]:
     """Where a build takes disk, and the bytes; not on the machine of another engine."""
-    found = {"cache": (paths.cache, needs.cache), "home": (paths.home, needs.home)}
+    found = [(paths.cache, needs.cache), (paths.home, needs.home)]
     if not (daemon.named_engine() or "").startswith(("tcp:", "ssh:", "http")):
-        found["engine"] = (daemon.Daemon.system(paths).data_root, needs.engine)
+        found.append((daemon.Daemon.system(paths).data_root, needs.engine))
     return found
 
 
 def disk(paths: Paths, needs: Needs, *, anew: bool = False) -> list[Requirement]:
-    """One requirement per file system, with the sum of what is needed on it. anew: on top of what lies there."""
-    folders = folders_of(paths, needs)
-    systems: dict[int, list[str]] = {}
-    for use, (path, _) in folders.items():
-        systems.setdefault(existing_parent(path).stat().st_dev, []).append(use)
+    """One requirement for each file system. anew: on top of what lies there."""
     found = []
-    for uses in systems.values():
-        path, need = folders[uses[0]][0], sum(folders[use][1] for use in uses)
-        free = shutil.disk_usage(existing_parent(path)).free
-        used = sum(size_of(*folders[use]) for use in uses if free < need and not anew)
-        detail = f"{free / 1e9:.0f} GB free at {path}, {need / 1e9:.0f} GB needed for {', '.join(uses)}"
-        detail += f", of which {used / 1e9:.0f} GB may lie there" if used else ""
-        ok = free + used >= need
-        fix = "" if ok else "free space (`invoke prune --keep 2`), or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere"
-        found.append(Requirement("disk space", ok, detail, fix))
+    for row in disk_rows(folders_of(paths, needs)):
+        if not (anew or row.is_enough):
+            row = replace(row, used=sum(size_of(*folder) for folder in row.folders))
+        fix = "free space (`invoke prune --keep 2`), or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere"
+        found.append(Requirement("disk space", row.is_enough, row.text, "" if row.is_enough else fix))
     return found
 
 
