@@ -217,7 +217,11 @@ def main() -> None:
     """In a container of another machine: carries out an order, a file of JSON, and prints the answer as JSON."""
     order = json.loads(Path(sys.argv[1]).read_bytes())
     try:
-        answer = {"look": look, "make_way": make_way}[order.pop("do")](Path(order.pop("folder")), **order)
+        folder = Path(order["folder"])
+        if order["do"] == "look":
+            answer = look(folder, order["key"])
+        else:
+            answer = make_way(folder, order["record"], deep=order["deep"])
     except OSError as error:
         answer = {"failed": str(error)}
     print(json.dumps(answer))

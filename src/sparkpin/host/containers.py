@@ -1,4 +1,4 @@
-"""Docker's containers for the packages above, since only `host` imports the SDK, and a connection into one."""
+"""Docker's containers for the packages above (only `host` imports the SDK), and connections to programs in them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ from sparkpin.host.engine import engine_errors
 __all__ = ["APIError", "Container", "DeviceRequest", "Healthcheck", "LogConfig", "Mount", "NotFound", "Ulimit"]
 
 
+def socket_of(response: Any) -> socket.socket:
+    """Of what the SDK gives for a connection, which has to stay referenced."""
+    found: socket.socket = getattr(response, "_sock", response)  # not so with TLS
+    found.settimeout(None)
+    return found
+
+
 def connected(container: Container, argv: Sequence[str]) -> socket.socket:
     """A connection to a program that is started in a container that runs: its input and output. Either end ends it."""
     with engine_errors():
         response: Any = container.exec_run(list(argv), stdin=True, stderr=False, socket=True).output
     ours, inner = socket.socketpair()
-    there: socket.socket = getattr(response, "_sock", response)  # not so with TLS; the response stays referenced
-    there.settimeout(None)
+    there = socket_of(response)
 
     def pump_in() -> None:
         with contextlib.suppress(OSError):
