@@ -182,8 +182,6 @@ def requirements(paths: Paths, host: Host, needs: Needs | None = None, stack: St
         engine_requirement(paths, host),
         client_requirement(host),
         program(host, "iptables", "iptables", "the engine's network"),
-        program(host, "mmdebstrap", "mmdebstrap", "root file systems"),
-        program(host, "dpkg-deb", "dpkg", "unpacking Debian packages"),
         one_of(host, "ca-certificates", CERTIFICATES, "ca-certificates", "fetching over HTTPS"),
         one_of(host, "Debian's keys", ARCHIVE_KEYS, "debian-archive-keyring", "locking and fetching .debs"),
         venv(host),
@@ -308,13 +306,13 @@ def venv(host: Host) -> Requirement:
 def emulation(host: Host, arch: str, root: Path = ROOT) -> Requirement:
     name = f"{arch} emulation"
     registered = text(root / f"proc/sys/fs/binfmt_misc/qemu-{arch}").startswith("enabled")
-    if registered and find_program("arch-test"):  # mmdebstrap asks it
+    if registered:
         return Requirement(name, True, f"binfmt_misc: qemu-{arch}")
     detail = f"this machine is {host.arch}, the stack is for {arch}: its root file system is made under emulation"
     enable = ("update-binfmts", "--enable", f"qemu-{arch}")  # where no systemd starts services, nothing else does
-    if all(map(find_program, (enable[0], "arch-test", f"qemu-{arch}-static"))):
+    if all(map(find_program, (enable[0], f"qemu-{arch}-static"))):
         return Requirement(name, False, f"{detail}, which is not switched on", as_root(host, enable), then=enable)
-    lacking = from_packages(host, name, detail, "qemu-user-static", "binfmt-support", "arch-test")
+    lacking = from_packages(host, name, detail, "qemu-user-static", "binfmt-support")
     return replace(lacking, fix=f"{lacking.fix} && {as_root(host, enable)}", then=enable) if host.has_apt else lacking
 
 

@@ -69,9 +69,9 @@ def test_locking_asks_no_debian_mirror(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_user_is_the_one_of_our_own_root_file_systems() -> None:
-    script = rootfs.CUSTOMIZE.read_text()
+    script = rootfs.SCRIPT.read_text()
     for kind, line in (("passwd", context_files.PASSWD), ("group", context_files.GROUP)):
-        assert f"echo '{line}' >>\"$root/etc/{kind}\"" in script
+        assert f"echo '{line}' >>/etc/{kind}" in script
 
 
 @pytest.mark.parametrize(
