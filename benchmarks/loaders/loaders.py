@@ -27,8 +27,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from sparkpin.pins import weight_loaders
 from sparkpin.serve.startup import Startup
+from sparkpin.smoke.startup import weights_seconds
 
 WIDE, INNER, HEADS, KV_HEADS, HEAD, WORDS = 8192, 28672, 32, 4, 256, 32768
 SHAPES = {
@@ -187,7 +187,7 @@ def start(folder: Path, loader: str, tokenizer: Path, log: Path) -> dict[str, An
             time.sleep(0.2)
         seconds = time.monotonic() - begin
         startup.update(log.read_bytes(), seconds)
-        weights = weight_loaders.seconds(log.read_bytes())
+        weights = weights_seconds(log.read_bytes())
         return {"first_token_s": round(seconds, 1), "weights_s": weights, "began": startup.began}
     finally:
         os.killpg(server.pid, signal.SIGKILL)

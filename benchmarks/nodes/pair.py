@@ -33,7 +33,7 @@ PORT = 29501
 def delay_of(job: str) -> int:
     name, _, late = job.partition("+")
     if name not in (ONE, NVLINK, SOCKETS) or (late and (name != SOCKETS or not late.isdecimal())):
-        raise SystemExit(f"{job}: wanted {ONE}, {NVLINK}, {SOCKETS} or {SOCKETS}+MICROSECONDS")
+        raise SystemExit(f"{job}: expected {ONE}, {NVLINK}, {SOCKETS} or {SOCKETS}+MICROSECONDS")
     return int(late or 0)
 
 

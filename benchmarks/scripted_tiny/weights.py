@@ -76,7 +76,7 @@ def to_int4(weights: Weights) -> tuple[bytes, bytes, bytes]:
     n, k = weights.rows, weights.cols
     words = array.array("I")
     if words.itemsize != 4:
-        raise RuntimeError(f"array('I') has {words.itemsize} bytes an item here, wanted 4")
+        raise RuntimeError(f"array('I') has {words.itemsize} bytes an item here, expected 4")
     scales: list[list[bytes]] = [[] for _ in range(k // GROUP)]
     for i, exponent in enumerate(weights.exponents):
         row = weights.row(i)

@@ -86,7 +86,7 @@ def parts_of(rows: list[Row], layers: int) -> dict[str, float]:
                 mixer = []
     found["other"] += sum(row[2] for row in mixer)
     if not sums or sums % layers:
-        raise ValueError(f"{sums} kernels moe_sum, wanted one in each of {layers} layers and in each step")
+        raise ValueError(f"{sums} kernels moe_sum, expected one in each of {layers} layers and in each step")
     steps = sums / layers
     return {part: time / steps for part, time in found.items()} | {"steps": steps}
 

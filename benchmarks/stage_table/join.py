@@ -43,9 +43,9 @@ def read(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise JoinError(f"{path}: {error}; wanted a JSON file as table.py writes it") from error
+        raise JoinError(f"{path}: {error}; expected a JSON file as table.py writes it") from error
     if not isinstance(value, dict):
-        raise JoinError(f"{path}: saw {type(value).__name__}, wanted a JSON object as table.py writes it")
+        raise JoinError(f"{path}: got {type(value).__name__}, expected a JSON object as table.py writes it")
     return value
 
 
@@ -56,7 +56,7 @@ def text_of(value: object) -> str:
 def facts(path: Path) -> dict[str, Any]:
     found = read(path)
     if missing := [key for key in FACTS if not found.get(key)]:
-        raise JoinError(f"{path}: {missing[0]}: saw nothing, wanted {', '.join(FACTS)}; table.py writes this file")
+        raise JoinError(f"{path}: {missing[0]}: got nothing, expected {', '.join(FACTS)}; table.py writes this file")
     return found
 
 
@@ -64,7 +64,7 @@ def key_of(path: Path, found: dict[str, Any]) -> str:
     """`v2` for v2.json and v2-few.json; `v2-own`, another measurement, for v2-own.json."""
     stage = found.get("stage")
     if stage not in STAGES or not (path.stem == stage or path.stem.startswith(f"{stage}-")):
-        raise JoinError(f"{path}: stage: saw {stage!r}, wanted the stage that the file is named after")
+        raise JoinError(f"{path}: stage: got {stage!r}, expected the stage that the file is named after")
     option = path.stem[len(stage) + 1 :]
     return stage if option in ("", *SAME_KEY) else path.stem
 
@@ -136,13 +136,13 @@ def keep(source: Path, name: str, note: str = "") -> Path:
     """`source` into runs/`name`, which must not be there yet."""
     target = RUNS / name
     if not re.fullmatch(r"\d{4}-\d{2}-\d{2}-[a-z0-9-]+", name):
-        raise JoinError(f"{name}: wanted a date and a word, such as 2026-11-23-side-by-side")
+        raise JoinError(f"{name}: expected a date and a word, such as 2026-11-23-side-by-side")
     if target.exists():
         raise JoinError(f"{target} is there: give the run another name, or remove that one")
     run = facts(source / RUN) | ({"note": note} if note else {})
     stages = {f"{path.stem}.json": with_parts(path, found) for path, found in results(source).values()}
     if not stages:
-        raise JoinError(f"{source}: saw no results of a stage, wanted files such as v2.json; table.py writes them")
+        raise JoinError(f"{source}: got no results of a stage, expected files such as v2.json; table.py writes them")
     files = {RUN: run, **stages, **{f"check-{stage}.json": one for stage, one in checks(source).items()}}
     with atomic_folder(target) as folder:
         for file, value in files.items():

@@ -152,7 +152,7 @@ def check_flash(library: bytes, heads: Iterable[int] = TILES) -> None:
         bfloat16, half = (found.get((str(head), kind), set()) for kind in ("10bfloat16_t", "6half_t"))
         if not bfloat16 or bfloat16 != half:
             raise RuntimeError(
-                f"{FLASH3}, head size {head}: saw {len(bfloat16)} kernels for bfloat16 and {len(half)} for float16, "
+                f"{FLASH3}, head size {head}: got {len(bfloat16)} kernels for bfloat16 and {len(half)} for float16, "
                 "wanted the same ones of both: read the names in its cubins and mend TILES"
             )
 

@@ -225,7 +225,7 @@ def main(arguments: list[str]) -> None:
     given = parser.parse_args(arguments)
     out, names = given.out, given.names
     if wrong := [name for name in names if name not in CONFIGURATIONS]:
-        parser.error(f"{wrong[0]}: wanted names of {', '.join(CONFIGURATIONS)}")
+        parser.error(f"{wrong[0]}: expected names of {', '.join(CONFIGURATIONS)}")
     if not CASES.is_file():
         parser.error(f"{HERE} has no {CASES.name}: run run.py in the folder that prepare.py made")
     out.mkdir(parents=True, exist_ok=True)

@@ -250,7 +250,7 @@ def main(arguments: list[str]) -> None:
         name, at, option = job.partition("@")
         if job != "check" and (name not in STAGES or (at and option not in MEANINGS)):
             known = f"stages: {', '.join(STAGES)}; options: {', '.join(MEANINGS)}"
-            parser.error(f"{job or 'no job'}: wanted check, or STAGE or STAGE@OPTION; {known}")
+            parser.error(f"{job or 'no job'}: expected check, or STAGE or STAGE@OPTION; {known}")
     if not (HERE / "cases.json").is_file():
         parser.error(f"{HERE} has no cases.json: run table.py in the folder that prepare.py made")
     out.mkdir(parents=True, exist_ok=True)

@@ -109,7 +109,7 @@ def fetched(folder: Path) -> list[Path]:
             paths = sorted(folder.glob(f"{name}_*.deb"))
         seen = hashlib.sha256(paths[0].read_bytes()).hexdigest()
         if seen != wanted:
-            raise SystemExit(f"{paths[0]}: saw sha256 {seen}, wanted {wanted}: another version of the package")
+            raise SystemExit(f"{paths[0]}: got sha256 {seen}, expected {wanted}: another version of the package")
         found.append(paths[0])
     return found
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import yaml
 
-from sparkpin.pins.community_mods import FOLDER
 from sparkpin.pins.manifests import COMMUNITY_MODS
+from sparkpin.pins.mods import TEMPLATES
 
 
 def add_template(project: Path, name: str = "fix-own", text: str = "{{ 1 }}\n") -> Path:
     """Add it, or change it, and return its file."""
-    path, pins = project / f"{FOLDER}/{name}.jinja", project / COMMUNITY_MODS
+    path, pins = project / f"{TEMPLATES}/{name}.jinja", project / COMMUNITY_MODS
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     template = {"name": f"{name}.jinja", "sha256": hashlib.sha256(text.encode()).hexdigest(), "licence": "MIT"}

@@ -15,7 +15,7 @@ from sparkpin.build import rootfs
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
-from sparkpin.pins.schema import LockedFile
+from sparkpin.pins.schema import LockedDeb
 
 
 def tar_of(*members: tuple[str, bytes | str | None]) -> bytes:
@@ -35,14 +35,14 @@ def tar_of(*members: tuple[str, bytes | str | None]) -> bytes:
     return out.getvalue()
 
 
-def add_deb(paths: Paths, name: str, data: bytes, *, suffix: str = ".xz") -> LockedFile:
+def add_deb(paths: Paths, name: str, data: bytes, *, suffix: str = ".xz") -> LockedDeb:
     """A package with this data.tar in the store."""
     members = {"debian-binary": b"2.0\n", f"data.tar{suffix}": lzma.compress(data)}
     content = rootfs.join_deb(members)
     source = paths.project / f"{name}.deb"
     source.write_bytes(content)
     sha256 = hashlib.sha256(content).hexdigest()
-    deb = LockedFile(name=name, version="1", file=f"{name}_1_all.deb", size=len(content), sha256=sha256)
+    deb = LockedDeb(name=name, version="1", file=f"{name}_1_all.deb", size=len(content), sha256=sha256)
     Store(paths.store).add(source, deb)
     return deb
 
@@ -53,13 +53,13 @@ def tiny_paths(folder: Path) -> Paths:
     return Paths(folder / "project", folder / "cache", folder / "home")
 
 
-def tiny_spec(paths: Paths, script: str, *debs: LockedFile, platform: str = "linux/amd64") -> rootfs.RootfsSpec:
+def tiny_spec(paths: Paths, script: str, *debs: LockedDeb, platform: str = "linux/amd64") -> rootfs.RootfsSpec:
     return rootfs.RootfsSpec(
         suite="tiny", platform=platform, debs=list(debs), merged=["bin", "lib", "lib64"], script=script, epoch=EPOCH
     )
 
 
-def shell_deb(paths: Paths) -> LockedFile:
+def shell_deb(paths: Paths) -> LockedDeb:
     """A shell and rm, whose files lie below /bin and /lib as those of a package of Debian 12."""
     tar = tiny_images.make_rootfs(paths.project / "shell.tar", ["rm"])
     deb = add_deb(paths, "shell", tar.read_bytes())

@@ -92,8 +92,8 @@ def put_copy(target: Path, file: ContextFile) -> None:
     if sha256 != file.sha256:
         raise IntegrityError.mismatch(
             str(file.origin),
-            wanted_size=file.size,
-            wanted_sha256=file.sha256,
+            expected_size=file.size,
+            expected_sha256=file.sha256,
             size=size,
             sha256=sha256,
             next_step="it changed since it was read: the same command again",

@@ -15,10 +15,8 @@ import uv
 from packaging.utils import canonicalize_name
 
 from sparkpin.core.files import sha256_file
-from sparkpin.pins.community_mods import CarriedTemplate
-from sparkpin.pins.mods import Mod
-from sparkpin.pins.schema import LockedFile, Stack
-from sparkpin.pins.wheel_layers import LINKS, USER
+from sparkpin.pins.mods import CarriedTemplate, Mod
+from sparkpin.pins.schema import LINKS, USER, LockedFile, Stack
 
 UV = "tools/uv"
 PASSWD, GROUP = "sparkpin:*:10001:10001:sparkpin:/home/sparkpin:/bin/sh", "sparkpin:*:10001:"

@@ -20,7 +20,7 @@ from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
-from sparkpin.pins import manifests
+from sparkpin.pins import manifests, reading
 from sparkpin.pins.schema import Sha256, StrictModel
 from sparkpin.releases.record import Digest
 
@@ -64,7 +64,7 @@ def file_of(stack: str) -> str:
 def load(project: Path, stack: str) -> Published | None:
     """None where nothing is published of the stack. ManifestError for what is no such file."""
     path = project / file_of(stack)
-    return manifests.parse(Published, manifests.read_yaml(path), path) if path.is_file() else None
+    return reading.parse(Published, reading.read_yaml(path), path) if path.is_file() else None
 
 
 class Keyed(Protocol):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from sparkpin.build import render
 from sparkpin.build.demands import demands_of
-from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps, lock_for, require, rules_of
+from sparkpin.checkpoint.steps import checkpoint_key, checkpoint_steps, lock_for, require, rules_of
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
 from sparkpin.fetch.model_files import config_here
-from sparkpin.pins import community_mods, drafters, families, manifests, schema, vllm_command
-from sparkpin.pins.mods import Mod
+from sparkpin.pins import drafters, manifests, schema, vllm_command
+from sparkpin.pins.mods import CarriedTemplate, Mod, in_workspace, read_templates
 from sparkpin.pins.nodes import nodes_of, spread
 from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
@@ -50,7 +50,7 @@ class Pairing:
     demands: Demands
     inputs: dict[str, str]
     executable: tuple[str, ...]
-    chosen: tuple[families.Chosen, ...] = ()
+    chosen: tuple[vllm_command.Chosen, ...] = ()
     unchecked: tuple[str, ...] = ()
 
     @property
@@ -73,10 +73,9 @@ def pair(
     model = manifests.model_of(project, recipe)
     model_lock = manifests.load_model_lock(project, model)
     chain = manifests.load_chain(project, stage or recipe.stage)
-    version = families.vllm_version(stack)
-    templates = community_mods.read_templates(project, recipe.mods, vllm_command.file_of(recipe), version)
+    templates = read_templates(project, recipe.mods, recipe.file, stack.vllm)
     rendered = render.render_chain(project, stack, stack_lock, chain, templates)
-    family = families.family_of(manifests.load_families(project), recipe.model)
+    family = vllm_command.family_of(manifests.load_families(project), recipe.model)
     pairings = []
     for end, image in enumerate(rendered, start=1):
         steps = checkpoint_steps(chain[:end], model)
@@ -86,11 +85,11 @@ def pair(
         unchecked = require_whole_shares(recipe, said, model, model_lock, steps)
         unchecked += require_drafter_fits(recipe, said, model, model_lock)
         demands = demands_of(project, stack, chain[:end], model)
-        chosen = families.choices(family, version, said)
-        argv, env = spread(families.completed(said, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
+        chosen = vllm_command.choices(family, stack.vllm, said)
+        argv, env = spread(vllm_command.completed(said, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
         require_drafter(chain[end - 1], recipe.name, argv)
         if templates:
-            argv = community_mods.in_workspace(argv)
+            argv = in_workspace(argv)
         mods = [file.mod for below in rendered[:end] for file in below.context if file.mod]
         pairings.append(
             Pairing(
@@ -109,7 +108,9 @@ def pair(
                 key=release_key(image.key, checkpoint, tuple(argv), env),
                 demands=demands,
                 inputs=input_hashes(project, recipe, stack, model, chain[:end], mods, templates),
-                executable=tuple(f"mods/{mod.name}/{path}" for mod in mods for path, _, may in mod.files if may),
+                executable=tuple(
+                    f"mods/{mod.name}/{file.path}" for mod in mods for file in mod.files if file.is_executable
+                ),
                 chosen=chosen,
                 unchecked=unchecked,
             )
@@ -123,7 +124,7 @@ def require_whole_shares(
     """ManifestError where a node's share of the model is not whole; else what could not be checked, and why."""
     if nodes_of(argv) == 1:
         return ()
-    name, config = vllm_command.file_of(recipe), config_here(Paths.from_env(), model, lock)
+    name, config = recipe.file, config_here(Paths.from_env(), model, lock)
     if config is None:
         return (f"{name}: whether {model.name} divides by its nodes is not checked: its config.json is not here yet",)
     try:
@@ -144,7 +145,7 @@ def require_drafter_fits(
     if (pin := model.drafter) is None or pin.drafts is None:
         return ()
     drafters.require_used(recipe, argv)
-    file, plan = vllm_command.file_of(recipe), drafters.speculation(argv)
+    file, plan = recipe.file, drafters.speculation(argv)
     for fault in drafters.method_faults(plan, pin.drafts, file):
         raise fault
     target, own = (config_here(Paths.from_env(), model, lock, name) for name in (model.base, schema.DRAFTER))
@@ -171,7 +172,7 @@ def input_hashes(
     model: schema.ModelPin,
     chain: tuple[schema.Stage, ...],
     mods: Sequence[Mod],
-    templates: Sequence[community_mods.CarriedTemplate] = (),
+    templates: Sequence[CarriedTemplate] = (),
 ) -> dict[str, str]:
     """SHA-256 of each file that people edit and of each lock, by path below the project.
 
@@ -189,4 +190,4 @@ def input_hashes(
     data = {name: (project / name).read_bytes() for name in names}
     require_no_secrets(data)
     found = {name: hashlib.sha256(content).hexdigest() for name, content in data.items()}
-    return found | {f"mods/{mod.name}/{path}": sha256 for mod in mods for path, sha256, _ in mod.files}
+    return found | {f"mods/{mod.name}/{file.path}": file.sha256 for mod in mods for file in mod.files}

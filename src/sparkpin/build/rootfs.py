@@ -30,7 +30,7 @@ from sparkpin.fetch.store import Store
 from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import DIRECTORY, canonical_layer, is_ephemeral, link_first, read_members
-from sparkpin.pins.schema import LockedFile, Stack, StackLock, StrictModel
+from sparkpin.pins.schema import LockedDeb, Stack, StackLock, StrictModel
 
 SCRIPT = Path(__file__).with_name("rootfs.sh")
 # Folders that are links into /usr in a merged system. They must be there before the first package is unpacked.
@@ -42,20 +42,21 @@ class RootfsSpec(StrictModel):
     """All that decides a root file system, in a form that a record can keep.
 
     merged: folders that are links into /usr; script: text of the one that installs and cleans up; epoch: seconds, of
-    every file.
+    every file; time: of the packages' lock.
     """
 
     suite: str
     platform: str
-    debs: list[LockedFile]
+    debs: list[LockedDeb]
     merged: list[str]
     script: str
     epoch: int
+    time: str = ""
 
     @property
     def key(self) -> str:
         """SHA-256 (hex) over all of it; where a package comes from and how long it is do not matter."""
-        parts = self.model_dump(mode="json")
+        parts = self.model_dump(mode="json", exclude={"time"})
         parts["debs"] = [[deb.name, deb.version, deb.sha256] for deb in self.debs]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -68,6 +69,7 @@ def rootfs_spec(stack: Stack, lock: StackLock) -> RootfsSpec:
         merged=MERGED[stack.platform],
         script=SCRIPT.read_text(encoding="utf-8"),
         epoch=EPOCH,
+        time=lock.time,
     )
 
 

@@ -52,9 +52,11 @@ from sparkpin.evidence.signing import Keys, UntrustedError
 from sparkpin.evidence.verify import Claimed, pin_names, pins_of
 from sparkpin.fetch.model_files import blobs_of
 from sparkpin.image import oci
-from sparkpin.image.layer_tar import BLOCK, END, Slice, block, read_layer
+from sparkpin.image.archive import BLOCK, END, Slice, file_header
+from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.listing import ENTRIES, contents_of, parents_of, parse_contents
 from sparkpin.pins import manifests
+from sparkpin.pins.reading import LOCK_LIMIT, YAML_LIMIT
 from sparkpin.pins.schema import LockedFile, Sha256, Size, StrictModel
 from sparkpin.pins.values import require_values
 from sparkpin.releases.record import Release, Releases
@@ -239,7 +241,7 @@ def read_members(file: BinaryIO, say: Say) -> tuple[BundleIndex, dict[str, Slice
         require_header(file.read(BLOCK), row.name, row.size)
         data[row.name] = Slice(file, position + BLOCK, row.size)
         if (seen := sha256_of(data[row.name])) != row.sha256:
-            raise Refused(f"{row.name}: wanted sha256={row.sha256}, got {seen}")
+            raise Refused(f"{row.name}: expected sha256={row.sha256}, got {seen}")
         file.seek(position + BLOCK + row.size)
         position += space_of(row.size)
         if file.read(-row.size % BLOCK).strip(b"\0"):
@@ -260,7 +262,7 @@ def read_index(file: BinaryIO) -> tuple[BundleIndex, int]:
         size = int(head[124:135], 8)
     except ValueError:
         size = -1
-    if not 0 <= size <= JSON_LIMIT or head != block(INDEX.encode(), b"0", size=size):
+    if not 0 <= size <= JSON_LIMIT or head != file_header(INDEX, size):
         why = "not a bundle, or cut short" if head else "it is empty"
         raise Refused(f"it does not begin with {INDEX}: {why}")
     data = file.read(size)
@@ -296,7 +298,7 @@ def copied(data: Slice, out: IO[bytes], told: Callable[[int], object] = lambda s
 
 def require_header(head: bytes, name: str, size: int) -> None:
     """Compared and never parsed, because it may be anything."""
-    if head != block(name.encode(), b"0", size=size):
+    if head != file_header(name, size):
         raise Refused(f"the header of {name!r} ({size} bytes) is not the one that an export writes")
 
 
@@ -406,7 +408,7 @@ def require_paths(release: Release, records: Sequence[BuildRecord]) -> None:
         ref = image_ref(release.stack, record.stage, record.key)
         named = STAGE.fullmatch(record.stage) and len(record.stage) <= NAME_LIMIT
         if not named or (record.stack, record.ref) != (release.stack, ref):
-            raise Refused(f"the record of {record.stage!r} names its image {record.ref!r}, wanted {ref!r}")
+            raise Refused(f"the record of {record.stage!r} names its image {record.ref!r}, expected {ref!r}")
         require_names([row.path for row in record.context], f"the record of {record.stage}")
         debs = [deb.file for spec in record.root_file_systems for deb in spec.debs]
         require_names(debs, f"the record of {record.stage}")
@@ -444,10 +446,10 @@ def require_small_pins(release: Release, data: Mapping[str, Slice]) -> None:
     """Before a parser sees one of them. A missing one is told later."""
     names, total = pin_names(release), 0
     for name in names:
-        limit = manifests.LOCK_LIMIT if name.endswith(".lock") else manifests.YAML_LIMIT
+        limit = LOCK_LIMIT if name.endswith(".lock") else YAML_LIMIT
         size = member.size if (member := data.get(INPUTS + release.inputs[name])) else 0
         if size > limit:
-            raise Refused(f"{name} has {size:,} bytes, wanted {limit:,} or less")
+            raise Refused(f"{name} has {size:,} bytes, expected {limit:,} or less")
         total += size
     if len(names) > PINS_ALLOWED or total > PINS_LIMIT:
         seen = f"{len(names):,} pins and stages of {total:,} bytes"
@@ -466,7 +468,7 @@ def check_demands(release: Release, data: Mapping[str, Slice]) -> verify.Check:
         model = manifests.load_models(project, release.model, release.drafter)
         wanted = demands_of(project, stack, manifests.load_chain(project, release.stage), model)
     if release.demands != wanted:
-        raise Refused(f"{RELEASE}: demands: saw {release.demands}, wanted {wanted}, as its pins and stages say")
+        raise Refused(f"{RELEASE}: demands: got {release.demands}, expected {wanted}, as its pins and stages say")
     return verify.Check("demands", "ok", f"{len(wanted.checks)} checks of the smoke test, as pins and stages say")
 
 
@@ -557,4 +559,4 @@ def require_members(bundle: Bundle) -> None:
         if f"{head}/" in (INPUTS, STORE, CHECKPOINTS, BLOBS) and rows[name].sha256 != digest:
             raise Refused(f"{name}: its sha256 is {rows[name].sha256}")
         if file and rows[name].size != file.size:
-            raise Refused(f"{name}: wanted {file.size} bytes, as its record says; it has {rows[name].size}")
+            raise Refused(f"{name}: expected {file.size} bytes, as its record says; it has {rows[name].size}")

@@ -14,8 +14,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
-from sparkpin.pins.families import family_of
 from sparkpin.pins.schema import Family
+from sparkpin.pins.vllm_command import family_of
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import keys, served
@@ -48,7 +48,7 @@ def client(tool: str, *, recipe: str | None, url: str, key: str) -> None:
         raise InputError(f"no tool {tool!r}", next_step=f"{guess}choose one of: {', '.join(CLIENTS)}")
     if key and not key.isidentifier():
         raise InputError(
-            f"--key-env: saw {key!r}, wanted the name of a variable of the environment",
+            f"--key-env: got {key!r}, expected the name of a variable of the environment",
             next_step="for example --key-env SPARKPIN_API_KEY: the key itself belongs into no configuration",
         )
     written, chosen = facts(Paths.from_env(), recipe, url=url, key=key), CLIENTS[tool]
@@ -70,7 +70,7 @@ def tools() -> None:
         (name, "here" if name in here else "", CLIENTS[name].file or "lines for a shell", CLIENTS[name].use)
         for name in sorted(CLIENTS, key=lambda name: name not in here)
     ]
-    terminal.table(("tool", "found", "file", "then"), rows, spare="file")
+    terminal.table(("tool", "found", "file", "then"), rows)
     terminal.say(f"next: invoke client {here[0] if here else 'TOOL'}")
 
 

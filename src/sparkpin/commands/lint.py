@@ -58,7 +58,7 @@ def users(name: str, dockerfile: str, *, first: bool) -> Iterator[str]:
             if stage == "config":
                 user = rest.strip()
             if stage == "config" and not re.fullmatch(r"[1-9]\d*:[1-9]\d*", rest.strip()):
-                yield f"{name}:{number}: USER {rest.strip()}, wanted numbers other than 0, such as 10001:10001"
+                yield f"{name}:{number}: USER {rest.strip()}, expected numbers other than 0, such as 10001:10001"
     if first and user is None:
         yield f"{name}: no USER in the stage `config`: the image would run as root"
 

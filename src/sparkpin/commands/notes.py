@@ -18,10 +18,8 @@ from sparkpin.core.terminal import say, show
 from sparkpin.host import machine
 from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests, schema
-from sparkpin.pins.community_mods import templates_of
-from sparkpin.pins.families import vllm_version
-from sparkpin.pins.precedence import overruled
-from sparkpin.pins.vllm_command import serve_argv
+from sparkpin.pins.mods import templates_of
+from sparkpin.pins.vllm_command import overruled, serve_argv
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, with_others
@@ -51,7 +49,7 @@ def say_memory_issues(recipe_name: str | None, stage: str | None, stack_name: st
     recipe = manifests.load_recipe(project, recipe_name or machine.default_recipe(project, stack_name))
     stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, stage or recipe.stage)
     argv, env = serve_argv(recipe, stack, chain)
-    vllm, gpu = vllm_release(vllm_version(stack)), stack.gpu is not None
+    vllm, gpu = vllm_release(stack.vllm), stack.gpu is not None
     served = PlannedServer(recipe.model, tuple(argv), env, vllm, gpu, None, frozenset(), chain)
     issues = [issue for issue in manifests.load_known_issues(project) if issue.memory]
     for finding in known_issues.known(served, issues):

@@ -25,11 +25,11 @@ from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, printable, say, show, table, tame
 from sparkpin.fetch import lock_model
-from sparkpin.pins import community_mods, drafters, families, manifests, schema, vllm_command
-from sparkpin.pins.families import vllm_version
+from sparkpin.pins import drafters, manifests, schema, vllm_command, vllm_flags
+from sparkpin.pins.mods import in_workspace, templates_of, to_fetch
 from sparkpin.pins.nodes import spread
-from sparkpin.pins.precedence import origins
 from sparkpin.pins.schema import UNRESOLVED
+from sparkpin.pins.vllm_command import origins
 from sparkpin.releases import container
 from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.record import Releases
@@ -106,7 +106,7 @@ def recipe_list(paths: Paths) -> None:
             rows.append(tuple(map(printable, (name, read.model, read.stack, read.stage, read.description))))
         except SparkpinError:
             rows.append((name, "(cannot be read)", "", "", f"invoke recipe check {name}"))
-    table(("recipe", "model", "stack", "stage", "what it is"), rows, spare="model")
+    table(("recipe", "model", "stack", "stage", "what it is"), rows)
 
 
 def names_of(paths: Paths) -> list[str]:
@@ -159,7 +159,7 @@ def imported(paths: Paths, file: str, *, name: str, stack: str | None, stage: st
     target = project / f"recipes/{adopt.plain_name(name or path.stem)}.yaml"
     if target.exists():
         raise InputError(f"{target} is there already", next_step="give the new one another name: --name NAME")
-    version = vllm_version(chosen)
+    version = chosen.vllm
     made = adopt.adopt(project, recipe, rendered, target.stem, found, version)  # before anything is fetched
     revision, pinned = pin(paths, recipe, lock=lock)
     made.value["model_revision"] = revision
@@ -171,7 +171,7 @@ def imported(paths: Paths, file: str, *, name: str, stack: str | None, stage: st
         f"  {printable(line)}" for line in (*pinned, *made.told, *(f"not mapped: {line}" for line in made.unmapped))
     ]
     of = f"stack {chosen.name} (vLLM {version}), stage {found.stage}, model {recipe.model}"
-    todo = community_mods.to_fetch(project, made.value.get("mods", ()))
+    todo = to_fetch(project, made.value.get("mods", ()))
     todo += [f"invoke lock --model {model_name(paths, recipe.model)}"] if revision == UNRESOLVED else []
     after = "next: " + "; ".join(todo or [f"invoke build --recipe {made.name}"])
     told += [f"wrote {target.relative_to(project)}: {of}", after]
@@ -188,31 +188,31 @@ def recipe_show(
         read = manifests.load_recipe(to.project, made.target.stem if made else path.stem)
         chosen = manifests.load_stack(to.project, read.stack)
         chain = manifests.load_chain(to.project, stage or read.stage)
-        family = families.family_of(manifests.load_families(to.project), read.model)
+        family = vllm_command.family_of(manifests.load_families(to.project), read.model)
     said, env = vllm_command.serve_argv(read, chosen, chain)
-    added = families.choices(family, vllm_version(chosen), said)
-    argv, env = spread(families.completed(said, added), env, read.nodes, gpu=chosen.gpu is not None)
+    added = vllm_command.choices(family, chosen.vllm, said)
+    argv, env = spread(vllm_command.completed(said, added), env, read.nodes, gpu=chosen.gpu is not None)
     if read.mods:
-        argv = community_mods.in_workspace(argv)
-    places = {vllm_command.file_of(read): "recipe", f"pins/stacks/{chosen.name}.yaml": f"stack {chosen.name}"}
+        argv = in_workspace(argv)
+    places = {read.file: "recipe", f"pins/stacks/{chosen.name}.yaml": f"stack {chosen.name}"}
     places |= {f"stages/{one.name}.yaml": f"stage {one.name}" for one in chain}
     where = {key: places[file] for key, file in origins(read, chosen, chain).items()}
-    where |= {vllm_command.Flag((one.flag,)).key: f"family {family.name}" for one in added if family}
-    head, flags = vllm_command.parse_flags(argv)
+    where |= {vllm_flags.Flag((one.flag,)).key: f"family {family.name}" for one in added if family}
+    head, flags = vllm_flags.parse_flags(argv)
     words = [(printable(shlex.join(head)), LAUNCHER)]
     words += [(printable(shlex.join(flag.words)), where.get(flag.key, LAUNCHER)) for flag in flags]
     variables = [
         (printable(f"{name}={value}"), where.get(name, LAUNCHER)) for name, value in (container.ENV | env).items()
     ]
     notes = differences(chosen, env, added)
-    notes += [mapping.about(*one) for one in community_mods.templates_of(paths.project, read.mods).items()]
+    notes += [mapping.about(*one) for one in templates_of(paths.project, read.mods).items()]
     notes += [line.strip() for line in made.lines if line.startswith("  not mapped")] if made else []
     if as_json:
         rows = {"command": words, "environment": variables}
         value = {key: [{"text": text, "from": place} for text, place in found] for key, found in rows.items()}
         show(json.dumps({"recipe": what, **value, "notes": notes}, indent=2))
         return
-    of = f"stack {chosen.name} (vLLM {vllm_version(chosen)}), stage {chain[-1].name}, model {read.model}"
+    of = f"stack {chosen.name} (vLLM {chosen.vllm}), stage {chain[-1].name}, model {read.model}"
     show(printable(f"{what}: {of}"))
     table(("command", "from"), words)
     table(("environment", "from"), variables)
@@ -220,7 +220,7 @@ def recipe_show(
         show(f"note: {printable(note)}")
 
 
-def differences(stack: schema.Stack, env: Mapping[str, str], added: Sequence[families.Chosen]) -> list[str]:
+def differences(stack: schema.Stack, env: Mapping[str, str], added: Sequence[vllm_command.Chosen]) -> list[str]:
     """What a server here has otherwise than one that the community's runners start from the same file."""
     found = [f"{one.line.removeprefix('chosen: ')}; their runners leave it out" for one in added]
     if stack.gpu and ALLOCATOR not in env:
@@ -294,7 +294,9 @@ def recipe_export(
 ) -> None:
     """Print or write a recipe for spark-vllm-docker (v1) or sparkrun (v2), of the working tree or of a release."""
     if form not in export.TOOLS:
-        raise InputError(f"--format: saw {form!r}, wanted v1 or v2", next_step="invoke recipe export NAME --format v1")
+        raise InputError(
+            f"--format: got {form!r}, expected v1 or v2", next_step="invoke recipe export NAME --format v1"
+        )
     target = files.output_file("--output", output) if output else None
     subject = of_release(paths, what, release) if release else of_tree(paths, what, stage)
     if drafters.speculation(subject.argv).get("model") == drafters.PATH:
@@ -441,11 +443,11 @@ def checked(paths: Paths, word: str, *, stack: str | None, alone: bool) -> Check
             raise
         return CheckedRecipe(word, *UNREAD, [check.of_error(error)])
     found = check.foreign_findings(paths.project, recipe, chosen)
-    found += as_imported(paths.project, recipe, stack, vllm_version(chosen), found)
+    found += as_imported(paths.project, recipe, stack, chosen.vllm, found)
     machines: int | str = "?"
     with contextlib.suppress(SparkpinError):
         machines = machines_of(recipe)
-    read_as = f"version {recipe.said_version}, compared with stack {chosen.name} (vLLM {vllm_version(chosen)})"
+    read_as = f"version {recipe.said_version}, compared with stack {chosen.name} (vLLM {chosen.vllm})"
     name = path.name if alone else word
     return CheckedRecipe(name, chosen.name, machines, recipe.model, ordered(found), read_as)
 

@@ -16,7 +16,7 @@ from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
-from sparkpin.pins.vllm_command import parse_flags
+from sparkpin.pins.vllm_flags import parse_flags
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases import keep as pinned
 from sparkpin.releases import rollback as rolling

@@ -17,12 +17,20 @@ from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, machines
 from sparkpin.core.errors import ManifestError, clipped
 from sparkpin.core.terminal import printable
 from sparkpin.pins import drafters, manifests, vllm_command
-from sparkpin.pins.community_mods import template_names
+from sparkpin.pins.mods import template_names
 from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE, PIPELINE, TENSOR
 from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.pins.values import require_values
-from sparkpin.pins.vllm_command import ALIASES, drop_flags, flag_value, parse_flags, set_flag, tls_flags
-from sparkpin.pins.vllm_flags import read_json
+from sparkpin.pins.vllm_flags import (
+    ALIASES,
+    MODEL_PATH,
+    drop_flags,
+    flag_value,
+    parse_flags,
+    read_json,
+    set_flag,
+    tls_flags,
+)
 
 HERE = "127.0.0.1"
 TEMPLATE = "--chat-template"
@@ -54,9 +62,10 @@ def as_served(recipe: CommunityRecipe) -> tuple[CommunityRecipe, RenderedRecipe]
     model = served_model(recipe, argv)
     if rendered.missing:
         raise ManifestError(recipe.path, "command", f"{{{rendered.missing[0]}}}", "a key of `defaults`")
-    vllm_command.check_json(argv, recipe.path)
+    for fault in vllm_command.json_faults(argv, recipe.path):
+        raise fault
     argv = tuple(with_plan(argv))
-    drafters.require_plan(argv, recipe.path)
+    drafters.speculation(argv, recipe.path)
     kept = {name: value for name, value in rendered.env.items() if not mapping.useless(name)}
     require_values(argv, kept, recipe.path)
     revision = recipe.revision or flag_value(argv, REVISION) or ""
@@ -97,7 +106,7 @@ def adopt(
     host = flag_value(rendered.argv, "--host")
     told += [f"--host {host} -> {HERE}, where nobody else reaches it"] if host not in (None, HERE) else []
     if rendered.argv[2] != recipe.model:
-        told.append(f"vllm serve {rendered.argv[2]} -> {recipe.model}, which is mounted at {vllm_command.MODEL_PATH}")
+        told.append(f"vllm serve {rendered.argv[2]} -> {recipe.model}, which is mounted at {MODEL_PATH}")
     told += [f"env {variable} -> left out: {why}" for variable in rendered.env if (why := mapping.useless(variable))]
     told += [f"{text} -> 1: one machine with one GPU" for text in divided(recipe) if nodes == 1]
     command, defaults = with_settings(recipe, rendered.argv, dropped)
@@ -153,7 +162,7 @@ def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[t
 
 def changed(argv: Sequence[str], dropped: Sequence[str]) -> list[str]:
     """The words as they are served here. A mark in the place of the host stays."""
-    words = with_plan([*argv[:2], vllm_command.MODEL_PATH, *argv[3:]])
+    words = with_plan([*argv[:2], MODEL_PATH, *argv[3:]])
     host = flag_value(words, "--host")
     if host is not None and not template.MARK.fullmatch(host):
         words = set_flag(words, "--host", HERE)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparkpin.build.pair import Pairing
-from sparkpin.checkpoint.plan import checkpoint_steps, rules_of
 from sparkpin.checkpoint.shapes import config_ahead
+from sparkpin.checkpoint.steps import checkpoint_steps, rules_of
 from sparkpin.community import flag_lint, keys, known_issues
 from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import RecipeFinding, ordered
@@ -25,13 +25,10 @@ from sparkpin.core.names import did_you_mean
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model_files import config_here
 from sparkpin.pins import manifests, schema, vllm_command
-from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
-from sparkpin.pins.cache_types import refuse_patched
-from sparkpin.pins.community_mods import read_templates, template_names
-from sparkpin.pins.families import vllm_version
+from sparkpin.pins.mods import read_templates, template_names
 from sparkpin.pins.nodes import PER_NODE, PIPELINE, nodes_of, spread, word_faults
-from sparkpin.pins.values import value_faults
-from sparkpin.pins.vllm_command import drop_flags, flag_value
+from sparkpin.pins.values import BETTER, value_faults
+from sparkpin.pins.vllm_flags import CACHE_TYPE, drop_flags, flag_value
 from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE, share_faults
 
 T = TypeVar("T")
@@ -65,10 +62,7 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
     chain = loaded(found, str(recipe.path), "stage", lambda: manifests.load_chain(project, stage))
     argv, env = list(rendered.argv), rendered.env
     found += [of_error(fault) for fault in value_faults(argv, env, recipe.path)]
-    try:
-        refuse_patched(flag_value(argv, CACHE_TYPE), recipe.path)
-    except ManifestError as error:
-        found.append(of_error(error))
+    if flag_value(argv, CACHE_TYPE) in BETTER:  # that is said already
         argv = drop_flags(argv, CACHE_TYPE)
     if recipe.origin:
         argv, env = vllm_command.overlaid(argv, env, stack, chain or ())
@@ -92,7 +86,7 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
         stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, recipe.stage)
         pin = manifests.model_of(project, recipe)
         for mod in recipe.mods:
-            loaded(found, own, "mods", partial(read_templates, project, [mod], own, vllm_version(stack)))
+            loaded(found, own, "mods", partial(read_templates, project, [mod], own, stack.vllm))
         argv, env = vllm_command.serve_argv(recipe, stack, chain)
     except SparkpinError as error:
         if not any(finding.severity == "error" for finding in found):  # else it is one of those
@@ -158,9 +152,9 @@ def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> Recipe
         return RecipeFinding("error", key, error.message, error.next_step)
     if error.next_step.startswith(("invoke lock", "curl ")):  # that is no mistake
         hint = f"next: {error.next_step.partition(': ')[0]}"
-        return RecipeFinding("note", key, error.wanted.removeprefix(LACKS), hint)
+        return RecipeFinding("note", key, error.expected.removeprefix(LACKS), hint)
     elsewhere = own != "" and not own.endswith(error.file)
-    text = error.message if elsewhere else f"saw {short(error.seen)}, wanted {error.wanted}"
+    text = error.message if elsewhere else f"got {short(error.got)}, expected {error.expected}"
     hint = "" if error.next_step.startswith((f"correct {error.key} in ", f"correct {own},")) else error.next_step
     meant = nearest(error.key.rpartition(".")[2], error.known)  # of a key that nobody knows
     return RecipeFinding("error", key if elsewhere else error.key, text, meant or hint)
@@ -181,7 +175,7 @@ def of_server(
         model=model,
         argv=tuple(argv),
         env=env,
-        release=release(vllm_version(stack)),
+        release=release(stack.vllm),
         gpu=stack.gpu is not None,
         packages=frozenset(wheel.name.lower().replace("_", "-") for wheel in lock.wheels) if lock else None,
         templates=template_names(project, mods),

@@ -19,7 +19,7 @@ from sparkpin.community.render import escaped, render
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.nodes import EXECUTOR, NODES, PIPELINE, TENSOR, nodes_of
 from sparkpin.pins.values import require_values
-from sparkpin.pins.vllm_command import MODEL_PATH, drop_flags, flag_value, parse_flags
+from sparkpin.pins.vllm_flags import MODEL_PATH, drop_flags, flag_value, parse_flags
 
 Format = Literal["v1", "v2"]
 TOOLS: dict[Format, str] = {"v1": "spark-vllm-docker", "v2": "sparkrun"}

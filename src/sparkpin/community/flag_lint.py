@@ -11,8 +11,7 @@ from sparkpin.community.release import VllmRelease, nearest, nearest_few
 from sparkpin.core.errors import short
 from sparkpin.pins.drafters import SHORTS
 from sparkpin.pins.schema import Stage
-from sparkpin.pins.vllm_command import Flag, parse_flags
-from sparkpin.pins.vllm_flags import SPECULATION, read_json
+from sparkpin.pins.vllm_flags import SPECULATION, Flag, parse_flags, read_json
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def of_drafts(served: PlannedServer) -> Iterator[RecipeFinding]:
     # vLLM 0.32 and 0.33 change dashes of these keys (engine/arg_utils.py)
     plan = {key.partition(".")[0].replace("-", "_"): value for key, value in served.speculation.items()}
     if not isinstance(model := plan.get("model"), str | None):
-        yield error(f"{SPECULATION}: saw the model {short(model)}, wanted a repository of the Hub, as text")
+        yield error(f"{SPECULATION}: got the model {short(model)}, expected a repository of the Hub, as text")
     for key in sorted(plan.keys() - {*served.release.speculative_keys}):
         hint = nearest(key, served.release.speculative_keys)
         yield error(f"{SPECULATION}: vLLM {served.release.wanted} has no key {short(key)}", hint)

@@ -12,7 +12,7 @@ from sparkpin.community.recipe import MOST, V1_KEYS, V2_KEYS, CommunityRecipe, d
 from sparkpin.community.release import nearest
 from sparkpin.community.render import ON_A_SPARK, ONLY_BASH, RenderedRecipe, eaten
 from sparkpin.pins.nodes import PIPELINE, TENSOR
-from sparkpin.pins.vllm_command import flag_value
+from sparkpin.pins.vllm_flags import flag_value
 
 READ_ANYWAY = {"tensor_parallel", "pipeline_parallel", "data_parallel", "port", "host", "served_model_name",
                "distributed_executor_backend", "max_model_len", "gpu_memory_utilization", "kv_cache_dtype",

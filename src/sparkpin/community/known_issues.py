@@ -11,11 +11,11 @@ from packaging.specifiers import SpecifierSet
 
 from sparkpin.community.finding import RecipeFinding, error, warning
 from sparkpin.community.flag_lint import PlannedServer
-from sparkpin.pins import cache_types
 from sparkpin.pins.drafters import second_model
 from sparkpin.pins.nodes import PIPELINE, TENSOR, nodes_of
 from sparkpin.pins.schema import KnownIssue
-from sparkpin.pins.vllm_command import tls_flags
+from sparkpin.pins.values import STAGE, lacks_mod
+from sparkpin.pins.vllm_flags import CACHE_TYPE, tls_flags
 
 HYBRID = re.compile(r"qwen3\.[5-9]|qwen3-(coder-)?next|nemotron-(3|h)|granite-4|jamba|falcon-h1|mamba", re.IGNORECASE)
 """Models with linear attention or state-space layers beside full attention."""
@@ -112,5 +112,5 @@ def machine(served: PlannedServer) -> Iterator[RecipeFinding]:
     for flag in tls_flags(served.argv):
         text = f"{flag}: the images here are asked by plain HTTP, so `recipe import` leaves it out"
         yield warning(text, "a proxy before the server can do TLS")
-    if served.chain and (text := cache_types.without_mod(served.value(cache_types.FLAG), served.chain)):
-        yield warning(text, f"stage {cache_types.STAGE} has it; else leave the flag out")
+    if served.chain and (text := lacks_mod(served.value(CACHE_TYPE), served.chain)):
+        yield warning(text, f"stage {STAGE} has it; else leave the flag out")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sparkpin.community.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.core.tags import IMAGE
-from sparkpin.pins.community_mods import is_needless, mod_of
 from sparkpin.pins.manifests import load_community_mods
+from sparkpin.pins.mods import is_needless, mod_of
 from sparkpin.pins.schema import ChatTemplate
 from sparkpin.releases import compile_caches
 

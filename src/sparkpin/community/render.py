@@ -15,7 +15,7 @@ from sparkpin.community.shell import ShellCommand, commands
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.pins.nodes import MOST_NODES, PIPELINE, TENSOR
 from sparkpin.pins.values import ENV_NAME
-from sparkpin.pins.vllm_command import drop_flags, flag_value
+from sparkpin.pins.vllm_flags import drop_flags, flag_value
 
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 NAMED = re.compile(r"vllm |sglang |python3? -m sglang")  # servers that take --served-model-name

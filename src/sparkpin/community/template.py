@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparkpin.pins.vllm_command import parse_flags
+from sparkpin.pins.vllm_flags import parse_flags
 
 BEGIN, END = "\ue000", "\ue001"  # for private use: in no recipe
 MARK = re.compile(f"{BEGIN}([^{END}]*){END}")

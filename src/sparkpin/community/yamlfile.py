@@ -10,7 +10,7 @@ import yaml
 
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, clipped
 from sparkpin.core.terminal import printable
-from sparkpin.pins.manifests import YAML_LIMIT, require_plain_yaml, require_size
+from sparkpin.pins.reading import load_yaml
 
 DIGITS = 64  # of a number; those of thousands of digits take Python minutes, or end in an error
 UNREAD = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("set", "omap", "pairs", "binary"))
@@ -26,21 +26,7 @@ def read(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file", next_step="give the path of a recipe's file")
-    require_size(path, YAML_LIMIT)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        require_plain_yaml(path, text)
-        loader = Tolerant(text)
-        try:
-            value = loader.get_single_data()
-        finally:
-            loader.dispose()
-    except UnicodeDecodeError as error:
-        raise ManifestError(path, WHOLE, f"byte {error.start} is no UTF-8", "text in UTF-8") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark else WHOLE
-        raise ManifestError(path, where, getattr(error, "problem", str(error)), "valid YAML") from None
+    value, loader = load_yaml(path, Tolerant)
     if not isinstance(value, dict):
         raise ManifestError(path, WHOLE, type(value).__name__, "a mapping of keys")
     return value, tuple(loader.repeated)

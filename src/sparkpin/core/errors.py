@@ -1,6 +1,6 @@
 """What can go wrong, one class per kind of failure, each with its own exit code.
 
-A message states the cause (file, key, value seen, value wanted); `next_step` is the command or act that comes next.
+A message states the cause (file, key, value got, value expected); `next_step` is the command or act that comes next.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class ManifestError(SparkpinError):
     exit_code = 4
 
     def __init__(
-        self, file: object, key: str, seen: object, wanted: str, *, next_step: str = "", known: Sequence[str] = ()
+        self, file: object, key: str, got: object, expected: str, *, next_step: str = "", known: Sequence[str] = ()
     ) -> None:
         if not next_step and str(file).endswith(".yaml"):  # people write those, and nothing else
             next_step = f"correct {file if key == WHOLE else f'{key} in {file}'}, then run the same command again"
         where = file if key == WHOLE else f"{file}: {key}"
-        saw = "" if key == WHOLE and isinstance(seen, dict) else f"saw {short(seen)}, "
-        super().__init__(f"{where}: {saw}wanted {wanted}", next_step=next_step)
-        self.file, self.key, self.seen, self.wanted, self.known = str(file), key, seen, wanted, tuple(known)
+        found = "" if key == WHOLE and isinstance(got, dict) else f"got {short(got)}, "
+        super().__init__(f"{where}: {found}expected {expected}", next_step=next_step)
+        self.file, self.key, self.got, self.expected, self.known = str(file), key, got, expected, tuple(known)
 
 
 class IntegrityError(SparkpinError):
@@ -73,11 +73,11 @@ class IntegrityError(SparkpinError):
 
     @classmethod
     def mismatch(
-        cls, what: str, *, wanted_size: int, wanted_sha256: str, size: int, sha256: str, next_step: str = ""
+        cls, what: str, *, expected_size: int, expected_sha256: str, size: int, sha256: str, next_step: str = ""
     ) -> IntegrityError:
         """Both sides of a comparison, in the order in which a person reads them."""
         return cls(
-            f"integrity mismatch on {what}: wanted size={wanted_size}, sha256={wanted_sha256}; "
+            f"integrity mismatch on {what}: expected size={expected_size}, sha256={expected_sha256}; "
             f"got size={size}, sha256={sha256}",
             next_step=next_step,
         )

@@ -70,8 +70,8 @@ class Confirmations:
 def state(paths: Paths, release: Release, name: str, key: Path | None) -> Path:
     """Add a release and what it stands on to a builder's statement, and sign it. The statement's file."""
     if not NAME.fullmatch(name):
-        wanted = "up to 64 lower-case letters, digits, `.` and `-`, first a letter or a digit"
-        raise InputError(f"--builder: saw {name!r}, wanted {wanted}", next_step="choose another name: --builder my-lab")
+        expected = "up to 64 lower-case letters, digits, `.` and `-`, first a letter or a digit"
+        raise InputError(f"--builder: got {name!r}, expected {expected}", next_step="choose a name: --builder my-lab")
     if key is None:
         step = f"name a key in {signing.places(signing.SIGNING_KEY)}"
         raise InputError("a builder's statement is signed, and there is no key", next_step=step)
@@ -119,7 +119,7 @@ def read(path: Path, allowed: Path | None = None) -> tuple[Statement, signing.Si
     except ValidationError as error:
         raise IntegrityError(f"{path}: no builder's statement: {error.errors()[0]['msg']}", next_step=step) from None
     if statement.builder != path.stem:
-        raise IntegrityError(f"{path}: saw builder {statement.builder!r}, wanted {path.stem!r}", next_step=step)
+        raise IntegrityError(f"{path}: got builder {statement.builder!r}, expected {path.stem!r}", next_step=step)
     return statement, signer
 
 

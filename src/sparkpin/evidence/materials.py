@@ -14,7 +14,7 @@ from typing import Any, Literal
 from packageurl import PackageURL
 
 from sparkpin.build.record import LOCKED, BuildInput, BuildRecord
-from sparkpin.checkpoint.plan import checkpoint_steps, lock_for, used_repositories
+from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositories
 from sparkpin.core.errors import IntegrityError
 from sparkpin.fetch.model_files import fetched_of, named_parts
 from sparkpin.pins import manifests
@@ -145,7 +145,7 @@ def context_file(row: BuildInput, stage: str) -> Material:
     else:
         return Material("text", row.path, "", row.sha256, row.size, stage, "")
     if len(words) != 2 or not all(words):
-        raise IntegrityError(f"the record of {stage}: {row.path}: saw {row.what!r}, wanted a name and a version")
+        raise IntegrityError(f"the record of {stage}: {row.path}: got {row.what!r}, expected a name and a version")
     name, version = words
     purl = package_url("pypi", "", name, version) if kind == "wheel" else ""
     return Material(kind, name, version, row.sha256, row.size, stage, purl, row.what.startswith(LOCKED))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from sparkpin.core.errors import ManifestError
+from sparkpin.pins.reading import parse
 from sparkpin.pins.schema import DRAFTER, Drafts, Recipe
-from sparkpin.pins.vllm_command import MODEL_PATH, file_of, flag_value, set_flag
-from sparkpin.pins.vllm_flags import SPECULATION, Flags
+from sparkpin.pins.vllm_flags import MODEL_PATH, SPECULATION, Flags, flag_value, set_flag
 
 FLAG, TOKENS = SPECULATION, "num_speculative_tokens"
 SHORT = "--spec-model"
@@ -17,20 +19,51 @@ SHORTS: Mapping[str, str] = {SHORT: "model", "--spec-method": "method", "--spec-
 PATH = f"{MODEL_PATH}/{DRAFTER}"  # of a checkpoint's folder vLLM reads no weights but those that lie in it directly
 WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")  # the methods whose name stands for their model, too
 NGRAM = ("ngram", "[ngram]")  # one method, and the only one that is known by its model alone
-MODEL_CONFIG = "config.json of the model that it drafts for"
 ADDED: Mapping[str, int] = {"target_layer_ids": 1, "dspark_target_layer_ids": 1, "eagle_aux_hidden_state_layer_ids": 0}
 """What vLLM adds to a key's numbers of layers. The sum counts layers: the model's last one has their number."""
-NUMBER, NUMBERS, OBJECT = "a positive whole number", "a list of whole numbers", "a JSON object"
-KINDS: Mapping[str, Callable[[Any], bool]] = {
-    NUMBER: lambda value: type(value) is int and value > 0,
-    NUMBERS: lambda value: isinstance(value, list) and all(type(item) is int for item in value),
-    OBJECT: lambda value: isinstance(value, Mapping),
-}
+Count = Annotated[int, Field(gt=0)]
 
 
-def speculation(argv: Sequence[str]) -> dict[str, Any]:
-    """Empty where nothing is drafted."""
-    return Flags(argv, "the command", {}).json(FLAG)
+class Layers(BaseModel):
+    """The model's layers whose states a drafter reads; block_size: tokens that it drafts in one pass, and one."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    block_size: Count | None = None
+    target_layer_ids: list[int] | None = None
+    dspark_target_layer_ids: list[int] | None = None
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+
+
+class DrafterConfig(Layers):
+    """What is read of a drafter's config.json."""
+
+    vocab_size: Any = None
+    hidden_size: Any = None
+    target_hidden_size: Any = None
+    dflash_config: Layers | None = None
+    eagle_config: Layers | None = None
+
+
+class TargetConfig(BaseModel):
+    """What is read of the config.json of the model that it drafts for, or of its text_config."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    vocab_size: Any = None
+    hidden_size: Any = None
+    num_hidden_layers: Count | None = None
+
+
+def speculation(argv: Sequence[str], file: object = "the command") -> dict[str, Any]:
+    """What --speculative-config says, empty where nothing is drafted.
+
+    ManifestError where it is no JSON object, or the draft model in it no text. file: has the command.
+    """
+    plan = Flags(argv, str(file), {}).json(FLAG)
+    if not isinstance(model := plan.get("model"), str | None):
+        raise ManifestError(file, f"{FLAG}: model", model, "a repository of the Hub, as text")
+    return plan
 
 
 def second_model(plan: Mapping[str, Any]) -> Any:
@@ -40,35 +73,25 @@ def second_model(plan: Mapping[str, Any]) -> Any:
     return None if by_name else model
 
 
-def require_plan(argv: Sequence[str], file: object) -> None:
-    """ManifestError where --speculative-config is no JSON object, or the draft model in it no text."""
-    model = Flags(argv, str(file), {}).json(FLAG).get("model")
-    if not isinstance(model, str | None):
-        raise ManifestError(file, f"command, {FLAG}: model", model, "a repository of the Hub, as text")
-
-
 def command_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
     """What is wrong with the draft model that a recipe's own command names."""
-    file = file_of(recipe)
+    file = recipe.file
     try:
-        plan = speculation(words)
+        plan = speculation(words, file)
     except ManifestError as fault:
-        yield ManifestError(file, "command", fault.seen, fault.wanted)
+        yield fault
         return
-    model = plan.get("model")
+    model, tokens = plan.get("model"), plan.get(TOKENS)
     if short := flag_value(words, SHORT):
         yield ManifestError(file, f"command, {SHORT}", short, f"a drafter as `model` of {FLAG} (docs/drafters.md)")
-        return
-    if recipe.drafter is None:
+    elif recipe.drafter is None:
         if second_model(plan) not in (None, MODEL_PATH):
             step = f"write `drafter: {model}` there, and its pin in pins/models/ (docs/drafters.md)"
-            wanted = "a drafter that the recipe names in `drafter`: what is not pinned is not there in a container"
-            yield ManifestError(file, f"command, {FLAG}: model", model, wanted, next_step=step)
-        return
-    if model not in (recipe.drafter, PATH):
+            expected = "the recipe's `drafter`, since a container has nothing that is not pinned"
+            yield ManifestError(file, f"command, {FLAG}: model", model, expected, next_step=step)
+    elif model not in (recipe.drafter, PATH):
         yield ManifestError(file, f"command, {FLAG}: model", model, f"{recipe.drafter!r}, the recipe's drafter")
-    tokens = plan.get(TOKENS)
-    if type(tokens) is not int or tokens < 1:
+    elif type(tokens) is not int or tokens < 1:
         yield ManifestError(file, f"command, {FLAG}: {TOKENS}", tokens, "how many tokens a draft has")
 
 
@@ -80,28 +103,17 @@ def mounted(argv: Sequence[str], recipe: Recipe) -> list[str]:
 def require_used(recipe: Recipe, argv: Sequence[str]) -> None:
     """ManifestError where a stage sets another way of drafting over the recipe's."""
     if recipe.drafter and speculation(argv).get("model") != PATH:
-        wanted = f"a stage that leaves {FLAG} to the recipe, such as hybrid or v2-drafter"
-        raise ManifestError(file_of(recipe), "stage", recipe.stage, wanted)
+        expected = f"a stage that leaves {FLAG} to the recipe, such as hybrid or v2-drafter"
+        raise ManifestError(recipe.file, "stage", recipe.stage, expected)
 
 
 def method_faults(plan: Mapping[str, Any], drafts: Drafts, file: str) -> Iterator[ManifestError]:
     """plan: of --speculative-config."""
-    method = plan.get("method")
-    if method != drafts.method:
+    if (method := plan.get("method")) != drafts.method:
         yield ManifestError(file, f"{FLAG}: method", method, f"{drafts.method!r}, as the drafter's pin says")
     if plan[TOKENS] > drafts.tokens:
-        wanted = f"at most {drafts.tokens}, as the drafter's pin says"
-        yield ManifestError(file, f"{FLAG}: {TOKENS}", plan[TOKENS], wanted)
-
-
-def read(
-    config: Mapping[str, Any], key: str, kind: str, file: str, where: str = "config.json", *, needed: bool = False
-) -> Any:
-    """A value of a config.json, None where there is none and none is needed. kind: one of KINDS."""
-    value = config.get(key)
-    if (needed or value is not None) and not KINDS[kind](value):
-        raise ManifestError(file, f"{where}: {key}", value, kind)
-    return value
+        expected = f"at most {drafts.tokens}, as the drafter's pin says"
+        yield ManifestError(file, f"{FLAG}: {TOKENS}", plan[TOKENS], expected)
 
 
 def pair_faults(
@@ -115,27 +127,27 @@ def pair_faults(
 
     Raises ManifestError for a value of another kind: anybody may have written either file.
     """
-    text = read(target, "text_config", OBJECT, file, MODEL_CONFIG) or target
+    own = parse(DrafterConfig, drafter, f"{file} (its config.json)")
+    text = parse(TargetConfig, target.get("text_config") or target, f"{file} (config.json of its model)")
 
-    def differ(key: str, seen: object, wanted: object) -> Iterator[ManifestError]:
-        if seen != wanted:
-            yield ManifestError(file, f"config.json: {key}", seen, f"{wanted}, as the model has that it drafts for")
+    def differ(key: str, got: object, expected: object) -> Iterator[ManifestError]:
+        if got != expected:
+            yield ManifestError(file, f"config.json: {key}", got, f"{expected}, as the model has that it drafts for")
 
     if plan.get("use_heterogeneous_vocab") is not True:  # else vLLM maps one vocabulary to the other
-        yield from differ("vocab_size", drafter.get("vocab_size"), text.get("vocab_size"))
+        yield from differ("vocab_size", own.vocab_size, text.vocab_size)
     if plan["method"] == "draft_model":
         return
-    own = drafter.get("target_hidden_size") or drafter.get("hidden_size")
-    yield from differ("target_hidden_size or hidden_size", own, text.get("hidden_size"))
-    inner = read(drafter, "dflash_config", OBJECT, file) or read(drafter, "eagle_config", OBJECT, file) or {}
+    size = own.target_hidden_size or own.hidden_size
+    yield from differ("target_hidden_size or hidden_size", size, text.hidden_size)
+    inner = own.dflash_config or own.eagle_config or own
     for key, added in ADDED.items():
-        if not (numbers := read(inner, key, NUMBERS, file) or read(drafter, key, NUMBERS, file)):
+        if not (numbers := getattr(inner, key) or getattr(own, key)):
             continue
-        layers = read(text, "num_hidden_layers", NUMBER, file, MODEL_CONFIG, needed=True)
-        if (highest := max(numbers)) > layers - added:
-            wanted = f"at most {layers - added}: the model that it drafts for has {layers} layers"
-            yield ManifestError(file, f"config.json: {key}", highest, wanted)
-    block = read(inner, "block_size", NUMBER, file) or read(drafter, "block_size", NUMBER, file)
+        if (layers := text.num_hidden_layers) is None or max(numbers) > layers - added:
+            expected = f"{layers or 0} layers or fewer, as the model has that it drafts for, numbered from {1 - added}"
+            yield ManifestError(file, f"config.json: {key}", max(numbers), expected)
+    block = inner.block_size or own.block_size
     if plan["method"] == "dflash" and block and plan[TOKENS] >= block:
-        wanted = f"at most {block - 1}: a block of {block} begins with the model's own token"
-        yield ManifestError(file, TOKENS, plan[TOKENS], wanted)
+        expected = f"at most {block - 1}: a block of {block} begins with the model's own token"
+        yield ManifestError(file, TOKENS, plan[TOKENS], expected)

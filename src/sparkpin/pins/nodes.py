@@ -1,4 +1,4 @@
-"""One model over several machines: the words and variables that vLLM's own multi-node executor wants.
+"""One model over several machines: the words and variables that vLLM's own multi-node executor needs.
 
 A release knows how many nodes it is for (`--nnodes`, in its command and so in its key), and no address. What differs
 from node to node is added where a container is made: `words_at` and `env_at`.
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.vllm_command import drop_flags, flag_value, parse_flags, set_flag
+from sparkpin.pins.vllm_flags import SPECULATION, drop_flags, flag_value, parse_flags, set_flag
 
 NODES, EXECUTOR = "--nnodes", "--distributed-executor-backend"
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
@@ -18,7 +18,6 @@ STORE_PORT = 29501  # of torch's store, on rank 0
 STORE = "SPARKPIN_STORE"  # the variable with its address and port
 MEETING_PORT = 29502  # where process 1 of each container meets the others, on rank 0
 MOST_NODES = 8
-SPECULATION = ("--speculative-config", "-sc")  # -sc.method sets a part of it
 PER_NODE = ("--node-rank", "--master-addr", "--master-port", "--headless")
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # 0 fits one process alone
 
@@ -89,7 +88,7 @@ def word_faults(argv: Sequence[str], nodes: int, file: object, *, gpu: bool) -> 
     if not (tensor.isdecimal() and pipeline.isdecimal() and int(tensor) * int(pipeline) == nodes):
         seen = f"{TENSOR} {tensor}, {PIPELINE} {pipeline} for {nodes} nodes"
         yield ManifestError(file, "command", seen, f"two numbers whose product is {nodes}: a node has one process")
-    if pipeline != "1" and any(name.partition(".")[0] in SPECULATION for name in names):
+    if pipeline != "1" and any(name.partition(".")[0] == SPECULATION for name in names):
         wanted = f"{PIPELINE} 1, or a stage without MTP: together vLLM 0.32 does not start, and 0.33 ends in an assert"
         yield ManifestError(file, "command", f"{PIPELINE} {pipeline} with --speculative-config", wanted)
     if copies := sorted(name for name in names if name.startswith("--data-parallel-")):

@@ -10,7 +10,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PrivateAttr,
     field_validator,
     model_validator,
 )
@@ -22,14 +21,13 @@ Exactly = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[^=]+$")]
 Bound = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(==|!=|<=|>=|~=|<|>)[^=;\s]+$")]
 ImageText = Annotated[str, Field(pattern=r"^[\w@%+=:,./-]+$")]  # stands in a Dockerfile as it is
 ImagePath = Annotated[str, Field(pattern=r"^(/[\w@%+=:,-][\w@%+=:,.-]*)+$")]
-BY_DIGEST = re.compile(r"[a-z0-9][\w./:-]*@sha256:[0-9a-f]{64}")
+BY_DIGEST = re.compile(r"[a-z0-9][\w./:-]*@sha256:[0-9a-f]{64}")  # behind a tag lie other bytes tomorrow
 Reason = Annotated[str, Field(min_length=1)]
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
 UNRESOLVED = "unresolved"
 Scalar = str | int | float | bool
-FlagValue = Scalar | list[Any] | dict[str, Any] | None
+FlagValue = Scalar | Annotated[list[Any], Field(min_length=1)] | dict[str, Any] | None
 PLATFORMS = Literal["linux/amd64", "linux/arm64"]
-MACHINES: dict[str, str] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # as `uname -m` says it
 CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "mtp-fp8"]
 
 
@@ -47,6 +45,13 @@ class LockedFile(StrictModel):
     sha256: Sha256
 
 
+class LockedDeb(LockedFile):
+    """A Debian package. path: of its file in the archive; archive: as Debian's snapshot archive names it."""
+
+    path: Annotated[str, Field(pattern=r"^(pool/[\w@%+:,./~-]+)?$")] = ""
+    archive: Annotated[str, Field(pattern=r"^([a-z-]+)?$")] = ""
+
+
 class Debian(StrictModel):
     """suite: Debian's code name; packages: what is asked for (the lock holds the closure)."""
 
@@ -60,18 +65,13 @@ class Base(StrictModel):
     image: `name@sha256:...`. python: full version of its /usr/bin/python3; glibc: minor version of its 2.x.
     """
 
-    image: str
+    image: Annotated[str, Field(pattern=f"^{BY_DIGEST.pattern}$")]
     python: Annotated[str, Field(pattern=r"^3\.\d+\.\d+$")]
     glibc: Annotated[int, Field(ge=17)]
 
-    @field_validator("image")
-    @classmethod
-    def by_digest(cls, image: str) -> str:
-        if not BY_DIGEST.fullmatch(image):
-            raise ValueError(
-                "an image by its digest, name@sha256:<64 hex digits>: behind a tag lie other bytes tomorrow"
-            )
-        return image
+
+VENV, USER, LINKS, STACK_MODS = "venv", "user", "links", "stack-mods"
+RESERVED = frozenset({VENV, USER, LINKS, STACK_MODS})  # names of layers that the images have besides those of a stack
 
 
 class PythonLayer(StrictModel):
@@ -99,6 +99,15 @@ class Python(StrictModel):
     constraints: dict[Bound, Reason] = {}
     overrides: dict[Exactly, Reason] = {}
     layers: list[PythonLayer]
+
+    @field_validator("layers")
+    @classmethod
+    def check_layers(cls, layers: list[PythonLayer]) -> list[PythonLayer]:
+        if sum(layer.packages == ["*"] for layer in layers) != 1:
+            raise ValueError('exactly one layer with packages: ["*"]')
+        if len({layer.name for layer in layers} - RESERVED) < len(layers):
+            raise ValueError(f"names that no other layer has: neither {', '.join(sorted(RESERVED))} nor one twice")
+        return layers
 
 
 class Serve(StrictModel):
@@ -162,6 +171,12 @@ class Stack(StrictModel):
         return self
 
     @property
+    def vllm(self) -> str:
+        """The version that is pinned; "" where none is."""
+        found = (re.match(r"vllm(?:-cpu)?==([^+]+)", requirement) for requirement in self.python.requirements)
+        return next((match[1] for match in found if match), "")
+
+    @property
     def system(self) -> Debian:
         """For stacks without `base`."""
         assert self.debian is not None
@@ -171,13 +186,15 @@ class Stack(StrictModel):
 class StackLock(StrictModel):
     """pins/stacks/<name>.lock. inputs: SHA-256 of the parts of the stack file that decide the closure.
 
-    base: the image by digest that the images stand on; empty where `debs` make their root file system.
+    time: UTC of when `debs` were locked (`20261121T083914Z`), for Debian's snapshot archive. base: the image by digest
+    that the images stand on; empty where `debs` make their root file system.
     """
 
     stack: Name
     inputs: Sha256
+    time: Annotated[str, Field(pattern=r"^(\d{8}T\d{6}Z)?$")] = ""
     base: str = ""
-    debs: list[LockedFile]
+    debs: list[LockedDeb]
     wheels: list[LockedFile]
 
     @property
@@ -219,13 +236,20 @@ class Quality(StrictModel):
 
 
 def is_bounds(text: str) -> str:
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # takes longer to import than most commands need
 
     try:
         SpecifierSet(text)
     except InvalidSpecifier:
         raise ValueError("bounds on a version, such as `<0.24` or `>=0.20,<0.24`") from None
     return text
+
+
+def is_within(bounds: str, version: str) -> bool:
+    """Whether VersionBounds have a version; "" as bounds has all, "" as a version is in none but these."""
+    from packaging.specifiers import SpecifierSet
+
+    return not bounds or (version != "" and SpecifierSet(bounds).contains(version, prereleases=True))
 
 
 VersionBounds = Annotated[str, AfterValidator(is_bounds)]  # "" for all
@@ -415,8 +439,8 @@ class ModelPin(StrictModel):
     """pins/models/<name>.yaml: repositories with revisions, and what the checkpoint steps take from each.
 
     base is fetched whole; of every other repository only index, config, headers and the tensors that the steps take.
-    drafts: of a drafter. No file says what the property `drafter` is: a recipe's second model (`manifests.model_of`),
-    whose only repository stands among the others as DRAFTER, to be fetched whole.
+    drafts: of a drafter. drafter: in no file; a recipe's second model (`manifests.model_of`), whose only repository
+    stands among the others as DRAFTER, to be fetched whole.
     """
 
     name: Name
@@ -429,29 +453,18 @@ class ModelPin(StrictModel):
     mtp: MtpStep | None = None
     drafts: Drafts | None = None
     smoke: ModelSmoke = Field(default_factory=ModelSmoke)
-
-    _drafter: ModelPin | None = PrivateAttr(default=None)
-
-    @property
-    def drafter(self) -> ModelPin | None:
-        return self._drafter
+    drafter: ModelPin | None = Field(default=None, exclude=True)
 
     def with_drafter(self, drafter: ModelPin) -> ModelPin:
         repositories = self.repositories | {DRAFTER: drafter.repositories[drafter.base]}
-        made = self.model_copy(update={"repositories": repositories})
-        made._drafter = drafter
-        return made
+        return self.model_copy(update={"repositories": repositories, "drafter": drafter})
 
     def owner(self, name: str) -> ModelPin:
         """The pin, as its file has it, that one of the repositories is of."""
-        if self.drafter is None:
-            return self
-        if name == DRAFTER:
-            return self.drafter
+        if self.drafter is None or name == DRAFTER:
+            return self.drafter or self
         own = {key: repository for key, repository in self.repositories.items() if key != DRAFTER}
-        alone = self.model_copy(update={"repositories": own})
-        alone._drafter = None
-        return alone
+        return self.model_copy(update={"repositories": own, "drafter": None})
 
     def is_whole(self, name: str) -> bool:
         """Whether all files of a repository are fetched."""
@@ -463,7 +476,7 @@ class ModelPin(StrictModel):
         return any((self.gguf, self.packed))
 
     @model_validator(mode="after")
-    def check_gguf(self) -> ModelPin:
+    def check_parts(self) -> ModelPin:
         if self.gguf and list(self.repositories) != [self.base]:
             raise ValueError("`gguf` with one repository, the base that is made of it")
         is_folder = self.packed and not self.packed.path.endswith(".tar.xz")
@@ -473,8 +486,8 @@ class ModelPin(StrictModel):
             raise ValueError("`packed` without `gguf`; a folder with the repositories int4, the base, and fp8")
         if self.drafts and (self.gguf or self.hybrid or self.mtp or list(self.repositories) != [self.base]):
             raise ValueError("`drafts` with one repository, served as published: without `gguf`, `hybrid` and `mtp`")
-        if DRAFTER in self.repositories and not self.drafts:
-            raise ValueError(f"repositories with other names than {DRAFTER!r}, which a recipe's second model has")
+        if self.drafter or (DRAFTER in self.repositories and not self.drafts):
+            raise ValueError(f"no {DRAFTER!r}, which a recipe's second model is (docs/drafters.md)")
         return self
 
 
@@ -615,3 +628,8 @@ class Recipe(StrictModel):
     defaults: dict[str, Scalar] = {}
     env: dict[str, Scalar] = {}
     command: str
+
+    @property
+    def file(self) -> str:
+        """Below the project."""
+        return f"recipes/{self.name}.yaml"

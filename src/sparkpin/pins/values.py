@@ -2,7 +2,8 @@
 
 Blanks may: JSON and chat templates have them, and nothing splits a word again. A control character may not (a line end,
 NUL, ESC): a record and what is printed of it have one word a line, and NUL ends a word for the kernel. Neither may a
-secret: the record, the provenance statement and every bundle repeat command and environment.
+secret: the record, the provenance statement and every bundle repeat command and environment. Cache types that only
+patched vLLMs knew may not, because a build of an hour would end in a server that refuses them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from sparkpin.core.errors import WHOLE, ManifestError
+from sparkpin.pins.schema import Stage
+from sparkpin.pins.vllm_flags import CACHE_TYPE, flag_value
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -33,6 +36,19 @@ SHAPES = {
 }
 SHAPE = {what: re.compile(pattern) for what, pattern in SHAPES.items()}
 
+BETTER = {
+    "turboquant35": (
+        "turboquant_4bit_nc",
+        "4 bits for keys and values: 3.5 were 4 for some channels, 3 for the others",
+    ),
+    "turboquant25": ("turboquant_3bit_nc", "3 bits for keys and values, the fewest there are"),
+    "turboquant_asym": ("turboquant_k8v4", "8 bits for keys, 4 for values"),
+    "turboquant_q8k_tq35v": ("turboquant_k8v4", "8 bits for keys, 4 for values"),
+    "turboquant_q8k_tq25v": ("turboquant_k8v4", "8 bits for keys, 4 for values: there is none of fewer"),
+}
+"""Cache types of patched vLLMs, each with what the mod `turboquant` has instead: its formats.py has the same table."""
+MOD, STAGE = "turboquant", "v2-tq"  # the stage that adds the mod
+
 UNSHOWN = "(not shown)"
 KEY_FILE = (
     "leave it out, and change the secret if this file was ever shared; the server's key is a file, "
@@ -48,7 +64,7 @@ def value_faults(argv: Sequence[str], env: Mapping[str, str], file: object) -> I
             yield ManifestError(file, "env", name, "a variable's name: letters, digits and _, the first no digit")
         rows.append((f"env.{name}", value))
         if SECRET_NAME.search(name) and not NO_SECRET.fullmatch(value):
-            yield secret(file, f"env.{name}", "no secret, and by its name this is one")
+            yield secret(file, f"env.{name}", "a variable that is no secret by its name")
     for key, text in rows:
         if CONTROL.search(text):
             yield ManifestError(file, key, text, "one line of text: no line end, NUL or other control character")
@@ -56,7 +72,10 @@ def value_faults(argv: Sequence[str], env: Mapping[str, str], file: object) -> I
     for word, after in zip_longest(argv, argv[1:], fillvalue="-"):
         name, equals, _ = word.partition("=")
         if is_secret_flag(name) and (equals or not after.startswith("-")):
-            yield secret(file, "command", f"no secret, and {name} has one")
+            yield secret(file, "command", f"a command without {name}, whose value is a secret")
+    if (kind := flag_value(argv, CACHE_TYPE)) in BETTER:
+        name, meaning = BETTER[kind]
+        yield ManifestError(file, CACHE_TYPE, kind, f"{name} ({meaning}); no released vLLM knows this name")
 
 
 def is_secret_flag(name: str) -> bool:
@@ -68,7 +87,7 @@ def text_faults(text: str, file: object, key: str = WHOLE) -> Iterator[ManifestE
     """Secrets by their form, in any text."""
     for what, shape in SHAPE.items():
         if shape.search(text):
-            yield secret(file, key, f"no secret, and this looks like {what}")
+            yield secret(file, key, f"text without {what}")
 
 
 def require_values(argv: Sequence[str], env: Mapping[str, str], file: object) -> None:
@@ -76,5 +95,19 @@ def require_values(argv: Sequence[str], env: Mapping[str, str], file: object) ->
         raise fault
 
 
-def secret(file: object, key: str, wanted: str) -> ManifestError:
-    return ManifestError(file, key, UNSHOWN, wanted, next_step=KEY_FILE)
+def secret(file: object, key: str, expected: str) -> ManifestError:
+    return ManifestError(file, key, UNSHOWN, expected, next_step=KEY_FILE)
+
+
+def lacks_mod(kind: str | None, chain: Sequence[Stage]) -> str:
+    """What is wrong with a cache type in the image of the last stage; "" where that has the mod, or needs none.
+
+    kind: value of the flag, None where it is not given.
+    """
+    if not (kind or "").startswith("turboquant_") or kind in BETTER or any(MOD in stage.mods for stage in chain):
+        return ""
+    return (
+        f"{CACHE_TYPE} {kind}: the image of stage {chain[-1].name} has no mod {MOD}; without it a CPU serves wrong "
+        "text or refuses, and on a GPU vLLM's own kernels take ten times as long and more, or do not start "
+        "(mods/turboquant/README.md)"
+    )

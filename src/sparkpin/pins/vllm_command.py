@@ -1,7 +1,8 @@
 """From a recipe, its stack and its chain of stages to the command line and environment of `vllm serve`.
 
 The community's recipe format, version 1: ``command.format(**defaults)`` in one pass, so that ``{{`` is a brace and JSON
-held in a default goes in as it stands; then words as a POSIX shell would split them, without running a shell.
+held in a default goes in as it stands; then words as a POSIX shell would split them, without running a shell. Stack and
+stages replace what the recipe says; what is right for the family of the model is added where nobody says it.
 """
 
 from __future__ import annotations
@@ -11,64 +12,26 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
-from sparkpin.pins.cache_types import refuse_patched
-from sparkpin.pins.schema import FlagValue, Recipe, Scalar, Serve, Stack, Stage
+from sparkpin.pins import drafters, nodes
+from sparkpin.pins.schema import Family, FlagValue, Recipe, Scalar, Serve, Stack, Stage, is_within
 from sparkpin.pins.values import require_values, value_faults
+from sparkpin.pins.vllm_flags import (
+    MODEL_PATH,
+    SERVED_NAME,
+    Flag,
+    environment,
+    flag_value,
+    flag_words,
+    parse_flags,
+    set_flag,
+    tls_flags,
+)
 
-MODEL_PATH = "/model"
-ALIASES = {
-    "-ac": "--attention-config",
-    "-cc": "--compilation-config",
-    "-dp": "--data-parallel-size",
-    "-ep": "--enable-expert-parallel",
-    "-n": "--nnodes",
-    "-pp": "--pipeline-parallel-size",
-    "-q": "--quantization",
-    "-r": "--node-rank",
-    "-sc": "--speculative-config",
-    "-tp": "--tensor-parallel-size",
-}
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A flag with the words that follow it, as they stand on the command line."""
-
-    words: tuple[str, ...]
-
-    @property
-    def key(self) -> str:
-        """What the flag sets: ``-tp``, ``--tensor_parallel_size=2`` and ``--tensor-parallel-size`` are one;
-        so are ``--enable-x`` and ``--no-enable-x``."""
-        name = self.words[0].partition("=")[0]
-        name = ALIASES.get(name, name).replace("_", "-")
-        return "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-
-    def sets(self, key: str) -> bool:
-        """``--speculative-config.method mtp`` sets a part of ``--speculative-config``."""
-        return self.key == key or self.key.startswith(key + ".")
-
-    def same(self, other: Flag) -> bool:
-        """Whether both say the same, however the flag and its JSON are spelled."""
-        negated = [flag.words[0].startswith("--no-") for flag in (self, other)]
-        return self.key == other.key and negated[0] == negated[1] and self.meaning == other.meaning
-
-    @property
-    def meaning(self) -> object:
-        _, equals, value = self.words[0].partition("=")
-        values = [value, *self.words[1:]] if equals else list(self.words[1:])
-        try:
-            return [json.loads(word) if word.startswith("{") else word for word in values]
-        except (ValueError, RecursionError):
-            return values
-
-    @property
-    def value(self) -> str | None:
-        _, equals, value = self.words[0].partition("=")
-        return value if equals else (self.words[1] if len(self.words) > 1 else None)
+CPU_SPACE, KV_BYTES = "VLLM_CPU_KVCACHE_SPACE", "--kv-cache-memory-bytes"
+DOUBLE = """a brace of JSON is written {{ or }}, as in --flag '{{"key": {name}}}'; or hold JSON in a default"""
 
 
 def serve_argv(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> tuple[list[str], dict[str, str]]:
@@ -78,34 +41,23 @@ def serve_argv(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> tuple[li
         recipe: its `command` is the beginning; the model in it is replaced by MODEL_PATH. Clients keep on asking for
             the repository's id where the command gives no name of its own.
         stack, chain: their flags replace the recipe's, a later stage's those of an earlier one. The same for `env`.
-            What several nodes want replaces all of them.
+            What several nodes need replaces all of them.
 
     Raises:
-        ManifestError: the command cannot be filled in or split, does not start with `vllm serve <model>`, or wants TLS;
-            a word or variable of any of the files is refused by `value_faults`.
+        ManifestError: the command cannot be filled in or split, does not start with `vllm serve <model>`, or asks for
+            TLS; a word or variable of any of the files is refused by `value_faults`.
     """
-    from sparkpin.pins.nodes import word_faults  # it stands on this file's functions
-
     for file, serve in setters(stack, chain):
         words = [word for name, value in serve.flags.items() for word in flag_words(name, value)]
         require_values(words, environment(serve.env), file)
-    argv, env = settled(own_argv(recipe), recipe, stack, chain)
-    for fault in (
-        *tls_faults(argv, recipe),
-        *word_faults(argv, recipe.nodes, file_of(recipe), gpu=stack.gpu is not None),
-    ):
+    argv, gpu = own_argv(recipe), stack.gpu is not None
+    if flag_value(argv, SERVED_NAME) is None:
+        argv = set_flag(argv, SERVED_NAME, recipe.model)
+    argv, env = overlaid(argv, environment(recipe.env), stack, chain)
+    argv, env = nodes.spread(argv, env, recipe.nodes, gpu=gpu)
+    for fault in (*tls_faults(argv, recipe.file), *nodes.word_faults(argv, recipe.nodes, recipe.file, gpu=gpu)):
         raise fault
     return argv, env
-
-
-def settled(argv: list[str], recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> tuple[list[str], dict[str, str]]:
-    """A recipe's own words with what stack, stages and nodes set, and the environment of all."""
-    from sparkpin.pins.nodes import spread  # it stands on this file's functions
-
-    if flag_value(argv, "--served-model-name") is None:
-        argv = set_flag(argv, "--served-model-name", recipe.model)
-    words, env = overlaid(argv, environment(recipe.env), stack, chain)
-    return spread(words, env, recipe.nodes, gpu=stack.gpu is not None)
 
 
 def overlaid(
@@ -120,77 +72,49 @@ def overlaid(
     return words, variables
 
 
-def own_argv(recipe: Recipe) -> list[str]:
-    """The recipe's command alone, filled in and split. Errors: see `serve_argv`."""
-    from sparkpin.pins.drafters import mounted  # it stands on this file's functions
-
-    file = file_of(recipe)
-    words = split(fill(recipe.command, recipe.defaults, file), file)
-    for fault in own_faults(words, recipe):
-        raise fault
-    return mounted([*words[:2], MODEL_PATH, *words[3:]], recipe)
-
-
-def own_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
-    """What is wrong with the words of a recipe's command, whatever vLLM it is for."""
-    from sparkpin.pins.drafters import command_faults  # it stands on this file's functions
-
-    file = file_of(recipe)
-    if words[2] not in (recipe.model, MODEL_PATH):
-        yield ManifestError(file, "command", words[2], f"{recipe.model!r} (the recipe's model) or {MODEL_PATH!r}")
-    backend = flag_value(words, "--distributed-executor-backend")
-    if recipe.nodes > 1 and backend not in (None, "mp"):
-        wanted = "mp, vLLM's own executor, or a command without the flag"
-        yield ManifestError(file, "command", f"--distributed-executor-backend {backend}", wanted)
-    broken = list(json_faults(words, file))
-    yield from broken or command_faults(words, recipe)
-    yield from value_faults(words, environment(recipe.env), file)
-    try:
-        refuse_patched(flag_value(words, CACHE_TYPE), file)
-    except ManifestError as fault:
-        yield fault
-
-
-def tls_faults(argv: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
-    wanted = "no TLS: health check, smoke test and `serve` ask by plain HTTP"
-    step = "leave it out, and give `invoke serve` --tls-cert and --tls-key where TLS is wanted"
-    for flag in tls_flags(argv):
-        yield ManifestError(file_of(recipe), "command", flag, wanted, next_step=step)
-
-
-def file_of(recipe: Recipe) -> str:
-    return f"recipes/{recipe.name}.yaml"
-
-
 def setters(stack: Stack, chain: Iterable[Stage]) -> list[tuple[str, Serve]]:
     """The files whose settings replace the recipe's, each those of the ones before it."""
     stages = [(f"stages/{stage.name}.yaml", stage.serve) for stage in chain]
     return [(f"pins/stacks/{stack.name}.yaml", stack.serve), *stages]
 
 
+def own_argv(recipe: Recipe) -> list[str]:
+    """The recipe's command alone, filled in and split. Errors: see `serve_argv`."""
+    words = split(fill(recipe.command, recipe.defaults, recipe.file), recipe.file)
+    for fault in own_faults(words, recipe):
+        raise fault
+    return drafters.mounted([*words[:2], MODEL_PATH, *words[3:]], recipe)
+
+
+def own_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
+    """What is wrong with the words of a recipe's command, whatever vLLM it is for."""
+    if words[2] not in (recipe.model, MODEL_PATH):
+        expected = f"{recipe.model!r} (the recipe's model) or {MODEL_PATH!r}"
+        yield ManifestError(recipe.file, "command", words[2], expected)
+    backend = flag_value(words, nodes.EXECUTOR)
+    if recipe.nodes > 1 and backend not in (None, "mp"):
+        expected = "mp, vLLM's own executor, or a command without the flag"
+        yield ManifestError(recipe.file, "command", f"{nodes.EXECUTOR} {backend}", expected)
+    yield from json_faults(words, recipe.file)
+    yield from drafters.command_faults(words, recipe)
+    yield from value_faults(words, environment(recipe.env), recipe.file)
+
+
+def tls_faults(argv: Sequence[str], file: str) -> Iterator[ManifestError]:
+    expected = "no TLS, since health check, smoke test and `serve` speak plain HTTP"
+    step = "leave it out, and give `invoke serve` --tls-cert and --tls-key for TLS"
+    for flag in tls_flags(argv):
+        yield ManifestError(file, "command", flag, expected, next_step=step)
+
+
 def fill(command: str, defaults: Mapping[str, Scalar], file: object) -> str:
     """The command with its placeholders replaced, in one pass."""
     try:
         return command.format(**defaults)
-    except (KeyError, IndexError, AttributeError) as error:
-        seen = error.args[0] if isinstance(error, KeyError) else str(error)
-        known = ", ".join(sorted(defaults)) or "none"
-        if isinstance(error, KeyError) and not re.fullmatch(r"\w+", str(seen)):  # JSON, and no misspelt name
-            raise ManifestError(file, "command", "{" + str(seen) + "}", DOUBLED, next_step=DOUBLE) from None
-        raise ManifestError(
-            file,
-            "command",
-            "{" + str(seen) + "}",
-            f"a key of `defaults` ({known}); a brace of JSON is written {{{{ }}}}",
-        ) from None
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ManifestError(
-            file, "command", str(error), "placeholders {name}; a brace of JSON is written {{ }}"
-        ) from None
-
-
-DOUBLED = "a brace of JSON doubled, {{ }}, since { } is a placeholder for a key of `defaults`"
-DOUBLE = """write JSON as in --flag '{{"key": {name}}}', or hold it in a default and write '{name}'"""
+    except (LookupError, AttributeError, ValueError, TypeError, OverflowError) as error:
+        got = "{" + str(error.args[0]) + "}" if isinstance(error, KeyError) else str(error)
+        expected = f"placeholders that are keys of `defaults` ({', '.join(sorted(defaults)) or 'none'})"
+        raise ManifestError(file, "command", got, expected, next_step=DOUBLE) from None
 
 
 def split(text: str, file: object) -> list[str]:
@@ -198,95 +122,92 @@ def split(text: str, file: object) -> list[str]:
     try:
         words = shlex.split(re.sub(r"\\\r?\n", " ", text))
     except ValueError as error:
-        raise ManifestError(
-            file, "command", str(error), "words that a POSIX shell can split (check the quotes)"
-        ) from None
+        expected = "words that a POSIX shell can split (check the quotes)"
+        raise ManifestError(file, "command", str(error), expected) from None
     if words[:2] != ["vllm", "serve"] or len(words) < 3 or words[2].startswith("-"):
         raise ManifestError(file, "command", " ".join(words[:3]), "a command that starts with: vllm serve <model>")
     return words
 
 
-def check_json(argv: Iterable[str], file: object) -> None:
-    """Refuse a word that was meant as JSON and is not: a shell eats the double quotes of JSON that is not quoted."""
-    for fault in json_faults(argv, file):
-        raise fault
-
-
 def json_faults(argv: Iterable[str], file: object) -> Iterator[ManifestError]:
+    """Words that were meant as JSON and are not: a shell eats the double quotes of JSON that is not quoted."""
     for word in argv:
-        if not word.startswith("{"):
+        value = word.partition("=")[2] if word.startswith("-") else word
+        if not value.startswith("{"):
             continue
         try:
-            json.loads(word)
+            json.loads(value)
         except (ValueError, RecursionError) as error:
-            if '"' in word:  # so it was quoted
-                yield ManifestError(file, "command", word, f"JSON ({error})")
-                continue
-            yield ManifestError(
-                file, "command", word, "JSON; put single quotes around it or its placeholder, as in '{config}'"
-            )
+            quoted = "JSON in single quotes, or its placeholder, as in '{config}'"
+            yield ManifestError(file, "command", value, f"JSON ({error})" if '"' in value else quoted)
 
 
-def set_flag(argv: Sequence[str], name: str, value: FlagValue) -> list[str]:
-    """`argv` with one flag set, in the place of the first flag that sets the same, else at the end.
+def origins(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> dict[str, str]:
+    """Flag or variable -> the file that has the last word on it."""
+    own = [flag.key for flag in parse_flags(own_argv(recipe))[1]]
+    found = dict.fromkeys([*own, *recipe.env], recipe.file)
+    for file, serve in setters(stack, chain):
+        found |= dict.fromkeys([*(Flag((name,)).key for name in serve.flags), *serve.env], file)
+    return found
 
-    None and True give a bare flag, False its opposite (`--x`, `--no-x`), a mapping compact JSON, a list one word an
-    item.
+
+def overruled(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> list[str]:
+    """One line for each setting of the recipe that stack or stages replace by another value."""
+    argv, env = serve_argv(recipe, stack, chain)
+    final, where, own = parse_flags(argv)[1], origins(recipe, stack, chain), recipe.file
+    found = []
+    for flag in parse_flags(own_argv(recipe))[1]:
+        kept = next((other for other in final if flag.sets(other.key)), None)
+        if kept is not None and where[kept.key] != own and not flag.same(kept):
+            found.append(f"{own}: {' '.join(flag.words)} has no effect: {where[kept.key]} sets {' '.join(kept.words)}")
+    for name, value in environment(recipe.env).items():
+        if name not in env:
+            found.append(f"{own}: {name}={value} has no effect: several nodes have one process each")
+        elif env[name] != value:
+            found.append(f"{own}: {name}={value} has no effect: {where[name]} sets {name}={env[name]}")
+    # vllm/platforms/cpu.py puts the variable in the place of the flag.
+    if stack.platform == "linux/amd64" and where.get(KV_BYTES) == own and env.get(CPU_SPACE):
+        flag = next(flag for flag in final if flag.key == KV_BYTES)
+        by = f"{where[CPU_SPACE]} sets {CPU_SPACE}={env[CPU_SPACE]}"
+        found.append(f"{own}: {' '.join(flag.words)} has no effect: {by}, which goes before it on a CPU")
+    return found
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A flag that was added. value: as in `Serve.flags`."""
+
+    flag: str
+    value: FlagValue
+    reason: str
+
+    @property
+    def line(self) -> str:
+        return f"chosen: {' '.join(flag_words(self.flag, self.value))}: {self.reason}"
+
+
+def family_of(families: Iterable[Family], model: str) -> Family | None:
+    """model: a repository's id."""
+    return next((f for f in families if any(fnmatchcase(model.lower(), p.lower()) for p in f.models)), None)
+
+
+def choices(family: Family | None, vllm: str, argv: Sequence[str]) -> tuple[Chosen, ...]:
+    """What to add to a command line: parsers, the form of messages. A flag that stands there, its `--no-` form
+    included, is left as it is.
+
+    vllm: its version; "" fits no bounds.
     """
-    head, flags = parse_flags(argv)
-    new = Flag(flag_words(name, value))
-    at = next((index for index, flag in enumerate(flags) if flag.sets(new.key)), len(flags))
-    kept = [*(flag for flag in flags[:at]), new, *(flag for flag in flags[at:] if not flag.sets(new.key))]
-    return [*head, *(word for flag in kept for word in flag.words)]
+    given = parse_flags(argv)[1]
+    found: dict[str, Chosen] = {}
+    for choice in family.serve if family else ():
+        key = Flag((choice.flag,)).key
+        if is_within(choice.vllm, vllm) and not any(flag.sets(key) for flag in given):
+            found.setdefault(key, Chosen(choice.flag, choice.value, choice.reason))
+    return tuple(found.values())
 
 
-def drop_flags(argv: Sequence[str], *names: str) -> list[str]:
-    head, flags = parse_flags(argv)
-    return [*head, *(word for flag in flags if flag.key not in names for word in flag.words)]
-
-
-def flag_value(argv: Sequence[str], name: str) -> str | None:
-    """The first value of a flag; the last one given counts. None where it is absent or bare."""
-    values = [flag.value for flag in parse_flags(argv)[1] if flag.key == name]
-    return values[-1] if values else None
-
-
-def served_name(argv: Sequence[str]) -> str:
-    """The model's name in requests."""
-    return flag_value(argv, "--served-model-name") or argv[2]
-
-
-def tls_flags(argv: Sequence[str]) -> list[str]:
-    """Names of the flags that make a server speak TLS."""
-    return [flag.key for flag in parse_flags(argv)[1] if re.match(r"--(enable-)?ssl-", flag.key)]
-
-
-def parse_flags(argv: Sequence[str]) -> tuple[list[str], list[Flag]]:
-    """The words before the first flag, and the flags. A negative number is a value."""
-    head: list[str] = []
-    groups: list[list[str]] = []
-    for word in argv:
-        if re.match(r"--?[A-Za-z]", word):
-            groups.append([word])
-        elif groups:
-            groups[-1].append(word)
-        else:
-            head.append(word)
-    return head, [Flag(tuple(group)) for group in groups]
-
-
-def flag_words(name: str, value: FlagValue) -> tuple[str, ...]:
-    if value is None or value is True:
-        return (name,)
-    if value is False:
-        return ("--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:],)
-    if isinstance(value, dict):
-        return name, json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    if isinstance(value, list):
-        return name, *(str(item) for item in value)
-    return name, str(value)
-
-
-def environment(values: Mapping[str, Scalar]) -> dict[str, str]:
-    """Text for each value; vLLM reads its switches as 0 and 1."""
-    return {name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in values.items()}
+def completed(argv: Sequence[str], chosen: Iterable[Chosen]) -> list[str]:
+    done = list(argv)
+    for choice in chosen:
+        done = set_flag(done, choice.flag, choice.value)
+    return done

@@ -1,16 +1,31 @@
-"""Typed reading of the command line of `vllm serve`, and what of it nobody read."""
+"""The command line of `vllm serve` as words: its flags, how one is set, and typed reading of them. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.vllm_command import Flag, parse_flags
+from sparkpin.pins.schema import FlagValue, Scalar
 
-AUTO, SPECULATION = -1, "--speculative-config"
+SPECULATION, CACHE_TYPE, SERVED_NAME = "--speculative-config", "--kv-cache-dtype", "--served-model-name"
+MODEL_PATH = "/model"  # where a container has the checkpoint
+ALIASES = {
+    "-ac": "--attention-config",
+    "-cc": "--compilation-config",
+    "-dp": "--data-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-n": "--nnodes",
+    "-pp": "--pipeline-parallel-size",
+    "-q": "--quantization",
+    "-r": "--node-rank",
+    "-sc": SPECULATION,
+    "-tp": "--tensor-parallel-size",
+}
+AUTO = -1
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 NEXT = "correct the command or the flags of recipe, stack or stage"
@@ -31,9 +46,108 @@ NEUTRAL = frozenset((
     "--uvicorn-log-level",
 ))  # fmt: skip
 """Flags of vLLM 0.32 and 0.33 that change nothing that a plan counts."""
+"""Flags of vLLM 0.32 and 0.33 that change nothing that a plan counts."""
+KNOWN_EFFECT = "flags whose effect on the caches this plan knows"
 
 
-WANTED = "flags whose effect on the caches this plan knows"
+@dataclass(frozen=True)
+class Flag:
+    """A flag with the words that follow it, as they stand on the command line."""
+
+    words: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """What the flag sets: ``-tp``, ``--tensor_parallel_size=2`` and ``--tensor-parallel-size`` are one;
+        so are ``--enable-x`` and ``--no-enable-x``, and ``-sc.method`` and ``--speculative-config.method``."""
+        name, dot, part = self.words[0].partition("=")[0].partition(".")
+        name = (ALIASES.get(name, name) + dot + part).replace("_", "-")
+        return "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
+
+    @property
+    def is_negated(self) -> bool:
+        return self.words[0].startswith("--no-")
+
+    @property
+    def values(self) -> list[str]:
+        _, equals, value = self.words[0].partition("=")
+        return [*([value] if equals else []), *self.words[1:]]
+
+    @property
+    def value(self) -> str | None:
+        return next(iter(self.values), None)
+
+    def sets(self, key: str) -> bool:
+        """``--speculative-config.method mtp`` sets a part of ``--speculative-config``."""
+        return self.key == key or self.key.startswith(key + ".")
+
+    def same(self, other: Flag) -> bool:
+        """Whether both say the same, however the flag and its JSON are spelled."""
+        mine, others = ([read_json(word) if word.startswith("{") else word for word in flag.values]
+                        for flag in (self, other))  # fmt: skip
+        return (self.key, self.is_negated, mine) == (other.key, other.is_negated, others)
+
+
+def parse_flags(argv: Sequence[str]) -> tuple[list[str], list[Flag]]:
+    """The words before the first flag, and the flags. A negative number is a value."""
+    head: list[str] = []
+    groups: list[list[str]] = []
+    for word in argv:
+        if re.match(r"--?[A-Za-z]", word):
+            groups.append([word])
+        else:
+            (groups[-1] if groups else head).append(word)
+    return head, [Flag(tuple(group)) for group in groups]
+
+
+def set_flag(argv: Sequence[str], name: str, value: FlagValue) -> list[str]:
+    """`argv` with one flag set, in the place of the first flag that sets the same, else at the end."""
+    head, flags = parse_flags(argv)
+    new = Flag(flag_words(name, value))
+    at = next((index for index, flag in enumerate(flags) if flag.sets(new.key)), len(flags))
+    kept = [*flags[:at], new, *(flag for flag in flags[at:] if not flag.sets(new.key))]
+    return [*head, *(word for flag in kept for word in flag.words)]
+
+
+def drop_flags(argv: Sequence[str], *names: str) -> list[str]:
+    head, flags = parse_flags(argv)
+    return [*head, *(word for flag in flags if flag.key not in names for word in flag.words)]
+
+
+def flag_value(argv: Sequence[str], name: str) -> str | None:
+    """The first value of a flag; the last one given counts. None where it is absent or bare."""
+    values = [flag.value for flag in parse_flags(argv)[1] if flag.key == name]
+    return values[-1] if values else None
+
+
+def served_name(argv: Sequence[str]) -> str:
+    """The model's name in requests."""
+    return flag_value(argv, SERVED_NAME) or argv[2]
+
+
+def tls_flags(argv: Sequence[str]) -> list[str]:
+    """Names of the flags that make a server speak TLS."""
+    return [flag.key for flag in parse_flags(argv)[1] if re.match(r"--(enable-)?ssl-", flag.key)]
+
+
+def flag_words(name: str, value: FlagValue) -> tuple[str, ...]:
+    """None and True give a bare flag, False its opposite (`--x`, `--no-x`), a mapping compact JSON, a list one word an
+    item, each as a value of its own would be written."""
+    if value is None or value is True:
+        return (name,)
+    if value is False:
+        return ("--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:],)
+    return name, *(word_of(item) for item in (value if isinstance(value, list) else [value]))
+
+
+def word_of(value: Any) -> str:
+    """A text as it is, anything else as JSON: a number looks the same, true and a mapping do not in Python."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def environment(values: Mapping[str, Scalar]) -> dict[str, str]:
+    """Text for each value; vLLM reads its switches as 0 and 1."""
+    return {name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in values.items()}
 
 
 class Flags:
@@ -63,7 +177,7 @@ class Flags:
     def on(self, key: str, *, default: bool = False) -> bool:
         """Of a bare flag and its `--no-` form: Flag.key is the same for both."""
         found = self.values(key)
-        return not found[-1].words[0].startswith("--no-") if found else default
+        return not found[-1].is_negated if found else default
 
     def refuse(self, **neutral: str) -> None:
         """Raise for each of these flags with any value but the one that has no effect."""
@@ -71,7 +185,7 @@ class Flags:
             key = "--" + name.replace("_", "-")
             text = self.text(key)
             if text is not None and re.sub(r"\.0*$", "", text) != nothing:
-                raise ManifestError(self.origin(key), key, text, WANTED, next_step=NEXT)
+                raise ManifestError(self.origin(key), key, text, KNOWN_EFFECT, next_step=NEXT)
 
     def number(self, key: str, *, auto: bool = False) -> int | None:
         text = self.text(key)
@@ -96,23 +210,16 @@ class Flags:
             raise ManifestError(self.origin(key), key, text, "a number above 0 and not above 1", next_step=NEXT)
         return float(text)
 
-    def _mapping(self, flag: Flag) -> dict[str, Any]:
-        try:
-            value = json.loads(flag.value or "")
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise ManifestError(self.origin(flag.key), flag.key, flag.value, "a JSON object", next_step=NEXT)
-        return value
-
     def json(self, key: str) -> dict[str, Any]:
         """A flag's mapping, parts of it given as `--flag.part value` included. Dashes in its keys stay, except where
         vLLM 0.32 and 0.33 change them (engine/arg_utils.py, create_speculative_config)."""
         self._read.add(key)
-        value: dict[str, Any] = {}
+        value: Any = {}
         for flag in self._flags:
             if flag.key == key:
-                value = self._mapping(flag)
+                value = read_json(flag.value or "")
+                if not isinstance(value, dict):
+                    raise ManifestError(self.origin(key), key, flag.value, "a JSON object", next_step=NEXT)
             elif flag.key.startswith(key + "."):
                 part = flag.words[0].partition("=")[0].partition(".")[2]
                 value = {**value, part: read_json(flag.value) if flag.value else flag.value}

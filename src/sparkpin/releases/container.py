@@ -18,7 +18,7 @@ from sparkpin.core.errors import CheckpointError, EngineError, HostError, Integr
 from sparkpin.host.containers import APIError, Container, DeviceRequest, LogConfig, Ulimit
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.nodes import MEETING_PORT, NodeRank, env_at, nodes_of, words_at
-from sparkpin.pins.vllm_command import MODEL_PATH
+from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases import compile_caches, inside, peers
 from sparkpin.releases.record import Release
 
@@ -49,7 +49,7 @@ def require_image(engine: Engine, release: Release) -> None:
         )
     if info.config_digest != release.image:
         raise IntegrityError(
-            f"{release.tag} names another image: wanted {release.image}, got {info.config_digest}",
+            f"{release.tag} names another image: expected {release.image}, got {info.config_digest}",
             next_step=f"invoke reproduce {release.tag} --keep",
         )
 

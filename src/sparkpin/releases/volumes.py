@@ -17,10 +17,9 @@ from typing import Any
 import sparkpin
 from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.terminal import Say
-from sparkpin.host.attached import Attached
-from sparkpin.host.containers import APIError, Container, Mount, NotFound
+from sparkpin.host.containers import APIError, Attached, Container, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.pins.vllm_command import MODEL_PATH
+from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases.container import CONFLICT, HOME, PYTHON, apart, put, sandbox
 from sparkpin.releases.record import Release
 
@@ -28,7 +27,7 @@ LABEL = "sparkpin.checkpoint"  # of the volume, and of a container that works in
 ENDS = ["created", "exited"]  # where a run that is killed leaves a container
 MOMENT_SECONDS, LOOK_SECONDS = 10.0, 0.5
 FOLDER, PROGRAM = "/run/sparkpin", "receive.pyz"
-PARTS = ("core/errors.py", "core/files.py", "checkpoint/content.py", "checkpoint/receive.py")
+PARTS = ("core/errors.py", "core/files.py", "core/paths.py", "checkpoint/content.py", "checkpoint/receive.py")
 """Files of this package that it consists of, beside each folder's `__init__.py`."""
 
 
@@ -113,7 +112,7 @@ def is_left(container: Container) -> bool:
 def require_own(name: str, attrs: dict[str, Any], key: str, label: str = LABEL) -> None:
     if (seen := (attrs.get("Labels") or {}).get(label)) != key:
         raise IntegrityError(
-            f"volume {name} there: label {label}: saw {seen}, wanted {key}",
+            f"volume {name} there: label {label}: got {seen}, expected {key}",
             next_step=f"find out whose it is; it goes with (there): docker volume rm {name}",
         )
 

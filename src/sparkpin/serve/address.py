@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from sparkpin.core.errors import InputError
-from sparkpin.pins.vllm_command import flag_value
+from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.serve.rules import Limits
 
 NONE = "none"  # instead of a value: no longer
@@ -34,7 +34,7 @@ class Address:
         """Where a server is at first: the port is the recipe's own. InputError for none."""
         port = flag_value(argv, "--port") or str(cls.port)
         if not port.isdecimal():
-            raise InputError(f"--port: saw {port!r}, wanted 1 to 65535", next_step="correct port in the recipe")
+            raise InputError(f"--port: got {port!r}, expected 1 to 65535", next_step="correct port in the recipe")
         return cls(port=int(port))
 
     @property
@@ -133,7 +133,7 @@ def paths_of(text: str) -> tuple[str, ...]:
     for path in paths:
         if not re.fullmatch(r"(/[A-Za-z0-9_.-]+)+", path) or {".", ".."} & {*path.split("/")}:
             raise InputError(
-                f"--allow: saw {path!r}, wanted a path of vLLM, or several with commas between",
+                f"--allow: got {path!r}, expected a path of vLLM, or several with commas between",
                 next_step=f"for example --allow /v1/embeddings,/detokenize; --allow {NONE} closes them again",
             )
     return paths
@@ -146,13 +146,13 @@ def limits_of(text: str) -> Limits:
         if name not in known or not re.fullmatch(r"[1-9][0-9]{0,9}", value):
             now = ", ".join(f"{name}={value}" for name, value in known.items())
             raise InputError(
-                f"--limit: saw {name}={value}, wanted a name and a whole number above 0",
+                f"--limit: got {name}={value}, expected a name and a whole number above 0",
                 next_step=f"--limit {NONE} sets them as they are by default: {now}",
             )
     limits = Limits(**{name: int(value) for name, value in given.items()})
     if limits.body > GREATEST_BODY:  # the front's memory is for a few of them
         raise InputError(
-            f"--limit: saw body={limits.body}, wanted at most {GREATEST_BODY} bytes",
+            f"--limit: got body={limits.body}, expected at most {GREATEST_BODY} bytes",
             next_step=f"--limit body={GREATEST_BODY}",
         )
     return limits

@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from sparkpin.core.errors import InputError
 from sparkpin.pins.schema import Family
-from sparkpin.pins.vllm_command import served_name
-from sparkpin.pins.vllm_flags import AUTO, Flags
+from sparkpin.pins.vllm_flags import AUTO, Flags, served_name
 
 SHARE = 4  # of the context that an answer may take at most: vLLM refuses a request whose prompt then no longer fits
 OUTPUT = 16384  # tokens, where nothing is known of the model
@@ -92,6 +91,6 @@ def base_of(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise InputError(
-            f"--url: saw {url!r}, wanted an endpoint's base", next_step="for example --url http://spark.local:8000/v1"
+            f"--url: got {url!r}, expected an endpoint's base", next_step="for example --url http://spark.local:8000/v1"
         )
     return url.rstrip("/") if parts.path.strip("/") else f"{url.rstrip('/')}/v1"

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sparkpin.pins.manifests import read_yaml
+from sparkpin.pins.reading import read_yaml
 from sparkpin.serve.client_facts import ServerFacts
 
 

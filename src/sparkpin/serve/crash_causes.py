@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.pins.manifests import read_yaml
+from sparkpin.pins.reading import read_yaml
 
 
 @dataclass(frozen=True)

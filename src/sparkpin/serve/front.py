@@ -192,11 +192,11 @@ class Front:
             raise Refused(429, "too many requests of this address")
         opened = request.method == "GET" and request.raw_path == OPEN
         if self.key and not opened and not self.has_key(request):
-            raise Refused(401, "wanted the API key, as Authorization: Bearer or x-api-key")
+            raise Refused(401, "expected the API key, as Authorization: Bearer or x-api-key")
         if path not in self.paths:
             raise Refused(404, "no such path here (`invoke serve --allow PATH` opens one)")
         if request.method not in self.paths[path]:
-            raise Refused(405, f"wanted {' or '.join(sorted(self.paths[path]))}")
+            raise Refused(405, f"expected {' or '.join(sorted(self.paths[path]))}")
         if self.under_way.total() > self.limits.requests:
             raise Refused(503, "too many requests at a time")
         if request.transport and not (self.key and opened):
@@ -213,16 +213,16 @@ class Front:
 
     async def body_of(self, request: web.BaseRequest, peer: str, taken: Counter[str]) -> bytes:
         if (request.content_length or 0) > self.limits.body:
-            raise Refused(413, f"wanted a body of at most {self.limits.body} bytes")
+            raise Refused(413, f"expected a body of at most {self.limits.body} bytes")
         if "Content-Encoding" in request.headers:
-            raise Refused(415, "wanted a body that is not compressed")
+            raise Refused(415, "expected a body that is not compressed")
         try:
             async with asyncio.timeout(self.limits.idle):
                 body = b"".join([part async for part in self.parts_of(request, peer, taken)])
         except TimeoutError:
             raise Refused(408, f"the body did not come within {self.limits.idle} s") from None
         except web.RequestPayloadError as error:
-            raise Refused(400, f"wanted a body as its headers say ({str(error)[:100]})") from None
+            raise Refused(400, f"expected a body as its headers say ({str(error)[:100]})") from None
         path = request.raw_path.partition("?")[0]
         parts = path not in PATHS and request.content_type.startswith("multipart/")  # a recording, if that is allowed
         if not parts and (why := await self.fault_of(path, body)):
@@ -245,7 +245,7 @@ class Front:
             taken[peer] += len(part)
             self.held[peer] += len(part)
             if taken[peer] > self.limits.body:
-                raise Refused(413, f"wanted a body of at most {self.limits.body} bytes")
+                raise Refused(413, f"expected a body of at most {self.limits.body} bytes")
             if max(2 * self.held[peer], self.held.total()) > BODIES * self.limits.body:
                 raise Refused(503, "too many large requests at a time")
             yield part

@@ -25,7 +25,7 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         raise InputError(
-            f"--host: saw {host!r}, wanted an address of this machine",
+            f"--host: got {host!r}, expected an address of this machine",
             next_step="--host 0.0.0.0 listens everywhere, --host 127.0.0.1 (the default) here only",
         ) from None
 
@@ -44,12 +44,12 @@ def key_for(paths: Paths, recipe: str, host: str) -> str | None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise InputError(
-            f"{path}: mode {mode:o} lets others read the API key, wanted 600", next_step=f"chmod 600 {path}"
+            f"{path}: mode {mode:o} lets others read the API key, expected 600", next_step=f"chmod 600 {path}"
         )
     key = path.read_text(encoding="utf-8").strip()
     if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
         raise InputError(
-            f"{path}: wanted a key of at least 16 letters and digits", next_step=f"rm {path}; the next serve makes one"
+            f"{path}: expected a key of at least 16 letters and digits", next_step=f"rm {path}; `serve` makes one"
         )
     return key
 

@@ -121,7 +121,7 @@ def named(host: HostFacts, wanted: str) -> ipaddress.IPv4Network:
     except ValueError:
         known = ", ".join(f"{face.name} ({face.network})" for face in usable(host))
         raise InputError(
-            f"--link: saw {wanted!r}, wanted an interface of this machine that is up and has an IPv4 address, an "
+            f"--link: got {wanted!r}, expected an interface of this machine that is up and has an IPv4 address, an "
             f"address on the link, or a network; here: {known}",
             next_step="--link INTERFACE, or --link 192.168.100.0/24",
         ) from None

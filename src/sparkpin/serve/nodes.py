@@ -31,7 +31,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.pins.nodes import MEETING_PORT, STORE_PORT, example, nodes_of
-from sparkpin.pins.vllm_command import MODEL_PATH
+from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import inside_link
@@ -112,7 +112,7 @@ def urls_of(text: str) -> tuple[str, ...]:
     for word in others:
         if "://" not in word:
             raise InputError(
-                f"--nodes: saw {word!r}, wanted {HERE} or ssh://user@host[:port], with commas between",
+                f"--nodes: got {word!r}, expected {HERE} or ssh://user@host[:port], with commas between",
                 next_step=f"--nodes {HERE},ssh://{word}",
             )
     return (HERE, *others)
@@ -235,7 +235,7 @@ def require_image(machine: Machine, release: Release) -> None:
     seen = info.config_digest if info else "none"
     if seen != release.image:
         kind = IntegrityError if info else EngineError
-        raise kind(f"{machine.where}: image {release.tag}: saw {seen}, wanted {release.image}", next_step=step)
+        raise kind(f"{machine.where}: image {release.tag}: got {seen}, expected {release.image}", next_step=step)
 
 
 def looked_at(machine: Machine, release: Release, volumes: Mapping[str, Any]) -> HostFacts:

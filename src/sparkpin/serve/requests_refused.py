@@ -142,17 +142,17 @@ def refusal(path: str, body: dict[str, Any]) -> str | None:
 def fault(limits: Limits, path: str, data: bytes) -> str | None:
     """What is wrong with a body; None for one that may be passed on. Text counts too: JSON is not read before."""
     if sum(map(data.count, (b",", b"[", b"{"))) > limits.items:
-        return f"wanted JSON of at most {limits.items} values"
+        return f"expected JSON of at most {limits.items} values"
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
-        return f"wanted JSON ({str(error)[:100]})"
+        return f"expected JSON ({str(error)[:100]})"
     if not isinstance(body, dict):
-        return "wanted a JSON object"
+        return "expected a JSON object"
     level: list[Any] = [body]
     for _ in range(limits.depth):
         inner = (item.values() if isinstance(item, dict) else item for item in level)
         level = [value for values in inner for value in values if isinstance(value, dict | list)]
         if not level:
             return refusal(path, body)
-    return f"wanted JSON nested at most {limits.depth} deep"
+    return f"expected JSON nested at most {limits.depth} deep"

@@ -15,7 +15,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.pins.vllm_command import flag_value, served_name
+from sparkpin.pins.vllm_flags import flag_value, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.core import files
-from sparkpin.pins import weight_loaders
-from sparkpin.pins.vllm_command import flag_value
 from sparkpin.releases.record import Release
-from sparkpin.smoke.startup import Startup
+from sparkpin.smoke.startup import Startup, load_format, weights_seconds
 
 FILE = "start.json"
 
@@ -32,8 +30,8 @@ def keep(folder: Path, release: Release, startup: Startup, seconds: float, log: 
         "release": release.tag,
         "seconds": round(seconds, 1),
         "began": startup.began,
-        "load_format": flag_value(release.argv, weight_loaders.FLAG) or weight_loaders.DEFAULT,
-        "weights_seconds": weight_loaders.seconds(log),
+        "load_format": load_format(release.argv),
+        "weights_seconds": weights_seconds(log),
     }
     files.write_json(folder / FILE, value)
 

@@ -27,7 +27,7 @@ def read(cert: str, key: str) -> Tls:
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         said = getattr(error, "reason", "") or str(error)
         mixed = "the key is of another certificate" if said == "KEY_VALUES_MISMATCH" else ""
-        raise wrong("--tls-cert", cert, f"saw what TLS does not take with --tls-key {key}: {mixed or said}") from None
+        raise wrong("--tls-cert", cert, f"got what TLS does not take with --tls-key {key}: {mixed or said}") from None
     return pair
 
 
@@ -37,15 +37,15 @@ def pem(option: str, file: str, kind: str) -> bytes:
     except OSError as error:
         raise wrong(option, file, str(error.strerror)) from None
     if not re.search(rb"-----BEGIN [A-Z ]*%b-----" % kind.encode(), data):
-        raise wrong(option, file, f"saw no -----BEGIN {kind}----- in it")
+        raise wrong(option, file, f"got no -----BEGIN {kind}----- in it")
     if b"ENCRYPTED" in data:
-        raise wrong(option, file, "saw a key with a pass phrase")
+        raise wrong(option, file, "got a key with a pass phrase")
     return data
 
 
 def wrong(option: str, file: str, why: str) -> InputError:
     return InputError(
-        f"{option} {file}: {why}; wanted a certificate and its own key as PEM files, no pass phrase",
+        f"{option} {file}: {why}; expected a certificate and its own key as PEM files, no pass phrase",
         next_step="openssl x509 -noout -subject -dates -in CERT; openssl pkey -noout -check -in KEY; "
         "docs/serving.md has the line that makes both",
     )

@@ -37,14 +37,14 @@ def require(holds: bool, reason: str) -> None:
 
 def a_dict(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Wrong(f"{what}: saw {value!r}, wanted an object")
+        raise Wrong(f"{what}: got {value!r}, expected an object")
     return value
 
 
 def text_of(value: Any, what: str) -> str:
     """A string, or "" for null and absence."""
     if value is not None and not isinstance(value, str):
-        raise Wrong(f"{what}: saw {value!r}, wanted a string")
+        raise Wrong(f"{what}: got {value!r}, expected a string")
     return value or ""
 
 
@@ -60,19 +60,19 @@ def json_of(reply: Reply) -> dict[str, Any]:
 def only_choice(value: dict[str, Any]) -> dict[str, Any]:
     choices = value.get("choices")
     if not isinstance(choices, list) or len(choices) != 1:
-        raise Wrong(f"choices: saw {choices!r}, wanted a list of one")
+        raise Wrong(f"choices: got {choices!r}, expected a list of one")
     return a_dict(choices[0], "choices[0]")
 
 
 def tokens_of(value: dict[str, Any], key: str = "completion_tokens") -> int:
     tokens = a_dict(value.get("usage"), "usage").get(key)
     if not isinstance(tokens, int):
-        raise Wrong(f"usage.{key}: saw {tokens!r}, wanted a number")
+        raise Wrong(f"usage.{key}: got {tokens!r}, expected a number")
     return tokens
 
 
 def require_own_ids(ids: list[Any]) -> None:
-    require(len(ids) == len(set(ids)), f"tool_calls: saw the ids {ids}, wanted one for each call")
+    require(len(ids) == len(set(ids)), f"tool_calls: got the ids {ids}, expected one for each call")
 
 
 def reasoning_of(message: dict[str, Any]) -> str:
@@ -83,11 +83,11 @@ def chat_answer(reply: Reply) -> Answer:
     value = json_of(reply)
     choice = only_choice(value)
     message = a_dict(choice.get("message"), "message")
-    require(message.get("role") == "assistant", f"message.role: saw {message.get('role')!r}, wanted 'assistant'")
+    require(message.get("role") == "assistant", f"message.role: got {message.get('role')!r}, expected 'assistant'")
     calls, ids = [], []
     for number, call in enumerate(message.get("tool_calls") or []):
         function = a_dict(a_dict(call, f"tool_calls[{number}]").get("function"), f"tool_calls[{number}].function")
-        require(bool(text_of(call.get("id"), "id")), f"tool_calls[{number}].id: saw {call.get('id')!r}, wanted a name")
+        require(bool(text_of(call.get("id"), "id")), f"tool_calls[{number}].id: got {call.get('id')!r}, expected text")
         calls.append((text_of(function.get("name"), "name"), text_of(function.get("arguments"), "arguments")))
         ids.append(call["id"])
     require_own_ids(ids)
@@ -107,9 +107,9 @@ class Call:
     def __init__(self, index: int, delta: dict[str, Any]) -> None:
         self.where = f"tool_calls index {index}"
         name, identity = a_dict(delta.get("function"), f"{self.where}: function").get("name"), delta.get("id")
-        require(isinstance(name, str) and name != "", f"{self.where}: first delta has name {name!r}, wanted a string")
+        require(isinstance(name, str) and name != "", f"{self.where}: first delta has name {name!r}, expected a string")
         require(
-            isinstance(identity, str) and identity != "", f"{self.where}: first delta has id {identity!r}, wanted one"
+            isinstance(identity, str) and identity != "", f"{self.where}: first delta has id {identity!r}, expected one"
         )
         require(delta.get("type") == "function", f"{self.where}: first delta has type {delta.get('type')!r}")
         self.name, self.identity, self.arguments = str(name), identity, ""
@@ -118,7 +118,7 @@ class Call:
         function = a_dict(delta.get("function") or {}, f"{self.where}: function")
         if not first:
             for key, value in (("name", function.get("name")), ("id", delta.get("id"))):
-                require(value is None, f"{self.where}: {key} {value!r} again in a later delta, wanted it once")
+                require(value is None, f"{self.where}: {key} {value!r} again in a later delta, expected it once")
         self.arguments += text_of(function.get("arguments"), f"{self.where}: arguments")
 
 
@@ -126,7 +126,7 @@ def stream_answer(reply: Reply) -> tuple[Answer, int]:
     """The answer and the number of deltas that carried a part of it."""
     require(reply.status == 200, f"status {reply.status}: {reply.start}")
     kind = reply.content_type.partition(";")[0]
-    require(kind == "text/event-stream", f"content type {kind!r}, wanted text/event-stream: {reply.start}")
+    require(kind == "text/event-stream", f"content type {kind!r}, expected text/event-stream: {reply.start}")
     content = reasoning = finish = ""
     calls: dict[int, Call] = {}
     parts = tokens = prompt = 0
@@ -145,14 +145,14 @@ def stream_answer(reply: Reply) -> tuple[Answer, int]:
         for part in delta.get("tool_calls") or []:
             index = a_dict(part, "tool_calls").get("index")
             if not isinstance(index, int):
-                raise Wrong(f"tool_calls: saw index {index!r}, wanted a number")
+                raise Wrong(f"tool_calls: got index {index!r}, expected a number")
             if first := index not in calls:
                 require(index == len(calls), f"tool_calls: index {index} after {len(calls)} calls")
                 calls[index] = Call(index, part)
             calls[index].add(part, first=first)
         parts += before != (content, reasoning) or bool(delta.get("tool_calls"))
         finish = text_of(choice.get("finish_reason"), "finish_reason")
-    require(roles == ["assistant"], f"roles in the deltas: saw {roles}, wanted 'assistant' once")
+    require(roles == ["assistant"], f"roles in the deltas: got {roles}, expected 'assistant' once")
     require_own_ids([call.identity for call in calls.values()])
     found = tuple((call.name, call.arguments) for call in calls.values())
     return Answer(content, reasoning, found, finish, tokens, prompt), parts

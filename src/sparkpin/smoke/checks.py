@@ -119,14 +119,14 @@ def acceptance(subject: SmokeSubject) -> str:
         raise Wrong(f"/metrics has no {metrics.DRAFTED}: the server does not draft")
     require(seen.drafted > 0, "no token was drafted")
     require(seen.drafted >= LEAST_DRAFTED, f"{seen.drafted} drafted tokens are too few to judge (add long-text)")
-    require(floor is not None and seen.share >= floor, f"{seen}, wanted at least {floor}")
+    require(floor is not None and seen.share >= floor, f"{seen}, expected at least {floor}")
     shares = metrics.by_position(text)
     told = ", ".join(f"{share:.1%}" for share in shares)
     if floors:
         positions = f"{len(shares)} positions of a draft ({told})"
         require(len(shares) <= len(floors), f"{positions}, floors for {len(floors)}")
         low = any(share < least for share, least in zip(shares, floors, strict=False))
-        require(bool(shares) and not low, f"by position {told or 'nothing'}, wanted at least {list(floors)}")
+        require(bool(shares) and not low, f"by position {told or 'nothing'}, expected at least {list(floors)}")
     return f"{seen}; by position {told}"
 
 

@@ -24,7 +24,7 @@ def bearer(key: str | None) -> dict[str, str]:
     """The header; without a key none. InputError, which does not repeat it, for a key that no header may hold."""
     if key and not re.fullmatch("[!-~]+", key):
         raise InputError(
-            "the key: saw a space, a line's end or a character beyond ASCII in it, wanted none",
+            "the key: got a space, a line's end or a character beyond ASCII in it, expected none",
             next_step="set its variable anew, without them: NAME=$(tr -d '[:space:]' <FILE)",
         )
     return {"Authorization": f"Bearer {key}"} if key else {}

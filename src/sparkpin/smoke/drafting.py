@@ -12,7 +12,7 @@ from sparkpin.core.errors import ManifestError
 from sparkpin.pins.drafters import FLAG, speculation
 from sparkpin.pins.drafters import TOKENS as KEY
 from sparkpin.pins.schema import Stage
-from sparkpin.pins.vllm_command import drop_flags, parse_flags, set_flag
+from sparkpin.pins.vllm_flags import drop_flags, parse_flags, set_flag
 from sparkpin.releases.record import Release
 
 

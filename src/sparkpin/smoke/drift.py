@@ -48,7 +48,7 @@ def drift(subject: SmokeSubject) -> str:
     same, second = logprobs_of(subject, text)
     require(same == tokens, "asked again the text has other tokens")
     again = fmean(differences(first, second))
-    require(again <= SAME, f"asked again the text differs by {again:.3f} on the mean, wanted at most {SAME}")
+    require(again <= SAME, f"asked again the text differs by {again:.3f} on the mean, expected at most {SAME}")
     subject.leaves[FILE] = {"text": sha256(text), "tokens": list(tokens), "logprobs": list(first)}
     told = f"{len(first)} tokens, on the mean {fmean(first):.2f}"
     own = Reference("", sha256(text), tokens, first)
@@ -67,7 +67,7 @@ def compared(own: Reference, below: Reference | None, limit: float | None, stage
     if below.text != own.text or below.tokens != own.tokens:
         raise NotApplicable(f"{told}; {below.release} was asked another text, or has other tokens")
     seen = differences(own.logprobs, below.logprobs)
-    detail = f"{fmean(seen):.4f} from {below.release}, wanted at most {limit:g}"
+    detail = f"{fmean(seen):.4f} from {below.release}, expected at most {limit:g}"
     require(fmean(seen) <= limit, f"{told}; {detail}; the most {max(seen):.2f}")
     return detail
 
@@ -141,14 +141,14 @@ def logprobs_of(subject: SmokeSubject, text: str) -> tuple[tuple[int, ...], tupl
     request = {"prompt": text, "temperature": 0, "max_tokens": 1, "prompt_logprobs": 0}
     rows = only_choice(subject.complete(request)).get("prompt_logprobs")
     if not isinstance(rows, list) or len(rows) < FEWEST:
-        raise Wrong(f"prompt_logprobs: saw {str(rows)[:80]}, wanted a list of {FEWEST} at least")
+        raise Wrong(f"prompt_logprobs: got {str(rows)[:80]}, expected a list of {FEWEST} at least")
     tokens, values = [], []
     for place, row in enumerate(rows[1:], start=1):
         said = a_dict(row, f"prompt_logprobs[{place}]")
         if len(said) != 1:
-            raise Wrong(f"prompt_logprobs[{place}]: saw {len(said)} tokens, wanted the prompt's own")
+            raise Wrong(f"prompt_logprobs[{place}]: got {len(said)} tokens, expected the prompt's own")
         ((token, entry),) = said.items()
-        require(token.isdecimal(), f"prompt_logprobs[{place}]: saw {token[:80]!r}, wanted a token's number")
+        require(token.isdecimal(), f"prompt_logprobs[{place}]: got {token[:80]!r}, expected a token's number")
         tokens.append(int(token))
         values.append(logprob(a_dict(entry, f"prompt_logprobs[{place}]"), place))
     return tuple(tokens), tuple(values)

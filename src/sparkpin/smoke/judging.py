@@ -26,7 +26,7 @@ def compare(what: str, seen: str, wanted: str) -> None:
     if seen == wanted:
         return
     at = next((i for i, (a, b) in enumerate(zip(seen, wanted, strict=False)) if a != b), min(len(seen), len(wanted)))
-    raise Wrong(f"{what} differs at character {at}: saw {seen[at : at + 60]!r}, wanted {wanted[at : at + 60]!r}")
+    raise Wrong(f"{what} differs at character {at}: got {seen[at : at + 60]!r}, expected {wanted[at : at + 60]!r}")
 
 
 def judge_text(case: Case, answer: Answer) -> str:
@@ -35,14 +35,14 @@ def judge_text(case: Case, answer: Answer) -> str:
     if case.exact:
         compare("content", answer.content, case.content or "")
         compare("reasoning", answer.reasoning, case.reasoning or "")
-        require(answer.finish == "stop", f"finish_reason: saw {answer.finish!r}, wanted 'stop'")
+        require(answer.finish == "stop", f"finish_reason: got {answer.finish!r}, expected 'stop'")
     else:
         judge_shape(answer.content, case.least_tokens)
         wanted = ("stop",) if case.ends else ("stop", "length")
-        require(answer.finish in wanted, f"finish_reason: saw {answer.finish!r}, wanted {' or '.join(wanted)}")
+        require(answer.finish in wanted, f"finish_reason: got {answer.finish!r}, expected {' or '.join(wanted)}")
     for text in case.holds:
-        require(text in answer.content, f"content: saw {answer.content[:120]!r}, wanted {text!r} in it")
-    require(answer.tokens >= case.least_tokens, f"{answer.tokens} tokens, wanted at least {case.least_tokens}")
+        require(text in answer.content, f"content: got {answer.content[:120]!r}, expected {text!r} in it")
+    require(answer.tokens >= case.least_tokens, f"{answer.tokens} tokens, expected at least {case.least_tokens}")
     return f"{answer.tokens} tokens{', exact' if case.exact else ''}"
 
 
@@ -71,26 +71,29 @@ def judge_calls(case: Case, answer: Answer) -> str:
         place = f"; {lost} stands in the reasoning" if lost else ""
         plural = "s" if len(wanted) != 1 else ""
         raise Wrong(
-            f"saw {len(answer.tool_calls)} tool calls, wanted {len(wanted)} call{plural}; "
+            f"got {len(answer.tool_calls)} tool calls, expected {len(wanted)} call{plural}; "
             f"content {answer.content[:120]!r}{place}"
         )
     said = []
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in case.request["tools"]}
     for (name, text), (wanted_name, wanted_arguments) in zip(answer.tool_calls, wanted, strict=True):
-        require(name == wanted_name, f"function.name: saw {name!r}, wanted {wanted_name!r}")
+        require(name == wanted_name, f"function.name: got {name!r}, expected {wanted_name!r}")
         arguments = arguments_of(text)
         if wanted_arguments is not None:
-            require(arguments == wanted_arguments, f"arguments: saw {arguments!r}, wanted {wanted_arguments!r}")
+            require(arguments == wanted_arguments, f"arguments: got {arguments!r}, expected {wanted_arguments!r}")
         judge_arguments(arguments, schemas[name])
         said.append(f"{name}({text})")
     if case.exact:
         compare("reasoning", answer.reasoning, case.reasoning or "")
     values = [value for _, text in answer.tool_calls for value in arguments_of(text).values()]
     for part in case.holds:
-        require(any(isinstance(v, str) and part in v for v in values), f"arguments {values!r}: wanted {part!r} in one")
+        require(
+            any(isinstance(v, str) and part in v for v in values),
+            f"arguments: got {values!r}, expected {part!r} in one",
+        )
     for mark in MARKUP:
         require(mark not in answer.content, f"{mark} was left in the content: {answer.content[:120]!r}")
-    require(answer.finish == "tool_calls", f"finish_reason: saw {answer.finish!r}, wanted 'tool_calls'")
+    require(answer.finish == "tool_calls", f"finish_reason: got {answer.finish!r}, expected 'tool_calls'")
     return ", ".join(said)
 
 
@@ -111,17 +114,17 @@ def judge_arguments(arguments: dict[str, Any], schema: dict[str, Any]) -> None:
         wanted = schema["properties"][name]
         kind = wanted["type"]
         fits = isinstance(value, KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
-        require(fits, f"argument {name}: saw {value!r}, wanted {kind}")
+        require(fits, f"argument {name}: got {value!r}, expected {kind}")
         choices = wanted.get("enum")
-        require(not choices or value in choices, f"argument {name}: saw {value!r}, wanted one of {choices}")
+        require(not choices or value in choices, f"argument {name}: got {value!r}, expected one of {choices}")
 
 
 def judge_logprobs(value: dict[str, Any], tokens: int) -> str:
     """Of a chat answer to a greedy request: every token has a finite log-probability, and none beats it."""
     content = a_dict(only_choice(value).get("logprobs"), "logprobs").get("content")
     if not isinstance(content, list) or not content:
-        raise Wrong(f"logprobs.content: saw {content!r}, wanted a list")
-    require(len(content) == tokens, f"logprobs.content: saw {len(content)} entries, wanted one for each of {tokens}")
+        raise Wrong(f"logprobs.content: got {content!r}, expected a list")
+    require(len(content) == tokens, f"logprobs.content: got {len(content)} entries, expected one for each of {tokens}")
     least = 0.0
     for place, entry in enumerate(content):
         chosen = logprob(a_dict(entry, f"logprobs.content[{place}]"), place)
@@ -130,7 +133,7 @@ def judge_logprobs(value: dict[str, Any], tokens: int) -> str:
         best = max(others)
         require(chosen >= best - 1e-3, f"token {place}: {chosen:.3f} was chosen at temperature 0, {best:.3f} was there")
         share = sum(math.exp(one) for one in others)
-        require(share <= 1.01, f"token {place}: the likeliest add up to {share:.3f}, wanted 1 at most")
+        require(share <= 1.01, f"token {place}: the likeliest add up to {share:.3f}, expected 1 at most")
         least = min(least, chosen)
     return f"{tokens} tokens, the least likely {round(least, 3) + 0.0:.3f}"
 
@@ -139,7 +142,7 @@ def logprob(entry: dict[str, Any], place: int, *, top: bool = False) -> float:
     """NaN and Infinity are no JSON, but Python's parser takes them. Only a token that was not chosen may have none."""
     value = entry.get("logprob")
     if not isinstance(value, int | float) or not math.isfinite(value) or value > 1e-6:
-        raise Wrong(f"token {place}: log-probability {value!r}, wanted a finite one, 0 at most")
+        raise Wrong(f"token {place}: log-probability {value!r}, expected a finite one, 0 at most")
     require(top or value > NOTHING, f"token {place}: log-probability {value!r} stands for minus infinity")
     return float(value)
 

@@ -38,8 +38,8 @@ def logprobs(subject: SmokeSubject) -> str:
     if (limit := subject.demands.english) is None:
         return told
     nats = -fmean(logprobs_of(subject, ENGLISH)[1])
-    require(nats <= limit, f"plain English: {nats:.2f} nats a token, wanted at most {limit:g}: it reads no language")
-    return f"{told}; plain English: {nats:.2f} nats a token, wanted at most {limit:g}"
+    require(nats <= limit, f"plain English: {nats:.2f} nats a token, expected at most {limit:g}: it reads no language")
+    return f"{told}; plain English: {nats:.2f} nats a token, expected at most {limit:g}"
 
 
 def image(subject: SmokeSubject) -> str:
@@ -126,13 +126,13 @@ def long_context(subject: SmokeSubject) -> str:
     room = longest_prompt(subject, subject.expect.recall(64)[0])
     steps = [step for step in STEPS if step <= room] or [room]
     if steps[0] < 512:
-        raise NotApplicable(f"--max-model-len leaves {room:,} tokens for a prompt, wanted 512 at least")
+        raise NotApplicable(f"--max-model-len leaves {room:,} tokens for a prompt, expected 512 at least")
     told = []
     for step in steps:
         for case in subject.expect.recall(step):
             answer = subject.chat(case)
             judge_text(case, answer)
-            require(answer.prompt >= step / 2, f"the prompt has {answer.prompt:,} tokens, wanted about {step:,}")
+            require(answer.prompt >= step / 2, f"the prompt has {answer.prompt:,} tokens, expected about {step:,}")
         told.append(f"{answer.prompt:,}")
     short = "" if steps[0] == STEPS[0] else f" ({STEPS[0]:,} do not fit)"
     return f"found in prompts of {', '.join(told)} tokens{short}"

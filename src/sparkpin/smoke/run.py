@@ -23,8 +23,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
-from sparkpin.pins import weight_loaders
-from sparkpin.pins.vllm_command import flag_value, served_name
+from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.smoke import drafting, drift, metrics, mods
@@ -34,7 +33,7 @@ from sparkpin.smoke.evidence import Write, evidence_folder, record_of
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import Place, Server, alone, socket_argv, started
-from sparkpin.smoke.startup import StartFault
+from sparkpin.smoke.startup import StartFault, load_format, weights_seconds
 from sparkpin.smoke.subject import SmokeSubject
 
 
@@ -192,8 +191,8 @@ def finished(
         checks=checks,
         acceptance=round(evidence.acceptance.share, 4) if evidence.acceptance else None,
         mods=tuple(sorted(mods.active(mods.reports(evidence.log)))),
-        load_format=flag_value(evidence.argv, weight_loaders.FLAG) or weight_loaders.DEFAULT,
-        weights_seconds=weight_loaders.seconds(evidence.log),
+        load_format=load_format(evidence.argv),
+        weights_seconds=weights_seconds(evidence.log),
         log_path=evidence_folder(paths, release) / "server.log",
     )
     record = record_of(result, release, host) | {

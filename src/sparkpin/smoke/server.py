@@ -26,7 +26,7 @@ from sparkpin.host import ssh
 from sparkpin.host.containers import Container, Mount
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.nodes import nodes_of, on_loopback
-from sparkpin.pins.vllm_command import drop_flags, set_flag
+from sparkpin.pins.vllm_flags import drop_flags, set_flag
 from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.record import Release

@@ -40,7 +40,7 @@ def parse_chunks(raw: bytes) -> list[dict[str, Any]]:
     if not events:
         raise BadStream(f"no event in the answer: {raw[:200]!r}")
     if events[-1] != DONE or DONE in events[:-1]:
-        raise BadStream(f"wanted {DONE} once, at the end; the last event is {events[-1][:200]!r}")
+        raise BadStream(f"expected {DONE} once, at the end; the last event is {events[-1][:200]!r}")
     chunks = []
     for number, event in enumerate(events[:-1], start=1):
         try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sparkpin.core.terminal import Say
+from sparkpin.pins.vllm_flags import flag_value
 
 STAGES = ("start", "weights", "compile", "cache", "graphs", "ready")
 # What vLLM 0.30 to 0.33 writes as it starts, in this order: the stage that has begun by then, and words for a person,
@@ -30,6 +31,8 @@ LOOK_SECONDS = 1.0  # at most: a short start is looked at more often
 ASK_SECONDS = 15.0  # between two requests while the log does not say that it answers: its words may change
 PROGRESS_SECONDS = 15
 QUARTERS = 25  # percent between two lines
+LOAD_FORMAT = "--load-format"
+LOADED = re.compile(r"Loading weights took ([\d.]+) seconds")
 
 
 class StartFault(Exception):
@@ -123,3 +126,14 @@ class Seldom:
             return False
         self.asked = time.monotonic()
         return self.ask()
+
+
+def load_format(argv: Sequence[str]) -> str:
+    """vLLM's loader of the weights (docs/memory.md)."""
+    return flag_value(argv, LOAD_FORMAT) or "auto"
+
+
+def weights_seconds(log: bytes) -> float | None:
+    """What vLLM's log reports for reading weights, a draft model's included; None where it has no such line."""
+    found = [float(match) for match in LOADED.findall(log.decode(errors="replace"))]
+    return round(sum(found), 2) if found else None

@@ -65,5 +65,5 @@ class SmokeSubject:
             answer, parts = stream_answer(self.post(case, stream=True, stream_options={"include_usage": True}))
             if parts > 1:
                 break
-        require(parts > 1, f"the stream came in {parts} part(s), wanted several")
+        require(parts > 1, f"the stream came in {parts} part(s), expected several")
         return answer, parts

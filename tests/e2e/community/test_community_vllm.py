@@ -12,7 +12,6 @@ from places import SUPPORT
 from sparkpin.build.pair import pair
 from sparkpin.community.release import release
 from sparkpin.host.engine import Engine
-from sparkpin.pins.families import vllm_version
 
 SCRIPT = SUPPORT / "vllm_flags.py"
 
@@ -29,7 +28,7 @@ def test_the_flags_are_those_of_the_parser() -> None:
         tmpfs={"/tmp": "", "/home/sparkpin": "uid=10001"},
     )
     real = json.loads(next(line for line in log.splitlines() if line.startswith("FLAGS ")).removeprefix("FLAGS "))
-    known = release(vllm_version(base.stack))
+    known = release(base.stack.vllm)
     assert known.version == known.wanted and len(real) > 300
     assert {name: entry["kind"] for name, entry in real.items()} == {
         name: entry["kind"] for name, entry in known.flags.items()

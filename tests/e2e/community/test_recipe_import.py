@@ -13,7 +13,7 @@ from hub_repository import scan
 
 from sparkpin.build.pair import pair
 from sparkpin.community import recipe, render
-from sparkpin.pins import manifests, vllm_command
+from sparkpin.pins import manifests, vllm_flags
 
 
 def test_the_hub_pins_the_model_and_the_recipe_can_be_exported(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_the_hub_pins_the_model_and_the_recipe_can_be_exported(tmp_path: Path) -
         made = render.render(loaded, nodes=1)
         assert loaded.container == last.tag and f":base-{last.key[:12]}" in last.tag
         host = "0.0.0.0" if form == "v2" else "127.0.0.1"  # sparkrun asks the machine's own address whether it is up
-        own = vllm_command.set_flag(last.argv, "--host", host)[3:]
+        own = vllm_flags.set_flag(last.argv, "--host", host)[3:]
         assert made.argv == ("vllm", "serve", "acme/sample-int4", "--revision", commit, *own)
         assert made.env | last.env == made.env
         checked = copy.invoke("recipe", "check", str(output))

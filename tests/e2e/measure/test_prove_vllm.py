@@ -26,7 +26,7 @@ from sparkpin.measure.prove import judging, passes, run, session, verdict
 from sparkpin.measure.prove.asking import ProvedEndpoint, meet
 from sparkpin.measure.prove.passes import Pass
 from sparkpin.measure.prove.run import Proof
-from sparkpin.pins.vllm_command import drop_flags, set_flag
+from sparkpin.pins.vllm_flags import drop_flags, set_flag
 from sparkpin.releases.record import Release
 from sparkpin.serve.socket_port import listening
 

@@ -15,7 +15,7 @@ from in_container import output_of
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model import repository_folder
 from sparkpin.host.engine import Engine
-from sparkpin.pins import manifests, vllm_command
+from sparkpin.pins import manifests, vllm_flags
 from sparkpin.releases import container
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.memory.cache import lay_out
@@ -66,7 +66,7 @@ def base_config() -> dict[str, Any]:
 def argv_of(args: dict[str, Any], length: int) -> list[str]:
     words = ["vllm", "serve", "/model"]
     for name, value in ({"max_model_len": length, "enable_prefix_caching": False} | args).items():
-        words = vllm_command.set_flag(words, "--" + name.replace("_", "-"), value)
+        words = vllm_flags.set_flag(words, "--" + name.replace("_", "-"), value)
     return words
 
 

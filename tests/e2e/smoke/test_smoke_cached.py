@@ -15,7 +15,7 @@ from cpu_stages import asked
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.core.paths import Paths
-from sparkpin.pins.vllm_command import drop_flags, set_flag
+from sparkpin.pins.vllm_flags import drop_flags, set_flag
 from sparkpin.releases.record import Release
 from sparkpin.smoke import probes
 from sparkpin.smoke.checks import run_check

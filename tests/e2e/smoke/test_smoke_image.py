@@ -14,7 +14,7 @@ from checkout import PROJECT
 
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
-from sparkpin.pins.vllm_command import set_flag
+from sparkpin.pins.vllm_flags import set_flag
 from sparkpin.releases.container import ready_timeout
 from sparkpin.releases.record import Release
 from sparkpin.smoke import expectations

@@ -14,7 +14,7 @@ from sparkpin.build.image import build_image
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests, schema
-from sparkpin.pins.community_mods import read_templates
+from sparkpin.pins.mods import read_templates
 
 
 def test_a_template_lies_in_the_workspace_and_nobody_may_write_to_it(shared_project: Path) -> None:

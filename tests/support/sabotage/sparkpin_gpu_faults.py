@@ -19,7 +19,7 @@ def checked(owner: Any, name: str, *parameters: str) -> Any:
     function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
     seen = tuple(inspect.signature(function).parameters)
     if seen[: len(parameters)] != parameters:
-        raise RuntimeError(f"{owner.__name__}.{name}: saw {seen}, wanted {parameters}: not the vLLM that this knows")
+        raise RuntimeError(f"{owner.__name__}.{name}: got {seen}, expected {parameters}: not the vLLM that this knows")
     return function
 
 

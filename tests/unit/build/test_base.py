@@ -32,7 +32,7 @@ SCRIPT = str(PROJECT / "dockerfiles/base.py")
 def test_a_tag_is_refused(tmp_path: Path, image: str) -> None:
     with pytest.raises(ManifestError) as caught:
         manifests.load_stack(on_base(tmp_path, image), "tiny")
-    assert (caught.value.key, caught.value.seen) == ("base.image", image)
+    assert (caught.value.key, caught.value.got) == ("base.image", image)
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,10 @@ def test_a_machine_that_the_stack_does_not_name_is_refused(paths: Paths) -> None
 
 def test_another_python_is_refused(paths: Paths) -> None:
     write_stack(paths.project, "native", "3.11.2-7")
-    with pytest.raises(ManifestError, match=r"build_on\.linux/amd64: saw .*3\.11\.2-7.*wanted .*3\.11\.2-6") as caught:
+    with pytest.raises(ManifestError) as caught:
         cross_build.stand_in(paths, "far", "linux/amd64")
+    assert caught.value.key == "build_on.linux/amd64"
+    assert "3.11.2-7" in str(caught.value.got) and "3.11.2-6" in caught.value.expected
     assert caught.value.next_step == "invoke lock --stack native, then invoke lock --stack far"
 
 

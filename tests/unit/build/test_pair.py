@@ -49,18 +49,19 @@ def test_a_number_alone_is_enough(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "wanted"),
+    ("more", "got"),
     [
-        ({"nodes": 9}, "nodes: saw 9"),
+        ({"nodes": 9}, 9),
         ({"nodes": 4}, "--tensor-parallel-size 2, --pipeline-parallel-size 1 for 4 nodes"),
-        ({"nodes": 3, "defaults": {"tensor_parallel": 3}}, r"KV heads \(2\) over 3"),
+        ({"nodes": 3, "defaults": {"tensor_parallel": 3}}, "KV heads (2) over 3"),
     ],
 )
-def test_what_does_not_divide_is_refused(project: Path, more: dict[str, Any], wanted: str) -> None:
+def test_what_does_not_divide_is_refused(project: Path, more: dict[str, Any], got: object) -> None:
     defaults = yaml.safe_load((project / "recipes/scripted-pair.yaml").read_text())["defaults"]
     more = more | {"defaults": defaults | more.get("defaults", {})}
-    with pytest.raises(ManifestError, match=wanted):
+    with pytest.raises(ManifestError) as caught:
         pair(project, write(project, **more))
+    assert caught.value.got == got
 
 
 @pytest.mark.parametrize("stage", ["v2-tq", "v3"])

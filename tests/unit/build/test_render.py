@@ -134,8 +134,9 @@ def test_key_does_not_depend_on_where_the_project_lies(tmp_path: Path) -> None:
 
 
 def test_a_layer_of_an_unlocked_distribution_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"tiny\.yaml: python\.layers\.first: saw 'alpha'"):
+    with pytest.raises(ManifestError) as caught:
         rendered(make_project(tmp_path), locked("beta"))
+    assert (caught.value.key, caught.value.got) == ("python.layers.first", "alpha")
 
 
 def test_wheel_is_the_same_twice_and_holds_neither_readme_nor_tests(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_template_that_cannot_be_filled_in(tmp_path: Path, text: str) -> None:
     """The last two reach for the interpreter: an imported release brings templates of somebody else."""
     project = tiny_images.make_project(tmp_path)
     (project / "dockerfiles/child.j2").write_text(text)
-    with pytest.raises(
-        ManifestError, match=r"child\.j2: template: saw .(UndefinedError|TemplateSyntaxError|SecurityError)"
-    ):
+    with pytest.raises(ManifestError) as caught:
         rendered(project)
+    assert caught.value.file.endswith("child.j2") and caught.value.key == "template"
+    assert str(caught.value.got).startswith(("UndefinedError", "TemplateSyntaxError", "SecurityError"))

@@ -48,7 +48,7 @@ INSTALL, USER = '["python3", "/tmp/tools/install.py"]', "USER 10001:10001"
     ("path", "old", "new", "seen"),
     [
         (TEMPLATE, INSTALL, "echo $HOME", "cpu-base.Dockerfile:11 SC2086"),  # shellcheck, inside
-        (TEMPLATE, USER, "USER 0:0", "USER 0:0, wanted numbers other than 0"),
+        (TEMPLATE, USER, "USER 0:0", "USER 0:0, expected numbers other than 0"),
         (TEMPLATE, f"{USER}\n", "", "no USER in the stage `config`"),
         (TEMPLATE, "HOME=/home/sparkpin", "HOME=/home/sparkpin HF_TOKEN=", "ENV HF_TOKEN, a secret by its name"),
         (TEMPLATE, USER, f"LABEL a={TOKEN}\n{USER}", "a token of the Hugging Face hub"),

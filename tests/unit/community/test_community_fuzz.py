@@ -30,7 +30,7 @@ from sparkpin.commands import recipe as tasks
 from sparkpin.community import adopt, check, mapping, placeholders, recipe
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.pins import manifests, vllm_command
+from sparkpin.pins import manifests, vllm_command, vllm_flags
 from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE
 
 SECONDS, BYTES = 2, 200 << 20
@@ -190,10 +190,10 @@ def trial(paths: Paths, text: str, out: pytest.CaptureFixture[str]) -> str:
         back = manifests.load_recipe(paths.project, "r")
         served, rendered = adopt.as_served(read)
         left = (EXECUTOR, NODES, *PER_NODE, "--revision", "--chat-template", "--speculative-config",
-                *vllm_command.tls_flags(rendered.argv))  # fmt: skip
+                *vllm_flags.tls_flags(rendered.argv))  # fmt: skip
         wanted = adopt.changed(rendered.argv, left)
         found = vllm_command.split(vllm_command.fill(back.command, back.defaults, "r"), "r")
-        assert vllm_command.drop_flags(found, *left) == wanted
+        assert vllm_flags.drop_flags(found, *left) == wanted
         assert back.env == {name: value for name, value in rendered.env.items() if not mapping.useless(name)}
         assert back.model == served.model
         return "taken over"

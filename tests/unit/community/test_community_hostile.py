@@ -185,7 +185,7 @@ def test_words_that_sparkrun_would_change_are_not_exported(words: tuple[str, str
     assert export.text_of(exported(None, *words), "v1")
     with pytest.raises(ManifestError) as caught:
         export.text_of(exported(None, *words), "v2")
-    assert caught.value.seen == words[1]
+    assert caught.value.got == words[1]
 
 
 def test_what_sparkrun_sets_on_a_spark(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_draft_model_that_is_no_text(
     file = written(tmp_path, V2 | {"command": f"vllm serve {{model}} {flag}", "defaults": {}})
     for what in ([file], [file, "scripted-tiny"]):  # one alone, and several of which one is ours
         assert not tasks.recipe_check(paths, what)
-    assert "saw the model" in capsys.readouterr().out
+    assert "got the model" in capsys.readouterr().out
     for task in (tasks.recipe_import, tasks.recipe_show):
         with pytest.raises(ManifestError) as caught:
             task(paths, file)

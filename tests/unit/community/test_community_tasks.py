@@ -20,7 +20,7 @@ from sparkpin.commands import recipe as tasks
 from sparkpin.community import adopt, check, mapping, recipe, render
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.pins import manifests, vllm_command
+from sparkpin.pins import manifests, vllm_command, vllm_flags
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.pins.values import UNSHOWN
 from sparkpin.releases.kept_inputs import KeptInputs
@@ -134,7 +134,7 @@ def test_folders_of_their_containers_and_tokens_are_left_out(
     env = {"HF_HOME": "/root/.cache/huggingface", "HF_TOKEN": "hf_secret", "TRITON_CACHE_DIR": "/x", "N": 4}
     with pytest.raises(ManifestError) as caught:
         imported(paths, tmp_path, V1 | {"env": env | {"VLLM_API_KEY": "0123456789abcdef"}})
-    assert (caught.value.key, caught.value.seen) == ("env.VLLM_API_KEY", UNSHOWN)
+    assert (caught.value.key, caught.value.got) == ("env.VLLM_API_KEY", UNSHOWN)
     with pytest.raises(ManifestError, match="--api-key"):
         imported(paths, tmp_path, V1 | {"command": "vllm serve acme/sample-int4 --api-key 0123456789abcdef"})
     assert not (paths.project / "recipes/some-recipe.yaml").exists()
@@ -172,8 +172,8 @@ def test_a_model_that_is_pinned_already_is_taken(paths: Paths, tmp_path: Path) -
         ({"command": "sglang serve --model-path x"}, "vllm serve MODEL"),
         ({"command": "vllm serve /models/x", "model": "/models/x"}, "a repository of the Hub, OWNER/NAME"),
         ({"command": "vllm serve acme/sample-int4 --x '{{\"a\"}}'"}, "JSON"),
-        ({"command": "vllm serve acme/sample-int4 --port {prot}"}, "a key of `defaults`"),
-        ({"command": "vllm serve {model} --port {prot}", "recipe_version": "2"}, "a key of `defaults`"),
+        ({"command": "vllm serve acme/sample-int4 --port {prot}"}, "{prot}"),
+        ({"command": "vllm serve {model} --port {prot}", "recipe_version": "2"}, "{prot}"),
         ({"command": "pip install x"}, "a command that starts a server"),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_checkpoint_that_is_made_here_is_given_as_a_folder(
         (tmp_path / "r.yaml").write_text(text)
         made = render.render(recipe.load(tmp_path / "r.yaml"))
         host = "0.0.0.0" if form == "v2" else "127.0.0.1"  # sparkrun asks the machine's own address whether it is up
-        assert made.argv == ("vllm", "serve", model, *vllm_command.set_flag(last.argv, "--host", host)[3:])
+        assert made.argv == ("vllm", "serve", model, *vllm_flags.set_flag(last.argv, "--host", host)[3:])
         assert made.env == last.env
         assert f"# Checkpoint: {folder}" in text
     tasks.recipe_export(paths, "scripted-tiny", form="v1")
@@ -258,8 +258,8 @@ def test_a_cluster_of_the_community_is_taken_over(paths: Paths, tmp_path: Path) 
     made = manifests.load_recipe(paths.project, imported(paths, tmp_path, value)["name"])
     assert (made.nodes, made.defaults["tensor_parallel"]) == (4, 4)
     argv = vllm_command.serve_argv(made, manifests.load_stack(paths.project, "spark"), ())[0]
-    assert nodes_of(argv) == 4 and vllm_command.flag_value(argv, "-tp") is None
-    assert vllm_command.flag_value(argv, "--tensor-parallel-size") == "4" and "ray" not in argv
+    assert nodes_of(argv) == 4 and vllm_flags.flag_value(argv, "-tp") is None
+    assert vllm_flags.flag_value(argv, "--tensor-parallel-size") == "4" and "ray" not in argv
 
 
 def rows_of(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
@@ -411,8 +411,9 @@ def test_a_recipe_of_ours_from_elsewhere_is_held_against_its_own_stack(
     made = tasks.recipe_import(paths, str(away), name="again")
     assert pair(paths.project, made.target.stem)[-1].key == pair(paths.project, "scripted-tiny")[-1].key
     away.write_text(away.read_text().replace("stage: v2-tq\n", ""))
-    with pytest.raises(ManifestError, match=r"stage: saw '\(missing\)'"):
+    with pytest.raises(ManifestError) as caught:
         tasks.recipe_check(paths, [str(away)])
+    assert caught.value.key == "stage"
 
 
 def test_exports_that_cannot_be(paths: Paths) -> None:
@@ -479,7 +480,7 @@ if CORPUS.is_dir():  # a clone alone has none of them
     @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.yaml")), ids=lambda path: path.stem[-50:])
     def test_the_corpus_is_taken_over_or_told_why_not(paths: Paths, path: Path) -> None:
         refused = {
-            "minimax-m3-minimax": "SGLang", "opus": "wanted JSON", "embed": "/v1/embeddings",
+            "minimax-m3-minimax": "SGLang", "opus": "expected JSON", "embed": "/v1/embeddings",
         }  # fmt: skip
         why = next((text for part, text in refused.items() if part in path.name), None)
         if why:
@@ -492,7 +493,7 @@ if CORPUS.is_dir():  # a clone alone has none of them
         assert loaded.nodes == render.machines_of(recipe.load(path))
         made = vllm_command.own_argv(loaded)
         dropped = ("--chat-template", "--speculative-config", "--distributed-executor-backend")
-        expected = vllm_command.drop_flags(vllm_command.set_flag(before.argv, "--host", "127.0.0.1"), *dropped)
-        assert vllm_command.drop_flags(made, *dropped)[3:] == expected[3:]
+        expected = vllm_flags.drop_flags(vllm_flags.set_flag(before.argv, "--host", "127.0.0.1"), *dropped)
+        assert vllm_flags.drop_flags(made, *dropped)[3:] == expected[3:]
         assert loaded.env == {name: text for name, text in before.env.items() if name != "HF_HOME"}
         assert loaded.model in ("poolside/Laguna-S-2.1-NVFP4", before.argv[2])

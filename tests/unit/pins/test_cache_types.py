@@ -9,7 +9,9 @@ from checkout import PROJECT
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests, vllm_command
-from sparkpin.pins.cache_types import BETTER, FLAG, MOD, STAGE, without_mod
+from sparkpin.pins.values import BETTER, MOD, STAGE
+from sparkpin.pins.values import lacks_mod as without_mod
+from sparkpin.pins.vllm_flags import CACHE_TYPE as FLAG
 
 sys.path.append(str(PROJECT / "mods/turboquant"))
 
@@ -22,7 +24,7 @@ def test_it_is_refused_with_the_better_choice(name: str) -> None:
     recipe = recipe.model_copy(update={"command": f"{recipe.command.strip()} --kv_cache_dtype={name}"})
     with pytest.raises(ManifestError, match=BETTER[name][0]) as caught:
         vllm_command.own_argv(recipe)
-    assert (caught.value.key, caught.value.seen) == ("--kv-cache-dtype", name)
+    assert (caught.value.key, caught.value.got) == ("--kv-cache-dtype", name)
 
 
 def test_what_vllm_knows_is_taken() -> None:

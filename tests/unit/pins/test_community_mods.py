@@ -20,7 +20,9 @@ from sparkpin.commands import lint
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.history import operands
-from sparkpin.pins import community_mods, manifests
+from sparkpin.pins import manifests
+from sparkpin.pins.mods import in_workspace, to_fetch
+from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.releases.kept_inputs import KeptInputs
 
 RECIPE = "recipes/scripted-tiny.yaml"
@@ -63,12 +65,17 @@ def test_a_recipe_has_its_templates_in_every_image(project: Path) -> None:
     assert lint.hadolint(PROJECT, {f"{image.stage}.Dockerfile": image.dockerfile for image in images}) == []
 
 
-def test_a_path_in_a_command_is_found_in_the_images() -> None:
-    words = ["--chat-template=a.jinja", "--chat-template", "./b.jinja", "--chat_template", "/x.jinja"]
-    assert community_mods.in_workspace(words) == [
-        *("--chat-template=/workspace/a.jinja", "--chat-template"),
-        *("/workspace/b.jinja", "--chat_template", "/x.jinja"),
-    ]
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        (["--chat-template=a.jinja"], "/workspace/a.jinja"),
+        (["--chat_template", "./b.jinja"], "/workspace/b.jinja"),
+        (["--chat-template", "/x.jinja"], "/x.jinja"),
+        (["--port", "1"], None),
+    ],
+)
+def test_a_path_in_a_command_is_found_in_the_images(words: list[str], path: str | None) -> None:
+    assert flag_value(in_workspace(words), "--chat-template") == path
 
 
 @pytest.mark.parametrize(
@@ -92,7 +99,7 @@ def test_a_template_that_nobody_has_fetched_comes_with_the_command(project: Path
     name_in_recipe(project, "fix-qwen3.6-chat-template")
     with pytest.raises(ManifestError) as caught:
         pair(project, "scripted-tiny")
-    assert caught.value.next_step in community_mods.to_fetch(project, ["mods/fix-qwen3.6-chat-template"])
+    assert caught.value.next_step in to_fetch(project, ["mods/fix-qwen3.6-chat-template"])
     template = manifests.load_community_mods(project)["fix-qwen3.6-chat-template"].template
     assert template and caught.value.next_step.endswith(
         f"pins/chat_templates/fix-qwen3.6-chat-template.jinja {template.url}"

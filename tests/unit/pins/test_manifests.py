@@ -1,4 +1,4 @@
-"""Pins, locks, stages and recipes: what is wrong dies at load, with file, key, value seen and value wanted."""
+"""Pins, locks, stages and recipes: what is wrong is refused at load, with file, key, value got and value expected."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sparkpin.core.errors import InputError, ManifestError
-from sparkpin.pins import manifests
+from sparkpin.core.errors import WHOLE, InputError, ManifestError
+from sparkpin.pins import manifests, reading
 
 
 def edit(path: Path, **changes: Any) -> None:
@@ -24,6 +24,10 @@ def edit(path: Path, **changes: Any) -> None:
             target = target[folder]
         target[last] = value
     path.write_text(yaml.safe_dump(data))
+
+
+def layers(*names: str) -> list[dict[str, Any]]:
+    return [{"name": name.rstrip("*"), "packages": ["*"] if name.endswith("*") else []} for name in names]
 
 
 def test_every_manifest_of_the_project_loads(project: Path) -> None:
@@ -45,6 +49,11 @@ def test_every_manifest_of_the_project_loads(project: Path) -> None:
         ({"mods": ["no-such-mod"]}, "mods", False),
         ({"gpu": {"sm": "12.1", "arch": "a"}}, "gpu.arch", ("cuda", "sm")),
         ({"python__overrides": {"x==1": ""}}, "python.overrides.x==1", False),
+        ({"python__layers": layers("a")}, "python.layers", False),  # none has the rest
+        ({"python__layers": layers("a", "a", "b*")}, "python.layers", False),  # one name twice would lose wheels
+        ({"python__layers": layers("venv", "b*")}, "python.layers", False),  # a name of the images' own
+        ({"serve": {"flags": {"--x": []}}}, "serve.flags.--x", False),
+        ({"serve": {"env": {"X": None}}}, "serve.env.X", False),
     ],
 )
 def test_a_wrong_stack_is_refused_with_file_and_key(
@@ -52,9 +61,10 @@ def test_a_wrong_stack_is_refused_with_file_and_key(
 ) -> None:
     """known: as data, too, where nobody knows the key: whoever guesses what was meant reads no words."""
     edit(project / "pins/stacks/cpu.yaml", **changes)
-    with pytest.raises(ManifestError, match=r"pins/stacks/cpu\.yaml") as caught:
+    with pytest.raises(ManifestError) as caught:
         manifests.load_stack(project, "cpu")
-    assert caught.value.key == key
+    assert caught.value.file.endswith("pins/stacks/cpu.yaml")
+    assert caught.value.key.startswith(key) if key.startswith("serve.") else caught.value.key == key
     assert bool(caught.value.known) == bool(known) and known in (True, False, caught.value.known)
 
 
@@ -71,6 +81,9 @@ def test_a_wrong_stack_is_refused_with_file_and_key(
         ("description:", "name: other\ndescription:", "name"),
         ("description:", "description: [\nx:", "line "),
         ("      block: [128, 128]\n", "", "hybrid.rules.0"),
+        ("description:", "drafter: {}\ndescription:", "drafter"),
+        ("description:", "made: 2026-99-99\ndescription:", WHOLE),
+        ("description:", "? [a]\n: 1\ndescription:", WHOLE),
     ],
 )
 def test_a_wrong_pin_is_refused_with_file_and_key(project: Path, old: str, new: str, key: str) -> None:
@@ -81,7 +94,7 @@ def test_a_wrong_pin_is_refused_with_file_and_key(project: Path, old: str, new: 
     with pytest.raises(ManifestError) as caught:
         manifests.load_model(project, "scripted-tiny")
     assert caught.value.key.startswith(key) and str(path) in caught.value.next_step
-    assert not re.search("Input should|Value error|after validation", str(caught.value))
+    assert not re.search("Input should|Value error", caught.value.expected)
 
 
 def test_a_broken_pin_stops_nobody_but_those_who_need_it(project: Path) -> None:
@@ -89,30 +102,43 @@ def test_a_broken_pin_stops_nobody_but_those_who_need_it(project: Path) -> None:
     (project / "pins/models/broken.yaml").write_text("base: [\n")
     assert manifests.model_of(project, recipe).name == "scripted-tiny"
     (project / "pins/models/scripted-tiny.yaml").unlink()
-    with pytest.raises(ManifestError, match=r"broken\.yaml: line"):
+    with pytest.raises(ManifestError) as caught:
         manifests.model_of(project, recipe)
+    assert caught.value.file.endswith("broken.yaml")
     (project / "pins/models/broken.yaml").unlink()
-    with pytest.raises(ManifestError, match=r"model: saw .* of a model of pins/models/ \(Intel/") as caught:
+    with pytest.raises(ManifestError) as caught:
         manifests.model_of(project, recipe)
-    assert "or pin that model" in caught.value.next_step
+    assert (caught.value.key, caught.value.got) == ("model", recipe.model) and "Intel/" in caught.value.expected
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "said"),
+    ("file", "old", "new", "key", "got"),
     [
-        ("mtp", "description: ", "# ", r"stages/mtp\.yaml: description"),
-        ("mtp", "template:", "parent: base\ntemplate:", "'parent' stands twice"),
-        ("mtp", "parent: hybrid", "parent: hybird", "hybird"),
-        ("base", "parent: null", "parent: v2", "v2 -> mtp -> hybrid -> base -> v2"),
+        ("mtp", "description: ", "# ", "description", "(missing)"),
+        ("mtp", "template:", "parent: base\ntemplate:", "line 3", "key 'parent' stands twice"),
+        ("mtp", "parent: hybrid", "parent: hybird", "parent", "hybird"),
+        ("base", "parent: null", "parent: v2", "parent", "v2"),
     ],
 )
-def test_a_wrong_stage_is_refused(project: Path, file: str, old: str, new: str, said: str) -> None:
+def test_a_wrong_stage_is_refused(project: Path, file: str, old: str, new: str, key: str, got: str) -> None:
     path = project / f"stages/{file}.yaml"
     text = path.read_text()
     assert text.count(old) == 1
     path.write_text(text.replace(old, new))
-    with pytest.raises(ManifestError, match=said):
+    with pytest.raises(ManifestError) as caught:
         manifests.load_chain(project, "v2")
+    assert caught.value.file == str(path) and (caught.value.key, caught.value.got) == (key, got)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: " + "[" * 1000, "- &a [x, x]\n" + "- &a [*a, *a]\n" * 40, "x" * (300 << 10), b"\xff"]
+)
+def test_yaml_that_is_made_to_be_read_for_ever_is_refused(tmp_path: Path, text: str | bytes) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ManifestError) as caught:
+        reading.read_yaml(path)
+    assert caught.value.file == str(path)
 
 
 @pytest.mark.parametrize("load", [manifests.load_stage, manifests.load_recipe, manifests.load_model])
@@ -146,9 +172,9 @@ def test_a_bad_entry_of_a_lock_is_refused(project: Path, row_change: dict[str, A
 
 def test_pins_that_changed_after_the_lock_are_refused(project: Path) -> None:
     edit(project / "pins/stacks/cpu.yaml", debian__packages=["python3", "curl"])
-    with pytest.raises(ManifestError, match="changed since") as caught:
+    with pytest.raises(ManifestError) as caught:
         manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
-    assert caught.value.next_step == "invoke lock --stack cpu"
+    assert (caught.value.key, caught.value.next_step) == ("inputs", "invoke lock --stack cpu")
 
 
 def test_what_does_not_decide_the_closure_leaves_the_lock_valid(project: Path) -> None:

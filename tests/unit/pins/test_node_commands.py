@@ -7,7 +7,8 @@ from places import PROJECT
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests, nodes
-from sparkpin.pins.vllm_command import flag_value, serve_argv
+from sparkpin.pins.vllm_command import serve_argv
+from sparkpin.pins.vllm_flags import flag_value
 
 ARGV = ["vllm", "serve", "/model", "--host", "127.0.0.1", "--port", "8000", "--distributed-executor-backend", "uni"]
 ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "A": "b"}
@@ -80,11 +81,11 @@ def test_what_stack_and_stages_set_does_not_undo_it() -> None:
 def test_words_that_no_number_of_machines_goes_with(count: int, flags: str, gpu: bool, wanted: list[str]) -> None:
     faults = list(nodes.word_faults([*ARGV, *flags.split()], count, "recipes/r.yaml", gpu=gpu))
     assert len(faults) == len(wanted), faults
-    assert all(str(fault.seen).startswith(seen) for fault, seen in zip(faults, wanted, strict=True)), faults
+    assert all(str(fault.got).startswith(seen) for fault, seen in zip(faults, wanted, strict=True)), faults
 
 
 def test_ray_is_refused() -> None:
     recipe = manifests.load_recipe(PROJECT, "scripted-pair")
     ray = recipe.model_copy(update={"command": f"{recipe.command.rstrip()} --distributed-executor-backend ray"})
-    with pytest.raises(ManifestError, match="wanted mp"):
+    with pytest.raises(ManifestError, match="expected mp"):
         serve_argv(ray, manifests.load_stack(PROJECT, recipe.stack), ())

@@ -14,7 +14,7 @@ from sparkpin.build.pair import pair
 from sparkpin.commands import notes as commands_notes
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
-from sparkpin.pins.precedence import origins, overruled
+from sparkpin.pins.vllm_command import origins, overruled
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release
 

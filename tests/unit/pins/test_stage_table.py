@@ -57,7 +57,7 @@ def test_whose_core_a_kernel_is(core: str, part: str) -> None:
     "kernels", [[], layer("attend")[:-1], 3 * layer("attend")], ids=["none", "cut", "three layers"]
 )
 def test_a_profile_that_is_not_of_whole_steps_is_no_result(kernels: list[tuple[str, float, str]]) -> None:
-    with pytest.raises(ValueError, match=r"\d kernels moe_sum, wanted one in each of 2 layers"):
+    with pytest.raises(ValueError, match=r"\d kernels moe_sum, expected one in each of 2 layers"):
         buckets.parts_of(in_order(kernels), layers=2)
 
 

@@ -58,7 +58,7 @@ def test_a_secret_anywhere_in_a_file_that_goes_into_bundles(project: Path) -> No
     path.write_text(f"{path.read_text()}# my key: sk-{'a' * 40}\n")
     with pytest.raises(ManifestError) as caught:
         pair(project, "scripted-tiny")
-    assert (caught.value.file, caught.value.seen) == ("recipes/scripted-tiny.yaml", UNSHOWN)
+    assert (caught.value.file, caught.value.got) == ("recipes/scripted-tiny.yaml", UNSHOWN)
 
 
 def test_a_secret_in_the_variables_of_images(project: Path) -> None:

@@ -12,7 +12,7 @@ from made_recipes import recipe, stack, stage
 from places import PROJECT
 
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins import vllm_command
+from sparkpin.pins import vllm_command, vllm_flags
 from sparkpin.pins.manifests import load_recipe, load_stack
 
 CORPUS = PROJECT.parent / "shared/corpus/recipes"
@@ -36,24 +36,25 @@ def test_doubled_braces_and_what_a_default_may_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "seen", "wanted"),
+    ("command", "got"),
     [
-        ("vllm serve a/b --port {prot}", "{prot}", r"a key of `defaults` \(host, port\)"),
-        ("vllm serve a/b --x {port.no}", "has no attribute", "a key of `defaults`"),
-        ("""vllm serve a/b --x '{"method": "mtp"}'""", '{"method"}', r"wanted a brace of JSON doubled, \{\{ \}\}"),
-        ("vllm serve a/b --x 'open", "No closing quotation", "check the quotes"),
-        ("python -m vllm a/b", "python -m vllm", "starts with: vllm serve <model>"),
-        ("vllm serve a/b --ssl-certfile c", "--ssl-certfile", "no TLS: health check, smoke test and `serve` ask by pl"),
-        ("vllm serve other/model", "other/model", r"'a/b' \(the recipe's model\) or '/model'"),
-        ('vllm serve a/b --x {{"n":2}}', "{n:2}", "put single quotes around it"),
-        ("""vllm serve a/b --x '{{"n":2,}}'""", '{"n":2,}', r"wanted JSON \([^\n]*line 1 column \d+[^\n]*\)(\n|$)"),
+        ("vllm serve a/b --port {prot}", "{prot}"),
+        ("vllm serve a/b --x {port.no}", "has no attribute"),
+        ("""vllm serve a/b --x '{"method": "mtp"}'""", '{"method"}'),
+        ("vllm serve a/b --x 'open", "No closing quotation"),
+        ("python -m vllm a/b", "python -m vllm"),
+        ("vllm serve a/b --ssl-certfile c", "--ssl-certfile"),
+        ("vllm serve other/model", "other/model"),
+        ('vllm serve a/b --x {{"n":2}}', "{n:2}"),
+        ('vllm serve a/b --x={{"n":2}}', "{n:2}"),
+        ("""vllm serve a/b --x '{{"n":2,}}'""", '{"n":2,}'),
     ],
 )
-def test_a_faulty_command_is_told_with_file_and_key(command: str, seen: str, wanted: str) -> None:
-    with pytest.raises(ManifestError, match=wanted) as caught:
+def test_a_faulty_command_is_refused(command: str, got: str) -> None:
+    with pytest.raises(ManifestError) as caught:
         argv_of(recipe(command, defaults={"port": 1, "host": "h"}), stack(), ())
-    assert caught.value.file == "recipes/r.yaml" and caught.value.key == "command"
-    assert seen in str(caught.value.seen)
+    fault = caught.value
+    assert (fault.file, fault.key) == ("recipes/r.yaml", "command") and got in str(fault.got) and fault.next_step
 
 
 def test_a_later_stage_s_flag_takes_the_place_of_an_earlier_one_s() -> None:
@@ -85,10 +86,12 @@ def test_a_later_stage_s_flag_takes_the_place_of_an_earlier_one_s() -> None:
         (["--sizes", "1", "2", "--z"], "--sizes", [4, 8], ["--sizes", "4", "8", "--z"]),
         (["--portal", "1"], "--port", 2, ["--portal", "1", "--port", "2"]),
         ([], "--json", {"text": "ş"}, ["--json", '{"text":"ş"}']),
+        ([], "--rates", [0.5, "x"], ["--rates", "0.5", "x"]),
+        ([], "--kinds", [{"n": 1}, True], ["--kinds", '{"n":1}', "true"]),  # not as Python would write them
     ],
 )
 def test_setting_a_flag(words: list[str], name: str, value: Any, result: list[str]) -> None:
-    assert vllm_command.set_flag(["vllm", "serve", "/model", *words], name, value) == [
+    assert vllm_flags.set_flag(["vllm", "serve", "/model", *words], name, value) == [
         "vllm",
         "serve",
         "/model",
@@ -98,15 +101,15 @@ def test_setting_a_flag(words: list[str], name: str, value: Any, result: list[st
 
 def test_dropping_and_reading_flags() -> None:
     argv = ["vllm", "serve", "/model", "--host", "h", "--port=1", "-tp", "2", "--port", "9"]
-    assert vllm_command.drop_flags(argv, "--host", "--port") == ["vllm", "serve", "/model", "-tp", "2"]
-    assert vllm_command.flag_value(argv, "--port") == "9"
-    assert vllm_command.flag_value(argv, "--tensor-parallel-size") == "2"
-    assert vllm_command.flag_value(argv, "--absent") is None
+    assert vllm_flags.drop_flags(argv, "--host", "--port") == ["vllm", "serve", "/model", "-tp", "2"]
+    assert vllm_flags.flag_value(argv, "--port") == "9"
+    assert vllm_flags.flag_value(argv, "--tensor-parallel-size") == "2"
+    assert vllm_flags.flag_value(argv, "--absent") is None
 
 
 def test_clients_keep_the_repository_s_name() -> None:
-    assert vllm_command.served_name(argv_of(recipe(), stack(), ())) == "a/b"
-    assert vllm_command.served_name(argv_of(recipe("vllm serve /model --served-model-name x y"), stack(), ())) == "x"
+    assert vllm_flags.served_name(argv_of(recipe(), stack(), ())) == "a/b"
+    assert vllm_flags.served_name(argv_of(recipe("vllm serve /model --served-model-name x y"), stack(), ())) == "x"
 
 
 def test_environment_is_text_and_later_parts_win() -> None:
@@ -119,7 +122,7 @@ def test_environment_is_text_and_later_parts_win() -> None:
 def test_the_project_s_own_recipe_on_its_own_stack() -> None:
     own = load_recipe(PROJECT, "scripted-tiny")
     argv, env = vllm_command.serve_argv(own, load_stack(PROJECT, "cpu"), ())
-    assert argv[:3] == ["vllm", "serve", "/model"] and vllm_command.served_name(argv) == "scripted-tiny"
+    assert argv[:3] == ["vllm", "serve", "/model"] and vllm_flags.served_name(argv) == "scripted-tiny"
     assert "--no-enable-prefix-caching" in argv and env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
@@ -138,15 +141,14 @@ if CORPUS.is_dir():  # others' recipes are no part of the repository: a clone al
         assert words[2] == value["model"]
         assert not any(word.strip() == "" or "\\\n" in word for word in words)
         for key in ("port", "host"):
-            assert vllm_command.flag_value(words, f"--{key}") == str(value["defaults"][key])
-        replaced = vllm_command.set_flag(words, "--port", 1)
-        assert len(replaced) == len(words) and vllm_command.flag_value(replaced, "--port") == "1"
+            assert vllm_flags.flag_value(words, f"--{key}") == str(value["defaults"][key])
+        replaced = vllm_flags.set_flag(words, "--port", 1)
+        assert len(replaced) == len(words) and vllm_flags.flag_value(replaced, "--port") == "1"
         broken = [word for word in words if word.startswith("{") and not is_json(word)]
         if broken:  # vLLM refuses it too
-            with pytest.raises(ManifestError, match="JSON"):
-                vllm_command.check_json(words, path)
+            assert list(vllm_command.json_faults(words, path))
         else:
-            vllm_command.check_json(words, path)
+            assert not list(vllm_command.json_faults(words, path))
 
 
 def is_json(word: str) -> bool:

@@ -19,8 +19,8 @@ import tasks
 from sparkpin.commands import client
 from sparkpin.core.errors import InputError
 from sparkpin.pins import manifests
-from sparkpin.pins.families import family_of
 from sparkpin.pins.schema import Family
+from sparkpin.pins.vllm_command import family_of
 from sparkpin.serve.client_facts import ServerFacts, facts_of
 from sparkpin.serve.client_formats import CLIENTS, found_here
 

@@ -158,13 +158,13 @@ def test_with_a_certificate_there_is_tls_and_nothing_else(site: Site, tmp_path: 
 
 DEEP = '{"a":' * 5 + "[]" + "}" * 5
 BAD = {
-    "[1]": "wanted a JSON object",
-    "{": "wanted JSON (",
-    '{"a":' * 100_000: "wanted JSON",
+    "[1]": "expected a JSON object",
+    "{": "expected JSON (",
+    '{"a":' * 100_000: "expected JSON",
     DEEP: "nested at most 4 deep",
     json.dumps({"a": [1] * 200}): "at most 100 values",
-    "": "wanted JSON",
-    '{"a": 1' + "0" * 5000 + "}": "wanted JSON",
+    "": "expected JSON",
+    '{"a": 1' + "0" * 5000 + "}": "expected JSON",
 }
 
 

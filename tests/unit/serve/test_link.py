@@ -65,7 +65,7 @@ def test_a_link_that_nobody_named() -> None:
 
 
 def test_a_link_that_is_not_there() -> None:
-    with pytest.raises(InputError, match=r"--link: saw 'eth7'.*eth0 \(192.0.2.0/24\)"):
+    with pytest.raises(InputError, match=r"--link: got 'eth7'.*eth0 \(192.0.2.0/24\)"):
         choose([HERE, THERE], "eth7")
     with pytest.raises(InputError, match=r"ssh://b: no interface in 10.0.2.0/24"):
         choose([HERE, THERE], "enp1s0f1np1")

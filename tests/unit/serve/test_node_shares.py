@@ -30,7 +30,7 @@ PLAIN = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "
 
 def seen(config: Any, flags: str, rules: Any = SHARED) -> list[str]:
     argv = ["vllm", "serve", "/model", *flags.split()]
-    return [str(fault.seen) for fault in share_faults(config, argv, rules, "recipes/r.yaml")]
+    return [str(fault.got) for fault in share_faults(config, argv, rules, "recipes/r.yaml")]
 
 
 @pytest.mark.parametrize(

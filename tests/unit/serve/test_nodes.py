@@ -52,7 +52,7 @@ def test_options_change_what_was_kept() -> None:
         (NodesOptions(), None, PAIR, "is for 2 machines, and none are named"),
         (NodesOptions("here"), None, PAIR, "--nodes names 1"),
         (NodesOptions("ssh://b,ssh://b"), None, PAIR, "ssh://b is named twice"),
-        (NodesOptions("spark2"), None, PAIR, "saw 'spark2'"),
+        (NodesOptions("spark2"), None, PAIR, "got 'spark2'"),
         (NodesOptions("ssh://b"), None, ALONE, "is for one machine"),
     ],
 )

@@ -65,8 +65,9 @@ def test_kernels_belong_to_a_stage_that_has_a_parent() -> None:
     lock = manifests.load_stack_lock(PROJECT, stack)
     chain = manifests.load_chain(PROJECT, "base")
     early = chain[0].model_copy(update={"mods": ["int8-lm-head"]})
-    with pytest.raises(ManifestError, match=r"base\.yaml: mods: saw .*int8-lm-head.* wanted none with kernels"):
+    with pytest.raises(ManifestError) as caught:
         render.render(PROJECT, stack, lock, early, None)
+    assert caught.value.key == "mods" and "int8-lm-head" in str(caught.value.got)
 
 
 def image(folder: Path, cubins: Sequence[bytes], listed: int, built_with: str = "3.8.0") -> ImageFacts:

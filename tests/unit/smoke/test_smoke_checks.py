@@ -70,33 +70,33 @@ FAULTS: list[tuple[Any, ...]] = [
     ("tool-call-stream", text(LATER, LATER.replace('{"arguments"', '{"name":"get_weather","arguments"')),
      "name 'get_weather' again"),
     ("tool-call-stream", lambda reply: text(r"\", \"unit\": \"", "")(text("celsius", "")(reply)),
-     "wanted {'city': 'Ankara', 'unit': 'celsius'}"),
+     "expected {'city': 'Ankara', 'unit': 'celsius'}"),
     ("tool-call-stream", text(r'"arguments":"\"}"', '"arguments":""'), "the arguments are not JSON"),
     ("tool-call-stream", text('"index":0,"function":{"name"', '"index":1,"function":{"name"'), "index 1 after 0 calls"),
-    ("tool-call-stream", text('"finish_reason":"tool_calls"', '"finish_reason":"stop"'), "finish_reason: saw 'stop'"),
+    ("tool-call-stream", text('"finish_reason":"tool_calls"', '"finish_reason":"stop"'), "finish_reason: got 'stop'"),
     ("tool-call", text('"content":null', '"content":"<tool_call>"'), "<tool_call> was left in the content"),
-    ("tool-call", lambda _: RECORDED["chat"], "saw 0 tool calls"),
+    ("tool-call", lambda _: RECORDED["chat"], "got 0 tool calls"),
     ("tool-call-in-reasoning",
      lambda _: text("They ask something small", "Now <tool_call><function=get_weather>")(RECORDED["chat"]),
-     "saw 0 tool calls, wanted 1 call; content '\\n\\nHello from Sparkpin: every part of this server works.'; "
+     "got 0 tool calls, expected 1 call; content '\\n\\nHello from Sparkpin: every part of this server works.'; "
      "<tool_call> stands in the reasoning"),
     ("tool-calls-parallel", text('"index":1', '"index":0', 99), "again in a later delta", "tool-calls-parallel-stream"),
-    ("tool-calls-parallel", one_id, "wanted one for each call"),
-    ("tool-calls-parallel", text("Iğdır", "Igdir"), "wanted {'city': 'Iğdır', 'unit': 'fahrenheit'}"),
+    ("tool-calls-parallel", one_id, "expected one for each call"),
+    ("tool-calls-parallel", text("Iğdır", "Igdir"), "expected {'city': 'Iğdır', 'unit': 'fahrenheit'}"),
     ("tool-call-long", text(r"\\n\\n  </tool_call> kapanış etiketi\\n</article>", ""),
-     "arguments: saw {'path': 'notlar/çay.html', 'content': '<article>"),
-    ("tool-call-long", text(r"\"mode\": 420", r"\"mode\": \"420\""), "arguments: saw {"),
-    ("tool-examples", text("Ankara", "Paris"), "saw {'city': 'Paris'"),
+     "arguments: got {'path': 'notlar/çay.html', 'content': '<article>"),
+    ("tool-call-long", text(r"\"mode\": 420", r"\"mode\": \"420\""), "arguments: got {"),
+    ("tool-examples", text("Ankara", "Paris"), "got {'city': 'Paris'"),
     ("unicode", text("güneşli", "guneşli"), "content differs at"),
-    ("tool-call", text('"get_weather"', '"get_time"'), "saw 'get_time'"),
-    ("chat-stream", text("data: [DONE]\n\n", ""), "wanted [DONE] once"),
+    ("tool-call", text('"get_weather"', '"get_time"'), "got 'get_time'"),
+    ("chat-stream", text("data: [DONE]\n\n", ""), "expected [DONE] once"),
     ("chat-stream", lambda reply: (200, STREAM, reply[2][:-60] + b"<reset>"), "RemoteProtocolError"),
     ("chat-stream", text('{"id"', '{id"'), "event 1 is not JSON"),
     ("chat-stream", text("data: [DONE]", 'data: {"error": {"message": "EngineCore died"}}\n\ndata: [DONE]'),
      "EngineCore died"),
     ("chat-stream", instead(200, STREAM, IN_ONE), "came in 1 part"),
     ("chat-stream", text(" of this server", ""), "content differs at character 34"),
-    ("chat-stream", text('"role":"assistant",', ""), "roles in the deltas: saw []"),
+    ("chat-stream", text('"role":"assistant",', ""), "roles in the deltas: got []"),
     ("tool-answer", lambda reply: (*reply[:2], reply[2].replace("ş".encode(), b"\xc5", 1)), "not UTF-8"),
     ("chat", text(r'"content":"\n\nHello', r'"content":"They ask</think>\n\nHello'), "content differs at character 0"),
     ("chat", text("They ask", "You ask"), "reasoning differs"),
@@ -104,16 +104,16 @@ FAULTS: list[tuple[Any, ...]] = [
     ("long-text", text("lighthouse", "lightship"), "content differs at character 11"),
     ("long-text", text('"completion_tokens":159', '"completion_tokens":99'), "99 tok"),
     ("completion", instead(200, JSON, b"\x00\xff OK"), "but no JSON"),
-    ("chat", instead(200, JSON, b'{"error": "out of memory"}'), "choices: saw None"),
+    ("chat", instead(200, JSON, b'{"error": "out of memory"}'), "choices: got None"),
     ("completion", lambda kind, reply: reply if kind == "health" else (500, JSON, b"EngineCore died"),
      "status 500: 'EngineCore died'", None),
     ("completion", text(" a pinned", " an unpinned"), "differs at character 2"),
     ("acceptance", instead(200, "text/plain", b"up 1\n"), "does not draft"),
     ("acceptance", counted("draft_tokens_total", "0.0"), "no token was drafted"),
     ("acceptance", counted("accepted_tokens_total", "172.0"),
-     "172 of 216 drafted tokens accepted (79.6%), wanted at least 0.8"),
+     "172 of 216 drafted tokens accepted (79.6%), expected at least 0.8"),
     ("acceptance", text(PLACE_1.format("108.0"), PLACE_1.format("64.0")),
-     "by position 100.0%, 59.3%, wanted at least [0.8, 0.6]"),
+     "by position 100.0%, 59.3%, expected at least [0.8, 0.6]"),
     ("acceptance", lambda reply: (*reply[:2], reply[2] + PLACE_1.replace('"1"', '"2"').format("9.0\n").encode()),
      "3 positions of a draft (100.0%, 100.0%, 8.3%), floors for 2"),
     ("acceptance", lambda reply: (*reply[:2], reply[2].replace(b" 216.0", b" 49.0")), "49 drafted tokens are too few"),
@@ -127,9 +127,9 @@ SHAPE_FAULTS: list[tuple[Any, ...]] = [
     ("chat", text(r'"\n\nHello', '"Hm</think>Hello'), "</think> was left"),
     ("tool-call", text("city", "town"), "lack ['city']"),
     ("tool-call", text("unit", "scale"), "unknown names ['scale']"),
-    ("tool-call", text("celsius", "kelvin"), "argument unit: saw 'kelvin', wanted one of ['celsius', 'fahrenheit']"),
-    ("tool-calls-parallel", text("İzmir", "Izmir"), "wanted 'İzmir' in one"),
-    ("tool-call-long", text(r"\"mode\": 420", r"\"mode\": true"), "argument mode: saw True, wanted integer"),
+    ("tool-call", text("celsius", "kelvin"), "argument unit: got 'kelvin', expected one of ['celsius', 'fahrenheit']"),
+    ("tool-calls-parallel", text("İzmir", "Izmir"), "expected 'İzmir' in one"),
+    ("tool-call-long", text(r"\"mode\": 420", r"\"mode\": true"), "argument mode: got True, expected integer"),
 ]  # fmt: skip
 
 
@@ -278,6 +278,6 @@ def test_a_stage_names_the_checks_that_its_parent_has_not(tmp_path: Path, smoke:
 )
 def test_a_stage_whose_checks_prove_too_little_is_refused(names: list[str], key: str, wanted: str) -> None:
     bad = load_chain(PROJECT, "base")[-1].model_copy(update={"smoke": Smoke(checks=names)})
-    with pytest.raises(ManifestError, match=f"stages/base.yaml: {key}: .*wanted .*{wanted}") as caught:
+    with pytest.raises(ManifestError) as caught:
         checks.checks_of(bad)
-    assert caught.value.key == key
+    assert caught.value.key == key and wanted in caught.value.expected

@@ -54,7 +54,7 @@ def test_numbers_like_those_of_the_stage_below(checked: Checked) -> None:
     leaves: dict[str, object] = {}
     result = checked("drift", drift=0.1, reference=moved(0.09), leaves=leaves)
     assert result.passed and result.applicable
-    assert result.detail.endswith("0.0900 from sparkpin/x:mtp-1, wanted at most 0.1"), result
+    assert result.detail.endswith("0.0900 from sparkpin/x:mtp-1, expected at most 0.1"), result
     assert leaves == {"logprobs.json": {"text": BELOW.text, "tokens": list(TOKENS), "logprobs": list(LOGPROBS)}}
     first = checked("drift")
     assert first.passed and first.applicable and first.detail.endswith("no stage below to compare with")
@@ -86,11 +86,11 @@ def lower(made: list) -> None:
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        (whole, "0.1100 from sparkpin/x:mtp-1, wanted at most 0.1; the most 0.11"),
-        (again(lower), "asked again the text differs by 0.020 on the mean, wanted at most 0.01"),
+        (whole, "0.1100 from sparkpin/x:mtp-1, expected at most 0.1; the most 0.11"),
+        (again(lower), "asked again the text differs by 0.020 on the mean, expected at most 0.01"),
         (again(lambda made: made.pop()), "asked again the text has other tokens"),
-        (rows(lambda made: made.clear()), "prompt_logprobs: saw [], wanted a list of 50 at least"),
-        (rows(entry(None)), "prompt_logprobs[3]: saw None, wanted an object"),
+        (rows(lambda made: made.clear()), "prompt_logprobs: got [], expected a list of 50 at least"),
+        (rows(entry(None)), "prompt_logprobs[3]: got None, expected an object"),
         (rows(entry({"1": {"logprob": float("nan")}})), "token 3: log-probability nan"),
         (only("drift", lambda _: (500, JSON, b"Out of range float values")), "status 500"),
     ],

@@ -31,8 +31,8 @@ def test_events(raw: bytes, events: list[str]) -> None:
         (b"", "no event"),
         (b"data: a\n", "breaks off"),
         (b"data: a\n\ndata: b\n", "breaks off"),
-        (b"data: [DONE]\n\ndata: [DONE]\n\n", r"wanted \[DONE\] once"),
-        (b'data: [DONE]\n\ndata: {"a": 1}\n\n', r"wanted \[DONE\] once"),
+        (b"data: [DONE]\n\ndata: [DONE]\n\n", r"expected \[DONE\] once"),
+        (b'data: [DONE]\n\ndata: {"a": 1}\n\n', r"expected \[DONE\] once"),
         (b"data: 1\n\ndata: [DONE]\n\n", "no JSON object"),
     ],
 )

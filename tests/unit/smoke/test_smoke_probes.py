@@ -18,7 +18,7 @@ from smoke_subject import Checked, subject
 from smoke_subject import checked as checked
 from smoke_subject import socket as socket
 
-from sparkpin.pins.vllm_command import set_flag
+from sparkpin.pins.vllm_flags import set_flag
 from sparkpin.smoke import checks, probes
 from sparkpin.smoke.expectations import TURKISH, WORDS, shape_only
 
@@ -77,7 +77,7 @@ def saying(words: str, prompt: int) -> Fault:
     return lambda kind, reply: (200, JSON, body.encode()) if kind in ("recall", "unicode", "image") else reply
 
 
-FINITE = "wanted a finite one"
+FINITE = "expected a finite one"
 ANY: dict[str, Any] = {"expect": shape_only()}
 RUNNING, USED = "vllm:num_requests_running", "vllm:kv_cache_usage_perc"
 FAULTS: list[tuple[str, Fault, dict[str, Any], str]] = [
@@ -89,8 +89,8 @@ FAULTS: list[tuple[str, Fault, dict[str, Any], str]] = [
     ("logprobs", logprob(lambda entry: entry["top_logprobs"][1].update(logprob=-0.1)), {}, "likeliest add up to 1.905"),
     ("logprobs", logprob(lambda entry: entry.update(top_logprobs=[])), {}, "token 3: no top_logprobs"),
     ("logprobs", only("logprobs", text('"completion_tokens":24', '"completion_tokens":25')), {},
-     "saw 24 entries, wanted one for each of 25"),
-    ("logprobs", only("logprobs", lambda _: RECORDED["chat"]), {}, "logprobs: saw None, wanted an object"),
+     "got 24 entries, expected one for each of 25"),
+    ("logprobs", only("logprobs", lambda _: RECORDED["chat"]), {}, "logprobs: got None, expected an object"),
     ("determinism", afterwards("chat", text("works.", "worked.")), {},
      "content of answer 3 (temperature 0) differs at character 53"),
     ("cancelled", in_use(RUNNING, 0, 3), {}, "3 requests and 0.00% of the cache are in use 0 s after"),
@@ -102,11 +102,11 @@ FAULTS: list[tuple[str, Fault, dict[str, Any], str]] = [
      "content of answer 2 (cold, then warm) differs"),
     ("long-context", only("recall", lambda _: RECORDED["chat"]), {}, "content differs at character 2"),
     # An attention that finds nothing.
-    ("long-context", only("recall-chat", lambda _: RECORDED["recall"]), {}, """saw "Ankara'da hava"""),
-    ("long-context", only("recall", text('"prompt_tokens":14', '"prompt_tokens":1')), {}, "tokens, wanted about 1,448"),
-    ("long-context", saying("kestane", 9000), ANY | {"argv": LONG}, "wanted 'mercan' in it"),
+    ("long-context", only("recall-chat", lambda _: RECORDED["recall"]), {}, """got "Ankara'da hava"""),
+    ("long-context", only("recall", text('"prompt_tokens":14', '"prompt_tokens":1')), {}, "expected about 1,448"),
+    ("long-context", saying("kestane", 9000), ANY | {"argv": LONG}, "expected 'mercan' in it"),
     ("unicode", saying(TURKISH.replace("ğ", "g"), 90), ANY, "Pijamalı"),
-    ("image", saying("It is blue.", 90), ANY, "wanted 'red' in it"),
+    ("image", saying("It is blue.", 90), ANY, "expected 'red' in it"),
 ]  # fmt: skip
 
 
@@ -127,7 +127,7 @@ BLIND = (400, JSON, b'{"error":{"message":"scripted-tiny is not a multimodal mod
     [
         ("prefix-cache", whole, command("--no-enable-prefix-caching"), "--no-enable-prefix-caching stands in the"),
         ("prefix-cache", whole, command("--max-model-len", "4k"), "of 6,000 tokens does not fit"),
-        ("long-context", whole, command("--max-model-len", "1024"), "leaves 424 tokens for a prompt, wanted 512"),
+        ("long-context", whole, command("--max-model-len", "1024"), "leaves 424 tokens for a prompt, expected 512"),
         ("image", only("image", lambda _: BLIND), ANY, "the server says: '{\"error\""),
         ("image", whole, {}, "the scripted model reads text alone"),
         ("image", whole, ANY | command("--language-model-only"), "--language-model-only stands in"),

@@ -99,7 +99,7 @@ def lock_of(fault: ManifestError | None) -> list[MachineFinding]:
     """What keeps a stack from being built whatever the machine has; nothing where its lock is good."""
     if not fault:
         return []
-    return [MachineFinding("lock", "advice", f"saw {fault.seen}, wanted {fault.wanted}", fault.next_step)]
+    return [MachineFinding("lock", "advice", f"got {fault.got}, expected {fault.expected}", fault.next_step)]
 
 
 def server(recipe: str, why: str) -> MachineFinding:
@@ -154,12 +154,12 @@ def driver(facts: MachineFacts, cuda: str) -> Iterator[MachineFinding]:
     seen = facts.gpus[0].driver if facts.gpus else facts.module
     name = "NVIDIA driver"
     if not seen:
-        yield MachineFinding(name, "MISSING", f"none is loaded; {wanted} or newer wanted for CUDA {cuda}", UPDATE)
+        yield MachineFinding(name, "MISSING", f"none is loaded; CUDA {cuda} needs {wanted} or newer", UPDATE)
         return
     if version(seen) < version(wanted):
-        yield MachineFinding(name, "MISSING", f"{seen}; the image's CUDA {cuda} wants {wanted} or newer", UPDATE)
+        yield MachineFinding(name, "MISSING", f"{seen}; the image's CUDA {cuda} needs {wanted} or newer", UPDATE)
     else:
-        yield MachineFinding(name, "ok", f"{seen}; CUDA {cuda} wants {wanted} or newer")
+        yield MachineFinding(name, "ok", f"{seen}; CUDA {cuda} needs {wanted} or newer")
     if not facts.gpus:
         why = f"the driver {seen} is loaded and nvidia-smi does not answer: as after an update without a restart"
         yield MachineFinding("GPU", "MISSING", why, "sudo reboot; if it stays so, nvidia-smi tells why")
@@ -208,7 +208,7 @@ def page_cache(facts: MachineFacts, memory: NeededMemory) -> MachineFinding:
     cached, free = droppable(facts), facts.memory.get("MemFree", 0)
     short = memory.needed is not None and memory.needed > free
     if cached > CACHE_SHARE * facts.host.memory_total and (short or memory.needed is None):
-        wants = f", the plan wants {gib(memory.needed)}" if memory.needed is not None else ""
+        wants = f", the plan needs {gib(memory.needed)}" if memory.needed is not None else ""
         why = f"{gib(cached)} cache files, {gib(free)} are free{wants}: CUDA has run out while weights were read"
         return MachineFinding("page cache", "advice", why, DROP)
     return MachineFinding("page cache", "ok", f"{gib(cached)} cache files, {gib(free)} are free")
@@ -230,9 +230,9 @@ def docker(facts: MachineFacts) -> MachineFinding:
     wanted = ".".join(map(str, DOCKER))
     if version(seen) < DOCKER:
         fix = "sudo apt install --only-upgrade docker-ce docker-ce-cli (Docker's packages) or docker.io"
-        return MachineFinding("Docker version", "MISSING", f"{seen}; {wanted} or newer wanted", fix)
+        return MachineFinding("Docker version", "MISSING", f"{seen}; expected {wanted} or newer", fix)
     where = f", on {facts.docker.elsewhere} (DOCKER_HOST or a context)" if facts.docker.elsewhere else ""
-    return MachineFinding("Docker version", "ok", f"{seen}{where}; {wanted} or newer wanted")
+    return MachineFinding("Docker version", "ok", f"{seen}{where}; expected {wanted} or newer")
 
 
 def memory_plan(facts: MachineFacts, memory: NeededMemory) -> MachineFinding:

@@ -18,7 +18,7 @@ from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.history.bisect.changes import ReleaseChange, of_parts
 from sparkpin.history.comparison import Difference
-from sparkpin.pins import manifests
+from sparkpin.pins import manifests, reading
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release
 
@@ -151,5 +151,5 @@ def manifest(text: bytes) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".yaml") as file:
         file.write(text)
         file.flush()
-        value = manifests.read_yaml(Path(file.name))
+        value = reading.read_yaml(Path(file.name))
     return value if isinstance(value, dict) else {}

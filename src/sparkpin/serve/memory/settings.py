@@ -14,8 +14,9 @@ from typing import Literal
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.nodes import NODES, TENSOR
-from sparkpin.pins.precedence import CPU_SPACE, KV_BYTES
-from sparkpin.pins.vllm_flags import NEXT, WANTED, Flags
+from sparkpin.pins.vllm_command import CPU_SPACE, KV_BYTES
+from sparkpin.pins.vllm_flags import KNOWN_EFFECT as WANTED
+from sparkpin.pins.vllm_flags import NEXT, Flags
 from sparkpin.serve.memory.geometry import DTYPE_BYTES, ONE_BYTE, TURBOQUANT, Geometry
 
 Platform = Literal["cpu", "cuda"]

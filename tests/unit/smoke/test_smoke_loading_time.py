@@ -8,7 +8,7 @@ import pytest
 from doc_tables import table
 from places import PROJECT
 
-from sparkpin.pins.weight_loaders import seconds
+from sparkpin.smoke.startup import weights_seconds
 
 
 @pytest.mark.parametrize(
@@ -27,5 +27,5 @@ def test_the_tables_of_the_docs_are_what_was_kept(file: str, head: str) -> None:
 
 def test_what_loading_took_is_read_from_the_log() -> None:
     log = b"INFO [default_loader.py:507] Loading weights took 60.25 seconds\nx\nLoading weights took 3.10 seconds\n"
-    assert seconds(log) == 63.35
-    assert seconds(b"nothing") is None
+    assert weights_seconds(log) == 63.35
+    assert weights_seconds(b"nothing") is None
