@@ -71,7 +71,7 @@ def test_an_unlocked_recipe_is_locked_asked_for_once_and_goes_through(copy: Chec
     lock = copy.folder / f"pins/models/{TRIAL}.lock"
 
     ahead = copy.invoke(*up, "--dry-run", **env)
-    assert ahead.returncode == 0 and "is not locked" in ahead.stdout and not lock.exists()
+    assert ahead.returncode == 0 and f"invoke lock --model {TRIAL}" in ahead.stdout and not lock.exists()
 
     refused = copy.invoke(*up, **env)
     assert refused.returncode == 2 and lock.is_file(), refused.stderr
