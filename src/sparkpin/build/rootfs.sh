@@ -9,10 +9,13 @@ set -eu
   PYTHONDONTWRITEBYTECODE=1 DEBIAN_FRONTEND=noninteractive DEBCONF_NONINTERACTIVE_SEEN=true /bin/sh "$0" "$1" clean
 umask 022
 
-# All are unpacked before the first is configured, so no pre-dependency is met. Nothing has to be on the disk yet.
+# All are unpacked before the first is configured, so no pre-dependency is met. Nothing has to be on the disk yet, and no
+# service is started.
 touch /var/lib/dpkg/status
+printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+chmod 755 /usr/sbin/policy-rc.d
 dpkg --force-depends --force-unsafe-io --install /debs/*.deb
-rm -r /debs
+rm -r /debs /usr/sbin/policy-rc.d
 
 # As in every system that debootstrap or mmdebstrap makes.
 dpkg --print-architecture >/var/lib/dpkg/arch
