@@ -34,15 +34,9 @@ GPU_RUNTIME = "GPU runtime"
 PACKAGES = (
     # name, Debian's package, what for, files below the root of which one is to be there (none: the program `name`)
     ("iptables", "iptables", "the engine's network"),
-    ("mmdebstrap", "mmdebstrap", "root file systems"),
-    ("dpkg-deb", "dpkg", "unpacking Debian packages"),
     (
         *("ca-certificates", "ca-certificates", "fetching over HTTPS", "etc/ssl/certs/ca-certificates.crt"),
         *("etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem"),
-    ),
-    (
-        *("Debian's keys", "debian-archive-keyring", "locking and fetching .debs"),
-        "usr/share/keyrings/debian-archive-keyring.gpg",  # Ubuntu has its own and not these
     ),
 )
 
@@ -110,7 +104,7 @@ def requirements(paths: Paths, host: Host, stack: Stack | StackFacts, *, publish
     rows = [*PACKAGES, ("skopeo", "skopeo", "registries")] if published else PACKAGES
     found = [engine(paths, host), client(host), *(of_package(host, *row) for row in rows), venv(host)]
     if arch != host.arch:
-        found.append(emulation(host, arch))
+        found.append(emulation(host, arch, ROOT))
     if host.is_spark:  # elsewhere the stack is `cpu`, which uses no GPU that there may be
         found.append(gpu_runtime())
     return [*found, *disk(paths, needs), memory(host, needs)]
@@ -172,16 +166,16 @@ def venv(host: Host) -> Requirement:
     return lacking(host, "python venv", "this Python cannot make virtual environments", "python3-venv")
 
 
-def emulation(host: Host, arch: str, root: Path = ROOT) -> Requirement:
+def emulation(host: Host, arch: str, root: Path) -> Requirement:
     name = f"{arch} emulation"
     registered = text(root / f"proc/sys/fs/binfmt_misc/qemu-{arch}").startswith("enabled")
-    if registered and find_program("arch-test"):  # mmdebstrap asks it
+    if registered:
         return Requirement(name, True, f"binfmt_misc: qemu-{arch}")
     detail = f"this machine is {host.arch}, the stack is for {arch}: its root file system is made under emulation"
     enable = ("update-binfmts", "--enable", f"qemu-{arch}")  # where no systemd starts services, nothing else does
-    if all(map(find_program, (enable[0], "arch-test", f"qemu-{arch}-static"))):
+    if all(map(find_program, (enable[0], f"qemu-{arch}-static"))):
         return Requirement(name, False, f"{detail}, which is not switched on", as_root(host, enable), then=enable)
-    found = lacking(host, name, detail, "qemu-user-static", "binfmt-support", "arch-test")
+    found = lacking(host, name, detail, "qemu-user-static", "binfmt-support")
     return replace(found, fix=f"{found.fix} && {as_root(host, enable)}", then=enable) if host.has_apt else found
 
 
