@@ -14,6 +14,7 @@ from places import PROJECT
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import vllm_command, vllm_flags
 from sparkpin.pins.manifests import load_recipe, load_stack
+from sparkpin.pins.values import json_faults
 
 CORPUS = PROJECT.parent / "shared/corpus/recipes"
 
@@ -146,9 +147,9 @@ if CORPUS.is_dir():  # others' recipes are no part of the repository: a clone al
         assert len(replaced) == len(words) and vllm_flags.flag_value(replaced, "--port") == "1"
         broken = [word for word in words if word.startswith("{") and not is_json(word)]
         if broken:  # vLLM refuses it too
-            assert list(vllm_command.json_faults(words, path))
+            assert list(json_faults(words, path))
         else:
-            assert not list(vllm_command.json_faults(words, path))
+            assert not list(json_faults(words, path))
 
 
 def is_json(word: str) -> bool:
