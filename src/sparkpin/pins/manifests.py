@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from packaging.utils import canonicalize_name
-
 from sparkpin.core.errors import WHOLE, InputError, ManifestError
 from sparkpin.core.names import choose
 from sparkpin.pins.reading import LOCK_LIMIT, parse, read_yaml, require_size
@@ -310,6 +308,8 @@ def lock_text(lock: StackLock | ModelLock) -> str:
 
 def wheel_groups(project: Path, stack: Stack, lock: StackLock) -> dict[str, list[LockedFile]]:
     """The wheels by layer of the images, in the stack's order, without empty layers."""
+    from packaging.utils import canonicalize_name  # takes longer to import than most commands need
+
     left = {canonicalize_name(wheel.name): wheel for wheel in lock.wheels}
     groups: dict[str, list[LockedFile]] = {}
     for layer in stack.python.layers:
