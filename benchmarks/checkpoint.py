@@ -47,10 +47,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 from hub import Request, serve, use
 from places import PROJECT
 
-from sparkpin.checkpoint import report
-from sparkpin.checkpoint.plan import all_steps, make_plan
+from sparkpin.checkpoint.content import Hashes
+from sparkpin.checkpoint.plan import make_plan, summary
 from sparkpin.checkpoint.repository import Listing, Places, listing_of
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
+from sparkpin.checkpoint.steps import all_steps
 from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import lock_model
@@ -228,7 +229,7 @@ def child_plan(root: Path) -> dict[str, float]:
     begun = time.perf_counter()
     plan = make_plan(listings(root), PIN, all_steps(PIN))
     seconds = time.perf_counter() - begun
-    lines = report.summary(plan)
+    lines = summary(plan)
     whole = time.perf_counter() - begun
     return {"seconds": seconds, "in_words": whole, "lines": len(lines), "memory": high_water()}
 
@@ -237,9 +238,12 @@ def child_build(root: Path) -> dict[str, float]:
     from sparkpin.checkpoint.write import write_checkpoint
 
     places = Places({name: root / name for name in PIN.repositories}, {})
-    plan = make_plan(listings(root), PIN, all_steps(PIN))
+    plan, hashes, lock = make_plan(listings(root), PIN, all_steps(PIN)), Hashes(root / "hashed.json"), lock_of(root)
+    for name, entry in lock.repositories.items():
+        for file in entry.files:
+            hashes.note(root / name / file.file, file.sha256)
     planned = time.perf_counter()
-    write_checkpoint(root / "made", PIN, lock_of(root), plan, places, "0" * 64, lambda line: None)
+    write_checkpoint(root / "made", PIN, lock, plan, places, hashes, lambda line: None)
     ended = time.perf_counter()
     return {"seconds": ended - planned, "memory": high_water()}
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from sparkpin.checkpoint.quantization import PLAIN_ENTRY, fp8_entry
+from sparkpin.checkpoint.formats import PLAIN_ENTRY, fp8_entry
 from sparkpin.serve.memory.geometry import Geometry
 
 BODY = "model.language_model.layers"

@@ -14,7 +14,7 @@ from wheelhouse import Index, make_wheel
 
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
-from sparkpin.fetch import debs, lock_stack, transfer
+from sparkpin.fetch import debs, lock_stack
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.fetch.store import Store
 from sparkpin.pins.schema import LockedFile
@@ -24,7 +24,6 @@ SIZE = 300_000
 
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
-    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: None)
     return stack_samples.project(tmp_path, monkeypatch)
 
 
@@ -44,15 +43,11 @@ def endless(index: Index, file: LockedFile) -> None:
     index.endless.add(file.file)
 
 
-def from_this_disk(index: Index, file: LockedFile) -> None:
-    index.moved[file.file] = (index.folder / file.file).as_uri()
-
-
 def in_a_circle(index: Index, file: LockedFile) -> None:
     index.moved[file.file] = f"{index.url.removesuffix('simple/')}files/{file.file}"
 
 
-@pytest.mark.parametrize("lie", [shorter, longer, other_bytes, endless, from_this_disk, in_a_circle])
+@pytest.mark.parametrize("lie", [shorter, longer, other_bytes, endless, in_a_circle])
 def test_fetch_takes_nothing_else_and_no_more(
     paths: Paths, index: Index, lie: Callable[[Index, LockedFile], None]
 ) -> None:
@@ -119,10 +114,10 @@ def test_lists_that_debian_did_not_sign_are_not_read(
     (index.folder / "dists/bookworm/main/binary-amd64/Packages").write_text("")
     (index.folder / "dists/bookworm/Release").write_text("Suite: bookworm\nComponents: main\nArchitectures: amd64\n")
     line = f"deb [signed-by={debs.KEYRING}] file:{index.folder} bookworm main"
-    monkeypatch.setattr(debs, "sources", lambda suite: [line])
+    monkeypatch.setattr(debs, "sources", lambda mirrors: [line])
     (tmp_path / "apt").mkdir()
     with pytest.raises(NetworkError, match="not signed"):
         debs.open_apt(tmp_path / "apt", stack())
-    monkeypatch.setattr(debs, "sources", lambda suite: [line.replace(f"signed-by={debs.KEYRING}", "trusted=yes")])
+    monkeypatch.setattr(debs, "sources", lambda mirrors: [line.replace(f"signed-by={debs.KEYRING}", "trusted=yes")])
     (tmp_path / "trusting").mkdir()
     debs.open_apt(tmp_path / "trusting", stack())  # the same mirror: the signature was all that lacked

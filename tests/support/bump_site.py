@@ -35,7 +35,7 @@ from sparkpin.history.bump.record import Bump
 from sparkpin.host import machine
 from sparkpin.measure.bench.ratios import ALL, ratio
 from sparkpin.measure.bench.record import Comparison, Conditions
-from sparkpin.pins.schema import LockedFile
+from sparkpin.pins.schema import LockedDeb
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
@@ -125,7 +125,7 @@ def make_current(site: Site, name: str) -> None:
 class Apt:
     """A mirror whose packages are in the store."""
 
-    def closure(self, _: object) -> list[LockedFile]:
+    def closure(self, _: object) -> list[LockedDeb]:
         with tempfile.TemporaryDirectory() as folder:
             return locked(task.Paths(Path(folder, "project"), Path(folder, "cache"), Path(folder, "home"))).debs
 

@@ -20,9 +20,10 @@ from sparkpin.bundle.export import BundleParts
 from sparkpin.evidence import attest
 from sparkpin.evidence.signing import Keys
 from sparkpin.image import oci
-from sparkpin.image.layer_tar import BLOCK, END, block, padded, read_layer
+from sparkpin.image.archive import BLOCK, END
+from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.listing import contents_of, write_contents
-from sparkpin.image.seal import digest_of
+from sparkpin.image.oci import digest_of
 from sparkpin.releases.record import Releases
 
 
@@ -185,7 +186,7 @@ def with_top_layer(parts: Parts, sample: Sample, tar: bytes) -> Parts:
 def tar_of(members: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     for name, data in members.items():
-        out.write(block(name.encode(), b"0", size=len(data)) + padded(data))
+        out.write(oci.member(name, data))
     return out.getvalue() + END
 
 

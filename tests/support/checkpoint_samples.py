@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, final_tensors, locked_steps, make_plan, taken
+from sparkpin.checkpoint.content import Hashes
+from sparkpin.checkpoint.plan import CheckpointPlan, final_tensors, make_plan, taken
 from sparkpin.checkpoint.repository import Listing, Places, listing_of
 from sparkpin.checkpoint.safetensors import TensorSource, read_header, read_header_bytes, tensor_nbytes, write_file
+from sparkpin.checkpoint.steps import locked_steps
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.checkpoint.write import write_checkpoint
 from sparkpin.core.paths import Paths
@@ -152,7 +154,7 @@ class Sample:
         pin, folders = self.pin, self.folders()
         plan, lock, places = make_plan(listings_of(folders), pin, steps), lock_of(folders, pin), places_of(folders)
         made = self.root / name
-        write_checkpoint(made, pin, lock, plan, places, checkpoint_key(pin, lock, steps), lambda line: None)
+        write_checkpoint(made, pin, lock, plan, places, Hashes(self.root / "hashed.json"), lambda line: None)
         verify_checkpoint(made, places, plan)
         planned = {placed.source.info.name: placed.file for placed in final_tensors(plan, listings_of(folders))}
         assert planned == {name: tensor[0] for name, tensor in read_tensors(made).items()}

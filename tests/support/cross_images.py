@@ -10,7 +10,7 @@ import yaml
 from sparkpin.build import render
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests, schema
-from sparkpin.pins.schema import LockedFile
+from sparkpin.pins.schema import LockedDeb
 
 CROSS_BASE = tiny_images.BASE.replace(
     "FROM {{ parent_ref }} AS venv",
@@ -18,9 +18,9 @@ CROSS_BASE = tiny_images.BASE.replace(
 )
 
 
-def python_debs(version: str) -> list[LockedFile]:
+def python_debs(version: str) -> list[LockedDeb]:
     names = ("dash", "python3.11-minimal", "libpython3.11-stdlib")
-    return [LockedFile(name=n, version=version, file=f"{n}.deb", size=1, sha256="a" * 64) for n in names]
+    return [LockedDeb(name=n, version=version, file=f"{n}.deb", size=1, sha256="a" * 64) for n in names]
 
 
 def write_stack(project: Path, name: str, version: str = "3.11.2-6", **keys: object) -> schema.Stack:

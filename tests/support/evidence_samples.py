@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from layer_samples import layer, member
 from made_releases import keep_bytes
 from places import PROJECT, copied_to, rewrite
 
@@ -22,13 +24,13 @@ from sparkpin.build.image import BuiltImage
 from sparkpin.build.make import new_release
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, records_of, write_record
-from sparkpin.core.epoch import EPOCH
 from sparkpin.core.paths import Paths
 from sparkpin.evidence import sbom
 from sparkpin.evidence.materials import Material
 from sparkpin.evidence.verify import Claimed
-from sparkpin.image.layer_tar import END, block, padded
-from sparkpin.image.seal import digest_of, image_config
+from sparkpin.image.layer_tar import read_layer
+from sparkpin.image.oci import digest_of
+from sparkpin.image.seal import image_config
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
@@ -113,8 +115,7 @@ class Sample:
 
 def layer_tar(name: str) -> bytes:
     """A made-up layer, in the canonical form: one file that holds the layer's name."""
-    data = name.encode()
-    return block(b"made-up", b"0", size=len(data), mtime=EPOCH) + padded(data) + END
+    return b"".join(read_layer(io.BytesIO(layer([member("made-up", name.encode())]))).chunks())
 
 
 def make_sample(folder: Path, stage: str = "hybrid", project: Path | None = None, created: str = CREATED) -> Sample:

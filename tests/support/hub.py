@@ -68,12 +68,17 @@ Faults = Callable[[Request], Fault | None]
 
 @contextlib.contextmanager
 def serve(
-    root: Path, *, faults: Faults | None = None, storage: str = "127.0.0.1", log: list[Request] | None = None
+    root: Path,
+    *,
+    faults: Faults | None = None,
+    storage: str = "127.0.0.1",
+    log: list[Request] | None = None,
+    sent: list[int] | None = None,
 ) -> Iterator[str]:
     """Serve ``root/<owner>/<name>/`` while the context lasts; gives the endpoint's URL (for ``HF_ENDPOINT``).
 
     For tests: ``faults`` tells what goes wrong with a request; ``storage`` is the host's name in redirects to large
-    files; ``log`` receives every request.
+    files; ``log`` receives every request, ``sent`` the bytes of files' content that left, chunk by chunk.
     """
     repositories = {
         (name := folder.relative_to(root).as_posix()): scan(folder, name)
@@ -82,6 +87,7 @@ def serve(
     }
     assert repositories, f"{root}: expected folders named <owner>/<name>"
     server = _Server(repositories, faults or (lambda request: None), storage, log if log is not None else [])
+    server.sent = sent if sent is not None else []
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
@@ -102,6 +108,7 @@ def use(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    sent: list[int]
 
     def __init__(
         self, repositories: Mapping[str, Repository], faults: Faults, storage: str, log: list[Request]
@@ -224,6 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _copy(self, file: BinaryIO, size: int) -> None:
         while size > 0 and (chunk := file.read(min(size, CHUNK))):
             self.wfile.write(chunk)
+            self.server.sent.append(len(chunk))
             size -= len(chunk)
 
     def _send_json(

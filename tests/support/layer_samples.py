@@ -28,6 +28,11 @@ def member(name: str, data: bytes | None = None, **fields: object) -> tuple[tarf
     return info, data
 
 
+def tar_header(name: str, format: int = tarfile.GNU_FORMAT, **fields: object) -> bytes:
+    """A header alone."""
+    return member(name, **fields)[0].tobuf(format, "utf-8", "surrogateescape")
+
+
 def folder_member(name: str, mode: int = 0o755) -> tuple[tarfile.TarInfo, bytes | None]:
     return member(name, type=tarfile.DIRTYPE, mode=mode)
 

@@ -80,7 +80,7 @@ def newer_root() -> Path:
 def mirror() -> list[str]:
     """The newer suite's lines of a sources.list, from the mirror that this machine uses for its own suite."""
     own = platform.freedesktop_os_release().get("VERSION_CODENAME", SUITE)
-    return [line.replace(f" {own}", f" {SUITE}") for line in debs.sources(own)]
+    return [line.replace(f" {own}", f" {SUITE}") for line in debs.sources(debs.mirrors_of(own))]
 
 
 @contextlib.contextmanager

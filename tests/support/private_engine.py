@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 
 from sparkpin.core.paths import Paths
-from sparkpin.host.daemon import SYSTEM_PATH, Daemon, start_engine, stop_engine
+from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine, ImageInfo
+from sparkpin.host.machine import SYSTEM_PATH
 
 
 def quiet(line: str) -> None:

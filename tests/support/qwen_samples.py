@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.checkpoint.plan import CheckpointPlan, all_steps, make_plan
+from sparkpin.checkpoint.plan import CheckpointPlan, make_plan
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Listing, header_of
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
+from sparkpin.checkpoint.steps import all_steps
 from sparkpin.pins.schema import ModelPin
 
 Spec = tuple[str, tuple[int, ...]]

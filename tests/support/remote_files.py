@@ -6,20 +6,17 @@ import contextlib
 import hashlib
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import hub
 import pytest
 from hub import Fault, Request
 
-from sparkpin.fetch import origins, transfer
-from sparkpin.fetch.hub_client import HubOrigin
-from sparkpin.fetch.origins import FileOrigin
-from sparkpin.fetch.pieces import FilePiece
+from sparkpin.fetch import transfer
+from sparkpin.fetch.hub import HubRepository
+from sparkpin.fetch.transfer import Piece, Source
 
 REPO = "acme/sample"
 NOWHERE = "http://127.0.0.1:9"
@@ -54,25 +51,24 @@ class Remote:
             yield url
 
     @property
-    def origin(self) -> HubOrigin:
-        return HubOrigin(REPO, self.revision)
+    def source(self) -> HubRepository:
+        return HubRepository(REPO, self.revision)
 
-    def piece(self, origin: FileOrigin, begin: int = 0, end: int = -1, file: str = BIG, **more: Any) -> FilePiece:
+    def piece(self, source: Source, begin: int = 0, end: int = -1, file: str = BIG, **more: Any) -> Piece:
         size = len(DATA[file])
         end = size if end < 0 else end
         name = f"{file}.{begin}-{end}"
-        target = self.out / name
-        part = self.out / "parts" / f"{name}.part"
-        return FilePiece(origin, file, size, begin, end, name, part, lambda sha256: target, **more)
+        return Piece(source, file, size, begin, end, self.out / "parts" / name, self.out / name, **more)
 
-    def known_piece(self, origin: FileOrigin, begin: int, end: int) -> FilePiece:
-        return self.piece(origin, begin, end, sha256=hashlib.sha256(DATA[BIG][begin:end]).hexdigest())
+    def known_piece(self, source: Source, begin: int = 0, end: int = -1) -> Piece:
+        end = len(DATA[BIG]) if end < 0 else end
+        return self.piece(source, begin, end, sha256=sha256(DATA[BIG][begin:end]))
 
-    def fetch(self, pieces: list[FilePiece]) -> transfer.Fetched:
-        return transfer.fetch(pieces, self.said.append, title="fetching", advice="do something")
+    def fetch(self, pieces: list[Piece]) -> None:
+        transfer.fetch(pieces, self.said.append, title="fetching", advice="do something")
 
-    def is_there(self, piece: FilePiece) -> bool:
-        return piece.place("").read_bytes() == DATA[piece.file][piece.begin : piece.end]
+    def is_there(self, piece: Piece) -> bool:
+        return piece.target.read_bytes() == DATA[piece.file][piece.begin : piece.end]
 
     @property
     def blobs(self) -> list[str]:
@@ -98,7 +94,11 @@ def sha256(data: bytes) -> str:
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a run would have waited to ask again; it does not, in a file that imports this."""
-    seen: list[float] = []
-    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
-    monkeypatch.setattr(origins, "time", SimpleNamespace(sleep=seen.append, time=time.time))  # the server sleeps, too
+    seen, pause = list[float](), transfer.pause
+
+    def skip(stop: threading.Event, seconds: float) -> None:
+        seen.extend([seconds] if seconds else [])
+        pause(stop, 0)
+
+    monkeypatch.setattr(transfer, "pause", skip)
     return seen

@@ -13,7 +13,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.fetch import lock_stack as lock_module
 from sparkpin.fetch.store import Store
 from sparkpin.pins.reading import parse
-from sparkpin.pins.schema import LockedFile, Stack, StackLock
+from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock
 
 DEBS = {"libc6": "2.36-9", "python3.11-minimal": "3.11.2-6"}
 
@@ -44,23 +44,23 @@ def locked(paths: Paths, *wheels: LockedFile) -> StackLock:
     return StackLock(stack="s", inputs="0" * 64, debs=debs, wheels=list(wheels))
 
 
-def entry(path: Path, name: str, version: str) -> LockedFile:
+def entry(path: Path, name: str, version: str, **more: str) -> LockedDeb:
     sha256, size = sha256_file(path)
-    return LockedFile(name=name, version=version, file=path.name, size=size, sha256=sha256)
+    return LockedDeb(name=name, version=version, file=path.name, size=size, sha256=sha256, **more)
 
 
-def deb(name: str, version: str) -> LockedFile:
+def deb(name: str, version: str) -> LockedDeb:
     data = f"{name} {version} amd64".encode()
     file = f"{name}_{version}_amd64.deb"
-    return LockedFile(name=name, version=version, file=file, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return LockedDeb(name=name, version=version, file=file, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 class FakeApt:
     """The Debian half of a lock; the real one needs a mirror."""
 
-    def closure(self, _: object) -> list[LockedFile]:
+    def closure(self, _: object) -> list[LockedDeb]:
         rows = (("libc6", "2.36-9+deb12u10"), ("python3.11-minimal", "3.11.2-6+deb12u5"))
-        return [LockedFile(name=n, version=v, file=f"{n}_{v}_amd64.deb", size=1, sha256="0" * 64) for n, v in rows]
+        return [LockedDeb(name=n, version=v, file=f"{n}_{v}_amd64.deb", size=1, sha256="0" * 64) for n, v in rows]
 
 
 def project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:

@@ -103,9 +103,8 @@ def locked(*names: str) -> tuple[schema.LockedFile, ...]:
 
 
 def stack_lock(stack: schema.Stack, wheels: Sequence[schema.LockedFile] = ()) -> schema.StackLock:
-    return schema.StackLock(
-        stack=stack.name, inputs=manifests.stack_inputs(stack), debs=list(locked("dash")), wheels=list(wheels)
-    )
+    debs = [schema.LockedDeb(**deb.model_dump()) for deb in locked("dash")]
+    return schema.StackLock(stack=stack.name, inputs=manifests.stack_inputs(stack), debs=debs, wheels=list(wheels))
 
 
 def make_rootfs(path: Path, programs: Sequence[str] = ()) -> Path:
@@ -156,7 +155,7 @@ command: vllm serve /model --port {{port}}
 """
 
 
-def add_recipe(folder: Path, name: str, stack: str, debs: Sequence[schema.LockedFile]) -> None:
+def add_recipe(folder: Path, name: str, stack: str, debs: Sequence[schema.LockedDeb]) -> None:
     """A recipe, its model and both locks: what `pairing.pair` reads of a project."""
     write(folder / "pins/models/made-up.yaml", MODEL)
     write(folder / f"recipes/{name}.yaml", RECIPE.replace("NAME", name).replace("STACK", stack))
@@ -175,7 +174,7 @@ def whole(folder: Path, name: str, data: bytes) -> Paths:
     """A project whose stack and recipe have one name, and a store with all that it locks: one package of `data`."""
     project = make_project(folder / "project", name)
     paths = Paths(project, folder / "cache", folder / "home")
-    deb = schema.LockedFile(
+    deb = schema.LockedDeb(
         name="dash", version="1", file="dash_1_amd64.deb", size=len(data), sha256=hashlib.sha256(data).hexdigest()
     )
     (folder / deb.file).write_bytes(data)

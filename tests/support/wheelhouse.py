@@ -73,7 +73,6 @@ class Index:
     ranges: byte ranges that were asked for, in order; heeds: whether they are answered; busy: files that a 503 stands
     before, once; login: "name:password" that everything wants; stale: what is sent in place of a file.
     endless: files that never end, and tell no length; sent: bytes of these; moved: file -> where it is said to lie.
-    compresses: a HEAD tells the size of what would be sent compressed, to whom takes that.
     uploaded: file -> when it came ("2026-05-10T07:38:37Z"), which JSON pages tell, too.
     """
 
@@ -83,9 +82,8 @@ class Index:
     slow: dict[str, float] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
-    sizes: bool = False
+    sizes: bool = True
     uploaded: dict[str, str] = field(default_factory=dict)
-    compresses: bool = False
     ranges: list[str] = field(default_factory=list)
     heeds: bool = True
     busy: set[str] = field(default_factory=set)
@@ -116,9 +114,6 @@ def serve(folder: Path, key: Path | None = None) -> Iterator[Index]:
         def do_HEAD(self) -> None:
             if self.is_refused():
                 return
-            if index.compresses and "gzip" in self.headers.get("Accept-Encoding", ""):
-                self.answer(200, "application/octet-stream", b"less")
-                return
             self.answer(200, "application/octet-stream", (folder / unquote(self.path).rpartition("/")[2]).read_bytes())
 
         def do_GET(self) -> None:
@@ -128,7 +123,7 @@ def serve(folder: Path, key: Path | None = None) -> Iterator[Index]:
             if kind == "simple":
                 files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz"), *folder.glob("*.zip")]
                 files = sorted(p for p in files if p.name.split("-")[0].replace("_", "-") == name)
-                if index.sizes and files:
+                if index.sizes and index.hashes and files:
                     self.answer(200, "application/vnd.pypi.simple.v1+json", page(prefix, name, files, index.uploaded))
                     return
                 body = "".join(
@@ -225,11 +220,15 @@ def page(prefix: str, name: str, files: Sequence[Path], uploaded: Mapping[str, s
 
 
 def use_index(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Let uv know this index and nothing else of the machine's configuration."""
+    """Let uv and pip know this index and nothing else of the machine's configuration."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in (("DEFAULT_INDEX", url), ("HTTP_RETRIES", "0"), ("CACHE_DIR", CACHE.name)):
         monkeypatch.setenv(f"UV_{name}", value)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for name, value in (("CONFIG_FILE", os.devnull), ("INDEX_URL", url), ("RETRIES", "1")):
+        monkeypatch.setenv(f"PIP_{name}", value)
 
 
 def use_pip_config(monkeypatch: pytest.MonkeyPatch, file: Path, **words: object) -> None:
@@ -238,3 +237,4 @@ def use_pip_config(monkeypatch: pytest.MonkeyPatch, file: Path, **words: object)
         monkeypatch.delenv(name)
     file.write_text("[global]\n" + "".join(f"{key.replace('_', '-')} = {value}\n" for key, value in words.items()))
     monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
+    monkeypatch.setenv("PIP_RETRIES", "1")

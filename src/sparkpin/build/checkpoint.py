@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkpin.checkpoint import report
-from sparkpin.checkpoint.content import REBUILD, RECORD, is_complete, is_made_here
-from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, make_plan, used_repositories
-from sparkpin.checkpoint.record import check_record, file_rows, texts_written
-from sparkpin.checkpoint.shards import WrittenFile
+from sparkpin.checkpoint.content import REBUILD, RECORD, Hashes, is_complete, is_made_here
+from sparkpin.checkpoint.plan import CheckpointPlan, make_plan
+from sparkpin.checkpoint.steps import checkpoint_key, used_repositories
 from sparkpin.checkpoint.verify import verify_checkpoint
-from sparkpin.checkpoint.write import checkpoint_folder, disk_needed, hold_model, write_checkpoint
-from sparkpin.core import files
+from sparkpin.checkpoint.write import (
+    check_record,
+    checkpoint_folder,
+    disk_needed,
+    file_rows,
+    hold_model,
+    write_checkpoint,
+)
+from sparkpin.core import files, terminal
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
-from sparkpin.fetch.verified import Verified
 from sparkpin.pins.schema import ModelLock, ModelPin
 
 
@@ -28,8 +33,8 @@ def build_checkpoint(
 ) -> Path:
     """The folder of the checkpoint that `steps` make of the model; built if it is not there yet.
 
-    deep: from a base that is read anew, though it was found right before. What a bundle brought is made anew: of it
-    only its release says that it is this checkpoint. Fetches what the steps use. Raises what `hub.fetch_model` and
+    deep: from a base that is read again, though it was found right before. What a bundle brought is built again: of it
+    only its release says that it is this checkpoint. Fetches what the steps use. Raises what `fetch_model` and
     `make_plan` raise, and DiskError if the disk cannot take it. Two runs at once build it once; what a killed run had
     finished, the next one goes on from.
     """
@@ -45,23 +50,12 @@ def build_checkpoint(
         places = model.fetch_model(paths, pin, lock, say, only=used, deep=deep)
         for note in plan.notes:
             say(note)
-        whole = [Verified(paths, lock.repositories[name]) for name in used if pin.is_whole(name)]
-
-        def link(source: Path, target: Path) -> None:
-            next(one for one in whole if source.is_relative_to(one.folder)).link(source, target)
-
-        def still() -> None:
-            for one in whole:
-                one.still()
-
-        write_checkpoint(folder, pin, lock, plan, places, key, say, link=link, still=still)
-        for one in whole:
-            one.save()
+        write_checkpoint(folder, pin, lock, plan, places, Hashes.here(paths), say)
     return folder
 
 
 def plan_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> CheckpointPlan:
-    """What `build_checkpoint` would do; `report` has words for it. Fetches headers only; a model from
+    """What `build_checkpoint` would do; `summary` prints it. Fetches headers only; a model from
     a GGUF file has them once it is converted. Writes nothing else."""
     return make_plan(model.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
 
@@ -78,11 +72,11 @@ def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[s
     used = used_repositories(pin, steps)
     places = model.fetch_model(paths, pin, lock, say, only=used, deep=True)
     plan = make_plan(model.listings(paths, pin, lock, say, only=used), pin, steps)
-    shards = verify_checkpoint(folder, places, plan)
+    written = verify_checkpoint(folder, places, plan)
     if not is_complete(folder, checkpoint_key(pin, lock, steps)):
         raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)
-    written = {shard.path: WrittenFile(shard.path, shard.size, shards[shard.path]) for shard in plan.shards}
-    check_record(folder, file_rows(pin, lock, plan, written | texts_written(plan)))
+    written |= {text.path: hashlib.sha256(text.data).hexdigest() for text in plan.texts}
+    check_record(folder, file_rows(pin, lock, plan, written))
     return folder
 
 
@@ -92,4 +86,6 @@ def disk_line(paths: Paths, pin: ModelPin, lock: ModelLock, plan: CheckpointPlan
     if is_made_here(folder, checkpoint_key(pin, lock, plan.steps)):
         return f"disk: nothing needed, {folder} is there"
     needed = disk_needed(folder, repository_folder(paths, lock.repositories[pin.base]), plan)
-    return report.disk(needed, shutil.disk_usage(files.existing_parent(folder)).free, folder.parent)
+    free = shutil.disk_usage(files.existing_parent(folder)).free
+    enough = "" if free >= needed else ": NOT ENOUGH"
+    return f"disk: {terminal.size(needed)} needed in {folder.parent}, {terminal.size(free)} free{enough}"

@@ -13,12 +13,12 @@ from typing import Any
 
 from sparkpin.build.origin import ready_checkpoint
 from sparkpin.build.record import BuildRecord, records_of
-from sparkpin.checkpoint.content import check_content
+from sparkpin.checkpoint.content import Hashes, check_content
 from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.names import is_plain
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
-from sparkpin.image.seal import digest_of
+from sparkpin.image.oci import digest_of
 from sparkpin.pins.schema import BY_DIGEST
 from sparkpin.releases.record import Release, Releases, release_key
 
@@ -53,7 +53,10 @@ def require_consistent(
         ) from None
     folder = ready_checkpoint(paths, release)
     if folder:
-        return check_content(folder, hashing, deep=deep)
+        hashes = Hashes.here(paths)
+        hashed = check_content(folder, hashes, hashing, deep=deep)
+        hashes.save()
+        return hashed
     if finished:
         raise CheckpointError(
             f"the checkpoint of {release.tag} is gone or not whole: {Releases(paths).checkpoint(release)}",

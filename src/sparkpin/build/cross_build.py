@@ -21,7 +21,7 @@ from sparkpin.core.errors import HostError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.host.machine import this_platform
 from sparkpin.pins.manifests import load_stack, load_stack_lock
-from sparkpin.pins.schema import LockedFile, Stack, StackLock
+from sparkpin.pins.schema import LockedDeb, Stack, StackLock
 
 PYTHON = re.compile(r"(?:lib)?python3(?:\.\d+)?-(?:minimal|stdlib)$")  # the interpreter and its compiler to bytecode
 
@@ -64,7 +64,7 @@ def stand_in_debs(paths: Paths, stack: Stack, machine: str) -> tuple[Stack, Stac
     if machine == stack.platform:
         return None
     native, lock = stand_in_stack(paths, stack, machine)
-    return native, of_debs(lock, lock.debs)
+    return native, of_debs(lock, lock.debs, lock.time)
 
 
 def again(paths: Paths, record: BuildRecord, machine: str) -> RenderedImage:
@@ -125,16 +125,16 @@ def moved(record: BuildRecord, image: RenderedImage) -> str:
 def fetched_with(spec: RootfsSpec, stack: Stack, lock: StackLock) -> tuple[Stack, StackLock]:
     """What to fetch for a recorded root file system. stack, lock: those of the image, which has the same Python."""
     system = stack.system.model_copy(update={"suite": spec.suite})
-    return stack.model_copy(update={"platform": spec.platform, "debian": system}), of_debs(lock, spec.debs)
+    return stack.model_copy(update={"platform": spec.platform, "debian": system}), of_debs(lock, spec.debs, spec.time)
 
 
-def of_debs(lock: StackLock, debs: Sequence[LockedFile]) -> StackLock:
-    """A lock of nothing but these."""
-    return StackLock(stack=lock.stack, inputs=lock.inputs, debs=list(debs), wheels=[])
+def of_debs(lock: StackLock, debs: Sequence[LockedDeb], time: str) -> StackLock:
+    """A lock of nothing but these. time: of their own."""
+    return StackLock(stack=lock.stack, inputs=lock.inputs, time=time, debs=list(debs), wheels=[])
 
 
 def pythons(lock: StackLock) -> list[str]:
-    def known(deb: LockedFile) -> bool:
+    def known(deb: LockedDeb) -> bool:
         return PYTHON.match(deb.name) is not None
 
     return [f"{deb.name} {deb.version}" for deb in lock.debs if known(deb)]

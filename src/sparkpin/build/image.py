@@ -31,18 +31,19 @@ from sparkpin.build.record import (
 from sparkpin.build.render import RenderedImage
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.core.files import disk_errors, lock, sha256_file, write_json
+from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import GATHERS, UNPACKS, progress
-from sparkpin.core.scratch import saving_folder
+from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.core.tags import rootfs_ref, unsealed_ref
 from sparkpin.core.terminal import Say
 from sparkpin.host import buildkit
 from sparkpin.host.content_store import Sizes
 from sparkpin.host.engine import Engine, ImageInfo
-from sparkpin.image import seal
 from sparkpin.image.layer_tar import CanonicalLayer, read_layer, read_layer_of
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
-from sparkpin.image.seal import Sealed, SealedLayer
+from sparkpin.image.oci import OciImage
+from sparkpin.image.saved import open_saved
+from sparkpin.image.seal import Part
 from sparkpin.pins.schema import BY_DIGEST
 
 PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for its disk half of the time
@@ -183,7 +184,7 @@ def keep_foreign(paths: Paths, engine: Engine, image: ImageInfo) -> None:
         archive = folder / "saved.tar"
         with archive.open("wb") as file:
             engine.save(image.ref, file)
-        with seal.open_saved(archive) as saved:
+        with open_saved(archive) as saved:
             for diff_id, tar in zip(saved.diff_ids, saved.layers, strict=True):
                 layer = read_layer(cast(BinaryIO, tar), everything=True)
                 keep_contents(paths, diff_id, functools.partial(contents_of, layer))
@@ -235,20 +236,14 @@ def cached_contents(paths: Paths, diff_id: str) -> Path:
 class Made:
     """layers: name of a tree -> diff ID of the layer that it became."""
 
-    sealed: Sealed
+    sealed: OciImage
     layers: dict[str, str]
-
-
-class LayersRefused(Exception):
-    """The engine did not take an archive from which layers were left out."""
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Two ways from a context to the sealed image, which give the same image.
+    """From a context to the sealed image: each new layer is taken alone, and the engine gets no layer that it has.
 
-    `from_trees` takes each new layer alone and sends the engine no layer that it has. `whole` builds the last stage,
-    lets the engine save all of it and sends all of it: for templates without trees, and where the engine refuses less.
     builder: what the steps run in, None for what the Dockerfile says.
     keeps_notes: for later builds, of which layer became of which inputs.
     """
@@ -272,20 +267,10 @@ class Maker:
     def made(self) -> Made:
         """The engine's own, dated image lives only meanwhile, under a tag that nothing else reads."""
         try:
-            return self.run()
+            return self.from_trees()
         finally:
             with contextlib.suppress(EngineError):  # it must not hide why the build ended
                 self.engine.untag(self.unsealed)
-
-    def run(self) -> Made:
-        if " AS config\n" not in self.rendered.dockerfile:
-            return self.whole()
-        for trust in (False,) if self.fresh else (True, False):
-            try:
-                return self.from_trees(trust)
-            except LayersRefused as refusal:
-                self.tell(f"the engine wants more layers than it was sent: {refusal}")
-        return self.whole()
 
     def tell(self, line: str) -> None:
         """Each line once: the stages' common steps come in every build, from the engine's cache."""
@@ -313,8 +298,7 @@ class Maker:
             host=self.engine.host,
         )
 
-    def from_trees(self, trust: bool) -> Made:
-        """With `trust`, a layer that an earlier run made from the same inputs is taken to be in the engine."""
+    def from_trees(self) -> Made:
         self.build(self.unsealed, target="config")
         image = self.image()
         if image.diff_ids != self.parent.diff_ids:
@@ -322,30 +306,25 @@ class Maker:
                 f"{self.rendered.stage}: the stage `config` of its Dockerfile adds layers",
                 next_step="let it set only ENV, USER, CMD, LABEL and the like; layers come from the trees",
             )
-        parts = [SealedLayer(diff_id) for diff_id in self.parent.diff_ids]
-        new = [name for name, _ in self.rendered.layers]
-        for _, key in self.rendered.layers if trust else ():
-            if not (past := self.known(key)):
+        parts: list[Part] = list(self.parent.diff_ids)
+        new = list(self.rendered.layers)
+        became = dict[str, str]()
+        while not self.fresh and new and (past := self.known(new[0][1])):
+            if not self.engine.has_layers([*self.parent.diff_ids, *became.values(), past]):
                 break
-            parts.append(SealedLayer(past))
-            new.pop(0)
+            became[new.pop(0)[0]] = past
         with contextlib.ExitStack() as opened:
             with ThreadPoolExecutor(PARALLEL_TREES) as pool:
-                layers = list(pool.map(lambda name: self.make_tree(name, opened), new))
-            parts += [SealedLayer(layer=layer) for layer in layers]
+                layers = list(pool.map(lambda row: self.make_tree(row[0], opened), new))
+            filled = [(*row, layer) for row, layer in zip(new, layers, strict=True) if layer.members]
+            parts += [*became.values(), *(layer for _, _, layer in filled)]
             self.tell("sealing and loading")
-            try:
-                sealed = self.load(parts, image)
-            except EngineError as error:
-                if any(part.left_out for part in parts):
-                    raise LayersRefused(error.message) from error
-                raise
-        below = len(self.parent.diff_ids)
-        filled = [layer for layer, part in zip(self.rendered.layers, parts[below:], strict=True) if not part.empty]
-        became = dict(zip((name for name, _ in filled), sealed.diff_ids[below:], strict=True))
-        for name, key in filled:
-            if self.keeps_notes:
-                write_json(self.note(key), {"diff_id": became[name]})
+            sealed = self.load(parts, image)
+            for (name, key, layer), diff_id in zip(filled, sealed.diff_ids[len(parts) - len(filled) :], strict=True):
+                keep_contents(self.paths, diff_id, functools.partial(contents_of, layer))
+                became[name] = diff_id
+                if self.keeps_notes:
+                    write_json(self.note(key), {"diff_id": diff_id})
         return Made(sealed, became)
 
     def make_tree(self, name: str, opened: contextlib.ExitStack) -> CanonicalLayer:
@@ -371,31 +350,14 @@ class Maker:
             return name, b"layer"
         return f"{name}-tree", b""
 
-    def whole(self) -> Made:
-        self.build(self.unsealed)
-        image = self.image()
-        self.tell("reading the layers from the engine")
-        archive = self.work / "saved.tar"
-        with archive.open("wb") as file, progress(self.say, before=GATHERS) as came:
-            self.engine.save(self.unsealed, file, came)
-        self.tell("sealing and loading")
-        with seal.open_saved(archive) as saved:
-            return Made(self.load(seal.parts_of(saved, self.parent.diff_ids), image), {})
-
     def image(self) -> ImageInfo:
         image = self.engine.image(self.unsealed)
         if image is None:
             raise EngineError(f"the engine built {self.unsealed} and does not have it", next_step="invoke build")
         return image
 
-    def load(self, parts: Sequence[SealedLayer], image: ImageInfo) -> Sealed:
-        def list_contents(sealed: Sealed) -> None:
-            filled = [part for part in parts if not part.empty]
-            for diff_id, part in zip(sealed.diff_ids, filled, strict=True):
-                if part.layer:
-                    keep_contents(self.paths, diff_id, functools.partial(contents_of, part.layer))
-
-        with progress(self.say, sum(part.size for part in parts), after=UNPACKS) as sent:
+    def load(self, parts: Sequence[Part], image: ImageInfo) -> OciImage:
+        with progress(self.say, sum(part.size for part in parts if not isinstance(part, str)), after=UNPACKS) as sent:
             return self.engine.load_sealed(
                 parts,
                 image.config,
@@ -403,7 +365,6 @@ class Maker:
                 architecture=image.architecture,
                 tag=self.rendered.ref,
                 sizes=Sizes(self.paths.cache / "layers"),
-                meanwhile=list_contents,
                 sent=sent,
             )
 

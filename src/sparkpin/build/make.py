@@ -17,7 +17,7 @@ from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import check_form, records_of
 from sparkpin.build.render import RenderedImage
 from sparkpin.build.reproduce import require_inputs
-from sparkpin.core import prune_lock
+from sparkpin.core import locks
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import stage_tag
@@ -44,7 +44,7 @@ Joined = Callable[[Path], contextlib.AbstractContextManager[Sequence[Place]]]
 @contextlib.contextmanager
 def at_work(paths: Paths) -> Iterator[Engine]:
     """The engine, while `prune` is kept from taking what is fetched and made for a release."""
-    with prune_lock.claim(paths, say):
+    with locks.claim(paths, say):
         yield engine_of(paths)
 
 

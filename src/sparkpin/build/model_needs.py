@@ -9,14 +9,14 @@ from pathlib import Path
 
 from sparkpin.build.checkpoint import plan_checkpoint
 from sparkpin.checkpoint.content import is_made_here
-from sparkpin.checkpoint.plan import checkpoint_key, lock_for, used_repositories
+from sparkpin.checkpoint.steps import checkpoint_key, lock_for, used_repositories
 from sparkpin.checkpoint.write import checkpoint_folder, disk_needed
 from sparkpin.core import files, terminal
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
-from sparkpin.host import machine
+from sparkpin.host import preflight
 from sparkpin.pins.schema import ModelLock, ModelPin
 
 RATES = {"100 Mbit/s": 12_500_000, "1 Gbit/s": 125_000_000}
@@ -45,10 +45,10 @@ class ModelNeeds:
     fetch: int
     checkpoints: int
 
-    def disk(self, paths: Paths, images: machine.Needs | None = None) -> list[DiskRow]:
+    def disk(self, paths: Paths, images: preflight.Needs | None = None) -> list[DiskRow]:
         """images: what building them takes, too, where they are to be built."""
         wanted = [(paths.models, self.fetch), (paths.checkpoints, self.checkpoints)]
-        wanted += machine.folders_of(paths, images).values() if images else ()
+        wanted += preflight.folders_of(paths, images).values() if images else ()
         systems: dict[int, list[tuple[Path, int]]] = {}
         for folder, size in wanted:
             systems.setdefault(files.existing_parent(folder).stat().st_dev, []).append((folder, size))
@@ -75,11 +75,4 @@ def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple
 
 def how_long(size: int) -> str:
     """To fetch so many bytes, at the assumed rates."""
-    return ", ".join(f"{minutes(size / rate)} at {name}" for name, rate in RATES.items())
-
-
-def minutes(seconds: float) -> str:
-    whole = round(seconds / 60)
-    if not whole:
-        return "less than a minute"
-    return f"{whole // 60} h {whole % 60:02} min" if whole >= 60 else f"{whole} min"
+    return ", ".join(f"{terminal.duration(size / rate)} at {name}" for name, rate in RATES.items())

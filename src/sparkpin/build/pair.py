@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkpin.build import render
 from sparkpin.build.demands import demands_of
-from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps, lock_for, require, rules_of
+from sparkpin.checkpoint.steps import checkpoint_key, checkpoint_steps, lock_for, require, rules_of
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of

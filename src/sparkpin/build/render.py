@@ -30,11 +30,12 @@ from sparkpin.build.context_files import (
 from sparkpin.build.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import ManifestError
+from sparkpin.core.names import MACHINES
 from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal
 from sparkpin.pins.manifests import wheel_groups
 from sparkpin.pins.mods import CarriedTemplate, Mod, read_mod
-from sparkpin.pins.schema import LINKS, MACHINES, RESERVED, STACK_MODS, USER, VENV, Stack, StackLock, Stage
+from sparkpin.pins.schema import LINKS, RESERVED, STACK_MODS, USER, VENV, Stack, StackLock, Stage
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,15 @@ from sparkpin.build.render import RenderedImage
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, HostError, IntegrityError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import progress
+from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say, printable
 from sparkpin.fetch import stack as fetch
 from sparkpin.host import image_files
 from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import this_platform
-from sparkpin.image.listing import Contents, image_contents, read_contents
-from sparkpin.image.listing_diff import ContentsDifference, compare_contents
+from sparkpin.image.listing import Contents, read_contents
+from sparkpin.image.listing_diff import ContentsDifference, compare_images
 from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, now
@@ -175,8 +175,8 @@ def scratch(paths: Paths, say: Say = lambda line: None) -> Iterator[Paths]:
 
 
 def remove_told(folder: Path, say: Say) -> None:
-    with progress(lambda line: say(f"{line} removed")) as removed:
-        files.remove_tree(folder, removed)
+    with waiting(say, f"removing {folder}"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def clear_leftovers(paths: Paths, say: Say) -> None:
@@ -227,7 +227,7 @@ def compare(
         return result
     made = read_record(record_file(own, record.rendered))
     lines = list(config_lines(json.loads(record.config), json.loads(made.config)))
-    difference = compare_contents(listed(paths, record), listed(own, made))
+    difference = compare_images(listed(paths, record), listed(own, made))
     lines += [f"/{c.path}: {c.field} {c.before} -> {c.after}" for c in difference.changed if c.field != "content"]
     if difference.only_metadata:
         if not lines:
@@ -239,9 +239,8 @@ def compare(
     return replace(result, verdict="different", lines=tuple(map(printable, lines)))
 
 
-def listed(paths: Paths, record: BuildRecord) -> Contents:
-    seen = image_contents([read_contents(layer_file(paths, diff_id)) for diff_id in record.diff_ids])
-    return tuple(entry for _, entry in seen.values())
+def listed(paths: Paths, record: BuildRecord) -> list[Contents]:
+    return [read_contents(layer_file(paths, diff_id)) for diff_id in record.diff_ids]
 
 
 def config_lines(before: Mapping[str, Any], after: Mapping[str, Any], key: str = "config") -> Iterator[str]:

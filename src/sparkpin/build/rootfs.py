@@ -22,7 +22,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import ARCHITECTURES, HOST_PACKAGES, raise_no_space, tail
 from sparkpin.fetch.store import Store
 from sparkpin.image.layer_tar import DIRECTORY, Member, canonical_layer, link_first, read_members
-from sparkpin.pins.schema import LockedFile, Stack, StackLock, StrictModel
+from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock, StrictModel
 
 CUSTOMIZE = Path(__file__).with_name("rootfs.sh")
 # Folders that are links into /usr in a merged system. They must be there before the first package is unpacked.
@@ -52,20 +52,22 @@ def arguments(stack: Stack, lock: StackLock) -> list[str]:
 class RootfsSpec(StrictModel):
     """All that decides a root file system, in a form that a record can keep.
 
-    arguments: mmdebstrap's; customize: the text of the script that cleans up; epoch: seconds, of every file.
+    arguments: mmdebstrap's; customize: the text of the script that cleans up; epoch: seconds, of every file;
+    time: of the packages' lock.
     """
 
     suite: str
     platform: str
-    debs: list[LockedFile]
+    debs: list[LockedDeb]
     arguments: list[str]
     customize: str
     epoch: int
+    time: str = ""
 
     @property
     def key(self) -> str:
         """SHA-256 (hex) over all of it; where a package comes from and how long it is do not matter."""
-        parts = self.model_dump(mode="json")
+        parts = self.model_dump(mode="json", exclude={"time"})
         parts["debs"] = [[deb.name, deb.version, deb.sha256] for deb in self.debs]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -78,6 +80,7 @@ def rootfs_spec(stack: Stack, lock: StackLock) -> RootfsSpec:
         arguments=arguments(stack, lock),
         customize=CUSTOMIZE.read_text(encoding="utf-8"),
         epoch=EPOCH,
+        time=lock.time,
     )
 
 
@@ -138,7 +141,7 @@ def stanza(deb: LockedFile, repo: Path) -> str:
     return f"{done.stdout.rstrip()}\nFilename: ./{deb.file}\nSize: {deb.size}\nSHA256: {deb.sha256}\n"
 
 
-def made(spec: RootfsSpec, repo: Path) -> Iterator[memoryview]:
+def made(spec: RootfsSpec, repo: Path) -> Iterator[bytes]:
     """Run mmdebstrap and yield its tar in canonical form."""
     if not shutil.which("mmdebstrap"):
         raise HostError("mmdebstrap is missing", next_step=HOST_PACKAGES)
@@ -170,7 +173,7 @@ def made(spec: RootfsSpec, repo: Path) -> Iterator[memoryview]:
         yield from canonical(raw)
 
 
-def canonical(raw: BinaryIO) -> Iterator[memoryview]:
+def canonical(raw: BinaryIO) -> Iterator[bytes]:
     """The same members with sorted names, fixed times and plain headers, whichever mmdebstrap and tar wrote them."""
     found = read_members(raw)
     found.setdefault(b"dev", Member(b"dev", DIRECTORY, 0o755, 0, 0))  # a mount point

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,12 @@ from sparkpin.core.errors import CheckpointError, DiskError, EngineError, HostEr
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.core.terminal import Say, printable
-from sparkpin.host.attached import Attached
+from sparkpin.host.containers import Attached
 from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.image import oci
-from sparkpin.image.layer_tar import Slice
-from sparkpin.image.listing_diff import common
+from sparkpin.image.archive import Slice
 from sparkpin.releases import volumes
 from sparkpin.releases.container import UID
 from sparkpin.releases.record import Release, Releases
@@ -242,7 +242,8 @@ def present(engine: Engine, diff_ids: Sequence[str]) -> int:
     """How many of the lowest layers the engine has in the image that shares most of them."""
     if not engine.keeps_layers:
         return 0
-    return max((common(image.diff_ids, diff_ids) for image in inventory(engine)), default=0)
+    standing = (zip(image.diff_ids, diff_ids, strict=False) for image in inventory(engine))
+    return max((sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) for pairs in standing), default=0)
 
 
 def send(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Slice], below: int, say: Say) -> Sent:

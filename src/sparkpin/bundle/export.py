@@ -32,7 +32,7 @@ from sparkpin.fetch.model_files import blobs_of, repository_folder
 from sparkpin.fetch.store import FETCH
 from sparkpin.host.engine import Engine
 from sparkpin.image import oci
-from sparkpin.image.layer_tar import BLOCK, END, Slice, block
+from sparkpin.image.archive import END, Slice, file_header, padding
 from sparkpin.pins.schema import LockedFile
 from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
@@ -305,7 +305,7 @@ def write(target: Path, release: Release, wanted: BundleParts, pieces: Sequence[
     say(f"writing {target}: {len(pieces)} members, {total / 1e6:.1f} MB")
     with files.atomic_file(target) as out, progress(say, total) as written:
         for piece in (of_bytes(form.INDEX, index.text), *pieces):
-            out.write(block(piece.name.encode(), b"0", size=piece.size))
+            out.write(file_header(piece.name, piece.size))
             with contextlib.ExitStack() as stack:
                 sha256, size = form.copied(piece.data(stack), out, written)
             if (size, sha256) != (piece.size, piece.sha256):
@@ -317,6 +317,6 @@ def write(target: Path, release: Release, wanted: BundleParts, pieces: Sequence[
                     sha256=sha256,
                     next_step=piece.next_step,
                 )
-            out.write(b"\0" * (-piece.size % BLOCK))
+            out.write(padding(piece.size))
         out.write(END)
         return out.tell()

@@ -52,7 +52,8 @@ from sparkpin.evidence.signing import Keys, UntrustedError
 from sparkpin.evidence.verify import Claimed, pin_names, pins_of
 from sparkpin.fetch.model_files import blobs_of
 from sparkpin.image import oci
-from sparkpin.image.layer_tar import BLOCK, END, Slice, block, read_layer
+from sparkpin.image.archive import BLOCK, END, Slice, file_header
+from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.listing import ENTRIES, contents_of, parents_of, parse_contents
 from sparkpin.pins import manifests
 from sparkpin.pins.reading import LOCK_LIMIT, YAML_LIMIT
@@ -261,7 +262,7 @@ def read_index(file: BinaryIO) -> tuple[BundleIndex, int]:
         size = int(head[124:135], 8)
     except ValueError:
         size = -1
-    if not 0 <= size <= JSON_LIMIT or head != block(INDEX.encode(), b"0", size=size):
+    if not 0 <= size <= JSON_LIMIT or head != file_header(INDEX, size):
         why = "not a bundle, or cut short" if head else "it is empty"
         raise Refused(f"it does not begin with {INDEX}: {why}")
     data = file.read(size)
@@ -297,7 +298,7 @@ def copied(data: Slice, out: IO[bytes], told: Callable[[int], object] = lambda s
 
 def require_header(head: bytes, name: str, size: int) -> None:
     """Compared and never parsed, because it may be anything."""
-    if head != block(name.encode(), b"0", size=size):
+    if head != file_header(name, size):
         raise Refused(f"the header of {name!r} ({size} bytes) is not the one that an export writes")
 
 

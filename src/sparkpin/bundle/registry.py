@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.bundle import copy as transfer
 from sparkpin.bundle import export, form, take_in
-from sparkpin.core import files, prune_lock
+from sparkpin.core import files, locks
 from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import progress
@@ -31,8 +31,8 @@ from sparkpin.evidence import verify
 from sparkpin.host.engine import Engine
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.image import oci
-from sparkpin.image.layer_tar import Slice
-from sparkpin.image.seal import digest_of
+from sparkpin.image.archive import Slice
+from sparkpin.image.oci import digest_of
 from sparkpin.releases import current
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release
 
@@ -132,7 +132,7 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, say
         require_agreed(records, release, place, agreed=agreed)
     else:
         require_image(seen, release, records, place)
-    with prune_lock.claim(paths, say), working(paths, f"publish-{release.key[:12]}", say) as folder:
+    with locks.claim(paths, say), working(paths, f"publish-{release.key[:12]}", say) as folder:
         layout, file = Layout(folder), folder / "release.tar"
         wanted = export.BundleParts(image=False)
         pieces = export.record_pieces(paths, release, records, say)
@@ -210,7 +210,7 @@ def pull(paths: Paths, engine: Engine, place: Registry, say: Say, *, unsigned: b
     if place.digest and digest_of(image) != place.digest:
         raise IntegrityError(f"{place}: the registry gave {digest_of(image)}", next_step=STRANGE)
     name = f"pull-{digest_of(image)[7:19]}"
-    with prune_lock.claim(paths, say), working(paths, name, say) as folder, contextlib.ExitStack() as stack:
+    with locks.claim(paths, say), working(paths, name, say) as folder, contextlib.ExitStack() as stack:
         layout = Layout(folder)
         layout.drop_damaged()
         made = artifact_about(place, image)

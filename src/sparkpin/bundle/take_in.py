@@ -31,7 +31,7 @@ from sparkpin.bundle.form import CHECKPOINT, CHECKPOINTS, INPUTS, LAYERS, STORE,
 from sparkpin.checkpoint import content
 from sparkpin.checkpoint.content import RECORD, is_complete
 from sparkpin.checkpoint.write import hold_model, set_aside
-from sparkpin.core import files, prune_lock
+from sparkpin.core import files, locks
 from sparkpin.core.errors import EngineError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
@@ -69,7 +69,7 @@ def import_bundle(paths: Paths, engine: Engine, path: Path, say: Say, *, signed:
     with open_bundle(path, say) as bundle:
         if signed:
             verify.require([verify.demanded(check) for check in bundle.checks], str(path))
-        with prune_lock.claim(paths, say):
+        with locks.claim(paths, say):
             return take_in(paths, engine, bundle, say)
 
 

@@ -1,133 +1,176 @@
-"""Whether the files of a finished checkpoint are those that its record names, without reading all of them each time.
+"""Which large files are still those that were hashed; and whether a finished checkpoint is what its record names.
 
-Files up to SMALL bytes (config, tokenizer, chat template, index) are hashed. A larger one is hashed once, or when its
-time has changed; what was seen then is noted in the folder. After that, size, time and SAMPLES spans of its bytes have
-to be those noted. So a change of a large file by somebody who set its time back is found only where a sample lies, and
-so is any change until somebody hashes: only `promote` does. A large file without a note has its size alone till then.
+A file with the device, inode, size, mtime and ctime that it had when it was hashed has the same bytes: whoever may
+write to it may set its mtime back, but not its ctime, which takes the clock, and so root. That does not protect against
+the owner of the table, nor against a disk that returns other bytes: for these is --deep. (tmpfs keeps no ctime of
+writes through a mapping: a cache in memory trusts those who may write there.)
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
+import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError
-from sparkpin.core.files import sha256_file, write_json
+from sparkpin.core.paths import Paths
 
 RECORD = "sparkpin.json"
-"""How a checkpoint was made."""
-
-JOURNAL = "journal"
-"""While it is made: the shards that are finished."""
+"""How a checkpoint was made. Written last."""
 
 IMPORTED = ".imported"
 """An empty file in a checkpoint that a bundle brought."""
 
-NOTED = ".noted.json"
-"""Times and samples of the large files of a checkpoint, as they were when these were hashed."""
+TABLE = ".hashed.json"
+"""The table of `Hashes`: one in the cache, one in a checkpoint on another machine."""
 
-OWN = (RECORD, JOURNAL, IMPORTED, NOTED)
+OWN = (RECORD, IMPORTED, TABLE)
 """Files of a checkpoint that are not the model's. A base that has such a file, as a checkpoint of ours that was
-published has, does not lend it: it would say of another checkpoint how it was made."""
+published has, does not lend it: it would describe another checkpoint."""
 
 REBUILD = "delete this folder and run `invoke build --checkpoint-only` with the same options, which builds it again"
-
 SMALL = 32 << 20
-SAMPLES, SPAN = 16, 64 << 10  # of a large file, evenly over it, the first and the last bytes among them
+"""Bytes up to which a file is hashed at every look: config, tokenizer, chat template, index."""
+
+TICK = 0.02
+"""Seconds. Kernels before 6.13 count ctime in steps of up to 0.01: a change that soon after another leaves no trace."""
+
+
+class Hashes:
+    """Files that were hashed. rows: path from the table's folder -> identity and SHA-256.
+
+    Threads may share one. `save` adds what is new to the table's file; runs at once lose nothing of each other.
+    """
+
+    def __init__(self, path: Path, lock: Path | None = None, *, deep: bool = False) -> None:
+        """lock: where several runs may save. deep: ignore what earlier runs hashed."""
+        self.path, self.rows, self.new = path, {} if deep else read_table(path), dict[str, list[Any]]()
+        self.lock = lock
+        self.guard = threading.Lock()
+
+    @classmethod
+    def here(cls, paths: Paths, *, deep: bool = False) -> Hashes:
+        """The table of this machine."""
+        return cls(paths.cache / TABLE, paths.locks / "hashed.lock", deep=deep)
+
+    def name(self, path: Path) -> str:
+        return os.path.relpath(path, self.path.parent)
+
+    def known(self, path: Path) -> str | None:
+        """SHA-256 (hex) of a file that has not changed since it was hashed."""
+        *then, sha256 = self.rows.get(self.name(path), [None])
+        return sha256 if then == identity(path) else None
+
+    def was_written(self, path: Path) -> bool:
+        """Whether the file was hashed, and inode, size or mtime have changed: a new link changes its ctime alone."""
+        row = self.rows.get(self.name(path))
+        return row is not None and row[:3] != identity(path)[:3]
+
+    def sha256(self, path: Path) -> str:
+        """SHA-256 (hex): the known one; otherwise the file is read, and known from then on unless somebody writes to it
+        meanwhile."""
+        if known := self.known(path):
+            return known
+        with path.open("rb", buffering=0) as file:
+            if is_young(file.fileno()):
+                time.sleep(TICK)
+            before, young = identity(file.fileno()), is_young(file.fileno())
+            os.fsync(file.fileno())  # later writes to a mapped page that is dirty would leave no trace in ctime
+            sha256 = files.sha256_of(file)
+            if identity(file.fileno()) == before and not young:
+                self.note(path, sha256)
+        return sha256
+
+    def note(self, path: Path, sha256: str) -> None:
+        """The file has just been written or hashed."""
+        with self.guard:
+            self.rows[self.name(path)] = self.new[self.name(path)] = [*identity(path), sha256]
+
+    def link(self, link: Callable[[Path, Path], None], source: Path, target: Path) -> None:
+        """Carry out `link`. Of a known file it changes the ctime, for all its names."""
+        known, before = self.known(source), identity(source)
+        link(source, target)
+        if known:
+            names = [name for name, row in self.rows.items() if row[:-1] == before]
+            for path in (*(self.path.parent / name for name in names), target):
+                self.note(path, known)
+
+    def save(self) -> None:
+        with self.guard:
+            if self.new:
+                with files.lock(self.lock) if self.lock else contextlib.nullcontext():
+                    rows = read_table(self.path) | self.new
+                    there = {name: row for name, row in rows.items() if (self.path.parent / name).exists()}
+                    files.write_json(self.path, there)
+                self.new = {}
+
+
+def read_table(path: Path) -> dict[str, list[Any]]:
+    """Empty where there is none, or a damaged one: then all is hashed again."""
+    try:
+        return {str(name): list(row) for name, row in json.loads(path.read_bytes()).items() if row}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def identity(file: Path | int) -> list[Any]:
+    found = os.stat(file)
+    return [f"{found.st_dev}:{found.st_ino}", found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def is_young(file: int) -> bool:
+    """A change now might get the ctime that the file has."""
+    return time.time() - os.fstat(file).st_ctime < TICK
 
 
 def is_made_here(folder: Path, key: str) -> bool:
-    return is_complete(folder, key) and not is_imported(folder)
-
-
-def is_imported(folder: Path) -> bool:
-    return (folder / IMPORTED).exists()
+    return is_complete(folder, key) and not (folder / IMPORTED).exists()
 
 
 def is_complete(folder: Path, key: str) -> bool:
     """Cheap: the record is of this key and names every file with the size that it has. Bytes: `verify_checkpoint`."""
     try:
-        made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        if made["key"] != key:
-            return False
-        seen = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
-        del seen[RECORD]
-        for own in (IMPORTED, NOTED):
-            seen.pop(own, None)
-        return bool(seen == {name: entry["size"] for name, entry in made["files"].items()})
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        sizes = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+        recorded = {name: row["size"] for name, row in record["files"].items()}
+        return bool(record["key"] == key and {n: s for n, s in sizes.items() if n not in OWN} == recorded)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def check_content(folder: Path, hashing: Callable[[Path], object] | None = None, *, deep: bool = False) -> list[Path]:
-    """The files that were hashed. CheckpointError for the first that is not the recorded one. The folder is one that
-    `is_complete`.
+def check_content(
+    folder: Path, hashes: Hashes, hashing: Callable[[Path], object] | None = None, *, deep: bool = False
+) -> list[Path]:
+    """The files that were hashed; the caller saves `hashes`. CheckpointError for the first that is not as recorded,
+    of a folder that `is_complete`.
 
-    hashing: is told each large file that is about to be hashed as a whole; None: those wait for a `promote`.
-    deep: hash every file, whatever was noted.
+    hashing: gets each large file that is about to be hashed; None: a large file that was never hashed, or that may have
+    got another link since, waits for a `promote`.
+    deep: hash every file.
     """
-    noted = read_notes(folder)
-    seen, hashed = dict(noted), []
+    hashed = []
     for name, row in json.loads((folder / RECORD).read_bytes())["files"].items():
-        path = folder / name
-        if not isinstance(row.get("sha256"), str):
-            seen = row.get("sha256", "(missing)")
-            raise bad(folder / RECORD, f"files[{name!r}].sha256: saw {seen!r}, wanted the SHA-256 of that file")
-        is_large = row["size"] > SMALL
-        known = noted.get(name) if is_large and not deep else None
-        if known and known["samples"] != samples(path):
-            raise changed(path, f"{SAMPLES} samples of its bytes are not those of the file that was hashed")
-        if known and known["mtime"] == path.stat().st_mtime_ns:
-            continue
-        if not is_large or hashing:
+        path, expected = folder / name, row.get("sha256")
+        if not isinstance(expected, str):
+            raise bad(folder / RECORD, f"files[{name!r}].sha256: got {expected!r}, expected the SHA-256 of that file")
+        got = None if deep else hashes.known(path)
+        if got is None:
+            is_large = row["size"] > SMALL
+            if is_large and not hashing and not hashes.was_written(path):
+                continue
             if is_large and hashing:
                 hashing(path)
-            if sha256_file(path)[0] != row["sha256"]:
-                raise changed(path, f"its SHA-256 is not {row['sha256']}, which {RECORD} names")
+            got = files.sha256_file(path)[0] if deep else hashes.sha256(path)
             hashed.append(path)
-            if is_large:
-                seen[name] = note(path)
-    if seen != noted:
-        write_json(folder / NOTED, seen)
+        if got != expected:
+            raise bad(path, f"got SHA-256 {got}, expected {expected} as in {RECORD}")
     return hashed
-
-
-def note_content(folder: Path) -> None:
-    """For a folder whose bytes were hashed as they were written."""
-    rows = json.loads((folder / RECORD).read_bytes())["files"]
-    if notes := {name: note(folder / name) for name, row in rows.items() if row["size"] > SMALL}:
-        write_json(folder / NOTED, notes)
-
-
-def read_notes(folder: Path) -> dict[str, dict[str, Any]]:
-    """Nothing where there are none, or where they are damaged: then all is hashed again."""
-    try:
-        notes = json.loads((folder / NOTED).read_bytes())
-        return {name: {"mtime": row["mtime"], "samples": row["samples"]} for name, row in notes.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def note(path: Path) -> dict[str, Any]:
-    return {"mtime": path.stat().st_mtime_ns, "samples": samples(path)}
-
-
-def samples(path: Path) -> str:
-    """SHA-256 (hex) of the sampled bytes."""
-    digest, last = hashlib.sha256(), path.stat().st_size - SPAN
-    with path.open("rb") as file:
-        for number in range(SAMPLES):
-            file.seek(last * number // (SAMPLES - 1))
-            digest.update(file.read(SPAN))
-    return digest.hexdigest()
-
-
-def changed(path: Path, cause: str) -> CheckpointError:
-    how = "small files are held against their hash, large ones against size, time and samples (promote --deep: all)"
-    return bad(path, f"{cause}; {how}")
 
 
 def bad(path: Path, cause: str) -> CheckpointError:

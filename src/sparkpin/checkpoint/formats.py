@@ -3,18 +3,17 @@
 A module (`model.layers.0.mlp.gate_proj`) is in one of three forms. int4: `qweight`, `qzeros`, `scales` (and `g_idx`) of
 AutoRound; fp8: `weight` (F8_E4M3) and `weight_scale_inv`, where value = weight * weight_scale_inv, one scale for each
 block (DeepSeek-V3's format, as published for Qwen's FP8 repositories); plain: `weight` in BF16, F16 or F32. What a rule
-gives comes into the shard of what it takes away, and `quantization_config.extra_config` says so for the module.
+gives goes into the shard of what it takes away, and `quantization_config.extra_config` names the module's new format.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from fnmatch import translate
+from typing import Any, NamedTuple
 
 from sparkpin.checkpoint.draft import Draft
-from sparkpin.checkpoint.fused import check_fused
-from sparkpin.checkpoint.patterns import Patterns
-from sparkpin.checkpoint.quantization import PLAIN_ENTRY, check_source_config, extra_config_of, fp8_entry
 from sparkpin.checkpoint.repository import CONFIG, ReadRepository, TensorPlace
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.core.errors import CheckpointError
@@ -24,7 +23,39 @@ WEIGHT, SCALE = "weight", "weight_scale_inv"
 PACKED = ("qweight", "qzeros", "scales", "g_idx")
 PLAIN_DTYPES = ("BF16", "F16", "F32")
 SCALE_DTYPES = ("BF16", "F32")
+PLAIN_ENTRY: Mapping[str, Any] = {"bits": 16, "data_type": "float"}
+"""What vLLM looks for in `extra_config` for a module in 16 bits among quantised ones."""
+
+FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+)
+"""Modules of one parent that vLLM 0.32 loads as one linear layer: qkv, gate_up, in_proj_qkvz, in_proj_ba."""
+
+RULES = "hybrid.rules or mtp.rules"
 PIN = "compare the rules and the revisions in pins/models/ with the repositories' indexes"
+REVISION = "choose another repository or revision in pins/models/"
+
+_BEGIN, _END = re.compile(r"[*?\[]"), re.compile(r"[*?\]]")
+_EXPERTS = re.compile(r"(.*\.experts)\.\d+\..*", re.DOTALL)
+
+
+class Patterns:
+    """Compiled once, for more than 100,000 names, so a name that cannot fit must cost next to nothing."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self.patterns = tuple(patterns)
+        self._heads = tuple(_BEGIN.split(pattern)[0] for pattern in patterns)
+        self._tails = tuple(_END.split(pattern)[-1] for pattern in patterns)
+        self._compiled = tuple(re.compile(translate(pattern)) for pattern in patterns)
+
+    def all(self, name: str) -> list[int]:
+        """The numbers of all patterns (fnmatch) that the name fits."""
+        if not name.startswith(self._heads) or not name.endswith(self._tails):
+            return []
+        return [number for number, compiled in enumerate(self._compiled) if compiled.match(name)]
 
 
 class Module(NamedTuple):
@@ -34,25 +65,22 @@ class Module(NamedTuple):
     parts: Mapping[str, TensorPlace]
 
     @property
-    def file(self) -> str:
-        return self.parts["qweight" if "qweight" in self.parts else WEIGHT].file
+    def main(self) -> TensorPlace:
+        return self.parts.get("qweight") or self.parts[WEIGHT]
 
     @property
     def form(self) -> str:
-        if "qweight" in self.parts:
-            return "int4"
-        return "fp8" if SCALE in self.parts else "plain"
+        return "int4" if "qweight" in self.parts else "fp8" if SCALE in self.parts else "plain"
 
 
 class Rules:
-    """The rules of the steps, asked for modules of the base. hits: how often each pattern fitted."""
+    """The rules of the steps, matched against modules of the base. hits: how often each pattern fitted."""
 
     def __init__(self, rules: Sequence[FormatRule]) -> None:
         self.rules = rules
-        owners = [(rule, pattern) for rule in self.rules for pattern in rule.modules]
-        self._owners = [rule for rule, _ in owners]
-        self.patterns = Patterns([pattern for _, pattern in owners])
-        self.hits = [0] * len(owners)
+        self._owners = [rule for rule in rules for _ in rule.modules]
+        self.patterns = Patterns([pattern for rule in rules for pattern in rule.modules])
+        self.hits = [0] * len(self._owners)
         self._last: tuple[str, FormatRule | None] = ("", None)
 
     def wants(self, tensor: str) -> bool:
@@ -64,7 +92,7 @@ class Rules:
         return rule is not None and rule.format != "keep"
 
     def rule(self, module: str) -> FormatRule | None:
-        """The first rule that fits. The tensors of a module follow each other mostly, so the last answer is kept."""
+        """The first rule that fits. The tensors of a module mostly follow each other, so the last answer is cached."""
         if module != self._last[0]:
             numbers = self.patterns.all(module)
             for number in numbers:
@@ -75,8 +103,7 @@ class Rules:
     def check_hits(self, origin: str) -> None:
         for pattern, hits in zip(self.patterns.patterns, self.hits, strict=True):
             if not hits:
-                fault = f"{pattern!r} fits no module with a weight in {origin}"
-                raise CheckpointError(f"hybrid.rules or mtp.rules: {fault}", next_step=PIN)
+                raise CheckpointError(f"{RULES}: {pattern!r} fits no module with a weight in {origin}", next_step=PIN)
 
 
 def modules_of(found: Mapping[str, TensorPlace]) -> dict[str, Module]:
@@ -85,18 +112,13 @@ def modules_of(found: Mapping[str, TensorPlace]) -> dict[str, Module]:
     for name in sorted(found):
         module, _, part = name.rpartition(".")
         parts.setdefault(module, {})[part] = found[name]
-    return {name: Module(name, held) for name, held in parts.items() if WEIGHT in held or "qweight" in held}
+    return {name: Module(name, there) for name, there in parts.items() if WEIGHT in there or "qweight" in there}
 
 
 def taken_names(modules: Mapping[str, Module], rules: Rules, repository: str) -> set[str]:
     """The names of the tensors that rules take from a repository, if it has them."""
-    names = set()
-    for module in modules:
-        rule = rules.rule(module)
-        if rule is not None and rule.source == repository:
-            names.add(f"{module}.{WEIGHT}")
-            names.add(f"{module}.{SCALE}")
-    return names
+    taken = [module for module in modules if (rule := rules.rule(module)) and rule.source == repository]
+    return {f"{module}.{part}" for module in taken for part in (WEIGHT, SCALE)}
 
 
 def apply_formats(draft: Draft, modules: Mapping[str, Module], rules: Rules) -> None:
@@ -104,7 +126,7 @@ def apply_formats(draft: Draft, modules: Mapping[str, Module], rules: Rules) -> 
     rules.check_hits(draft.base.origin)
     extra_config = extra_config_of(draft)
     for rule in rules.rules:
-        if rule.format == "fp8" and rule.source and rule.block:
+        if rule.source and rule.block:
             check_source_config(draft.donors[rule.source], rule.block)
     changes: list[tuple[Module, FormatRule, dict[str, TensorPlace]]] = []
     for module in modules.values():
@@ -113,52 +135,35 @@ def apply_formats(draft: Draft, modules: Mapping[str, Module], rules: Rules) -> 
             changes.append((module, first, check_module(draft.base, draft.donors[first.source], module, first)))
     check_fused({module.name: rule.format for module, rule, _ in changes}, draft)
     for module, rule, new in changes:
-        replace(draft, module, new)
+        for old in module.parts.values():
+            draft.drop(old)
+        for source in new.values():
+            draft.add(module.main.file, source, listed=module.main.info.name in draft.base.listed)
         extra_config[module.name] = fp8_entry(rule.block) if rule.block else dict(PLAIN_ENTRY)
-
-
-def replace(draft: Draft, module: Module, new: Mapping[str, TensorPlace]) -> None:
-    """Take out what the module holds and put in what the donor has, in the same file."""
-    file = module.file
-    listed = draft.base.listed.get(module.parts["qweight" if module.form == "int4" else WEIGHT].info.name) is not None
-    for old in module.parts.values():
-        draft.drop(old)
-    for source in new.values():
-        draft.add(file, source, listed=listed)
 
 
 def check_module(
     base: ReadRepository, donor: ReadRepository, module: Module, rule: FormatRule
 ) -> dict[str, TensorPlace]:
     """The donor's tensors for a module, by part, checked against what they replace and against each other."""
-
-    def wrong(part: str, where: ReadRepository, seen: object, wanted: object) -> CheckpointError:
-        return unfit(where, f"{module.name}.{part}", seen, wanted)
-
+    name = f"{module.name}.{WEIGHT}"
     check_loadable(module, rule)
     if module.form == "fp8":
-        raise wrong(SCALE, base, "a scale", "none: this module is FP8 already")
-    shape = packed_shape(base, module) if module.form == "int4" else module.parts[WEIGHT].info.shape
-    if module.form == "plain":
-        dtype = module.parts[WEIGHT].info.dtype
-        if dtype not in PLAIN_DTYPES or len(shape) != 2:
-            wanted = f"a matrix of {' or '.join(PLAIN_DTYPES)} to replace"
-            raise wrong(WEIGHT, base, f"{dtype} {list(shape)}", wanted)
+        raise unfit(base, f"{module.name}.{SCALE}", "a scale", "none: this module is FP8 already")
+    old = module.main.info
+    shape = packed_shape(base, module) if module.form == "int4" else old.shape
+    if module.form == "plain" and (old.dtype not in PLAIN_DTYPES or len(shape) != 2):
+        raise unfit(base, name, f"{old.dtype} {list(shape)}", f"a matrix of {' or '.join(PLAIN_DTYPES)} to replace")
     dtypes = ("F8_E4M3",) if rule.format == "fp8" else PLAIN_DTYPES
-    weight = donor.found.get(f"{module.name}.{WEIGHT}")
-    if weight is None:
-        raise wrong(WEIGHT, donor, "no such tensor", f"{' or '.join(dtypes)} {list(shape)}")
-    if weight.info.dtype not in dtypes:
-        raise wrong(WEIGHT, donor, f"dtype {weight.info.dtype}", " or ".join(dtypes))
-    if weight.info.shape != shape:
-        raise wrong(WEIGHT, donor, f"shape {list(weight.info.shape)}", f"{list(shape)} as in the base")
-    scale = donor.found.get(f"{module.name}.{SCALE}")
-    if rule.block is None:
-        if scale is not None:
-            raise wrong(SCALE, donor, "a scale", "none beside a plain weight")
+    weight, scale = donor.found.get(name), donor.found.get(f"{module.name}.{SCALE}")
+    if weight is None or weight.info.dtype not in dtypes or weight.info.shape != shape:
+        got = f"{weight.info.dtype} {list(weight.info.shape)}" if weight else "no such tensor"
+        raise unfit(donor, name, got, f"{' or '.join(dtypes)} {list(shape)} as in the base")
+    if (scale is None) != (rule.block is None):
+        expected = "the scales of the FP8 weight" if rule.block else "none with a plain weight"
+        raise unfit(donor, f"{module.name}.{SCALE}", "a scale" if scale else "no such tensor", expected)
+    if scale is None or rule.block is None:
         return {WEIGHT: weight}
-    if scale is None:
-        raise wrong(SCALE, donor, "no such tensor", "the scales of the FP8 weight")
     check_scale(donor, weight.info, scale.info, rule.block)
     return {WEIGHT: weight, SCALE: scale}
 
@@ -166,21 +171,19 @@ def check_module(
 def check_scale(donor: ReadRepository, weight: TensorInfo, scale: TensorInfo, block: Sequence[int]) -> None:
     """CheckpointError unless `weight` is an FP8 matrix and `scale` has one number for each `block` of it."""
     if weight.dtype != "F8_E4M3" or len(weight.shape) != 2:
-        raise unfit(donor, weight.name, f"{weight.dtype} {list(weight.shape)}", "an F8_E4M3 matrix beside its scales")
-    if scale.dtype not in SCALE_DTYPES:
-        raise unfit(donor, scale.name, f"dtype {scale.dtype}", " or ".join(SCALE_DTYPES))
-    wanted = [-(-size // step) for size, step in zip(weight.shape, block, strict=True)]
-    if list(scale.shape) != wanted:
-        what = f"{wanted} for a weight of {list(weight.shape)} in blocks of {list(block)}"
-        raise unfit(donor, scale.name, f"shape {list(scale.shape)}", what)
+        raise unfit(donor, weight.name, f"{weight.dtype} {list(weight.shape)}", "an F8_E4M3 matrix with its scales")
+    blocks = [-(-size // step) for size, step in zip(weight.shape, block, strict=True)]
+    if scale.dtype not in SCALE_DTYPES or list(scale.shape) != blocks:
+        expected = f"{' or '.join(SCALE_DTYPES)} {blocks} for a weight of {list(weight.shape)}, blocks of {list(block)}"
+        raise unfit(donor, scale.name, f"{scale.dtype} {list(scale.shape)}", expected)
 
 
-def unfit(where: ReadRepository, name: str, seen: object, wanted: object) -> CheckpointError:
-    return CheckpointError(f"{where.origin}: {name}: saw {seen}, wanted {wanted}", next_step=PIN)
+def unfit(where: ReadRepository, name: str, got: object, expected: object) -> CheckpointError:
+    return CheckpointError(f"{where.origin}: {name}: got {got}, expected {expected}", next_step=PIN)
 
 
 def check_loadable(module: Module, rule: FormatRule) -> None:
-    """CheckpointError for what vLLM 0.32 stops at while it loads, and which a plan can tell hours earlier."""
+    """CheckpointError for what vLLM 0.32 stops at while it loads, and which a plan can find hours earlier."""
     why = ""
     if rule.format == "fp8" and module.name.rpartition(".")[2] == "lm_head":
         why = "the LM head cannot be FP8"
@@ -188,7 +191,7 @@ def check_loadable(module: Module, rule: FormatRule) -> None:
         why = "experts over INT4 cannot be plain"
     if why:
         raise CheckpointError(
-            f"hybrid.rules or mtp.rules: {module.name}: saw format {rule.format}; {why}: vLLM 0.32 would not read it",
+            f"{RULES}: {module.name}: got format {rule.format}; {why}: vLLM 0.32 would not read it",
             next_step="let no such rule fit it, or `keep` it by an earlier one (docs/checkpoints.md, rules)",
         )
 
@@ -201,11 +204,9 @@ def packed_shape(base: ReadRepository, module: Module) -> tuple[int, ...]:
     config = base.config.get("quantization_config") or {}
     entry = (config.get("extra_config") or {}).get(module.name) or {}
     bits = entry.get("bits", config.get("bits"))
-    qweight = module.parts["qweight"].info
-    scales = module.parts.get("scales")
+    qweight, scales = module.parts["qweight"].info, module.parts.get("scales")
     if not isinstance(bits, int) or bits not in (2, 4, 8):
-        where = f"{base.origin}/{CONFIG}: quantization_config.bits"
-        raise CheckpointError(f"{where}: saw {bits!r} for {module.name}, wanted 2, 4 or 8", next_step=PIN)
+        raise unfit(base, f"{CONFIG}, quantization_config.bits for {module.name}", repr(bits), "2, 4 or 8")
     if qweight.dtype != "I32" or len(qweight.shape) != 2:
         raise unfit(base, qweight.name, f"{qweight.dtype} {list(qweight.shape)}", "an I32 matrix")
     rows, columns = qweight.shape
@@ -213,7 +214,88 @@ def packed_shape(base: ReadRepository, module: Module) -> tuple[int, ...]:
     awq = "awq" in str(config.get("packing_format", ""))
     shape = (columns * pack, rows) if awq else (columns, rows * pack)
     if scales is None or len(scales.info.shape) != 2 or scales.info.shape[1] != shape[0]:
-        seen = "no such tensor" if scales is None else f"shape {list(scales.info.shape)}"
-        wanted = f"[groups, {shape[0]}] beside a qweight of {list(qweight.shape)}"
-        raise unfit(base, f"{module.name}.scales", seen, wanted)
+        got = f"shape {list(scales.info.shape)}" if scales else "no such tensor"
+        expected = f"[groups, {shape[0]}] with a qweight of {list(qweight.shape)}"
+        raise unfit(base, f"{module.name}.scales", got, expected)
     return shape
+
+
+def check_fused(changed: Mapping[str, str], draft: Draft) -> None:
+    """changed: module -> its new format. Raises CheckpointError for a layer of vLLM whose parts would differ.
+
+    All experts of a layer are one layer of vLLM, whose three matrices are in one format, too.
+    """
+    layers: dict[str, str] = {}  # of experts, with one module of each
+    for module, form in changed.items():
+        if experts := _EXPERTS.fullmatch(module):
+            layers.setdefault(experts[1], module)
+            continue
+        parent, _, last = module.rpartition(".")
+        for sibling in (f"{parent}.{part}" for group in FUSED if last in group for part in group):
+            check_pair(module, form, sibling, changed.get(sibling) or form_in_base(sibling, draft))
+    names = {name.rpartition(".")[0] for name in (*draft.base.listed, *draft.base.unlisted)} if layers else set()
+    for module in sorted(names):
+        if (experts := _EXPERTS.fullmatch(module)) and (first := layers.get(experts[1])):
+            check_pair(first, changed[first], module, changed.get(module) or form_in_base(module, draft))
+
+
+def check_pair(one: str, form: str, other: str, other_form: str | None) -> None:
+    if other_form is not None and form != other_form:
+        raise CheckpointError(
+            f"{RULES}: vLLM loads {one} and {other} as one layer, but they would hold {form} and {other_form}",
+            next_step="let one of the rules in pins/models/ fit all parts of the layer",
+        )
+
+
+def form_in_base(module: str, draft: Draft) -> str | None:
+    """int4, fp8 or plain; None if the base has no such module."""
+    forms = (("qweight", "int4"), (SCALE, "fp8"), (WEIGHT, "plain"))
+    return next((form for part, form in forms if draft.base.file_of(f"{module}.{part}")), None)
+
+
+def fp8_entry(block: Sequence[int]) -> dict[str, Any]:
+    """What the hybrid-int4-fp8 mod looks for in `extra_config`."""
+    return {"bits": 8, "group_size": list(block), "sym": True, "data_type": "fp"}
+
+
+def quantization_config(source: ReadRepository, config: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The mapping of a config.json; CheckpointError where there is none. what: whose settings are expected."""
+    found = config.get("quantization_config") if CONFIG in source.listing.texts else f"no {CONFIG}"
+    if not isinstance(found, dict):
+        cause = f"quantization_config: got {found!r}, expected {what} settings"
+        raise source.listing.error(f"/{CONFIG}", cause, REVISION)
+    return found
+
+
+def check_source_config(source: ReadRepository, block: Sequence[int]) -> None:
+    """The FP8 repository has the same block size as the pin."""
+    config = quantization_config(source, source.config, "FP8")
+    for key, expected in (("quant_method", "fp8"), ("weight_block_size", list(block))):
+        if config.get(key) != expected:
+            raise CheckpointError(
+                f"{source.origin}/{CONFIG}: quantization_config.{key}: got {config.get(key)!r}, expected {expected!r}",
+                next_step="correct `block` or `source` of the rules in pins/models/",
+            )
+
+
+def block_of(source: ReadRepository) -> list[int]:
+    """[rows, columns] of a block of an FP8 repository. Raises CheckpointError if its config has none."""
+    block = quantization_config(source, source.config, "FP8").get("weight_block_size")
+    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+        cause = f"quantization_config.weight_block_size: got {block!r}, expected [rows, columns] of its FP8 blocks"
+        raise source.listing.error(f"/{CONFIG}", cause, REVISION)
+    return block
+
+
+def extra_config_of(draft: Draft) -> dict[str, Any]:
+    """The mapping of the draft's config to write entries into, created if absent.
+
+    Raises CheckpointError for a config without AutoRound's settings, and for entries of another form.
+    """
+    config = quantization_config(draft.base, draft.config, "AutoRound's")
+    extra = config.get("extra_config") or {}
+    if not isinstance(extra, dict) or not all(isinstance(entry, dict) for entry in extra.values()):
+        cause = f"quantization_config.extra_config: got {extra!r:.200}, expected modules with settings"
+        raise draft.base.listing.error(f"/{CONFIG}", cause, REVISION)
+    entries = config["extra_config"] = dict(extra)
+    return entries

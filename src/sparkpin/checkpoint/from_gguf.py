@@ -1,7 +1,7 @@
 """A GGUF file of a Llama turned into a repository that vLLM loads: BF16 safetensors, config, tokenizer, chat template.
 
-All that a server does with a file's metadata is decided by the keys in `KEYS` and in `gguf_tokenizer`; a key or tensor
-that is not known here would be lost in silence, so it is refused. The same file gives the same bytes everywhere: NumPy
+All that a server does with a file's metadata is decided by the keys in `KEYS` and in `gguf_tokenizer`; any other key
+or tensor would be lost without a warning, so it is refused. The same file gives the same bytes everywhere: NumPy
 multiplies and adds in float32, step by step, and nothing is left to threads.
 """
 
@@ -26,31 +26,32 @@ OTHER = "pin another file in pins/models/ (docs/checkpoints.md, models from a GG
 ARCHITECTURE = "llama"
 QUANTISATIONS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 SAFETENSORS = "model.safetensors"
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-"""llama.cpp's names of a layer's tensors -> those of transformers."""
 KEYS = {
-    "block_count": int,
-    "context_length": int,
-    "embedding_length": int,
-    "feed_forward_length": int,
-    "attention.head_count": int,
-    "attention.head_count_kv": int,
-    "attention.layer_norm_rms_epsilon": float,
-    "rope.freq_base": float,
-    "rope.dimension_count": int,
-    "vocab_size": int,
+    "block_count": ("num_hidden_layers", int),
+    "context_length": ("max_position_embeddings", int),
+    "embedding_length": ("hidden_size", int),
+    "feed_forward_length": ("intermediate_size", int),
+    "attention.head_count": ("num_attention_heads", int),
+    "attention.head_count_kv": ("num_key_value_heads", int),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", float),
+    "rope.freq_base": ("rope_theta", float),
+    "rope.dimension_count": ("head_dim", int),
+    "vocab_size": ("vocab_size", int),
 }
-"""Every key of the architecture that there may be, and must be."""
+"""Every key of the architecture that there may be, and must be -> its name in config.json."""
+
+IDS = {"bos": "bos", "eos": "eos", "pad": "padding"}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "mlp_bias": False,
+    "model_type": "llama",
+    "rope_scaling": None,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+"""What all models here have in common. transformers 5 reads `rope_theta` and `torch_dtype` as 4 did."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ class Metadata:
             raise self.wrong(key, repr(value)[:80], f"a value ({kind.__name__})")
         return value
 
-    def require(self, key: str, wanted: Any, **more: Any) -> None:
-        if (seen := self.get(key, type(wanted), **more)) != wanted:
-            raise self.wrong(key, repr(seen), repr(wanted))
+    def require(self, key: str, expected: Any, **more: Any) -> None:
+        if (got := self.get(key, type(expected), **more)) != expected:
+            raise self.wrong(key, repr(got), repr(expected))
 
     def require_known(self, start: str, known: Collection[str]) -> None:
         """CheckpointError for a key with that start that nothing reads: what it says would be lost."""
@@ -79,104 +80,68 @@ class Metadata:
             if key.startswith(start) and key not in known:
                 raise self.wrong(key, repr(self.values[key])[:80], "no such key: nothing here reads it")
 
-    def wrong(self, key: str, seen: str, wanted: str) -> CheckpointError:
-        return CheckpointError(f"{self.where}: {key}: saw {seen}, wanted {wanted}", next_step=OTHER)
+    def wrong(self, key: str, got: str, expected: str) -> CheckpointError:
+        return CheckpointError(f"{self.where}: {key}: got {got}, expected {expected}", next_step=OTHER)
 
 
-@dataclass(frozen=True)
-class LlamaShape:
-    """Sizes of a Llama. head: of one head; heads, kv_heads: how many; base, epsilon: of RoPE and of the norms."""
+def config_of(metadata: Metadata) -> dict[str, Any]:
+    """config.json. CheckpointError for a key that is missing, unknown here, or of an impossible model."""
+    metadata.require("general.architecture", ARCHITECTURE)
+    metadata.require_known(f"{ARCHITECTURE}.", {f"{ARCHITECTURE}.{key}" for key in KEYS})
+    config: dict[str, Any] = {name: metadata.get(f"{ARCHITECTURE}.{key}", kind) for key, (name, kind) in KEYS.items()}
+    config = {name: short(value) if type(value) is float else value for name, value in config.items()}
+    hidden, heads, kv_heads = (config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    head = config["head_dim"]
+    if min(value for value in config.values() if type(value) is int) < 1 or hidden != heads * head:
+        raise metadata.wrong("llama.embedding_length", f"{hidden} of {heads} heads of {head}", "heads x their size")
+    if heads % kv_heads or head % 2:
+        raise metadata.wrong("llama.attention.head_count_kv", f"{kv_heads} of {heads}", "a divisor of them")
+    ids = {f"{name}_token_id": metadata.get(f"tokenizer.ggml.{key}_token_id", int) for name, key in IDS.items()}
+    return CONFIG | config | ids
 
-    layers: int
-    context: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head: int
-    vocabulary: int
-    base: float
-    epsilon: float
 
-    @classmethod
-    def of(cls, metadata: Metadata) -> LlamaShape:
-        metadata.require("general.architecture", ARCHITECTURE)
-        keys = {f"{ARCHITECTURE}.{key}": kind for key, kind in KEYS.items()}
-        metadata.require_known(f"{ARCHITECTURE}.", keys)
-        found = [metadata.get(key, kind) for key, kind in keys.items()]
-        layers, context, hidden, intermediate, heads, kv_heads, epsilon, base, head, vocabulary = found
-        if min(layers, context, hidden, intermediate, heads, kv_heads, head, vocabulary) < 1 or hidden != heads * head:
-            raise metadata.wrong("llama.embedding_length", f"{hidden} of {heads} heads of {head}", "heads x their size")
-        if heads % kv_heads or head % 2:
-            raise metadata.wrong("llama.attention.head_count_kv", f"{kv_heads} of {heads}", "a divisor of them")
-        sizes = (layers, context, hidden, intermediate, heads, kv_heads, head, vocabulary)
-        return cls(*sizes, base=short(base), epsilon=short(epsilon))
-
-    def config(self, metadata: Metadata) -> dict[str, Any]:
-        """config.json. transformers 5 reads `rope_theta` and `torch_dtype` as 4 did."""
-        ids = {f"{name}_token_id": metadata.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("bos", "eos")}
-        return {
-            **ids,
-            "architectures": ["LlamaForCausalLM"],
-            "attention_bias": False,
-            "head_dim": self.head,
-            "hidden_act": "silu",
-            "hidden_size": self.hidden,
-            "intermediate_size": self.intermediate,
-            "max_position_embeddings": self.context,
-            "mlp_bias": False,
-            "model_type": "llama",
-            "num_attention_heads": self.heads,
-            "num_hidden_layers": self.layers,
-            "num_key_value_heads": self.kv_heads,
-            "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id", int),
-            "rms_norm_eps": self.epsilon,
-            "rope_scaling": None,
-            "rope_theta": self.base,
-            "tie_word_embeddings": True,
-            "torch_dtype": "bfloat16",
-            "vocab_size": self.vocabulary,
-        }
-
-    def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """llama.cpp's name of each tensor -> that of transformers, and its shape. The embedding is the head, too."""
-        kv, rows = self.kv_heads * self.head, self.hidden
-        shapes = {
-            "attn_norm": (self.hidden,),
-            "attn_q": (rows, self.hidden),
-            "attn_k": (kv, self.hidden),
-            "attn_v": (kv, self.hidden),
-            "attn_output": (self.hidden, rows),
-            "ffn_norm": (self.hidden,),
-            "ffn_gate": (self.intermediate, self.hidden),
-            "ffn_up": (self.intermediate, self.hidden),
-            "ffn_down": (self.hidden, self.intermediate),
-        }
-        found: dict[str, tuple[str, tuple[int, ...]]] = {
-            "token_embd.weight": ("model.embed_tokens.weight", (self.vocabulary, self.hidden)),
-            "output_norm.weight": ("model.norm.weight", (self.hidden,)),
-        }
-        for layer in range(self.layers):
-            for own, name in LAYER.items():
-                found[f"blk.{layer}.{own}.weight"] = f"model.layers.{layer}.{name}.weight", shapes[own]
-        return found
+def tensors_of(config: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """llama.cpp's name of each tensor -> that of transformers, and its shape. The embedding is the head, too."""
+    hidden, inner, kv = (
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["num_key_value_heads"] * config["head_dim"],
+    )
+    layer = {
+        "attn_norm": ("input_layernorm", (hidden,)),
+        "attn_q": ("self_attn.q_proj", (hidden, hidden)),
+        "attn_k": ("self_attn.k_proj", (kv, hidden)),
+        "attn_v": ("self_attn.v_proj", (kv, hidden)),
+        "attn_output": ("self_attn.o_proj", (hidden, hidden)),
+        "ffn_norm": ("post_attention_layernorm", (hidden,)),
+        "ffn_gate": ("mlp.gate_proj", (inner, hidden)),
+        "ffn_up": ("mlp.up_proj", (inner, hidden)),
+        "ffn_down": ("mlp.down_proj", (hidden, inner)),
+    }
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {
+        "token_embd.weight": ("model.embed_tokens.weight", (config["vocab_size"], hidden)),
+        "output_norm.weight": ("model.norm.weight", (hidden,)),
+    }
+    for number in range(config["num_hidden_layers"]):
+        for part, (name, shape) in layer.items():
+            tensors[f"blk.{number}.{part}.weight"] = f"model.layers.{number}.{name}.weight", shape
+    return tensors
 
 
 def convert(path: Path, folder: Path) -> None:
     """Make `folder`, which must not exist, from the GGUF file at `path`. Raises CheckpointError, before it appears."""
     reader, metadata = read(path)
-    shape = LlamaShape.of(metadata)
-    sources = list(sources_of(reader, shape, metadata))
+    config = config_of(metadata)
+    sources = list(sources_of(reader, config, metadata))
     with atomic_folder(folder) as made:
-        config = shape.config(metadata)
         write_json(made / "config.json", config)
-        write_json(made / "generation_config.json", {k: v for k, v in config.items() if k.endswith("_token_id")})
-        write_tokenizer(made, metadata, vocabulary=shape.vocabulary, context=shape.context)
+        write_json(made / "generation_config.json", {key: config[key] for key in config if key.endswith("_token_id")})
+        write_tokenizer(made, metadata, vocabulary=config["vocab_size"], context=config["max_position_embeddings"])
         write_file(made / SAFETENSORS, sources, {"format": "pt"})
 
 
 def read(path: Path) -> tuple[GGUFReader, Metadata]:
-    """The reader, which keeps the file mapped, and its metadata. CheckpointError for what is no whole GGUF file."""
+    """The reader, which keeps the file mapped, and its metadata. CheckpointError for what is no complete GGUF file."""
     from gguf import GGUFReader  # with NumPy, 0.4 s to import
 
     try:
@@ -185,26 +150,25 @@ def read(path: Path) -> tuple[GGUFReader, Metadata]:
             raise ValueError("its numbers are stored with the highest byte first")
         values = {key: field.contents() for key, field in reader.fields.items()}
     except (ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
-        message = f"{path.name}: saw no whole GGUF file ({error}), wanted one"
+        message = f"{path.name}: got no complete GGUF file ({error}), expected one"
         raise CheckpointError(message, next_step=OTHER) from error
     return reader, Metadata(path.name, values)
 
 
-def sources_of(reader: GGUFReader, shape: LlamaShape, metadata: Metadata) -> Iterator[TensorSource]:
+def sources_of(reader: GGUFReader, config: Mapping[str, Any], metadata: Metadata) -> Iterator[TensorSource]:
     """Every tensor that there must be, and no other; each is computed when it is written."""
-    wanted, there = shape.tensors(), {tensor.name: tensor for tensor in reader.tensors}
-    if unknown := sorted(there.keys() - wanted.keys()):
-        raise metadata.wrong("tensors", unknown[0], "only those of a Llama whose embedding is its head, too")
-    if absent := sorted(wanted.keys() - there.keys()):
-        raise metadata.wrong("tensors", f"no {absent[0]}", f"the {len(wanted)} of a Llama of {shape.layers} layers")
-    heads = {"attn_q": shape.heads, "attn_k": shape.kv_heads}
-    for own, (name, size) in wanted.items():
-        tensor = there[own]
+    expected, there = tensors_of(config), {tensor.name: tensor for tensor in reader.tensors}
+    for odd in sorted(there.keys() ^ expected.keys()):
+        got = odd if odd in there else f"no {odd}"
+        raise metadata.wrong("tensors", got, f"the {len(expected)} of a Llama whose embedding is its head, too")
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    for original, (name, shape) in expected.items():
+        tensor = there[original]
         if tensor.tensor_type.name not in QUANTISATIONS:
-            raise metadata.wrong(own, tensor.tensor_type.name, f"one of {', '.join(QUANTISATIONS)}")
-        if (seen := tuple(reversed(tensor.shape.tolist()))) != size:
-            raise metadata.wrong(own, str(list(seen)), str(list(size)))
-        yield TensorSource(name, "BF16", size, Chunks(tensor, heads.get(own.split(".")[-2], 0), metadata))
+            raise metadata.wrong(original, tensor.tensor_type.name, f"one of {', '.join(QUANTISATIONS)}")
+        if (found := tuple(reversed(tensor.shape.tolist()))) != shape:
+            raise metadata.wrong(original, str(list(found)), str(list(shape)))
+        yield TensorSource(name, "BF16", shape, Chunks(tensor, heads.get(original.split(".")[-2], 0), metadata))
 
 
 @dataclass(frozen=True)
@@ -228,7 +192,7 @@ class Chunks:
 def own_order(weights: np.ndarray, heads: int) -> np.ndarray:
     """`[heads * d, n]` -> the same, the rows of each head in transformers' order.
 
-    RoPE turns pairs of rows. llama.cpp has the two of a pair beside each other, transformers in the halves of a head.
+    RoPE turns pairs of rows. llama.cpp has the two of a pair next to each other, transformers in the halves of a head.
     """
     rows, columns = weights.shape
     return weights.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkpin.core.files import atomic_file, write_json
 
@@ -17,6 +17,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 SPLITS = {"smollm": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTES]}}
 """llama.cpp's name of how text is split before the merges -> the same for `tokenizers`."""
 
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 IDS = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
 KEYS = {"model", "pre", "tokens", "token_type", "merges", "add_bos_token", "add_eos_token", "add_space_prefix"}
 KNOWN = {f"tokenizer.ggml.{key}" for key in KEYS | {f"{key}_token_id" for key in IDS}} | {"tokenizer.chat_template"}
@@ -26,42 +27,33 @@ def write_tokenizer(folder: Path, metadata: Metadata, *, vocabulary: int, contex
     """tokenizer.json, tokenizer_config.json and the chat template. CheckpointError for what is not known here."""
     metadata.require_known("tokenizer.", KNOWN)
     metadata.require("tokenizer.ggml.model", "gpt2")
-    metadata.require("tokenizer.ggml.add_bos_token", False, default=False)
-    metadata.require("tokenizer.ggml.add_eos_token", False, default=False)
-    metadata.require("tokenizer.ggml.add_space_prefix", False, default=False)
+    for key in ("add_bos_token", "add_eos_token", "add_space_prefix"):
+        metadata.require(f"tokenizer.ggml.{key}", False, default=False)
     split = metadata.get("tokenizer.ggml.pre", str)
     if split not in SPLITS:
         raise metadata.wrong("tokenizer.ggml.pre", repr(split), f"one of {', '.join(SPLITS)}")
     tokens, kinds = (metadata.get(f"tokenizer.ggml.{key}", list) for key in ("tokens", "token_type"))
     merges = metadata.get("tokenizer.ggml.merges", list)
     if not len(tokens) == len(kinds) == len(set(tokens)) == vocabulary:
-        seen = f"{len(tokens):,}, {len(set(tokens)):,} of them different, and {len(kinds):,} kinds"
-        raise metadata.wrong("tokenizer.ggml.tokens", seen, f"{vocabulary:,} different ones with their kinds")
+        got = f"{len(tokens):,}, {len(set(tokens)):,} of them different, and {len(kinds):,} kinds"
+        raise metadata.wrong("tokenizer.ggml.tokens", got, f"{vocabulary:,} different ones with their kinds")
     if strange := set(kinds) - {NORMAL, CONTROL, ADDED}:
         raise metadata.wrong("tokenizer.ggml.token_type", str(min(strange)), f"{NORMAL}, {CONTROL} or {ADDED}")
     added = [
-        {"id": i, "content": token, **flags(special=kind == CONTROL)}
+        {"id": i, "content": token, **FLAGS, "special": kind == CONTROL}
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind != NORMAL
     ]
     value = {
+        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
         "added_tokens": added,
-        "normalizer": None,
         "pre_tokenizer": SPLITS[split],
-        "post_processor": None,
         "decoder": BYTES,
         "model": {
+            **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
+            **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
             "vocab": {token: i for i, token in enumerate(tokens)},
             "merges": [pair(metadata, merge) for merge in merges],
         },
@@ -90,7 +82,3 @@ def pair(metadata: Metadata, merge: str) -> list[str]:
     if len(parts) != 2 or not all(parts):
         raise metadata.wrong("tokenizer.ggml.merges", repr(merge), "two parts with a space between")
     return parts
-
-
-def flags(*, special: bool) -> dict[str, Any]:
-    return {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": special}

@@ -1,20 +1,27 @@
 """The `mtp` step: the index lists every tensor of the multi-token prediction layer.
 
 A loader reads only what the index names, so a copy whose index leaves the MTP tensors out serves without drafts and
-says nothing. Copies come in three states: listed, in a file that the index does not name, or without them; then another
-repository of the pin may give them. All three end in an index that lists them, or in an error.
+without a warning. Copies come in three states: listed, in a file that the index does not name, or without them; then
+another repository of the pin may give them. All three end in an index that lists them, or in an error.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sparkpin.checkpoint.draft import Draft
-from sparkpin.checkpoint.formats import PACKED, SCALE, WEIGHT, check_scale
-from sparkpin.checkpoint.patterns import Patterns, some
-from sparkpin.checkpoint.quantization import block_of, extra_config_of, fp8_entry
+from sparkpin.checkpoint.formats import (
+    PACKED,
+    SCALE,
+    WEIGHT,
+    Patterns,
+    block_of,
+    check_scale,
+    extra_config_of,
+    fp8_entry,
+)
 from sparkpin.checkpoint.repository import CONFIG, TensorPlace
 from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.schema import MtpStep
@@ -27,7 +34,7 @@ MATRICES, TOGETHER = ("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "do
 """Of an expert each by itself, and of all experts in one tensor each."""
 
 _FUSED = re.compile(rf"\.mlp\.experts\.({'|'.join(TOGETHER)})(\.weight)?$")
-_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
+_QUERY = ".self_attn.q_proj."
 _PIN = (
     "choose a base repository with MTP tensors, or an `mtp.source`, in pins/models/; "
     "without any take `mtp` out of the pin and use a stage before mtp"
@@ -36,49 +43,44 @@ _PIN = (
 
 def apply_mtp(draft: Draft, step: MtpStep) -> None:
     """List what is not listed yet. Raises CheckpointError if config or tensors of the MTP layer are missing."""
-    patterns = Patterns(step.tensors)
-    names = [name for name in draft.names() if patterns.first(name) is not None]
+    patterns, base = Patterns(step.tensors), draft.base
+    names = {name for name in draft.names() if patterns.all(name)}
     if not names and step.source:
         names = take(draft, step, patterns)
     hits = {number for name in names for number in patterns.all(name)}
-    for number, pattern in enumerate(patterns.patterns):
-        if number not in hits:
-            where = f" nor of {draft.donors[step.source].origin}" if step.source else ""
-            raise CheckpointError(
-                f"mtp.tensors: {pattern!r} fits no tensor of {draft.base.origin}{where}, listed or not", next_step=_PIN
-            )
-    found = {name: draft.source(name) for name in sorted(names)}
-    if not step.source and step.file not in draft.base.listing.files:
-        held = ", ".join(sorted({file for file, _ in found.values()}))
-        raise CheckpointError(
-            f"{draft.base.origin}: mtp.file: saw {step.file!r}, wanted a file of it; its MTP tensors are in {held}",
-            next_step="correct mtp.file in pins/models/",
-        )
-    check_layers(draft, found)
+    if len(hits) < len(step.tensors):
+        unfit = next(pattern for number, pattern in enumerate(step.tensors) if number not in hits)
+        where = f" nor of {draft.donors[step.source].origin}" if step.source else ""
+        cause = f"mtp.tensors: {unfit!r} fits no tensor of {base.origin}{where}, listed or not"
+        raise CheckpointError(cause, next_step=_PIN)
+    new = draft.new()
+    found = {name: new[name] if name in new else (base.found[name].file, base.found[name]) for name in sorted(names)}
+    if not step.source and step.file not in base.listing.files:
+        files = ", ".join(sorted({file for file, _ in found.values()}))
+        cause = f"mtp.file: got {step.file!r}, expected a file of it; its MTP tensors are in {files}"
+        raise CheckpointError(f"{base.origin}: {cause}", next_step="correct mtp.file in pins/models/")
+    check_layers(draft, {name: place for name, (_, place) in found.items()})
     for name, (file, _) in found.items():
         if not draft.is_listed(name):
             draft.listed[name] = file
 
 
-def take(draft: Draft, step: MtpStep, patterns: Patterns) -> list[str]:
-    """Let the file of the step hold the donor's MTP tensors; the config says which of its modules are FP8."""
+def take(draft: Draft, step: MtpStep, patterns: Patterns) -> set[str]:
+    """Let the file of the step hold the donor's MTP tensors; the config gets those of its modules that are FP8."""
     donor = draft.donors[step.source or ""]
     if step.file in draft.base.listing.files:
-        raise CheckpointError(
-            f"{draft.base.origin}: {step.file} is there, without MTP tensors; wanted a name for a new file",
-            next_step="correct mtp.file in pins/models/",
-        )
-    taken = {name: source for name, source in sorted(donor.found.items()) if patterns.first(name) is not None}
-    for source in taken.values():
-        draft.add(step.file, source, listed=True)
-    fp8 = sorted(name.removesuffix(f".{SCALE}") for name in taken if name.endswith(f".{SCALE}"))
-    if fp8:
+        cause = f"mtp.file: got {step.file}, which is there without MTP tensors, expected the name of a new file"
+        raise CheckpointError(f"{draft.base.origin}: {cause}", next_step="correct mtp.file in pins/models/")
+    taken = {name: place for name, place in sorted(donor.found.items()) if patterns.all(name)}
+    for place in taken.values():
+        draft.add(step.file, place, listed=True)
+    if fp8 := [name.removesuffix(f".{SCALE}") for name in taken if name.endswith(f".{SCALE}")]:
         block, extra_config = block_of(donor), extra_config_of(draft)
         for module in fp8:
-            if f"{module}.{WEIGHT}" in taken:  # else `check_layers` says what lacks
-                check_scale(donor, taken[f"{module}.{WEIGHT}"].info, taken[f"{module}.{SCALE}"].info, block)
+            if weight := taken.get(f"{module}.{WEIGHT}"):  # if it is missing, `check_layers` finds that
+                check_scale(donor, weight.info, taken[f"{module}.{SCALE}"].info, block)
             extra_config[module] = fp8_entry(block)
-    return list(taken)
+    return set(taken)
 
 
 def setting(draft: Draft, key: str) -> Any:
@@ -88,91 +90,66 @@ def setting(draft: Draft, key: str) -> Any:
     return next((config[key] for config in configs if key in config), None)
 
 
-def check_layers(draft: Draft, found: Mapping[str, tuple[str, TensorPlace]]) -> None:
-    """Raises CheckpointError for a layer that the config counts and the tensors do not make."""
+def check_layers(draft: Draft, found: Mapping[str, TensorPlace]) -> None:
+    """Raises CheckpointError for a layer that the config counts and whose tensors are not all there."""
     layers = setting(draft, LAYERS)
     if type(layers) is not int or layers < 1:
-        seen = "'(missing)'" if layers is None else repr(layers)
         where = f"{draft.base.origin}/{CONFIG}: {LAYERS}"
-        raise CheckpointError(f"{where}: saw {seen}, wanted 1 or more", next_step=_PIN)
+        raise CheckpointError(f"{where}: got {layers!r}, expected 1 or more", next_step=_PIN)
+    parts: dict[str, set[str]] = {}  # module -> last parts of its tensors' names
+    for name in found:
+        module, _, part = name.rpartition(".")
+        parts.setdefault(module, set()).add(part)
     missing = [name for name in OUTER if name not in found]
-    body = body_modules(draft)
-    fp8 = {name.removesuffix(f".{WEIGHT}") for name, (_, source) in found.items() if source.info.dtype == "F8_E4M3"}
-    missing += [f"{module}.{SCALE}" for module in sorted(fp8) if f"{module}.{SCALE}" not in found]
-    experts = setting(draft, EXPERTS)
+    for module, there in sorted(parts.items()):
+        weight = found.get(f"{module}.{WEIGHT}")
+        needed = {"qweight", "scales"} if there & set(PACKED) else {WEIGHT} if SCALE in there else set()
+        needed |= {SCALE} if weight and weight.info.dtype == "F8_E4M3" else set()
+        missing += [f"{module}.{part}" for part in sorted(needed - there)]
     for layer in range(layers):
         prefix = f"{PREFIX}layers.{layer}."
-        parts = parts_under(found, prefix)
-        missing += [f"{prefix}{name}" for name in missing_modules(parts, body)]
-        missing += [f"{prefix}{name}" for name in missing_parts(parts)]
-        missing += [f"{prefix}{name}" for name in missing_experts(parts, experts)]
+        modules = {module.removeprefix(prefix) for module in parts if module.startswith(prefix)}
+        lacking = sorted(body_modules(draft) - modules) if modules else [""]
+        missing += [f"{prefix}{name}.*" for name in lacking]
+        missing += [f"{prefix}{name}" for name in missing_experts(modules, parts, prefix, setting(draft, EXPERTS))]
     if missing:
-        raise CheckpointError(
-            f"{draft.base.origin}: the MTP layer lacks {some(missing)}; saw {len(found)} of its tensors",
-            next_step=_PIN,
-        )
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        cause = f"the MTP layer lacks {names}; got {len(found)} of its tensors"
+        raise CheckpointError(f"{draft.base.origin}: {cause}", next_step=_PIN)
     check_shapes(draft, found)
 
 
-def check_shapes(draft: Draft, found: Mapping[str, tuple[str, TensorPlace]]) -> None:
-    """Raises CheckpointError for the layer of a model of another size, as far as the config tells sizes."""
-    hidden, experts = setting(draft, HIDDEN), setting(draft, EXPERTS)
-    for name, (_, source) in found.items():
-        shape, wanted = source.info.shape, ""
-        if _FUSED.search(name) and shape[:1] != (experts,):
-            wanted = f"{EXPERTS} of the config ({experts}) first"
-        elif type(hidden) is int and name in OUTER and shape != ((hidden, 2 * hidden) if name == FC else (hidden,)):
-            wanted = f"{[hidden, 2 * hidden] if name == FC else [hidden]}, by {HIDDEN} of the config"
-        if wanted:
-            origin = draft.donors.get(source.repository, draft.base).origin
-            raise CheckpointError(f"{origin}: {name}: shape: saw {list(shape)}, wanted {wanted}", next_step=_PIN)
-
-
 def body_modules(draft: Draft) -> set[str]:
-    """The modules, without experts, of the first full-attention layer: an MTP layer is built like one."""
-    query = ".self_attn.q_proj."
-    names = list(draft.base.listed)
-    body = next((name.partition(query)[0] + "." for name in names if query in name and not name.startswith(PREFIX)), "")
-    return {module for module in parts_under(names, body) if not is_expert(module)} if body else set()
+    """The modules, without experts, of the first full-attention layer: an MTP layer is built like one. By module, since
+    the base may hold `q_proj.qweight` where MTP has `q_proj.weight`."""
+    names = draft.base.listed
+    body = next((name.partition(_QUERY)[0] for name in names if _QUERY in name and not name.startswith(PREFIX)), None)
+    if body is None:
+        return set()
+    modules = {name.removeprefix(f"{body}.").rpartition(".")[0] for name in names if name.startswith(f"{body}.")}
+    return {module for module in modules if not f"{module}.".startswith("mlp.experts.")}
 
 
-def parts_under(names: Iterable[str], prefix: str) -> dict[str, set[str]]:
-    """module -> last parts of its tensors' names, of what begins with a prefix, which is cut off."""
-    parts: dict[str, set[str]] = {}
-    for name in names:
-        if name.startswith(prefix):
-            module, _, part = name.removeprefix(prefix).rpartition(".")
-            parts.setdefault(module, set()).add(part)
-    return parts
-
-
-def is_expert(module: str) -> bool:
-    return module == "mlp.experts" or module.startswith("mlp.experts.")
-
-
-def missing_modules(parts: Mapping[str, set[str]], body: set[str]) -> list[str]:
-    """Compared by module, since the base may hold `q_proj.qweight` where MTP has `q_proj.weight`."""
-    return [f"{module}.*" for module in sorted(body - set(parts))] or ([] if parts else ["*"])
-
-
-def missing_parts(parts: Mapping[str, set[str]]) -> list[str]:
-    """What a module in one of the quantised forms lacks."""
-    missing = []
-    for module, held in sorted(parts.items()):
-        if held & set(PACKED):
-            missing += [f"{module}.{part}" for part in ("qweight", "scales") if part not in held]
-        elif SCALE in held and WEIGHT not in held:
-            missing.append(f"{module}.{WEIGHT}")
-    return missing
-
-
-def missing_experts(parts: Mapping[str, set[str]], count: Any) -> list[str]:
+def missing_experts(modules: set[str], parts: Mapping[str, set[str]], prefix: str, count: Any) -> list[str]:
     """All experts that the config counts, each matrix of them, unless they are stored as one tensor each matrix."""
     if type(count) is not int:
         return []
-    together = {name for name in TOGETHER if name in parts.get("mlp.experts", ()) or f"mlp.experts.{name}" in parts}
-    if together:
-        return [f"mlp.experts.{name}" for name in TOGETHER if name not in together]
-    held = {match.groups() for module in parts if (match := _EXPERT.fullmatch(module))}
-    wanted = ((str(number), matrix) for number in range(count) for matrix in MATRICES)
-    return [f"mlp.experts.{number}.{matrix}.*" for number, matrix in wanted if (number, matrix) not in held]
+    joined = parts.get(f"{prefix}mlp.experts", set()) | {module.removeprefix("mlp.experts.") for module in modules}
+    if joined & set(TOGETHER):
+        return [f"mlp.experts.{name}" for name in TOGETHER if name not in joined]
+    expected = (f"mlp.experts.{number}.{matrix}" for number in range(count) for matrix in MATRICES)
+    return [f"{module}.*" for module in expected if module not in modules]
+
+
+def check_shapes(draft: Draft, found: Mapping[str, TensorPlace]) -> None:
+    """Raises CheckpointError for the layer of a model of another size, as far as the config has sizes."""
+    hidden, experts = setting(draft, HIDDEN), setting(draft, EXPERTS)
+    for name, place in found.items():
+        shape, expected = place.info.shape, ""
+        if _FUSED.search(name) and shape[:1] != (experts,):
+            expected = f"{EXPERTS} of the config ({experts}) first"
+        elif type(hidden) is int and name in OUTER and shape != ((hidden, 2 * hidden) if name == FC else (hidden,)):
+            expected = f"{[hidden, 2 * hidden] if name == FC else [hidden]}, by {HIDDEN} of the config"
+        if expected:
+            origin = draft.donors.get(place.repository, draft.base).origin
+            raise CheckpointError(f"{origin}: {name}: shape: got {list(shape)}, expected {expected}", next_step=_PIN)

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from sparkpin.checkpoint.content import RECORD, SMALL, check_content, is_complete, note_content
+from sparkpin.checkpoint.content import RECORD, SMALL, TABLE, Hashes, check_content, is_complete
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, DiskError
 
@@ -50,7 +50,7 @@ def look(folder: Path, order: Mapping[str, Any]) -> None:
     whole = is_complete(folder, order["key"])
     try:
         if whole:
-            check_content(folder)
+            check_content(folder, Hashes(folder / TABLE))
     except CheckpointError as error:
         tell(whole=False, changed=error.message)
     else:
@@ -80,7 +80,10 @@ def receive(folder: Path, order: Mapping[str, Any], data: IO[bytes]) -> None:
         take(folder / name, rows[name], json.loads(line_of(data))["offset"], digest, data)
     with files.atomic_file(folder / RECORD, mode=0o444) as file:
         file.write(record)
-    note_content(folder)
+    hashes = Hashes(folder / TABLE)
+    for name, row in rows.items():
+        hashes.note(folder / name, row["sha256"])
+    hashes.save()
     tell(whole=True)
 
 
@@ -94,7 +97,9 @@ def is_right(folder: Path, record: bytes, order: Mapping[str, Any]) -> bool:
     """Whether all is there, as far as `check_content` looks; says what is not."""
     try:
         if (folder / RECORD).read_bytes() == record and is_complete(folder, order["key"]):
-            check_content(folder, lambda path: tell(said=f"hashing {path.name} there"), deep=order["deep"])
+            hashes = Hashes(folder / TABLE)
+            check_content(folder, hashes, lambda path: tell(said=f"hashing {path.name} there"), deep=order["deep"])
+            hashes.save()
             return True
         tell(said="what is there is not whole")
     except CheckpointError as error:

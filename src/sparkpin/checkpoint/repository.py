@@ -1,7 +1,7 @@
-"""A model repository as its headers, index and config tell of it: no tensor's bytes.
+"""A model repository as its headers, index and config describe it: no tensor's bytes.
 
-A checkpoint has more than 100,000 tensors, so what is kept is the names of one index; headers are parsed one file at
-a time, as often as somebody asks.
+A checkpoint has more than 100,000 tensors, so only their names and files stay in memory; headers are parsed one file at
+a time, whenever they are needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OTHER = "choose another revision of this repository in pins/models/"
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor's bytes lie: `info.begin` to `info.end` of `file` in the repository that the pin calls so."""
+    """Where a tensor's bytes lie: `info.begin` to `info.end` of `file` in a repository, by the pin's name of it."""
 
     repository: str
     file: str
@@ -35,8 +35,8 @@ class Listing:
 
     name: the pin's; origin: for messages, "repo at revision" or a folder; files: path -> size, all of them;
     headers: safetensors file of the top folder -> its first bytes (length prefix and JSON); texts: the index and the
-    config, where there is one. Both may read a file at each access: see FileBytes. mend: what to do about a file
-    that is broken, where that is known better than here.
+    config, where there is one. Both may read a file at each access: see FileBytes. mend: the next step for a broken
+    file, where the caller knows a better one.
     """
 
     name: str
@@ -45,6 +45,10 @@ class Listing:
     headers: Mapping[str, bytes]
     texts: Mapping[str, bytes]
     mend: str = ""
+
+    def error(self, where: str, cause: str, step: str = OTHER) -> CheckpointError:
+        """where: appended to the origin, a file of it or nothing."""
+        return CheckpointError(f"{self.origin}{where}: {cause}", next_step=self.mend or step)
 
 
 class FileBytes(Mapping[str, bytes]):
@@ -65,7 +69,7 @@ class FileBytes(Mapping[str, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where bytes lie on this machine. folders: repository -> its files, where it is whole.
+    """Where bytes lie on this machine. folders: repository -> its files, of those fetched completely.
 
     tensors: repository -> tensor -> a file of just its bytes, where only those are fetched.
     """
@@ -84,7 +88,7 @@ class Places:
         path = self.tensors.get(source.repository, {}).get(source.info.name)
         if path is None:
             raise CheckpointError(
-                f"{source.info.name} of {source.repository} is not among the tensors that the model's lock names",
+                f"{source.info.name} of {source.repository} is not among the tensors of the model's lock",
                 next_step="invoke lock --model MODEL, since its pin has changed",
             )
         return path, 0
@@ -92,12 +96,11 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class ReadRepository:
-    """A repository that was read and holds together.
+    """A repository that was read and is consistent.
 
     listed: tensor -> file for what the index lists, or every tensor if there is no index (loaders then read all
-    safetensors files); unlisted: the others. found: what `read_repository` was asked for. listed_bytes: of
-    the tensors in `listed`. header_bytes: of all headers. index: as read, without its weight_map; None if there is
-    none.
+    safetensors files); unlisted: the others. found: the tensors that `read_repository` was asked for. listed_bytes: of
+    the tensors in `listed`. header_bytes: of all headers. index: without its weight_map; None if there is none.
     """
 
     listing: Listing
@@ -119,14 +122,6 @@ class ReadRepository:
 
     def file_of(self, tensor: str) -> str | None:
         return self.listed.get(tensor) or self.unlisted.get(tensor)
-
-    def header(self, file: str) -> Header:
-        return header_of(self.listing, file)
-
-    def sources(self) -> Iterator[TensorPlace]:
-        """Every tensor, file by file in the order of the data."""
-        for file in sorted(self.listing.headers):
-            yield from (TensorPlace(self.name, file, info) for info in self.header(file).tensors.values())
 
 
 def listing_of(name: str, folder: Path) -> Listing:
@@ -150,95 +145,58 @@ def header_of(listing: Listing, file: str) -> Header:
 
 
 def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda name: False) -> ReadRepository:
-    """Read and cross-check headers, index and config, in one pass. wanted: names whose sources are kept in `found`.
+    """Read and cross-check headers, index and config, in one pass. wanted: names whose places go to `found`.
 
-    Raises IntegrityError for a file that is cut short or no safetensors file, CheckpointError for a tensor that stands
-    in two files and for an index that lists what is not there.
+    Raises IntegrityError for a file that is cut short or no safetensors file, CheckpointError for a tensor in two files
+    and for an index that lists what is not there.
     """
     index = read_index(listing) if INDEX in listing.texts else None
     weight_map: dict[str, str] = {} if index is None else index.pop("weight_map")
+    files: dict[str, str] = {}
     found: dict[str, TensorPlace] = {}
-    unlisted: dict[str, str] = {}
-    seen = header_bytes = listed_bytes = 0
+    header_bytes = listed_bytes = 0
     for file in sorted(listing.headers):
         header = header_of(listing, file)
         header_bytes += header.data_start
         for name, info in header.tensors.items():
-            listed = weight_map.get(name)
-            if listed == file:
-                weight_map[name] = file  # the one string for all of the file, not the index's 8,000 copies
-                seen += 1
-            elif listed is not None and file_has(listing, listed, name):
-                raise twice(listing, name, file, listed)
-            elif listed is not None:
-                raise misplaced(listing, weight_map, name, f"it is in {file}")
-            elif name in unlisted:
-                raise twice(listing, name, unlisted[name], file)
-            else:
-                unlisted[name] = file
-            if index is None or listed:
-                listed_bytes += info[4] - info[3]
+            if name in files:
+                raise listing.error("", f"got tensor {name!r} in {files[name]} and in {file}, expected it in one")
+            files[name] = file
+            if index is None or name in weight_map:
+                listed_bytes += info.nbytes
             if wanted(name):
                 found[name] = TensorPlace(listing.name, file, info)
-    if seen != len(weight_map):
-        held = {name for file in listing.headers for name in header_of(listing, file).tensors}
-        first = next(name for name in weight_map if name not in held)
-        has = weight_map[first] in listing.files
-        raise misplaced(listing, weight_map, first, "no file has it" if has else "there is no such file")
-    if not (seen or unlisted):
-        raise CheckpointError(f"{listing.origin}: no tensors in its safetensors files", next_step=listing.mend or FETCH)
-    if index is None:
-        weight_map, unlisted = unlisted, {}
+    for name, file in weight_map.items():
+        if files.get(name) != file:
+            cause = f"weight_map[{name!r}]: got {file}, expected {files.get(name, 'no such key: no file has it')}"
+            raise listing.error(f"/{INDEX}", cause)
+    if not files:
+        raise listing.error("", "no tensors in its safetensors files", FETCH)
+    listed = files if index is None else {name: files[name] for name in weight_map}
+    unlisted = {name: file for name, file in files.items() if name not in listed}
     config = read_json(listing, CONFIG) if CONFIG in listing.texts else {}
-    return ReadRepository(listing, weight_map, unlisted, found, listed_bytes, header_bytes, index, config)
-
-
-def file_has(listing: Listing, file: str, tensor: str) -> bool:
-    return file in listing.headers and tensor in header_of(listing, file).tensors
-
-
-def twice(listing: Listing, tensor: str, *files: str) -> CheckpointError:
-    one, two = sorted(files)
-    return CheckpointError(
-        f"{listing.origin}: tensor {tensor!r} stands in {one} and in {two}, wanted in one",
-        next_step=listing.mend or OTHER,
-    )
-
-
-def misplaced(listing: Listing, weight_map: Mapping[str, str], tensor: str, seen: str) -> CheckpointError:
-    return CheckpointError(
-        f"{listing.origin}/{INDEX}: {tensor!r} is listed in {weight_map[tensor]}, but {seen}",
-        next_step=listing.mend or OTHER,
-    )
+    return ReadRepository(listing, listed, unlisted, found, listed_bytes, header_bytes, index, config)
 
 
 def read_index(listing: Listing) -> dict[str, Any]:
     """Its weight_map is a mapping of strings, and so is its metadata, if there is any, of whatever."""
     index = read_json(listing, INDEX)
-    weight_map, metadata = index.get("weight_map"), index.get("metadata")
+    weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
-        raise wrong_index(listing, "weight_map", type(weight_map).__name__, "a mapping")
+        raise listing.error(f"/{INDEX}", f"weight_map: got {type(weight_map).__name__}, expected a mapping")
     for name, file in weight_map.items():
         if not isinstance(file, str):
-            raise wrong_index(listing, f"weight_map[{name!r}]", repr(file), "the name of a file")
-    if metadata is not None and not isinstance(metadata, dict):
-        raise wrong_index(listing, "metadata", type(metadata).__name__, "a mapping")
+            raise listing.error(f"/{INDEX}", f"weight_map[{name!r}]: got {file!r}, expected the name of a file")
+    if not isinstance(index.get("metadata") or {}, dict):
+        raise listing.error(f"/{INDEX}", f"metadata: got {index['metadata']!r:.80}, expected a mapping")
     return index
 
 
-def wrong_index(listing: Listing, key: str, seen: str, wanted: str) -> CheckpointError:
-    where = f"{listing.origin}/{INDEX}"
-    return CheckpointError(f"{where}: {key}: saw {seen}, wanted {wanted}", next_step=listing.mend or OTHER)
-
-
 def read_json(listing: Listing, file: str) -> dict[str, Any]:
-    where = f"{listing.origin}/{file}"
     try:
         value = json.loads(listing.texts[file])
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: {error}, wanted JSON", next_step=listing.mend or FETCH) from None
+        raise listing.error(f"/{file}", f"{error}, expected JSON", FETCH) from None
     if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{where}: saw {type(value).__name__}, wanted a JSON object", next_step=listing.mend or FETCH
-        )
+        raise listing.error(f"/{file}", f"got {type(value).__name__}, expected a JSON object", FETCH)
     return value

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from sparkpin.checkpoint.content import OWN, REBUILD, bad
-from sparkpin.checkpoint.copying import RangeReader
+from sparkpin.checkpoint.draft import Shard
 from sparkpin.checkpoint.formats import SCALE, WEIGHT
-from sparkpin.checkpoint.layout import Shard, in_order
 from sparkpin.checkpoint.plan import CheckpointPlan
-from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, ReadRepository, listing_of, read_repository
+from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, header_of, listing_of, read_repository
 from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
+from sparkpin.core.files import CHUNK
 
 
 def verify_checkpoint(folder: Path, places: Places, plan: CheckpointPlan) -> dict[str, str]:
@@ -24,94 +23,70 @@ def verify_checkpoint(folder: Path, places: Places, plan: CheckpointPlan) -> dic
     """
     check_files(folder, plan)
     check_consistent(folder, plan)
-    with RangeReader() as ours, RangeReader() as theirs:
-        for link in plan.links:
-            same_file(ours, theirs, folder / link.path, places.linked(link.path, link.of or plan.base))
-        return {
-            shard.path: same_shard(ours, theirs, folder / shard.path, shard, plan.base, places) for shard in plan.shards
-        }
+    for link in plan.links:
+        path, source = folder / link.path, places.linked(link.path, link.of or plan.base)
+        if not path.samefile(source) and any(mine != other for mine, other in pairs(path, 0, source, 0, link.size)):
+            raise bad(path, f"its bytes are not those of {source}")
+    return {shard.path: verify_shard(folder / shard.path, shard, plan.base, places) for shard in plan.shards}
 
 
-def same_file(ours: RangeReader, theirs: RangeReader, path: Path, source: Path) -> None:
-    if path.samefile(source):
-        return
-    sizes = path.stat().st_size, source.stat().st_size
-    if sizes[0] != sizes[1]:
-        raise bad(path, f"{sizes[0]} bytes, wanted {sizes[1]} as in {source}")
-    pairs = zip(ours.chunks(path, 0, sizes[0]), theirs.chunks(source, 0, sizes[1]), strict=True)
-    if any(differ(mine, other) for mine, other in pairs):
-        raise bad(path, f"its bytes are not those of {source}")
-
-
-def same_shard(ours: RangeReader, theirs: RangeReader, path: Path, shard: Shard, base: str, places: Places) -> str:
+def verify_shard(path: Path, shard: Shard, base: str, places: Places) -> str:
     """SHA-256 (hex) of a shard that is what it should be."""
-    sources = in_order(shard, read_header(places.folders[base] / shard.path) if shard.in_base else None, base)
+    sources = shard.in_order(read_header(places.folders[base] / shard.path) if shard.in_base else None, base)
     if read_header_bytes(path) != shard.header:
         raise bad(path, "its header is not the planned one")
-    digest = hashlib.sha256(shard.header)
-    position = len(shard.header)
-    for source in sources:
-        end = position + source.info.nbytes
-        origin, begin = places.of(source)
-        mine = ours.chunks(path, position, end)
-        other = theirs.chunks(origin, begin, begin + source.info.nbytes)
-        for chunk, wanted in zip(mine, other, strict=True):
-            if differ(chunk, wanted):
-                raise bad(path, f"the bytes of tensor {source.info.name!r} are not those in {origin}")
-            digest.update(chunk)
-        position = end
+    digest, position = hashlib.sha256(shard.header), len(shard.header)
+    for place in sources:
+        origin, begin = places.of(place)
+        for mine, other in pairs(path, position, origin, begin, place.info.nbytes):
+            if mine != other:
+                raise bad(path, f"the bytes of tensor {place.info.name!r} are not those in {origin}")
+            digest.update(mine)
+        position += place.info.nbytes
     return digest.hexdigest()
 
 
-def differ(mine: memoryview, other: memoryview) -> bool:
-    """A bytearray is compared at once, two memoryviews item by item."""
-    return bytearray(mine) != other
+def pairs(path: Path, at: int, source: Path, begin: int, length: int) -> Iterator[tuple[bytes, bytes]]:
+    """What two files have at places of theirs, in chunks; fewer bytes where one ends."""
+    with path.open("rb", buffering=0) as mine, source.open("rb", buffering=0) as other:
+        mine.seek(at)
+        other.seek(begin)
+        for done in range(0, length, CHUNK):
+            yield mine.read(min(CHUNK, length - done)), other.read(min(CHUNK, length - done))
 
 
 def check_files(folder: Path, plan: CheckpointPlan) -> None:
     """Cheap: files, their sizes, index and config are the planned ones. Raises CheckpointError."""
-    wanted = set(plan.paths)
-    seen = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - set(OWN)
-    if seen != wanted:
-        raise bad(folder, f"missing files: {sorted(wanted - seen)}, extra files: {sorted(seen - wanted)}")
-    linked = ((link.path, link.size) for link in plan.links)
-    for path, size in (*linked, *((shard.path, shard.size) for shard in plan.shards)):
-        if (found := (folder / path).stat().st_size) != size:
-            raise bad(folder / path, f"{found} bytes, wanted {size}")
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    found = {(name, size) for name, size in sizes.items() if name not in OWN}
+    for name, _ in sorted(found ^ set(plan.sizes.items())):
+        got, expected = (f"{one[name]} bytes" if name in one else "no such file" for one in (sizes, plan.sizes))
+        raise bad(folder / name, f"got {got}, expected {expected}")
     for text in plan.texts:
         if (folder / text.path).read_bytes() != text.data:
             raise bad(folder / text.path, "its text is not the planned one")
 
 
 def check_consistent(folder: Path, plan: CheckpointPlan) -> None:
-    """Headers, index and config of the result fit each other, read afresh as a loader would."""
-    result = read_repository(replace(listing_of("result", folder), mend=REBUILD))
+    """Headers, index and config of the result fit each other, read again as a loader would."""
+    listing = replace(listing_of("result", folder), mend=REBUILD)
+    result = read_repository(listing)
     if result.unlisted.keys() != plan.unlisted:
         raise bad(folder / INDEX, "it does not list what the plan lists")
-    if any(text.path == INDEX for text in plan.texts):
-        total = result.listed_bytes
-        metadata = (result.index or {}).get("metadata", {})
-        if metadata.get("total_size") != total:
-            raise bad(folder / INDEX, f"metadata.total_size: saw {metadata.get('total_size')}, wanted {total}")
-    if "hybrid" in plan.steps:
-        check_fp8_entries(folder, result)
-
-
-def check_fp8_entries(folder: Path, result: ReadRepository) -> None:
-    """An FP8 weight has a scale and an FP8 entry in extra_config; an entry and a scale have an FP8 weight."""
-    config: Mapping[str, Any] = result.config.get("quantization_config", {}).get("extra_config", {})
+    total = ((result.index or {}).get("metadata") or {}).get("total_size")
+    if any(text.path == INDEX for text in plan.texts) and total != result.listed_bytes:
+        raise bad(folder / INDEX, f"metadata.total_size: got {total}, expected {result.listed_bytes}")
+    if "hybrid" not in plan.steps:
+        return
+    # An FP8 weight has a scale and an FP8 entry in extra_config; an entry and a scale have an FP8 weight.
+    config = result.config.get("quantization_config", {}).get("extra_config", {})
     entries = {name for name, entry in config.items() if entry.get("data_type") == "fp" and entry.get("bits") == 8}
-    weights, scales = set(), set()
-    for source in result.sources():
-        module, _, part = source.info.name.rpartition(".")
-        if part == SCALE:
-            scales.add(module)
-        elif part == WEIGHT and source.info.dtype == "F8_E4M3":
-            weights.add(module)
-    if not entries == weights == scales:
-        odd = sorted((entries | weights | scales) - (entries & weights & scales))
-        where = ", ".join(
-            f"{what}: {'yes' if odd[0] in group else 'no'}"
-            for what, group in (("entry in extra_config", entries), ("FP8 weight", weights), ("scale", scales))
-        )
-        raise bad(folder / CONFIG, f"{len(odd)} modules are half FP8, first {odd[0]!r} ({where})")
+    infos = [info for file in listing.headers for info in header_of(listing, file).tensors.values()]
+    scales = {info.name.removesuffix(f".{SCALE}") for info in infos if info.name.endswith(f".{SCALE}")}
+    fp8 = (info.name for info in infos if info.dtype == "F8_E4M3" and info.name.endswith(f".{WEIGHT}"))
+    weights = {name.removesuffix(f".{WEIGHT}") for name in fp8}
+    if odd := sorted((entries | weights | scales) - (entries & weights & scales)):
+        groups = {"an entry in extra_config": entries, "an FP8 weight": weights, "a scale": scales}
+        got = [what for what, group in groups.items() if odd[0] in group]
+        cause = f"{len(odd)} modules are half FP8; {odd[0]}: got {' and '.join(got)}, expected {', '.join(groups)}"
+        raise bad(folder / CONFIG, cause)

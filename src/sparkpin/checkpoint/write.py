@@ -1,95 +1,74 @@
-"""Carry out a plan: a checkpoint folder that is whole and verified, or is not there."""
+"""Carry out a plan: a checkpoint folder that is complete and verified, or is not there.
+
+Every byte that is written passes through this process once, for its SHA-256, which goes into the record and into the
+table of hashes. Shards that a killed run finished are known by that table, and stay if their hash is right again.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from sparkpin.checkpoint.content import JOURNAL, RECORD, is_imported, note_content
-from sparkpin.checkpoint.copying import link_or_copy
-from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key
-from sparkpin.checkpoint.record import record, texts_written
+from sparkpin.checkpoint.content import IMPORTED, REBUILD, RECORD, Hashes
+from sparkpin.checkpoint.draft import Shard
+from sparkpin.checkpoint.plan import CheckpointPlan, taken
 from sparkpin.checkpoint.repository import Places
-from sparkpin.checkpoint.shards import UNFINISHED, write_shards
+from sparkpin.checkpoint.safetensors import read_header_bytes
+from sparkpin.checkpoint.steps import FORMAT, MTP_FP8, checkpoint_key, used_repositories
 from sparkpin.checkpoint.verify import check_files
 from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError
+from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.pins.schema import ModelLock, ModelPin
+from sparkpin.pins.schema import DRAFTER, ModelLock, ModelPin
 
 SPARE = 64 << 20
-"""Bytes that must stay free on the disk beside what is written."""
+"""Bytes that must stay free on the disk besides what is written."""
+
+UNFINISHED = ".unfinished"
+THREADS = 3
+"""Shards at once: while one waits for the disk, others are hashed. A kill costs what is begun, so no more than that."""
+
+STEP = 16 << 20
+"""Bytes after which the kernel is asked to drop a file's pages: it drops what is on disk, and begins to write what is
+not, without waiting for it."""
+
+FICLONE = 0x40049409
+"""ioctl of Linux: let a file share the blocks of another one."""
+
+NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
+
+
+class ByteRange(NamedTuple):
+    """Bytes `begin` to `end` of a file."""
+
+    path: Path
+    begin: int
+    end: int
+
+
+class GatheringStopped(Exception):
+    """Another part of the work failed, or a person stopped it."""
 
 
 def checkpoint_folder(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> Path:
     return paths.checkpoints / pin.name / checkpoint_key(pin, lock, steps)[:16]
 
 
-def write_checkpoint(
-    folder: Path,
-    pin: ModelPin,
-    lock: ModelLock,
-    plan: CheckpointPlan,
-    places: Places,
-    key: str,
-    say: Say,
-    link: Callable[[Path, Path], None] = link_or_copy,
-    still: Callable[[], None] = lambda: None,
-) -> None:
-    """Write everything beside `folder` and rename it last. Only while holding the model's lock.
-
-    still: raises CheckpointError if the base is no longer what was verified; asked when its bytes are written.
-    """
-    partial = partial_folder(folder)
-    for left in folder.parent.glob(files.PARTIAL + "*"):
-        if left != partial:
-            remove(left)
-    base = places.folders[plan.base]
-    check_disk(folder, base, plan)
-    if folder.exists():
-        why = "came from another machine" if is_imported(folder) else "is damaged or incomplete"
-        say(f"checkpoint {folder.name} {why}: building it again")
-        set_aside(folder)
-    written = write_shards(partial, plan, places, key, say)
-    with files.disk_errors(folder.parent):
-        try:
-            still()
-            # Without index and config, which come last, nobody takes the folder for a model.
-            for kept in plan.links:
-                link(places.linked(kept.path, kept.of or plan.base), partial / kept.path)
-            for text in plan.texts:
-                write_text(partial / text.path, text.data)
-            written |= texts_written(plan)
-            write_text(partial / RECORD, record(pin, lock, plan, key, written))
-            check_files(partial, plan)
-        except CheckpointError:
-            remove(partial)
-            raise
-        for name in (*written, RECORD):  # as the files of the cache: one that is changed by mistake still has its size
-            (partial / name).chmod(0o444)
-        note_content(partial)
-        (partial / JOURNAL).unlink()  # last: until here the next run goes on from the finished shards
-        for path in sorted({partial, *(child for child in partial.rglob("*") if child.is_dir())}):
-            files.sync_folder(path)
-        partial.replace(folder)
-        files.sync_folder(folder.parent)
-
-
 def partial_folder(folder: Path) -> Path:
     """Where a checkpoint grows; named after its key, so that a later run finds what an earlier one finished."""
     return folder.with_name(f"{files.PARTIAL}{folder.name}")
-
-
-def write_text(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def hold_model(paths: Paths, model: str, say: Say) -> contextlib.AbstractContextManager[None]:
@@ -98,6 +77,220 @@ def hold_model(paths: Paths, model: str, say: Say) -> contextlib.AbstractContext
         paths.locks / f"checkpoint-{model}.lock",
         on_wait=lambda: say(f"waiting for another run that builds a checkpoint of {model}"),
     )
+
+
+def write_checkpoint(
+    folder: Path, pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, places: Places, hashes: Hashes, say: Say
+) -> None:
+    """Write everything next to `folder` and rename it last. Only while holding the model's lock.
+
+    Raises CheckpointError for sources that are no longer the locked ones when their bytes have been written, DiskError
+    and what reading raises; shards that were finished then stay for the next run.
+    """
+    partial = partial_folder(folder)
+    for left in folder.parent.glob(files.PARTIAL + "*"):
+        if left != partial:
+            remove(left)
+    check_disk(folder, places.folders[plan.base], plan)
+    if folder.exists():
+        why = "came from another machine" if (folder / IMPORTED).exists() else "is damaged or incomplete"
+        say(f"checkpoint {folder.name} {why}: building it again")
+        set_aside(folder)
+    with files.disk_errors(folder.parent):
+        partial.mkdir(parents=True, exist_ok=True)
+        written = write_shards(partial, plan, places, hashes, say)
+        try:
+            check_sources(lock, places, hashes)
+            # Without index and config, which come last, nobody takes the folder for a model.
+            for link in plan.links:
+                hashes.link(link_or_copy, places.linked(link.path, link.of or plan.base), partial / link.path)
+            for text in plan.texts:
+                written[text.path] = hashlib.sha256(text.data).hexdigest()
+                write_text(partial / text.path, text.data)
+            write_text(partial / RECORD, record(pin, lock, plan, written))
+            check_files(partial, plan)
+        except CheckpointError:
+            remove(partial)
+            raise
+        for path in sorted({partial, *(child for child in partial.rglob("*") if child.is_dir())}):
+            files.sync_folder(path)
+        partial.replace(folder)
+        files.sync_folder(folder.parent)
+    for name, row in file_rows(pin, lock, plan, written).items():
+        hashes.note(folder / name, row["sha256"])
+    hashes.save()
+
+
+def write_shards(partial: Path, plan: CheckpointPlan, places: Places, hashes: Hashes, say: Say) -> dict[str, str]:
+    """Let a folder hold the shards of the plan, several at once; gives their SHA-256. What a killed run finished is
+    hashed, and written again if it differs; everything else there is removed."""
+    sizes, stop = {shard.path: shard.size for shard in plan.shards}, threading.Event()
+    for path in partial.rglob("*"):
+        name = path.relative_to(partial).as_posix()
+        if path.is_file() and not (sizes.get(name) == path.stat().st_size and hashes.known(path)):
+            path.unlink()
+
+    def write(number: int, shard: Shard) -> str:
+        path = partial / shard.path
+        if path.exists():
+            say(f"checking {shard.path}, which an earlier run finished")
+            sha256, _ = files.sha256_file(path)
+            if sha256 == hashes.known(path):
+                return sha256
+            path.unlink()
+        if stop.is_set():
+            raise GatheringStopped
+        say(f"writing {shard.path} ({number} of {len(plan.shards)}, {shard.size / 1e6:,.1f} MB)")
+        return write_shard(path, shard, places, hashes, stop)
+
+    with ThreadPoolExecutor(THREADS, "shard") as pool:
+        futures = [pool.submit(write, number, shard) for number, shard in enumerate(plan.shards, 1)]
+        try:
+            return {shard.path: future.result() for shard, future in zip(plan.shards, futures, strict=True)}
+        except BaseException:
+            stop.set()
+            raise
+
+
+def write_shard(path: Path, shard: Shard, places: Places, hashes: Hashes, stop: threading.Event) -> str:
+    """SHA-256 (hex) of a shard that is on disk under its name, and in the table of hashes."""
+    unfinished, ranges = path.with_name(path.name + UNFINISHED), []
+    for span in shard.spans:
+        source, begin = places.of(span.first)
+        ranges.append(ByteRange(source, begin, begin + span.length))
+    sha256 = gather(unfinished, shard.header, ranges, stop)
+    if (size := unfinished.stat().st_size) != shard.size or read_header_bytes(unfinished) != shard.header:
+        raise CheckpointError(
+            f"{unfinished}: got {size} bytes, expected {shard.size} with the header that was written",
+            next_step="the same command again; if it stays, look at the disk (dmesg)",
+        )
+    unfinished.replace(path)
+    files.sync_folder(path.parent)
+    hashes.note(path, sha256)
+    hashes.save()
+    return sha256
+
+
+def gather(path: Path, first: bytes, ranges: Iterable[ByteRange], stop: threading.Event) -> str:
+    """Write a file, `first` and then ranges of other files; it is on disk, read-only, when this returns its SHA-256.
+
+    It leaves the page cache, where it would drive out other files: a GPU shares that memory on a Spark.
+    Raises IntegrityError for a source that ends before its range, OSError and GatheringStopped.
+    """
+    digest, written, clean = hashlib.sha256(first), len(first), 0
+    buffer = memoryview(bytearray(files.CHUNK))
+    with path.open("wb") as target:
+        target.write(first)
+        for source, begin, end in ranges:
+            with source.open("rb", buffering=0) as opened:
+                opened.seek(begin)
+                while begin < end:
+                    if stop.is_set():
+                        raise GatheringStopped
+                    chunk = buffer[: opened.readinto(buffer[: end - begin])]
+                    if not chunk:
+                        cause = f"{source}: ends at byte {begin}, expected {end}"
+                        raise IntegrityError(cause, next_step="invoke build --fetch-only")
+                    digest.update(chunk)
+                    target.write(chunk)
+                    begin, written = begin + len(chunk), written + len(chunk)
+                    if written - clean >= STEP:
+                        os.posix_fadvise(target.fileno(), 0, written, os.POSIX_FADV_DONTNEED)
+                        clean = written
+        target.flush()
+        os.fchmod(target.fileno(), 0o444)  # as the files of the cache: nobody changes it by mistake
+        os.fsync(target.fileno())
+        os.posix_fadvise(target.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return digest.hexdigest()
+
+
+def check_sources(lock: ModelLock, places: Places, hashes: Hashes) -> None:
+    """CheckpointError for bytes that have changed since they were verified: what was copied meanwhile may be anything.
+
+    Where only ctime has changed, all is read again: it may be a link that was made or removed.
+    """
+    for name, folder in places.folders.items():
+        for file in lock.repositories[name].files:
+            if (got := hashes.sha256(folder / file.file)) != file.sha256:
+                cause = f"{folder / file.file}: got sha256 {got}, expected {file.sha256}, as it was before the copy"
+                raise CheckpointError(cause, next_step="see who writes there, then the same command again")
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A hard link (the cache's files are read-only and never written in place), or shared blocks, or a copy."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+        return
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+    with source.open("rb") as old, target.open("wb") as new:
+        try:
+            fcntl.ioctl(new, FICLONE, old.fileno())
+        except OSError:
+            shutil.copyfileobj(old, new, files.CHUNK)
+            new.flush()
+        os.fchmod(new.fileno(), 0o444)
+        os.fsync(new.fileno())
+
+
+def write_text(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fchmod(file.fileno(), 0o444)
+        os.fsync(file.fileno())
+
+
+def record(pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, written: Mapping[str, str]) -> bytes:
+    """The text of sparkpin.json: no times, no paths, so the same inputs give the same bytes. written: path -> SHA-256
+    of what is not linked.
+
+    sources: repositories and revisions; of the base the files that were rewritten, of the others the tensors that were
+    taken, with the SHA-256 that the lock has.
+    """
+    published = {file.file: file.sha256 for file in lock.repositories[pin.base].files}
+    dumped = pin.model_dump(mode="json", include={"hybrid": {"rules"}, "mtp": {"file", "tensors", "source"}})
+    dumped |= {MTP_FP8: pin.mtp.model_dump(mode="json", include={"rules"})} if pin.mtp else {}
+    sources: dict[str, dict[str, Any]] = {
+        name: {"repo": lock.repositories[name].repo, "revision": lock.repositories[name].revision}
+        for name in used_repositories(pin, plan.steps)
+    }
+    sources[pin.base]["files"] = {file: published[file] for file in written if file in published}
+    for name, tensors in taken(plan).items():
+        if not pin.is_whole(name):
+            known = {tensor.name: tensor.sha256 for tensor in lock.repositories[name].tensors}
+            sources[name]["tensors"] = {source.info.name: known.get(source.info.name, "") for source in tensors}
+    value = {
+        "builder": FORMAT,
+        "model": pin.name,
+        "key": checkpoint_key(pin, lock, plan.steps),
+        "steps": [{"step": step, **(dumped.get(step) or {})} for step in plan.steps],
+        "sources": sources,
+        "files": file_rows(pin, lock, plan, written),
+    }
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def file_rows(
+    pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, written: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """File -> its size and SHA-256, as the record has them: of what is linked the lock's. written: as of `record`."""
+    published = {file.file: file.sha256 for file in lock.repositories[pin.base].files}
+    if pin.drafter:
+        published |= {f"{DRAFTER}/{file.file}": file.sha256 for file in lock.repositories[DRAFTER].files}
+    sha256 = {link.path: published[link.path] for link in plan.links} | dict(written)
+    return {path: {"size": size, "sha256": sha256[path]} for path, size in plan.sizes.items()}
+
+
+def check_record(folder: Path, rows: Mapping[str, Any]) -> None:
+    """CheckpointError for the first file of which the record has another size or SHA-256 than `rows`."""
+    recorded = json.loads((folder / RECORD).read_text(encoding="utf-8"))["files"]
+    for name, row in rows.items():
+        if recorded[name] != row:
+            cause = f"files[{name!r}]: got {recorded[name]}, expected {row}, which its bytes are"
+            raise CheckpointError(f"{folder / RECORD}: {cause}", next_step=REBUILD)
 
 
 def disk_needed(folder: Path, base: Path, plan: CheckpointPlan) -> int:
@@ -116,10 +309,10 @@ def disk_needed(folder: Path, base: Path, plan: CheckpointPlan) -> int:
 def allocated(path: Path) -> int:
     """Bytes of the disk that are free again when a file goes: none if it has another name, or has just gone."""
     try:
-        seen = path.stat()  # a dry run holds no lock
+        found = path.stat()  # a dry run holds no lock
     except FileNotFoundError:
         return 0
-    return seen.st_blocks * 512 if seen.st_nlink == 1 else 0
+    return found.st_blocks * 512 if found.st_nlink == 1 else 0
 
 
 def check_disk(folder: Path, base: Path, plan: CheckpointPlan) -> None:

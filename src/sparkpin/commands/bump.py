@@ -42,7 +42,7 @@ from sparkpin.history.bisect.search import Verdict, minimal
 from sparkpin.history.bisect.trial import Bench
 from sparkpin.history.bump import record, side
 from sparkpin.history.bump.record import Bump, Step
-from sparkpin.host import machine
+from sparkpin.host import preflight
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.measure.bench.compare import compare
 from sparkpin.measure.bench.ratios import ALL
@@ -88,9 +88,9 @@ class Trial:
     def build(self) -> str:
         """The releases of the chain, with their evidence; the last is the one that is tried."""
         absent = sum(file.size for file in self.pairings[-1].stack_lock.files)
-        needs = machine.Needs(cache=absent, home=self.current.size // 10, engine=2 * self.current.size)
+        needs = preflight.Needs(cache=absent, home=self.current.size // 10, engine=2 * self.current.size)
         if not Releases(self.paths).find(self.pairings[-1].tag):
-            for row in machine.disk(self.paths, needs, anew=True):
+            for row in preflight.disk(self.paths, needs, anew=True):
                 if not row.ok:
                     raise DiskError(f"no room for one more image: {row.detail}", next_step=row.fix)
         with at_work(self.paths) as engine:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparkpin.build.checkpoint import build_checkpoint, disk_line, plan_checkpoint, verify_built
-from sparkpin.checkpoint import report as checkpoint_report
-from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, lock_for, require
+from sparkpin.checkpoint.plan import summary
+from sparkpin.checkpoint.steps import all_steps, checkpoint_steps, lock_for, require
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
@@ -58,7 +58,7 @@ def checkpoint(*, recipe: str | None, stage: str | None, stack: str | None, aske
         pin, lock, steps = pairings[-1].model, pairings[-1].model_lock, pairings[-1].steps
     if asked.dry_run:
         plan = plan_checkpoint(paths, pin, lock, steps, say)
-        for line in [*checkpoint_report.summary(plan), disk_line(paths, pin, lock, plan)]:
+        for line in [*summary(plan), disk_line(paths, pin, lock, plan)]:
             show(line)
     elif asked.verify:
         show(f"{verify_built(paths, pin, lock, steps, say)}: every byte is that of its sources")

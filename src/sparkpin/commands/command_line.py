@@ -34,7 +34,7 @@ from sparkpin.commands import completion
 from sparkpin.core import paths
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.names import did_you_mean
-from sparkpin.core.terminal import Told, tame
+from sparkpin.core.terminal import Verbosity, tame
 
 METAVARS = {
     "allow": "PATHS",
@@ -164,7 +164,7 @@ def told() -> Iterator[None]:
         finally:
             sys.stdout.flush()  # here, where a reader that has gone is one of the errors
     except SparkpinError as error:
-        if Told.verbose:
+        if Verbosity.verbose:
             traceback.print_exception(error)
         raise Exit(f"error: {tame(str(error))}", code=error.exit_code) from None
     except ImportError as error:
@@ -199,7 +199,7 @@ class TaskProgram(Program):
             raise Exit
         with told():
             self.tasks = Line(self.called, contexts, self.core[0]).read(self.core.unparsed)
-            Told.quiet, Told.verbose = (self.args[name].value for name in HOW_MUCH)
+            Verbosity.quiet, Verbosity.verbose = (self.args[name].value for name in HOW_MUCH)
             if self.args.get("project") and (project := self.core[0].args["project"].value):
                 os.environ[paths.PROJECT] = project
             wanted = self.args.help.value

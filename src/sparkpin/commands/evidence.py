@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkpin.build.consistent import require_consistent
-from sparkpin.core import prune_lock
+from sparkpin.core import locks
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
@@ -21,7 +21,7 @@ def make_evidence(tag: str, *, builder: str | None = None) -> None:
     """Make a release's SBOM, statement and, with a key, signature again. builder: add it to that builder's statement
     instead."""
     paths = Paths.from_env()
-    with prune_lock.claim(paths, say):
+    with locks.claim(paths, say):
         release, keys = Releases(paths).get(tag), signing.Keys.from_env()
         require_consistent(paths, release)  # a signature says that this is what was built
         if builder is not None:

@@ -13,7 +13,7 @@ from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_of
 from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
 from sparkpin.build.origin import is_brought
 from sparkpin.build.pair import Pairing
-from sparkpin.checkpoint.plan import used_repositories
+from sparkpin.checkpoint.steps import used_repositories
 from sparkpin.commands import serve as serving
 from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, pairings_of
@@ -30,8 +30,9 @@ from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.model import absent_wheel, fetch_model
 from sparkpin.fetch.store import Store
 from sparkpin.host import machine as host
+from sparkpin.host import preflight
 from sparkpin.host.engine import Engine, engine_of
-from sparkpin.host.gpus import read_gpus
+from sparkpin.host.machine import read_gpus
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.pins import manifests
 from sparkpin.pins.nodes import nodes_of
@@ -99,7 +100,7 @@ def up(
     announce(plan, place)
     download = model_download(plan, dry_run=dry_run) if smoke else None
     machine = host.read_host()
-    lacking = host.missing(plan.paths, machine, stack=plan.pairings[-1].stack, published=place is not None)
+    lacking = preflight.missing(plan.paths, machine, plan.pairings[-1].stack, published=place is not None)
     for requirement in lacking:
         show(f"missing: {requirement.name}: {requirement.detail}; {requirement.fix}")
     if dry_run:
@@ -108,7 +109,7 @@ def up(
     if download:
         typed = [f"--stack {stack}"] * bool(stack) + ["--serve"] * serve
         agree(plan, download, yes=yes, typed=typed)
-    host.install(lacking, machine, say)
+    preflight.install(lacking, machine, say)
     if download:
         fetch_download(plan)
     made = carry_out(plan, place=place)
@@ -224,7 +225,7 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
     last = plan.pairings[-1]
     if all(last.model.owner(name).is_made for name in last.model.repositories):
         return None
-    gpus = read_gpus(host.output) if last.stack.gpu else ()
+    gpus = read_gpus() if last.stack.gpu else ()
     if why := obstacle_of(last.stack, host.this_platform(), gpus):
         show(f"No server can run here, so no more of {last.model.name} is fetched than its lock takes: {why}.")
     if why and not dry_run:
@@ -245,7 +246,7 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
 
 
 def disk_of(plan: BuildPlan, needs: ModelNeeds) -> list[DiskRow]:
-    images = host.needs_for(host.read_host(), plan.pairings[-1].stack) if "to be built" in plan.states else None
+    images = preflight.needs_for(host.read_host(), plan.pairings[-1].stack) if "to be built" in plan.states else None
     return needs.disk(plan.paths, images)
 
 
@@ -361,7 +362,7 @@ def smoke_as_served(plan: BuildPlan, end: Release, *, total: int) -> bool:
 
 def has_room(plan: BuildPlan) -> bool:
     """For a smoke test beside a server that nobody asks yet; a GPU's memory is for one."""
-    return plan.pairings[-1].stack.gpu is None and host.read_host().memory_available > host.Needs.memory
+    return plan.pairings[-1].stack.gpu is None and host.read_host().memory_available > preflight.Needs.memory
 
 
 def first_is_current(paths: Paths, newest: Release) -> None:

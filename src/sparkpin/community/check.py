@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparkpin.build.pair import Pairing
-from sparkpin.checkpoint.plan import checkpoint_steps, rules_of
 from sparkpin.checkpoint.shapes import config_ahead
+from sparkpin.checkpoint.steps import checkpoint_steps, rules_of
 from sparkpin.community import flag_lint, keys, known_issues
 from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import RecipeFinding, ordered

@@ -25,22 +25,15 @@ PARTIAL = ".partial-"  # every unfinished file or folder starts so; nothing read
 
 
 def sha256_file(path: Path) -> tuple[str, int]:
-    """SHA-256 (hex) and size in bytes of a file, read in chunks."""
-    digest, size = hashlib.sha256(), 0
+    """SHA-256 (hex) and size in bytes of a file."""
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return digest.hexdigest(), size
+        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
 
 def sha256_of(file: RawIOBase) -> str:
-    """SHA-256 (hex) of all of an open file, read in chunks."""
-    digest = hashlib.sha256()
+    """SHA-256 (hex) of all of an open file."""
     file.seek(0)
-    while chunk := file.read(CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Joined(RawIOBase):
@@ -98,29 +91,23 @@ def disk_errors(where: Path) -> Iterator[None]:
     names it; a file elsewhere that may not be opened, into one that names that file."""
     try:
         yield
-    except PermissionError as error:
-        name = error.filename if error.filename2 is None else None
-        if isinstance(name, str | Path) and not Path(name).is_relative_to(where) and Path(name) not in where.parents:
-            raise DiskError(f"cannot open {name}: {error.strerror}", next_step=f"chmod a+r {name}") from error
-        raise DiskError(
-            f"cannot write to {where}: {error.strerror} ({error.filename})",
-            next_step=f"sudo chown -R $USER {where}, or set SPARKPIN_CACHE and SPARKPIN_HOME to folders of your own",
-        ) from error
-    except FileNotFoundError as error:
-        if not isinstance(error.filename, str | Path) or Path(error.filename) not in (where, *where.parents):
-            raise
-        raise DiskError(
-            f"cannot write to {where}: {error.filename} cannot be made ({error.strerror})",
-            next_step="set SPARKPIN_CACHE and SPARKPIN_HOME to folders of a disk",
-        ) from error
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        name = error.filename if error.filename2 is None and isinstance(error.filename, str | Path) else where
+        is_within, cause = Path(name).is_relative_to(where) or Path(name) in where.parents, f"{error.strerror}"
+        if isinstance(error, PermissionError) and not is_within:
+            raise DiskError(f"cannot open {name}: {cause}", next_step=f"chmod a+r {name}") from error
+        if isinstance(error, PermissionError):
+            cause, step = f"{cause} ({error.filename})", f"sudo chown -R $USER {where}, or set"
+        elif isinstance(error, FileNotFoundError) and Path(name) in (where, *where.parents) and error.filename:
+            cause, step = f"{name} cannot be made ({cause})", "set"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            cause += f" ({shutil.disk_usage(existing_parent(where)).free / 1e6:.0f} MB free)"
+            step = "free space there (`invoke prune --keep 2` removes old releases), or set"
+        else:
             raise
-        free = shutil.disk_usage(existing_parent(where)).free
         raise DiskError(
-            f"cannot write to {where}: {error.strerror} ({free / 1e6:.0f} MB free)",
-            next_step="free space there (`invoke prune --keep 2` removes old releases), or set SPARKPIN_CACHE and "
-            "SPARKPIN_HOME to a larger disk",
+            f"cannot write to {where}: {cause}",
+            next_step=f"{step} SPARKPIN_CACHE and SPARKPIN_HOME to folders of your own on a disk with room",
         ) from error
 
 
@@ -132,22 +119,14 @@ def output_file(option: str, name: str, *, like: str = "NAME", own: bytes = b"")
     """
     path = Path(name).absolute()
     if path.is_dir():
-        raise InputError(
-            f"{option} {name}: is a folder, wanted a file", next_step=f"name one in it: {option} {path / like}"
-        )
-    if not path.parent.is_dir():
-        raise InputError(f"{option} {name}: there is no folder {path.parent}", next_step=f"mkdir -p {path.parent}")
-    if path.exists() and not (own and path.is_file() and own in head_of(path)):
-        raise InputError(
-            f"{option} {name}: is there already, and is not overwritten",
-            next_step=f"name another file, or rm {shlex.quote(str(path))}",
-        )
-    return path
-
-
-def head_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(HEAD)
+        cause, step = "is a folder, expected a file", f"name one in it: {option} {path / like}"
+    elif not path.parent.is_dir():
+        cause, step = f"there is no folder {path.parent}", f"mkdir -p {path.parent}"
+    elif path.exists() and not (own and path.is_file() and own in path.open("rb").read(HEAD)):
+        cause, step = "is there already, and is not overwritten", f"name another file, or rm {shlex.quote(str(path))}"
+    else:
+        return path
+    raise InputError(f"{option} {name}: {cause}", next_step=step)
 
 
 def require_space(folder: Path, needed: int, what: str, variable: str) -> None:
@@ -230,20 +209,6 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     """Write indented JSON with sorted keys, atomically."""
     with atomic_file(path, mode) as file:
         file.write((json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
-
-
-def remove_tree(folder: Path, removed: Callable[[int], object]) -> None:
-    """Remove a folder as far as that goes. removed: is told the bytes of each file that went."""
-    for root, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            path = os.path.join(root, name)
-            with contextlib.suppress(OSError):
-                size = os.lstat(path).st_size
-                os.unlink(path)
-                removed(size)
-        with contextlib.suppress(OSError):
-            os.rmdir(root)
-    shutil.rmtree(folder, ignore_errors=True)  # links to folders, and what has to be made writable
 
 
 def sync_file(path: Path) -> None:

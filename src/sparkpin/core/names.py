@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sparkpin.core.errors import InputError
 
+MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # platform of an image -> as `uname -m` prints it
 LONGEST = 255  # bytes of a name in a folder, on every file system that counts
 
 

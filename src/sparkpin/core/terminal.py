@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 STARTED = time.monotonic()
@@ -14,8 +14,8 @@ Say = Callable[[str], None]
 """Takes one line of progress for a person; `say` is one."""
 
 
-class Told:
-    """How much of a command's work a person wants to see: --quiet, --verbose."""
+class Verbosity:
+    """How much of a command's work a person asked to see: --quiet, --verbose."""
 
     quiet = False
     verbose = False
@@ -23,13 +23,13 @@ class Told:
 
 def say(line: str) -> None:
     """One line of progress, to standard error so that --json output stays clean."""
-    if not Told.quiet or line.startswith("warning"):
+    if not Verbosity.quiet or line.startswith("warning"):
         print(f"[{time.monotonic() - STARTED:6.1f}s] {line}", file=sys.stderr, flush=True)
 
 
 def detail(line: str) -> None:
     """One line of progress that only --verbose asks for."""
-    if Told.verbose:
+    if Verbosity.verbose:
         say(line)
 
 
@@ -37,12 +37,10 @@ def show(text: str = "") -> None:
     print(text, flush=True)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: str | None = None) -> None:
-    """A table on standard output. It is never cut: a tag that cannot be copied is of no use. Where it is wider than the
-    terminal, or than COLUMNS, or in a pipe than 80, the columns of WRAPPED take several lines; the others keep their
-    width, so lines may be longer. A table with a column of STRICT never is: there those of FOLDED take several lines,
-    too, and long words. spare: the column that is left out before that, which is said. States have colours on a
-    terminal, unless there is NO_COLOR.
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table on standard output. Where it is wider than the terminal (COLUMNS, 80 in a pipe), texts take several
+    lines; words are never cut, since a tag that cannot be copied is of no use, so lines may be longer. States have
+    colours on a terminal, unless there is NO_COLOR.
     """
     from rich import box
     from rich.cells import cell_len
@@ -51,56 +49,30 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: st
     from rich.text import Text
 
     texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    gaps = 2 * (len(columns) - 1)
-    room = max(Console().width, 80) - gaps
-
-    def fitted(wrapped: Set[str], *, words: bool = False) -> list[int]:
-        """Widths of the columns, narrower as far as `room` asks for it. words: these may be broken, too."""
-        wide, least = [], []
-        for title, *cells in zip(columns, *texts, strict=True):
-            parts = [word for text in cells for word in text.split()] if title in wrapped else cells
-            parts = [] if words and title in wrapped - TYPED else parts
-            wide.append(max(map(cell_len, (title, *cells))))
-            least.append(max(map(cell_len, (*title.split(), *parts)), default=0))
-        while sum(wide) > room and wide != least:
-            wide[max((p for p in range(len(wide)) if wide[p] > least[p]), key=wide.__getitem__)] -= 1
-        return wide
-
-    chosen = fitted(WRAPPED)
-    if sum(chosen) > room and spare is not None:
-        at = columns.index(spare)
-        table([*columns[:at], *columns[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows])
-        show(f"left out: {spare}, for which lines are too short (COLUMNS=200 shows it)")
-        return
-    if sum(chosen) > room and STRICT & set(columns):
-        chosen = fitted(WRAPPED | FOLDED, words=True)
+    wide, least, gaps = [], [], 2 * (len(columns) - 1)
+    for column in zip(columns, *texts, strict=True):
+        wide.append(max(map(cell_len, column)))
+        least.append(max(min(wide[-1], NARROW), *(cell_len(word) for text in column for word in text.split() or [""])))
+    while sum(wide) > max(Console().width, 80) - gaps and wide != least:
+        wide[max((at for at in range(len(wide)) if wide[at] > least[at]), key=wide.__getitem__)] -= 1
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for title, width, *cells in zip(columns, chosen, *texts, strict=True):
+    for title, width, *cells in zip(columns, wide, *texts, strict=True):
         side: Literal["left", "right"] = "right" if any(cells) and all(map(NUMBER.fullmatch, cells)) else "left"
-        made.add_column(title, width=width, overflow="fold", justify=side)
+        made.add_column(title, width=width, justify=side)
     for row in texts:  # a str would be read as markup
-        made.add_row(*(Text(text, colour(title, text)) for title, text in zip(columns, row, strict=True)))
-    console = Console(width=sum(chosen) + gaps)
+        made.add_row(*(Text(text, COLOURS.get(text.partition(" ")[0].rstrip(":"), "")) for text in row))
+    console = Console(width=sum(wide) + gaps)
     with console.capture() as drawn:
         console.print(made)
     for line in drawn.get().splitlines():
         print(line.rstrip(), flush=True)
 
 
-WRAPPED = {"why", "holds", "found", "fix", "what it is", "note", "then", "state", "cache"}
-WRAPPED |= {"recipe", "address", "figure", "reference", "release", "95 % interval"}
-FOLDED = {"tensors", "type"}
-TYPED = {"recipe"}  # a name in several lines is typed wrongly
-STRICT = {"tensors", "fix", "what it is"}
+NARROW = 20  # columns of a terminal that a text keeps; dates and sizes are shorter
 NUMBER = re.compile(r"|-|missing|[-+~]?\d[\d.,]*( ?(B|[kM]B|GB|[KMG]iB|s|ms|x|%))?")  # what is aligned right
-COLOURED = {"", "state", "smoke", "verdict"}
 COLOURS = dict.fromkeys(("current", "passed", "ok", "identical", "good"), "green")
 COLOURS |= dict.fromkeys(("failed", "MISSING", "different", "bad"), "red")
 COLOURS |= dict.fromkeys(("inspected", "advice", "equivalent"), "yellow")
-
-
-def colour(title: str, text: str) -> str:
-    return COLOURS.get(text.partition(" ")[0].rstrip(":"), "") if title in COLOURED else ""
 
 
 def show_json(value: object) -> None:
@@ -136,6 +108,14 @@ def count(number: int, what: str) -> str:
 
 def seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} s"
+
+
+def duration(value: float) -> str:
+    """Seconds of which nobody needs the fraction."""
+    minutes = round(value / 60)
+    if value < 90:
+        return f"{value:.0f} s"
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
 
 
 def digest(value: str | None) -> str:

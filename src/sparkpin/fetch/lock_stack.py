@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
+from datetime import UTC, datetime
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -14,14 +13,14 @@ from packaging.version import Version
 
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError, ManifestError
-from sparkpin.core.files import PARTIAL, atomic_file, disk_errors
+from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.fetch.debs import open_apt
-from sparkpin.fetch.uv_resolver import Newer, index_closure
-from sparkpin.fetch.wheels import target_of
+from sparkpin.fetch.debs import TIME, open_apt
+from sparkpin.fetch.store import Store
+from sparkpin.fetch.wheels import Newer, index_closure, target_of
 from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
-from sparkpin.pins.schema import LockedFile, Stack, StackLock
+from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock
 
 
 def lock_stack(paths: Paths, name: str, say: Say, *, newer: Newer | None = None) -> StackLock:
@@ -34,22 +33,19 @@ def lock_stack(paths: Paths, name: str, say: Say, *, newer: Newer | None = None)
     check_requirements(stack, file)
     former = former_lock(paths, name, needed=newer is not None)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
-        folder = scratch_folder(paths)
-        try:
-            if newer and former and newer.what in ("vllm", "python"):
-                debs = former.debs
-            else:
-                debs = debian_closure(stack, folder / "apt", say)
-            target = target_of(stack, debs)
-            say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
-            wheels = former.wheels if newer and former else []
-            if newer is None or newer.what != "debian":
-                wheels = index_closure(stack, target, wheels, file, say, newer)
-            say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
-        finally:
-            files.sweep(folder.parent)
+        if newer and former and newer.what in ("vllm", "python"):
+            debs = former.debs
+        else:
+            debs = debian_closure(stack, Store(paths.store), say)
+        target = target_of(stack, debs)
+        say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
+        wheels = former.wheels if former else []
+        if newer is None or newer.what != "debian":
+            wheels = index_closure(stack, target, wheels, file, say, newer)
+        say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
     base = stack.base.image if stack.base else ""
-    lock = StackLock(stack=name, inputs=stack_inputs(stack), base=base, debs=debs, wheels=wheels)
+    time = former.time if former and former.debs == debs else f"{datetime.now(UTC):{TIME}}" if debs else ""
+    lock = StackLock(stack=name, inputs=stack_inputs(stack), time=time, base=base, debs=debs, wheels=wheels)
     check_unique(lock, lock_file)
     if former:
         require_forward(former, lock, lock_file, say)
@@ -58,13 +54,13 @@ def lock_stack(paths: Paths, name: str, say: Say, *, newer: Newer | None = None)
     return lock
 
 
-def debian_closure(stack: Stack, root: Path, say: Say) -> list[LockedFile]:
-    """The root file system's packages; none where images stand on somebody else's. root: does not exist yet."""
+def debian_closure(stack: Stack, store: Store, say: Say) -> list[LockedDeb]:
+    """The root file system's packages; none where images stand on somebody else's. store: has room for apt's lists."""
     if stack.debian is None:
         return []
     say(f"lock {stack.name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
-    root.mkdir()
-    debs = open_apt(root, stack).closure(stack)
+    with store.scratch() as folder:
+        debs = open_apt(folder, stack).closure(stack)
     say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
     return debs
 
@@ -92,7 +88,7 @@ def require_forward(former: StackLock, lock: StackLock, file: str, say: Say) -> 
     Raises IntegrityError. New pins may want older versions, or another file of one: these are only told.
     """
     debs, wheels = ({row.name: row for row in rows} for rows in (former.debs, former.wheels))
-    rows = [(debs[deb.name], deb) for deb in lock.debs if deb.name in debs]
+    rows: list[tuple[LockedFile, LockedFile]] = [(debs[deb.name], deb) for deb in lock.debs if deb.name in debs]
     rows += [(wheels[wheel.name], wheel) for wheel in lock.wheels if wheel.name in wheels]
     locked = {row.file: row.sha256 for row in former.files}
     same_name = {row.file: None for row in lock.files if locked.get(row.file, row.sha256) != row.sha256}
@@ -127,18 +123,6 @@ def is_older(new: LockedFile, old: LockedFile) -> bool:
     if new.file.endswith(".deb"):
         return subprocess.run(["dpkg", "--compare-versions", new.version, "lt", old.version]).returncode == 0
     return Version(new.version) < Version(old.version)
-
-
-def scratch_folder(paths: Paths) -> Path:
-    """A new folder for unfinished files on the store's file system.
-
-    Sweeps what killed runs left: call it only while holding the store's lock.
-    """
-    incoming = paths.store / "incoming"
-    with disk_errors(paths.store):
-        incoming.mkdir(parents=True, exist_ok=True)
-        files.sweep(incoming)
-        return Path(tempfile.mkdtemp(prefix=PARTIAL, dir=incoming))
 
 
 def check_requirements(stack: Stack, file: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,38 +62,25 @@ def mend_folder(folder: Path, pin: ModelPin) -> str:
     )
 
 
-def is_there(path: Path, mend: str) -> bool:
-    """Whether a source lies there. CheckpointError for what is no file, or may not be read. mend: what to do."""
-    seen = ""
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            seen = "a folder" if stat.S_ISDIR(mode) else "a device, pipe or socket"
-        elif not os.access(path, os.R_OK):
-            seen, mend = f"mode {stat.S_IMODE(mode):03o}, which does not let this user read it", f"chmod a+r {path}"
-    except FileNotFoundError:
-        if not path.is_symlink():
-            return False
-        seen = f"a link to {path.readlink()}, where nothing is"
-    except OSError as error:  # a folder above it that may not be entered, links in a circle, a broken disk
-        seen = str(error.strerror)
-    if seen:
-        raise CheckpointError(f"{path}: saw {seen}, wanted a file to read", next_step=mend)
-    return True
+def require_readable(path: Path, next_step: str) -> None:
+    """CheckpointError for what is no file, such as a pipe, which would block, and for one that may not be read."""
+    if not (path.is_file() and os.access(path, os.R_OK)):
+        raise CheckpointError(f"{path}: expected a file that this user can read", next_step=next_step)
 
 
-def check_sources(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) -> None:
-    """What is here of a repository can be read, and what is not here lies in the folder of this machine that stands for
-    it, if one does. CheckpointError before anything is fetched or written."""
-    own, store = source_folder(paths, pin, name), Store(paths.store)
-    folder = repository_folder(paths, entry)
-    places = [(file.file, folder / file.file) for file in fetched_of(entry, whole=pin.is_whole(name)).files]
-    places += [(row.file, store.path(row.sha256)) for row in blobs_of(entry)]
-    for file, path in places:
-        if is_there(path, f"move it away, then the same command, which brings the right one: mv {path} {path}.old"):
-            continue
-        if own and not is_there(own / file, mend_folder(own, pin)):
-            raise CheckpointError(f"{own / file}: saw no such file, wanted one", next_step=mend_folder(own, pin))
+def require_sources(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) -> None:
+    """CheckpointError, before anything is fetched or written, if what is not here of a repository does not lie in the
+    folder of this machine that stands for it."""
+    if not (own := source_folder(paths, pin, name)):
+        return
+    folder, store, parts = (
+        repository_folder(paths, entry),
+        Store(paths.store),
+        fetched_of(entry, whole=pin.is_whole(name)),
+    )
+    absent = {row.file for row in parts.files if not (folder / row.file).is_file()}
+    for file in sorted(absent | {row.file for row in blobs_of(parts) if not store.has(row)}):
+        require_readable(own / file, mend_folder(own, pin))
 
 
 def listing_of(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) -> Listing:

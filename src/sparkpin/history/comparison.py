@@ -10,7 +10,7 @@ from typing import Literal
 
 from sparkpin.history.versions import direction
 from sparkpin.image.listing import Contents
-from sparkpin.image.listing_diff import ContentsDifference, compare_contents, images_apart
+from sparkpin.image.listing_diff import ContentsDifference, compare_images
 from sparkpin.pins.vllm_flags import parse_flags
 
 Verdict = Literal["added", "removed", "up", "down", "changed", "bytes"]
@@ -143,8 +143,9 @@ def compare(before: Side, after: Side, read: Read, listing: Callable[[str], Cont
     """read: SHA-256 -> bytes of a project's file, None where they are not here; listing: diff ID -> contents."""
     contents = None
     if before.layers is not None and after.layers is not None:
-        old, new = images_apart(before.layers, after.layers, listing)
-        contents = compare_contents(tuple(old.values()), tuple(new.values()))
+        changed = before.layers != after.layers
+        listings = {diff_id: listing(diff_id) for diff_id in {*before.layers, *after.layers} if changed}
+        contents = compare_images(*([listings[d] for d in side if changed] for side in (before.layers, after.layers)))
     files = tuple(compare_files(before, after, read))
     flags = tuple(values_apart(flag_words(before.argv), flag_words(after.argv)))
     edited = {change.path.split("/")[1] for change in files if change.path.startswith("mods/")}

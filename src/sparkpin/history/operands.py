@@ -15,7 +15,7 @@ from typing import Any
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, layer_file, read_record, record_file, records_of
 from sparkpin.build.rootfs import RootfsSpec
-from sparkpin.checkpoint.plan import checkpoint_steps, lock_for, used_repositories
+from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositories
 from sparkpin.core.errors import InputError, IntegrityError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.history.comparison import TREE_NAME, Difference, Side, VersionedPart, compare

@@ -18,8 +18,7 @@ from sparkpin.core import names
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable
-from sparkpin.image.listing import Contents, PathEntry, above, image_contents, parents_of, read_contents
-from sparkpin.image.listing_diff import MARKS
+from sparkpin.image.listing import MARKS, Contents, PathEntry, above, image_contents, parents_of, read_contents
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases

@@ -1,4 +1,6 @@
-"""Start a Docker engine where none answers, and cope with what a killed one left behind.
+"""Which Docker engine is meant, whether it answers, and how to start one where none does.
+
+With the standard library alone: ./install.sh asks before .venv exists.
 
 Measured with dockerd 20.10. It refuses to start while its pid file names a process that exists, whichever (a zombie
 too); it waits 15 s and gives up while containerd's pid file does. It does clean up sockets, containers and most mounts
@@ -8,41 +10,88 @@ by itself; that takes 10 s where containers were running, since each is first as
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import http.client
 import json
 import os
-import shutil
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
 
 from sparkpin.core import files
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
+from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say
-from sparkpin.host.endpoint import ask, named_engine
+from sparkpin.host.machine import SYSTEM_PATH, find_program, output
 
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_TIMEOUT = 120.0  # seconds
 STOP_TIMEOUT = 60.0
-UNMOUNT_TIMEOUT = 10.0
 LOG_LINES = 15
-LOG_LIMIT = 10 << 20  # bytes; a longer log is put aside when the next engine starts
-
-
+SOCKET = Path("/var/run/docker.sock")
+OWN = (None, "", f"unix://{SOCKET}", "unix:///run/docker.sock")
 JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
 NAMED_NEXT = "start that engine, or `unset DOCKER_HOST` (`docker context use default`) to use this machine's own"
+
+
+def environment() -> dict[str, str]:
+    """What leads Docker's CLI and SDK to the engine that the user means: DOCKER_HOST, else the CLI's context."""
+    found = {key: value for key, value in os.environ.items() if key.startswith("DOCKER_")}
+    if "DOCKER_HOST" not in found and (host := context_host(found)):
+        found["DOCKER_HOST"] = host
+    return found
+
+
+def context_host(variables: Mapping[str, str]) -> str:
+    """The engine of the CLI's current context; "" for the default one, and for one that only the CLI can make out."""
+    folder = Path(variables.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        name = variables.get("DOCKER_CONTEXT") or json.loads((folder / "config.json").read_text())["currentContext"]
+        place = hashlib.sha256(name.encode()).hexdigest()
+        if name != "default" and not (folder / "contexts/tls" / place).exists():
+            meta = json.loads((folder / "contexts/meta" / place / "meta.json").read_text())
+            return str(meta["Endpoints"]["docker"]["Host"])
+    return ""
+
+
+def named_engine() -> str | None:
+    """The engine that the user names by DOCKER_HOST or a context of the CLI; None for this machine's own."""
+    host = environment().get("DOCKER_HOST")
+    return None if host in OWN else host
+
+
+def ask(url: str, timeout: float = 10) -> str | None:
+    """The version of the engine at a url, or None when none answers. PermissionError when it may not be asked."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("unix", "tcp", "http") or (parts.scheme != "unix" and os.environ.get("DOCKER_TLS_VERIFY")):
+        text = output(("docker", "-H", url, "version", "--format", "{{.Server.Version}}"), timeout)
+        return text.strip() or None if text else None
+    connection = http.client.HTTPConnection(parts.hostname or "localhost", parts.port or 2375, timeout=timeout)
+    with contextlib.closing(connection):
+        try:
+            if parts.scheme == "unix":
+                connection.sock = socket.socket(socket.AF_UNIX)
+                connection.sock.settimeout(timeout)
+                connection.sock.connect(parts.path)
+            connection.request("GET", "/version")
+            return str(json.load(connection.getresponse())["Version"])
+        except PermissionError:
+            raise
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+            return None
 
 
 @dataclass(frozen=True)
 class Daemon:
     """Where one engine keeps its things.
 
-    options: what dockerd is started with; wrapper: the command that runs dockerd; settings: the text of the
-    configuration file, where an option names one; is_system: systemd may own it.
+    options: what dockerd is started with; wrapper: the command that runs dockerd; settings: the text of its
+    configuration file, "" for the system's; is_system: systemd may own it.
     """
 
     socket: Path
@@ -52,8 +101,11 @@ class Daemon:
     log: Path
     options: tuple[str, ...] = ()
     wrapper: tuple[str, ...] = ()
-    settings: str = "{}"
-    is_system: bool = False
+    settings: str = ""
+
+    @property
+    def is_system(self) -> bool:
+        return self.socket == SOCKET
 
     @classmethod
     def system(cls, paths: Paths, config: Path = Path("/etc/docker/daemon.json")) -> Daemon:
@@ -61,14 +113,16 @@ class Daemon:
 
         Nothing is passed on the command line: dockerd refuses an option that the file sets as well.
         """
-        settings = read_settings(config)
+        try:
+            settings = dict(json.loads(config.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):  # dockerd itself complains of it
+            settings = {}
         return cls(
-            socket=Path("/var/run/docker.sock"),
+            socket=SOCKET,
             data_root=Path(settings.get("data-root", "/var/lib/docker")),
             exec_root=Path(settings.get("exec-root", "/var/run/docker")),
             pidfile=Path(settings.get("pidfile", "/var/run/docker.pid")),
             log=paths.engine / "dockerd.log",
-            is_system=True,
         )
 
     @classmethod
@@ -80,39 +134,29 @@ class Daemon:
         bytes.
         """
         folder = folder.resolve()
-        own = cls(
+        daemon = cls(
             socket=folder / "docker.sock",
             data_root=data_root or folder / "data",
             exec_root=folder / "exec",
             pidfile=folder / "docker.pid",
             log=folder / "dockerd.log",
+            wrapper=("unshare", "--net"),
+            settings="{}",
         )
         options = (
-            f"--config-file={folder / 'daemon.json'}",
-            f"--host=unix://{own.socket}",
-            f"--data-root={own.data_root}",
-            f"--exec-root={own.exec_root}",
-            f"--pidfile={own.pidfile}",
-            "--bridge=none",
-            "--iptables=false",
-            "--ip-forward=false",
-            "--ip-masq=false",
+            f"--config-file={folder / 'daemon.json'}",  # else dockerd refuses what /etc/docker/daemon.json sets, too
+            f"--host=unix://{daemon.socket}",
+            f"--data-root={daemon.data_root}",
+            f"--exec-root={daemon.exec_root}",
+            f"--pidfile={daemon.pidfile}",
+            *("--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"),
         )
-        return replace(own, options=options, wrapper=("unshare", "--net"))
+        return replace(daemon, options=options)
 
     @property
     def pidfiles(self) -> tuple[tuple[Path, str], ...]:
         """With the program of each."""
         return (self.pidfile, "dockerd"), (self.exec_root / "containerd/containerd.pid", "containerd")
-
-
-def read_settings(config: Path) -> dict[str, Any]:
-    """dockerd's configuration; an absent or unreadable one gives nothing (dockerd itself complains of it)."""
-    try:
-        value = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def start_engine(paths: Paths, say: Say, daemon: Daemon | None = None) -> str:
@@ -121,27 +165,23 @@ def start_engine(paths: Paths, say: Say, daemon: Daemon | None = None) -> str:
     An engine that the user names (DOCKER_HOST, a context) is theirs: it answers or that is the error.
     """
     daemon = daemon or Daemon.system(paths)
-    host = named_engine() if daemon.is_system else None
-    url = host or f"unix://{daemon.socket}"
+    named = named_engine() if daemon.is_system else None
+    url = named or f"unix://{daemon.socket}"
     try:
         version = ask(url)
     except PermissionError:
         raise HostError(f"no permission to talk to the Docker engine at {url}", next_step=JOIN_GROUP) from None
     if version:
         return version
-    if host:
+    if named:
         raise HostError(
-            f"no Docker engine answers at {host}, which DOCKER_HOST or docker's context names", next_step=NAMED_NEXT
+            f"no Docker engine answers at {url}, which DOCKER_HOST or docker's context names", next_step=NAMED_NEXT
         )
     has_systemd = daemon.is_system and Path("/run/systemd/system").is_dir()
     if os.geteuid() != 0:
         raise HostError("no Docker engine answers, and only root may start one", next_step=start_command(has_systemd))
     with files.lock(daemon.log.parent / ".lock", on_wait=lambda: say("another run is starting the Docker engine")):
-        if version := ask(url):
-            return version
-        if has_systemd:
-            return start_by_systemd(url, say)
-        return start_directly(daemon, url, say)
+        return ask(url) or (start_by_systemd(url, say) if has_systemd else start_directly(daemon, url, say))
 
 
 def start_command(has_systemd: bool) -> str:
@@ -152,7 +192,7 @@ def start_command(has_systemd: bool) -> str:
 def start_by_systemd(url: str, say: Say) -> str:
     say("starting the Docker engine: systemctl start docker")
     done = subprocess.run(["systemctl", "start", "docker"], capture_output=True, text=True, check=False)
-    if done.returncode == 0 and (version := wait_for(url, lambda: None, say)):
+    if done.returncode == 0 and (version := wait_for(url, lambda: True, say)):
         return version
     raise HostError(
         f"`systemctl start docker` did not bring up an engine at {url}: {done.stderr.strip()}",
@@ -162,29 +202,29 @@ def start_by_systemd(url: str, say: Say) -> str:
 
 def start_directly(daemon: Daemon, url: str, say: Say) -> str:
     """Run dockerd in a session of its own, so that it outlives this process."""
-    command = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
+    command = find_program("dockerd")
     if command is None:
         raise HostError("no Docker engine answers and there is no dockerd to start", next_step="invoke doctor")
-    if running := owner_of(daemon.pidfile, "dockerd"):
-        say(f"dockerd runs (process {running}) and does not answer yet: waiting")
-        if version := wait_for(url, lambda: None if owner_of(daemon.pidfile, "dockerd") else "it ended", say):
+    if pid := owner_of(daemon.pidfile, "dockerd"):
+        say(f"dockerd runs (process {pid}) and does not answer yet: waiting")
+        if version := wait_for(url, lambda: owner_of(daemon.pidfile, "dockerd") is not None, say):
             return version
         raise HostError(
-            f"dockerd (process {running}) runs and does not answer at {url}",
-            next_step=f"stop it (`kill {running}`), then the same command again",
+            f"dockerd (process {pid}) runs and does not answer at {url}",
+            next_step=f"stop it (`kill {pid}`), then the same command again",
         )
-    clear_left_over(daemon, say)
-    argv = [*daemon.wrapper, command, *daemon.options]
-    for option in daemon.options:
-        if option.startswith("--config-file="):  # else it reads /etc/docker/daemon.json, and refuses options set there
-            Path(option.partition("=")[2]).write_text(f"{daemon.settings}\n")
-    if daemon.log.exists() and daemon.log.stat().st_size > LOG_LIMIT:
+    for pidfile, name in daemon.pidfiles:
+        if pidfile.exists() and owner_of(pidfile, name) is None:
+            say(f"removing {pidfile}: the engine that wrote it is gone")
+            pidfile.unlink(missing_ok=True)
+    if daemon.settings:
+        (daemon.socket.parent / "daemon.json").write_text(f"{daemon.settings}\n")
+    if daemon.log.exists():
         daemon.log.replace(daemon.log.with_suffix(".log.1"))
     say(f"starting the Docker engine (log: {daemon.log})")
-    with daemon.log.open("ab") as log:
-        start = log.tell()
+    with daemon.log.open("wb") as log:
         process = subprocess.Popen(
-            argv,
+            [*daemon.wrapper, command, *daemon.options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -192,45 +232,27 @@ def start_directly(daemon: Daemon, url: str, say: Say) -> str:
             env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"},
             start_new_session=True,
         )
-
-    def ended() -> str | None:
-        code = process.poll()
-        return None if code is None else f"it ended with exit code {code}"
-
-    if version := wait_for(url, ended, say):
+    if version := wait_for(url, lambda: process.poll() is None, say):
         return version
-    why = ended() or f"no answer within {START_TIMEOUT:.0f} s"
+    why = f"no answer within {START_TIMEOUT:.0f} s"
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT)
+    else:
+        why = f"it ended with exit code {process.returncode}"
+    last = "\n".join(f"  {line}" for line in daemon.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
     raise HostError(
-        f"the Docker engine did not start: {why}. Last lines of {daemon.log}:\n{last_lines(daemon.log, start)}",
-        next_step="mend what these lines say, then the same command again",
+        f"the Docker engine did not start: {why}. Last lines of {daemon.log}:\n{last}",
+        next_step="fix what these lines name, then the same command again",
     )
 
 
-def wait_for(url: str, ended: Callable[[], str | None], say: Say) -> str | None:
-    """The engine's version once it answers; None when it ended or did not answer in time."""
-    started = told = time.monotonic()
-    while time.monotonic() - started < START_TIMEOUT:
-        if version := ask(url):
-            return version
-        if ended():
-            return None
-        if time.monotonic() - told > 5:
-            told = time.monotonic()
-            say(f"waiting for the Docker engine ({told - started:.0f} s)")
-        time.sleep(0.1)
-    return None
-
-
-def clear_left_over(daemon: Daemon, say: Say) -> None:
-    """Remove pid files that name no engine of ours; everything else dockerd clears by itself."""
-    for pidfile, name in daemon.pidfiles:
-        if pidfile.exists() and owner_of(pidfile, name) is None:
-            say(f"removing {pidfile}: the engine that wrote it is gone")
-            pidfile.unlink(missing_ok=True)
+def wait_for(url: str, runs: Callable[[], bool], say: Say) -> str | None:
+    """The engine's version once it answers; None when it does not run any more or did not answer in time."""
+    with waiting(say, "waiting for the Docker engine"):
+        until(lambda: ask(url) is not None or not runs(), START_TIMEOUT)
+    return ask(url)
 
 
 def owner_of(pidfile: Path, name: str, proc: Path = Path("/proc")) -> int | None:
@@ -241,15 +263,7 @@ def owner_of(pidfile: Path, name: str, proc: Path = Path("/proc")) -> int | None
         head, _, rest = (proc / str(pid) / "stat").read_text().rpartition(")")
     except (OSError, ValueError):
         return None
-    comm, state = head.partition("(")[2], rest.split()[0]
-    return pid if comm == name and state not in "ZX" else None
-
-
-def last_lines(log: Path, start: int) -> str:
-    with log.open("rb") as file:
-        file.seek(start)
-        lines = file.read().decode(errors="replace").splitlines()
-    return "\n".join(f"  {line}" for line in lines[-LOG_LINES:])
+    return pid if head.partition("(")[2] == name and rest.split()[0] not in "ZX" else None
 
 
 def stop_engine(daemon: Daemon, say: Say) -> None:
@@ -257,34 +271,38 @@ def stop_engine(daemon: Daemon, say: Say) -> None:
     if daemon.is_system:
         raise ValueError("the machine's own engine is not ours to stop")
     for pidfile, name in daemon.pidfiles:
-        pid = owner_of(pidfile, name)
-        if pid is not None:
+        if pid := owner_of(pidfile, name):
             say(f"stopping {name} (process {pid})")
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-            wait_for_end(pidfile, name, pid)
+            stop_process(pidfile, name, pid)
         pidfile.unlink(missing_ok=True)
     for mount in mounts_below(daemon.exec_root, daemon.data_root):
         unmount(mount)
 
 
-def unmount(mount: Path) -> None:
-    """Tried for a while: a process that was killed is gone from /proc before its last thread lets go of its files."""
-    started = time.monotonic()
-    while (done := subprocess.run(["umount", str(mount)], capture_output=True, text=True, check=False)).returncode:
-        if time.monotonic() - started > UNMOUNT_TIMEOUT:
-            raise HostError(f"cannot unmount {mount}: {done.stderr.strip()}", next_step=f"sudo umount -l {mount}")
-        time.sleep(0.1)
-
-
-def wait_for_end(pidfile: Path, name: str, pid: int) -> None:
-    started = time.monotonic()
-    while owner_of(pidfile, name) == pid:
+def stop_process(pidfile: Path, name: str, pid: int) -> None:
+    def has_ended() -> bool:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
-        if time.monotonic() - started > STOP_TIMEOUT:
-            raise HostError(f"{name} (process {pid}) did not stop in {STOP_TIMEOUT:.0f} s", next_step=f"kill -9 {pid}")
+        return owner_of(pidfile, name) != pid
+
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    if not until(has_ended, STOP_TIMEOUT):
+        raise HostError(f"{name} (process {pid}) does not stop", next_step=f"kill -9 {pid}")
+
+
+def unmount(mount: Path) -> None:
+    """Tried for a while: a process that was killed is gone from /proc before its last thread lets go of its files."""
+    if not until(lambda: output(("umount", str(mount))) is not None, STOP_TIMEOUT):
+        raise HostError(f"cannot unmount {mount}", next_step=f"sudo umount -l {mount}")
+
+
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether it became true in time."""
+    started = time.monotonic()
+    while not (met := condition()) and time.monotonic() - started < seconds:
         time.sleep(0.05)
+    return met
 
 
 def mounts_below(*roots: Path) -> list[Path]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
-import threading
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,26 +21,19 @@ import docker.errors
 import requests
 
 from sparkpin.core.errors import DiskError, EngineError
-from sparkpin.core.files import CHUNK, sha256_file
+from sparkpin.core.files import CHUNK
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host import buildkit, daemon
-from sparkpin.host.content_store import (
-    NO_SIZES,
-    Blob,
-    OciIndex,
-    Sizes,
-    image_index,
-    image_manifest,
-    plain_blobs,
-    read_blobs,
-)
-from sparkpin.host.endpoint import elsewhere, environment
-from sparkpin.image.layer_tar import Slice
-from sparkpin.image.seal import CREATED, CREATED_BY, Sealed, SealedLayer, digest_of, image_config, seal
+from sparkpin.host.content_store import NO_SIZES, Sizes, config_of, stored_layers
+from sparkpin.host.daemon import environment
+from sparkpin.image.archive import Slice, batched
+from sparkpin.image.oci import OciImage, OciLayer, digest_of
+from sparkpin.image.seal import CREATED, CREATED_BY, Part, seal
 
-CONNECT_TIMEOUT = 30  # seconds
-TIMEOUT = 3600  # seconds without an answer: an engine with a slow disk is silent for minutes while it loads an image
+CONNECT_SECONDS = 30
+QUESTION_SECONDS = 120  # for what only reads: inspect, list, version
+WORK_SECONDS = 3600  # without an answer: an engine with a slow disk is silent for minutes while it loads an image
 
 
 @dataclass(frozen=True)
@@ -57,30 +51,44 @@ class ImageInfo:
     config: Mapping[str, Any]
 
 
+class Api(docker.APIClient):
+    """Docker's API, whose plain questions have a limit of their own."""
+
+    def request(self, *words: Any, **options: Any) -> requests.Response:
+        if words[0] == "GET" and not options.get("stream"):
+            options["timeout"] = min(options["timeout"] or WORK_SECONDS, QUESTION_SECONDS)
+        return super().request(*words, **options)
+
+
+class Client(docker.DockerClient):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.api = Api(*args, **options)
+
+
 class Engine:
-    """A connected engine. `client` is the plain Docker SDK client, `containers` its containers.
+    """A connected engine. `client` is the Docker SDK's client, `containers` its containers.
 
     host: the environment that leads the CLI to the same engine.
     """
 
-    def __init__(self, client: docker.DockerClient, host: Mapping[str, str] | None = None) -> None:
-        self.client = client
-        self.host = environment() if host is None else host
+    def __init__(self, client: docker.DockerClient, host: Mapping[str, str]) -> None:
+        self.client, self.host = client, host
 
     @classmethod
     def at(cls, url: str) -> Engine:
-        with engine_errors():
-            return cls(docker.DockerClient(base_url=url, timeout=TIMEOUT), {"DOCKER_HOST": url})
+        return cls.connect({"DOCKER_HOST": url})
 
     @classmethod
-    def connect(cls) -> Engine:
-        """Raises EngineError when no engine answers or the user may not talk to it."""
+    def connect(cls, host: Mapping[str, str] | None = None) -> Engine:
+        """The engine of an environment (None: this process's), which answers. EngineError when none does, or the user
+        may not talk to it."""
+        host = environment() if host is None else host
         with engine_errors():
-            client = docker.DockerClient.from_env(timeout=CONNECT_TIMEOUT, environment=environment())
-        client.api.timeout = TIMEOUT
+            client = Client.from_env(timeout=CONNECT_SECONDS, environment=dict(host))
+        client.api.timeout = WORK_SECONDS
         if client.api.base_url.startswith("http+docker://"):  # a socket: no proxy and no .netrc to look for each time
             client.api.trust_env = False
-        return cls(client)
+        return cls(client, host)
 
     @property
     def containers(self) -> Any:
@@ -93,9 +101,18 @@ class Engine:
 
     @cached_property
     def elsewhere(self) -> str:
-        """The machine that it runs on, "" for this one: only there does a folder that is mounted exist."""
+        """The machine that it runs on, "" for this one: only there does a folder that is mounted exist.
+
+        The address of a named engine does not decide: a socket may be forwarded from another machine, and tcp may lead
+        back to this one.
+        """
+        if self.host.get("DOCKER_HOST") in daemon.OWN:
+            return ""
         with engine_errors():
-            return elsewhere(self.host.get("DOCKER_HOST"), self.client.info())
+            info = self.client.info()
+        here = (socket.gethostname(), platform.release(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        there = (info.get("Name"), info.get("KernelVersion"), info.get("MemTotal"))
+        return "" if here == there else str(there[0] or "another machine")
 
     @cached_property
     def keeps_layers(self) -> bool:
@@ -161,67 +178,65 @@ class Engine:
         with engine_errors():
             for event in self.client.api.load_image(pieces, quiet=True):  # type: ignore[no-untyped-call]
                 if error := event.get("error"):
-                    raise plain_error(error)
+                    raise refused(error)
 
     def load_sealed(
         self,
-        parts: Sequence[SealedLayer],
+        parts: Sequence[Part],
         config: Mapping[str, Any],
         *,
         os: str,
         architecture: str,
         tag: str,
         sizes: Sizes = NO_SIZES,
-        meanwhile: Callable[[Sealed], object] = lambda sealed: None,
         sent: Callable[[int], object] = lambda count: None,
-    ) -> Sealed:
+    ) -> OciImage:
         """Seal and load in one pass, without a copy on the disk. The tag appears when all of it is in.
 
-        sizes: notes that containerd's store is read and written with. meanwhile: runs when all is sent and the engine
-        still unpacks. sent: is told the bytes as they go. Raises EngineError when the engine lacks a layer that is left
-        out.
+        sizes: notes that containerd's store is read and written with. sent: gets the bytes as they go. Raises
+        EngineError when the engine lacks a layer that is left out; see `has_layers`.
         """
-        made: list[Sealed] = []
-        nameless: list[OciIndex] = []  # what containerd's store takes in by an index has no tag yet
-        below = [] if self.keeps_layers else self.blobs([part.diff_id for part in parts if part.left_out], sizes)
+        below = None if self.keeps_layers else self.blobs([part for part in parts if isinstance(part, str)], sizes)
+        sealed: list[OciImage] = []
 
-        def more(sealed: Sealed) -> Mapping[str, bytes]:
-            if self.keeps_layers:
-                return {}
-            nameless.append(image_index(sealed, parts, below))
-            return nameless[0].members
+        def pieces() -> Iterator[bytes]:
+            whole = seal(parts, config, os=os, architecture=architecture, tag=tag, below=below)
+            sealed.append((yield from whole))
 
-        def produce(write: Callable[[bytes | memoryview], object]) -> None:
-            def counted(data: bytes | memoryview) -> None:
-                write(data)
-                sent(len(data))
+        def counted() -> Iterator[bytes]:
+            for piece in batched(pieces()):
+                yield piece
+                sent(len(piece))
 
-            made.append(seal(counted, parts, config, os=os, architecture=architecture, tag=tag, more=more))
-
+        is_new = self.image(tag) is None
         try:
-            with pieces_of(produce, lambda: meanwhile(made[0])) as pieces:
-                self.load(pieces)
-            for index in nameless:
-                self.tag(index.digest, tag)
+            self.load(counted())
         except BaseException:
-            for index in nameless:
+            if is_new:  # containerd's store tags what it takes in before it unpacks it
                 with contextlib.suppress(EngineError):  # it must not hide why the load failed
-                    self.remove_nameless(index.digest)
+                    self.untag(tag)
             raise
-        for index in nameless:
-            sizes.keep(made[0].diff_ids, index.blobs)
-        return made[0]
+        if below is not None:
+            new = zip(sealed[0].diff_ids, parts, strict=True)
+            below += [OciLayer(diff_id, part.size) for diff_id, part in new if not isinstance(part, str)]
+            sizes.keep(sealed[0].diff_ids, below)
+        return sealed[0]
 
-    def remove_nameless(self, image_id: str) -> None:
-        """Remove what a load left that could not unpack what it took in."""
-        with engine_errors(), contextlib.suppress(docker.errors.ImageNotFound):
-            if not self.client.api.inspect_image(image_id).get("RepoTags"):  # type: ignore[no-untyped-call]
-                self.client.api.remove_image(image_id)
-
-    def blobs(self, diff_ids: Sequence[str], sizes: Sizes) -> list[Blob]:
-        """What containerd's store has for the lowest layers of an image, from the smallest image that has them all."""
+    def blobs(self, diff_ids: Sequence[str], sizes: Sizes) -> list[OciLayer]:
+        """What containerd's store has for the lowest layers of an image."""
         if not diff_ids:
             return []
+        if not (found := self.image_above(diff_ids)):
+            raise EngineError(f"no image of the engine has the layers up to {diff_ids[-1]}", next_step="invoke build")
+        with engine_errors():
+            return stored_layers(found, sizes, self.client.api.get_image)[: len(diff_ids)]
+
+    def has_layers(self, diff_ids: Sequence[str]) -> bool:
+        """Whether an image stands on these layers, lowest first, so that an archive may leave them out."""
+        return bool(self.image_above(diff_ids))
+
+    def image_above(self, diff_ids: Sequence[str]) -> dict[str, Any]:
+        """The smallest image that stands on these layers, as the engine describes it; empty for none."""
         found: list[dict[str, Any]] = []
         with engine_errors():
             for image_id in {entry["Id"] for entry in self.client.api.images()}:
@@ -229,18 +244,7 @@ class Engine:
                     details = self.client.api.inspect_image(image_id)  # type: ignore[no-untyped-call]
                     if (details["RootFS"].get("Layers") or [])[: len(diff_ids)] == list(diff_ids):
                         found.append(details)
-        if not found:
-            raise EngineError(f"no image of the engine has the layers up to {diff_ids[-1]}", next_step="invoke build")
-        found.sort(key=lambda details: len(details["RootFS"]["Layers"]))
-        for details in found:
-            layers = details["RootFS"]["Layers"]
-            blobs = plain_blobs(layers, sizes)
-            if blobs and digest_of(image_manifest(config_of(details), blobs)) == details["Id"]:
-                return blobs[: len(diff_ids)]
-        with engine_errors():
-            blobs = read_blobs(self.client.api.get_image(found[0]["Id"], chunk_size=CHUNK))
-        sizes.keep(found[0]["RootFS"]["Layers"], blobs)
-        return blobs[: len(diff_ids)]
+        return min(found, key=lambda details: len(details["RootFS"].get("Layers") or []), default={})
 
     @property
     def platform(self) -> str:
@@ -262,93 +266,40 @@ class Engine:
 
         Not `docker import`: that dates the image, and before 23 it takes every image for the host's architecture.
         """
-        digest, size = sha256_file(tar)
         with tar.open("rb") as file:
-            part = SealedLayer(f"sha256:{digest}", raw=Slice(file, 0, size))
+            whole = Slice(file, 0, tar.stat().st_size)
             config = {"Labels": dict(labels)}
-            self.load_sealed([part], config, os="linux", architecture=architecture, tag=ref, sent=sent)
+            self.load_sealed([whole], config, os="linux", architecture=architecture, tag=ref, sent=sent)
         image = self.image(ref)
         if image is None:
             raise EngineError(f"the engine took {ref} and does not have it", next_step="invoke doctor")
         return image
 
 
-def config_of(found: Mapping[str, Any]) -> bytes:
-    return image_config(
-        found.get("Config") or {},
-        os=found["Os"],
-        architecture=found["Architecture"],
-        diff_ids=found["RootFS"].get("Layers") or (),
-    )
-
-
 @contextlib.contextmanager
 def engine_errors() -> Iterator[None]:
+    """Docker's errors as ours: what an engine answered, and what kept it from answering."""
     try:
         yield
     except docker.errors.APIError as error:
-        raise plain_error(str(error.explanation or error)) from None
+        raise refused(str(error.explanation or error)) from None
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise plain_error(str(error)) from None
+        where = os.environ.get("DOCKER_HOST") or "the default socket"
+        if isinstance(error, docker.errors.DockerException) and not isinstance(error.__cause__, Exception):
+            raise refused(str(error)) from None
+        if "PermissionError" in str(error):
+            raise EngineError(
+                f"no permission to talk to the Docker engine at {where}", next_step=daemon.JOIN_GROUP
+            ) from None
+        late = f" within {QUESTION_SECONDS} s" if isinstance(error, requests.exceptions.ReadTimeout) else ""
+        raise EngineError(f"no Docker engine answers at {where}{late}", next_step="invoke doctor") from None
 
 
-def plain_error(text: str) -> EngineError | DiskError:
-    """The engine's words, or an exception's, as an error that says what to do."""
-    where = os.environ.get("DOCKER_HOST") or "the default socket"
+def refused(text: str) -> EngineError | DiskError:
+    """The engine's words as an error that names the next command."""
     if re.search(r"no space left on device|disk quota exceeded", text, re.I):
         return buildkit.disk_full(f" {text.strip()}")
-    if re.search(r"PermissionError|permission denied while trying to connect", text, re.I):
-        return EngineError(f"no permission to talk to the Docker engine at {where}", next_step=daemon.JOIN_GROUP)
-    if re.search(
-        r"Error while fetching server API version|Connection ?(?:refused|aborted|Error)|FileNotFoundError|"
-        r"Cannot connect to the Docker daemon|Max retries|Name or service not known",
-        text,
-    ):
-        return EngineError(f"no Docker engine answers at {where}", next_step="invoke doctor")
     return EngineError(f"the Docker engine refused: {text.strip()}", next_step="invoke doctor")
-
-
-@contextlib.contextmanager
-def pieces_of(
-    produce: Callable[[Callable[[bytes | memoryview], object]], None], afterwards: Callable[[], object]
-) -> Iterator[Iterator[bytes]]:
-    """What `produce` writes, as pieces to read, through a pipe; it and then `afterwards` run in a thread of their own.
-
-    An exception of `produce` comes out of the reading, so that a request that sends the pieces breaks off.
-    """
-    reading, writing = os.pipe()
-    closed = threading.Event()
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            with os.fdopen(writing, "wb", buffering=CHUNK) as pipe:
-                produce(pipe.write)
-            closed.set()
-            afterwards()
-        except BaseException as error:
-            failed.append(error)
-            closed.set()
-
-    thread = threading.Thread(target=run, name="seal", daemon=True)
-
-    def read() -> Iterator[bytes]:
-        while chunk := os.read(reading, CHUNK):
-            yield chunk
-        closed.wait()
-        if failed:
-            raise failed[0]
-
-    thread.start()
-    try:
-        yield read()
-    finally:
-        os.close(reading)  # a reader that gave up ends the writer, too
-        thread.join()
-    if failed and isinstance(failed[0], BrokenPipeError):  # which would pass for `| head`
-        raise EngineError("the engine did not read all that it was sent", next_step="run the same again")
-    if failed:
-        raise failed[0]
 
 
 def engine_of(paths: Paths) -> Engine:

@@ -1,18 +1,16 @@
-"""The machine that made a release, for its record: the kind of machine, and nothing that tells one from another of its
-kind (no serial numbers, names or addresses)."""
+"""The machine that made a release, for its record: the kind of machine, and nothing that distinguishes one from another
+of its kind (no serial numbers, names or addresses)."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from sparkpin.host import machine as hosts
-from sparkpin.host.gpus import Gpu, Run, read_gpus
 from sparkpin.pins.schema import StrictModel
 
 Text = Annotated[str, Field(max_length=200)]
@@ -52,25 +50,23 @@ class Fingerprint(StrictModel):
         return "; ".join(filter(None, parts))
 
 
-def read_fingerprint(docker: str, *, root: Path = hosts.ROOT, run: Run = hosts.output) -> Fingerprint:
+def read_fingerprint(docker: str, *, root: Path = hosts.ROOT, run: hosts.Run = hosts.output) -> Fingerprint:
     """Of this machine, whether or not the engine runs on it."""
-    return fingerprint_of(hosts.read_host(root), read_gpus(run), root, docker)
-
-
-def fingerprint_of(host: hosts.Host, gpus: Sequence[Gpu], root: Path, docker: str) -> Fingerprint:
+    host = hosts.read_host(root)
+    gpus = hosts.read_gpus(run)[:64]
     return Fingerprint(
-        machine=short(next(iter(hosts.product_names(root)), "")),
+        machine=next(iter(hosts.product_names(root)), "")[:200],
         arch=host.arch,
-        cpu=short(cpu_model(hosts.text(root / "proc/cpuinfo"))),
+        cpu=cpu_model(hosts.text(root / "proc/cpuinfo"))[:200],
         cores=os.cpu_count() or 0,
         memory=host.memory_total,
         gpus=tuple(
-            GpuKind(name=short(g.name), compute_capability=short(g.compute_capability), driver=short(g.driver))
-            for g in gpus[:64]
+            GpuKind(name=g.name[:200], compute_capability=g.compute_capability[:200], driver=g.driver[:200])
+            for g in gpus
         ),
-        kernel=short(platform.release()),
-        os=short(host.distribution),
-        docker=short(docker),
+        kernel=platform.release()[:200],
+        os=host.distribution[:200],
+        docker=docker[:200],
     )
 
 
@@ -80,7 +76,3 @@ def cpu_model(cpuinfo: str) -> str:
     values = {key.strip(): value.strip() for key, value in rows.items()}
     parts = [values[key] for key in ("CPU implementer", "CPU part") if key in values]
     return values.get("model name") or (f"Arm {' '.join(parts)}" if parts else "")
-
-
-def short(text: str) -> str:
-    return text[:200]

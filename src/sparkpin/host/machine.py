@@ -1,31 +1,39 @@
-"""What the machine is, what it lacks, and how to get it."""
+"""What this machine is: its kind, its memory, its GPUs, its stack.
+
+With the standard library alone: ./install.sh asks before .venv exists.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shlex
 import shutil
 import subprocess
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkpin.core.errors import HostError, SparkpinError
-from sparkpin.core.files import existing_parent
-from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
-from sparkpin.host import buildkit, daemon, endpoint
+from sparkpin.core.names import MACHINES
 
-if TYPE_CHECKING:  # ./install.sh imports this before .venv exists, with the standard library alone
-    from sparkpin.pins.schema import Stack
-
-ARCHITECTURES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 ROOT = Path("/")
-GPU_RUNTIME = "GPU runtime"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SLOWED = {
+    "sw_power_cap": "the power limit",
+    "sw_thermal_slowdown": "heat, by the driver",
+    "hw_thermal_slowdown": "heat, by the hardware",
+    "hw_power_brake_slowdown": "the power supply",
+}
+KIND = ("name", "compute_cap", "driver_version")
+FIELDS = (*KIND, "utilization.gpu", *(f"clocks_event_reasons.{reason}" for reason in SLOWED))
+QUERY, PLAIN = (
+    ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits") for fields in (FIELDS, KIND)
+)
+"""PLAIN is for a driver that does not know all of the fields: it then answers none of them."""
+
+Run = Callable[[Sequence[str]], str | None]
+"""A command's output, None when it is not there, fails or takes too long."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +113,14 @@ def meminfo(path: Path) -> dict[str, int]:
 def this_platform() -> str:
     """As an image's: of this machine, whose engine may be another's."""
     machine = platform.machine()
-    return next((name for name, known in ARCHITECTURES.items() if known == machine), machine)
+    return next((name for name, known in MACHINES.items() if known == machine), machine)
 
 
 def default_stack(project: Path, host: Host | None = None) -> str:
     """The stack for this machine: `spark` on a DGX Spark, else `cpu`. HostError when the project has none for it."""
     host = host or read_host()
     name = "spark" if host.is_spark else "cpu"
-    fits = host.is_spark or host.arch == ARCHITECTURES["linux/amd64"]
+    fits = host.is_spark or host.arch == MACHINES["linux/amd64"]
     if not fits or not (project / f"pins/stacks/{name}.yaml").is_file():
         kind = "a DGX Spark" if host.is_spark else f"an {host.arch} machine"
         raise HostError(
@@ -139,95 +147,37 @@ def serve_command(project: Path, recipe: str) -> str:
 
 
 @dataclass(frozen=True)
-class Requirement:
-    """fix: the exact command, empty when `ok` or when only a person can help; packages: Debian's names for it; then: a
-    command for root, once they are there."""
+class Gpu:
+    """utilization: percent, None where the driver does not report it. slowed: why its clocks are reduced."""
 
     name: str
-    ok: bool
-    detail: str
-    fix: str = ""
-    packages: tuple[str, ...] = ()
-    then: tuple[str, ...] = ()
+    compute_capability: str
+    driver: str
+    utilization: float | None = None
+    slowed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Needs:
-    """Bytes to have free in the cache, the home and the engine's data folder, and bytes of memory in all."""
-
-    cache: int = 6 * 10**9
-    home: int = 10**9
-    engine: int = 12 * 10**9
-    memory: int = 6 * 10**9
+def read_gpus(run: Run | None = None) -> tuple[Gpu, ...]:
+    run = run or output
+    return parse_gpus(run(QUERY) or run(PLAIN) or "")
 
 
-GPU_NEEDS = Needs(cache=16 * 10**9, home=10**9, engine=38 * 10**9)
-"""For a stack with a GPU: 53 GB of disk at the peak of a first build of `spark` from nothing, of which the cache had
-up to 16 GB; the engine keeps an image of 9 GB beside BuildKit's copies. A model comes on top, as
-`invoke build --checkpoint-only --dry-run` tells."""
-
-SPARK_MEMORY = 100 * 10**9
-
-
-def needs_for(host: Host, stack: Stack | None) -> Needs:
-    """A Spark's memory is only wanted where the images run, not where they are built."""
-    needs = GPU_NEEDS if host.is_spark or (stack and stack.gpu) else Needs()
-    return replace(needs, memory=SPARK_MEMORY) if host.is_spark else needs
-
-
-def requirements(paths: Paths, host: Host, needs: Needs | None = None, stack: Stack | None = None) -> list[Requirement]:
-    """Everything that a build needs from the machine, met or not. Changes nothing, starts nothing."""
-    needs = needs or needs_for(host, stack)
-    found = [
-        engine_requirement(paths, host),
-        client_requirement(host),
-        program(host, "iptables", "iptables", "the engine's network"),
-        program(host, "mmdebstrap", "mmdebstrap", "root file systems"),
-        program(host, "dpkg-deb", "dpkg", "unpacking Debian packages"),
-        one_of(host, "ca-certificates", CERTIFICATES, "ca-certificates", "fetching over HTTPS"),
-        one_of(host, "Debian's keys", ARCHIVE_KEYS, "debian-archive-keyring", "locking and fetching .debs"),
-        venv(host),
-    ]
-    if stack and ARCHITECTURES[stack.platform] != host.arch:
-        found.append(emulation(host, ARCHITECTURES[stack.platform]))
-    if host.is_spark:  # elsewhere the stack is `cpu`, which uses no GPU that there may be
-        found.append(gpu_runtime())
-    return [*found, *disk(paths, needs), memory(host, needs)]
-
-
-def missing(
-    paths: Paths, host: Host, needs: Needs | None = None, stack: Stack | None = None, *, published: bool = False
-) -> list[Requirement]:
-    """published: images are to come from a registry, too."""
-    wanted = requirements(paths, host, needs, stack)
-    if published:
-        wanted.append(program(host, "skopeo", "skopeo", "registries"))
-    return [requirement for requirement in wanted if not requirement.ok]
-
-
-def commands_for(packages: Sequence[str], *then: Sequence[str]) -> list[Sequence[str]]:
-    """Root's, to have these packages and then what they are for. apt waits for another (a fresh machine updates itself)
-    instead of failing at its lock."""
-    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
-    install = [*apt, "install", "-y", "--no-install-recommends", *packages]
-    return [*([[*apt, "update"], install] if packages else []), *then]
-
-
-def as_root(host: Host, *commands: Sequence[str]) -> str:
-    sudo = [] if host.is_root else ["sudo"]
-    return " && ".join(shlex.join([*sudo, *command]) for command in commands)
-
-
-def from_packages(host: Host, name: str, detail: str, *packages: str) -> Requirement:
-    """An unmet requirement that packages meet: the command where apt is known, else only what to look for."""
-    if host.has_apt:
-        return Requirement(name, False, detail, as_root(host, *commands_for(packages)), packages)
-    return Requirement(name, False, detail, f"install {', '.join(packages)} with the package manager", packages)
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """One row a GPU. What is no row (a message of nvidia-smi) is passed over."""
+    found = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) in (len(KIND), len(FIELDS)):
+            name, capability, driver, busy, *states = (*cells, "")
+            slowed = tuple(words for words, state in zip(SLOWED.values(), states, strict=False) if state == "Active")
+            is_number = busy.replace(".", "", 1).isdecimal()
+            found.append(Gpu(name, capability, driver, float(busy) if is_number else None, slowed))
+    return tuple(found)
 
 
 def find_program(name: str) -> str | None:
     """System folders too: a user's PATH often lacks sbin."""
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{daemon.SYSTEM_PATH}")
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
 
 
 def output(argv: Sequence[str], timeout: float = 20) -> str | None:
@@ -242,175 +192,3 @@ def output(argv: Sequence[str], timeout: float = 20) -> str | None:
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-def program(host: Host, name: str, package: str, purpose: str) -> Requirement:
-    path = find_program(name)
-    return Requirement(name, True, path) if path else from_packages(host, name, f"not found; for {purpose}", package)
-
-
-def engine_requirement(paths: Paths, host: Host) -> Requirement:
-    """A stopped engine is no lack for root, for whom building starts it."""
-    named = endpoint.named_engine()
-    url = named or f"unix://{daemon.Daemon.system(paths).socket}"
-    name = "docker engine"
-    try:
-        version = endpoint.ask(url, timeout=5)
-    except PermissionError:
-        return Requirement(name, False, f"no permission at {url}", daemon.JOIN_GROUP)
-    if version:
-        return Requirement(name, True, f"{version} at {url}")
-    if named:
-        return Requirement(name, False, f"{url}: no answer", daemon.NAMED_NEXT)
-    if path := find_program("dockerd"):
-        if not host.is_root:
-            fix = daemon.start_command(host.has_systemd)
-            return Requirement(name, False, f"{path}, not running; only root may start it", fix)
-        return Requirement(name, True, f"{path}, not running (a build starts it)")
-    return from_packages(host, name, "no dockerd, and no engine answers", "docker.io")
-
-
-def client_requirement(host: Host) -> Requirement:
-    try:
-        return Requirement("docker client", True, f"{buildkit.builder()[0]} can use BuildKit")
-    except HostError as error:
-        return from_packages(host, "docker client", error.message, *client_packages(host))
-
-
-def client_packages(host: Host, root: Path = ROOT) -> tuple[str, ...]:
-    """Before Debian 13 docker.io holds a client with BuildKit inside; later the client, or its plugin, stands apart."""
-    if (root / "var/lib/dpkg/info/docker-ce-cli.list").exists():
-        return ("docker-buildx-plugin",)
-    if host.distribution in ("debian 11", "debian 12"):
-        return ("docker.io",)
-    return ("docker-cli" if host.family[0] == "debian" else "docker.io", "docker-buildx")
-
-
-CERTIFICATES = ("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem")
-ARCHIVE_KEYS = ("usr/share/keyrings/debian-archive-keyring.gpg",)  # Ubuntu has its own and not these
-
-
-def one_of(host: Host, name: str, files: Sequence[str], package: str, purpose: str) -> Requirement:
-    """files: below the root; the first is Debian's."""
-    paths = [ROOT / file for file in files]
-    if found := next((path for path in paths if path.is_file()), None):
-        return Requirement(name, True, str(found))
-    return from_packages(host, name, f"no {paths[0]}; for {purpose}", package)
-
-
-def venv(host: Host) -> Requirement:
-    """Debian splits ensurepip off Python; a virtual environment in use shows that it can be made."""
-    if sys.prefix != sys.base_prefix or importlib.util.find_spec("ensurepip"):
-        return Requirement("python venv", True, f"Python {platform.python_version()} at {sys.prefix}")
-    return from_packages(host, "python venv", "this Python cannot make virtual environments", "python3-venv")
-
-
-def emulation(host: Host, arch: str, root: Path = ROOT) -> Requirement:
-    name = f"{arch} emulation"
-    registered = text(root / f"proc/sys/fs/binfmt_misc/qemu-{arch}").startswith("enabled")
-    if registered and find_program("arch-test"):  # mmdebstrap asks it
-        return Requirement(name, True, f"binfmt_misc: qemu-{arch}")
-    detail = f"this machine is {host.arch}, the stack is for {arch}: its root file system is made under emulation"
-    enable = ("update-binfmts", "--enable", f"qemu-{arch}")  # where no systemd starts services, nothing else does
-    if all(map(find_program, (enable[0], "arch-test", f"qemu-{arch}-static"))):
-        return Requirement(name, False, f"{detail}, which is not switched on", as_root(host, enable), then=enable)
-    lacking = from_packages(host, name, detail, "qemu-user-static", "binfmt-support", "arch-test")
-    return replace(lacking, fix=f"{lacking.fix} && {as_root(host, enable)}", then=enable) if host.has_apt else lacking
-
-
-def gpu_runtime() -> Requirement:
-    """NVIDIA's packages come from NVIDIA's repository, which is not ours to add."""
-    if path := find_program("nvidia-ctk"):
-        return Requirement(GPU_RUNTIME, True, path)
-    lack = "no nvidia-ctk: containers do not see the GPU"
-    return Requirement(GPU_RUNTIME, False, lack, "install nvidia-container-toolkit (NVIDIA)")
-
-
-def folders_of(paths: Paths, needs: Needs) -> dict[str, tuple[Path, int]]:
-    """Where a build takes disk, and the bytes; not on the machine of another engine."""
-    wanted = {"cache": (paths.cache, needs.cache), "home": (paths.home, needs.home)}
-    if not (endpoint.named_engine() or "").startswith(("tcp:", "ssh:", "http")):
-        wanted["engine"] = (daemon.Daemon.system(paths).data_root, needs.engine)
-    return wanted
-
-
-def disk(paths: Paths, needs: Needs, *, anew: bool = False) -> list[Requirement]:
-    """One requirement per file system, with the sum of what is needed on it. anew: beside what lies there already."""
-    wanted = folders_of(paths, needs)
-    systems: dict[int, list[str]] = {}
-    for use, (path, _) in wanted.items():
-        systems.setdefault(existing_parent(path).stat().st_dev, []).append(use)
-    found = []
-    for uses in systems.values():
-        path, need = wanted[uses[0]][0], sum(wanted[use][1] for use in uses)
-        free = shutil.disk_usage(existing_parent(path)).free
-        used = sum(size_of(wanted[use][0], wanted[use][1]) for use in uses if free < need and not anew)
-        detail = f"{free / 1e9:.0f} GB free at {path}, {need / 1e9:.0f} GB wanted for {', '.join(uses)}"
-        detail += f", of which {used / 1e9:.0f} GB may lie there" if used else ""
-        ok = free + used >= need
-        fix = "" if ok else "free space (`invoke prune --keep 2`), or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere"
-        found.append(Requirement("disk space", ok, detail, fix))
-    return found
-
-
-def size_of(folder: Path, limit: int) -> int:
-    """Bytes that the folder holds already, at most `limit`: a second build does not need its space twice.
-
-    Whose they are nobody can tell here: what another stack left is counted, too.
-    """
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
-            except OSError:
-                continue
-            if total >= limit:
-                return limit
-    return total
-
-
-def memory(host: Host, needs: Needs) -> Requirement:
-    detail = f"{host.memory_total / 1e9:.0f} GB, {host.memory_available / 1e9:.0f} GB of it available"
-    ok = host.memory_total >= needs.memory
-    return Requirement("memory", ok, f"{detail}; {needs.memory / 1e9:.0f} GB wanted", "" if ok else "a larger machine")
-
-
-def mending(lacking: Sequence[Requirement], host: Host) -> tuple[list[Sequence[str]], list[Requirement]]:
-    """Root's commands, and what they do not mend."""
-    ours = [r for r in lacking if r.then or (r.packages and host.has_apt)]
-    packages = sorted({package for requirement in ours for package in requirement.packages})
-    return commands_for(packages, *(r.then for r in ours if r.then)), [r for r in lacking if r not in ours]
-
-
-def install(lacking: Sequence[Requirement], host: Host, say: Say) -> None:
-    """Install the packages of what is lacking. HostError, and nothing changed, where that cannot help.
-
-    That is: no root, no apt, or a lack that no package meets.
-    """
-    if not lacking:
-        return
-    listed = "".join(f"\n  {r.name}: {r.detail}" for r in lacking)
-    mended, others = mending(lacking, host)
-    fixes = [as_root(host, *mended), *(r.fix for r in others)]
-    if others:
-        raise HostError(f"this machine lacks:{listed}", next_step="; then ".join(dict.fromkeys(filter(None, fixes))))
-    if not host.is_root:
-        raise HostError(f"this machine lacks:{listed}\nand only root may mend that", next_step=fixes[0])
-    for command in mended:
-        say(shlex.join(command))
-        done = subprocess.run(
-            [find_program(command[0]) or command[0], *command[1:]],
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            last = "\n".join(f"  {line}" for line in (done.stdout + done.stderr).splitlines()[-15:])
-            raise HostError(
-                f"`{shlex.join(command)}` failed with exit code {done.returncode}:\n{last}",
-                next_step="mend what these lines say, then the same command again",
-            )
-    buildkit.builder.cache_clear()

@@ -1,8 +1,7 @@
 """Engines of other machines: unix://, tcp:// (as DOCKER_HOST) and ssh://.
 
-Over ssh each connection to the engine is an `ssh HOST docker system dial-stdio`, as the Docker CLI makes it, behind a
-local socket: keys, agents, jump hosts and known hosts stay ssh's business. The SDK's own way needs paramiko and keeps
-to itself why ssh failed.
+Over ssh the engine's socket there is forwarded to a socket here: keys, agents, jump hosts and known hosts stay ssh's
+business. The SDK's own way needs paramiko and keeps to itself why ssh failed.
 
 A link is another way to the same host: ssh goes to the host's address there, with the host's own keys (`way_to`).
 """
@@ -13,10 +12,8 @@ import contextlib
 import fcntl
 import hashlib
 import ipaddress
-import os
 import shutil
 import socket
-import socketserver
 import struct
 import subprocess
 import tempfile
@@ -25,19 +22,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import docker
-from docker.transport import UnixHTTPAdapter
-
 from sparkpin.core.errors import DiskError, EngineError, HostError, InputError, NetworkError
-from sparkpin.host.engine import TIMEOUT, Engine, engine_errors
+from sparkpin.host.daemon import environment
+from sparkpin.host.engine import Engine
 
 OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
 SECONDS = 30  # that a host may take to answer
-# All connections go through the first, so that a key that wants to be touched is touched once. What a killed run leaves
-# ends by itself.
-SHARED = ("-o", "ControlMaster=auto", "-o", "ControlPersist=60", "-o")
-DIAL = ("docker", "system", "dial-stdio")
-POOLS = 5  # the SDK keeps a connection for each path that it asked; beyond 10 (MaxSessions) each is a login of its own
+# Whether an engine answers there, where its socket is (DOCKER_HOST, a context), and then for as long as this end of the
+# connection lives: what a killed run leaves ends by itself.
+THERE = """docker version --format '{{.Server.Version}}' >&2 &&
+docker context inspect --format '{{.Endpoints.docker.Host}}' && exec cat"""
 SHAPES = "ssh://user@host[:port], unix:///path/of/docker.sock or tcp://host:port"
 MACHINE_ID = Path("/etc/machine-id")
 AGAIN = "the same command with --to"
@@ -51,15 +45,15 @@ def engine_at(url: str, way: str = "", seconds: int = SECONDS) -> Iterator[Engin
 
     Raises InputError for no such url, NetworkError when ssh does not get there, EngineError when no engine answers.
     """
-    scheme, host, port = place_of(url)
+    scheme, host, port = address_of(url)
     if scheme not in ("ssh", "unix", "tcp"):
-        raise InputError(f"saw {url!r}, wanted {SHAPES}", next_step=f"{AGAIN} ssh://user@host")
+        raise InputError(f"got {url!r}, expected {SHAPES}", next_step=f"{AGAIN} ssh://user@host")
     if scheme == "tcp" and not (host and port):
         step = f"{AGAIN} tcp://{host or 'host'}:2375, or whatever port that engine listens on"
-        raise InputError(f"saw {url!r}, wanted tcp://host:port", next_step=step)
-    with bridge(url, way, seconds) if scheme == "ssh" else contextlib.nullcontext(url) as local:
+        raise InputError(f"got {url!r}, expected tcp://host:port", next_step=step)
+    with forwarded(url, way, seconds) if scheme == "ssh" else contextlib.nullcontext(url) as local:
         with errors_of(url):
-            engine = connect(local)
+            engine = Engine.connect(environment() | {"DOCKER_HOST": local})
         with contextlib.closing(engine.client):
             yield engine
 
@@ -70,9 +64,9 @@ def errors_of(url: str) -> Iterator[None]:
     try:
         yield
     except EngineError as error:
-        said = error.message.replace("at the default socket", "there")
-        own = "" if "invoke doctor" in error.next_step else error.next_step  # that looks at this machine
-        raise EngineError(f"{url}: {said}", next_step=own or f"docker -H {url} info") from None
+        text = error.message.replace("at the default socket", "there")
+        step = "" if "invoke doctor" in error.next_step else error.next_step  # that looks at this machine
+        raise EngineError(f"{url}: {text}", next_step=step or f"docker -H {url} info") from None
     except DiskError as error:
         raise DiskError(f"{url}: {error.message}", next_step=f"free space there; docker -H {url} system df") from None
 
@@ -86,34 +80,26 @@ def owner(home: str) -> str:
     return f"{socket.gethostname()}:{machine}:{home}"
 
 
-def connect(url: str) -> Engine:
-    environment = {**os.environ, "DOCKER_HOST": url}
-    with engine_errors():
-        client = docker.DockerClient.from_env(timeout=TIMEOUT, environment=environment)
-        if url.startswith("unix://"):
-            place = url.replace("unix://", "http+unix://")
-            client.api.mount("http+docker://", UnixHTTPAdapter(place, TIMEOUT, pool_connections=POOLS))
-        client.ping()
-    return Engine(client)
-
-
-def place_of(url: str) -> tuple[str, str, int | None]:
-    """(scheme, host, port). InputError for a port that is none."""
+def address_of(url: str) -> tuple[str, str, int | None]:
+    """(scheme, host, port). The host is as it is written: names in ~/.ssh/config may have upper case, which `hostname`
+    of urllib takes from them. InputError for a port that is none."""
     try:
         parts = urlsplit(url)
-        return parts.scheme, host_of(parts.netloc), parts.port
+        host = parts.netloc.rpartition("@")[2]
+        host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        return parts.scheme, host, parts.port
     except ValueError as error:
         raise InputError(f"{url}: {error}", next_step=f"{AGAIN} {SHAPES}") from None
 
 
 def ssh_command(url: str, *options: str) -> list[str]:
-    _, host, port = place_of(url)
+    _, host, port = address_of(url)
     parts = urlsplit(url)
     if not host or parts.path not in ("", "/") or parts.password or parts.query or parts.fragment:
         login = f"{parts.username}@" if parts.username else ""
         number = f":{port}" if port else ""
         step = f"{AGAIN} ssh://{login}{host or 'HOST'}{number} (keys and jump hosts belong into ~/.ssh/config)"
-        raise InputError(f"saw {url!r}, wanted ssh://user@host[:port]", next_step=step)
+        raise InputError(f"got {url!r}, expected ssh://user@host[:port]", next_step=step)
     program = shutil.which("ssh")
     if program is None:
         raise HostError("there is no ssh on this machine", next_step="apt-get install openssh-client (as root)")
@@ -121,10 +107,8 @@ def ssh_command(url: str, *options: str) -> list[str]:
     return [program, *OPTIONS, *options, *user, *(["-p", str(port)] if port else []), "--", host]
 
 
-def host_of(netloc: str) -> str:
-    """As it is written: names in ~/.ssh/config have upper case, too, which `hostname` of urllib takes from them."""
-    place = netloc.rpartition("@")[2]
-    return place[1:].partition("]")[0] if place.startswith("[") else place.partition(":")[0]
+def run_ssh(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
 
 
 def way_to(url: str, link: str) -> str:
@@ -133,8 +117,8 @@ def way_to(url: str, link: str) -> str:
 
     InputError for a link that is none, and for one that does not lead to one address there.
     """
-    if place_of(url)[0] != "ssh":
-        raise InputError(f"--link {link}: goes with ssh://, saw {url}", next_step="the same command without --link")
+    if address_of(url)[0] != "ssh":
+        raise InputError(f"--link {link}: goes with ssh://, got {url}", next_step="the same command without --link")
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(link))
     if link not in (names := [name for _, name in socket.if_nameindex()]):
@@ -143,17 +127,17 @@ def way_to(url: str, link: str) -> str:
             next_step="the same command with the host's address on the link",
         )
     try:
-        network = network_of(link)
+        face = network_of(link)
     except OSError as error:
         raise InputError(
             f"--link {link}: it has no IPv4 address here ({error.strerror})",
             next_step=f"give it one (ip address add ADDRESS/24 dev {link}), or name the host's address on the link",
         ) from None
-    there = [ip for ip in addresses_of(url) if ip in network.network and ip != network.ip]
+    there = [ip for ip in addresses_of(url) if ip in face.network and ip != face.ip]
     if len(there) != 1:
-        seen = ", ".join(map(str, there)) or "none"
         raise InputError(
-            f"--link {link}: addresses of {url} in its network {network.network}: saw {seen}, wanted one",
+            f"--link {link}: addresses of {url} in its network {face.network}: "
+            f"got {', '.join(map(str, there)) or 'none'}, expected one",
             next_step="the same command with the host's address on the link",
         )
     return str(there[0])
@@ -162,17 +146,16 @@ def way_to(url: str, link: str) -> str:
 def network_of(interface: str) -> ipaddress.IPv4Interface:
     """This machine's first IPv4 address on an interface, with its network."""
     request = struct.pack("256s", interface.encode())
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        ip, mask = (socket.inet_ntoa(fcntl.ioctl(asked, what, request)[20:24]) for what in (ADDRESS_OF, MASK_OF))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as face:
+        ip, mask = (socket.inet_ntoa(fcntl.ioctl(face, what, request)[20:24]) for what in (ADDRESS_OF, MASK_OF))
     return ipaddress.IPv4Interface(f"{ip}/{mask}")
 
 
 def addresses_of(url: str) -> list[ipaddress.IPv4Address]:
-    """IPv4 addresses of an ssh host, as it says itself."""
-    asked = [*ssh_command(url, "-o", f"ConnectTimeout={SECONDS}"), "hostname", "-I"]
-    done = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    """IPv4 addresses of an ssh host, by its own word."""
+    done = run_ssh([*ssh_command(url, "-o", f"ConnectTimeout={SECONDS}"), "hostname", "-I"])
     if done.returncode == 255:
-        raise no_way(url, " ".join(done.stderr.split()))
+        raise no_way(url, done.stderr)
     found = []
     for word in done.stdout.split():
         with contextlib.suppress(ValueError):
@@ -181,98 +164,83 @@ def addresses_of(url: str) -> list[ipaddress.IPv4Address]:
 
 
 def options_of(url: str, way: str) -> list[str]:
-    """Options that lead ssh to an address and have it hold the host's key against the same line of known_hosts."""
+    """Options that lead ssh to an address and have it compare the host's key with the same line of known_hosts."""
     if not way:
         return []
-    asked = [ssh_command(url)[0], "-G", *ssh_command(url)[1:]]
-    said = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
-    resolved = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
-    host, port = resolved.get("hostname", place_of(url)[1]), resolved.get("port", "22")
+    command = ssh_command(url)
+    resolved = dict(
+        line.split(" ", 1) for line in run_ssh([command[0], "-G", *command[1:]]).stdout.splitlines() if " " in line
+    )
+    host, port = resolved.get("hostname", address_of(url)[1]), resolved.get("port", "22")
     alias = resolved.get("hostkeyalias") or (host if port == "22" else f"[{host}]:{port}")
     return ["-o", f"HostName={way}", "-o", f"HostKeyAlias={alias}", "-o", "ProxyCommand=none"]
 
 
 @contextlib.contextmanager
-def bridge(url: str, way: str = "", seconds: int = SECONDS) -> Iterator[str]:
-    """A local socket (its url) behind which the engine of an ssh host answers."""
-    with tempfile.TemporaryDirectory(prefix="sparkpin-ssh-") as folder, contextlib.ExitStack() as stack:
-        limit = ("-o", f"ConnectTimeout={seconds}")
-        shared = (*SHARED, f"ControlPath={folder}/ssh", *limit, *options_of(url, way))
-        command = ssh_command(url, *shared)
-        require_docker(url, command, way, seconds)
-        stack.callback(subprocess.run, ssh_command(url, *shared, "-O", "exit"), stderr=subprocess.DEVNULL)
-        local = Path(folder) / "docker.sock"
-        running: list[subprocess.Popen[bytes]] = []
-
-        class SocketHandler(socketserver.BaseRequestHandler):
-            """ssh gets the connection itself as its input and output."""
-
-            def handle(self) -> None:
-                process = subprocess.Popen(
-                    [*command, *DIAL],
-                    stdin=self.request,
-                    stdout=self.request,
-                    stderr=subprocess.DEVNULL,
-                    process_group=0,  # Ctrl-C is for us: what is removed then still goes this way
-                )
-                running.append(process)
-                process.wait()
-
-        class SocketServer(socketserver.ThreadingUnixStreamServer):
-            daemon_threads = True
-            block_on_close = False
-
-        with SocketServer(str(local), SocketHandler) as server:
-            threading.Thread(target=server.serve_forever, args=(0.05,), name="ssh", daemon=True).start()
-            try:
-                yield f"unix://{local}"
-            finally:
-                server.shutdown()
-                for process in running:
-                    process.terminate()
-
-
-def require_docker(url: str, command: list[str], way: str = "", seconds: int = SECONDS) -> None:
-    """One try whose failure can be read: whether ssh gets there, and whether docker there reaches an engine."""
-    argv = [*command, "docker", "version", "--format", "{{.Server.Version}}"]
-    with tempfile.TemporaryFile() as errors:  # no pipe: the shared connection holds on to it
+def forwarded(url: str, way: str = "", seconds: int = SECONDS) -> Iterator[str]:
+    """A local socket (its url) behind which the engine of an ssh host answers. One login, so that a key that asks to be
+    touched is touched once."""
+    with tempfile.TemporaryDirectory(prefix="sparkpin-ssh-") as folder, tempfile.TemporaryFile() as errors:
+        local, options = f"{folder}/docker.sock", ("-o", f"ControlPath={folder}/ssh")
+        first = ("-o", "ControlMaster=yes", "-o", f"ConnectTimeout={seconds}", *options_of(url, way))
+        process = subprocess.Popen(
+            [*ssh_command(url, *options, *first), THERE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            process_group=0,  # Ctrl-C is for us: what is removed then still goes this way
+        )
+        late = threading.Timer(4 * seconds, process.kill)
+        late.start()
         try:
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, timeout=4 * seconds
+            assert process.stdin and process.stdout
+            there = process.stdout.readline().strip()
+            if not there:
+                code = process.wait()
+                errors.seek(0)
+                raise failure(url, code, errors.read().decode(errors="replace"), way, 4 * seconds)
+            late.cancel()
+            done = run_ssh(
+                ssh_command(url, *options, "-O", "forward", "-L", f"{local}:{there.removeprefix('unix://')}")
             )
-        except subprocess.TimeoutExpired:
-            raise NetworkError(
-                f"{url}: no answer within {4 * seconds} s", next_step=f"ssh {url} docker info: does it answer?"
-            ) from None
-        errors.seek(0)
-        words = errors.read().decode(errors="replace").split()
-    if not done.returncode:
-        return
-    said = " ".join(words) or f"it ended with exit code {done.returncode}"
-    if done.returncode == 255:
-        raise no_way(url, said, way)
-    if done.returncode == 127:
-        raise EngineError(f"{url}: there is no docker: {said}", next_step="install Docker there (./install.sh)")
-    raise EngineError(
-        f"{url}: its Docker engine does not answer: {said}",
+            if done.returncode:
+                raise EngineError(f"{url}: its engine at {there} cannot be forwarded: {done.stderr.strip()}")
+            yield f"unix://{local}"
+        finally:
+            late.cancel()
+            process.terminate()
+            process.communicate()
+
+
+def failure(url: str, code: int, text: str, way: str, seconds: int) -> NetworkError | EngineError:
+    """Why ssh, or docker there, ended with this exit code."""
+    cause = " ".join(text.split()) or f"it ended with exit code {code}"
+    if code < 0:
+        return NetworkError(f"{url}: no answer within {seconds} s", next_step=f"ssh {url} docker info: does it answer?")
+    if code == 255:
+        return no_way(url, cause, way)
+    if code == 127:
+        return EngineError(f"{url}: there is no docker: {cause}", next_step="install Docker there (./install.sh)")
+    return EngineError(
+        f"{url}: its Docker engine does not answer: {cause}",
         next_step=f"ssh {url} docker info; the user there may have to be in the group docker",
     )
 
 
-def no_way(url: str, said: str, way: str = "") -> NetworkError:
-    over = f" at {way}, its address on the link" if way else ""
-    step = f"ping {way}, and look whether ssh listens on that address there, or leave --link out" if way else ""
+def no_way(url: str, text: str, way: str = "") -> NetworkError:
+    """ssh's own reason not to get there, with what to do about it."""
+    _, host, port = address_of(url)
+    over, cause = f" at {way}, its address on the link" if way else "", " ".join(text.split())
+    if way:
+        step = f"ping {way}, and look whether ssh listens on that address there, or leave --link out"
+    elif "resolve hostname" in cause:
+        step = f"correct the name {host}, or give it an address (DNS, /etc/hosts, HostName in ~/.ssh/config)"
+    elif "Host key verification failed" in cause:
+        step = f"`ssh {url}` once by hand, to look at its key and accept it"
+    elif "Permission denied" in cause:
+        step = f"`ssh {url}` has to work without a password (ssh-keygen, ssh-copy-id)"
+    else:
+        step = f"look whether {host} is on and ssh listens there at port {port or 22}; `ssh {url}` has to work"
     target = url.removeprefix("ssh://").rstrip("/")
-    return NetworkError(f"ssh does not get to {target}{over}: {said}", next_step=step or way_in(url, said))
-
-
-def way_in(url: str, said: str) -> str:
-    """What to do about ssh's reason not to get there."""
-    _, host, port = place_of(url)
-    if "resolve hostname" in said:
-        return f"correct the name {host}, or give it an address (DNS, /etc/hosts, HostName in ~/.ssh/config)"
-    if "Host key verification failed" in said:
-        return f"`ssh {url}` once by hand, to look at its key and take it"
-    if "Permission denied" in said:
-        return f"`ssh {url}` has to work without a password (ssh-keygen, ssh-copy-id)"
-    return f"look whether {host} is on and ssh listens there at port {port or 22}; `ssh {url}` has to work"
+    return NetworkError(f"ssh does not get to {target}{over}: {cause}", next_step=step)

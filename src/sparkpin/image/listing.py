@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
 import importlib.util
 import json
 import operator
@@ -24,19 +23,16 @@ from packaging.utils import canonicalize_name
 
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.files import atomic_file
-from sparkpin.image.layer_tar import ROOM, CanonicalLayer, Member
+from sparkpin.image.layer_tar import CanonicalLayer, Member
 
 FORMAT = 1
-LIMIT = 1 << 26  # bytes of a listing; that of a layer with 30,000 files has 6 million
-ENTRIES, ROW = 400_000, 1 << 16  # of a listing; bytes of an entry
-BATCH = 100  # entries that are parsed at once: what is not valid costs no more memory than they take
-# What may name owners in a layer of which nothing is known. Real ones: lists of 4 million bytes, 20 folders in a path.
-LIST = 1 << 24  # bytes of a RECORD or of a list of dpkg's
-PATH, DEPTH = 4096, 128  # characters of a path, as the kernel allows; folders in it
-FOLLOWED = 40  # symbolic links in a path, as the kernel follows them
-ALL_FOLLOWED = 1 << 20  # for all paths of a layer
+# A listing in a bundle is a stranger's. That of a layer with 30,000 files has 6 million bytes.
+LIMIT, ENTRIES, ROW = 1 << 26, 400_000, 1 << 16  # bytes and entries of a listing, bytes of an entry
+# So is a layer, whose lists may name owners. Real ones: lists of 4 million bytes, 20 folders in a path.
+LIST, PATH, DEPTH = 1 << 24, 4096, 128  # bytes of a list; characters of a path, and folders in it
 KINDS = {b"0": "file", b"1": "hardlink", b"2": "symlink", b"3": "char", b"4": "block", b"5": "dir", b"6": "fifo"}
-LISTED = frozenset({*KINDS.values(), "whiteout", "opaque"})
+MARKS = ("whiteout", "opaque")
+LISTED = frozenset({*KINDS.values(), *MARKS})
 MARK, OPAQUE = ".wh.", ".wh..wh..opq"  # OCI image specification, "Whiteouts"
 DPKG = re.compile(r"var/lib/dpkg/info/(?P<name>[^/:]+)(?::[a-z0-9]+)?\.[a-z0-9]+")
 DIST_INFO = re.compile(r"(?P<site>.*/)?(?P<name>[^/][^/-]*)-[^/]*\.dist-info/(?P<file>.*)")
@@ -77,29 +73,10 @@ DEVICE = [field.name for field in fields(PathEntry)].index("device")
 
 
 def contents_of(layer: CanonicalLayer) -> Contents:
-    return entries(layer, file_hashes(layer))
-
-
-def file_hashes(layer: CanonicalLayer) -> dict[bytes, str]:
-    """SHA-256 (hex) of each file's data, by its path."""
-    sums: dict[bytes, str] = {}
-    large = hashlib.sha256()  # of a file that does not end in the piece that it begins in
-    buffer = bytearray(ROOM)
-    for span in layer.spans():
-        view = span.read(layer.source, buffer)
-        for member, start, end in span.files:
-            if end - start == member.size:
-                sums[member.path] = hashlib.sha256(view[start:end]).hexdigest()
-                continue
-            if member.path not in sums:
-                large = hashlib.sha256()
-            large.update(view[start:end])
-            sums[member.path] = large.hexdigest()
-    return sums
-
-
-def entries(layer: CanonicalLayer, sums: Mapping[bytes, str]) -> Contents:
-    """The contents of a layer. sums: its files' SHA-256 (hex) by path."""
+    """What a layer holds. Reads its files, unless they were hashed while the layer was sealed."""
+    if not layer.sums:
+        for _ in layer.chunks():
+            pass
     owner = owners(layer)
 
     def entry(member: Member) -> PathEntry:
@@ -117,7 +94,7 @@ def entries(layer: CanonicalLayer, sums: Mapping[bytes, str]) -> Contents:
             member.uid,
             member.gid,
             member.size,
-            sums.get(member.link if member.kind == b"1" else member.path, ""),
+            layer.sums.get(member.link if member.kind == b"1" else member.path, ""),
             text(member.link),
             member.device,
             member.capability.hex(),
@@ -137,28 +114,34 @@ def owners(layer: CanonicalLayer) -> dict[str, str]:
     A list that is larger than any real one, or cannot be read, names none.
     """
     names = {text(member.path): member for member in layer.members if member.kind != b"5"}
-    links = Links({path: text(m.link) for path, m in names.items() if m.kind == b"2" and len(m.link) <= PATH})
-    sources = {path: source for path in names if (source := source_of(path))}
-    wanted = names.keys() | sources.values()  # a list may name much more than there is
+    merged = {path: text(member.link) for path, member in names.items() if member.kind == b"2" and "/" not in path}
     found: dict[str, str] = {}
     for path, member in names.items():
-        if not is_sound(path):
-            continue
         listed: Iterable[str] = ()
+        if len(path) > PATH or path.count("/") > DEPTH:  # a few bytes of a list could ask for hours of work
+            continue
         if deb := DPKG.fullmatch(path):
             found[path] = owner = f"deb:{deb['name']}"
             if path.endswith(".list") and member.size <= LIST:
-                listed = map(links.real, text(layer.read(member)).splitlines())
+                listed = (unmerged(row, merged) for row in text(layer.data(member).read()).splitlines())
         elif wheel := DIST_INFO.fullmatch(path):
             found[path] = owner = f"wheel:{canonicalize_name(wheel['name'])}"
             if wheel["file"] == "RECORD" and member.size <= LIST:
                 site = "/" + (wheel["site"] or "")
-                listed = (posixpath.normpath(site + file).lstrip("/") for file in recorded(text(layer.read(member))))
+                record = recorded(text(layer.data(member).read()))
+                listed = (posixpath.normpath(site + file).lstrip("/") for file in record)
         else:
             continue
-        found.update((name, owner) for name in listed if name in wanted)
-    found.update((path, found[source]) for path, source in sources.items() if source in found)
-    return {path: found[path] for path in names if path in found}
+        found.update((name, owner) for name in listed if name in names)  # a list may name much more than there is
+    compiled = {path: source for path in names if (source := source_of(path))}
+    found.update((path, found[source]) for path, source in compiled.items() if source in found)
+    return found
+
+
+def unmerged(row: str, merged: Mapping[str, str]) -> str:
+    """A path of dpkg's where it lies in a merged system: /bin/sh is usr/bin/sh."""
+    top, _, rest = row.strip("/").partition("/")
+    return f"{merged[top].strip('/')}/{rest}" if rest and top in merged else row.strip("/")
 
 
 def recorded(record: str) -> list[str]:
@@ -169,11 +152,6 @@ def recorded(record: str) -> list[str]:
         return []
 
 
-def is_sound(path: str) -> bool:
-    """That a path can be one of a real file system: of longer ones a few bytes could ask for hours of work."""
-    return len(path) <= PATH and path.count("/") <= DEPTH
-
-
 def source_of(path: str) -> str:
     """The module that a file of bytecode was compiled from; "" for other files."""
     if "/__pycache__/" not in path:
@@ -182,30 +160,6 @@ def source_of(path: str) -> str:
         return importlib.util.source_from_cache(path)
     except ValueError:
         return ""
-
-
-@dataclass
-class Links:
-    """A layer's symbolic links, path -> target. left: how many more are followed."""
-
-    targets: Mapping[str, str]
-    left: int = ALL_FOLLOWED
-
-    def real(self, row: str) -> str:
-        """A path of dpkg's with the folders that are links followed: /bin/sh is usr/bin/sh. "" for none."""
-        path = row.strip("/")
-        for _ in range(FOLLOWED):
-            if not is_sound(path):
-                return ""
-            folder = next((folder for folder in above(path) if folder in self.targets), None)
-            if folder is None:
-                break
-            if not self.left:
-                return ""
-            self.left -= 1
-            target = posixpath.join("/", posixpath.dirname(folder), self.targets[folder])
-            path = posixpath.normpath(target + path[len(folder) :]).lstrip("/")
-        return path
 
 
 def above(path: str) -> Iterator[str]:
@@ -223,7 +177,7 @@ def image_contents(layers: Sequence[Contents]) -> dict[str, tuple[int, PathEntry
     seen: dict[str, tuple[int, PathEntry]] = {}
     folders: set[str] = set()  # of the layers below; more than there still are does no harm
     for number, layer in enumerate(layers):
-        own = {entry.path: (number, entry) for entry in layer if entry.kind not in ("whiteout", "opaque")}
+        own = {entry.path: (number, entry) for entry in layer if entry.kind not in MARKS}
         gone = {entry.path for entry in layer if entry.kind == "whiteout"}
         # A folder need not be named for what is in it to be there: it is one all the same.
         parents = parents_of(own)
@@ -285,24 +239,19 @@ def parse_contents(packed: bytes) -> Contents:
             raise ValueError(f"it ends too soon, or too late, or is longer than {LIMIT:,} bytes")
         if data.count(b"\n") > ENTRIES + 1:
             raise ValueError(f"it has more than {ENTRIES:,} entries")
-        head, *lines = data.split(b"\n")
-        del data
-        if lines.pop() or max(map(len, [head, *lines])) > ROW:
-            raise ValueError(f"it has no lines, or one of more than {ROW:,} bytes")
-        if (found := json.loads(head)) != (wanted := {"contents": FORMAT, "entries": len(lines)}):
-            raise ValueError(f"saw {found}, wanted {wanted}")
-        batches = (lines[start : start + BATCH] for start in range(0, len(lines), BATCH))
-        rows = (json.loads(b"[" + b",".join(batch) + b"]") for batch in batches)
-        contents = tuple(parse_entry(values) for batch in rows for values in batch)
-        if len(contents) != len(lines):
-            raise ValueError("it has lines of more than one entry")
-        return contents
+        head, *lines = data.removesuffix(b"\n").split(b"\n")
+        if max(map(len, [head, *lines])) > ROW:
+            raise ValueError(f"it has a line of more than {ROW:,} bytes")
+        if (found := json.loads(head)) != (expected := {"contents": FORMAT, "entries": len(lines)}):
+            raise ValueError(f"got {found}, expected {expected}")
+        return tuple(map(parse_entry, lines))
     except (zlib.error, ValueError, TypeError, RecursionError) as error:
         raise IntegrityError(f"no listing of a layer's contents: {error}") from None
 
 
-def parse_entry(values: Any) -> PathEntry:
+def parse_entry(line: bytes) -> PathEntry:
     """ValueError or TypeError for what `row` would not write."""
+    values = json.loads(line)
     if type(values) is not list:
         raise ValueError(f"it has an entry {str(values)[:200]}")
     if len(values) > DEVICE:

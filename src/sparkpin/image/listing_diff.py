@@ -1,15 +1,14 @@
-"""What differs between the contents of two layers or images, field by field. Pure."""
+"""What differs between the contents of two images, field by field. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sparkpin.image.listing import Contents, PathEntry, image_contents, parents_of
+from sparkpin.image.listing import Contents, PathEntry, image_contents
 
 METADATA = ("mode", "uid", "gid", "capability")
 SAME_DATA = {"file", "hardlink"}  # a second name of a file may come to hold its data: still the same file
-MARKS = ("whiteout", "opaque")
 
 
 @dataclass(frozen=True, order=True)
@@ -43,27 +42,18 @@ class ContentsDifference:
         return not (self.added or self.removed) and all(change.field in METADATA for change in self.changed)
 
 
-def compare_contents(before: Contents, after: Contents) -> ContentsDifference:
-    """What differs between two listings, of layers (marks of deletion count) or of whole images.
+def compare_images(before: Sequence[Contents], after: Sequence[Contents]) -> ContentsDifference:
+    """What differs between two images as containers see them. before, after: their layers, lowest first.
 
     Which package a path belongs to is no difference.
     """
-    old, new = {key_of(entry): entry for entry in before}, {key_of(entry): entry for entry in after}
+    old, new = ({path: entry for path, (_, entry) in image_contents(side).items()} for side in (before, after))
+    both = (path for path in old if path in new and old[path] is not new[path])
     return ContentsDifference(
-        added=tuple(new[key] for key in sorted(new.keys() - old.keys())),
-        removed=tuple(old[key] for key in sorted(old.keys() - new.keys())),
-        changed=tuple(
-            change
-            for key in sorted(old.keys() & new.keys())
-            if old[key] is not new[key]
-            for change in changes(old[key], new[key])
-        ),
+        added=tuple(entry for path, entry in new.items() if path not in old),
+        removed=tuple(entry for path, entry in old.items() if path not in new),
+        changed=tuple(change for path in both for change in changes(old[path], new[path])),
     )
-
-
-def key_of(entry: PathEntry) -> tuple[str, str]:
-    """A layer may hold a folder and, under the same path, the mark that hides what is below it."""
-    return entry.path, entry.kind if entry.kind in MARKS else ""
 
 
 def changes(old: PathEntry, new: PathEntry) -> Iterator[FieldChange]:
@@ -83,57 +73,3 @@ def changes(old: PathEntry, new: PathEntry) -> Iterator[FieldChange]:
     for name, was, now in values:
         if was != now:
             yield FieldChange(old.path, name, was, now)
-
-
-Images = tuple[dict[str, PathEntry], dict[str, PathEntry]]
-
-
-def images_apart(before: Sequence[str], after: Sequence[str], read: Callable[[str], Contents]) -> Images:
-    """Two images as containers see them, without paths of which the layers say already that they are the same.
-
-    before, after: diff IDs, lowest first. Layers that both images have at the bottom and at the top can make no
-    difference by themselves: of those only what the layers between them touch, hide or stand in is looked at.
-    """
-    low = common(before, after)
-    high = common(before[low:][::-1], after[low:][::-1])
-    if low == len(before) == len(after):
-        return {}, {}
-    listings = {diff_id: read(diff_id) for diff_id in {*before, *after}}
-    own = [entry for side in (before, after) for diff_id in side[low : len(side) - high] for entry in listings[diff_id]]
-    near = {entry.path for entry in own}
-    near |= parents_of(near)
-    hiding = {entry.path for entry in own if entry.kind != "dir"}
-    under: dict[str, bool] = {"": "" in hiding}
-
-    def hidden(folder: str) -> bool:
-        if folder not in under:
-            under[folder] = folder in hiding or hidden(folder.rpartition("/")[0])
-        return under[folder]
-
-    def narrowed(contents: Contents) -> Contents:
-        kept, folders = [], {entry.path for entry in contents if entry.kind == "dir"}
-        for entry in contents:
-            folder = entry.path.rpartition("/")[0]
-            wanted = entry.path in near or hidden(folder)
-            while entry.kind not in MARKS and folder not in folders:  # it is not named, and there because of this entry
-                folders.add(folder)
-                wanted = wanted or folder in near
-                folder = folder.rpartition("/")[0]
-            if wanted:
-                kept.append(entry)
-        return tuple(kept)
-
-    shared = {diff_id: narrowed(listings[diff_id]) for diff_id in (*before[:low], *before[len(before) - high :])}
-
-    def seen(side: Sequence[str]) -> dict[str, PathEntry]:
-        middle = [listings[diff_id] for diff_id in side[low : len(side) - high]]
-        layers = [*(shared[d] for d in side[:low]), *middle, *(shared[d] for d in side[len(side) - high :])]
-        return {path: entry for path, (_, entry) in image_contents(layers).items()}
-
-    return seen(before), seen(after)
-
-
-def common(first: Sequence[object], second: Sequence[object]) -> int:
-    """How many items both begin with."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))

@@ -1,4 +1,4 @@
-"""A sealed image as files: the OCI layout that other tools read, and the archive that `docker load` takes.
+"""A sealed image as files: the OCI layout that other tools read, and the archives that `docker load` takes.
 
 All of it follows from the image's configuration, its tag and the sizes of its layers, so that whoever knows these can
 compare the files of a layout byte for byte and need not read what a stranger wrote. Layers are plain tar files: a
@@ -7,33 +7,38 @@ layer's diff ID is its blob's digest, and there is nothing to unpack.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.image.layer_tar import BLOCK, END, Slice, block, padded
-from sparkpin.image.seal import ARCHIVE_MANIFEST, digest_of
+from sparkpin.image.archive import END, Slice, file_header, padded, padding
 
 LAYOUT, INDEX = "oci-layout", "index.json"
+ARCHIVE_MANIFEST = "manifest.json"  # of `docker save`
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
+CONTAINERD_NAME = "io.containerd.image.name"  # containerd tags what it takes in from an index with it
 
 
 @dataclass(frozen=True)
 class OciLayer:
-    """digest: SHA-256 of the tar ("sha256:..."), which is its diff ID; size: bytes of the tar."""
+    """A layer as a manifest names it. digest: SHA-256 of the blob ("sha256:..."), which is the diff ID of a plain tar;
+    size: bytes of the blob."""
 
     digest: str
     size: int
+    media_type: str = LAYER_TYPE
 
 
 @dataclass(frozen=True)
 class OciImage:
-    """One image for `docker load`. config: the exact configuration; diff_ids: its layers, lowest first."""
+    """One image for `docker load`. config: the exact configuration, whose SHA-256 is the image's identity; diff_ids:
+    its layers, lowest first."""
 
     config: bytes
     diff_ids: tuple[str, ...]
@@ -42,6 +47,10 @@ class OciImage:
     @property
     def config_digest(self) -> str:
         return digest_of(self.config)
+
+
+def digest_of(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def blob(digest: str) -> str:
@@ -72,7 +81,7 @@ def manifest(config: bytes, layers: Sequence[OciLayer]) -> bytes:
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
             "config": described(CONFIG_TYPE, config),
-            "layers": [{"mediaType": LAYER_TYPE, "digest": layer.digest, "size": layer.size} for layer in layers],
+            "layers": [{"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size} for layer in layers],
         }
     )
 
@@ -86,16 +95,19 @@ def layout(config: bytes, layers: Sequence[OciLayer], tag: str) -> dict[str, byt
         "platform": {"architecture": platform["architecture"], "os": platform["os"]},
         "annotations": {REF_NAME: tag},
     }
-    docker = [
-        {"Config": blob(digest_of(config)), "Layers": [blob(layer.digest) for layer in layers], "RepoTags": [tag]}
-    ]
+    names = [blob(layer.digest) for layer in layers]
     return {
         LAYOUT: LAYOUT_TEXT,
         INDEX: index_of([row]),
-        ARCHIVE_MANIFEST: text(docker),
+        ARCHIVE_MANIFEST: text([archive_row(blob(digest_of(config)), names, [tag])]),
         blob(digest_of(image)): image,
         blob(digest_of(config)): config,
     }
+
+
+def archive_row(config: str, layers: Sequence[str], tags: Sequence[str]) -> dict[str, Any]:
+    """An image in manifest.json. config, layers: names of members."""
+    return {"Config": config, "Layers": list(layers), "RepoTags": list(tags)}
 
 
 def load_archive(images: Sequence[OciImage], layers: Mapping[str, Slice]) -> Iterator[bytes]:
@@ -105,14 +117,27 @@ def load_archive(images: Sequence[OciImage], layers: Mapping[str, Slice]) -> Ite
     """
     rows = []
     for diff_id, tar in layers.items():
-        yield block(blob(diff_id).encode(), b"0", size=tar.size)
+        yield file_header(blob(diff_id), tar.size)
         yield from tar.chunks()
-        yield b"\0" * (-tar.size % BLOCK)
+        yield padding(tar.size)
     for image in images:
         name = f"{image.config_digest.removeprefix('sha256:')}.json"
-        rows.append(
-            {"Config": name, "Layers": [blob(diff_id) for diff_id in image.diff_ids], "RepoTags": list(image.tags)}
-        )
-        yield block(name.encode(), b"0", size=len(image.config)) + padded(image.config)
-    data = text(rows)
-    yield block(ARCHIVE_MANIFEST.encode(), b"0", size=len(data)) + padded(data) + END
+        rows.append(archive_row(name, [blob(diff_id) for diff_id in image.diff_ids], image.tags))
+        yield member(name, image.config)
+    yield member(ARCHIVE_MANIFEST, text(rows)) + END
+
+
+def member(name: str, data: bytes) -> bytes:
+    return file_header(name, len(data)) + padded(data)
+
+
+def index_members(image: OciImage, layers: Sequence[OciLayer]) -> Iterator[bytes]:
+    """What makes an archive one that containerd's store takes: it names layers by blobs that the store may have.
+
+    The store takes every other member for a blob, whatever its name, and does not read manifest.json then.
+    """
+    data = manifest(image.config, layers)
+    names = [{CONTAINERD_NAME: f"docker.io/{tag}"} for tag in image.tags]
+    yield member("manifest", data)
+    yield member(INDEX, index_of([{**described(MANIFEST_TYPE, data), "annotations": name} for name in names]))
+    yield member(LAYOUT, LAYOUT_TEXT)

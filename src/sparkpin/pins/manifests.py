@@ -302,7 +302,7 @@ def lock_text(lock: StackLock | ModelLock) -> str:
             return "{\n" + inner + "\n" + indent + "}"
         return json.dumps(value, ensure_ascii=False)
 
-    unused = {key for key in ("base", "gguf") if not getattr(lock, key, None)}
+    unused = {key for key in ("time", "base", "gguf") if not getattr(lock, key, None)}
     return item(lock.model_dump(mode="json", exclude=unused), "") + "\n"
 
 

@@ -22,7 +22,6 @@ UNRESOLVED = "unresolved"
 Scalar = str | int | float | bool
 FlagValue = Scalar | Annotated[list[Any], Field(min_length=1)] | dict[str, Any] | None
 PLATFORMS = Literal["linux/amd64", "linux/arm64"]
-MACHINES: dict[str, str] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # as `uname -m` says it
 CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "mtp-fp8"]
 
 
@@ -38,6 +37,13 @@ class LockedFile(StrictModel):
     file: Annotated[str, Field(pattern=r"^(?:\.?[\w@%+=:,~-][\w@%+=:,.~-]*/)*\.?[\w@%+=:,~-][\w@%+=:,.~-]*$")]
     size: Size
     sha256: Sha256
+
+
+class LockedDeb(LockedFile):
+    """A Debian package. path: of its file in the archive; archive: as Debian's snapshot archive names it."""
+
+    path: Annotated[str, Field(pattern=r"^(pool/[\w@%+:,./~-]+)?$")] = ""
+    archive: Annotated[str, Field(pattern=r"^([a-z-]+)?$")] = ""
 
 
 class Debian(StrictModel):
@@ -174,13 +180,15 @@ class Stack(StrictModel):
 class StackLock(StrictModel):
     """pins/stacks/<name>.lock. inputs: SHA-256 of the parts of the stack file that decide the closure.
 
-    base: the image by digest that the images stand on; empty where `debs` make their root file system.
+    time: UTC of when `debs` were locked (`20261121T083914Z`), for Debian's snapshot archive. base: the image by digest
+    that the images stand on; empty where `debs` make their root file system.
     """
 
     stack: Name
     inputs: Sha256
+    time: Annotated[str, Field(pattern=r"^(\d{8}T\d{6}Z)?$")] = ""
     base: str = ""
-    debs: list[LockedFile]
+    debs: list[LockedDeb]
     wheels: list[LockedFile]
 
     @property

@@ -9,7 +9,7 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine
-from sparkpin.host.gpus import Gpu, read_gpus
+from sparkpin.host.machine import Gpu, read_gpus
 from sparkpin.pins import manifests
 from sparkpin.pins.nodes import example, nodes_of
 from sparkpin.pins.schema import Stack
@@ -39,7 +39,7 @@ def obstacle(paths: Paths, engine: Engine, release: Release, *, nodes: int | Non
     stack = stack_of(paths, release)
     if stack is None:
         return ""
-    gpus = read_gpus(machine.output) if stack.gpu and not engine.elsewhere else ()
+    gpus = read_gpus() if stack.gpu and not engine.elsewhere else ()
     return obstacle_of(stack, engine.platform, gpus, engine.elsewhere, nodes=nodes or nodes_of(release.argv))
 
 
@@ -48,7 +48,7 @@ def obstacle_here(paths: Paths, release: Release, *, nodes: int | None = None) -
     stack = stack_of(paths, release)
     if stack is None:
         return ""
-    gpus = read_gpus(machine.output) if stack.gpu else ()
+    gpus = read_gpus() if stack.gpu else ()
     return obstacle_of(stack, machine.this_platform(), gpus, nodes=nodes or nodes_of(release.argv))
 
 

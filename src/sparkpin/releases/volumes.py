@@ -17,8 +17,7 @@ from typing import Any
 import sparkpin
 from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.terminal import Say
-from sparkpin.host.attached import Attached
-from sparkpin.host.containers import APIError, Container, Mount, NotFound
+from sparkpin.host.containers import APIError, Attached, Container, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases.container import CONFLICT, HOME, PYTHON, apart, put, sandbox
@@ -28,7 +27,7 @@ LABEL = "sparkpin.checkpoint"  # of the volume, and of a container that works in
 ENDS = ["created", "exited"]  # where a run that is killed leaves a container
 MOMENT_SECONDS, LOOK_SECONDS = 10.0, 0.5
 FOLDER, PROGRAM = "/run/sparkpin", "receive.pyz"
-PARTS = ("core/errors.py", "core/files.py", "checkpoint/content.py", "checkpoint/receive.py")
+PARTS = ("core/errors.py", "core/files.py", "core/paths.py", "checkpoint/content.py", "checkpoint/receive.py")
 """Files of this package that it consists of, beside each folder's `__init__.py`."""
 
 

@@ -13,7 +13,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import engine_errors
-from sparkpin.host.gpus import Gpu, read_gpus
+from sparkpin.host.machine import Gpu, read_gpus
 from sparkpin.releases import container as running
 from sparkpin.serve.postmortem import Death, memory_line, report
 
@@ -64,7 +64,7 @@ def machine_lines(limit: int | None, started: str) -> list[str]:
     """Memory, GPUs, and what the kernel has said of either since the server's start."""
     host = machine.read_host()
     found = [memory_line(host.memory_total, host.memory_available, limit)]
-    found += [gpu_line(gpu) for gpu in read_gpus(machine.output)]
+    found += [gpu_line(gpu) for gpu in read_gpus()]
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # dmesg counts from then
     return found + kernel_lines(machine.output(("dmesg",)) or "", started, boot)
 

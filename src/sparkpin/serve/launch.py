@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkpin.core.errors import EngineError
-from sparkpin.host.attached import connected
-from sparkpin.host.containers import APIError, Container, Healthcheck, Mount, NotFound
+from sparkpin.host.containers import APIError, Container, Healthcheck, Mount, NotFound, connected
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_flags import drop_flags, served_name
 from sparkpin.releases import container as running

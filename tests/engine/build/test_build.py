@@ -69,7 +69,6 @@ def test_layers_that_the_engine_lost_are_made_again(site: Site) -> None:
         listing.write_contents(build.cached_contents(site.paths, gone), ())
     again = site.build_all()
     assert [image.config_digest for image in again] == [image.config_digest for image in first]
-    assert any("wants more layers" in line for line in site.said)
 
 
 def test_a_changed_mod_rebuilds_from_its_stage_on(site: Site) -> None:

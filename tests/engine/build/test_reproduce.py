@@ -26,8 +26,7 @@ from sparkpin.build.reproduce import Reproduction, reproduce
 from sparkpin.core import progress
 from sparkpin.core.errors import DifferenceError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.host.daemon import SYSTEM_PATH
-from sparkpin.host.endpoint import ask
+from sparkpin.host.daemon import SYSTEM_PATH, ask
 from sparkpin.host.engine import Engine
 from sparkpin.host.image_files import read_files
 from sparkpin.releases.kept_inputs import KeptInputs, project_of

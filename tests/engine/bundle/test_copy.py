@@ -31,7 +31,7 @@ from ssh_host import LINK, ssh_host
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.bundle.copy import Sent, carry, copy, copy_with_checkpoint
-from sparkpin.checkpoint.content import NOTED, RECORD, SMALL
+from sparkpin.checkpoint.content import RECORD, SMALL, TABLE
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, DiskError, HostError, IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
@@ -107,7 +107,7 @@ KILLED_AFTER = """
 import json, os, pickle, sys
 from pathlib import Path
 from sparkpin.bundle.copy import carry
-from sparkpin.host.attached import Attached
+from sparkpin.host.containers import Attached
 from sparkpin.host.ssh import engine_at
 release, folder, url, limit = pickle.loads(bytes.fromhex(sys.argv[1]))
 send, count = Attached.send, 0
@@ -197,7 +197,7 @@ def node(python_engine: tuple[Engine, str], tmp_path: Path) -> Iterator[Node]:
 def test_a_checkpoint_is_sent_once_and_looked_at_again(node: Node) -> None:
     assert node.whole is None
     assert node.carry() == (len(SIZES), TOTAL, 0)
-    assert {path.name for path in node.volume.iterdir()} == {*(name.split("/")[0] for name in SIZES), RECORD, NOTED}
+    assert {path.name for path in node.volume.iterdir()} == {*(name.split("/")[0] for name in SIZES), RECORD, TABLE}
     for name in (*SIZES, RECORD):
         path = node.volume / name
         assert path.read_bytes() == (node.folder / name).read_bytes()

@@ -21,7 +21,7 @@ from sparkpin.evidence.signing import SIGNING_KEY, Keys, UntrustedError
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.seal import SealedLayer, image_config
+from sparkpin.image.seal import image_config
 from sparkpin.releases.record import Releases
 
 
@@ -35,7 +35,7 @@ def load(engine: Engine, sample: Sample) -> Sample:
     """The sample's release with a real image of two layers under its tag, and records that name it."""
     tars = [file_layer("bottom", b"b" * 100_000), file_layer("top", b"t" * 1000)]
     records = list(sample.records)
-    parts = [SealedLayer(layer=read_layer(io.BytesIO(tar), everything=True)) for tar in tars]
+    parts = [read_layer(io.BytesIO(tar), everything=True) for tar in tars]
     labels = {"sparkpin.key": sample.release.build_key}
     sealed = engine.load_sealed(parts, {"Labels": labels}, os="linux", architecture="amd64", tag=sample.release.tag)
     below = image_config(
@@ -87,7 +87,7 @@ def test_task_says_what_it_checked(loaded: Sample, capsys: pytest.CaptureFixture
 
 def test_other_image_under_the_tag(engine: Engine, loaded: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     engine.untag(loaded.release.tag)
-    part = SealedLayer(layer=read_layer(io.BytesIO(file_layer("other", b"x")), everything=True))
+    part = read_layer(io.BytesIO(file_layer("other", b"x")), everything=True)
     engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=loaded.release.tag)
     with pytest.raises(IntegrityError):
         commands_evidence.verify(loaded.release.tag, deep=False, require_signature=False)

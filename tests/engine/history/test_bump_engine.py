@@ -27,7 +27,7 @@ from sparkpin.fetch import lock_stack as lock_module
 from sparkpin.fetch.lock_stack import lock_stack
 from sparkpin.history.bump.record import bumps_of
 from sparkpin.host.engine import Engine
-from sparkpin.pins.schema import LockedFile
+from sparkpin.pins.schema import LockedDeb
 from sparkpin.releases.record import Release, Releases
 
 BASE = tiny_images.BASE.replace("FROM {{ parent_ref }} AS config", "{tree}FROM {{ parent_ref }} AS config", 1).replace(
@@ -57,7 +57,7 @@ def current(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> It
     debs = stack_samples.locked(paths).debs
 
     class Apt:
-        def closure(self, _: object) -> Sequence[LockedFile]:
+        def closure(self, _: object) -> Sequence[LockedDeb]:
             return debs
 
     tar = tiny_images.make_rootfs(tmp_path / "rootfs.tar")

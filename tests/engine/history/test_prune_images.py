@@ -15,8 +15,7 @@ import pytest
 from made_releases import BASE, built, digest, keep_bytes, release, tags
 from private_engine import file_layer, load_image, quiet, sleeper
 
-from sparkpin.core import disk as diskspace
-from sparkpin.core import prune_lock
+from sparkpin.core import locks
 from sparkpin.core.files import atomic_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.history.prune import plan as pruning
@@ -152,7 +151,7 @@ def test_a_prune_that_was_killed_is_completed_by_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(diskspace, "remove_path", killed)
+        patch.setattr(pruning, "remove_path", killed)
         prune(paths, engine, 1)
     assert {row["tag"]: row["image"] for row in retention.rows(paths, engine)[0]}[first.tag] is None
     assert prune(paths, engine, 1).tags == (first.tag,)
@@ -184,7 +183,7 @@ def test_a_dry_run_changes_nothing_and_names_what_the_real_run_then_removes(path
         os.link(model, records.checkpoint(made) / "base.safetensors")  # stays with the model
         cache_volume(engine, made)
     load_image(engine, "sparkpin/stack-cpu:base-eeeeeeeeeeee", [BASE])
-    with prune_lock.claim(paths, quiet):
+    with locks.claim(paths, quiet):
         pass  # as each build: the lock's folder stays
     before, now = snapshot(paths, engine), time.time()
     with claimed(paths):  # a dry run waits for nobody
@@ -216,7 +215,7 @@ def test_the_store_is_only_pruned_when_told_to(paths: Paths, engine: Engine) -> 
 HOLD = """\
 import sys, time
 from pathlib import Path
-from sparkpin.core import prune_lock as claims
+from sparkpin.core import locks as claims
 from sparkpin.core.paths import Paths
 with claims.claim(Paths(*map(Path, sys.argv[1:])), print):
     print("held", flush=True)

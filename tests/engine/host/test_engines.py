@@ -23,14 +23,14 @@ from private_engine import file_layer, private_engine
 
 from sparkpin.build import image as build
 from sparkpin.build import render, rootfs
-from sparkpin.build.image import BuiltImage, Maker, build_image
+from sparkpin.build.image import BuiltImage, build_image
 from sparkpin.core.errors import EngineError
 from sparkpin.core.paths import Paths
 from sparkpin.host import buildkit
 from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.seal import SealedLayer, open_saved
+from sparkpin.image.saved import open_saved
 from sparkpin.pins import manifests
 
 REF = "sparkpin-test/image:1"
@@ -146,14 +146,10 @@ def test_the_newer_engine_is_newer(site: Site, request: pytest.FixtureRequest) -
     assert site.engine.keeps_layers == ("containerd" not in kind)
 
 
-def test_every_engine_makes_the_same_images(
-    site: Site, expected: list[BuiltImage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_engine_makes_the_same_images(site: Site, expected: list[BuiltImage], tmp_path: Path) -> None:
     assert identity(site.build_all()) == identity(expected)
     assert [image.cached for image in site.build_all()] == [True] * 3
     assert identity(site.elsewhere(tmp_path / "fresh").build_all(fresh=True)) == identity(expected)
-    monkeypatch.setattr(Maker, "run", Maker.whole)
-    assert identity(site.elsewhere(tmp_path / "whole").build_all(fresh=True)) == identity(expected)
     assert nameless(site.engine) == []
 
 
@@ -176,14 +172,10 @@ def test_no_layer_is_sent_that_the_engine_has(site: Site, tmp_path: Path, monkey
     load_sealed = Engine.load_sealed
 
     def load(*args: object, **options: object) -> object:
-        sent.extend(not part.left_out for part in args[1])  # type: ignore[attr-defined]
+        sent.extend(not isinstance(part, str) for part in args[1])  # type: ignore[attr-defined]
         return load_sealed(*args, **options)  # type: ignore[arg-type]
 
-    def whole(maker: Maker) -> None:
-        raise AssertionError("the whole image is read from the engine")
-
     monkeypatch.setattr(Engine, "load_sealed", load)
-    monkeypatch.setattr(Maker, "whole", whole)
     build.record_file(site.paths, site.stages[1]).unlink()
     assert identity(site.build_all()) == identity(first) and sent == [False] * 3
     again = site.elsewhere(tmp_path)
@@ -206,17 +198,14 @@ def test_an_image_is_whole_and_runs(site: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", [*CONFIG_DIGESTS])
 def test_a_configuration_comes_through(engine: Engine, tmp_path: Path, architecture: str) -> None:
     layers = [file_layer("opt/one", b"1"), file_layer("opt/two", b"2")]
-    parts = [SealedLayer(layer=read_layer(io.BytesIO(layer))) for layer in layers]
+    parts = [read_layer(io.BytesIO(layer)) for layer in layers]
     sealed = engine.load_sealed(parts, CONFIG, os="linux", architecture=architecture, tag=REF)
     assert sealed.config_digest == CONFIG_DIGESTS[architecture]
     image = engine.image(REF)
     assert image is not None and (image.config_digest, image.diff_ids) == (sealed.config_digest, sealed.diff_ids)
     assert saved_config(engine, REF, tmp_path / "saved.tar") == sealed.config_digest
     upper = f"{REF}-upper"
-    above = [
-        *(SealedLayer(diff_id) for diff_id in sealed.diff_ids),
-        SealedLayer(layer=read_layer(io.BytesIO(layers[0]))),
-    ]
+    above = [*sealed.diff_ids, read_layer(io.BytesIO(layers[0]))]
     second = engine.load_sealed(above, image.config, os="linux", architecture=architecture, tag=upper)
     engine.untag(REF)
     assert saved_config(engine, upper, tmp_path / "upper.tar") == second.config_digest
@@ -225,7 +214,7 @@ def test_a_configuration_comes_through(engine: Engine, tmp_path: Path, architect
 
 
 def test_a_layer_that_the_engine_lacks_is_refused(engine: Engine) -> None:
-    parts = [SealedLayer("sha256:" + "0" * 64), SealedLayer(layer=read_layer(io.BytesIO(file_layer("opt/x", b"1"))))]
+    parts = ["sha256:" + "0" * 64, read_layer(io.BytesIO(file_layer("opt/x", b"1")))]
     before = nameless(engine)
     with pytest.raises(EngineError):
         engine.load_sealed(parts, {}, os="linux", architecture="amd64", tag=REF)

@@ -14,7 +14,7 @@ from tampers import MENDED, RUN
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.checkpoint import content
-from sparkpin.checkpoint.content import NOTED, RECORD
+from sparkpin.checkpoint.content import RECORD, Hashes
 from sparkpin.core.errors import CheckpointError, SparkpinError
 from sparkpin.releases.record import Releases
 
@@ -56,7 +56,7 @@ def overwrite(path: Path, at: int) -> None:
         file.write(b"#")
 
 
-def test_a_large_file_is_hashed_once_and_then_sampled(sample: Sample) -> None:
+def test_a_large_file_is_hashed_once_and_again_when_it_was_written(sample: Sample) -> None:
     folder, hashed = Releases(sample.paths).checkpoint(sample.release), list[Path]()
 
     def look(hashing: Callable[[Path], object] | None = hashed.append, *, deep: bool = False) -> list[str]:
@@ -66,7 +66,7 @@ def test_a_large_file_is_hashed_once_and_then_sampled(sample: Sample) -> None:
     path = folder / LARGE
     times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
     look(None)
-    assert not (folder / NOTED).exists(), "what costs time waits for a promote"
+    assert Hashes.here(sample.paths).known(path) is None, "what costs time waits for a promote"
     look()
     look()
     assert hashed == [path]
@@ -74,20 +74,25 @@ def test_a_large_file_is_hashed_once_and_then_sampled(sample: Sample) -> None:
     look()
     assert hashed == [path, path], "with another time it is hashed again, and holds"
     times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
-    overwrite(path, SIZE // 30)  # between the first sample and the second
-    os.utime(path, ns=times)
-    look()  # what samples cannot see
-    with pytest.raises(CheckpointError, match="--deep"):
-        look(deep=True)
-    overwrite(path, SIZE - 1)
-    os.utime(path, ns=times)
-    with pytest.raises(CheckpointError, match="samples"):
+    overwrite(path, SIZE // 30)
+    os.utime(path, ns=times)  # ctime shows it
+    look(None)  # which a link changes, too: so that costs no hash before a promote
+    for deep in (False, True):
+        with pytest.raises(CheckpointError, match=LARGE):
+            look(deep=deep)
+    os.utime(path)
+    with pytest.raises(CheckpointError, match=LARGE):
         look(None)
-    (folder / NOTED).write_text("[")
-    with pytest.raises(CheckpointError, match="SHA-256"):
-        look()
 
 
-def test_what_the_builder_notes_is_not_hashed_again(sample: Sample) -> None:
-    content.note_content(Releases(sample.paths).checkpoint(sample.release))
-    require_consistent(sample.paths, sample.release, finished=True, hashing=lambda path: pytest.fail(str(path)))
+def test_another_file_in_its_place_is_hashed_without_a_promote(sample: Sample) -> None:
+    path = Releases(sample.paths).checkpoint(sample.release) / LARGE
+    require_consistent(sample.paths, sample.release, finished=True, hashing=lambda path: None)
+    times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    data = path.read_bytes()
+    path.rename(path.with_name("model.old"))
+    path.write_bytes(data[:-1] + b"#")
+    path.with_name("model.old").unlink()
+    os.utime(path, ns=times)
+    with pytest.raises(CheckpointError, match=LARGE):
+        require_consistent(sample.paths, sample.release, finished=True)

@@ -18,9 +18,9 @@ from sparkpin.build import pair as pairing
 from sparkpin.build.checkpoint import build_checkpoint, verify_built
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.checkpoint.content import is_complete
-from sparkpin.checkpoint.plan import checkpoint_key
 from sparkpin.checkpoint.repository import header_of
 from sparkpin.checkpoint.shapes import load_shapes
+from sparkpin.checkpoint.steps import checkpoint_key
 from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests

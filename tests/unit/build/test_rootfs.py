@@ -15,7 +15,7 @@ from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
 from sparkpin.pins.manifests import load_stack, load_stack_lock
-from sparkpin.pins.schema import LockedFile, Stack, StackLock
+from sparkpin.pins.schema import LockedDeb, Stack, StackLock
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_key_follows_packages_and_nothing_else(stack: Stack, lock: StackLock) ->
 
 
 def test_damaged_package_is_not_used(tmp_path: Path, stack: Stack, lock: StackLock) -> None:
-    deb = LockedFile(name="a", version="1", file="a_1_all.deb", size=4, sha256=hashlib.sha256(b"good").hexdigest())
+    deb = LockedDeb(name="a", version="1", file="a_1_all.deb", size=4, sha256=hashlib.sha256(b"good").hexdigest())
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
     path = Store(paths.store).path(deb.sha256)
     path.parent.mkdir(parents=True)

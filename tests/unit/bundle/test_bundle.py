@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from bundle_samples import (
 )
 from evidence_samples import Sample
 from evidence_samples import sboms_made_once as sboms_made_once
+from layer_samples import tar_header
 
 from sparkpin.bundle import form, take_in
 from sparkpin.bundle.form import (
@@ -61,8 +63,9 @@ from sparkpin.evidence.verify import strict_json
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.image import listing, oci
-from sparkpin.image.layer_tar import BLOCK, END, Slice, block, padded, read_layer
-from sparkpin.image.seal import digest_of
+from sparkpin.image.archive import BLOCK, END, Slice, padded
+from sparkpin.image.layer_tar import read_layer
+from sparkpin.image.oci import digest_of
 from sparkpin.pins import reading
 
 NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
@@ -171,11 +174,11 @@ def index_edited(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes]
 
 
 HEADERS = {
-    "link": block(b"x", b"2", link=b"/etc/passwd"),
-    "device": block(b"x", b"3", device=(1, 3)),
-    "path above": block(b"../../../etc/cron.d/x", b"0", size=6),
-    "PAX": block(b"././@PaxHeader", b"x", size=6, pax=True),
-    "mode": block(LOG.encode(), b"0", size=6, mode=0o4755),
+    "link": tar_header("x", type=b"2", linkname="/etc/passwd"),
+    "device": tar_header("x", type=b"3", devmajor=1, devminor=3),
+    "path above": tar_header("../../../etc/cron.d/x", size=6),
+    "PAX": tar_header("././@PaxHeader", tarfile.USTAR_FORMAT, type=b"x", size=6),
+    "mode": tar_header(LOG, size=6, mode=0o4755),
 }
 BEGINS = f"does not begin with {INDEX}"
 RAW: dict[str, tuple[Callable[[bytes], bytes], str]] = {  # tests/adversary changes bytes at random
@@ -187,7 +190,7 @@ RAW: dict[str, tuple[Callable[[bytes], bytes], str]] = {  # tests/adversary chan
     "gzip": (gzip.compress, "it is compressed"),
     "nothing": (lambda d: b"", "it is empty"),
     "another tar": (lambda d: tar_of({"a": b"b"}), BEGINS),
-    "an index beyond all limits": (lambda d: block(INDEX.encode(), b"0", size=1 << 33), BEGINS),
+    "an index beyond all limits": (lambda d: tar_header(INDEX, size=1 << 33), BEGINS),
     "cut in the index": (lambda d: d[:600], "cut short"),
     "cut before content": (lambda d: d[: offset_of(d, RELEASE) + BLOCK], "cut short"),
     "its last byte gone": (lambda d: d[:-1], "cut short"),
@@ -522,9 +525,9 @@ def test_a_full_disk_is_not_the_fault_of_the_bundle(
 # Layers of a stranger
 
 
-def negative(name: bytes) -> bytes:
+def negative(name: str) -> bytes:
     """A header with a size below 0, as base 256 has it."""
-    head = bytearray(block(name, b"0", size=0))
+    head = bytearray(tar_header(name))
     head[124:136] = ((1 << 96) - BLOCK).to_bytes(12, "big")
     head[148:156] = b" " * 8
     head[148:156] = b"%06o\0 " % sum(head)
@@ -533,10 +536,10 @@ def negative(name: bytes) -> bytes:
 
 SIZED = b"12 size=abc\n"
 TARS = {
-    "cut": block(b"x", b"0", size=1 << 30) + END,
-    "size": block(b"x", b"x", size=len(SIZED)) + padded(SIZED) + block(b"a", b"0", size=1) + padded(b"a") + END,
+    "cut": tar_header("x", size=1 << 30) + END,
+    "size": tar_header("x", type=b"x", size=len(SIZED)) + padded(SIZED) + oci.member("a", b"a") + END,
     "record": tar_of({"a/x-1.dist-info/RECORD": b'"' + b"x" * 200_000 + b'"\n'}),
-    "negative": negative(b"x") + END,
+    "negative": negative("x") + END,
 }
 
 

@@ -19,8 +19,8 @@ from sparkpin.commands import bundle as commands_bundle
 from sparkpin.commands import evidence as commands_evidence
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, IntegrityError
+from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
-from sparkpin.core.scratch import saving_folder
 from sparkpin.evidence.attest import attest
 from sparkpin.evidence.signing import ALLOWED_SIGNERS, Keys
 from sparkpin.host.engine import Engine

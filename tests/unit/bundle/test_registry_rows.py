@@ -11,7 +11,7 @@ import pytest
 from sparkpin.bundle import registry
 from sparkpin.core.errors import IntegrityError
 from sparkpin.image import oci
-from sparkpin.image.seal import digest_of
+from sparkpin.image.oci import digest_of
 
 IMAGE = b'{"layers": []}'
 GONE = oci.described("", b"deleted there")

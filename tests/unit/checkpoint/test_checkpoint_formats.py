@@ -23,9 +23,9 @@ from checkpoint_samples import (
     read_tensors,
 )
 
-from sparkpin.checkpoint.patterns import Patterns
-from sparkpin.checkpoint.plan import checkpoint_key, lock_for, require
+from sparkpin.checkpoint.formats import Patterns
 from sparkpin.checkpoint.safetensors import item_size, read_header
+from sparkpin.checkpoint.steps import checkpoint_key, lock_for, require
 from sparkpin.core.errors import CheckpointError, ManifestError
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -141,7 +141,7 @@ def test_a_stage_without_the_step_takes_nothing_of_it(pair: Pair) -> None:
     with pytest.raises(ManifestError) as caught:
         require(without, own)
     assert caught.value.key == "mtp.rules"
-    with pytest.raises(CheckpointError, match="wanted 'mtp' before 'mtp-fp8'"):
+    with pytest.raises(CheckpointError, match="mtp-fp8"):
         require(pin, (*HYBRID, "mtp-fp8"))
 
 
@@ -201,7 +201,7 @@ FP8, BF16 = {"repository": "fp8"}, {"repository": "bf16"}
 @pytest.mark.parametrize(
     ("change", "rule", "where"),
     [
-        (spec("qweight", "I32", 2, 8), FP8_ATTENTION, r"weight: .*shape \[8, 8\]"),
+        (spec("qweight", "I32", 2, 8), FP8_ATTENTION, r"weight: .* \[8, 8\]"),
         (spec("qweight", "U32", 1, 8), FP8_ATTENTION, r"qweight: .*U32 \[1, 8\]"),
         (spec("scales", "F16", 1, 4), FP8_ATTENTION, r"scales: .*shape \[1, 4\]"),
         (spec("weight", "F8_E5M2", 8, 8, **FP8), FP8_ATTENTION, "weight: .*F8_E5M2"),
@@ -211,7 +211,7 @@ FP8, BF16 = {"repository": "fp8"}, {"repository": "bf16"}
         (setting("extra_config", ["a"]), FP8_ATTENTION, r"quantization_config\.extra_config"),
         (lambda pair: pair.configs["fp8"].update(quantization_config="fp8"), FP8_ATTENTION, r"fp8/config\.json"),
         (lambda pair: pair.shards["bf16"][FIRST].update({SCALE: ("BF16", (2, 2))}), PLAIN_ATTENTION, "scale_inv"),
-        (spec("weight", "F8_E4M3", 8, 8, **BF16), PLAIN_ATTENTION, "F8_E4M3, "),
+        (spec("weight", "F8_E4M3", 8, 8, **BF16), PLAIN_ATTENTION, "F8_E4M3"),
         (lambda pair: pair.base[FIRST].update({"lm_head.weight": ("BF16", (8, 8))}),
          FP8_ATTENTION | {"modules": ["lm_head"]}, "lm_head"),
         (lambda pair: None, RULE | {"modules": ["model.*.mlp.shared_expert.up_proj"]}, "up_proj and .*gate_proj"),
@@ -228,7 +228,7 @@ def test_formats_that_do_not_fit_are_refused_at_planning(
 def test_plain_experts_over_int4_are_refused_with_what_works(pair: Pair) -> None:
     expert = f"{BODY}0.mlp.experts.0.up_proj"
     pair.base[FIRST] |= {f"{expert}.qweight": ("I32", (1, 8)), f"{expert}.scales": ("F16", (1, 8))}
-    with pytest.raises(CheckpointError, match="saw format plain; experts over INT4 cannot be plain") as caught:
+    with pytest.raises(CheckpointError, match=expert) as caught:
         pair.with_rules(PLAIN_ATTENTION | {"modules": ["*.experts.*"]}).plan(HYBRID)
     assert "`keep`" in caught.value.next_step
 
@@ -258,6 +258,5 @@ def test_parts_of_a_fused_layer_have_one_format(pair: Pair) -> None:
 
 def test_patterns_with_brackets() -> None:
     patterns = Patterns(["a.[kv]_proj", "a.*", "b.[0-9]", "c[d"])
-    found = {name: patterns.first(name) for name in ("a.k_proj", "a.q_proj", "b.5", "b.x", "c[d", "d")}
-    assert found == {"a.k_proj": 0, "a.q_proj": 1, "b.5": 2, "b.x": None, "c[d": 3, "d": None}
-    assert patterns.all("a.v_proj") == [0, 1]
+    found = {name: patterns.all(name) for name in ("a.k_proj", "a.q_proj", "b.5", "b.x", "c[d", "d")}
+    assert found == {"a.k_proj": [0, 1], "a.q_proj": [1], "b.5": [2], "b.x": [], "c[d": [3], "d": []}

@@ -17,7 +17,8 @@ from checkpoint_samples import (
     read_tensors,
 )
 
-from sparkpin.checkpoint.plan import taken, used_repositories
+from sparkpin.checkpoint.plan import taken
+from sparkpin.checkpoint.steps import used_repositories
 from sparkpin.core.errors import CheckpointError
 
 STEPS = ("copy", "mtp")
@@ -117,9 +118,9 @@ def part(name: str, dtype: str, *shape: int) -> Callable[[Pair], None]:
     [
         (False, without(*MTP), r"'mtp\.\*'"),
         (False, lambda pair: pair.step.update(file=DONOR), DONOR),
-        (True, lambda pair: pair.configs["fp8"].clear(), r"quantization_config\.weight_block_size"),
+        (True, lambda pair: pair.configs["fp8"].clear(), "quantization_config"),
         (True, lambda pair: pair.configs["fp8"]["quantization_config"].update(weight_block_size=[4, 0]), "block_size"),
-        (True, part("weight_scale_inv", "BF16", 2, 1), rf"{GATE}\.weight_scale_inv: .*shape \[2, 1\]"),
+        (True, part("weight_scale_inv", "BF16", 2, 1), rf"{GATE}\.weight_scale_inv: .* \[2, 1\]"),
         (True, part("weight", "BF16", 2, 3), rf"{GATE}\.weight: .*BF16"),
         (True, without(f"{GATE}.weight"), rf"{GATE}\.weight"),
     ],

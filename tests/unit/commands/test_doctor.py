@@ -22,9 +22,8 @@ from sparkpin.commands.doctor.facts import Docker, MachineFacts
 from sparkpin.commands.doctor.rules import MachineFinding, NeededMemory
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
-from sparkpin.host import machine
-from sparkpin.host.gpus import PLAIN, parse_gpus, read_gpus
-from sparkpin.host.machine import Host
+from sparkpin.host import machine, preflight
+from sparkpin.host.machine import PLAIN, Host, parse_gpus, read_gpus
 from sparkpin.pins import manifests
 
 GIB = 1 << 30
@@ -191,11 +190,11 @@ def test_a_plan_that_wants_the_network_is_not_made(tmp_path: Path, monkeypatch: 
 def test_a_drafter_of_a_hub_is_told_of_a_generated_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     recipe = manifests.load_recipe(PROJECT, "scripted-drafted")
-    assert command.model_of(paths, recipe, machine.Needs(), served=True) == []  # both are generated
+    assert command.model_of(paths, recipe, preflight.Needs(), served=True) == []  # both are generated
     drafter = manifests.load_model(PROJECT, "qwen3.5-122b-dflash")
     joined = manifests.load_model(PROJECT, "scripted-tiny").with_drafter(drafter)
     monkeypatch.setattr(command.manifests, "model_of", lambda *_: joined)
-    (told,) = command.model_of(paths, recipe, machine.Needs(), served=True)
+    (told,) = command.model_of(paths, recipe, preflight.Needs(), served=True)
     assert (told.name, told.state) == ("model", "advice") and told.fix.startswith("invoke up --recipe")
 
 

@@ -17,7 +17,7 @@ from sparkpin.commands import smoke
 from sparkpin.core.errors import BusyError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
-from sparkpin.host.gpus import Gpu
+from sparkpin.host.machine import Gpu
 from sparkpin.releases import container as running
 from sparkpin.releases import runs_here
 from sparkpin.releases.volumes import volume_name
@@ -33,7 +33,7 @@ GB10 = Gpu("NVIDIA GB10", "12.1", "580.95")
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     """Of a Spark with one GPU, which this machine is not."""
-    monkeypatch.setattr(runs_here, "read_gpus", lambda run: (GB10,))
+    monkeypatch.setattr(runs_here, "read_gpus", lambda: (GB10,))
     monkeypatch.setattr(runs_here.machine, "this_platform", lambda: "linux/arm64")
     return Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
 
@@ -48,7 +48,7 @@ def test_the_machines_of_a_smoke_test(paths: Paths, monkeypatch: pytest.MonkeyPa
     nodes.keep(paths, PAIR.recipe, KEPT)
     assert smoke.machines_of(paths, PAIR, NodesOptions()) == KEPT
     assert smoke.machines_of(paths, dataclasses.replace(PAIR, argv=release(1).argv), NodesOptions()) is None
-    monkeypatch.setattr(runs_here, "read_gpus", lambda run: (GB10, GB10))  # all of it fits here
+    monkeypatch.setattr(runs_here, "read_gpus", lambda: (GB10, GB10))  # all of it fits here
     assert smoke.machines_of(paths, PAIR, NodesOptions()) is None
     assert smoke.machines_of(paths, PAIR, asked) == Nodes(("here", "ssh://c"))
 

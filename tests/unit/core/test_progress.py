@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -13,17 +14,22 @@ from sparkpin.core import progress as telling
 from sparkpin.core.progress import progress, waiting
 
 
-def test_bytes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_come_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "EVERY", 0.01)
     said: list[str] = []
-    monkeypatch.setattr(telling, "EVERY", 0.0)
-    with progress(said.append, 3_000_000, after="the engine unpacks them") as add:
-        add(1_000_000)
-        add(2_000_000)
-        add(1)  # a tar is larger than what it holds
-    assert "  1.0 of 3.0 MB" in said and said[-1] == "  3.0 of 3.0 MB: the engine unpacks them"
-    with progress(said.append) as add:
-        add(2_500_000)
-    assert said[-1] == "  2.5 MB"
+    for total, counts, last in (
+        (3_000_000, (1_000_000,), "  1.0 of 3.0 MB"),
+        (3_000_000, (3_000_000, 1), "  3.0 of 3.0 MB: the engine unpacks them"),  # a tar is larger than what it holds
+        (None, (2_500_000,), "  2.5 MB"),
+    ):
+        with progress(said.append, total, after="the engine unpacks them") as add:
+            for number in counts:
+                add(number)
+            for _ in range(6000):
+                if said and said[-1] == last:
+                    break
+                time.sleep(0.01)
+        assert said[-1] == last
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,7 @@ def test_silence_is_told(
     work: Callable[..., AbstractContextManager[object]], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing comes, as from an engine that gathers what it was asked for, or one that knows no end."""
-    monkeypatch.setattr(telling, "EVERY", 0.0)
+    monkeypatch.setattr(telling, "EVERY", 0.05)
     heard, said = threading.Event(), list[str]()
 
     def say(line: str) -> None:

@@ -13,22 +13,22 @@ from sparkpin.fetch import lock_stack as lock_module
 from sparkpin.fetch.debs import apt_conf, parse_uris
 from sparkpin.fetch.lock_stack import require_forward
 from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
-from sparkpin.pins.schema import LockedFile, StackLock
+from sparkpin.pins.schema import LockedDeb, LockedFile, StackLock
 
 
 def test_apt_output_becomes_lock_entries() -> None:
-    text = f"'http://m/b.deb' bsdutils_1%3a2.38.1-5+b1_amd64.deb 94412 SHA256:{'a' * 64}\n"
-    assert parse_uris(text) == [
-        LockedFile(
-            name="bsdutils",
-            version="1:2.38.1-5+b1",
-            file="bsdutils_1%3a2.38.1-5+b1_amd64.deb",
-            size=94412,
-            sha256="a" * 64,
-        )
+    """With where Debian keeps them: releases that lie below one another's URI are told apart."""
+    mirrors = [("http://m/", "s"), ("http://m/", "s-updates"), ("http://m/sec/", "s-security")]
+    name = "bsdutils_1%3a2.38.1-5+b1_amd64.deb"
+    rows = [f"pool/main/b/{name}", f"sec/pool/updates/main/b/{name.replace('1%3a', '')}"]
+    text = "".join(f"'http://m/{row.replace('+', '%2b')}' {name} 94412 SHA256:{'a' * 64}\n" for row in rows)
+    common = {"name": "bsdutils", "version": "1:2.38.1-5+b1", "file": name, "size": 94412, "sha256": "a" * 64}
+    assert parse_uris(text, mirrors) == [
+        LockedDeb(path="pool/main/b/bsdutils_1:2.38.1-5+b1_amd64.deb", archive="debian", **common),
+        LockedDeb(path="pool/updates/main/b/bsdutils_2.38.1-5+b1_amd64.deb", archive="debian-security", **common),
     ]
-    with pytest.raises(NetworkError, match="without size and SHA-256"):
-        parse_uris("'http://m/b.deb' b_1_amd64.deb 94412 MD5Sum:00\n")
+    with pytest.raises(NetworkError):
+        parse_uris("'http://m/b.deb' b_1_amd64.deb 94412 MD5Sum:00\n", mirrors)
 
 
 def test_host_hooks_stay_out_of_the_private_apt(tmp_path: Path) -> None:
@@ -49,6 +49,7 @@ def test_the_projects_own_locks_fit_their_pins() -> None:
         assert not {wheel.name for wheel in lock.wheels} & set(stack.python.exclude)
         assert "://" not in file.read_text()
         assert json.loads(file.read_text())["stack"] == stack.name
+        assert lock.time and all(deb.path.endswith(".deb") and deb.archive for deb in lock.debs), "for its snapshots"
 
 
 def wheel(version: str, digit: str, build: str = "") -> LockedFile:

@@ -19,7 +19,8 @@ from qwen_samples import (
     plan_of,
 )
 
-from sparkpin.checkpoint.plan import all_steps, make_plan
+from sparkpin.checkpoint.plan import make_plan
+from sparkpin.checkpoint.steps import all_steps
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import ModelPin

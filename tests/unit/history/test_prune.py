@@ -26,8 +26,7 @@ from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.bundle import take_in
 from sparkpin.commands import evidence as commands_evidence
 from sparkpin.commands import up as commands_up
-from sparkpin.core import disk as diskspace
-from sparkpin.core import prune_lock
+from sparkpin.core import locks
 from sparkpin.core.errors import BusyError, DiskError, ManifestError
 from sparkpin.core.files import atomic_file, lock, write_json
 from sparkpin.core.paths import Paths
@@ -35,6 +34,7 @@ from sparkpin.history.bisect import state as bisect
 from sparkpin.history.prune import image_tags
 from sparkpin.history.prune.garbage import GarbageSearch, project_needs
 from sparkpin.history.prune.image_tags import STALE_AFTER
+from sparkpin.history.prune.plan import remove_path
 from sparkpin.history.prune.verdicts import verdicts
 from sparkpin.host import disk_usage as layer_sizes
 from sparkpin.host.engine import Engine
@@ -392,7 +392,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
         pass
 
     def part(*_: object) -> None:
-        for path in (paths.home / prune_lock.LOCK, paths.locks / prune_lock.LOCK):
+        for path in (paths.home / locks.PRUNE_LOCK, paths.locks / locks.PRUNE_LOCK):
             with pytest.raises(BusyError), lock(path, wait=False):
                 pass
             with lock(path, wait=False, shared=True):
@@ -409,7 +409,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
     tasks: dict[str, Callable[[], object]] = {
         "build": lambda: commands_up.carry_out(commands_up.BuildPlan(paths, (), ())),
-        "import": lambda: take_in.import_bundle(paths, Engine(None), Path("x"), quiet),  # type: ignore[arg-type]
+        "import": lambda: take_in.import_bundle(paths, Engine(None, {}), Path("x"), quiet),  # type: ignore[arg-type]
         "sign": lambda: commands_evidence.make_evidence(made.tag),
     }
     with pytest.raises(Reached):
@@ -419,5 +419,5 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
 def test_what_cannot_be_removed_is_one_clear_error(small_disk: Path) -> None:
     """A mounted disk can be neither renamed nor removed."""
     with pytest.raises(DiskError) as caught:
-        diskspace.remove_path(small_disk)
+        remove_path(small_disk)
     assert caught.value.next_step == f"sudo rm -r {small_disk}"

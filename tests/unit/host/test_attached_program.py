@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sparkpin.core.errors import EngineError
-from sparkpin.host.attached import Attached, connected
+from sparkpin.host.containers import Attached, connected
 
 
 @pytest.fixture

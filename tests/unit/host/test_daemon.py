@@ -86,10 +86,10 @@ def test_a_mount_that_is_in_use_for_a_moment_is_waited_for(
     mount.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mount], check=True)
     with (mount / "used").open("w"):
-        monkeypatch.setattr(daemons, "UNMOUNT_TIMEOUT", 0.3)
+        monkeypatch.setattr(daemons, "STOP_TIMEOUT", 0.3)
         with pytest.raises(HostError):
             daemons.unmount(mount)
-    monkeypatch.setattr(daemons, "UNMOUNT_TIMEOUT", 30.0)
+    monkeypatch.setattr(daemons, "STOP_TIMEOUT", 30.0)
     user = subprocess.Popen(["sleep", "0.5"], cwd=mount)
     daemons.unmount(mount)
     assert user.wait() == 0 and mounts_below(mount) == []

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import json
 import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sparkpin.core.errors import DiskError, EngineError, HostError
-from sparkpin.host import buildkit
+from sparkpin.host import buildkit, daemon
 from sparkpin.host import engine as engines
 from sparkpin.host.engine import Engine
 
@@ -33,18 +40,73 @@ def test_an_engine_that_went_away_is_told_by_a_build(tmp_path: Path, monkeypatch
         buildkit.build(context(tmp_path / "c", "FROM scratch\nCOPY file /\n"), "x:y", say=print)
 
 
+class Answers(http.server.BaseHTTPRequestHandler):
+    """An engine that refuses every image with `message`, and never answers for the container `silent`."""
+
+    message = ""
+
+    def do_GET(self) -> None:
+        if "silent" in self.path:
+            time.sleep(5)
+        is_version = self.path == "/version"
+        body = json.dumps({"ApiVersion": "1.41"} if is_version else {"message": self.message}).encode()
+        self.send_response(200 if is_version else 500)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def answering() -> Iterator[Engine]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Engine.at(f"tcp://127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+
 @pytest.mark.parametrize(
-    ("text", "kind", "same"),
+    ("message", "kind"),
     [
-        ("write /x: no space left on device", DiskError, True),
-        ("('Connection aborted.', PermissionError(13, 'Permission denied'))", EngineError, False),
-        ("('Connection aborted.', ConnectionRefusedError(111, 'Connection refused'))", EngineError, False),
-        ("error mounting /x to rootfs: permission denied: unknown", EngineError, True),
+        ("write /x: no space left on device", DiskError),
+        ("error mounting /x to rootfs: permission denied: unknown", EngineError),
+        ("OCI hook failed: PermissionError: [Errno 13] Permission denied", EngineError),
+        ("permission denied while trying to connect to the registry", EngineError),
+        ("dial tcp: Connection refused", EngineError),
     ],
 )
-def test_an_engine_s_errors_are_told_apart(text: str, kind: type[Exception], same: bool) -> None:
-    error = engines.plain_error(text)
-    assert type(error) is kind and (text in error.message) == same
+def test_what_an_engine_refuses_is_in_its_own_words(
+    message: str, kind: type[Exception], answering: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers, so neither rights to talk to it nor its start are what is missing."""
+    monkeypatch.setattr(Answers, "message", message)
+    with pytest.raises(kind) as failed:
+        answering.image("x:y")
+    assert type(failed.value) is kind and message in str(failed.value)
+
+
+def test_a_question_is_not_waited_for_as_long_as_work(answering: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "QUESTION_SECONDS", 0.5)
+    began = time.monotonic()
+    with pytest.raises(EngineError), engines.engine_errors():
+        answering.containers.get("silent")
+    assert time.monotonic() - began < 4
+
+
+def test_a_socket_that_may_not_be_opened_is_a_lack_of_rights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/socket")
+        monkeypatch.setattr(socket.socket, "connect", refuse)
+        with pytest.raises(EngineError) as failed:
+            Engine.connect()
+    assert failed.value.next_step == daemon.JOIN_GROUP
 
 
 def fake_docker(folder: Path, *, version: str, buildx: bool) -> None:

@@ -12,12 +12,12 @@ from made_releases import release
 from sparkpin.bundle import export, form
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.host import fingerprint, gpus
+from sparkpin.host import fingerprint, machine
 from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.releases.record import Releases, release_key, to_json
 
 H200 = "NVIDIA H200, 9.0, 580.159.04, 0" + ", Not Active" * 4 + "\n"
-"""As nvidia-smi of driver 580.159.04 wrote it on one, in the order of gpus.FIELDS."""
+"""As nvidia-smi of driver 580.159.04 wrote it on one, in the order of machine.FIELDS."""
 SERIAL = "1234567890123"
 FILES = {
     "etc/os-release": 'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n',
@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Path:
 def read(root: Path) -> Fingerprint:
     """nvidia-smi's answer is made up (there is no GPU here): that of an H200, with a GB10's name."""
     answer = H200.replace("H200, 9.0", "GB10, 12.1")
-    return fingerprint.read_fingerprint("29.2.1", root=root, run=lambda argv: answer if argv == gpus.QUERY else None)
+    return fingerprint.read_fingerprint("29.2.1", root=root, run=lambda argv: answer if argv == machine.QUERY else None)
 
 
 def test_what_it_says(root: Path) -> None:

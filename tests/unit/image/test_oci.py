@@ -8,8 +8,9 @@ import json
 import tarfile
 
 from sparkpin.image import oci
-from sparkpin.image.layer_tar import Slice
-from sparkpin.image.seal import digest_of, image_config
+from sparkpin.image.archive import Slice
+from sparkpin.image.oci import digest_of
+from sparkpin.image.seal import image_config
 
 DIFF_IDS = ("sha256:" + "1" * 64, "sha256:" + "2" * 64)
 CONFIG = image_config({"Cmd": ["a"]}, os="linux", architecture="arm64", diff_ids=DIFF_IDS)

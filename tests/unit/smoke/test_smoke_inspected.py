@@ -22,7 +22,7 @@ from sparkpin.core import files
 from sparkpin.core.errors import BusyError, HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
-from sparkpin.host.gpus import Gpu
+from sparkpin.host.machine import Gpu
 from sparkpin.pins import manifests
 from sparkpin.releases import current, runs_here
 from sparkpin.releases.record import Release, Releases
@@ -129,7 +129,7 @@ def far_engine() -> Iterator[Engine]:
 def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
     records: Releases, far_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs_here, "read_gpus", lambda run: (GB10,))  # as on a Spark
+    monkeypatch.setattr(runs_here, "read_gpus", lambda: (GB10,))  # as on a Spark
     spark = dataclasses.replace(release(1), stack="spark")
     assert runs_here.obstacle(records.paths, far_engine, spark) == (
         "the engine runs on spark-2, and a server is given folders of this machine"

@@ -1,14 +1,16 @@
-"""A scale that never came stops vLLM's own FP8 methods before they make it ready for a kernel. Not run on a GPU yet."""
+"""A scale that never came stops vLLM's own FP8 methods before they make it ready for a kernel."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sparkpin_hybrid
 import torch
 from vllm.model_executor.layers.linear import RowParallelLinear
+from vllm.utils.torch_utils import set_default_torch_dtype
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -19,11 +21,12 @@ FP8 = {"bits": 8, "group_size": [128, 128], "sym": True, "data_type": "fp"}
 
 
 @pytest.mark.parametrize("comes", [False, True])
-def test_a_scale_that_never_came_stops(world, comes: bool) -> None:
+def test_a_scale_that_never_came_stops(world, monkeypatch: pytest.MonkeyPatch, comes: bool) -> None:
+    monkeypatch.setattr(world, "model_config", SimpleNamespace(dtype=torch.bfloat16, model=""))
     world.compilation_config.static_forward_context.clear()
     sparkpin_hybrid.register()
     quant = config_of({NAME: FP8})
-    with torch.device("cuda"):
+    with torch.device("cuda"), set_default_torch_dtype(torch.bfloat16):
         layer = RowParallelLinear(256, 128, bias=False, quant_config=quant, prefix=NAME, params_dtype=torch.bfloat16)
     layer.weight.data.fill_(1)
     if comes:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from sparkpin.build.model_needs import needs_of
 from sparkpin.build.pair import pair
-from sparkpin.checkpoint.plan import checkpoint_steps
+from sparkpin.checkpoint.steps import checkpoint_steps
 from sparkpin.commands.doctor import rules
 from sparkpin.commands.doctor.facts import read_facts
 from sparkpin.commands.doctor.rules import MachineFinding, NeededMemory
@@ -16,9 +16,9 @@ from sparkpin.core.errors import HostError, InputError, ManifestError, SparkpinE
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store
-from sparkpin.host import daemon
+from sparkpin.host import daemon, preflight
 from sparkpin.host import machine as host
-from sparkpin.host.fingerprint import fingerprint_of
+from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.pins import manifests, schema
 from sparkpin.releases.record import Releases
 from sparkpin.releases.runs_here import obstacle_of
@@ -48,17 +48,17 @@ def doctor(
     if not as_json:
         terminal.show(f"{machine.summary}; stack {chosen.name}: {chosen.description}")
     if fix:
-        host.install(host.missing(paths, machine, stack=chosen), machine, terminal.say)
+        preflight.install(preflight.missing(paths, machine, chosen), machine, terminal.say)
         terminal.say(f"engine: {daemon.start_engine(paths, terminal.say)}")
     recipe = manifests.load_recipe(paths.project, recipe_name or chosen.default_recipe)
     if stage:
         recipe = recipe.model_copy(update={"stage": manifests.load_stage(paths.project, stage).name})
     facts = read_facts(machine, port_of(recipe))
-    needed = host.requirements(paths, machine, stack=chosen)
+    needed = preflight.requirements(paths, machine, chosen)
     found = [
         MachineFinding(one.name, "ok" if one.ok else "MISSING", one.detail, one.fix)
         for one in needed
-        if one.name != host.GPU_RUNTIME  # the rules know more of it
+        if one.name != preflight.GPU_RUNTIME  # the rules know more of it
     ]
     found += rules.lock_of(lock_fault(paths, chosen))
     cuda = chosen.gpu.cuda if chosen.gpu else None
@@ -66,12 +66,12 @@ def doctor(
     found += rules.known(facts, manifests.load_known_issues(paths.project) if cuda else ())
     if recipe_name:
         why = obstacle_of(chosen, host.this_platform(), facts.gpus, facts.docker.elsewhere)
-        images = host.needs_for(machine, chosen)
+        images = preflight.needs_for(machine, chosen)
         # A Spark whose driver or GPU is to be mended first is to serve it, too.
         served = not why or (machine.is_spark and not facts.docker.elsewhere)
         found += [rules.server(recipe_name, why), *model_of(paths, recipe, images, served=served)]
     if as_json:
-        whom = fingerprint_of(machine, facts.gpus, host.ROOT, facts.docker.version).model_dump(mode="json")
+        whom = read_fingerprint(facts.docker.version).model_dump(mode="json")
         value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": list(map(asdict, found))}
         terminal.show_json(value)
     else:
@@ -111,7 +111,7 @@ def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> Neede
     return NeededMemory(whose, plan.needed, command=command)
 
 
-def model_of(paths: Paths, recipe: schema.Recipe, images: host.Needs, *, served: bool) -> list[MachineFinding]:
+def model_of(paths: Paths, recipe: schema.Recipe, images: preflight.Needs, *, served: bool) -> list[MachineFinding]:
     """What a recipe takes of a Hub and of the disk; nothing where all its models are generated. images: what building
     them takes; served: by this machine."""
     try:

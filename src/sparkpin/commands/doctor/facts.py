@@ -10,7 +10,7 @@ from pathlib import Path
 from sparkpin.core.errors import EngineError
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.host.gpus import Gpu, Run, read_gpus
+from sparkpin.host.machine import Gpu, Run, read_gpus
 from sparkpin.serve import ports
 
 HOOK = "nvidia-container-runtime-hook"

@@ -18,7 +18,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.lock_stack import lock_stack
-from sparkpin.fetch.uv_resolver import Newer
+from sparkpin.fetch.wheels import Newer
 from sparkpin.history.bisect.changes import ReleaseChange, of_parts
 from sparkpin.history.bump.record import FOLDER
 from sparkpin.history.comparison import VersionedPart, parts_apart

@@ -1,13 +1,15 @@
 """Files of SPARKPIN_HOME and SPARKPIN_CACHE that no remaining release needs.
 
-A prune waits for builds and imports (`prune_lock`). What no record has ever named may still be of use: to one that was
+A prune waits for builds and imports (`core/locks`). What no record has ever named may still be of use: to one that was
 killed and is repeated, to a checkpoint in the making, to a dry run, which does not wait. So it goes only when nothing
 touched it for `STALE_AFTER`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +18,7 @@ from pathlib import Path
 from sparkpin.build import begun
 from sparkpin.build.record import BuildRecord, imported_mark, layer_file, read_record
 from sparkpin.build.rootfs import rootfs_spec
-from sparkpin.core import disk, files
+from sparkpin.core import files
 from sparkpin.core.errors import BusyError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import ROOTFS, repository_of
@@ -150,7 +152,7 @@ class GarbageSearch:
 
     def is_stale(self, path: Path) -> bool:
         try:
-            return self.now - disk.last_touched(path) > STALE_AFTER
+            return self.now - last_touched(path) > STALE_AFTER
         except FileNotFoundError:  # a run that works there has just ended
             return False
 
@@ -239,7 +241,7 @@ class GarbageSearch:
 
     def left_over(self, tags: Collection[str]) -> Iterator[Path]:
         """tags: that the engine has."""
-        left = [path for root in (self.paths.home, self.paths.cache) for path in sorted(disk.partials(root))]
+        left = [path for root in (self.paths.home, self.paths.cache) for path in sorted(partials(root))]
         left += sorted(path for pattern in WORK for path in self.paths.work.glob(pattern))
         left += [note for note, refs in begun.notes(self.paths).items() if not refs.intersection(tags)]
         yield from (path for path in dict.fromkeys(left) if self.is_stale(path))
@@ -276,3 +278,20 @@ def noted_layer(path: Path) -> str | None:
         return str(json.loads(path.read_text(encoding="utf-8"))["diff_id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def last_touched(path: Path) -> float:
+    """Seconds since the epoch of the last change of a file or of anything in a folder; a new link to a file is one."""
+    times = [path.lstat().st_ctime]
+    for entry in path.rglob("*") if path.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # a run that works there is the newest of all
+            times.append(entry.lstat().st_ctime)
+    return max(times)
+
+
+def partials(root: Path) -> Iterator[Path]:
+    """What runs have begun and not finished, or been killed at."""
+    for parent, folders, names in os.walk(root):
+        found = [name for name in (*folders, *names) if name.startswith(files.PARTIAL)]
+        yield from (Path(parent, name) for name in found)
+        folders[:] = [name for name in folders if name not in found]

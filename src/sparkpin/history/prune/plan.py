@@ -7,13 +7,15 @@ left, a real one with those that it has left.
 from __future__ import annotations
 
 import contextlib
+import shutil
+import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin.build import begun
-from sparkpin.core import disk, files, prune_lock
-from sparkpin.core.errors import EngineError, InputError, ManifestError
+from sparkpin.core import files, locks
+from sparkpin.core.errors import DiskError, EngineError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say
@@ -112,7 +114,7 @@ def prune(
             linked.drop_volumes(paths, removed, remaining, say)
             for kind, some in going.items():
                 for path in some:
-                    disk.remove_path(path)
+                    remove_path(path)
                 say(f"removed {kind}: {len(some)}")
         left = None if in_store is None else 0 if store else len(in_store)
     return Pruned(found, images, volumes, going, left)
@@ -123,7 +125,7 @@ def alone(paths: Paths, say: Say, *, store: bool) -> Iterator[None]:
     """No build, import, smoke test or promotion runs meanwhile; nor a fetch, where the store is pruned."""
     records = Releases(paths)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(prune_lock.alone(paths, say))
+        stack.enter_context(locks.claim(paths, say, exclusive=True))
         for recipe in records.recipes():
             stack.enter_context(records.locked(recipe))
         if store:
@@ -203,3 +205,20 @@ def remove_volumes(engine: Engine, volumes: Sequence[str], say: Say) -> None:
             say(f"removed the cache volume {name}")
         except EngineError as error:
             say(f"kept the cache volume {name}: {error.message}")
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file or folder, or DiskError. One that is not there is no error.
+
+    A folder is renamed first: a removal that is killed must not leave half a checkpoint that looks whole.
+    """
+    left = path
+    try:
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+        doomed = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=path.parent))
+        left = path.replace(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise DiskError(f"cannot remove {path}: {error}", next_step=f"sudo rm -r {left}") from error

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
-from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
+from sparkpin.checkpoint.steps import checkpoint_steps, used_repositories
 from sparkpin.core import terminal
 from sparkpin.core.errors import ManifestError, SparkpinError
 from sparkpin.core.paths import Paths

@@ -15,7 +15,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.host import machine
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.host.gpus import read_gpus
+from sparkpin.host.machine import read_gpus
 from sparkpin.measure.bench.record import PeakMemory, Start
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
@@ -131,7 +131,7 @@ def memory_of(target: BenchTarget, before: PeakMemory | None) -> PeakMemory:
 
 def slowed(subject: BenchSubject, before: Iterable[str]) -> tuple[str, ...]:
     """What holds the clocks of this machine's GPUs down now, or did before."""
-    now = [reason for gpu in read_gpus(machine.output) for reason in gpu.slowed] if subject.gpus else []
+    now = [reason for gpu in read_gpus() for reason in gpu.slowed] if subject.gpus else []
     return tuple(dict.fromkeys([*before, *now]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +12,6 @@ from pydantic.dataclasses import dataclass
 
 from sparkpin.core import files
 from sparkpin.core.errors import InputError
-from sparkpin.image.listing_diff import common
 from sparkpin.measure.prove import judging, passes
 from sparkpin.measure.prove.asking import ProvedEndpoint
 from sparkpin.measure.prove.passes import TOKENS, Step
@@ -93,7 +93,8 @@ def with_other_words(session: Session, seed: int) -> Session:
     """Requests as long, and alike as far as they were: what depends on places is the same, the model's numbers are not.
     The words of the part that all share are in another order."""
     last = session.steps[-1].prompt
-    alike = [common(step.prompt, last) for step in session.steps]
+    pairs = [zip(step.prompt, last, strict=False) for step in session.steps]
+    alike = [sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], each)) for each in pairs]
     end = min(len(last) // 3, *(length for length in alike if length >= LEAST_ALIKE), len(last))
     steps = [
         dataclasses.replace(step, prompt=reordered(step.prompt, seed, end)) if length >= end else step

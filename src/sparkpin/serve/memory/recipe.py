@@ -11,8 +11,10 @@ from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.checkpoint import shapes
 from sparkpin.checkpoint.repository import CONFIG, header_of, read_json
 from sparkpin.checkpoint.safetensors import TensorInfo
+from sparkpin.checkpoint.steps import checkpoint_steps, used_repositories
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, InputError, ManifestError
+from sparkpin.core.names import MACHINES
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import gib
 from sparkpin.fetch import model
@@ -168,8 +170,8 @@ def known_of(
     Of a model that has no lock they come from pins/shapes, if those know it. nodes: see `plan`.
     """
     pin = manifests.model_of(paths.project, recipe)
-    steps = checkpoints.checkpoint_steps(chain, pin)
-    used = checkpoints.used_repositories(pin, steps)
+    steps = checkpoint_steps(chain, pin)
+    used = used_repositories(pin, steps)
     ahead = None if is_locked(paths.project, recipe) else shapes.shapes_of(paths.project, pin, used)
     if ahead:
         listings = {name: one.listing(name) for name, one in ahead.items()}
@@ -249,7 +251,7 @@ def machine_for(stack: schema.Stack, memory: str, free: str) -> Machine:
     if memory:
         total = parse_size("memory", memory)
         return checked(Machine(total, total if given is None else given, f"a machine with {memory}", "flag"))
-    if here.arch != host.ARCHITECTURES[stack.platform]:
+    if here.arch != MACHINES[stack.platform]:
         if stack.platform != SPARK:
             raise HostError(
                 f"stack {stack.name} is for {stack.platform}", next_step="give --memory, such as --memory 32GB"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sparkpin.core.errors import EngineError, InputError, SparkpinError
+from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import progress
-from sparkpin.core.scratch import saving_folder
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.host.image_files import exported

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkpin.checkpoint import copying
-from sparkpin.checkpoint.copying import STEP, ByteRange, GatheringStopped, gather, link_or_copy
+from sparkpin.checkpoint import write
+from sparkpin.checkpoint.write import FICLONE, STEP, ByteRange, GatheringStopped, gather, link_or_copy
 from sparkpin.core.errors import IntegrityError
 
 DATA = bytes(range(256)) * 40_961  # ten chunks and an odd rest
@@ -25,16 +25,15 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def gathered(target: Path, first: bytes, *runs: ByteRange, stop: threading.Event | None = None) -> bytes:
+def gathered(target: Path, first: bytes, *ranges: ByteRange, stop: threading.Event | None = None) -> bytes:
     """What is in the file; its hash is compared here."""
-    size = len(first) + sum(run.end - run.begin for run in runs)
-    sha256 = gather(target, size, first, runs, stop or threading.Event())
+    sha256 = gather(target, first, ranges, stop or threading.Event())
     data = target.read_bytes()
     assert sha256 == hashlib.sha256(data).hexdigest()
     return data
 
 
-def runs_of(source: Path) -> list[ByteRange]:
+def ranges_of(source: Path) -> list[ByteRange]:
     return [
         ByteRange(source, 3, 1_000_001),
         ByteRange(source, 0, 1),
@@ -47,26 +46,24 @@ WANTED = DATA[3:1_000_001] + DATA[:1] + DATA[1_000_001:]
 
 
 @pytest.mark.parametrize("first", [0, 1, 5000, STEP + 1])
-def test_gathering_header_and_runs_of_any_length(
+def test_gathering_header_and_ranges_of_any_length(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    monkeypatch.setattr(copying, "STEP", 1 << 20)  # what is on disk leaves the page cache on the way
+    monkeypatch.setattr(write, "STEP", 1 << 20)  # what is on disk leaves the page cache on the way
     header = bytes(first)
-    assert gathered(tmp_path / "target", header, *runs_of(source)) == header + WANTED
+    assert gathered(tmp_path / "target", header, *ranges_of(source)) == header + WANTED
 
 
-def test_gathering_a_source_that_ends_too_early_and_a_wrong_size(tmp_path: Path, source: Path) -> None:
-    with pytest.raises(IntegrityError, match=f"source: ends at byte {len(DATA)}, wanted {len(DATA) + 1}"):
+def test_gathering_a_source_that_ends_too_early(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(IntegrityError, match=f"{source}: .* {len(DATA)}, .* {len(DATA) + 1}"):
         gathered(tmp_path / "target", b"", ByteRange(source, 5, len(DATA) + 1))
-    with pytest.raises(IntegrityError, match="got 10 bytes"):
-        gather(tmp_path / "target", 11, b"", [ByteRange(source, 0, 10)], threading.Event())
 
 
 def test_gathering_stops(tmp_path: Path, source: Path) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(GatheringStopped):
-        gathered(tmp_path / "target", b"", *runs_of(source), stop=stop)
+        gathered(tmp_path / "target", b"", *ranges_of(source), stop=stop)
 
 
 @pytest.mark.parametrize("code", ["EXDEV", "EPERM", "EMLINK"])
@@ -88,4 +85,4 @@ def test_where_links_cannot_go_blocks_are_shared_or_copied(
     link_or_copy(source, target)
     assert target.read_bytes() == DATA
     assert not source.samefile(target)
-    assert asked == [copying.FICLONE]
+    assert asked == [FICLONE]

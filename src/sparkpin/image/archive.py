@@ -1,0 +1,80 @@
+"""Parts of a tar that are written and read without going through all of it."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+from sparkpin.core.errors import BuildError
+from sparkpin.core.files import CHUNK
+
+BLOCK = tarfile.BLOCKSIZE
+END = bytes(2 * BLOCK)
+AGAIN = "run the build again"
+
+
+class Slice(io.RawIOBase):
+    """A read-only window of `size` bytes at `start` of a seekable file."""
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        super().__init__()
+        self.file, self.start, self.size, self.position = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence]
+        return self.position
+
+    def tell(self) -> int:
+        return self.position
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self.size - self.position)
+        self.file.seek(self.start + self.position)
+        data = self.file.read(left if size is None or size < 0 else min(size, left))
+        self.position += len(data)
+        return data
+
+    def chunks(self) -> Iterator[bytes]:
+        """All of it. BuildError where the file ends before."""
+        self.position = 0
+        while self.position < self.size:
+            if not (chunk := self.read(CHUNK)):
+                missing = self.size - self.position
+                raise BuildError(f"a layer of {self.size} bytes ends {missing} bytes too soon", next_step=AGAIN)
+            yield chunk
+
+
+def file_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """The header of a plain file of root's, as `tarfile` writes it in GNU's form."""
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def padding(size: int) -> bytes:
+    return bytes(-size % BLOCK)
+
+
+def padded(data: bytes) -> bytes:
+    return data + padding(len(data))
+
+
+def batched(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of CHUNK and more, because a request takes some time for each."""
+    batch, size = list[bytes](), 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece)
+        if size >= CHUNK:
+            yield b"".join(batch)
+            batch, size = [], 0
+    if size:  # an empty piece would end a request's body
+        yield b"".join(batch)
