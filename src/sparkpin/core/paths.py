@@ -23,7 +23,7 @@ def folder_of(variable: str, default: Path) -> Path:
     whose = variable if said else f"{variable} (not set)"
     way = "" if there == path else f": {there} is in the way"
     raise InputError(
-        f"{whose}: saw {path}, wanted a folder{way}",
+        f"{whose}: got {path}, expected a folder{way}",
         next_step=f"export {variable}=FOLDER{f', or unset {variable}' if said else ''}",
     )
 

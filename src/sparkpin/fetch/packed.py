@@ -221,7 +221,7 @@ def weights_of(path: Path, name: str, packed: Packed) -> Tensors:
             if not fits or (raw & 0x7F80 == 0x7F80).any():
                 seen = f"{info.dtype} {list(info.shape)}" if not fits else "NaN or infinity"
                 raise CheckpointError(
-                    f"{path}: {info.name}: saw {seen}, wanted BF16 numbers in a matrix of multiples of {GROUP}",
+                    f"{path}: {info.name}: got {seen}, expected BF16 numbers in a matrix of multiples of {GROUP}",
                     next_step=f"export the trained model anew, then: invoke lock --model {name}",
                 )
             found[info.name] = Trained(raw.reshape(info.shape))
@@ -233,7 +233,7 @@ def content(path: Path, name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise IntegrityError(
-            f"{path}: {error.strerror}, wanted the file of pins/models/{name}.yaml",
+            f"{path}: {error.strerror}, expected the file of pins/models/{name}.yaml",
             next_step=f"git restore {path.parent}",
         ) from None
 

@@ -155,9 +155,9 @@ def missing(
         if not path.is_file():
             return ""
         if (size := path.stat().st_size) != file.size:
-            return f"size {size}, wanted {file.size}"
+            return f"size {size}, expected {file.size}"
         sha256 = hash_of(file, path)
-        return None if sha256 == file.sha256 else f"sha256 {sha256}, wanted {file.sha256}"
+        return None if sha256 == file.sha256 else f"sha256 {sha256}, expected {file.sha256}"
 
     with ThreadPoolExecutor(HASH_WORKERS) as pool:
         faults = list(pool.map(fault, rows))

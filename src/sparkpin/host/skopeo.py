@@ -59,7 +59,7 @@ class Registry:
         place = url.partition("://")[2].partition("/")[0]
         if "@" in place:  # and not shown again
             raise InputError("credentials in a place: every user of this machine sees them", next_step=login(place))
-        raise InputError(f"saw {url!r}, wanted {SHAPE}", next_step="the same command with such a place")
+        raise InputError(f"got {url!r}, expected {SHAPE}", next_step="the same command with such a place")
 
     def __str__(self) -> str:
         return f"oci://{self.host}/{self.name}{self.reference}"
