@@ -58,8 +58,8 @@ def link(path: str, target: str, owner: str = "") -> PathEntry:
     return PathEntry(path, "symlink", 0o777, 0, 0, 0, link=target, owner=owner)
 
 
-def deb(name: str, version: str) -> schema.LockedFile:
-    return schema.LockedFile(
+def deb(name: str, version: str) -> schema.LockedDeb:
+    return schema.LockedDeb(
         name=name, version=version, file=f"{name}_{version}_amd64.deb", size=10_000, sha256=sha(f"{name} {version}")
     )
 
@@ -165,7 +165,7 @@ class Site:
         write_contents(layer_file(self.paths, diff_id), contents)
         return diff_id
 
-    def spec(self, *debs: schema.LockedFile) -> rootfs.RootfsSpec:
+    def spec(self, *debs: schema.LockedDeb) -> rootfs.RootfsSpec:
         return rootfs.RootfsSpec(
             suite="bookworm",
             platform="linux/amd64",

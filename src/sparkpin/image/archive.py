@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from sparkpin.core.errors import BuildError
 from sparkpin.core.files import CHUNK
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer as Buffer
 
 BLOCK = tarfile.BLOCKSIZE
 END = bytes(2 * BLOCK)
@@ -35,12 +38,13 @@ class Slice(io.RawIOBase):
     def tell(self) -> int:
         return self.position
 
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self.size - self.position)
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)[: max(0, self.size - self.position)]
         self.file.seek(self.start + self.position)
-        data = self.file.read(left if size is None or size < 0 else min(size, left))
+        data = self.file.read(len(view))
+        view[: len(data)] = data
         self.position += len(data)
-        return data
+        return len(data)
 
     def chunks(self) -> Iterator[bytes]:
         """All of it. BuildError where the file ends before."""

@@ -292,7 +292,7 @@ def lock_text(lock: StackLock | ModelLock) -> str:
 
 def wheel_groups(project: Path, stack: Stack, lock: StackLock) -> dict[str, list[schema.LockedFile]]:
     """The wheels by layer of the images, in the stack's order, without empty layers."""
-    from packaging.utils import canonicalize_name  # takes longer to import than most commands need
+    from packaging.utils import canonicalize_name  # half of what `invoke images` would load
 
     left = {canonicalize_name(wheel.name): wheel for wheel in lock.wheels}
     groups: dict[str, list[schema.LockedFile]] = {}
