@@ -92,6 +92,17 @@ def test_a_snapshot_that_was_taken_after_the_lock(paths: Paths, archive: DebianA
     assert is_stored(paths, LIBC)
 
 
+def test_where_the_host_s_apt_names_no_mirror_debian_s_own_is_asked(
+    paths: Paths, archive: DebianArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Ubuntu, where apt knows no suite of Debian's, or with a folder as the mirror."""
+    monkeypatch.setattr(debs, "mirrors_of", lambda suite: [("file:/mirror/debian/", "s")])
+    monkeypatch.setattr(debs, "MIRROR", f"{archive.url}/mirror")
+    archive.mirror(OPENSSL, DATA["openssl"])
+    fetch(paths, OPENSSL)
+    assert is_stored(paths, OPENSSL)
+
+
 @pytest.mark.parametrize("data", [None, b"other bytes", DATA["libc6"] + b"x"], ids=["gone", "changed", "longer"])
 def test_what_nobody_has_is_one_error_that_names_the_places(
     paths: Paths, archive: DebianArchive, data: bytes | None
