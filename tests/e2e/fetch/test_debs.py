@@ -124,9 +124,9 @@ def test_a_busy_archive_is_left_alone_as_long_as_it_asks(
     paths: Paths, archive: DebianArchive, pauses: list[float]
 ) -> None:
     archive.mirror(LIBC, DATA["libc6"])
-    archive.busy[f"/mirror/debian/{LIBC.path}"] = [(429, "7"), (503, "")]
+    archive.busy[f"/mirror/debian/{LIBC.path}"] = [(429, "7"), (503, "Thu, 01 Jan 1970 00:00:09 GMT"), (503, "")]
     fetch(paths, LIBC)
-    assert is_stored(paths, LIBC) and pauses == [7.0, 2.0]
+    assert is_stored(paths, LIBC) and pauses == [7.0, 9.0, 4.0]
 
 
 def test_pauses_have_an_end(paths: Paths, archive: DebianArchive, pauses: list[float]) -> None:
