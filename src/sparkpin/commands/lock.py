@@ -46,9 +46,9 @@ def lock(*, stack: str | None, model: str | None, digests: bool = False) -> None
 
 def publish_digests(stack: str | None) -> None:
     """Of one stack, or of each that has published some before. Those for another architecture are not built then, for
-    that can take an hour: what does not hold is taken out of their files."""
-    from sparkpin.build import digests as published  # slow to import: only this asks an engine
-    from sparkpin.build.make import at_work
+    that can take an hour: entries of other pins are removed from their files."""
+    from sparkpin.build.make import at_work  # slow to import: only this asks an engine
+    from sparkpin.evidence import digests as published
 
     paths = Paths.from_env()
     if not (wanted := [stack] if stack else names(paths.project / published.FOLDER)):
@@ -61,8 +61,8 @@ def publish_digests(stack: str | None) -> None:
             file = published.file_of(name)
             if stack or manifests.load_stack(paths.project, name).platform == machine:
                 show(f"{file}: {published.publish(paths, engine, name, say)} images")
-            elif gone := published.take_out_stale(paths.project, name):
-                show(f"{file}: taken out, of other pins: {', '.join(gone)}; invoke lock --digests --stack {name}")
+            elif gone := published.remove_stale(paths.project, name):
+                show(f"{file}: removed, of other pins: {', '.join(gone)}; invoke lock --digests --stack {name}")
             else:
                 show(f"{file}: all of it holds")
 

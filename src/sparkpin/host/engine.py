@@ -49,6 +49,7 @@ class ImageInfo:
     os: str
     architecture: str
     config: Mapping[str, Any]
+    tags: frozenset[str] = frozenset()
 
 
 class Api(docker.APIClient):
@@ -146,6 +147,7 @@ class Engine:
             os=found["Os"],
             architecture=found["Architecture"],
             config=config,
+            tags=frozenset(found.get("RepoTags") or ()),
         )
 
     def is_sealed(self, found: Mapping[str, Any]) -> bool:

@@ -148,7 +148,7 @@ def engine(paths: Paths, host: Host) -> Requirement:
 
 def client(host: Host) -> Requirement:
     try:
-        return Requirement("docker client", True, f"{buildkit.builder()[0]} can use BuildKit")
+        return Requirement("docker client", True, f"{buildkit.builder()} can use BuildKit")
     except HostError as error:
         return lacking(host, "docker client", error.message, *client_packages(host))
 

@@ -14,7 +14,7 @@ import yaml
 from based_images import DIGEST, chain_of, on_base
 from checkout import PROJECT
 
-from sparkpin.build import context_files, render, rootfs
+from sparkpin.build import context, render, rootfs
 from sparkpin.commands import lint
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
@@ -70,7 +70,7 @@ def test_locking_asks_no_debian_mirror(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_user_is_the_one_of_our_own_root_file_systems() -> None:
     script = rootfs.CUSTOMIZE.read_text()
-    for kind, line in (("passwd", context_files.PASSWD), ("group", context_files.GROUP)):
+    for kind, line in (("passwd", context.PASSWD), ("group", context.GROUP)):
         assert f"echo '{line}' >>\"$root/etc/{kind}\"" in script
 
 
@@ -112,8 +112,8 @@ ROOT_LINE, OTHER = "root:x:0:0:root:/root:/bin/bash", "vendor:x:10001:10001::/sr
 @pytest.mark.parametrize(
     ("there", "comes"),
     [
-        (f"{ROOT_LINE}\n", f"{ROOT_LINE}\n{context_files.PASSWD}\n"),
-        (ROOT_LINE, f"{ROOT_LINE}\n{context_files.PASSWD}\n"),  # the last line is not ended
+        (f"{ROOT_LINE}\n", f"{ROOT_LINE}\n{context.PASSWD}\n"),
+        (ROOT_LINE, f"{ROOT_LINE}\n{context.PASSWD}\n"),  # the last line is not ended
         (f"{ROOT_LINE}\n{OTHER}\n", None),  # the base has a user of that number: it stays as it is
     ],
 )
@@ -124,19 +124,19 @@ def test_a_base_gets_the_user_and_its_home(
     monkeypatch.setattr(os, "chown", lambda *arguments: given.append(arguments))  # only root may
     install = runpy.run_path(str(PROJECT / "dockerfiles/install.py"))
     lines, etc, layer = tmp_path / "lines", tmp_path / "etc", tmp_path / "layer"
-    tiny_images.write(lines / "passwd", f"{context_files.PASSWD}\n")
-    tiny_images.write(lines / "group", f"{context_files.GROUP}\n")
+    tiny_images.write(lines / "passwd", f"{context.PASSWD}\n")
+    tiny_images.write(lines / "group", f"{context.GROUP}\n")
     tiny_images.write(etc / "passwd", there)
     install["add_user"](lines, str(layer), etc)
     home, made = layer / "home/sparkpin", layer / "etc/passwd"
     assert home.is_dir() and given == [(str(home), 10001, 10001)]
     assert (made.read_text() if made.exists() else None) == comes
-    assert (layer / "etc/group").read_text() == f"{context_files.GROUP}\n"
+    assert (layer / "etc/group").read_text() == f"{context.GROUP}\n"
 
 
 def test_a_base_with_another_user_of_that_name_is_refused(tmp_path: Path) -> None:
     install = runpy.run_path(str(PROJECT / "dockerfiles/install.py"))
-    for folder, line in (("lines", context_files.PASSWD), ("etc", context_files.PASSWD.replace("10001", "999"))):
+    for folder, line in (("lines", context.PASSWD), ("etc", context.PASSWD.replace("10001", "999"))):
         tiny_images.write(tmp_path / folder / "passwd", f"{line}\n")
     with pytest.raises(SystemExit, match="has a 'sparkpin' with another number than 10001"):
         install["add_user"](tmp_path / "lines", str(tmp_path / "layer"), tmp_path / "etc")
