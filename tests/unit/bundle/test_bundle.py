@@ -494,17 +494,16 @@ def test_a_pin_is_measured_before_it_is_parsed(parts: Parts, tmp_path: Path, mon
 def test_large_inputs_are_read_piece_by_piece(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a source file of a mod only the hash matters."""
     pieces: list[int] = []
-    read = Slice.read
+    readinto = Slice.readinto
 
-    def counting(self: Slice, size: int | None = -1) -> bytes:
-        data = read(self, size)
-        pieces.append(len(data))
-        return data
+    def counting(self: Slice, buffer: bytearray) -> int:
+        pieces.append(readinto(self, buffer))
+        return pieces[-1]
 
     large = bytes(form.JSON_LIMIT + 1)
     path = tmp_path / "large.tar"
     path.write_bytes(with_input(parts, "mods/vllm-cpu/large.bin", large).pack())
-    monkeypatch.setattr(Slice, "read", counting)
+    monkeypatch.setattr(Slice, "readinto", counting)
     with open_bundle(path) as opened:
         assert f"{INPUTS}{sha256(large)}" in opened.data
         (kept,) = [check for check in opened.checks if check.what == "kept inputs"]
