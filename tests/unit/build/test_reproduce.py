@@ -33,6 +33,7 @@ def test_an_engine_that_does_not_stop_is_found_by_the_next_run(tmp_path: Path, m
 
     monkeypatch.setattr(daemon, "STOP_TIMEOUT", 0.3)
     monkeypatch.setattr(reproduce, "start_engine", start_engine)
+    monkeypatch.setattr(reproduce.Engine, "at", lambda url: None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
     try:
