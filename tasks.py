@@ -470,7 +470,7 @@ def build(
     elif checkpoint_only:
         commands.checkpoint.checkpoint(recipe=recipe, stage=stage, stack=stack, asked=only)
     else:
-        commands.up.build(recipe=recipe, stage=stage, stack=stack, offline=offline)
+        commands.build.build(recipe=recipe, stage=stage, stack=stack, offline=offline)
 
 
 @task("inputs")
@@ -544,7 +544,7 @@ def reproduce(
     trust: Trust = False,
 ) -> None:
     """Build a release again from its record, and compare."""
-    commands.build.reproduce(tag=tag, stage=stage, recipe=recipe, trusted=trust, keep=keep)
+    commands.reproduce.reproduce(tag=tag, stage=stage, recipe=recipe, trusted=trust, keep=keep)
 
 
 @task("prove and carry")

@@ -14,6 +14,7 @@ from private_engine import remove_tags
 
 from sparkpin.build import render, rootfs
 from sparkpin.build.image import BuiltImage, build_image
+from sparkpin.build.record import RenderedImage
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests, schema
@@ -31,15 +32,20 @@ class Site:
     lock: schema.StackLock
     said: list[str]
 
-    def chain(self) -> tuple[render.RenderedImage, ...]:
+    def chain(self) -> tuple[RenderedImage, ...]:
         chain = manifests.load_chain(self.paths.project, "two")
         return render.render_chain(self.paths.project, self.stack, self.lock, chain)
 
-    def build(self, image: render.RenderedImage, *, fresh: bool = False) -> BuiltImage:
-        return build_image(self.paths, self.engine, image, self.said.append, fresh=fresh)
+    def build(self, image: RenderedImage) -> BuiltImage:
+        return build_image(self.paths, self.engine, image, self.said.append)
 
-    def build_all(self, *, fresh: bool = False) -> list[BuiltImage]:
-        return [self.build(image, fresh=fresh) for image in self.chain()]
+    def build_all(self) -> list[BuiltImage]:
+        return [self.build(image) for image in self.chain()]
+
+    def forget_images(self, images: list[BuiltImage]) -> None:
+        """Each is built again."""
+        for image in reversed(images):
+            self.engine.untag(image.ref)
 
     def elsewhere(self, folder: Path) -> Site:
         """The same project and engine with state folders that know nothing."""

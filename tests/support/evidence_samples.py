@@ -19,11 +19,10 @@ from layer_samples import layer, member
 from made_releases import keep_bytes
 from places import PROJECT, copied_to, rewrite
 
-from sparkpin.build.context_files import ContextFile
 from sparkpin.build.image import BuiltImage
 from sparkpin.build.make import new_release
 from sparkpin.build.pair import Pairing, pair
-from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, records_of, write_record
+from sparkpin.build.record import BuildInput, BuildRecord, ContextFile, LayerRecord, records_of, write_record
 from sparkpin.core.paths import Paths
 from sparkpin.evidence import sbom
 from sparkpin.evidence.materials import Material
@@ -31,6 +30,7 @@ from sparkpin.evidence.verify import Claimed
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.oci import digest_of
 from sparkpin.image.seal import image_config
+from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
@@ -163,7 +163,7 @@ def make_sample(folder: Path, stage: str = "hybrid", project: Path | None = None
 def context_row(paths: Paths, file: ContextFile) -> BuildInput:
     """A locked wheel as it is; of all else a stand-in, whose bytes are kept."""
     sha256, size = file.sha256, file.size
-    if file.source != "store":
+    if not isinstance(file.source, LockedFile):
         data = f"stand-in for {file.path}".encode()
         sha256, size = keep_bytes(paths, data), len(data)
         assert sha256 == hashlib.sha256(data).hexdigest()

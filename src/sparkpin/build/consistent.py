@@ -1,4 +1,5 @@
-"""Whether a release's record is what was built: its key, its image, the build records of that image, its checkpoint.
+"""Whether a release's record is what was built: its key, its image, the build records of that image, its checkpoint;
+and where the release comes from: built here, or brought by a bundle.
 
 What serves, smokes or measures a release, bisects two, signs one, or makes it current, asks `require_consistent` first.
 `invoke verify` asks the same, and more.
@@ -8,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from sparkpin.build.origin import ready_checkpoint
-from sparkpin.build.record import BuildRecord, records_of
-from sparkpin.checkpoint.content import Hashes, check_content
+from sparkpin.build.record import BuildRecord, is_imported, records_of
+from sparkpin.checkpoint.content import Hashes, check_content, is_complete, is_made_here
 from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.names import is_plain
 from sparkpin.core.paths import Paths
@@ -22,7 +23,38 @@ from sparkpin.image.oci import digest_of
 from sparkpin.pins.schema import BY_DIGEST
 from sparkpin.releases.record import Release, Releases, release_key
 
+IMPORTS = "imports.json"  # in a release's evidence: the bundles that it came from
 SHOWN = 200  # characters of a value that is wrong
+
+
+def is_brought(paths: Paths, release: Release) -> bool:
+    """Whether a bundle brought the release, and this machine did not build it since."""
+    return (Releases(paths).evidence(release) / IMPORTS).is_file()
+
+
+def is_from_elsewhere(paths: Paths, release: Release) -> bool:
+    """Whether a bundle brought the release, or the record of how one of its images was made: not to be run unasked."""
+    if is_brought(paths, release):
+        return True
+    try:
+        return any(is_imported(paths, record) for record in records_of(paths, release))
+    except IntegrityError:  # the record is lost: there is nothing to build of it
+        return False
+
+
+def has_statement(paths: Paths, release: Release) -> bool:
+    """Whether whoever made the release left a statement: every build does; a bundle may have come without one."""
+    try:
+        rows = json.loads((Releases(paths).evidence(release) / IMPORTS).read_text(encoding="utf-8"))
+        return any(row.get("with_statement", True) for row in rows)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return True
+
+
+def ready_checkpoint(paths: Paths, release: Release) -> Path | None:
+    """The folder of the release's finished checkpoint. One that a bundle brought is only such a release's."""
+    folder, key = Releases(paths).checkpoint(release), release.checkpoint_key
+    return folder if (is_complete if is_brought(paths, release) else is_made_here)(folder, key) else None
 
 
 def require_consistent(
@@ -36,9 +68,9 @@ def require_consistent(
     """The files of its checkpoint that were hashed. IntegrityError where the record was changed, or names another image
     than was built from its inputs. CheckpointError where a file of its checkpoint was changed.
 
-    Whoever may write to the home can make record, build record and key anew so that they fit; against that, only a
-    signature helps (docs/evidence.md). finished: the checkpoint must be there and whole; else what is not whole is
-    made anew later. hashing, deep: as of `check_content`.
+    Whoever may write to the data directory can write record, build record and key so that they fit; against that, only
+    a signature helps (docs/evidence.md). finished: the checkpoint must be there and complete; else what is missing of
+    it is made again later. hashing, deep: as of `check_content`.
     """
     try:
         check_key(release)
@@ -59,32 +91,25 @@ def require_consistent(
         return hashed
     if finished:
         raise CheckpointError(
-            f"the checkpoint of {release.tag} is gone or not whole: {Releases(paths).checkpoint(release)}",
+            f"the checkpoint of {release.tag} is gone or incomplete: {Releases(paths).checkpoint(release)}",
             next_step=f"invoke reproduce {release.tag} --keep makes it again; then the same command",
         )
     return []
 
 
-def same(what: str, seen: object, wanted: object) -> None:
-    if seen != wanted:
-        one, other = apart(str(seen), str(wanted))
-        raise IntegrityError(f"{what}: saw {one}, wanted {other}")
+def same(what: str, got: object, expected: object) -> None:
+    if got != expected:
+        one, other = around_difference(str(got), str(expected))
+        raise IntegrityError(f"{what}: got {one}, expected {other}")
 
 
-def apart(seen: str, wanted: str) -> tuple[str, str]:
+def around_difference(*texts: str) -> list[str]:
     """Two texts that differ, long ones cut so that the first difference is to be seen."""
-    if max(len(seen), len(wanted)) <= SHOWN:
-        return seen, wanted
-    pairs = enumerate(zip(seen, wanted, strict=False))
-    first = next((at for at, (one, other) in pairs if one != other), min(len(seen), len(wanted)))
+    if max(map(len, texts)) <= SHOWN:
+        return list(texts)
+    first = next((at for at, (one, other) in enumerate(zip_longest(*texts)) if one != other), 0)
     start = max(0, first - SHOWN // 4)
-
-    def cut(text: str) -> str:
-        end = start + SHOWN
-        part = f"{'...' if start else ''}{text[start:end]}{'...' if text[end:] else ''}"
-        return f"{part} ({len(text):,} characters)"
-
-    return cut(seen), cut(wanted)
+    return [f"...{text[start : start + SHOWN]}... ({len(text):,} characters)" for text in texts]
 
 
 def check_image(release: Release, config: bytes) -> str:
@@ -110,7 +135,7 @@ def check_key(release: Release) -> str:
     same("key", release.key, key)
     same("tag", release.tag, tag_of(release.recipe, release.stage, key))
     if strange := [path for path in release.inputs if not is_plain(path)]:
-        raise IntegrityError(f"names of project files: saw {strange[0]!r}, wanted relative paths that can be printed")
+        raise IntegrityError(f"names of project files: got {strange[0]!r}, expected relative paths that can be printed")
     return f"{key[:12]} follows from build key, checkpoint key, command and environment"
 
 

@@ -1,28 +1,93 @@
-"""A build's context as a folder: hard links into the stores, wheels of the mods, requirements, tools."""
+"""The files that a build sees, each with its SHA-256, and the folder in which the builder finds them."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.metadata
+import json
 import os
 import shutil
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sparkpin.build.context_files import ContextFile
-from sparkpin.build.record import BuildInput
-from sparkpin.build.render import RenderedImage
+import uv
+from packaging.utils import canonicalize_name
+
+from sparkpin.build.record import LOCKED, BuildInput, ContextFile, RenderedImage
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.files import disk_errors, sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.pins.mods import build_wheel
+from sparkpin.pins.mods import CarriedTemplate, Mod, build_wheel
+from sparkpin.pins.schema import LINKS, USER, LockedFile, Stack
 from sparkpin.releases.kept_inputs import KeptInputs
+
+UV = "tools/uv"
+REQUIREMENTS = "requirements.txt"
+PASSWD, GROUP = "sparkpin:*:10001:10001:sparkpin:/home/sparkpin:/bin/sh", "sparkpin:*:10001:"
+
+
+def wheel_files(layer: str, wheels: Sequence[LockedFile]) -> list[ContextFile]:
+    names = {wheel.sha256: f"{canonicalize_name(wheel.name)} {wheel.version}" for wheel in wheels}
+    lines = [f"{names[one.sha256].replace(' ', '==')} --hash=sha256:{one.sha256}\n" for one in wheels]
+    files = [
+        ContextFile(f"wheels/{layer}/{Path(one.file).name}", one.sha256, one.size, f"{LOCKED}{names[one.sha256]}", one)
+        for one in wheels
+    ]
+    return [*files, text_file(f"wheels/{layer}/{REQUIREMENTS}", "".join(lines))]
+
+
+def user_files() -> list[ContextFile]:
+    """The images' user where no root file system of ours brings it (rootfs.sh has the same lines)."""
+    return [
+        text_file(f"wheels/{USER}/{REQUIREMENTS}", ""),
+        text_file(f"wheels/{USER}/passwd", f"{PASSWD}\n", "the images' user"),
+        text_file(f"wheels/{USER}/group", f"{GROUP}\n", "the images' group"),
+    ]
+
+
+def link_files(stack: Stack) -> list[ContextFile]:
+    links = json.dumps(stack.image.links, indent=1, sort_keys=True)
+    return [
+        text_file(f"wheels/{LINKS}/{REQUIREMENTS}", ""),
+        text_file(f"wheels/{LINKS}/links.json", f"{links}\n", "list of links"),
+    ]
+
+
+def mod_file(layer: str, mod: Mod) -> ContextFile:
+    return ContextFile(f"wheels/{layer}/{mod.name}", mod.key, mod.size, f"mod {mod.name} {mod.version}", mod)
+
+
+def template_file(project: Path, template: CarriedTemplate) -> ContextFile:
+    path = f"templates/{template.mod}/{template.called}"
+    return host_file(path, project / template.file, f"chat template {template.mod}")
+
+
+def text_file(path: str, text: str, what: str = "list of wheels") -> ContextFile:
+    data = text.encode()
+    return ContextFile(path, hashlib.sha256(data).hexdigest(), len(data), what, text)
+
+
+def script_file(project: Path, name: str) -> ContextFile:
+    return host_file(f"tools/{name}", project / "dockerfiles" / name, f"sparkpin {name}")
+
+
+def uv_file() -> ContextFile:
+    """This machine's. Each architecture has a binary of its own, and what it installs is the same: its version stands
+    for it, and its 38 MB are hashed when they are used."""
+    binary, version = Path(uv.find_uv_bin()), f"uv {importlib.metadata.version('uv')}"
+    return ContextFile(UV, "", binary.stat().st_size, version, binary, executable=True, identity=version)
+
+
+def host_file(path: str, origin: Path, what: str) -> ContextFile:
+    sha256, size = sha256_file(origin)
+    return ContextFile(path, sha256, size, what, origin)
 
 
 @contextlib.contextmanager
-def context_folder(paths: Paths, rendered: RenderedImage) -> Iterator[tuple[Path, tuple[BuildInput, ...]]]:
+def context_folder(paths: Paths, rendered: RenderedImage) -> Iterator[tuple[Path, list[BuildInput]]]:
     """What the builder sees, for as long as the `with` block runs; and its files, but the Dockerfile, for the record.
 
     What no lock names of them is kept for later builds.
@@ -36,47 +101,56 @@ def context_folder(paths: Paths, rendered: RenderedImage) -> Iterator[tuple[Path
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def fill(folder: Path, inputs: KeptInputs, rendered: RenderedImage) -> tuple[BuildInput, ...]:
+def fill(folder: Path, inputs: KeptInputs, rendered: RenderedImage) -> list[BuildInput]:
+    """IntegrityError for a file that is not what was rendered."""
     put_text(folder / "Dockerfile", rendered.dockerfile)
-    mods: dict[Path, list[str]] = defaultdict(list)
-    made: list[tuple[Path, str]] = []
-    files: list[BuildInput] = []
+    lists: dict[Path, str] = {}  # requirements of mods: the hashes of their wheels are known once they are built
+    rows: list[BuildInput] = []
+
+    def keep(target: Path, what: str, executable: bool = False) -> str:
+        sha256, size = sha256_file(target)
+        date(target, sha256)
+        inputs.keep(target, sha256, size)
+        path = target.relative_to(folder).as_posix()
+        rows.append(BuildInput(path=path, sha256=sha256, size=size, executable=executable, what=what))
+        return sha256
+
     for file in rendered.context:
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        if file.locked:
-            if file.executable:  # a link would share its mode with the store
-                shutil.copyfile(inputs.holding(file.locked).verified(file.locked), target)
-                target.chmod(0o755)
-            else:
-                inputs.holding(file.locked).link(file.locked, target)
-            date(target, file.sha256)
-            files.append(row(file))
-        elif file.mod:
-            wheel = build_wheel(file.mod, target.parent)
-            sha256, _ = sha256_file(wheel)
-            date(wheel, sha256)
-            mods[target.parent].append(f"{file.mod.distribution}=={file.mod.version} --hash=sha256:{sha256}\n")
-            made.append((wheel, file.what))
-        elif file.origin:
-            put_copy(target, file)
-            files.append(row(file))
-            inputs.keep(target, file.sha256, file.size)
-        else:
-            put_text(target, file.text)
-            made.append((target, file.what))
-    for where, lines in mods.items():
-        put_text(where / "requirements.txt", "".join(lines))
-        made.append((where / "requirements.txt", "list of wheels"))
-    for path, what in made:
-        sha256, size = sha256_file(path)
-        inputs.keep(path, sha256, size)
-        files.append(BuildInput(path=path.relative_to(folder).as_posix(), sha256=sha256, size=size, what=what))
-    return tuple(sorted(files, key=lambda file: file.path))
+        if isinstance(file.source, LockedFile):
+            put_locked(target, inputs, file.source, executable=file.executable)
+            rows.append(row(file))
+        elif isinstance(mod := file.source, Mod):
+            sha256 = keep(build_wheel(mod, target.parent), file.what)
+            requirements = target.parent / REQUIREMENTS
+            line = f"{mod.distribution}=={mod.version} --hash=sha256:{sha256}\n"
+            lists[requirements] = lists.get(requirements, "") + line
+        elif isinstance(file.source, Path):
+            shutil.copyfile(file.source, target)
+            target.chmod(0o755 if file.executable else 0o644)
+            require_unchanged(file, keep(target, file.what, file.executable))
+        elif isinstance(text := file.source, str):
+            put_text(target, text)
+            keep(target, file.what)
+    for requirements, text in lists.items():
+        put_text(requirements, text)
+        keep(requirements, "list of wheels")
+    return sorted(rows, key=lambda file: file.path)
 
 
 def row(file: ContextFile) -> BuildInput:
     return BuildInput(path=file.path, sha256=file.sha256, size=file.size, executable=file.executable, what=file.what)
+
+
+def put_locked(target: Path, inputs: KeptInputs, file: LockedFile, *, executable: bool) -> None:
+    """A hard link into the store, unless it has a mode of its own, which a link would share."""
+    if executable:
+        shutil.copyfile(inputs.holding(file).verified(file), target)
+        target.chmod(0o755)
+    else:
+        inputs.holding(file).link(file, target)
+    date(target, file.sha256)
 
 
 def put_text(target: Path, text: str) -> None:
@@ -84,21 +158,12 @@ def put_text(target: Path, text: str) -> None:
     date(target, sha256_file(target)[0])
 
 
-def put_copy(target: Path, file: ContextFile) -> None:
-    assert file.origin
-    shutil.copyfile(file.origin, target)
-    target.chmod(0o755 if file.executable else 0o644)
-    sha256, size = sha256_file(target)
-    if sha256 != file.sha256:
-        raise IntegrityError.mismatch(
-            str(file.origin),
-            expected_size=file.size,
-            expected_sha256=file.sha256,
-            size=size,
-            sha256=sha256,
-            next_step="it changed since it was read: the same command again",
+def require_unchanged(file: ContextFile, sha256: str) -> None:
+    if file.sha256 not in ("", sha256):
+        raise IntegrityError(
+            f"{file.source}: got sha256={sha256}, expected {file.sha256}, as it was read before",
+            next_step="it changed in between: the same command again",
         )
-    date(target, sha256)
 
 
 def date(path: Path, sha256: str) -> None:

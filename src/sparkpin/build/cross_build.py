@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from sparkpin.build.closed_dockerfile import BUILDER
-from sparkpin.build.context_files import UV, ContextFile, uv_file
-from sparkpin.build.record import BuildRecord
-from sparkpin.build.render import RenderedImage
+from sparkpin.build.context import UV, uv_file
+from sparkpin.build.record import BuildRecord, ContextFile, RenderedImage
+from sparkpin.build.render import BUILDER
 from sparkpin.build.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.core.errors import HostError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -105,7 +105,7 @@ def own_uv(recorded: ContextFile) -> ContextFile:
 def require_own_uv(image: RenderedImage, machine: str) -> None:
     """HostError where the engine's machine (its platform) is none for this machine's uv, which the steps run."""
     own = this_platform()
-    if machine != own and any(file.path == UV and file.origin for file in image.context):
+    if machine != own and any(file.path == UV and isinstance(file.source, Path) for file in image.context):
         raise HostError(
             f"{image.ref}: its steps run uv, which is here for {own}, and the engine's machine is {machine}",
             next_step=f"the same command on that machine, or with an engine on {own} (DOCKER_HOST, docker context)",

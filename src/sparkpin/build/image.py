@@ -1,4 +1,8 @@
-"""Building: a rendered stage becomes a sealed, loaded and tagged image, or is found done."""
+"""Building: a rendered stage becomes a sealed, loaded and tagged image, or is found done.
+
+Each new layer is made alone, as a tree of files that the engine gives out as a tar, and no layer is sent to the engine
+that it has.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from sparkpin.build import begun, cross_build, rootfs
-from sparkpin.build.closed_dockerfile import BUILDER, require_closed
+from sparkpin.build import cross_build, rootfs
 from sparkpin.build.context import context_folder
 from sparkpin.build.record import (
     BuildRecord,
     LayerRecord,
+    RenderedImage,
+    begun_mark,
     is_imported,
     layer_file,
     read_record,
@@ -28,7 +33,7 @@ from sparkpin.build.record import (
     shared_fields,
     write_record,
 )
-from sparkpin.build.render import RenderedImage
+from sparkpin.build.render import BUILDER, require_closed
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.core.files import disk_errors, lock, sha256_file, write_json
 from sparkpin.core.locks import saving_folder
@@ -39,7 +44,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.host import buildkit
 from sparkpin.host.content_store import Sizes
 from sparkpin.host.engine import Engine, ImageInfo
-from sparkpin.image.layer_tar import CanonicalLayer, read_layer, read_layer_of
+from sparkpin.image.layer_tar import CanonicalLayer, read_layer
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
 from sparkpin.image.oci import OciImage
 from sparkpin.image.saved import open_saved
@@ -51,7 +56,7 @@ PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """A sealed image in the engine. seconds: what its build took; cached: it was there already."""
+    """A sealed image in the engine. seconds: what its build took; cached: it was there already; tags: all of them."""
 
     ref: str
     config_digest: str
@@ -59,140 +64,279 @@ class BuiltImage:
     size: int
     seconds: float
     cached: bool
+    tags: frozenset[str] = field(default=frozenset(), compare=False)
 
 
-def is_built(paths: Paths, engine: Engine, rendered: RenderedImage) -> bool:
-    return find_built(paths, engine, rendered) is not None
-
-
-def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, wanted: str | None = None) -> BuiltImage | None:
+def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: str | None = None) -> BuiltImage | None:
     """The image, if the engine has it with the build key and the very configuration and layers that were recorded.
 
-    What another machine recorded counts only for who wants that very config digest: its key is just what it says.
+    What another machine recorded counts only for who expects that very config digest: its key is what it claims.
     """
     try:
         known = read_record(record_file(paths, rendered))
     except (FileNotFoundError, IntegrityError):
         return None
-    if is_imported(paths, rendered) and known.config_digest != wanted:
-        return None
     image = engine.image(rendered.ref)
     if image is None or image.labels.get("sparkpin.key") != rendered.key:
         return None
+    if is_imported(paths, rendered) and known.config_digest != expected:
+        return None
     if (image.config_digest, list(image.diff_ids)) != (known.config_digest, known.diff_ids):
         return None
-    if not has_contents(paths, known.diff_ids):
+    if not is_listed(paths, known.diff_ids):
         return None
-    return BuiltImage(rendered.ref, known.config_digest, image.diff_ids, image.size, known.seconds, cached=True)
+    digest, seconds = known.config_digest, known.seconds
+    return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, seconds, cached=True, tags=image.tags)
 
 
 def build_image(
-    paths: Paths, engine: Engine, rendered: RenderedImage, say: Say, *, fresh: bool = False, wanted: str | None = None
+    paths: Paths, engine: Engine, rendered: RenderedImage, say: Say, *, expected: str | None = None
 ) -> BuiltImage:
     """Build, seal, load, tag and record one stage. Of two runs at once the second waits and finds it done.
 
-    fresh: build even what is there, without the engine's build cache: to check that the bytes come out the same.
-    wanted: the config digest that must come out; another is a DifferenceError, with neither tag nor record.
+    expected: the config digest that must come out; another is a DifferenceError, with neither tag nor record.
     """
+    job = ImageBuild(paths, engine, rendered, say)
     with lock(
-        paths.locks / f"image-{rendered.key}.lock",
-        on_wait=lambda: say(f"{rendered.stage}: another run is building it; waiting"),
+        paths.locks / f"image-{rendered.key}.lock", on_wait=lambda: job.tell("another run is building it; waiting")
     ):
-        # Made again from such a record it stays one, and its layers are none that a build may take for its own.
-        imported = wanted is not None and is_imported(paths, rendered)
-        if not fresh and (found := find_built(paths, engine, rendered, wanted)):
-            say(f"{rendered.stage}: {rendered.ref} is there")
+        if found := find_built(paths, engine, rendered, expected):
+            job.tell(f"{rendered.ref} is there")
             return found
+        built = job.run(expected)
+    job.tell(f"{rendered.ref} in {built.seconds:.1f} s")
+    return built
+
+
+def once(tell: Say) -> Say:
+    """Tells each line once: the stages' common steps come in every build, from the engine's cache."""
+    told: set[str] = set()
+
+    def tell_new(line: str) -> None:
+        if line not in told:
+            told.add(line)
+            tell(line)
+
+    return tell_new
+
+
+@dataclass(frozen=True)
+class ImageBuild:
+    """The build of one image that is not there."""
+
+    paths: Paths
+    engine: Engine
+    rendered: RenderedImage
+    say: Say
+
+    def tell(self, line: str) -> None:
+        self.say(f"{self.rendered.stage}: {line}")
+
+    def run(self, expected: str | None) -> BuiltImage:
         started = time.monotonic()
-        require_closed(rendered.dockerfile, rendered.parent_ref)
-        for left in paths.work.glob(f"*-{rendered.key[:12]}-*"):  # by a killed run
-            shutil.rmtree(left, ignore_errors=True)
-        cross_build.require_own_uv(rendered, engine.platform)
-        begun.begun(paths, rendered)
-        parent = require_parent(paths, engine, rendered, say)
-        builder = require_builder(paths, engine, rendered, say)
+        builder = self.prepare()
+        parent = require_parent(self.paths, self.engine, self.rendered, self.say)
+        # Made again from such a record it stays one, and its layers are none that another build may take.
+        imported = expected is not None and is_imported(self.paths, self.rendered)
         with (
-            context_folder(paths, rendered) as (context, files),
-            tempfile.TemporaryDirectory(prefix=f"seal-{rendered.key[:12]}-", dir=paths.work) as work,
+            context_folder(self.paths, self.rendered) as (context, inputs),
+            tempfile.TemporaryDirectory(prefix=f"seal-{self.rendered.key[:12]}-", dir=self.paths.work) as work,
         ):
-            ref = rootfs_ref(builder.suite, builder.key) if builder else None
-            made = Maker(
-                paths, engine, rendered, parent, ref, context, Path(work), say, fresh, keeps_notes=not imported
-            ).made()
-        sealed = made.sealed
-        image = engine.image(rendered.ref)
+            native = rootfs_ref(builder.suite, builder.key) if builder else None
+            steps = DockerfileSteps(self.engine, self.rendered, context, Path(work), native, once(self.tell))
+            sealed, layers = self.make(steps, parent)
+        size = self.check_loaded(sealed, expected)
+        if not imported:
+            for name, key in self.rendered.layers:
+                if name in layers:
+                    write_json(layer_note(self.paths, key), {"diff_id": layers[name]})
+        seconds = round(time.monotonic() - started, 3)
+        record = BuildRecord(
+            **shared_fields(self.rendered),
+            builder=builder,
+            context=inputs,
+            layers=[LayerRecord(name=name, key=key, diff_id=layers.get(name)) for name, key in self.rendered.layers],
+            config=sealed.config.decode(),
+            config_digest=sealed.config_digest,
+            diff_ids=list(sealed.diff_ids),
+            size=size,
+            seconds=seconds,
+        )
+        write_record(self.paths, record, imported=imported)
+        return BuiltImage(self.rendered.ref, sealed.config_digest, sealed.diff_ids, size, seconds, cached=False)
+
+    def prepare(self) -> rootfs.RootfsSpec | None:
+        """What is wrong with the request comes first. Where the steps will run, if not in the image itself."""
+        rendered, work = self.rendered, self.paths.work
+        require_closed(rendered.dockerfile, rendered.parent_ref)
+        cross_build.require_own_uv(rendered, self.engine.platform)
+        for left in work.glob(f"*-{rendered.key[:12]}-*"):  # by a killed run
+            shutil.rmtree(left, ignore_errors=True)
+        self.paths.images.mkdir(parents=True, exist_ok=True)
+        begun_mark(record_file(self.paths, rendered)).touch()
+        return require_builder(self.paths, self.engine, rendered, self.say)
+
+    def make(self, steps: DockerfileSteps, parent: ImageInfo) -> tuple[OciImage, dict[str, str]]:
+        """The image, loaded, and what its trees became: name -> diff ID, of those that are not empty.
+
+        The engine's own, dated image lives only meanwhile, under a tag that nothing else reads.
+        """
+        try:
+            image = steps.build_config(parent)
+            layers = self.layers_here(parent)
+            new = [name for name, _ in self.rendered.layers[len(layers) :]]
+            with contextlib.ExitStack() as opened:
+                with ThreadPoolExecutor(PARALLEL_TREES) as pool:
+                    trees = list(pool.map(lambda name: steps.build_tree(name, opened), new))
+                filled = {name: tree for name, tree in zip(new, trees, strict=True) if tree.members}
+                below = [*parent.diff_ids, *layers.values()]
+                self.tell("sealing and loading")
+                sealed = self.load([*below, *filled.values()], image)
+                for (name, tree), diff_id in zip(filled.items(), sealed.diff_ids[len(below) :], strict=True):
+                    keep_contents(self.paths, diff_id, functools.partial(contents_of, tree))
+                    layers[name] = diff_id
+        finally:
+            with contextlib.suppress(EngineError):  # it must not hide why the build ended
+                self.engine.untag(steps.unsealed)
+        return sealed, layers
+
+    def layers_here(self, parent: ImageInfo) -> dict[str, str]:
+        """The lowest layers that an earlier build made of the same inputs and that the engine still has, by name."""
+        found: dict[str, str] = {}
+        for name, key in self.rendered.layers:
+            if (diff_id := known_layer(self.paths, key)) is None:
+                break
+            found[name] = diff_id
+        while found and not self.engine.has_layers([*parent.diff_ids, *found.values()]):
+            found.popitem()
+        return found
+
+    def load(self, parts: Sequence[Part], image: ImageInfo) -> OciImage:
+        with progress(self.say, sum(part.size for part in parts if not isinstance(part, str)), after=UNPACKS) as sent:
+            return self.engine.load_sealed(
+                parts,
+                image.config,
+                os=image.os,
+                architecture=image.architecture,
+                tag=self.rendered.ref,
+                sizes=Sizes(self.paths.cache / "layers"),
+                sent=sent,
+            )
+
+    def check_loaded(self, sealed: OciImage, expected: str | None) -> int:
+        """Bytes of the image. BuildError where the engine has another than was sealed, DifferenceError where another
+        was expected; the tag goes then."""
+        ref, image = self.rendered.ref, self.engine.image(self.rendered.ref)
         if image is None or (image.config_digest, image.diff_ids) != (sealed.config_digest, sealed.diff_ids):
-            engine.untag(rendered.ref)
+            self.engine.untag(ref)
             raise BuildError(
-                f"{rendered.ref}: loaded {sealed.config_digest}, the engine has {image and image.config_digest}",
+                f"{ref}: loaded {sealed.config_digest}, the engine has {image and image.config_digest}",
                 next_step="the same command again; if it stays so, report the engine's version",
             )
-        if wanted not in (None, sealed.config_digest):
-            engine.untag(rendered.ref)
+        if expected not in (None, sealed.config_digest):
+            self.engine.untag(ref)
             raise DifferenceError(
-                f"{rendered.ref} came out as {sealed.config_digest}, recorded is {wanted}",
+                f"{ref}: got {sealed.config_digest}, expected {expected}, as recorded",
                 next_step="invoke reproduce (on the machine that has the release) tells what differs",
             )
-        seconds = round(time.monotonic() - started, 3)
-        write_record(
-            paths,
-            BuildRecord(
-                **shared_fields(rendered),
-                builder=builder,
-                context=list(files),
-                layers=[
-                    LayerRecord(name=name, key=key, diff_id=made.layers.get(name)) for name, key in rendered.layers
-                ],
-                config=sealed.config.decode(),
-                config_digest=sealed.config_digest,
-                diff_ids=list(sealed.diff_ids),
-                size=image.size,
-                seconds=seconds,
-            ),
-            imported=imported,
+        return image.size
+
+
+@dataclass(frozen=True)
+class DockerfileSteps:
+    """The stages of one Dockerfile, run by the engine.
+
+    context: the folder that they see; work: where their tars go; native: the image that the steps run in, where that
+    is not the one that the image stands on.
+    """
+
+    engine: Engine
+    rendered: RenderedImage
+    context: Path
+    work: Path
+    native: str | None
+    say: Say
+
+    @property
+    def unsealed(self) -> str:
+        return unsealed_ref(self.rendered.stage, self.rendered.key)
+
+    def build_config(self, parent: ImageInfo) -> ImageInfo:
+        """The settings of the image, as an image that adds no layer to its parent."""
+        if " AS config\n" not in self.rendered.dockerfile:
+            raise self.bad_template("has no stage `config`", "let one set ENV, USER, CMD, LABEL and the like")
+        self.build(self.context, tag=self.unsealed, target="config")
+        image = self.engine.image(self.unsealed)
+        if image is None:
+            raise EngineError(f"the engine built {self.unsealed} and does not have it", next_step="invoke build")
+        if image.diff_ids != parent.diff_ids:
+            step = "let it set only ENV, USER, CMD, LABEL and the like; layers come from the trees"
+            raise self.bad_template("adds layers in its stage `config`", step)
+        return image
+
+    def build_tree(self, name: str, opened: contextlib.ExitStack) -> CanonicalLayer:
+        """Trees are made side by side, each from a folder of its own. opened: closes the tree's tar.
+
+        BuildKit keeps one copy of a context folder up to date for all its builds and sends each only the files that it
+        asks for; two at once took files away from each other (20.10).
+        """
+        tar = self.work / f"{name}.tar"
+        with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=self.work) as folder:
+            context = Path(folder, "context")
+            shutil.copytree(self.context, context, copy_function=os.link)
+            target, below = self.tree_stage(name)
+            self.build(context, target=target, output=tar)
+        return read_layer(opened.enter_context(tar.open("rb")), folder=below)
+
+    def tree_stage(self, name: str) -> tuple[str, bytes]:
+        """The stage that gives a tree, and the tree's folder there. On our own root file system that is the one that
+        installs it: the engine's copy of gigabytes, file by file, takes longer than the 100 MB more that come out."""
+        stages = (f"\nFROM venv AS {name}\n", f"\nFROM scratch AS {name}-tree\nCOPY --from={name} /layer/ /\n")
+        if self.rendered.rootfs and all(text in self.rendered.dockerfile for text in stages):
+            return name, b"layer"
+        return f"{name}-tree", b""
+
+    def build(self, context: Path, *, target: str, tag: str | None = None, output: Path | None = None) -> None:
+        buildkit.build(
+            context,
+            tag,
+            say=self.say,
+            target=target,
+            output=output,
+            platform=self.rendered.platform,
+            arguments={BUILDER: self.native} if self.native else {},
+            host=self.engine.host,
         )
-        begun.recorded(paths, rendered)
-        say(f"{rendered.stage}: {rendered.ref} in {seconds:.1f} s")
-        return BuiltImage(rendered.ref, sealed.config_digest, sealed.diff_ids, image.size, seconds, cached=False)
+
+    def bad_template(self, what: str, step: str) -> BuildError:
+        return BuildError(f"{self.rendered.stage}: its Dockerfile {what}", next_step=step)
 
 
 def require_parent(paths: Paths, engine: Engine, rendered: RenderedImage, say: Say) -> ImageInfo:
     """The image that the stage stands on; the root file system is made when the engine lacks it."""
-    parent, by_digest = engine.image(rendered.parent_ref), BY_DIGEST.fullmatch(rendered.parent_ref)
-    if rendered.rootfs is None:
-        if parent is None:
-            get = f"docker pull --platform {rendered.platform} {rendered.parent_ref}" if by_digest else "invoke build"
-            raise BuildError(f"{rendered.stage}: the engine has no {rendered.parent_ref}", next_step=get)
-        if by_digest and f"{parent.os}/{parent.architecture}" != rendered.platform:
-            raise BuildError(
-                f"{rendered.parent_ref} is for {parent.os}/{parent.architecture}, the stack for {rendered.platform}",
-                next_step=f"name that platform's own digest as `base.image` of pins/stacks/{rendered.stack}.yaml",
-            )
-        if not has_contents(paths, parent.diff_ids):
-            keep_foreign(paths, engine, parent)
+    if rendered.rootfs:
+        tar, parent = require_rootfs(paths, engine, rendered.rootfs, rendered.parent_ref, say)
+        if not is_listed(paths, parent.diff_ids):
+            with tar.open("rb") as file:
+                keep_contents(paths, parent.diff_ids[0], lambda: contents_of(read_layer(file, everything=True)))
         return parent
-    tar, parent = require_rootfs(paths, engine, rendered.rootfs, rendered.parent_ref, say)
-    if not has_contents(paths, parent.diff_ids):
-        with tar.open("rb") as file:
-            keep_contents(paths, parent.diff_ids[0], lambda: contents_of(read_layer(file, everything=True)))
-    return parent
-
-
-def keep_foreign(paths: Paths, engine: Engine, image: ImageInfo) -> None:
-    """The listings of the layers of an image that was not made here: from the engine, which gives the image whole."""
-    with disk_errors(paths.work), saving_folder(paths) as folder:
-        archive = folder / "saved.tar"
-        with archive.open("wb") as file:
-            engine.save(image.ref, file)
-        with open_saved(archive) as saved:
-            for diff_id, tar in zip(saved.diff_ids, saved.layers, strict=True):
-                layer = read_layer(cast(BinaryIO, tar), everything=True)
-                keep_contents(paths, diff_id, functools.partial(contents_of, layer))
+    found, by_digest = engine.image(rendered.parent_ref), BY_DIGEST.fullmatch(rendered.parent_ref)
+    if found is None:
+        get = f"docker pull --platform {rendered.platform} {rendered.parent_ref}" if by_digest else "invoke build"
+        raise BuildError(f"{rendered.stage}: the engine has no {rendered.parent_ref}", next_step=get)
+    if by_digest and f"{found.os}/{found.architecture}" != rendered.platform:
+        raise BuildError(
+            f"{rendered.parent_ref} is for {found.os}/{found.architecture}, the stack for {rendered.platform}",
+            next_step=f"name that platform's own digest as `base.image` of pins/stacks/{rendered.stack}.yaml",
+        )
+    if not is_listed(paths, found.diff_ids):
+        list_foreign(paths, engine, found)
+    return found
 
 
 def require_rootfs(paths: Paths, engine: Engine, spec: rootfs.RootfsSpec, ref: str, say: Say) -> tuple[Path, ImageInfo]:
     """The root file system's tar, and the image of it, which is loaded when the engine lacks it."""
-    tar = rootfs.build_rootfs(paths, spec, say)
+    tar = rootfs.build_rootfs(paths, engine, spec, say)
     found = engine.image(ref)
     # Labels are inherited: only the bytes tell that it is this root file system and nothing on top of it.
     if found is None or found.diff_ids != (f"sha256:{sha256_file(tar)[0]}",):
@@ -215,12 +359,24 @@ def require_builder(paths: Paths, engine: Engine, rendered: RenderedImage, say: 
     return spec
 
 
-def has_contents(paths: Paths, diff_ids: Sequence[str]) -> bool:
+def is_listed(paths: Paths, diff_ids: Sequence[str]) -> bool:
     return all(layer_file(paths, diff_id).is_file() for diff_id in diff_ids)
 
 
+def list_foreign(paths: Paths, engine: Engine, image: ImageInfo) -> None:
+    """List the layers of an image that was not made here: from the engine, which gives all of the image."""
+    with disk_errors(paths.work), saving_folder(paths) as folder:
+        archive = folder / "saved.tar"
+        with archive.open("wb") as file:
+            engine.save(image.ref, file)
+        with open_saved(archive) as saved:
+            for diff_id, tar in zip(saved.diff_ids, saved.layers, strict=True):
+                layer = read_layer(cast(BinaryIO, tar), everything=True)
+                keep_contents(paths, diff_id, functools.partial(contents_of, layer))
+
+
 def keep_contents(paths: Paths, diff_id: str, contents: Callable[[], Contents]) -> None:
-    """The listing of a layer beside the records, and for other homes that share the cache."""
+    """The listing of a layer beside the records, and for other data directories that share the cache."""
     files = (layer_file(paths, diff_id), cached_contents(paths, diff_id))
     if lacking := [file for file in files if not file.is_file()]:
         listed = contents()
@@ -232,151 +388,19 @@ def cached_contents(paths: Paths, diff_id: str) -> Path:
     return paths.cache / "layers" / layer_file(paths, diff_id).name
 
 
-@dataclass(frozen=True)
-class Made:
-    """layers: name of a tree -> diff ID of the layer that it became."""
-
-    sealed: OciImage
-    layers: dict[str, str]
+def layer_note(paths: Paths, key: str) -> Path:
+    """What the inputs of a layer became. Data directories share the notes, as they share the engine."""
+    return paths.cache / "layers" / f"{key}.json"
 
 
-@dataclass(frozen=True)
-class Maker:
-    """From a context to the sealed image: each new layer is taken alone, and the engine gets no layer that it has.
-
-    builder: what the steps run in, None for what the Dockerfile says.
-    keeps_notes: for later builds, of which layer became of which inputs.
-    """
-
-    paths: Paths
-    engine: Engine
-    rendered: RenderedImage
-    parent: ImageInfo
-    builder: str | None
-    context: Path
-    work: Path
-    say: Say
-    fresh: bool
-    keeps_notes: bool
-    told: set[str] = field(default_factory=set)
-
-    @property
-    def unsealed(self) -> str:
-        return unsealed_ref(self.rendered.stage, self.rendered.key)
-
-    def made(self) -> Made:
-        """The engine's own, dated image lives only meanwhile, under a tag that nothing else reads."""
-        try:
-            return self.from_trees()
-        finally:
-            with contextlib.suppress(EngineError):  # it must not hide why the build ended
-                self.engine.untag(self.unsealed)
-
-    def tell(self, line: str) -> None:
-        """Each line once: the stages' common steps come in every build, from the engine's cache."""
-        if line not in self.told:
-            self.told.add(line)
-            self.say(f"{self.rendered.stage}: {line}")
-
-    def build(
-        self,
-        tag: str | None = None,
-        *,
-        target: str | None = None,
-        output: Path | None = None,
-        context: Path | None = None,
-    ) -> None:
-        buildkit.build(
-            context or self.context,
-            tag,
-            say=self.tell,
-            target=target,
-            output=output,
-            platform=self.rendered.platform,
-            no_cache=self.fresh,
-            arguments={BUILDER: self.builder} if self.builder else {},
-            host=self.engine.host,
-        )
-
-    def from_trees(self) -> Made:
-        self.build(self.unsealed, target="config")
-        image = self.image()
-        if image.diff_ids != self.parent.diff_ids:
-            raise BuildError(
-                f"{self.rendered.stage}: the stage `config` of its Dockerfile adds layers",
-                next_step="let it set only ENV, USER, CMD, LABEL and the like; layers come from the trees",
-            )
-        parts: list[Part] = list(self.parent.diff_ids)
-        new = list(self.rendered.layers)
-        became = dict[str, str]()
-        while not self.fresh and new and (past := self.known(new[0][1])):
-            if not self.engine.has_layers([*self.parent.diff_ids, *became.values(), past]):
-                break
-            became[new.pop(0)[0]] = past
-        with contextlib.ExitStack() as opened:
-            with ThreadPoolExecutor(PARALLEL_TREES) as pool:
-                layers = list(pool.map(lambda row: self.make_tree(row[0], opened), new))
-            filled = [(*row, layer) for row, layer in zip(new, layers, strict=True) if layer.members]
-            parts += [*became.values(), *(layer for _, _, layer in filled)]
-            self.tell("sealing and loading")
-            sealed = self.load(parts, image)
-            for (name, key, layer), diff_id in zip(filled, sealed.diff_ids[len(parts) - len(filled) :], strict=True):
-                keep_contents(self.paths, diff_id, functools.partial(contents_of, layer))
-                became[name] = diff_id
-                if self.keeps_notes:
-                    write_json(self.note(key), {"diff_id": diff_id})
-        return Made(sealed, became)
-
-    def make_tree(self, name: str, opened: contextlib.ExitStack) -> CanonicalLayer:
-        """Trees are made side by side, each from a folder of its own. opened: closes the tree's tar.
-
-        BuildKit keeps one copy of a context folder up to date for all its builds and sends each only the files that it
-        asks for; two at once took files away from each other (20.10).
-        """
-        tar = self.work / f"{name}.tar"
-        with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=self.work) as folder:
-            context = Path(folder, "context")
-            shutil.copytree(self.context, context, copy_function=os.link)
-            stage, below = self.tree_stage(name)
-            layer = read_layer_of(tar, lambda: self.build(target=stage, output=tar, context=context), folder=below)
-        opened.callback(layer.source.close)
-        return layer
-
-    def tree_stage(self, name: str) -> tuple[str, bytes]:
-        """The stage that gives a tree, and the tree's folder there. On our own root file system that is the one that
-        installs it: the engine's copy of gigabytes, file by file, takes longer than the 100 MB more that come out."""
-        made = (f"\nFROM venv AS {name}\n", f"\nFROM scratch AS {name}-tree\nCOPY --from={name} /layer/ /\n")
-        if self.rendered.rootfs and all(text in self.rendered.dockerfile for text in made):
-            return name, b"layer"
-        return f"{name}-tree", b""
-
-    def image(self) -> ImageInfo:
-        image = self.engine.image(self.unsealed)
-        if image is None:
-            raise EngineError(f"the engine built {self.unsealed} and does not have it", next_step="invoke build")
-        return image
-
-    def load(self, parts: Sequence[Part], image: ImageInfo) -> OciImage:
-        with progress(self.say, sum(part.size for part in parts if not isinstance(part, str)), after=UNPACKS) as sent:
-            return self.engine.load_sealed(
-                parts,
-                image.config,
-                os=image.os,
-                architecture=image.architecture,
-                tag=self.rendered.ref,
-                sizes=Sizes(self.paths.cache / "layers"),
-                sent=sent,
-            )
-
-    def known(self, key: str) -> str | None:
-        """The sealed diff ID of a layer that an earlier run made from the same inputs, whose contents are known."""
-        try:
-            diff_id = str(json.loads(self.note(key).read_text(encoding="utf-8"))["diff_id"])
-            contents = read_contents(cached_contents(self.paths, diff_id))
-            keep_contents(self.paths, diff_id, lambda: contents)
-        except (OSError, ValueError, KeyError, TypeError, IntegrityError):
+def known_layer(paths: Paths, key: str) -> str | None:
+    """The diff ID of the sealed layer that an earlier build made of the same inputs, if its contents are known."""
+    try:
+        diff_id = str(json.loads(layer_note(paths, key).read_text(encoding="utf-8"))["diff_id"])
+        cached = cached_contents(paths, diff_id)
+        if not cached.is_file():
             return None
-        return diff_id
-
-    def note(self, key: str) -> Path:
-        return self.paths.cache / "layers" / f"{key}.json"
+        keep_contents(paths, diff_id, lambda: read_contents(cached))
+    except (OSError, ValueError, KeyError, TypeError, IntegrityError):
+        return None
+    return diff_id

@@ -1,6 +1,6 @@
 """A recipe and a stage, joined: image, checkpoint and flags as one thing that has a key and a tag.
 
-Pure apart from reading the project's files: nothing is fetched, built or asked of an engine.
+`pair` is pure apart from reading the project's files: nothing is fetched, built or asked of an engine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.build import render
-from sparkpin.build.demands import demands_of
+from sparkpin.build.record import RenderedImage
 from sparkpin.checkpoint.steps import checkpoint_key, checkpoint_steps, lock_for, require, rules_of
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
@@ -23,6 +23,7 @@ from sparkpin.pins.nodes import nodes_of, spread
 from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
 from sparkpin.serve.memory.node_shares import share_faults
+from sparkpin.smoke.demands import demands_of
 from sparkpin.smoke.drafting import require_drafter
 
 
@@ -30,8 +31,7 @@ from sparkpin.smoke.drafting import require_drafter
 class Pairing:
     """One stage of a recipe's chain, with everything that decides its release.
 
-    chosen: the flags of `argv` that neither recipe nor stack nor stage says. unchecked: what could
-    not be compared with the model.
+    chosen: the flags of `argv` that neither recipe nor stack nor stage says.
     """
 
     recipe: schema.Recipe
@@ -39,19 +39,24 @@ class Pairing:
     stack_lock: schema.StackLock
     model: schema.ModelPin
     model_lock: schema.ModelLock
-    stage: schema.Stage
     chain: tuple[schema.Stage, ...]
-    rendered: render.RenderedImage
+    rendered: RenderedImage
     steps: tuple[str, ...]
     checkpoint_key: str
     argv: tuple[str, ...]
     env: dict[str, str]
-    key: str
     demands: Demands
     inputs: dict[str, str]
     executable: tuple[str, ...]
     chosen: tuple[vllm_command.Chosen, ...] = ()
-    unchecked: tuple[str, ...] = ()
+
+    @property
+    def stage(self) -> schema.Stage:
+        return self.chain[-1]
+
+    @property
+    def key(self) -> str:
+        return release_key(self.rendered.key, self.checkpoint_key, self.argv, self.env)
 
     @property
     def tag(self) -> str:
@@ -78,19 +83,18 @@ def pair(
     family = vllm_command.family_of(manifests.load_families(project), recipe.model)
     pairings = []
     for end, image in enumerate(rendered, start=1):
-        steps = checkpoint_steps(chain[:end], model)
+        below = chain[:end]
+        steps = checkpoint_steps(below, model)
         require(model, steps)
-        checkpoint = checkpoint_key(model, model_lock, steps)
-        said, env = vllm_command.serve_argv(recipe, stack, chain[:end])
-        unchecked = require_whole_shares(recipe, said, model, model_lock, steps)
-        unchecked += require_drafter_fits(recipe, said, model, model_lock)
-        demands = demands_of(project, stack, chain[:end], model)
-        chosen = vllm_command.choices(family, stack.vllm, said)
-        argv, env = spread(vllm_command.completed(said, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
-        require_drafter(chain[end - 1], recipe.name, argv)
+        given, env = vllm_command.serve_argv(recipe, stack, below)
+        if model.drafter and model.drafter.drafts:
+            drafters.require_used(recipe, given)
+        chosen = vllm_command.choices(family, stack.vllm, given)
+        argv, env = spread(vllm_command.completed(given, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
+        require_drafter(below[-1], recipe.name, argv)
         if templates:
             argv = in_workspace(argv)
-        mods = [file.mod for below in rendered[:end] for file in below.context if file.mod]
+        mods = [file.source for one in rendered[:end] for file in one.context if isinstance(file.source, Mod)]
         pairings.append(
             Pairing(
                 recipe=recipe,
@@ -98,61 +102,60 @@ def pair(
                 stack_lock=stack_lock,
                 model=model,
                 model_lock=lock_for(model, model_lock, steps),
-                stage=chain[end - 1],
-                chain=chain[:end],
+                chain=below,
                 rendered=image,
                 steps=steps,
-                checkpoint_key=checkpoint,
+                checkpoint_key=checkpoint_key(model, model_lock, steps),
                 argv=tuple(argv),
                 env=env,
-                key=release_key(image.key, checkpoint, tuple(argv), env),
-                demands=demands,
-                inputs=input_hashes(project, recipe, stack, model, chain[:end], mods, templates),
+                demands=demands_of(project, stack, below, model),
+                inputs=input_hashes(project, input_names(project, recipe, stack, model, below, templates), mods),
                 executable=tuple(
                     f"mods/{mod.name}/{file.path}" for mod in mods for file in mod.files if file.is_executable
                 ),
                 chosen=chosen,
-                unchecked=unchecked,
             )
         )
     return tuple(pairings)
 
 
-def require_whole_shares(
-    recipe: schema.Recipe, argv: Sequence[str], model: schema.ModelPin, lock: schema.ModelLock, steps: Sequence[str]
-) -> tuple[str, ...]:
-    """ManifestError where a node's share of the model is not whole; else what could not be checked, and why."""
-    if nodes_of(argv) == 1:
+def require_model_fits(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
+    """ManifestError where the machines' shares of the model are not whole, or where the drafter cannot draft for it.
+
+    Both follow from config.json, which is read where it was fetched. What could not be checked, and why.
+    """
+    return (*unchecked_shares(paths, pairing), *unchecked_drafter(paths, pairing))
+
+
+def unchecked_shares(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
+    if nodes_of(pairing.argv) == 1:
         return ()
-    name, config = recipe.file, config_here(Paths.from_env(), model, lock)
-    if config is None:
-        return (f"{name}: whether {model.name} divides by its nodes is not checked: its config.json is not here yet",)
+    file, model = pairing.recipe.file, pairing.model
+    unchecked = f"{file}: whether {model.name} divides by its nodes is not checked"
+    if (config := config_here(paths, model, pairing.model_lock)) is None:
+        return (f"{unchecked}: its config.json is not here yet",)
     try:
-        faults = share_faults(config, argv, rules_of(model, steps), name)
-        for fault in faults:
+        for fault in share_faults(config, pairing.argv, rules_of(model, pairing.steps), file):
             raise fault
     except ManifestError as fault:
-        if fault.file == name:
+        if fault.file == file:
             raise
-        return (f"{name}: whether {model.name} divides by its nodes is not checked: {fault.message}",)
+        return (f"{unchecked}: {fault.message}",)
     return ()
 
 
-def require_drafter_fits(
-    recipe: schema.Recipe, argv: Sequence[str], model: schema.ModelPin, lock: schema.ModelLock
-) -> tuple[str, ...]:
-    """ManifestError where the recipe's drafter cannot draft for its model; else what could not be checked, and why."""
+def unchecked_drafter(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
+    model, lock = pairing.model, pairing.model_lock
     if (pin := model.drafter) is None or pin.drafts is None:
         return ()
-    drafters.require_used(recipe, argv)
-    file, plan = recipe.file, drafters.speculation(argv)
+    file, plan = pairing.recipe.file, drafters.speculation(pairing.argv)
     for fault in drafters.method_faults(plan, pin.drafts, file):
         raise fault
-    target, own = (config_here(Paths.from_env(), model, lock, name) for name in (model.base, schema.DRAFTER))
-    if target is None or own is None:
+    target, drafter = (config_here(paths, model, lock, name) for name in (model.base, schema.DRAFTER))
+    if target is None or drafter is None:
         absent = model.name if target is None else pin.name
         return (f"{file}: whether {pin.name} fits {model.name} is not checked: {absent} has no config.json here yet",)
-    for fault in drafters.pair_faults(plan, target, own, f"pins/models/{pin.name}.yaml"):
+    for fault in drafters.pair_faults(plan, target, drafter, f"pins/models/{pin.name}.yaml"):
         raise fault
     return ()
 
@@ -165,28 +168,31 @@ def require_no_secrets(files: Mapping[str, bytes]) -> None:
                 raise fault
 
 
-def input_hashes(
+def input_names(
     project: Path,
     recipe: schema.Recipe,
     stack: schema.Stack,
     model: schema.ModelPin,
-    chain: tuple[schema.Stage, ...],
-    mods: Sequence[Mod],
-    templates: Sequence[CarriedTemplate] = (),
-) -> dict[str, str]:
-    """SHA-256 of each file that people edit and of each lock, by path below the project.
+    chain: Sequence[schema.Stage],
+    templates: Sequence[CarriedTemplate],
+) -> list[str]:
+    """The files that people edit, and the locks, by their paths below the project.
 
-    All templates: those of the stages may import the others.
+    All templates of dockerfiles/: those of the stages may import the others.
     """
-    names = [f"recipes/{recipe.name}.yaml"]
-    names += [
-        f"pins/{kind}.{end}" for kind in (f"stacks/{stack.name}", f"models/{model.name}") for end in ("yaml", "lock")
-    ]
-    names += [f"pins/models/{model.drafter.name}.{end}" for end in ("yaml", "lock")] if model.drafter else []
+    pins = [f"stacks/{stack.name}", f"models/{model.name}"]
+    pins += [f"models/{model.drafter.name}"] if model.drafter else []
+    names = [f"recipes/{recipe.name}.yaml", *(f"pins/{pin}.{end}" for pin in pins for end in ("yaml", "lock"))]
     names += [f"stages/{stage.name}.yaml" for stage in chain]
     names += [manifests.FAMILIES] if (project / manifests.FAMILIES).is_file() else []
     names += [manifests.COMMUNITY_MODS, *(one.file for one in templates)] if templates else []
-    names += [f"dockerfiles/{path.name}" for path in sorted((project / "dockerfiles").iterdir()) if path.is_file()]
+    return names + [
+        f"dockerfiles/{path.name}" for path in sorted((project / "dockerfiles").iterdir()) if path.is_file()
+    ]
+
+
+def input_hashes(project: Path, names: Sequence[str], mods: Sequence[Mod]) -> dict[str, str]:
+    """SHA-256 of each, and of each file of the mods, by path below the project."""
     data = {name: (project / name).read_bytes() for name in names}
     require_no_secrets(data)
     found = {name: hashlib.sha256(content).hexdigest() for name, content in data.items()}

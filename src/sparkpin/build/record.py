@@ -1,40 +1,84 @@
-"""Build records: what an image was made from, to the byte, and what came out.
+"""What an image is made from, to the byte, and what came out: rendered before the build, recorded after it.
 
-    images/<stack>-<stage>-<key12>.json
+    images/<stack>-<stage>-<key12>.json            a build record
+    images/<stack>-<stage>-<key12>.json.imported   empty: another machine made the record
+    images/<stack>-<stage>-<key12>.json.begun      empty: a build of it runs, or was killed
 
 A record is enough to make the image again without the project: the Dockerfile's text, every file of the context by
-SHA-256, the root file system's packages and arguments. The bytes lie in the stores (`inputs`).
+SHA-256, the root file system's packages and arguments. The bytes lie in the stores (`releases/kept_inputs`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import IntegrityError, ManifestError
-from sparkpin.core.files import atomic_file, write_json
+from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal
+from sparkpin.pins.mods import Mod
 from sparkpin.pins.schema import BY_DIGEST, LockedFile, Sha256, Size, StrictModel
 from sparkpin.releases.record import Digest, Release
 
-if TYPE_CHECKING:  # slow to import, and who reads a record to check it builds nothing
-    from sparkpin.build.context_files import ContextFile
-    from sparkpin.build.render import RenderedImage
-
 SCHEMA: Literal[1] = 1
 LOCKED = "wheel "  # how `what` begins of files that a lock names
+SHARED = ("stack", "stage", "key", "parent_key", "ref", "parent_ref", "platform", "rootfs", "dockerfile")
+
+
+@dataclass(frozen=True)
+class ContextFile:
+    """One file that a build sees. path: below the context; what: what a person calls it, as "wheel numpy 2.4.0".
+
+    source: a file of the stores, a mod (whose wheel is built then; `sha256` is its sources' key, `size` their bytes),
+    a path on this machine, or a text. identity: stands for the file in keys, where machines have different files that
+    do the same; `sha256` may be "" then.
+    """
+
+    path: str
+    sha256: str
+    size: int
+    what: str
+    source: LockedFile | Mod | Path | str
+    executable: bool = False
+    identity: str = ""
+
+
+@dataclass(frozen=True)
+class RenderedImage:
+    """One stage's image, before it is built.
+
+    key: build key (hex); parent_key: None for the first stage; ref: the internal tag; parent_ref: what it is built on;
+    rootfs: what the first stage stands on, None for the others and on a base by digest;
+    layers: (name, key) of each layer that it adds, where the key is over all that decides the layer;
+    builder: of an image for another architecture, where its steps ran before; None where the project's pins say it.
+    """
+
+    stage: str
+    stack: str
+    key: str
+    parent_key: str | None
+    ref: str
+    parent_ref: str
+    platform: str
+    rootfs: RootfsSpec | None
+    dockerfile: str
+    context: tuple[ContextFile, ...]
+    layers: tuple[tuple[str, str], ...] = ()
+    builder: RootfsSpec | None = None
 
 
 class BuildInput(StrictModel):
-    """One file of a build's context as the builder saw it. path: below the context; what: as "wheel numpy 2.4.0"."""
+    """One file of a build's context as the builder saw it. path, what: as of a `ContextFile`."""
 
     path: str
     sha256: Sha256
@@ -42,12 +86,14 @@ class BuildInput(StrictModel):
     executable: bool = False
     what: str
 
+    @property
+    def locked(self) -> LockedFile:
+        return LockedFile(name=self.what, file=Path(self.path).name, size=self.size, sha256=self.sha256)
+
 
 class LayerRecord(StrictModel):
-    """name: of the Dockerfile's tree; key: over all that decides the layer.
-
-    diff_id: of the sealed layer; None where the tree is empty, or where the layers were not made from trees.
-    """
+    """name: of the Dockerfile's tree; key: over all that decides the layer; diff_id: of the sealed layer, None where
+    the tree is empty."""
 
     name: str
     key: Sha256
@@ -92,17 +138,15 @@ class BuildRecord(StrictModel):
     @property
     def rendered(self) -> RenderedImage:
         """What a build needs, from the record alone."""
-        from sparkpin.build.render import RenderedImage
-
         return RenderedImage(
             **shared_fields(self),
-            context=tuple(map(kept_file, self.context)),
+            context=tuple(
+                ContextFile(row.path, row.sha256, row.size, row.what, row.locked, row.executable)
+                for row in self.context
+            ),
             layers=tuple((layer.name, layer.key) for layer in self.layers),
             builder=self.builder,
         )
-
-
-SHARED = ("stack", "stage", "key", "parent_key", "ref", "parent_ref", "platform", "rootfs", "dockerfile")
 
 
 def shared_fields(image: RenderedImage | BuildRecord) -> dict[str, Any]:
@@ -110,15 +154,8 @@ def shared_fields(image: RenderedImage | BuildRecord) -> dict[str, Any]:
     return {name: getattr(image, name) for name in SHARED}
 
 
-def kept_file(row: BuildInput) -> ContextFile:
-    from sparkpin.build.context_files import ContextFile
-
-    locked = LockedFile(name=row.what, file=Path(row.path).name, size=row.size, sha256=row.sha256)
-    return ContextFile(row.path, row.sha256, row.size, "kept", row.what, executable=row.executable, locked=locked)
-
-
-def record_file(paths: Paths, rendered: RenderedImage | BuildRecord) -> Path:
-    return record_path(paths, rendered.stack, rendered.stage, rendered.key)
+def record_file(paths: Paths, image: RenderedImage | BuildRecord) -> Path:
+    return record_path(paths, image.stack, image.stage, image.key)
 
 
 def record_path(paths: Paths, stack: str, stage: str, key: str) -> Path:
@@ -130,23 +167,40 @@ def layer_file(paths: Paths, diff_id: str) -> Path:
 
 
 def imported_mark(record: Path) -> Path:
-    """An empty file beside a record that another machine made: nobody computed here that its inputs have its key."""
+    """Beside a record that another machine made: nobody computed here that its inputs have its key."""
     return record.with_name(f"{record.name}.imported")
 
 
-def is_imported(paths: Paths, rendered: RenderedImage) -> bool:
-    return imported_mark(record_file(paths, rendered)).is_file()
+def is_imported(paths: Paths, image: RenderedImage | BuildRecord) -> bool:
+    return imported_mark(record_file(paths, image)).is_file()
+
+
+def begun_mark(record: Path) -> Path:
+    """Where a record will be once its build has ended."""
+    return record.with_name(f"{record.name}.begun")
 
 
 def write_record(paths: Paths, record: BuildRecord, *, imported: bool = False) -> None:
-    """imported: from another machine. The mark is there before the record, and goes after it was written anew."""
+    """imported: from another machine. That mark is there before the record, and goes after it was written again."""
     path = record_file(paths, record)
+    path.parent.mkdir(parents=True, exist_ok=True)
     if imported:
-        with atomic_file(imported_mark(path)):
-            pass
+        imported_mark(path).touch()
     write_json(path, record.model_dump(mode="json", by_alias=True))
+    begun_mark(path).unlink(missing_ok=True)
     if not imported:
         imported_mark(path).unlink(missing_ok=True)
+
+
+def keys_here(paths: Paths) -> frozenset[str]:
+    """The first 12 digits of the keys of all images and root file systems that this data directory and this cache
+    built, imported or began to build: they may share the engine with others, and each removes its own."""
+    found = {path.name.partition(".json")[0][-12:] for path in paths.images.glob("*.json*")}
+    found |= {path.stem[:12] for path in (paths.cache / "rootfs").glob("*.tar")}
+    for path in paths.images.glob("*.json"):
+        with contextlib.suppress(IntegrityError, ManifestError, FileNotFoundError):
+            found |= {spec.key[:12] for spec in read_record(path).root_file_systems}
+    return frozenset(found)
 
 
 def records_with_key(paths: Paths, stack: str, key: str) -> list[tuple[Path, BuildRecord]]:
@@ -182,7 +236,7 @@ def records_of(paths: Paths, release: Release) -> tuple[BuildRecord, ...]:
         if not rows:
             raise IntegrityError(
                 f"{release.tag}: the record of how its image was built (build key {key[:12]}) is not in {paths.images}",
-                next_step=f"invoke build --stage {release.stage} makes it anew, if the pins are still the same",
+                next_step=f"invoke build --stage {release.stage} makes it again, if the pins are still the same",
             )
         if len(rows) > 1:
             raise IntegrityError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +18,11 @@ from typing import Any
 import jinja2
 import jinja2.sandbox
 
-from sparkpin.build.context_files import (
-    ContextFile,
-    link_files,
-    mod_file,
-    script_file,
-    template_file,
-    user_files,
-    uv_file,
-    wheel_files,
-)
-from sparkpin.build.rootfs import RootfsSpec, rootfs_spec
+from sparkpin.build.context import link_files, mod_file, script_file, template_file, user_files, uv_file, wheel_files
+from sparkpin.build.record import ContextFile, RenderedImage
+from sparkpin.build.rootfs import rootfs_spec
 from sparkpin.core.epoch import EPOCH
-from sparkpin.core.errors import ManifestError
+from sparkpin.core.errors import BuildError, ManifestError
 from sparkpin.core.names import MACHINES
 from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal
@@ -37,29 +30,10 @@ from sparkpin.pins.manifests import wheel_groups
 from sparkpin.pins.mods import CarriedTemplate, Mod, read_mod
 from sparkpin.pins.schema import LINKS, RESERVED, STACK_MODS, USER, VENV, Stack, StackLock, Stage
 
-
-@dataclass(frozen=True)
-class RenderedImage:
-    """One stage's image, before it is built.
-
-    key: build key (hex); parent_key: None for the first stage; ref: the internal tag; parent_ref: what it is built on;
-    rootfs: what the first stage stands on, None for the others and on a base by digest;
-    layers: (name, key) of each layer that it adds, where the key is over all that decides the layer;
-    builder: of an image for another architecture, where its steps ran before; None where the project's pins say it.
-    """
-
-    stage: str
-    stack: str
-    key: str
-    parent_key: str | None
-    ref: str
-    parent_ref: str
-    platform: str
-    rootfs: RootfsSpec | None
-    dockerfile: str
-    context: tuple[ContextFile, ...]
-    layers: tuple[tuple[str, str], ...] = ()
-    builder: RootfsSpec | None = None
+BUILDER = "BUILDER"  # the argument that names where the steps run: what the image stands on, or a native stand-in
+DIRECTIVE = re.compile(r"#\s*(syntax|escape|check)\s*=", re.I)
+FROM = re.compile(r"(?:--platform=\S+\s+)?(?P<image>\S+)(?:\s+as\s+(?P<name>\S+))?\s*$", re.I)
+SOURCE = re.compile(r"(?:--|,)from=(?P<image>[^\s,]+)", re.I)
 
 
 def render_chain(
@@ -124,7 +98,7 @@ def render(
     tools = [script_file(project, "install.py"), uv_file()] if trees else []
     if parent is None and stack.base:
         tools.append(script_file(project, "base.py"))
-    files = sorted([*tools, *files_of(trees)], key=lambda file: file.path)
+    files = sorted([*tools, *(file for tree in trees for file in tree.files)], key=lambda file: file.path)
 
     template = environment(project / "dockerfiles").get_template(stage.template)
 
@@ -180,10 +154,6 @@ def mods_tree(stack: Stack, name: str, mods: Sequence[Mod]) -> Tree:
     return Tree(name, tuple(mod_file(name, mod) for mod in mods), kernels=kernels)
 
 
-def files_of(trees: Sequence[Tree]) -> list[ContextFile]:
-    return [file for tree in trees for file in tree.files]
-
-
 def require_apart(project: Path, stage: Stage, trees: Sequence[Tree]) -> None:
     names = [tree.name for tree in trees]
     for tree in trees:
@@ -228,4 +198,51 @@ def environment(folder: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+    )
+
+
+def require_closed(text: str, parent_ref: str) -> None:
+    """BuildError, with the line, for a Dockerfile that could let the engine open a connection.
+
+    It may reach its own stages, the image that it stands on and its context. `--network none` holds for RUN only: the
+    engine itself would fetch a URL of ADD, a `# syntax=` frontend, or an image that a FROM or a --from names and it
+    does not have.
+    """
+    known = {"scratch", parent_ref}
+    if f"ARG {BUILDER}={parent_ref}" in (line for _, line in instructions(text)):
+        known.add(f"${BUILDER}")
+    for number, line in instructions(text):
+        if DIRECTIVE.match(line):
+            raise refused(number, line, "no parser directive: a frontend would be fetched")
+        word, _, rest = line.partition(" ")
+        word = word.upper()
+        if word == "ADD":
+            raise refused(number, line, "COPY: the engine fetches what ADD names")
+        if word == "FROM":
+            match = FROM.match(rest.strip())
+            if match is None or match["image"] not in known:
+                raise refused(number, line, f"FROM {parent_ref}, scratch or a stage above")
+            known |= {match["name"]} if match["name"] else set()
+        elif word in ("COPY", "RUN") and (far := [image for image in SOURCE.findall(rest) if image not in known]):
+            raise refused(number, line, f"a stage above, not {far[0]}")
+
+
+def instructions(text: str) -> list[tuple[int, str]]:
+    """(line number, instruction) with continued lines joined. Directives are the comments before the first of them."""
+    found: list[tuple[int, str]] = []
+    open_line = ""
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        if not line or (line.startswith("#") and (found or not DIRECTIVE.match(line))):
+            continue
+        start, open_line = (number, line) if not open_line else (found.pop()[0], f"{open_line} {line}")
+        found.append((start, open_line.removesuffix("\\").strip()))
+        open_line = found[-1][1] if line.endswith("\\") else ""
+    return found
+
+
+def refused(number: int, line: str, expected: str) -> BuildError:
+    return BuildError(
+        f"line {number} of the rendered Dockerfile: got {line[:100]!r}, expected {expected}",
+        next_step="correct the template in dockerfiles/; `invoke build --render` prints what it becomes",
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkpin.build.origin import IMPORTS, made_with_statement, ready_checkpoint
+from sparkpin.build.consistent import IMPORTS, has_statement, ready_checkpoint
 from sparkpin.build.record import BuildRecord, layer_file, records_of
 from sparkpin.bundle import form
 from sparkpin.checkpoint.content import RECORD
@@ -106,7 +106,7 @@ def require_importable(
     business.
     """
     verify_next = f"invoke verify {release.tag} tells all that is wrong"
-    if made_with_statement(paths, release) and not (Releases(paths).evidence(release) / STATEMENT).is_file():
+    if has_statement(paths, release) and not (Releases(paths).evidence(release) / STATEMENT).is_file():
         raise IntegrityError(
             f"{release.tag} has no statement", next_step=f"invoke verify {release.tag} --sign makes it"
         )

@@ -35,7 +35,6 @@ from typing import IO, Annotated, BinaryIO, Literal, cast
 
 from pydantic import Field, ValidationError
 
-from sparkpin.build.demands import demands_of
 from sparkpin.build.pair import require_no_secrets
 from sparkpin.build.record import LOCKED, BuildRecord
 from sparkpin.checkpoint.content import RECORD
@@ -60,6 +59,7 @@ from sparkpin.pins.reading import LOCK_LIMIT, YAML_LIMIT
 from sparkpin.pins.schema import LockedFile, Sha256, Size, StrictModel
 from sparkpin.pins.values import require_values
 from sparkpin.releases.record import Release, Releases
+from sparkpin.smoke.demands import demands_of
 
 SCHEMA: Literal[1] = 1
 INDEX, RELEASE, CHECKPOINT = "sparkpin/bundle.json", "sparkpin/release.json", "sparkpin/checkpoint.json"
@@ -169,9 +169,7 @@ def locked_files(records: Sequence[BuildRecord]) -> tuple[LockedFile, ...]:
     for record in records:
         for spec in record.root_file_systems:
             found |= {deb.sha256: deb for deb in spec.debs}
-        for file in record.rendered.context:
-            if file.locked and file.what.startswith(LOCKED):
-                found[file.sha256] = file.locked
+        found |= {row.sha256: row.locked for row in record.context if row.what.startswith(LOCKED)}
     return tuple(found[sha256] for sha256 in sorted(found))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
+import json
 import os
 import zlib
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from sparkpin.build.origin import IMPORTS, add_row, is_brought
+from sparkpin.build.consistent import IMPORTS, is_brought
 from sparkpin.build.record import (
     BuildRecord,
     layer_file,
@@ -41,7 +42,7 @@ from sparkpin.fetch import model as hub
 from sparkpin.host.engine import Engine
 from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.record import Release, Releases, now
 
 IMPORTED = "imported"  # folder of the evidence that other machines made
 TOGETHER = (STATEMENT, SBOM, SIGNATURE)
@@ -97,6 +98,15 @@ def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say, source: str 
     return Imported(release, sent, bundle.checks)
 
 
+def add_row(path: Path, row: dict[str, Any]) -> None:
+    """Add to a list of bundles, with the time; what it said about the same file goes."""
+    try:
+        rows = [old for old in json.loads(path.read_text(encoding="utf-8")) if old["file"] != row["file"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        rows = []
+    files.write_json(path, [*rows, {**row, "time": now()}])
+
+
 def merged(bundle: Bundle, known: Release | None) -> Release:
     """The record to be written: the one that is here."""
     if known is None:
@@ -144,7 +154,7 @@ def require_same_record(paths: Paths, bundle: Bundle, record: BuildRecord) -> No
                 f"{bundle.path} has {record.ref} with {name} {seen[0]}; this machine made {here.ref} with {seen[1]}",
                 next_step=which_is_right(paths, path, here),
             )
-    path = record_file(paths, record.rendered)
+    path = record_file(paths, record)
     with contextlib.suppress(FileNotFoundError):
         if (here := read_record(path)).key != record.key:
             raise IntegrityError(
@@ -257,7 +267,7 @@ def keep_files(paths: Paths, bundle: Bundle, say: Say) -> None:
             # Read-only as `hub` makes them: checkpoints hold hard links to the model's files.
             put(bundle, name, target, mode=0o444 if target.is_relative_to(paths.models) else 0o644)
     for record in bundle.records:
-        if not record_file(paths, record.rendered).is_file():
+        if not record_file(paths, record).is_file():
             write_record(paths, record, imported=True)
 
 

@@ -34,7 +34,7 @@ class Shapes(BaseModel):
     they have one of their own.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     repository: str
     source: str

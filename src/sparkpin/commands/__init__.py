@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkpin.commands import (  # noqa: F401 # isort: skip
         bench, bisect, build, bump, bundle, checkpoint, client, developer, evidence, history, lock,
-        prove, prune, quality, recipe, releases, report, serve, smoke, status, up,
+        prove, prune, quality, recipe, releases, report, reproduce, serve, smoke, status, up,
     )  # fmt: skip
 else:
 

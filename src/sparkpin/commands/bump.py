@@ -11,12 +11,13 @@ from pathlib import Path
 
 from sparkpin import commands
 from sparkpin.build.consistent import require_consistent
-from sparkpin.build.make import at_work, build_releases, checkpoint_of, fetch_missing, smoke_releases
-from sparkpin.build.pair import Pairing, pair
+from sparkpin.build.make import at_work, build_releases, checkpoint_of, fetch_missing
+from sparkpin.build.pair import Pairing, pair, require_model_fits
 from sparkpin.commands.bench import BenchOptions, common, plan_for, subject_of
 from sparkpin.commands.bisect import BisectSearch
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.commands.quality import Pair, compared
+from sparkpin.commands.smoke import smoke_releases
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import (
     BuildError,
@@ -310,6 +311,7 @@ def bump(
         try:
             side.lock_newer(there, own, moving, what, hold, say)
             pairings = pair(there.project, name, stage=current.stage)
+            require_model_fits(paths, pairings[-1])
         except (IntegrityError, ManifestError) as error:
             step = Step(name="lock", passed=False, detail=error.message, seconds=round(time.monotonic() - begin, 1))
             refused: dict[str, object] = {"steps": (step,), "verdict": "stay", "reason": f"lock: {error.message}"}

@@ -30,11 +30,13 @@ def choose_known(paths: Paths, recipe: str | None) -> str:
 
 
 def pairings_of(recipe: str | None, stage: str | None, stack: str | None = None) -> tuple[Paths, tuple[Pairing, ...]]:
-    from sparkpin.build.pair import pair  # slow to import, and `rollback` pairs nothing
+    from sparkpin.build.pair import pair, require_model_fits  # slow to import, and `rollback` pairs nothing
 
     paths = Paths.from_env()
-    name = choose_recipe(paths, recipe, stack)
-    return paths, pair(paths.project, name, stage=stage, stack_name=stack)
+    pairings = pair(paths.project, choose_recipe(paths, recipe, stack), stage=stage, stack_name=stack)
+    for pairing in pairings:
+        require_model_fits(paths, pairing)
+    return paths, pairings
 
 
 def require_recipe(paths: Paths, records: Releases, name: str) -> list[ManifestError]:
@@ -50,7 +52,7 @@ def require_recipe(paths: Paths, records: Releases, name: str) -> list[ManifestE
 
 def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
     """An imported release's build steps are somebody else's, and making a root file system runs them as root."""
-    from sparkpin.build.origin import is_from_elsewhere
+    from sparkpin.build.consistent import is_from_elsewhere
 
     if not trusted and is_from_elsewhere(paths, release):
         raise InputError(

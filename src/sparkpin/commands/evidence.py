@@ -25,9 +25,9 @@ def make_evidence(tag: str, *, builder: str | None = None) -> None:
         release, keys = Releases(paths).get(tag), signing.Keys.from_env()
         require_consistent(paths, release)  # a signature says that this is what was built
         if builder is not None:
-            from sparkpin.evidence import builders  # slow to import, for this alone
+            from sparkpin.evidence import digests  # slow to import, for this alone
 
-            path = builders.state(paths, release, builder, keys.signing)
+            path = digests.confirm(paths, release, builder, keys.signing)
             show(f"{path}: signed with {keys.signing}; to be counted, it and {path.name}.sig go into the project")
             return
         made = attesting.attest(paths, release, keys)
@@ -62,7 +62,7 @@ def verify(
     sign, builder: as of `make_evidence`.
     """
     from sparkpin.bundle import form
-    from sparkpin.evidence import builders, imagecheck  # slow to import, and no other task needs them
+    from sparkpin.evidence import imagecheck  # slow to import, and no other task needs them
     from sparkpin.evidence import verify as verifying
 
     paths = Paths.from_env()
@@ -99,7 +99,7 @@ def verify(
         engine, evidence = engine_of(paths), imagecheck.evidence_of(paths, release)
         checks = [*verifying.check_evidence(evidence), imagecheck.check_loaded(engine, release)]
         allowed = signing.Keys.from_env().allowed
-        checks.append(builders.check_published(paths.project, release, evidence.records, allowed))
+        checks.append(imagecheck.check_published(paths.project, release, evidence.records, allowed))
         if deep:
             checks.append(imagecheck.check_fetched(paths, release, evidence.records))
             checks += imagecheck.check_model(paths, release, say)

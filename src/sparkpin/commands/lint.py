@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sparkpin.build.closed_dockerfile import instructions
-from sparkpin.build.render import RenderedImage, render_chain
+from sparkpin.build.record import RenderedImage
+from sparkpin.build.render import instructions, render_chain
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.pins import manifests
 from sparkpin.pins.values import SECRET_NAME, SHAPE

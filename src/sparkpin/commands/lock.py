@@ -8,7 +8,8 @@ from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
-from sparkpin.fetch import lock_model, lock_stack
+from sparkpin.fetch import lock_model
+from sparkpin.fetch.stack import lock_stack
 from sparkpin.host.machine import this_platform
 from sparkpin.pins import manifests
 
@@ -28,7 +29,7 @@ def lock(*, stack: str | None, model: str | None, digests: bool = False) -> None
     paths = Paths.from_env()
     everything = not stack and not model
     for name in [stack] if stack else names(paths.project / "pins/stacks") if everything else []:
-        made = lock_stack.lock_stack(paths, name, say)
+        made = lock_stack(paths, name, say)
         show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels")
     for name in [model] if model else names(paths.project / "pins/models") if everything else []:
         if not model and not (paths.project / f"pins/models/{name}.lock").is_file():
@@ -45,9 +46,9 @@ def lock(*, stack: str | None, model: str | None, digests: bool = False) -> None
 
 def publish_digests(stack: str | None) -> None:
     """Of one stack, or of each that has published some before. Those for another architecture are not built then, for
-    that can take an hour: what does not hold is taken out of their files."""
-    from sparkpin.build import digests as published  # slow to import: only this asks an engine
-    from sparkpin.build.make import at_work
+    that can take an hour: entries of other pins are removed from their files."""
+    from sparkpin.build.make import at_work  # slow to import: only this asks an engine
+    from sparkpin.evidence import digests as published
 
     paths = Paths.from_env()
     if not (wanted := [stack] if stack else names(paths.project / published.FOLDER)):
@@ -60,8 +61,8 @@ def publish_digests(stack: str | None) -> None:
             file = published.file_of(name)
             if stack or manifests.load_stack(paths.project, name).platform == machine:
                 show(f"{file}: {published.publish(paths, engine, name, say)} images")
-            elif gone := published.take_out_stale(paths.project, name):
-                show(f"{file}: taken out, of other pins: {', '.join(gone)}; invoke lock --digests --stack {name}")
+            elif gone := published.remove_stale(paths.project, name):
+                show(f"{file}: removed, of other pins: {', '.join(gone)}; invoke lock --digests --stack {name}")
             else:
                 show(f"{file}: all of it holds")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from sparkpin.build.pair import Pairing
+from sparkpin.build.pair import Pairing, require_model_fits
 from sparkpin.commands.choose import choose_recipe
 from sparkpin.community import check as recipe_checks
 from sparkpin.community import known_issues
@@ -34,7 +34,7 @@ def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
         *overruled_notes(pairing.recipe, pairing.stack, pairing.chain),
         *(f"warning: {recipe}: {mistake}" for mistake in mistakes),
         *(choice.line for choice in pairing.chosen),
-        *(f"note: {line}" for line in pairing.unchecked),
+        *(f"note: {line}" for line in require_model_fits(paths, pairing)),
         *(f"note: {about(mod, template)}" for mod, template in templates.items()),
     )
 

@@ -5,33 +5,40 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from sparkpin.build.make import smoke_releases
+from sparkpin.build.consistent import require_consistent
+from sparkpin.build.make import checkpoint_of
 from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_known, newest_of_stage, require_recipe
 from sparkpin.commands.notes import finish
 from sparkpin.core import terminal
-from sparkpin.core.errors import BusyError, InputError, InspectionError
+from sparkpin.core.errors import BusyError, EngineError, InputError, InspectionError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors, engine_of
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.runs_here import with_others
-from sparkpin.serve import linked, nodes
+from sparkpin.releases.runs_here import obstacle, uses_gpu, with_others
+from sparkpin.serve import linked, memory_limit, nodes
+from sparkpin.serve.launch import LaunchOrder, reached, was_stopped
 from sparkpin.serve.nodes import Nodes, NodesOptions
 from sparkpin.serve.served import LABEL
+from sparkpin.serve.switching import Test
 from sparkpin.smoke import drift, kernels
-from sparkpin.smoke.evidence import owes
+from sparkpin.smoke.evidence import kept, owes
 from sparkpin.smoke.inspect import report
 from sparkpin.smoke.inspect import run as inspecting
 from sparkpin.smoke.inspect.gpu import KNOWN
-from sparkpin.smoke.server import Place, clear_leftovers
+from sparkpin.smoke.server import Place, alone, clear_leftovers
 
 LOCAL = "127.0.0.1"  # a smoke test has no front
+
+Joined = Callable[[Path], contextlib.AbstractContextManager[Sequence[Place]]]
+"""Machines for the nodes of a release, which has this checkpoint here."""
 
 
 def waiting_for_smoke(paths: Paths, made: Sequence[Release], *, load: bool = False) -> tuple[Release, ...]:
@@ -84,6 +91,74 @@ def smoke(
             show(f"{one.tag} was compared with nothing; next: {step}")
     finish(records, done)
     return done
+
+
+def smoke_releases(
+    paths: Paths,
+    wanted: tuple[Release, ...],
+    *,
+    load: bool = False,
+    done: int = 0,
+    total: int = 0,
+    over: Mapping[str, Joined] | None = None,
+) -> tuple[Release, ...]:
+    """A server for each that can run here, one after the other; the others are inspected. load: and their libraries
+    loaded, too. done, total: where these are a part of more, to number them. over: by tag, the machines of those that
+    are not for this one alone."""
+    from sparkpin.smoke.inspected import run_inspection
+    from sparkpin.smoke.run import run_smoke  # slow to import, as all that asks a server
+
+    engine = engine_of(paths)
+    found = []
+    for number, release in enumerate(wanted, start=done + 1):
+        say(f"smoke test {number} of {total or len(wanted)}: {release.tag}")
+        require_consistent(paths, release)
+        machines = (over or {}).get(release.tag)
+        if why := obstacle(paths, engine, release, nodes=1 if machines else None):
+            if release.smoke_passed:
+                raise InputError(
+                    f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}",
+                    next_step=f"invoke smoke {release.tag} --inspect, which changes no record",
+                )
+            found.append(kept(paths, release, *run_inspection(paths, engine, release, why, say, load=load)))
+        else:
+            gpus = uses_gpu(paths, release)
+            checkpoint = checkpoint_of(paths, release)
+            if gpus and not machines:  # else vLLM refuses to start next to a server, and the release would be at fault
+                with alone(paths, engine, say):
+                    memory_limit.make_room(paths, engine, release, checkpoint, say)
+            with machines(checkpoint) if machines else contextlib.nullcontext(()) as places:
+                result, write = run_smoke(paths, engine, release, checkpoint, say, gpus=gpus, places=places)
+            found.append(kept(paths, release, result, write))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def smoke_of_served(paths: Paths) -> Iterator[Test]:
+    """The smoke test of a server that is about to be served. No other one runs meanwhile, from before its start."""
+    with alone(paths, engine_of(paths), say):
+        yield partial(smoke_served, paths)
+
+
+def smoke_served(paths: Paths, container: Container, order: LaunchOrder) -> None:
+    """SmokeError where it fails; of a server that somebody stopped meanwhile nothing is kept."""
+    from sparkpin.smoke import run
+
+    release, found = order.release, None
+    try:
+        with reached(container) as port:
+            found = run.smoke_served(paths, engine_of(paths), release, container, port, order.timeout, say)
+    except EngineError:
+        if not was_stopped(container):
+            raise
+    if found is None or was_stopped(container):
+        raise SmokeError(f"{release.tag} was stopped while it was tested", next_step=f"invoke smoke {release.tag}")
+    result, write = found
+    if not kept(paths, release, result, write).smoke_passed:
+        raise SmokeError(
+            f"{release.tag} failed its smoke test and is not served",
+            next_step=f"read {result.log_path}, then invoke smoke {release.tag}",
+        )
 
 
 def compare_kernels(*, tag: str | None, stage: str | None, recipe: str | None) -> None:

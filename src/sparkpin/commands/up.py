@@ -1,34 +1,26 @@
-"""The main line, `invoke up` and `invoke build`: plan -> fetch -> build -> attest -> report."""
+"""The main line, `invoke up`: plan -> fetch -> build -> attest -> smoke -> report."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from sparkpin.build import digests
-from sparkpin.build.consistent import require_consistent
-from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_of_served, smoke_releases
-from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
-from sparkpin.build.origin import is_brought
-from sparkpin.build.pair import Pairing
+from sparkpin.build.consistent import is_brought, require_consistent
+from sparkpin.build.make import at_work
+from sparkpin.build.model_needs import ModelNeeds, how_long, needs_of
 from sparkpin.checkpoint.steps import used_repositories
 from sparkpin.commands import serve as serving
-from sparkpin.commands import tables
-from sparkpin.commands.choose import choose_recipe, pairings_of
-from sparkpin.commands.notes import finish, next_smoke, notes_of
-from sparkpin.commands.smoke import complete_above, waiting_for_smoke
+from sparkpin.commands.build import BuildPlan, carry_out, plan_of, report
+from sparkpin.commands.choose import choose_recipe
+from sparkpin.commands.smoke import complete_above, smoke_of_served, smoke_releases, waiting_for_smoke
 from sparkpin.core import terminal
-from sparkpin.core.errors import DiskError, InputError, IntegrityError, SmokeError, SparkpinError
+from sparkpin.core.errors import DiskError, InputError, IntegrityError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
-from sparkpin.evidence import builders
-from sparkpin.evidence.attest import ensure_attested
-from sparkpin.evidence.signing import Keys
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.model import absent_wheel, fetch_model
-from sparkpin.fetch.store import Store
 from sparkpin.host import machine as host
 from sparkpin.host import preflight
 from sparkpin.host.engine import Engine, engine_of
@@ -36,34 +28,12 @@ from sparkpin.host.machine import read_gpus
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.pins import manifests
 from sparkpin.pins.nodes import nodes_of
-from sparkpin.pins.schema import LockedFile
 from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, obstacle_of
 from sparkpin.serve.launch import is_kept_up
 from sparkpin.serve.served import find, name_of
 from sparkpin.smoke import drafting, drift
-
-
-@dataclass(frozen=True)
-class BuildPlan:
-    """What `up` and `build` are about to do, known from files alone: a dry run shows it and ends."""
-
-    paths: Paths
-    pairings: tuple[Pairing, ...]  # the chain of stages; the last is the one asked for
-    notes: tuple[str, ...]  # what was overruled, what was chosen, and what vLLM will refuse
-
-    @property
-    def states(self) -> list[str]:
-        """Of each pairing's release."""
-        known = [Releases(self.paths).find(pairing.tag) for pairing in self.pairings]
-        return [release.state_text if release else "to be built" for release in known]
-
-    @property
-    def absent(self) -> list[LockedFile]:
-        """Of the stack's lock, what the store has not."""
-        store = Store(self.paths.store)
-        return [file for file in self.pairings[-1].stack_lock.files if not store.has(file)]
 
 
 def up(
@@ -112,7 +82,7 @@ def up(
     preflight.install(lacking, machine, say)
     if download:
         fetch_download(plan)
-    made = carry_out(plan, place=place)
+    made = carry_out(plan, take=partial(take_published, plan, place) if place else lambda engine: {})
     if smoke:
         made = smoke_chain(plan, made, serve=serve)
     first_is_current(plan.paths, made[-1])
@@ -121,59 +91,6 @@ def up(
         if tag != made[-1].tag:
             show(f"{tag} is current, so that is served, and not {made[-1].tag}")
         serving.serve(recipe=made[-1].recipe, release=None)  # what runs already is left alone
-
-
-def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: bool) -> tuple[Release, ...]:
-    """offline: what is missing is an error."""
-    plan = plan_of(recipe, stage, stack)
-    for note in plan.notes:
-        say(note)
-    made = carry_out(plan, offline=offline)
-    report(plan.paths, made)
-    return made
-
-
-def carry_out(plan: BuildPlan, *, offline: bool = False, place: Registry | None = None) -> tuple[Release, ...]:
-    """The releases of the plan, the stage asked for last. place: a registry that may have some of them."""
-    with at_work(plan.paths) as engine:
-        taken = take_published(plan, engine, place) if place else {}
-        rest = [pairing for pairing in plan.pairings if pairing.tag not in taken]
-        fetch_missing(plan.paths, engine, rest, offline=offline)
-        built = iter([attest(plan.paths, release) for release in build_releases(plan.paths, engine, rest)])
-        made = tuple(taken[pairing.tag] if pairing.tag in taken else next(built) for pairing in plan.pairings)
-    try:
-        compare_published(plan, made)
-    except SparkpinError as error:  # all is built: what others publish changes nothing of it
-        say(f"warning: not compared with published digests: {error}")
-    return made
-
-
-def compare_published(plan: BuildPlan, made: Sequence[Release]) -> None:
-    """Whether the images are those that the project publishes for these pins, and how many builders got the last."""
-    images, last = [pairing.rendered for pairing in plan.pairings], made[-1]
-    published = digests.load(plan.paths.project, last.stack)
-    said = builders.confirmations(plan.paths.project, last.build_key, last.image, Keys.from_env().allowed)
-    if published is None and said == builders.Confirmations():
-        return
-    file, found = digests.file_of(last.stack), dict[str, list[str]]()
-    for end, release in enumerate(made, start=1):
-        held = digests.hold(published, images[:end], release.image, release.diff_ids)
-        if held and held.difference:
-            say(
-                f"warning: {release.stage}: NOT the bytes that {file} publishes for these pins: image {release.image}, "
-                f"published {held.wanted}; {held.difference}\n  next: invoke reproduce {release.tag} (does it come out "
-                f"so again?), then invoke diff {release.tag} OTHER --files, where OTHER is the release of who published"
-            )
-        else:
-            found.setdefault("same bytes as published" if held else "not published for these pins", []).append(
-                release.stage
-            )
-    for why in said.uncounted:
-        say(f"not counted: {why}")
-    for other in said.others:
-        say(f"warning: {other} got another image than {last.tag} of these pins")
-    lines = [f"{what}: {', '.join(stages)} ({file})" for what, stages in found.items()]
-    show("; ".join([*lines, f"{last.stage} is {said.line}"]))
 
 
 def is_taken(paths: Paths, engine: Engine, release: Release) -> bool:
@@ -187,7 +104,7 @@ def is_taken(paths: Paths, engine: Engine, release: Release) -> bool:
     return all(verify.demanded(check).result != "wrong" for check in checks)
 
 
-def take_published(plan: BuildPlan, engine: Engine, place: Registry) -> dict[str, Release]:
+def take_published(plan: BuildPlan, place: Registry, engine: Engine) -> dict[str, Release]:
     """By tag: what a registry has of the chain, and what it gave before. What does not verify is built instead."""
     from sparkpin.bundle.registry import pull
 
@@ -207,11 +124,6 @@ def take_published(plan: BuildPlan, engine: Engine, place: Registry) -> dict[str
             else:
                 say(f"{pairing.stage.name} is built here: the published one asks for another smoke test")
     return taken
-
-
-def plan_of(recipe: str | None, stage: str | None, stack: str | None) -> BuildPlan:
-    paths, pairings = pairings_of(recipe, stage, stack)
-    return BuildPlan(paths, pairings, notes_of(paths, pairings[-1]))
 
 
 def unlocked_models(paths: Paths, recipe: str | None, stack: str | None) -> list[str]:
@@ -245,7 +157,7 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
     return needs
 
 
-def disk_of(plan: BuildPlan, needs: ModelNeeds) -> list[DiskRow]:
+def disk_of(plan: BuildPlan, needs: ModelNeeds) -> list[preflight.DiskRow]:
     images = preflight.needs_for(host.read_host(), plan.pairings[-1].stack) if "to be built" in plan.states else None
     return needs.disk(plan.paths, images)
 
@@ -293,12 +205,6 @@ def announce(plan: BuildPlan, place: Registry | None = None) -> None:
         show(f"To be fetched, too: {wheel.file}, {terminal.size(wheel.size)}, which holds the model.")
     for note in plan.notes:
         say(note)
-
-
-def attest(paths: Paths, release: Release) -> Release:
-    """Before the next stage is built, so that one that fails leaves the evidence of those below it."""
-    ensure_attested(paths, release, say)
-    return release
 
 
 def smoke_chain(plan: BuildPlan, made: tuple[Release, ...], *, serve: bool) -> tuple[Release, ...]:
@@ -378,10 +284,3 @@ def first_is_current(paths: Paths, newest: Release) -> None:
         return
     current.promote(paths, engine_of(paths), newest.tag, partial(require_consistent, paths, finished=True))
     say(f"{newest.tag} is the first release that passed, so it is current")
-
-
-def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = False, serves: bool = False) -> None:
-    """The table, and what to type next. SmokeError where `smoked`, and one of them failed."""
-    tables.show_built(made)
-    if not next_smoke(paths, made) and smoked:
-        finish(Releases(paths), made, serves=serves)

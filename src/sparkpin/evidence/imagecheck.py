@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sparkpin.build.consistent import same
-from sparkpin.build.origin import made_with_statement
+from sparkpin.build.consistent import has_statement, same
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.checkpoint.content import RECORD, is_complete
 from sparkpin.checkpoint.plan import make_plan
@@ -20,6 +19,7 @@ from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import GATHERS, progress
 from sparkpin.core.terminal import Say
+from sparkpin.evidence import digests
 from sparkpin.evidence.materials import recorded
 from sparkpin.evidence.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Claimed, Open, checked
 from sparkpin.fetch.model_files import blobs_of, fetched_of, listing_of, places_of, repository_folder
@@ -50,8 +50,26 @@ def evidence_of(paths: Paths, release: Release) -> Claimed:
         {name: path.read_bytes() for name, path in files.items() if path.is_file()},
         records[-1].config.encode(),
         read,
-        attested=made_with_statement(paths, release),
+        attested=has_statement(paths, release),
     )
+
+
+def check_published(project: Path, release: Release, records: Sequence[BuildRecord], allowed: Path | None) -> Check:
+    """The release's digest against the one that the project publishes, and against what builders got."""
+    found = digests.confirmations(project, release.build_key, release.image, allowed)
+    tail = "".join([f"; {found.line}", *(f"; not counted: {why}" for why in found.uncounted)])
+    step = f"invoke reproduce {release.tag}"
+    if found.others:
+        return Check("published", "wrong", f"{', '.join(found.others)} got another image of these pins{tail}", step)
+    try:
+        published = digests.load(project, release.stack)
+    except SparkpinError as error:
+        return Check("published", "wrong", error.message, error.next_step)
+    compared = digests.compare(published, records, release.image, release.diff_ids)
+    if compared and compared.difference:
+        return Check("published", "wrong", f"published is {compared.published}; {compared.difference}{tail}", step)
+    what = f"the same bytes as {digests.file_of(release.stack)}" if compared else "nothing is published for these pins"
+    return Check("published", "ok" if compared or found.builders else "open", f"{what}{tail}")
 
 
 def check_loaded(engine: Engine, release: Release) -> Check:

@@ -21,6 +21,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.history.comparison import TREE_NAME, Difference, Side, VersionedPart, compare
 from sparkpin.image.listing import read_contents
 from sparkpin.pins import manifests, schema
+from sparkpin.pins.mods import Mod
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 
@@ -94,7 +95,11 @@ def tree_side(paths: Paths, like: Release) -> Side:
     try:
         found = of_records(paths, [read_record(record_file(paths, image)) for image in images])
     except (FileNotFoundError, IntegrityError):  # not built yet: a mod's wheel has no hash
-        rows = [(row.path, row.what, "" if row.mod else row.sha256) for image in images for row in image.context]
+        rows = [
+            (row.path, row.what, "" if isinstance(row.source, Mod) else row.sha256)
+            for image in images
+            for row in image.context
+        ]
         found = {"image": "", "layers": None, **parts_of(images[0].rootfs, rows)}
     return Side(
         name=TREE_NAME,

@@ -44,11 +44,11 @@ class ImageInfo:
     config_digest: str
     diff_ids: tuple[str, ...]
     size: int
-    created: str
     labels: Mapping[str, str]
     os: str
     architecture: str
     config: Mapping[str, Any]
+    tags: frozenset[str] = frozenset()
 
 
 class Api(docker.APIClient):
@@ -106,7 +106,7 @@ class Engine:
         The address of a named engine does not decide: a socket may be forwarded from another machine, and tcp may lead
         back to this one.
         """
-        if self.host.get("DOCKER_HOST") in daemon.OWN:
+        if self.host.get("DOCKER_HOST") in daemon.DEFAULT_HOSTS:
             return ""
         with engine_errors():
             info = self.client.info()
@@ -141,11 +141,11 @@ class Engine:
             config_digest=digest,
             diff_ids=diff_ids,
             size=found["Size"],
-            created=found.get("Created") or "",
             labels=config.get("Labels") or {},
             os=found["Os"],
             architecture=found["Architecture"],
             config=config,
+            tags=frozenset(found.get("RepoTags") or ()),
         )
 
     def is_sealed(self, found: Mapping[str, Any]) -> bool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from sparkpin.core.errors import ManifestError
 from sparkpin.pins.nodes import nodes_of
-from sparkpin.pins.schema import Stage
 from sparkpin.smoke import kernels, metrics, mods, probes
 from sparkpin.smoke.answers import Answer, NotApplicable, Wrong, only_choice, require, text_of, tokens_of
 from sparkpin.smoke.drift import drift
@@ -158,35 +156,6 @@ CHECKS: dict[str, Check] = {
     "mods": active_mods,
     "acceptance": acceptance,
 }
-READERS = ("mods", "acceptance")  # they read what the others have left in log and metrics, so they come last
-
-
-def checks_of(stage: Stage) -> tuple[str, ...]:
-    """The checks of a stage of `load_chain` in the order in which they run. An unknown name is a ManifestError.
-
-    So is a stage that asks the server nothing, or does not look at its mods: it would pass without proof.
-    """
-    file = f"stages/{stage.name}.yaml"
-    names = stage.smoke.checks or []
-    require_known(names, file, "smoke.add_checks" if stage.smoke.add_checks else "smoke.checks")
-    if "acceptance" in names and stage.smoke.acceptance_floor is None:
-        raise ManifestError(file, "smoke.acceptance_floor", None, "a share from 0 to 1 for the check acceptance")
-    if "drift" in names and stage.parent and stage.smoke.drift is None:
-        raise ManifestError(file, "smoke.drift", None, f"nats that the stage may be from {stage.parent}")
-    longest = max(stage.smoke.draft_lengths, default=0)
-    if stage.smoke.position_floors and longest > len(stage.smoke.position_floors):
-        raise ManifestError(
-            file, "smoke.position_floors", stage.smoke.position_floors, f"one for each of {longest} drafted tokens"
-        )
-    if "mods" not in names or not set(names) - set(READERS):
-        raise ManifestError(file, "smoke.checks", names, "the check mods, and one that asks for an answer")
-    return tuple(sorted(names, key=lambda name: name in READERS))
-
-
-def require_known(names: Iterable[str], file: str, key: str) -> None:
-    for name in names:
-        if name not in CHECKS:
-            raise ManifestError(file, key, name, f"one of {', '.join(CHECKS)}")
 
 
 def run_check(name: str, subject: SmokeSubject) -> CheckResult:

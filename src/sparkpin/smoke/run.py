@@ -27,8 +27,9 @@ from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.smoke import drafting, drift, metrics, mods
-from sparkpin.smoke.checks import CheckResult, require_known, run_check
+from sparkpin.smoke.checks import CheckResult, run_check
 from sparkpin.smoke.client import Client
+from sparkpin.smoke.demands import require_known
 from sparkpin.smoke.evidence import Write, evidence_folder, record_of
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault

@@ -20,7 +20,7 @@ from sparkpin.build.make import checkpoint_of
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release
 from sparkpin.smoke import drift, probes
-from sparkpin.smoke.checks import READERS
+from sparkpin.smoke.demands import READERS
 
 pytestmark = pytest.mark.slow
 

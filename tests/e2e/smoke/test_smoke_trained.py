@@ -18,7 +18,7 @@ from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.pair import pair
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Releases
-from sparkpin.smoke.checks import READERS
+from sparkpin.smoke.demands import READERS
 
 pytestmark = pytest.mark.slow
 

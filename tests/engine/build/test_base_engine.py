@@ -11,7 +11,7 @@ from based_images import chain_of, on_base
 from private_engine import remove_tags
 from tiny_registry import registry
 
-from sparkpin.build.image import build_image, is_built
+from sparkpin.build.image import build_image, find_built
 from sparkpin.build.record import check_form, layer_file, read_record, record_file
 from sparkpin.core.errors import BuildError
 from sparkpin.core.paths import Paths
@@ -36,7 +36,7 @@ def test_images_stand_on_what_the_engine_has_under_the_digest(tmp_path: Path) ->
         assert built[0].diff_ids[: len(below.diff_ids)] == below.diff_ids
         made = engine.image(built[-1].ref)
         assert made is not None and {"FROM_BASE=yes", "GREETING=hello"} <= set(made.config["Env"])
-        assert all(is_built(paths, engine, stage) for stage in chain)
+        assert all(find_built(paths, engine, stage) for stage in chain)
         check_form([read_record(record_file(paths, stage)) for stage in chain])
         listed = listing.read_contents(layer_file(paths, below.diff_ids[0]))
         assert "bin/sh" in {entry.path for entry in listed}

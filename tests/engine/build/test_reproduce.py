@@ -1,4 +1,4 @@
-"""Releases of a made-up project, built again in an engine of their own. Only mmdebstrap's part is replaced."""
+"""Releases of a made-up project, built again in an engine of their own. Only the root file system is replaced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparkpin.build import image as build
 from sparkpin.build import make, rootfs
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, layer_file, record_file, records_of, write_record
-from sparkpin.build.reproduce import Reproduction, reproduce
+from sparkpin.build.reproduce import Reproduction, reproduce, restore
 from sparkpin.core import progress
 from sparkpin.core.errors import DifferenceError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
@@ -138,25 +138,25 @@ def test_a_lost_input_is_told(site: Site) -> None:
 
 def test_a_release_whose_image_is_gone_is_made_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checkpoint, which takes a model, is left out here."""
-    monkeypatch.setattr(make, "checkpoint_of", lambda *args: None)
+    monkeypatch.setattr("sparkpin.build.reproduce.checkpoint_of", lambda *args: None)
     release = site.build()[-1]
     shutil.rmtree(site.paths.project)
     for tag in [tag for tag in tags_in(site.engine) if site.recipe in tag]:
         site.engine.untag(tag)
     assert site.engine.image(release.tag) is None
-    make.make_again(site.paths, release)
+    restore(site.paths, release)
     image = site.engine.image(release.tag)
     assert image is not None and image.config_digest == release.image
 
 
 def test_other_bytes_than_recorded_are_not_kept(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make, "checkpoint_of", lambda *args: None)
+    monkeypatch.setattr("sparkpin.build.reproduce.checkpoint_of", lambda *args: None)
     release = site.build()[0]
     site.engine.untag(release.tag)
     edited = site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
     site.engine.untag(edited.ref)
-    with pytest.raises(DifferenceError, match="recorded is sha256:"):
-        make.make_again(site.paths, release)
+    with pytest.raises(DifferenceError, match="expected sha256:"):
+        restore(site.paths, release)
     assert site.engine.image(edited.ref) is None and site.engine.image(release.tag) is None
     assert records_of(site.paths, release)[0] == edited
 
@@ -165,8 +165,9 @@ def test_a_record_of_other_bytes_is_not_taken_for_the_release(site: Site, monkey
     """As if a step that depends on chance had been built again, for another recipe."""
     release = site.build()[0]
     edited = site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
-    build.build_image(site.paths, site.engine, edited.rendered, site.said.append, fresh=True)
-    for task in (site.reproduce, lambda release: make.make_again(site.paths, release)):
+    site.engine.untag(edited.ref)
+    build.build_image(site.paths, site.engine, edited.rendered, site.said.append)
+    for task in (site.reproduce, lambda release: restore(site.paths, release)):
         with pytest.raises(IntegrityError, match="is of another image"):
             task(release)
     image = site.engine.image(release.tag)

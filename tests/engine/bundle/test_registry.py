@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,12 @@ from carried_release import Source, carried_release, engine_with_url
 from local_registry import WORD, LocalRegistry, local_registry
 from private_engine import quiet
 
-from sparkpin.build.consistent import require_consistent
+from sparkpin.build.consistent import is_brought, require_consistent
 from sparkpin.build.make import checkpoint_of
-from sparkpin.build.origin import is_brought
 from sparkpin.build.pair import pair
 from sparkpin.bundle import registry as registries
 from sparkpin.bundle.registry import publish, pull, referrers_tag
-from sparkpin.commands import up
+from sparkpin.commands import build, up
 from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
@@ -271,12 +271,15 @@ def test_up_takes_what_is_published_and_builds_the_rest(
         sent(source, there, release)
     monkeypatch.setattr(up, "at_work", lambda paths: contextlib.nullcontext(empty))
     paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
-    plan = up.BuildPlan(paths, pair(paths.project, base.recipe), ())
+    plan = build.BuildPlan(paths, pair(paths.project, base.recipe), ())
     place = Registry.parse(there.url, there.ca)
-    made = up.carry_out(plan, place=place)
+    made = build.carry_out(plan, take=partial(up.take_published, plan, place))
     assert [(release.tag, release.image) for release in made] == [(one.tag, one.image) for one in source.releases]
     assert [is_brought(paths, release) for release in made] == [True, False, True]
     asked = there.asked("GET", "blobs")
-    assert up.carry_out(plan, place=place) == made and there.asked("GET", "blobs") == asked
+    assert (
+        build.carry_out(plan, take=partial(up.take_published, plan, place)) == made
+        and there.asked("GET", "blobs") == asked
+    )
     monkeypatch.delenv("SPARKPIN_ALLOWED_SIGNERS")  # nobody is trusted any more
-    assert up.take_published(plan, empty, place) == {}
+    assert up.take_published(plan, place, empty) == {}

@@ -19,8 +19,8 @@ from private_engine import file_layer, load_image, quiet
 
 from sparkpin.build import image as build
 from sparkpin.build import make, origin
+from sparkpin.build.consistent import IMPORTS
 from sparkpin.build.make import checkpoint_of
-from sparkpin.build.origin import IMPORTS
 from sparkpin.build.pair import pair
 from sparkpin.build.record import is_imported, records_of
 from sparkpin.bundle.copy import copy
@@ -255,7 +255,7 @@ def test_own_builds_take_nothing_for_built_that_was_brought(
     assert build.build_image(paths, source.engine, pairing.rendered, quiet).cached
     signature = Releases(paths).evidence(base) / SIGNATURE
     assert not signature.exists(), "this machine signs what it built"
-    release = make.record(paths, source.engine, pairing, built)
+    release = make.record_release(paths, source.engine, pairing, built)
     ensure_attested(paths, release, quiet)
     assert signature.is_file()
     assert release.created != base.created and not origin.is_from_elsewhere(paths, release)

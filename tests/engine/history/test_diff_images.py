@@ -9,7 +9,7 @@ from build_site import Site
 from build_site import site as site
 from recorded import sections, sha
 
-from sparkpin.build import make
+from sparkpin.build import reproduce
 from sparkpin.build.image import cached_contents
 from sparkpin.build.record import layer_file
 from sparkpin.history import operands
@@ -70,8 +70,8 @@ def test_a_rebuild_brings_a_lost_listing_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As `diff` advises. The checkpoint, which takes a model, and the packages of a made-up root are left out here."""
-    for part in ("checkpoint_of", "require_inputs"):
-        monkeypatch.setattr(make, part, lambda *args: None)
+    for part in ("checkpoint_of", "absent_inputs"):
+        monkeypatch.setattr(reproduce, part, lambda *args: None)
     release = real_release(site)
     found = operands.difference(site.paths, release.tag, release.tag)
     listings = {layer_file(site.paths, diff_id): diff_id for diff_id in release.diff_ids}
@@ -81,7 +81,7 @@ def test_a_rebuild_brings_a_lost_listing_back(
         cached_contents(site.paths, diff_id).unlink()
     assert operands.difference(site.paths, release.tag, release.tag).contents is None and found.contents
     try:
-        make.make_again(site.paths, release)
+        reproduce.restore(site.paths, release)
     finally:
         site.engine.untag(release.tag)
     assert {path: path.read_bytes() for path in listings} == before

@@ -245,6 +245,6 @@ def test_a_switch_that_is_broken_off_while_requests_end_leaves_the_former_one(
     monkeypatch.setattr(waiting, "quiet_moment", broken_off)
     with pytest.raises(KeyboardInterrupt):
         site.start(newer, beside=False)
-    until(lambda: ask() == 200)
+    until(lambda: ask() == 200, seconds=60)
     assert meanwhile == [503] and parts_of(site) == [old.container, old.container + services.FRONT]
     assert site.start() == dataclasses.replace(old, health=site.start().health)

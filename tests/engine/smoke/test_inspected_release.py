@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from private_engine import load_image
 
-from sparkpin.build import make
 from sparkpin.commands import serve as commands_serve
 from sparkpin.commands import smoke as commands_smoke
+from sparkpin.commands import smoke as task
 from sparkpin.core.errors import HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
@@ -46,11 +46,11 @@ def test_a_release_for_another_machine_is_inspected_for_real(
 
     It was not built, so there is no build record to hold it against, as tests/adversary does.
     """
-    monkeypatch.setattr(make, "require_consistent", lambda *_, **__: None)
-    monkeypatch.setattr(make, "engine_of", lambda _: fake_engine)
+    monkeypatch.setattr(task, "require_consistent", lambda *_, **__: None)
+    monkeypatch.setattr(task, "engine_of", lambda _: fake_engine)
     records = Releases(paths)
     records.save(dataclasses.replace(release, stack="spark"))
-    (done,) = make.smoke_releases(paths, (records.get(release.tag),))
+    (done,) = task.smoke_releases(paths, (records.get(release.tag),))
     assert (done.state, done.smoke_text, done.smoke_why) == ("inspected", "inspected", WHY)
     folder = records.evidence(done) / "smoke"
     assert sorted(file.name for file in folder.iterdir()) == ["inspection.json", "result.json"]
@@ -63,7 +63,7 @@ def test_a_release_for_another_machine_is_inspected_for_real(
         commands_serve.serve(recipe=None, release=release.tag)
     records.smoked(done.tag, PASSED)
     with pytest.raises(InputError, match="has passed its smoke test, and here it can only be inspected"):
-        make.smoke_releases(paths, (records.get(release.tag),))
+        task.smoke_releases(paths, (records.get(release.tag),))
 
 
 def test_a_machine_that_cannot_run_the_image_s_programs_is_told_what_to_install(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from docker.models.containers import Container
 
-from sparkpin.build import make
+from sparkpin.commands import smoke as task
 from sparkpin.core.errors import BusyError, SmokeError
 from sparkpin.core.files import lock
 from sparkpin.host.engine import Engine
@@ -91,9 +91,9 @@ def serve_tested(
         meanwhile(container)
         own(container, order)
 
-    monkeypatch.setattr(make, "engine_of", lambda _: site.engine)
+    monkeypatch.setattr(task, "engine_of", lambda _: site.engine)
     Releases(site.paths).save(release)
-    with make.smoke_of_served(site.paths) as own:
+    with task.smoke_of_served(site.paths) as own:
         site.start(release, port=site.port, test=test)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,11 @@ import uv
 from cross_images import chain_of, cross_paths, write_stack
 from places import PROJECT
 
-from sparkpin.build import context_files, cross_build, render, rootfs
-from sparkpin.build.context import row
+from sparkpin.build import context, cross_build, render, rootfs
 from sparkpin.build.record import BuildRecord, LayerRecord, shared_fields
 from sparkpin.checkpoint.repository import Places
 from sparkpin.commands import build as commands_build
 from sparkpin.core.errors import HostError, ManifestError
-from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import model
 from sparkpin.fetch import stack as fetch
@@ -84,8 +83,7 @@ def test_keys_do_not_depend_on_the_machine(paths: Paths, tmp_path: Path, monkeyp
     other.write_text("the same version of uv, other bytes")
     monkeypatch.setattr(uv, "find_uv_bin", lambda: str(other))
     after = chain_of(paths, "far")
-    tools = [next(file.sha256 for file in chain[0].context if file.path == "tools/uv") for chain in (before, after)]
-    assert tools[0] != tools[1]
+    assert uv_of(before[0]) != uv_of(after[0])
     assert [(image.key, image.layers, image.dockerfile) for image in before] == [
         (image.key, image.layers, image.dockerfile) for image in after
     ]
@@ -98,11 +96,11 @@ def test_links_of_the_stack_are_a_layer(paths: Paths, tmp_path: Path) -> None:
     assert [name for name, _ in base.layers] == ["venv", "links"]
     (file,) = [file for file in base.context if file.path == "wheels/links/links.json"]
     written = tmp_path / "links.json"
-    written.write_text(file.text)
+    written.write_text(file.source)
     install = runpy.run_path(str(PROJECT / "dockerfiles/install.py"))
     install["link"](written, str(tmp_path / "layer"))
     found = {path: str((tmp_path / f"layer{path}").readlink()) for path in links}
-    assert found == links == json.loads(file.text)
+    assert found == links == json.loads(file.source)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +117,7 @@ def recorded(image: render.RenderedImage, builder: rootfs.RootfsSpec | None) -> 
     return BuildRecord(
         **shared_fields(image),
         builder=builder,
-        context=list(map(row, image.context)),
+        context=[context.row(replace(file, sha256=file.sha256 or "0" * 64)) for file in image.context],
         layers=[LayerRecord(name=name, key=key, diff_id=None) for name, key in image.layers],
         config="{}",
         config_digest=f"sha256:{'0' * 64}",
@@ -129,9 +127,9 @@ def recorded(image: render.RenderedImage, builder: rootfs.RootfsSpec | None) -> 
     )
 
 
-def uv_of(image: render.RenderedImage) -> str:
-    (file,) = [file for file in image.context if file.path == context_files.UV]
-    return file.sha256
+def uv_of(image: render.RenderedImage) -> object:
+    (file,) = [file for file in image.context if file.path == context.UV]
+    return file.source
 
 
 def test_a_recorded_build_runs_where_it_ran_though_the_pins_have_moved_on(paths: Paths) -> None:
@@ -166,7 +164,7 @@ def test_on_the_images_own_architecture_its_own_uv_runs(
     other.write_text("the same version of uv, other bytes")
     monkeypatch.setattr(uv, "find_uv_bin", lambda: str(other))
     image = cross_build.again(paths, record, "linux/arm64")
-    assert (image.builder, uv_of(image), image.key) == (None, sha256_file(other)[0], record.key)
+    assert (image.builder, uv_of(image), image.key) == (None, other, record.key)
     assert cross_build.moved(record, image) == "base: its steps ran on linux/amd64 then, and run on linux/arm64 now"
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.1")
     with pytest.raises(HostError, match=r"made with uv .* on another architecture; this machine has uv 0\.0\.1"):

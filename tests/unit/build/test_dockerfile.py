@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkpin.build.closed_dockerfile import require_closed
+from sparkpin.build.render import require_closed
 from sparkpin.core.errors import BuildError
 
 GOOD = """\

@@ -72,7 +72,7 @@ def test_a_drafter_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(pairing, "config_here", other)
     with pytest.raises(ManifestError) as caught:
-        pair(PROJECT, "scripted-drafted")
+        pairing.require_model_fits(Paths.from_env(PROJECT), pair(PROJECT, "scripted-drafted")[-1])
     assert caught.value.key == "config.json: vocab_size"
 
 

@@ -10,7 +10,7 @@ from places import PROJECT
 
 from sparkpin.build import make
 from sparkpin.build.pair import pair
-from sparkpin.commands import up
+from sparkpin.commands import build
 from sparkpin.core.errors import BuildError, InputError
 from sparkpin.core.paths import Paths
 
@@ -30,17 +30,17 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return str(image.stage)
 
     monkeypatch.setattr(make, "engine_of", lambda _: type("Here", (), {"platform": "linux/amd64"}))
-    monkeypatch.setattr(make, "record", record)
-    monkeypatch.setattr(make.builder, "build_image", build_image)
-    monkeypatch.setattr(make.builder, "is_built", lambda *_: "there" in done)
+    monkeypatch.setattr(make, "record_release", record)
+    monkeypatch.setattr(make, "build_image", build_image)
+    monkeypatch.setattr(make, "find_built", lambda *_: "there" in done)
     monkeypatch.setattr(make.fetching, "fetch_stack", lambda *args: done.append(f"fetched {args[1].name}"))
-    monkeypatch.setattr(up, "ensure_attested", lambda paths, release, say: done.append(f"attested {release}"))
+    monkeypatch.setattr(build, "ensure_attested", lambda paths, release, say: done.append(f"attested {release}"))
     return done
 
 
 def carry_out(tmp_path: Path, **options: bool) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    up.carry_out(up.BuildPlan(paths, pair(PROJECT, "scripted-tiny", stage="mtp"), ()), **options)
+    build.carry_out(build.BuildPlan(paths, pair(PROJECT, "scripted-tiny", stage="mtp"), ()), **options)
 
 
 @pytest.mark.parametrize("there", [False, True])

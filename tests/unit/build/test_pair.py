@@ -10,8 +10,9 @@ import pytest
 import yaml
 from places import PROJECT, copied_to
 
-from sparkpin.build.pair import pair
+from sparkpin.build.pair import pair, require_model_fits
 from sparkpin.core.errors import ManifestError
+from sparkpin.core.paths import Paths
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.releases.record import Release
@@ -20,9 +21,7 @@ OWN = "scripted-tiny"
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the project, and a cache with nothing in it."""
-    monkeypatch.setenv("SPARKPIN_CACHE", str(tmp_path / "cache"))
+def project(tmp_path: Path) -> Path:
     return copied_to(tmp_path / "project")
 
 
@@ -59,8 +58,9 @@ def test_a_number_alone_is_enough(project: Path) -> None:
 def test_what_does_not_divide_is_refused(project: Path, more: dict[str, Any], got: object) -> None:
     defaults = yaml.safe_load((project / "recipes/scripted-pair.yaml").read_text())["defaults"]
     more = more | {"defaults": defaults | more.get("defaults", {})}
+    paths = Paths(project, project / "cache", project / "home")
     with pytest.raises(ManifestError) as caught:
-        pair(project, write(project, **more))
+        require_model_fits(paths, pair(project, write(project, **more))[-1])
     assert caught.value.got == got
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 import pytest
 import tiny_images
@@ -58,15 +58,15 @@ def test_chain_is_linked(tmp_path: Path) -> None:
 
 def test_context_lists_every_file_with_its_hash(tmp_path: Path) -> None:
     base = rendered(make_project(tmp_path))[0]
-    assert [(file.path, file.source) for file in base.context] == [
-        ("tools/install.py", "host"),
-        ("tools/uv", "host"),
-        ("wheels/first/alpha-1.0-py3-none-any.whl", "store"),
-        ("wheels/first/requirements.txt", "text"),
-        ("wheels/rest/beta-1.0-py3-none-any.whl", "store"),
-        ("wheels/rest/requirements.txt", "text"),
+    assert [(file.path, type(file.source)) for file in base.context] == [
+        ("tools/install.py", PosixPath),
+        ("tools/uv", PosixPath),
+        ("wheels/first/alpha-1.0-py3-none-any.whl", schema.LockedFile),
+        ("wheels/first/requirements.txt", str),
+        ("wheels/rest/beta-1.0-py3-none-any.whl", schema.LockedFile),
+        ("wheels/rest/requirements.txt", str),
     ]
-    assert base.context[3].text == f"alpha==1.0 --hash=sha256:{'a' * 64}\n"
+    assert base.context[3].source == f"alpha==1.0 --hash=sha256:{'a' * 64}\n"
 
 
 def date_all(folder: Path, moment: int) -> None:

@@ -13,7 +13,7 @@ from places import PROJECT
 from sparkpin.build.model_needs import ModelNeeds
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.shapes import Shapes, load_shapes
-from sparkpin.commands import up
+from sparkpin.commands import build, up
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 
@@ -115,7 +115,7 @@ def test_the_line_that_says_yes_has_all_that_was_typed(
 ) -> None:
     """With a download of a byte, which is never begun; nobody is there to ask."""
     paths = Paths(project, tmp_path / "cache", tmp_path / "home")
-    plan = up.BuildPlan(paths, pair(project, "scripted-tiny", stage="v2"), ())
+    plan = build.BuildPlan(paths, pair(project, "scripted-tiny", stage="v2"), ())
     monkeypatch.setattr(up, "disk_of", lambda *_: [])
     monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(InputError) as caught:

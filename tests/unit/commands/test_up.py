@@ -17,14 +17,14 @@ import pytest
 from evidence_samples import make_sample, pairings
 from held_lock import held_lock
 
-from sparkpin.build import digests
 from sparkpin.build.pair import pair
+from sparkpin.commands import build, up
 from sparkpin.commands import serve as commands_serve
 from sparkpin.commands import smoke as commands_smoke
-from sparkpin.commands import up
 from sparkpin.core.errors import BusyError, InputError, SmokeError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
+from sparkpin.evidence import digests
 from sparkpin.releases.record import Demands, Release, Releases
 from sparkpin.serve import switching
 from sparkpin.smoke import drift
@@ -260,7 +260,7 @@ def test_other_bytes_than_published_are_a_warning_and_other_pins_are_none(
     )
     paths = dataclasses.replace(sample.paths, project=tmp_path / "project")
     plan, made = up.BuildPlan(paths, chain, ()), (base, sample.release)
-    up.compare_published(plan, made)
+    build.compare_published(plan, made)
     assert capsys.readouterr() == ("", ""), "nothing is published of the stack"
 
     entries = {"base": digests.entry_of(records[0], 0), "hybrid": digests.entry_of(records[1], len(base.diff_ids))}
@@ -273,7 +273,7 @@ def test_other_bytes_than_published_are_a_warning_and_other_pins_are_none(
             assert edit in text
             text = text.replace(edit, "0" * len(edit))
         file.write_text(text)
-        up.compare_published(plan, made)
+        build.compare_published(plan, made)
         return capsys.readouterr()
 
     assert not told()[1]

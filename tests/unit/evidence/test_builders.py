@@ -11,10 +11,11 @@ import pytest
 from evidence_samples import Sample, make_sample
 from test_signing import keygen
 
-from sparkpin.build.origin import IMPORTS
+from sparkpin.build.consistent import IMPORTS
 from sparkpin.core.errors import InputError, IntegrityError
-from sparkpin.evidence import builders
-from sparkpin.evidence.builders import FOLDER, check_published, confirmations, state
+from sparkpin.evidence import digests
+from sparkpin.evidence.digests import BUILDERS, confirm, confirmations
+from sparkpin.evidence.imagecheck import check_published
 from sparkpin.evidence.signing import sign
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="apt-get install openssh-client")
@@ -31,7 +32,7 @@ def keys(tmp_path: Path) -> dict[str, Path]:
     """Of three people, of whom the list of signers does not name the stranger."""
     made = {name: keygen(tmp_path / name) for name in ("ann", "bob", "stranger")}
     lines = [
-        f'{name} namespaces="{builders.NAMESPACE}" {key.with_suffix(".pub").read_text()}'
+        f'{name} namespaces="{digests.NAMESPACE}" {key.with_suffix(".pub").read_text()}'
         for name, key in made.items()
         if name != "stranger"
     ]
@@ -43,8 +44,8 @@ def test_who_is_counted(sample: Sample, keys: dict[str, Path], tmp_path: Path) -
     """Two; not a changed statement, one under another name or for another purpose, one by a stranger."""
     project, release, allowed = sample.paths.project, sample.release, tmp_path / "allowed"
     for name, key in keys.items():
-        state(sample.paths, release, name, key)
-    folder = project / FOLDER
+        confirm(sample.paths, release, name, key)
+    folder = project / BUILDERS
     for name, made in (
         ("cat", lambda data: data.replace(release.diff_ids[0].encode(), b"sha256:" + b"1" * 64)),
         ("dan", lambda data: data),
@@ -63,7 +64,7 @@ def test_who_is_counted(sample: Sample, keys: dict[str, Path], tmp_path: Path) -
     other = confirmations(project, release.build_key, f"sha256:{'2' * 64}", allowed)
     assert other.builders == () and other.others == ("ann", "bob")
     (folder / "bob.json").unlink()
-    assert confirmations(project, "0" * 64, release.image, allowed) == builders.Confirmations()
+    assert confirmations(project, "0" * 64, release.image, allowed) == digests.Confirmations()
     untrusted = confirmations(project, release.build_key, release.image, None)
     assert untrusted.builders == () and len(untrusted.uncounted) == 1
     wrong = dataclasses.replace(release, image=f"sha256:{'2' * 64}")
@@ -71,31 +72,31 @@ def test_who_is_counted(sample: Sample, keys: dict[str, Path], tmp_path: Path) -
 
 
 def test_a_statement_covers_the_chain_and_grows(sample: Sample, keys: dict[str, Path]) -> None:
-    path = state(sample.paths, sample.release, "ann", keys["ann"])
-    statement, _ = builders.read(path)
+    path = confirm(sample.paths, sample.release, "ann", keys["ann"])
+    statement, _ = digests.read_statement(path)
     assert [came.stage for came in statement.images.values()].count("base") == 1 and len(statement.images) == 2
     more = statement.model_copy(update={"images": {"0" * 64: statement.images[sample.release.build_key]}})
     path.write_text(more.model_dump_json())
-    builders.signature_of(path).write_bytes(sign(path.read_bytes(), keys["ann"], builders.NAMESPACE))
-    state(sample.paths, sample.release, "ann", keys["ann"])
-    assert len(builders.read(path)[0].images) == 3, "of an older release it is kept"
+    digests.signature_of(path).write_bytes(sign(path.read_bytes(), keys["ann"], digests.NAMESPACE))
+    confirm(sample.paths, sample.release, "ann", keys["ann"])
+    assert len(digests.read_statement(path)[0].images) == 3, "of an older release it is kept"
 
     before = path.read_bytes()
     with pytest.raises(InputError, match="another key"):
-        state(sample.paths, sample.release, "ann", keys["bob"])
-    builders.signature_of(path).unlink()
+        confirm(sample.paths, sample.release, "ann", keys["bob"])
+    digests.signature_of(path).unlink()
     with pytest.raises(IntegrityError, match="not signed"):
-        state(sample.paths, sample.release, "ann", keys["ann"])
+        confirm(sample.paths, sample.release, "ann", keys["ann"])
     assert path.read_bytes() == before
 
 
 def test_only_who_built_it_and_has_a_key_states_it(sample: Sample, keys: dict[str, Path]) -> None:
     with pytest.raises(InputError, match="--builder"):
-        state(sample.paths, sample.release, "../ann", keys["ann"])
+        confirm(sample.paths, sample.release, "../ann", keys["ann"])
     with pytest.raises(InputError, match="no key"):
-        state(sample.paths, sample.release, "ann", None)
+        confirm(sample.paths, sample.release, "ann", None)
     sample.folder.mkdir(parents=True, exist_ok=True)
     (sample.folder / IMPORTS).write_text("[]")
     with pytest.raises(InputError, match="bundle"):
-        state(sample.paths, sample.release, "ann", keys["ann"])
-    assert not (sample.paths.project / FOLDER).exists()
+        confirm(sample.paths, sample.release, "ann", keys["ann"])
+    assert not (sample.paths.project / BUILDERS).exists()

@@ -16,7 +16,7 @@ from evidence_samples import LOCK, Sample, make_sample
 from evidence_samples import sboms_made_once as sboms_made_once
 
 from sparkpin.build import make
-from sparkpin.build.origin import IMPORTS
+from sparkpin.build.consistent import IMPORTS
 from sparkpin.build.pair import pair
 from sparkpin.build.record import LayerRecord
 from sparkpin.bundle import export

@@ -19,13 +19,12 @@ from made_releases import keep_bytes as keep
 from made_releases import release
 from private_engine import quiet
 
-from sparkpin.build import begun
 from sparkpin.build import make as jobs
-from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_file, read_record, write_record
+from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, begun_mark, keys_here, layer_file, write_record
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.bundle import take_in
+from sparkpin.commands import build as commands_build
 from sparkpin.commands import evidence as commands_evidence
-from sparkpin.commands import up as commands_up
 from sparkpin.core import locks
 from sparkpin.core.errors import BusyError, DiskError, ManifestError
 from sparkpin.core.files import atomic_file, lock, write_json
@@ -85,22 +84,18 @@ def test_what_stays_and_why(states: str, keep: int, reasons: dict[int, str]) -> 
 
 
 def test_what_a_home_has_made_or_begun_to_make(paths: Paths) -> None:
+    """By the first digits of keys. The mark of a build that was killed goes after its images."""
     home = Home.make(paths)
-    numbers = {f"sparkpin/stack-cpu:v2-{n * 6}" for n in ("01", "02", "a0")}
-    assert begun.made_here(paths) == numbers | {"sparkpin/whatever:1"}
-    rendered = read_record(paths.images / f"cpu-v2-{'a0' * 6}.json").rendered
+    assert {n * 6 for n in ("01", "02", "a0")} <= keys_here(paths)
     shutil.rmtree(paths.images)
-    begun.begun(paths, rendered)
-    unsealed = f"sparkpin/unsealed:v2-{'a0' * 6}"
-    assert begun.made_here(paths) == {rendered.ref, "sparkpin/whatever:1", unsealed}
-    search = dataclasses.replace(home.search([], [], later=LATER), images=[engine_image(unsealed, diff_id(1))])
-    note = begun.note_file(paths, rendered)
-    assert note not in search.files()["left by killed runs"]
-    assert note in dataclasses.replace(search, images=[]).files()["left by killed runs"]
-    note.write_text("[")
-    assert begun.made_here(paths) == frozenset()
-    begun.recorded(paths, rendered)
-    assert not note.exists()
+    mark = begun_mark(paths.images / f"cpu-v2-{'a0' * 6}.json")
+    mark.parent.mkdir()
+    mark.touch()
+    assert "a0" * 6 in keys_here(paths) and "01" * 6 not in keys_here(paths)
+    unsealed = engine_image(f"sparkpin/unsealed:v2-{'a0' * 6}", diff_id(1))
+    search = dataclasses.replace(home.search([], [], later=LATER), images=[unsealed])
+    assert mark not in search.files()["left by killed runs"]
+    assert mark in dataclasses.replace(search, images=[]).files()["left by killed runs"]
 
 
 def engine_image(ref: str, *diff_ids: str) -> layer_sizes.EngineImage:
@@ -118,9 +113,10 @@ def test_root_file_systems_and_unfinished_images_go_once_nothing_needs_them(age:
     ]
     then = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
     gone = tuple(image.tags[0] for image in images[2:])
-    plan = image_tags.plan_tags(images, (), [kept], [], gone, then + age)
+    keys = [tag[-12:] for tag in gone]
+    plan = image_tags.plan_tags(images, (), [kept], [], keys, then + age)
     assert plan.untag == plan.internal == (() if age < STALE_AFTER else gone)
-    assert image_tags.plan_tags(images, (), [kept], [], gone[:1], then + LATER).untag == gone[:1], "not another home's"
+    assert image_tags.plan_tags(images, (), [kept], [], keys[:1], then + LATER).untag == gone[:1], "not another home's"
     assert plan.applied(images) == tuple(image for image in images if image.tags[0] not in plan.untag)
 
 
@@ -166,7 +162,7 @@ class Home:
 
     @classmethod
     def make(cls, paths: Paths) -> Home:
-        spec = RootfsSpec(suite="x", platform="linux/amd64", debs=[], arguments=[], customize="", epoch=0)
+        spec = RootfsSpec(suite="x", platform="linux/amd64", debs=[], merged=[], script="", epoch=0)
         home = cls(paths, spec)
         home.record(0xA0, parent=None, layers=[0xA0])
         for number in (1, 2):
@@ -408,7 +404,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
     monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
     tasks: dict[str, Callable[[], object]] = {
-        "build": lambda: commands_up.carry_out(commands_up.BuildPlan(paths, (), ())),
+        "build": lambda: commands_build.carry_out(commands_build.BuildPlan(paths, (), ())),
         "import": lambda: take_in.import_bundle(paths, Engine(None, {}), Path("x"), quiet),  # type: ignore[arg-type]
         "sign": lambda: commands_evidence.make_evidence(made.tag),
     }

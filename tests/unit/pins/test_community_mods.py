@@ -14,8 +14,8 @@ from chat_templates import add_template
 from places import PROJECT
 
 from sparkpin.build import render
-from sparkpin.build.closed_dockerfile import require_closed
 from sparkpin.build.pair import pair
+from sparkpin.build.render import require_closed
 from sparkpin.commands import lint
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths

@@ -16,7 +16,6 @@ from elf_samples import Elf, cubin, facts_of, put
 from made_releases import release
 
 from sparkpin.build import render
-from sparkpin.build.demands import demands_of
 from sparkpin.commands import smoke as commands_smoke
 from sparkpin.core.errors import HostError, InputError, InspectionError, ManifestError, UntoldError
 from sparkpin.core.paths import Paths
@@ -26,6 +25,7 @@ from sparkpin.pins.mods import KERNELS
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Demands, Releases
 from sparkpin.smoke import kernels
+from sparkpin.smoke.demands import demands_of
 from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.report import Result
 from sparkpin.smoke.inspect.rules import findings

@@ -20,7 +20,7 @@ from smoke_subject import socket as socket
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.manifests import load_chain
 from sparkpin.pins.schema import Smoke
-from sparkpin.smoke import checks
+from sparkpin.smoke import checks, demands
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.expectations import Expectations, scripted, shape_only
 
@@ -30,8 +30,12 @@ def log(*lines: str) -> Callable[[], bytes]:
 
 
 # What an unknown model must say again is not what the scripted one says: tests/unit/smoke/test_smoke_probes.py.
-OWN_WORDS = ("unicode", "long-context", "image", *checks.READERS)
+OWN_WORDS = ("unicode", "long-context", "image", *demands.READERS)
 ANY = [(name, shape_only()) for name in checks.CHECKS if name not in OWN_WORDS]
+
+
+def test_every_check_has_a_name_that_a_stage_may_use() -> None:
+    assert set(checks.CHECKS) == set(demands.CHECKS)
 
 
 @pytest.mark.parametrize(("name", "expect"), [*((name, scripted()) for name in checks.CHECKS), *ANY])
@@ -279,5 +283,5 @@ def test_a_stage_names_the_checks_that_its_parent_has_not(tmp_path: Path, smoke:
 def test_a_stage_whose_checks_prove_too_little_is_refused(names: list[str], key: str, wanted: str) -> None:
     bad = load_chain(PROJECT, "base")[-1].model_copy(update={"smoke": Smoke(checks=names)})
     with pytest.raises(ManifestError) as caught:
-        checks.checks_of(bad)
+        demands.checks_of(bad)
     assert caught.value.key == key and wanted in caught.value.expected

@@ -21,7 +21,7 @@ from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.pins.manifests import load_chain
 from sparkpin.releases.record import Release, Releases
-from sparkpin.smoke import checks, drafting, drift
+from sparkpin.smoke import demands, drafting, drift
 from sparkpin.smoke.evidence import evidence_folder
 from sparkpin.smoke.expectations import scripted
 
@@ -160,7 +160,7 @@ def test_a_stage_that_leaves_out_what_its_checks_need_is_refused(change: dict[st
     stage = load_chain(PROJECT, "mtp")[-1]
     changed = stage.model_copy(update={"smoke": stage.smoke.model_copy(update=change)})
     with pytest.raises(ManifestError, match=f"stages/mtp.yaml: {key}"):
-        checks.checks_of(changed)
+        demands.checks_of(changed)
 
 
 @pytest.mark.parametrize(("by", "passes"), [(0.01, True), (0.5, False)])

@@ -17,7 +17,7 @@ from fake_release import made_checkpoint
 from made_releases import release
 from places import PROJECT
 
-from sparkpin.build import make
+from sparkpin.commands import smoke as task
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, HostError, InputError
 from sparkpin.core.paths import Paths
@@ -237,11 +237,11 @@ def test_without_room_on_the_gpu_no_server_is_started_and_the_release_is_not_at_
     made = kept(records)
     room = memory_limit.Room(10 << 30, 10 << 30, SimpleNamespace(hints=()))  # type: ignore[arg-type]
     for name, given in {"engine_of": None, "obstacle": "", "uses_gpu": True, "checkpoint_of": records.root}.items():
-        monkeypatch.setattr(make, name, lambda *_, given=given, **__: given)
-    monkeypatch.setattr(make, "require_consistent", lambda *_: None)
-    monkeypatch.setattr(make, "alone", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(task, name, lambda *_, given=given, **__: given)
+    monkeypatch.setattr(task, "require_consistent", lambda *_: None)
+    monkeypatch.setattr(task, "alone", lambda *_: contextlib.nullcontext())
     for name, told in {"drop_page_cache": None, "available": 1 << 30, "room_for": room}.items():
         monkeypatch.setattr(memory_limit, name, lambda *_, told=told: told)
     with pytest.raises(HostError):
-        make.smoke_releases(records.paths, (made,))
+        task.smoke_releases(records.paths, (made,))
     assert records.get(made.tag).smoke is None

@@ -12,10 +12,10 @@ from places import PROJECT
 from smoke_subject import Checked
 from smoke_subject import checked as checked
 
-from sparkpin.build.demands import demands_of
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.manifests import load_chain, load_model, load_recipe, load_stack
 from sparkpin.pins.schema import ModelSmoke
+from sparkpin.smoke.demands import demands_of
 from sparkpin.smoke.expectations import TURKISH, WORDS, expectations_of, led_on
 
 GARBLED = "the of, a\n in to the and of the"

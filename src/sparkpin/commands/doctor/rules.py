@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkpin.build.model_needs import DiskRow, ModelNeeds
+from sparkpin.build.model_needs import ModelNeeds
 from sparkpin.commands.doctor.facts import MachineFacts
 from sparkpin.community import known_issues
 from sparkpin.core import terminal
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.terminal import gib
+from sparkpin.host.preflight import DiskRow
 from sparkpin.pins.schema import KnownIssue
 
 State = Literal["ok", "MISSING", "advice", "n/a"]

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from sparkpin.build import begun
-from sparkpin.build.record import BuildRecord, imported_mark, layer_file, read_record
+from sparkpin.build.record import BuildRecord, begun_mark, imported_mark, layer_file, read_record
 from sparkpin.build.rootfs import rootfs_spec
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, IntegrityError, ManifestError
@@ -243,7 +242,9 @@ class GarbageSearch:
         """tags: that the engine has."""
         left = [path for root in (self.paths.home, self.paths.cache) for path in sorted(partials(root))]
         left += sorted(path for pattern in WORK for path in self.paths.work.glob(pattern))
-        left += [note for note, refs in begun.notes(self.paths).items() if not refs.intersection(tags)]
+        digits = {tag[-12:] for tag in tags}  # a mark says whose the image is, which goes before it
+        marks = sorted(self.paths.images.glob(begun_mark(Path("*.json")).name))
+        left += [mark for mark in marks if mark.name.partition(".json")[0][-12:] not in digits]
         yield from (path for path in dict.fromkeys(left) if self.is_stale(path))
 
     def build_records(self) -> Iterator[Path]:

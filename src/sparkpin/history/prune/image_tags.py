@@ -42,7 +42,7 @@ def plan_tags(
     used: Collection[str],
     remaining: Sequence[Release],
     removed: Sequence[Release],
-    made_here: Collection[str],
+    keys_here: Collection[str],
     now: float,
 ) -> TagPlan:
     """Of removed releases, of stages' images and root file systems that none stands on, and of unfinished images.
@@ -53,7 +53,7 @@ def plan_tags(
 
     Args:
         used: ids of images that containers use.
-        made_here: see `build.begun`.
+        keys_here: as of `build.record`.
         now: seconds since the epoch.
     """
     ids = {tag: image.id for image in images for tag in image.tags}
@@ -79,7 +79,7 @@ def plan_tags(
         if not is_unfinished and any(is_below(image.diff_ids, release.diff_ids) for release in removed):
             internal += own
         elif image.tagged is not None and now - datetime.fromisoformat(image.tagged).timestamp() > STALE_AFTER:
-            internal += [tag for tag in own if tag in made_here]
+            internal += [tag for tag in own if tag[-12:] in keys_here]
     return TagPlan((*release_tags, *moving, *internal), retag, tuple(internal))
 
 

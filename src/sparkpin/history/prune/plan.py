@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparkpin.build import begun
+from sparkpin.build.record import keys_here
 from sparkpin.core import files, locks
 from sparkpin.core.errors import DiskError, EngineError, InputError, ManifestError
 from sparkpin.core.paths import Paths
@@ -92,7 +92,7 @@ def prune(
             seen = look(engine, ignored)
         found = judge(paths, seen, keep)
         remaining, removed = split(found)
-        tags = plan_tags(seen.images, seen.used, remaining, removed, begun.made_here(paths), now)
+        tags = plan_tags(seen.images, seen.used, remaining, removed, keys_here(paths), now)
         after = tags.applied(seen.images)
         images = tuple(sorted(tags.internal))
         if not dry_run:

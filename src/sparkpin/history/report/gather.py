@@ -12,10 +12,10 @@ from sparkpin.core import terminal
 from sparkpin.core.errors import ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import gib
-from sparkpin.evidence import builders
+from sparkpin.evidence import digests
 from sparkpin.evidence.signing import Keys
 from sparkpin.fetch.model_files import TEXTS, repository_folder
-from sparkpin.fetch.store import Store, missing
+from sparkpin.fetch.store import Store, find_missing
 from sparkpin.history.bump.record import Bump, bumps_of
 from sparkpin.history.report.facts import (
     NOT_MEASURED,
@@ -107,8 +107,8 @@ def recipe_part(
 
 def confirmed_of(paths: Paths, release: Release) -> str:
     """Who else got this image, of those that this machine trusts."""
-    said = builders.confirmations(paths.project, release.build_key, release.image, Keys.from_env().allowed)
-    return said.line if said.builders else ""
+    found = digests.confirmations(paths.project, release.build_key, release.image, Keys.from_env().allowed)
+    return found.line if found.builders else ""
 
 
 def tiles_of(item: Item, speed: Speed, memory: ReportMemory) -> Iterator[ReportRow]:
@@ -163,7 +163,7 @@ def absent_files(paths: Paths, release: Release) -> int:
         folder, store = repository_folder(paths, entry), Store(paths.store)
         rows = [(file, folder / file.file) for file in entry.files if file.file in TEXTS]
         rows += [(header, store.path(header.sha256)) for header in entry.headers]
-        absent += len(missing(rows, terminal.say, remove=False))
+        absent += len(find_missing(rows, terminal.say))
     return absent
 
 

@@ -1,4 +1,4 @@
-"""Published digests: those of this checkout fit its pins, and an image is held against them."""
+"""Published digests: those of this checkout fit its pins, and an image is compared with them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from evidence_samples import Sample, make_sample, pairings
 from places import PROJECT
 
-from sparkpin.build import digests
-from sparkpin.build.digests import Published, PublishedImage, entry_of, hold, load, rows
 from sparkpin.core.errors import ManifestError
+from sparkpin.evidence import digests
+from sparkpin.evidence.digests import Published, PublishedImage, compare, entry_of, load, rows
 from sparkpin.pins import manifests
 
 MAIN = {"base", "hybrid", "mtp", "v2", "v2-tq"}
@@ -36,12 +36,12 @@ def test_what_is_of_other_pins_is_taken_out(tmp_path: Path) -> None:
     assert published
     old = published.images["v2"].model_copy(update={"key": "0" * 64})
     digests.write(tmp_path, "cpu", {**published.images, "v2": old, "v1": old})
-    assert digests.take_out_stale(tmp_path, "cpu") == ["v2", "v1"]
+    assert digests.remove_stale(tmp_path, "cpu") == ["v2", "v1"]
     left = load(tmp_path, "cpu")
     assert left and left.images == {name: one for name, one in published.images.items() if name != "v2"}
-    assert digests.take_out_stale(tmp_path, "cpu") == []
+    assert digests.remove_stale(tmp_path, "cpu") == []
     digests.write(tmp_path, "cpu", {"v2": old})
-    assert digests.take_out_stale(tmp_path, "cpu") == ["v2"]
+    assert digests.remove_stale(tmp_path, "cpu") == ["v2"]
     assert load(tmp_path, "cpu") is None
 
 
@@ -84,23 +84,23 @@ def test_what_is_written_is_read_again(sample: Sample, tmp_path: Path) -> None:
         load(tmp_path, "cpu")
 
 
-def test_an_image_is_held_against_the_one_of_its_key(sample: Sample) -> None:
+def test_an_image_is_compared_with_the_one_of_its_key(sample: Sample) -> None:
     """The same; another layer of its own or of the stage below, one too many, another configuration; other pins."""
     chain = [pairing.rendered for pairing in pairings("hybrid", sample.paths.project)]
     made, release = published_of(sample), sample.release
-    held = hold(made, chain, release.image, release.diff_ids)
-    assert held == digests.Held(release.image)
+    compared = compare(made, chain, release.image, release.diff_ids)
+    assert compared == digests.Comparison(release.image)
     other, changed = f"sha256:{'0' * 64}", list(release.diff_ids)
     names = [f"{name} of {stage}" for stage in ("base", "hybrid") for name in made.images[stage].layers]
     for place in (len(changed) - 1, 2, 0):
         changed[place] = other
-        held = hold(made, chain, other, changed)
-        assert held and held.wanted == release.image
-        assert names[place] in held.difference and release.diff_ids[place] in held.difference
+        compared = compare(made, chain, other, changed)
+        assert compared and compared.published == release.image
+        assert names[place] in compared.difference and release.diff_ids[place] in compared.difference
     for image, ids in ((other, [*release.diff_ids, other]), (other, release.diff_ids[:-1]), (other, release.diff_ids)):
-        held = hold(made, chain, image, ids)
-        assert held and held.difference
+        compared = compare(made, chain, image, ids)
+        assert compared and compared.difference
     for key, stage in (("0" * 64, "hybrid"), (chain[-1].key, "v2")):
         entry = made.images["hybrid"].model_copy(update={"key": key})
-        assert hold(Published(images={stage: entry}), chain, other, changed) is None
-    assert hold(None, chain, other, changed) is None
+        assert compare(Published(images={stage: entry}), chain, other, changed) is None
+    assert compare(None, chain, other, changed) is None
