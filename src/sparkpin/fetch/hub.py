@@ -149,13 +149,12 @@ class Source:
         except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled) as error:
             answer: Any = getattr(error, "response", None)
             status = 0 if answer is None else answer.status_code
-            cause, step = REFUSALS.get(
-                type(error).__name__, (f"the Hub answers {status}", f"{AGAIN}; or check HF_TOKEN")
-            )
+            cause = f"the Hub answers {status}"
             if status in (408, 429) or status >= 500:
                 raise Temporary(cause, pause_of(answer.headers)) from error
             token = "" if get_token() else ", and no token is set"
-            words = [text.format(hub=hub, repo=self.repo, token=token) for text in (cause, step)]
+            texts = REFUSALS.get(type(error).__name__, (cause, f"{AGAIN}; or check HF_TOKEN"))
+            words = [text.format(hub=hub, repo=self.repo, token=token) for text in texts]
             raise NetworkError(f"cannot fetch {what} of {self.name}: {words[0]}", next_step=words[1]) from error
         except Exception as error:
             # httpx or httpx2: it depends on the library's version.
