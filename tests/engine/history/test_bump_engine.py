@@ -1,6 +1,6 @@
 """A bump of a made-up project with real locks, images, evidence, search and promotion.
 
-Only mmdebstrap's part and the answers of a server are replaced: the smoke test looks for a file in the image, which a
+Only root file system and answers of a server are replaced: the smoke test looks for a file in the image, which a
 wheel brings. The images hold no vLLM and their model no tensors, so quality, speed and checkpoint are not looked at.
 """
 
@@ -23,8 +23,8 @@ from sparkpin.build.pair import pair
 from sparkpin.commands.bump import Trial
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.paths import Paths
-from sparkpin.fetch import lock_stack as lock_module
-from sparkpin.fetch.lock_stack import lock_stack
+from sparkpin.fetch import stack as lock_module
+from sparkpin.fetch.stack import lock_stack
 from sparkpin.history.bump.record import bumps_of
 from sparkpin.host.engine import Engine
 from sparkpin.pins.schema import LockedDeb
