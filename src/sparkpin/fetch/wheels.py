@@ -332,8 +332,9 @@ def download(
         *(f"--platform={platform}" for platform in target.platforms()),
         f"--requirement={listed}",
     ]
-    # The user's constraints are meant for installations; temporary files belong on the store's disk.
-    env = os.environ | {"PIP_CONSTRAINT": os.devnull, "TMPDIR": str(folder)}
+    # The user's constraints are meant for installations, and a long log would exceed the limit; temporary files belong
+    # on the store's disk.
+    env = os.environ | {"PIP_CONSTRAINT": os.devnull, "PIP_LOG": os.devnull, "TMPDIR": str(folder)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     if "No space left on device" in done.stderr:
         raise_no_space(folder)

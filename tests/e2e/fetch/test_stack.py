@@ -54,10 +54,10 @@ def test_damaged_file_is_fetched_again(paths: Paths, index: Index) -> None:
     assert index.asked == [file.file]
 
 
-@pytest.mark.parametrize("told", ["hashes", "sizes"])
-@pytest.mark.parametrize("tells", [True, False], ids=["index-tells", "index-is-silent"])
-def test_what_the_lock_has_otherwise_is_not_stored(paths: Paths, index: Index, told: str, tells: bool) -> None:
-    setattr(index, told, tells)
+@pytest.mark.parametrize(("told", "hashes"), [("hashes", True), ("hashes", False), ("sizes", True)])
+def test_what_the_lock_has_otherwise_is_not_stored(paths: Paths, index: Index, told: str, hashes: bool) -> None:
+    """hashes: whether the index gives them."""
+    index.hashes = hashes
     file = make_wheel(index.folder, "a")
     wrong = file.model_copy(update={"sha256": "f" * 64} if told == "hashes" else {"size": file.size + 1})
     with pytest.raises(IntegrityError) as caught:
@@ -160,3 +160,16 @@ def test_pytorchs_own_index_is_asked_for_what_the_others_lack(
         Store(paths.store).path(torch.sha256).unlink()
         with pytest.raises(NetworkError, match=r"torch-1\.0\+cpu.* no longer offered"):
             fetch_stack(paths, stack(), lock, print)
+
+
+def test_settings_of_pip_for_installations_are_no_obstacle(
+    paths: Paths, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Constraints on other versions, and a log that is longer than any wheel."""
+    (tmp_path / "constraints.txt").write_text("a==2.0\n")
+    (tmp_path / "pip.log").write_bytes(bytes(3 << 20))
+    more = {"constraint": tmp_path / "constraints.txt", "log": tmp_path / "pip.log"}
+    wheelhouse.use_pip_config(monkeypatch, tmp_path / "pip.conf", index_url=index.url, **more)
+    file = make_wheel(index.folder, "a")
+    fetch_stack(paths, stack(), locked(paths, file), print)
+    assert Store(paths.store).verified(file)
