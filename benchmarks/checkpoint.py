@@ -17,8 +17,8 @@ the kernel's own threads. Checkpoints of former runs keep their links: one that 
 file, and costs its hash once more (docs/checkpoints.md). Warm: the base was read before. Cold: the kernel was asked to
 forget its files. Memory: the peak of the command (VmHWM). The plan is made for 113,000 tensors of the base and 75,000
 of the donor, from headers on disk. Fetching: the pair is locked over HTTP, and the server counts what it sends of their
-files. Goals: a median of 0.7 of `cp`'s speed, warm and cold; 200 MB; 3 s; at most 1.01 of the bytes that are needed.
-Below one of them the exit status is 1.
+files. Goals: a median of 0.6 of `cp`'s speed warm and of 1.2 cold; 200 MB; 3 s; at most 1.01 of the bytes needed. Below
+one of them the exit status is 1.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, Re
 Spec = tuple[str, tuple[int, ...]]
 Tensors = dict[str, Spec]
 
-GOAL_SPEED, GOAL_MEMORY, GOAL_PLAN, GOAL_FETCH = 0.7, 200e6, 3.0, 1.01
+GOAL_SPEED = {"warm": 0.6, "cold": 1.2}
+GOAL_MEMORY, GOAL_PLAN, GOAL_FETCH = 200e6, 3.0, 1.01
 SHARDS, LAYERS, BLOCK = 14, 48, 128
 EXPERTS, REAL_SIZE = 258, 72
 """Experts in a layer, and GB of the base that they make 113,000 tensors of: a smaller base has fewer in proportion."""
@@ -454,9 +455,9 @@ def measure(folder: Path, runs: int, size: float, curve: list[float]) -> int:
     terminal.show(f"\n{size:g} GB, {runs} runs each")
     result = compare(folder / "main", size, runs)
     shutil.rmtree(folder / "main")
-    for state in ("warm", "cold"):
+    for state, goal in GOAL_SPEED.items():
         share = result[f"invoke build --checkpoint-only, {state}"]
-        goals.append((f"whole command, of cp, {state}", f"{share:.2f}", f"{GOAL_SPEED}", share >= GOAL_SPEED))
+        goals.append((f"whole command, of cp, {state}", f"{share:.2f}", f"{goal}", share >= goal))
     memory = result["memory"]
     goals.append(
         (

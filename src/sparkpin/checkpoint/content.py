@@ -100,9 +100,11 @@ class Hashes:
         known, before = self.known(source), identity(source)
         link(source, target)
         if known:
-            names = [name for name, row in self.rows.items() if row[:-1] == before]
-            for path in (*(self.path.parent / name for name in names), target):
-                self.note(path, known)
+            row = [*identity(source), known]
+            with self.guard:
+                self.new |= {name: row for name, old in self.rows.items() if old == [*before, known]}
+                self.rows |= self.new
+            self.note(target, known)
 
     def save(self) -> None:
         with self.guard:

@@ -274,5 +274,5 @@ def test_a_release_with_its_checkpoint_over_a_link(
             copy_with_checkpoint(source.paths, source.engine, source.release, url, quiet)
     monkeypatch.undo()
     shutil.rmtree(checkpoint)
-    with pytest.raises(CheckpointError, match="gone or not whole"):
+    with pytest.raises(CheckpointError, match="is gone"):
         copy_with_checkpoint(source.paths, source.engine, source.release, url, quiet)

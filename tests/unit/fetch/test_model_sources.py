@@ -98,6 +98,13 @@ def test_what_was_found_right_is_not_read_again(model: Model) -> None:
     assert not list(model.paths.models.rglob("*.download"))
 
 
+def test_a_checkpoint_that_was_moved_away_is_no_fault(model: Model) -> None:
+    """Its links keep their ctime, and the table its rows."""
+    made = model.build(("copy",))
+    made.rename(model.paths.home / "elsewhere")
+    assert model.build(("copy",)) == made and model.read == []
+
+
 def test_a_shard_that_was_removed_from_the_cache_comes_again(model: Model) -> None:
     model.build(("copy",))
     model.build(("copy", "mtp"))
