@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparkpin.build import cross_build
-from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.consistent import IMPORTS, is_brought, ready_checkpoint
 from sparkpin.build.image import BuiltImage, build_image, find_built
 from sparkpin.build.pair import Pairing, pair
@@ -127,6 +126,8 @@ def checkpoint_of(paths: Paths, release: Release) -> Path:
     """
     if folder := ready_checkpoint(paths, release):
         return folder
+    from sparkpin.build.checkpoint import build_checkpoint  # slow to import, with all that fetches
+
     with project_of(paths, release) as project:
         for pairing in pair(project, release.recipe, stage=release.stage):
             if pairing.checkpoint_key == release.checkpoint_key:

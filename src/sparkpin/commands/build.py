@@ -19,7 +19,6 @@ from sparkpin.core.terminal import say, show
 from sparkpin.evidence import digests
 from sparkpin.evidence.attest import ensure_attested
 from sparkpin.evidence.signing import Keys
-from sparkpin.fetch import model as hub
 from sparkpin.fetch import stack as fetching
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
@@ -136,6 +135,8 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -
 
 def fetch(*, recipe: str | None, stack: str | None) -> None:
     """All that the locks of a recipe name."""
+    from sparkpin.fetch import model as hub  # slow to import
+
     paths, pairings = pairings_of(recipe, None, stack)
     last = pairings[-1]
     wanted = [(last.stack, last.stack_lock)]

@@ -279,7 +279,7 @@ def start_quickly() -> None:
     """invoke forbids Python to keep what it compiles, so that each command would compile all that it loads anew. And
     most objects of a short command are code: to look for garbage among them takes a sixth of its time."""
     sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(500_000, 20, 20)
 
 
 class Line:

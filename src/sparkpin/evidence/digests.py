@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import ValidationError
 
 from sparkpin.build.consistent import is_from_elsewhere
 from sparkpin.build.image import build_image
 from sparkpin.build.make import fetch_for
-from sparkpin.build.record import BuildRecord, read_record, record_file, records_of
+from sparkpin.build.record import BuildRecord, RenderedImage, read_record, record_file, records_of
 from sparkpin.build.render import render_chain
 from sparkpin.core.errors import InputError, IntegrityError, SparkpinError
 from sparkpin.core.files import atomic_file
@@ -70,15 +70,6 @@ class Comparison:
     difference: str = ""
 
 
-class Keyed(Protocol):
-    """An image of a chain, rendered or recorded."""
-
-    @property
-    def stage(self) -> str: ...
-    @property
-    def key(self) -> str: ...
-
-
 def file_of(stack: str) -> str:
     return f"{FOLDER}/{stack}.yaml"
 
@@ -90,7 +81,10 @@ def load(project: Path, stack: str) -> Published | None:
 
 
 def compare(
-    published: Published | None, chain: Sequence[Keyed], image: str, diff_ids: Sequence[str]
+    published: Published | None,
+    chain: Sequence[RenderedImage] | Sequence[BuildRecord],
+    image: str,
+    diff_ids: Sequence[str],
 ) -> Comparison | None:
     """The last image of a chain, by its config digest and diff IDs; None where nothing is published for its key."""
     known = published.images if published else {}

@@ -88,7 +88,7 @@ def test_the_same_images_come_out_when_the_project_has_moved_on(site: Site, monk
         ("base: sealing and loading", " MB: the engine unpacks them"),
     ):
         place = next(at for at, line in enumerate(site.said) if line.startswith(start))
-        assert far in "".join(site.said[place : place + 20]), start
+        assert far in "".join(site.said[place:]), start
     assert Releases(site.paths).get(release.tag) == release
 
 
