@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkpin.core.files import git_blob_sha1
 from sparkpin.fetch.packed import commit_of, files_of
+from sparkpin.fetch.transfer import git_blob_sha1
 
 _LARGE = ".safetensors"
 

@@ -26,8 +26,9 @@ from sparkpin.checkpoint.repository import CONFIG
 from sparkpin.checkpoint.repository import INDEX as INDEX_FILE
 from sparkpin.checkpoint.safetensors import TensorSource, parse_header, write_file
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
-from sparkpin.core.files import atomic_file, atomic_folder, git_blob_sha1, sha256_file, write_json
+from sparkpin.core.files import atomic_file, atomic_folder, sha256_file, write_json
 from sparkpin.core.paths import project_folder
+from sparkpin.fetch.transfer import git_blob_sha1
 from sparkpin.pins.schema import Packed, PinnedRepository
 
 Floats = NDArray[np.float32]
