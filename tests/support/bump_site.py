@@ -27,8 +27,8 @@ from typed import typed
 from wheelhouse import Index, make_wheel
 
 from sparkpin.commands import bump as task
-from sparkpin.fetch import lock_stack as lock_module
-from sparkpin.fetch.lock_stack import lock_stack
+from sparkpin.fetch import stack as lock_module
+from sparkpin.fetch.stack import lock_stack
 from sparkpin.history.bisect import trial as trying
 from sparkpin.history.bump import record
 from sparkpin.history.bump.record import Bump

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkpin.core.files import git_blob_sha1
 from sparkpin.fetch.packed import commit_of, files_of
-from sparkpin.fetch.transfer import git_blob_sha1
 
 _LARGE = ".safetensors"
 
@@ -58,12 +58,4 @@ def model_info(repository: Repository, *, blobs: bool) -> dict[str, Any]:
                 pointer = 127 + len(str(entry.size))
                 sibling["lfs"] = {"sha256": entry.etag, "size": entry.size, "pointerSize": pointer}
         siblings.append(sibling)
-    return {
-        "_id": repository.commit[:24],
-        "id": repository.name,
-        "modelId": repository.name,
-        "private": False,
-        "sha": repository.commit,
-        "siblings": siblings,
-        "tags": [],
-    }
+    return {"id": repository.name, "sha": repository.commit, "siblings": siblings, "tags": []}

@@ -41,6 +41,11 @@ def sha256_of(file: RawIOBase) -> str:
     return digest.hexdigest()
 
 
+def git_blob_sha1(data: bytes) -> str:
+    """The hash that git, and so the Hub's listing, has for a small file."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
 @contextlib.contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
     """Turn "no space", "quota", "read-only", "not yours", and a folder that cannot be made, into one clear error that

@@ -283,7 +283,7 @@ def fetch_part(
             faults = list[SparkpinError]()
             for wheel in part:
                 try:
-                    store.move_in(folder / wheel.file, wheel)
+                    store.add(folder / wheel.file, wheel)
                 except (FileNotFoundError, IntegrityError) as error:
                     message = getattr(error, "message", f"{wheel.file} came under another name")
                     faults.append(IntegrityError(message, next_step=f"nothing of it was stored. {LOST}"))

@@ -100,7 +100,7 @@ def lock_of(fault: ManifestError | None) -> list[MachineFinding]:
     """What keeps a stack from being built whatever the machine has; nothing where its lock is good."""
     if not fault:
         return []
-    return [MachineFinding("lock", "advice", f"got {fault.got}, expected {fault.expected}", fault.next_step)]
+    return [MachineFinding("lock", "advice", fault.fault, fault.next_step)]
 
 
 def server(recipe: str, why: str) -> MachineFinding:
