@@ -26,7 +26,7 @@ import uuid
 from typing import Any
 
 from sparkpin.core import terminal
-from sparkpin.core.epoch import EPOCH
+from sparkpin.core.files import EPOCH
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import HOME, UID
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import tiny_images
 
 from sparkpin.build import rootfs
-from sparkpin.core.epoch import EPOCH
+from sparkpin.core.files import EPOCH
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
 from sparkpin.pins.schema import LockedDeb

@@ -16,9 +16,8 @@ import uv
 from packaging.utils import canonicalize_name
 
 from sparkpin.build.record import LOCKED, BuildInput, ContextFile, RenderedImage
-from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import IntegrityError
-from sparkpin.core.files import disk_errors, sha256_file
+from sparkpin.core.files import EPOCH, disk_errors, sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.pins.mods import CarriedTemplate, Mod, build_wheel
 from sparkpin.pins.schema import LINKS, USER, LockedFile, Stack

@@ -20,9 +20,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from sparkpin.build.rootfs import RootfsSpec
-from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import IntegrityError, ManifestError
-from sparkpin.core.files import write_json
+from sparkpin.core.files import EPOCH, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal

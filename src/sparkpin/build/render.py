@@ -21,8 +21,8 @@ import jinja2.sandbox
 from sparkpin.build.context import link_files, mod_file, script_file, template_file, user_files, uv_file, wheel_files
 from sparkpin.build.record import ContextFile, RenderedImage
 from sparkpin.build.rootfs import rootfs_spec
-from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import BuildError, ManifestError
+from sparkpin.core.files import EPOCH
 from sparkpin.core.names import MACHINES
 from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sparkpin.core import files
-from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import BuildError, HostError
-from sparkpin.core.files import atomic_file, disk_errors, sha256_file
+from sparkpin.core.files import EPOCH, atomic_file, disk_errors, sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.store import Store

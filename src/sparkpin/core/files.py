@@ -12,14 +12,16 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from io import RawIOBase, UnsupportedOperation
+from collections.abc import Callable, Iterator
+from io import RawIOBase
 from pathlib import Path
 from typing import IO, Any
 
 from sparkpin.core.errors import BusyError, DiskError, InputError
 
 CHUNK = 1 << 20
+# 2026-01-01T00:00:00Z, the date of every built byte. No commit's date: an image must not change because a README did.
+EPOCH = 1767225600
 HEAD = 4096  # bytes: enough to tell what kind of file it is
 PARTIAL = ".partial-"  # every unfinished file or folder starts so; nothing reads them and `sweep` removes them
 
@@ -37,50 +39,6 @@ def sha256_of(file: RawIOBase) -> str:
     while chunk := file.read(CHUNK):
         digest.update(chunk)
     return digest.hexdigest()
-
-
-class Joined(RawIOBase):
-    """Bytes that come in pieces, of which some may be empty, as a file that can be read once.
-
-    Seeking goes forward only; what is passed over is not copied. So `tarfile` reads an archive as it comes with mode
-    "r:" (its stream mode copies a whole buffer for every header).
-    """
-
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self.pieces, self.left, self.at = iter(pieces), memoryview(b""), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.at
-
-    def read(self, size: int = -1) -> bytes:
-        """Exactly `size` bytes, fewer at the end only."""
-        parts, left = [], size
-        while left and (part := self.take(left)):
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        if whence != os.SEEK_SET or offset < self.at:
-            raise UnsupportedOperation(f"seek to {offset} from {self.at}: what comes in pieces is read once")
-        while self.at < offset and self.take(offset - self.at):
-            pass
-        return self.at
-
-    def take(self, most: int) -> memoryview:
-        """The next bytes as they lie, at most so many (negative: what the piece has); empty at the end."""
-        while not self.left:
-            piece = next(self.pieces, None)
-            if piece is None:
-                return self.left
-            self.left = memoryview(piece)
-        count = len(self.left) if most < 0 else min(most, len(self.left))
-        part, self.left = self.left[:count], self.left[count:]
-        self.at += count
-        return part
 
 
 def git_blob_sha1(data: bytes) -> str:

@@ -247,7 +247,7 @@ def size_of(folder: Path, limit: int) -> int:
 
     Whose they are nobody can know here: what another stack left is counted, too.
     """
-    done = subprocess.run(["du", "-sk", folder], capture_output=True, text=True, check=False)
+    done = subprocess.run(["du", "-skx", folder], capture_output=True, text=True, check=False)
     return min(1024 * int(done.stdout.split()[0]), limit) if done.stdout else 0
 
 

@@ -15,6 +15,50 @@ END = bytes(2 * BLOCK)
 AGAIN = "run the build again"
 
 
+class Joined(io.RawIOBase):
+    """Bytes that come in pieces, of which some may be empty, as a file that can be read once.
+
+    Seeking goes forward only; what is passed over is not copied. So `tarfile` reads an archive as it comes with mode
+    "r:" (its stream mode copies a whole buffer for every header).
+    """
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self.pieces, self.left, self.at = iter(pieces), memoryview(b""), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def read(self, size: int = -1) -> bytes:
+        """Exactly `size` bytes, fewer at the end only."""
+        parts, left = [], size
+        while left and (part := self.take(left)):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence != io.SEEK_SET or offset < self.at:
+            raise io.UnsupportedOperation(f"seek to {offset} from {self.at}: what comes in pieces is read once")
+        while self.at < offset and self.take(offset - self.at):
+            pass
+        return self.at
+
+    def take(self, most: int) -> memoryview:
+        """The next bytes as they lie, at most so many (negative: what the piece has); empty at the end."""
+        while not self.left:
+            piece = next(self.pieces, None)
+            if piece is None:
+                return self.left
+            self.left = memoryview(piece)
+        count = len(self.left) if most < 0 else min(most, len(self.left))
+        part, self.left = self.left[:count], self.left[count:]
+        self.at += count
+        return part
+
+
 class Slice(io.RawIOBase):
     """A read-only window of `size` bytes at `start` of a seekable file."""
 

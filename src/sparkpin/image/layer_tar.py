@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple, Self
 
-from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import BuildError
+from sparkpin.core.files import EPOCH
 from sparkpin.image.archive import AGAIN, BLOCK, END, Slice, file_header, padded, padding
 
 REGULAR, HARDLINK, SYMLINK, DIRECTORY = tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE

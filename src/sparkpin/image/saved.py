@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from sparkpin.core.errors import BuildError
-from sparkpin.core.files import CHUNK, Joined, disk_errors
+from sparkpin.core.files import CHUNK, disk_errors
 from sparkpin.image import oci
-from sparkpin.image.archive import Slice
+from sparkpin.image.archive import Joined, Slice
 from sparkpin.image.oci import OciLayer
 
 SMALL = 1 << 20  # bytes; manifests and indexes are smaller

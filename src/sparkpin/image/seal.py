@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from sparkpin.core.epoch import EPOCH
+from sparkpin.core.files import EPOCH
 from sparkpin.image import oci
 from sparkpin.image.archive import END, Slice, file_header, padding
 from sparkpin.image.layer_tar import CanonicalLayer

@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import WHOLE, BuildError, HostError, IntegrityError, ManifestError
-from sparkpin.core.files import disk_errors, sha256_file
+from sparkpin.core.files import EPOCH, disk_errors, sha256_file
 from sparkpin.core.names import is_plain
 from sparkpin.pins.manifests import COMMUNITY_MODS, load_community_mods
 from sparkpin.pins.schema import ChatTemplate, CommunityMod, is_within

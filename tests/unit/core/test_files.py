@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,18 +50,6 @@ def test_many_who_write_one_file_at_once_all_succeed(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(write, range(8)))
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_pieces_that_come_are_a_file_though_some_are_empty() -> None:
-    pieces = [b"", b"abc", b"", b"defgh", b""]
-    assert files.Joined(pieces).read() == b"abcdefgh"
-    with files.Joined(pieces) as file:
-        assert [file.read(3) for _ in range(4)] == [b"abc", b"def", b"gh", b""]
-    file = files.Joined(pieces)
-    assert (file.read(1), file.seek(5), file.tell(), file.read(2)) == (b"a", 5, 5, b"fg")
-    with pytest.raises(io.UnsupportedOperation, match="seek to 1 from 7"):
-        file.seek(1)
-    assert (file.seek(99), file.read(1)) == (8, b"")
 
 
 def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:

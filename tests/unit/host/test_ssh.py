@@ -1,4 +1,4 @@
-"""Images from engine to engine, over a real ssh server too: what the other has is not sent."""
+"""Ways to the engines of other machines. tests/engine/bundle/test_copy.py goes them, to a real ssh server."""
 
 from __future__ import annotations
 

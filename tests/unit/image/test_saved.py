@@ -12,7 +12,7 @@ import pytest
 from layer_samples import layer, member, save
 
 from sparkpin.core.errors import BuildError
-from sparkpin.image.archive import Slice
+from sparkpin.image.archive import Joined, Slice
 from sparkpin.image.saved import open_saved
 
 
@@ -75,3 +75,15 @@ def test_a_torn_archive_is_refused(tmp_path: Path) -> None:
         end = tar.getmember("manifest.json").offset
     source.write_bytes(source.read_bytes()[:end])
     assert is_refused(source)
+
+
+def test_pieces_that_come_are_a_file_though_some_are_empty() -> None:
+    pieces = [b"", b"abc", b"", b"defgh", b""]
+    assert Joined(pieces).read() == b"abcdefgh"
+    with Joined(pieces) as file:
+        assert [file.read(3) for _ in range(4)] == [b"abc", b"def", b"gh", b""]
+    file = Joined(pieces)
+    assert (file.read(1), file.seek(5), file.tell(), file.read(2)) == (b"a", 5, 5, b"fg")
+    with pytest.raises(io.UnsupportedOperation, match="seek to 1 from 7"):
+        file.seek(1)
+    assert (file.seek(99), file.read(1)) == (8, b"")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from sparkpin.core.errors import InspectionError
-from sparkpin.core.files import Joined
+from sparkpin.image.archive import Joined
 
 FOLLOWED = 40  # links in a path, as the kernel follows them
 IN_MEMORY = 1 << 26  # bytes of a file from an archive; a larger one goes to the disk while it is read
