@@ -1,38 +1,43 @@
 """A newer Docker engine than this machine's: the one of the next Debian, in a root file system of its own.
 
-The root file system is made once for a user (half a minute, 500 MB in SPARKPIN_CACHE) and never written to afterwards.
+The root file system is made once for a user (two minutes, 500 MB in SPARKPIN_CACHE) and never written to afterwards.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-import platform
 import shlex
-import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from places import PROJECT
 from private_engine import private_engine
 
+from sparkpin.build.rootfs import build_rootfs, rootfs_spec
 from sparkpin.core import files
+from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import debs
+from sparkpin.fetch.store import Store
 from sparkpin.host.daemon import Daemon
 from sparkpin.host.engine import Engine
+from sparkpin.host.machine import this_platform
+from sparkpin.pins.manifests import load_stack, stack_inputs
+from sparkpin.pins.schema import Debian, Stack, StackLock
 
 SUITE = "trixie"
 NEWER: dict[str, dict[str, object]] = {  # name -> its settings
     "newer-overlay2": {},
     "newer-containerd": {"features": {"containerd-snapshotter": True}},
 }
-PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "iptables", "ca-certificates")
-NEEDED = f"to run it: root on Debian, {debs.HOST_PACKAGES}, a mirror that has {SUITE}"
+PACKAGES = ["docker.io", "docker-cli", "docker-buildx", "iptables", "ca-certificates", "python3"]
+NEEDED = f"to run it: root, apt, {debs.HOST_PACKAGES}, a mirror that has {SUITE}, an engine"
 # In mount namespaces of their own: nothing of this is mounted in the machine's.
 ENTER = """\
 set -eu
@@ -50,44 +55,45 @@ exec "$@"
 
 @pytest.fixture(scope="session")
 def newer_root() -> Path:
-    """The root file system with the newer engine and its CLI."""
-    if os.geteuid() != 0 or not shutil.which("mmdebstrap") or not debs.KEYRING.is_file():
+    """The root file system with the newer engine, its CLI and Python, made as those of the images are."""
+    if os.geteuid() != 0:
         pytest.skip(NEEDED)
     paths = Paths.from_env()
-    argv = [
-        *("mmdebstrap", "--mode=root", "--variant=essential", "--format=directory", "--skip=output/dev"),
-        *("--aptopt=APT::Install-Recommends false", "--dpkgopt=force-unsafe-io"),
-        *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale")),
-        *(f"--include={','.join(PACKAGES)}", SUITE),
-    ]
-    key = hashlib.sha256(json.dumps([argv, platform.machine()]).encode()).hexdigest()
+    system = Debian(suite=SUITE, packages=PACKAGES)
+    stack = load_stack(PROJECT, "cpu").model_copy(update={"platform": this_platform(), "debian": system})
+    key = hashlib.sha256(f"{stack.platform} {system}".encode()).hexdigest()
     folder = paths.cache / "test-engines"
     root = folder / f"{SUITE}-{key[:12]}"
     with files.lock(paths.locks / "test-engines.lock"):
         if not root.is_dir():
             files.sweep(folder)
-            with files.atomic_folder(root) as made:
-                done = subprocess.run(
-                    [*argv, str(made), "-"], input="\n".join(mirror()), capture_output=True, text=True, check=False
-                )
-                if done.returncode != 0:
-                    errors = "; ".join(line for line in done.stderr.splitlines() if line.startswith("E: "))
-                    pytest.skip(f"mmdebstrap made no {SUITE} ({errors}); {NEEDED}")
-                (made / "dev").mkdir(exist_ok=True)
+            paths.work.mkdir(parents=True, exist_ok=True)
+            with (
+                tempfile.TemporaryDirectory(prefix="newer-", dir=paths.work) as work,
+                files.atomic_folder(root) as made,
+            ):
+                try:
+                    tar = make_newer(Paths(PROJECT, Path(work, "cache"), Path(work, "home")), stack)
+                except SparkpinError as error:
+                    pytest.skip(f"{error}; {NEEDED}")
+                subprocess.run(["tar", "-C", made, "-xf", tar], check=True)
     return root
 
 
-def mirror() -> list[str]:
-    """The newer suite's lines of a sources.list, from the mirror that this machine uses for its own suite."""
-    own = platform.freedesktop_os_release().get("VERSION_CODENAME", SUITE)
-    return [line.replace(f" {own}", f" {SUITE}") for line in debs.sources(debs.mirrors_of(own))]
+def make_newer(paths: Paths, stack: Stack) -> Path:
+    apt = paths.cache / "apt"
+    apt.mkdir(parents=True)
+    closure = debs.open_apt(apt, stack).closure(stack)
+    debs.fetch_debs(stack, "", closure, Store(paths.store), print)
+    lock = StackLock(stack=stack.name, inputs=stack_inputs(stack), debs=closure, wheels=[])
+    return build_rootfs(paths, Engine.connect(), rootfs_spec(stack, lock), print)
 
 
 @contextlib.contextmanager
 def newer_engine(root: Path, settings: dict[str, object]) -> Iterator[Engine]:
     def change(daemon: Daemon) -> Daemon:
         wrapper = ("unshare", "--net", "--mount", "sh", "-c", ENTER, "enter", str(root))
-        return replace(daemon, wrapper=wrapper, settings=json.dumps(settings))
+        return replace(daemon, wrapper=wrapper, settings={**daemon.settings, **settings})
 
     with private_engine(change) as engine:
         yield engine

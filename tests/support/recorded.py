@@ -170,8 +170,8 @@ class Site:
             suite="bookworm",
             platform="linux/amd64",
             debs=list(debs),
-            arguments=['--setup-hook=set -e; ln -s usr/bin "$1/bin"', f"--include={','.join(d.name for d in debs)}"],
-            customize='echo sparkpin >>"$root/etc/passwd"\n',
+            merged=["bin"],
+            script="echo sparkpin >>/etc/passwd\n",
             epoch=1767225600,
         )
 

@@ -336,7 +336,7 @@ def require_parent(paths: Paths, engine: Engine, rendered: RenderedImage, say: S
 
 def require_rootfs(paths: Paths, engine: Engine, spec: rootfs.RootfsSpec, ref: str, say: Say) -> tuple[Path, ImageInfo]:
     """The root file system's tar, and the image of it, which is loaded when the engine lacks it."""
-    tar = rootfs.build_rootfs(paths, spec, say)
+    tar = rootfs.build_rootfs(paths, engine, spec, say)
     found = engine.image(ref)
     # Labels are inherited: only the bytes tell that it is this root file system and nothing on top of it.
     if found is None or found.diff_ids != (f"sha256:{sha256_file(tar)[0]}",):

@@ -1,66 +1,55 @@
-"""The images' root file system: a tar that mmdebstrap makes, without network, from the store's Debian packages."""
+"""The images' root file system: a tar of what the locked Debian packages install, made by these packages themselves.
+
+It takes two steps, as debootstrap does, and the host has no part in either. First all packages' files are put in place,
+and no program runs (`write_first_root`). Then the engine runs, in there and without a network, the packages' own dpkg,
+which installs them again, properly (rootfs.sh). So the lock names every program whose version could show in the bytes.
+Where the engine's machine has another architecture the second step is emulated: one way for all machines.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
+import lzma
+import posixpath
 import shutil
-import subprocess
+import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from sparkpin.core import files
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import BuildError, HostError
-from sparkpin.core.files import atomic_file, sha256_file
+from sparkpin.core.files import atomic_file, disk_errors, sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.fetch.debs import ARCHITECTURES, HOST_PACKAGES, raise_no_space, tail
 from sparkpin.fetch.store import Store
-from sparkpin.image.layer_tar import DIRECTORY, Member, canonical_layer, link_first, read_members
-from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock, StrictModel
+from sparkpin.host import buildkit
+from sparkpin.host.engine import Engine
+from sparkpin.image.layer_tar import DIRECTORY, canonical_layer, is_ephemeral, link_first, read_members
+from sparkpin.pins.schema import LockedDeb, Stack, StackLock, StrictModel
 
-CUSTOMIZE = Path(__file__).with_name("rootfs.sh")
+SCRIPT = Path(__file__).with_name("rootfs.sh")
 # Folders that are links into /usr in a merged system. They must be there before the first package is unpacked.
-MERGED = {"linux/amd64": ("bin", "lib", "lib64", "sbin"), "linux/arm64": ("bin", "lib", "sbin")}
-
-# As root, mmdebstrap mounts /proc, /sys and more where it works. In namespaces of its own these end with it, and it
-# ends with us, however we end; in the host's they would lie in wait for the next `rm -rf` in /tmp. Run by other users,
-# mmdebstrap makes such namespaces by itself.
-ISOLATED = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child")
-
-
-def arguments(stack: Stack, lock: StackLock) -> list[str]:
-    """mmdebstrap's arguments that decide the bytes."""
-    merge = "; ".join(f'mkdir -p "$1/usr/{name}" && ln -s usr/{name} "$1/{name}"' for name in MERGED[stack.platform])
-    return [
-        *("--variant=essential", "--format=tar", f"--architectures={ARCHITECTURES[stack.platform]}"),
-        f"--include={','.join(deb.name for deb in lock.debs)}",
-        "--aptopt=APT::Install-Recommends false",
-        '--aptopt=pkgCacheGen::ForceEssential ","',  # apt counts itself as Essential otherwise
-        "--dpkgopt=force-unsafe-io",  # the tar is synced at the end; each unpacked file need not be
-        "--skip=output/dev",  # the engine mounts its own /dev
-        "--skip=cleanup/apt,cleanup/mmdebstrap",  # rootfs.sh removes all of apt, these two would look for it
-        f"--setup-hook=set -e; {merge}",
-    ]
+MERGED = {"linux/amd64": ["bin", "lib", "lib64", "sbin"], "linux/arm64": ["bin", "lib", "sbin"]}
+DOCKERFILE = 'FROM scratch\nADD root.tar /\nRUN ["/bin/sh", "/debs/rootfs.sh", "{epoch}"]\n'
 
 
 class RootfsSpec(StrictModel):
     """All that decides a root file system, in a form that a record can keep.
 
-    arguments: mmdebstrap's; customize: the text of the script that cleans up; epoch: seconds, of every file;
-    time: of the packages' lock.
+    merged: folders that are links into /usr; script: text of the one that installs and cleans up; epoch: seconds, of
+    every file; time: of the packages' lock.
     """
 
     suite: str
     platform: str
     debs: list[LockedDeb]
-    arguments: list[str]
-    customize: str
+    merged: list[str]
+    script: str
     epoch: int
     time: str = ""
 
@@ -77,31 +66,39 @@ def rootfs_spec(stack: Stack, lock: StackLock) -> RootfsSpec:
         suite=stack.system.suite,
         platform=stack.platform,
         debs=lock.debs,
-        arguments=arguments(stack, lock),
-        customize=CUSTOMIZE.read_text(encoding="utf-8"),
+        merged=MERGED[stack.platform],
+        script=SCRIPT.read_text(encoding="utf-8"),
         epoch=EPOCH,
         time=lock.time,
     )
 
 
-def build_rootfs(paths: Paths, spec: RootfsSpec, say: Say) -> Path:
-    """The tar of the root file system, from cache or made anew; the same bytes whenever and wherever it is made.
+def build_rootfs(paths: Paths, engine: Engine, spec: RootfsSpec, say: Say) -> Path:
+    """The tar of the root file system, from the cache or made; the same bytes whenever and wherever it is made.
 
-    Touches no network. Raises IntegrityError (a package is missing in the store or damaged), HostError or BuildError.
+    Touches no network. Raises IntegrityError (a package is missing in the store or damaged), BuildError, HostError (the
+    engine's machine cannot run the platform's programs), EngineError or DiskError.
     """
-    key = spec.key
     folder = paths.cache / "rootfs"
-    target, digest = folder / f"{key}.tar", folder / f"{key}.sha256"
+    target, digest = folder / f"{spec.key}.tar", folder / f"{spec.key}.sha256"
     with files.lock(paths.locks / "rootfs.lock", on_wait=lambda: say("waiting for another run that makes a rootfs")):
         files.sweep(folder)
+        for left in paths.work.glob("rootfs-*"):  # by a killed run
+            shutil.rmtree(left, ignore_errors=True)
         if target.is_file() and digest.is_file():
             if sha256_file(target)[0] == digest.read_text().strip():
                 return target
             say(f"damaged, making it again: {target}")
         say(f"rootfs: {len(spec.debs)} packages of Debian {spec.suite}")
-        with workplace(paths) as work, atomic_file(target) as out:
-            for chunk in made(spec, repository(work, Store(paths.store), spec.debs)):
-                out.write(chunk)
+        with disk_errors(paths.work):
+            paths.work.mkdir(parents=True, exist_ok=True)
+            with (
+                tempfile.TemporaryDirectory(prefix="rootfs-", dir=paths.work) as work,
+                make_rootfs(Path(work), engine, spec, Store(paths.store)).open("rb") as made,
+                atomic_file(target) as out,
+            ):
+                for chunk in canonical(made):
+                    out.write(chunk)
         sha256, size = sha256_file(target)
         with atomic_file(digest) as out:
             out.write(f"{sha256}\n".encode())
@@ -109,72 +106,97 @@ def build_rootfs(paths: Paths, spec: RootfsSpec, say: Say) -> Path:
     return target
 
 
-@contextmanager
-def workplace(paths: Paths) -> Iterator[Path]:
-    """A folder that an unprivileged mmdebstrap can read too. Those of killed runs go; the caller holds the lock."""
-    prefix = f"sparkpin-rootfs-{hashlib.sha256(bytes(paths.cache)).hexdigest()[:8]}-"
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(prefix=prefix))
+def make_rootfs(work: Path, engine: Engine, spec: RootfsSpec, store: Store) -> Path:
+    """A tar, as the engine writes it, of what the packages install. Nothing comes from the engine's build cache."""
+    context, made = work / "context", work / "made.tar"
+    context.mkdir()
+    (context / "Dockerfile").write_text(DOCKERFILE.format(epoch=spec.epoch))
+    write_first_root(context / "root.tar", spec, store)
     try:
-        work.chmod(0o755)
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        buildkit.build(
+            context, say=lambda line: None, output=made, platform=spec.platform, no_cache=True, host=engine.host
+        )
+    except BuildError as error:
+        if "exec format error" not in error.message:
+            raise
+        raise HostError(
+            f"the engine's machine, {engine.platform}, runs no programs for {spec.platform}",
+            next_step="invoke doctor --stack STACK --fix switches emulation on, for the stack that is built",
+        ) from error
+    return made
 
 
-def repository(work: Path, store: Store, debs: Sequence[LockedFile]) -> Path:
-    repo = work / "repo"
-    with files.disk_errors(work):
-        repo.mkdir()
-        for deb in debs:
-            store.link(deb, repo / deb.file)
-        (repo / "Packages").write_text("\n".join(stanza(deb, repo) for deb in debs))
-    return repo
+def write_first_root(target: Path, spec: RootfsSpec, store: Store) -> None:
+    """A tar of all packages' files, of which none has run, and of /debs: the packages, and the script."""
+    with tarfile.open(target, "w", format=tarfile.GNU_FORMAT) as root:
+        there = {"."}
+        for name in spec.merged:
+            there |= {name, f"usr/{name}"}
+            add(root, f"usr/{name}", kind=tarfile.DIRTYPE)
+            add(root, name, kind=tarfile.SYMTYPE, link=f"usr/{name}")
+        for deb in spec.debs:
+            try:
+                members = read_deb(store.verified(deb).read_bytes())
+                unpack(members["data.tar"], root, there, spec.merged)
+            except (ValueError, KeyError, lzma.LZMAError, tarfile.TarError) as error:
+                raise BuildError(
+                    f"{deb.file}: got {error!r}, expected a Debian package with a data.tar.xz",
+                    next_step="lock the stack with another version of the package",
+                ) from None
+            add(root, f"debs/{deb.file}", join_deb(members))
+        add(root, "debs/rootfs.sh", spec.script.encode())
 
 
-def stanza(deb: LockedFile, repo: Path) -> str:
-    argv = ["dpkg-deb", "--field", str(repo / deb.file)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BuildError(f"dpkg-deb cannot read {deb.file}:\n{tail(done)}", next_step="invoke build --fetch-only")
-    return f"{done.stdout.rstrip()}\nFilename: ./{deb.file}\nSize: {deb.size}\nSHA256: {deb.sha256}\n"
+def unpack(data: bytes, root: tarfile.TarFile, there: set[str], merged: Collection[str]) -> None:
+    """there: the paths that `root` has; of two members with one path the first counts, which is a folder as a rule."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for member in tar:
+            content = tar.extractfile(member) if member.isreg() else None
+            member.name = place(member.name, merged)
+            if member.islnk():
+                member.linkname = place(member.linkname, merged)
+            if member.name not in there:
+                there.add(member.name)
+                root.addfile(member, content)
 
 
-def made(spec: RootfsSpec, repo: Path) -> Iterator[bytes]:
-    """Run mmdebstrap and yield its tar in canonical form."""
-    if not shutil.which("mmdebstrap"):
-        raise HostError("mmdebstrap is missing", next_step=HOST_PACKAGES)
-    work = repo.parent
-    customize = work / "customize.sh"
-    customize.write_text(spec.customize, encoding="utf-8")
-    customize.chmod(0o755)
-    argv = [
-        *(ISOLATED if os.geteuid() == 0 else ()),
-        *("mmdebstrap", *spec.arguments, f'--customize-hook="{customize}" "$1"'),
-        # No suite and no signature: each package was verified against the lock, there is no release to verify.
-        *("", "-", f"deb [trusted=yes] copy://{repo} ./"),
+def place(name: str, merged: Collection[str]) -> str:
+    """Where a package's file lies in a merged system."""
+    path = posixpath.normpath(name).lstrip("/")
+    return f"usr/{path}" if path.partition("/")[0] in merged and "/" in path else path
+
+
+def add(root: tarfile.TarFile, name: str, data: bytes = b"", *, kind: bytes = tarfile.REGTYPE, link: str = "") -> None:
+    member = tarfile.TarInfo(name)
+    member.type, member.mode, member.size, member.linkname = kind, 0o755, len(data), link
+    root.addfile(member, io.BytesIO(data))
+
+
+def read_deb(data: bytes) -> dict[str, bytes]:
+    """The members of a package, which is an `ar` archive. data.tar is decompressed: emulated, dpkg takes minutes to.
+
+    Raises ValueError, KeyError or LZMAError for what is none.
+    """
+    position, members = 8, dict[str, bytes]()
+    while position < len(data):
+        name, size = data[position : position + 16].decode().rstrip(" /"), int(data[position + 48 : position + 58])
+        members[name] = data[position + 60 : position + 60 + size]
+        position += 60 + size + size % 2
+    members["data.tar"] = lzma.decompress(members.pop("data.tar.xz"))
+    return members
+
+
+def join_deb(members: dict[str, bytes]) -> bytes:
+    rows = [b"!<arch>\n"]
+    for name, data in members.items():
+        rows += [b"%-16b%-12d%-6d%-6d%-8o%-10d`\n" % (name.encode(), 0, 0, 0, 0o644, len(data)), data]
+        rows += [b"\n"] * (len(data) % 2)
+    return b"".join(rows)
+
+
+def canonical(made: BinaryIO) -> Iterator[bytes]:
+    """The same members with sorted names, fixed times and plain headers, without files that an engine leaves."""
+    members = [
+        member for member in read_members(made).values() if member.kind == DIRECTORY or not is_ephemeral(member.path)
     ]
-    # Nothing of the caller's: the packages' own scripts run with it, and Python's variables decide their bytecode.
-    env = {
-        "SOURCE_DATE_EPOCH": str(spec.epoch),
-        "LC_ALL": "C.UTF-8",
-        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONHASHSEED": "0",
-        "TMPDIR": str(work),
-    }
-    with tempfile.TemporaryFile(dir=work) as raw:
-        done = subprocess.run(argv, stdout=raw, stderr=subprocess.PIPE, text=True, env=env, check=False)
-        if done.returncode:
-            if "No space left on device" in done.stderr:
-                raise_no_space(work)
-            raise BuildError(f"mmdebstrap failed:\n{tail(done, 15)}", next_step="read what it says above")
-        yield from canonical(raw)
-
-
-def canonical(raw: BinaryIO) -> Iterator[bytes]:
-    """The same members with sorted names, fixed times and plain headers, whichever mmdebstrap and tar wrote them."""
-    found = read_members(raw)
-    found.setdefault(b"dev", Member(b"dev", DIRECTORY, 0o755, 0, 0))  # a mount point
-    return canonical_layer(raw, link_first(found).values()).chunks()
+    return canonical_layer(made, link_first({member.path: member for member in members}).values()).chunks()

@@ -108,7 +108,7 @@ def recorded(release: Release, records: Sequence[BuildRecord]) -> Iterator[Mater
     for record in records:
         yield text("Dockerfile", record.stage, record.dockerfile)
         if record.rootfs:
-            yield text("rootfs.sh", record.stage, record.rootfs.customize)
+            yield text("rootfs.sh", record.stage, record.rootfs.script)
             yield from (deb(file, record.rootfs.suite) for file in record.rootfs.debs)
         elif BY_DIGEST.fullmatch(record.parent_ref):
             name, _, digest = record.parent_ref.partition("@sha256:")

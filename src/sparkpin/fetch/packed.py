@@ -238,7 +238,7 @@ def content(path: Path, name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise IntegrityError(
-            f"{path}: {error.strerror}, wanted the file of pins/models/{name}.yaml",
+            f"{path}: {error.strerror}, expected the file of pins/models/{name}.yaml",
             next_step=f"git restore {path.parent}",
         ) from None
 

@@ -54,6 +54,7 @@ def build(
     target: str | None = None,
     output: Path | None = None,
     platform: str | None = None,
+    no_cache: bool = False,
     arguments: Mapping[str, str] = MappingProxyType({}),
     host: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
@@ -67,6 +68,7 @@ def build(
     argv += ["--target", target] if target else []
     argv += ["--output", f"type=tar,dest={output}"] if output else []
     argv += ["--platform", platform] if platform else []
+    argv += ["--no-cache"] if no_cache else []
     argv += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     with subprocess.Popen(
         [*argv, str(context)],

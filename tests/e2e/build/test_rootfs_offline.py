@@ -1,120 +1,141 @@
-"""The real root file system: made offline, twice the same bytes, and nothing is left of a killed run."""
+"""The real root file system of the cpu stack: the published bytes, whatever the host and its engine are."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from in_container import output_of
+from newer_engine import NEWER, newer_cli, newer_engine
+from newer_engine import newer_root as newer_root
 from places import PROJECT
 
-from sparkpin.build import rootfs
+from sparkpin.build import digests, rootfs
+from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
+from sparkpin.host import buildkit
+from sparkpin.host.engine import Engine
 from sparkpin.pins.manifests import load_stack, load_stack_lock
-from sparkpin.pins.schema import Stack, StackLock
 
 pytestmark = pytest.mark.slow
+# What a run on another host does: nothing but this process's own folders, and what the engine answers.
+PROGRAM = """\
+import os, sys
+from pathlib import Path
+os.umask(0o077)
+from sparkpin.build import rootfs
+from sparkpin.core.files import sha256_file
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.pins.manifests import load_stack, load_stack_lock
+paths = Paths(*map(Path, sys.argv[1:4]))
+stack = load_stack(paths.project, "cpu")
+spec = rootfs.rootfs_spec(stack, load_stack_lock(paths.project, stack))
+print(sha256_file(rootfs.build_rootfs(paths, Engine.connect(), spec, lambda line: None))[0])
+"""
+ODD = {
+    "TZ": "Asia/Tokyo",
+    "LANG": "tr_TR.UTF-8",
+    "PYTHONOPTIMIZE": "2",
+    "PYTHONHASHSEED": "7",
+    "SOURCE_DATE_EPOCH": "1",
+}
 
 
 @pytest.fixture
-def stack() -> Stack:
-    return load_stack(PROJECT, "cpu")
-
-
-@pytest.fixture
-def lock(stack: Stack) -> StackLock:
-    return load_stack_lock(PROJECT, stack)
-
-
-def test_real_rootfs_is_made_offline_and_twice_the_same(tmp_path: Path, stack: Stack, lock: StackLock) -> None:
-    """In a network namespace without any interface up, with another zone, umask, Python and temporary folder."""
-    mine = Paths.from_env(PROJECT)
-    if not all(Store(mine.store).has(deb) for deb in lock.debs):
+def paths(tmp_path: Path) -> Paths:
+    """With the store of this user and nothing else."""
+    stack, mine = load_stack(PROJECT, "cpu"), Paths.from_env(PROJECT)
+    if not all(Store(mine.store).has(deb) for deb in load_stack_lock(PROJECT, stack).debs):
         pytest.skip("the packages of the cpu stack are not in the store: invoke build --fetch-only")
-    if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
-        pytest.skip("needs root (for a network namespace) and mmdebstrap")
-    first = rootfs.build_rootfs(mine, rootfs.rootfs_spec(stack, lock), print)
-    other = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    other.cache.mkdir()
-    (other.cache / "store").symlink_to(mine.store)
-    program = (
-        "import os, sys; from pathlib import Path; from sparkpin.build import rootfs; "
-        "from sparkpin.core.paths import Paths; "
-        "from sparkpin.pins.manifests import load_stack, load_stack_lock; os.umask(0o077); "
-        "paths = Paths(*map(Path, sys.argv[1:])); stack = load_stack(paths.project, 'cpu'); "
-        "spec = rootfs.rootfs_spec(stack, load_stack_lock(paths.project, stack)); "
-        "print(rootfs.build_rootfs(paths, spec, lambda line: None))"
-    )
-    argv = ["unshare", "-n", sys.executable, "-c", program, str(PROJECT), str(other.cache), str(other.home)]
-    env = {**os.environ, "TZ": "Asia/Tokyo", "LANG": "tr_TR.UTF-8", "PYTHONOPTIMIZE": "2", "PYTHONHASHSEED": "7"}
-    assert "PYTHONDONTWRITEBYTECODE" not in env  # packages' scripts would write other bytecode without it
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    second = Path(done.stdout.strip())
-    assert hashlib.sha256(first.read_bytes()).digest() == hashlib.sha256(second.read_bytes()).digest()
-    root = tmp_path / "root"
-    root.mkdir()
-    subprocess.run(["tar", "-C", root, "-xf", second], check=True)
-    check = (
-        "import ssl, sqlite3, venv, sys, pwd; ssl.create_default_context(); "
-        "print(sys.version_info[:2], pwd.getpwuid(10001).pw_dir)"
-    )
-    argv = ["chroot", "--userspec=10001:10001", str(root), "python3", "-c", check]
-    assert subprocess.check_output(argv, text=True).strip() == "(3, 11) /home/sparkpin"
-    assert not (root / "usr/bin/apt-get").exists()
-
-
-def test_a_killed_run_leaves_neither_mounts_nor_processes(
-    tmp_path: Path, stack: Stack, lock: StackLock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = Paths.from_env(PROJECT)
-    if not all(Store(mine.store).has(deb) for deb in lock.debs):
-        pytest.skip("the packages of the cpu stack are not in the store: invoke build --fetch-only")
-    if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
-        pytest.skip("needs root (others' mmdebstrap makes its own namespaces) and mmdebstrap")
-    work = tmp_path / "tmp"
-    work.mkdir(mode=0o755)
-    program = (
-        "import sys; from pathlib import Path; from sparkpin.build import rootfs; "
-        "from sparkpin.core.paths import Paths; "
-        "from sparkpin.pins.manifests import load_stack, load_stack_lock; "
-        "paths = Paths(*map(Path, sys.argv[1:])); stack = load_stack(paths.project, 'cpu'); "
-        "rootfs.build_rootfs(paths, rootfs.rootfs_spec(stack, load_stack_lock(paths.project, stack)), print)"
-    )
-    other = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    other.cache.mkdir()
-    (other.cache / "store").symlink_to(mine.store)
-    argv = [sys.executable, "-c", program, str(PROJECT), str(other.cache), str(other.home)]
-    with subprocess.Popen(argv, env={**os.environ, "TMPDIR": str(work)}) as run:
-        until(lambda: any(str(work) in mounts for mounts in mounts_by_process().values()), "mmdebstrap's mounts")
-        assert str(work) not in Path("/proc/self/mounts").read_text()
-        run.kill()
-    until(lambda: not any(str(work) in mounts for mounts in mounts_by_process().values()), "the end of all of it")
-    (left,) = work.iterdir()  # only files, which the next run of this cache removes
-    monkeypatch.setattr(tempfile, "tempdir", str(work))
-    with rootfs.workplace(other) as fresh:
-        assert list(work.iterdir()) == [fresh] != [left]
-
-
-def mounts_by_process() -> dict[str, str]:
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/mounts"):
-        with suppress(OSError):  # it ended
-            found[path.parent.name] = path.read_text()
+    found = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    found.cache.mkdir()
+    found.store.symlink_to(mine.store)
     return found
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 400) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
-        time.sleep(0.05)
+@pytest.fixture(scope="session")
+def published() -> str:
+    """The layer's digest in pins/digests."""
+    found = digests.load(PROJECT, "cpu")
+    assert found
+    return found.images["base"].layers["rootfs"].removeprefix("sha256:")
+
+
+def test_offline_and_in_another_environment(paths: Paths, published: str, tmp_path: Path) -> None:
+    """In a network namespace without any interface up, where this user may make one."""
+    isolated = ["unshare", "-n"] if os.geteuid() == 0 else []
+    argv = [*isolated, sys.executable, "-c", PROGRAM, *map(str, (PROJECT, paths.cache, paths.home))]
+    done = subprocess.run(argv, env={**os.environ, **ODD}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, published), done.stderr
+    root = tmp_path / "root"
+    root.mkdir()
+    (tar,) = (paths.cache / "rootfs").glob("*.tar")
+    names = subprocess.check_output(["tar", "-tf", tar], text=True).splitlines()
+    assert "usr/share/doc/bash/copyright" in names and "usr/bin/apt-get" not in names
+    left = ("debs", "etc/apt", "etc/resolv.conf", "usr/share/man", "usr/share/locale", "var/lib/dpkg/status-old")
+    assert not [name for name in names if name.startswith(left) or name in ("etc/passwd-", "usr/sbin/policy-rc.d")]
+    if os.geteuid() == 0:
+        subprocess.run(["tar", "-C", root, "-xf", tar], check=True)
+        check = (
+            "import ssl, sqlite3, venv, sys, pwd; ssl.create_default_context(); "
+            "print(sys.version_info[:2], pwd.getpwuid(10001).pw_dir)"
+        )
+        argv = ["chroot", "--userspec=10001:10001", str(root), "python3", "-c", check]
+        assert subprocess.check_output(argv, text=True).strip() == "(3, 11) /home/sparkpin"
+
+
+def test_debian_13_as_host(paths: Paths, published: str, newer_root: Path, tmp_path: Path) -> None:
+    """A container of it with the engine's socket: its own Python and Docker CLI, no mmdebstrap, no apt that is used."""
+    engine, ref = Engine.connect(), "sparkpin/test-debian-13-host:latest"
+    packages = tmp_path / "packages"
+    argv = [sys.executable, "-m", "sparkpin.fetch.pip_settings", "uv", "pip", "install", "--quiet", "--require-hashes"]
+    argv += [
+        "--python-version",
+        "3.13",
+        "--target",
+        str(packages),
+        "--requirements",
+        str(PROJECT / "requirements.lock"),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no packages for its Python: {done.stderr[-300:]}")
+    with subprocess.Popen(["tar", "-C", newer_root, "-c", "."], stdout=subprocess.PIPE) as tar:
+        subprocess.run([*buildkit.builder()[:1], "import", "-", ref], stdin=tar.stdout, check=True, capture_output=True)
+    store = str(paths.store.resolve())
+    mounts = {store: "/store", str(PROJECT): "/project", str(packages): "/packages"}
+    start = 'mkdir /tmp/cache && ln -s /store /tmp/cache/store && exec python3 -c "$0" /project /tmp/cache /tmp/home'
+    try:
+        out = output_of(
+            engine,
+            ref,
+            ["sh", "-c", f"! command -v mmdebstrap && python3 --version >&2 && {start}", PROGRAM],
+            environment={"PYTHONPATH": "/packages:/project/src", "HOME": "/tmp", **ODD},
+            volumes={
+                **{source: {"bind": target, "mode": "ro"} for source, target in mounts.items()},
+                "/var/run/docker.sock": {"bind": "/var/run/docker.sock", "mode": "rw"},
+            },
+        )
+    finally:
+        engine.client.api.remove_image(ref)
+    assert out.split()[-1] == published
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_a_newer_engine(
+    name: str, paths: Paths, published: str, newer_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(newer_cli(newer_root, tmp_path / "bin")), prepend=os.pathsep)
+    buildkit.builder.cache_clear()
+    stack = load_stack(PROJECT, "cpu")
+    spec = rootfs.rootfs_spec(stack, load_stack_lock(PROJECT, stack))
+    try:
+        with newer_engine(newer_root, NEWER[name]) as engine:
+            assert sha256_file(rootfs.build_rootfs(paths, engine, spec, print))[0] == published
+    finally:
+        buildkit.builder.cache_clear()

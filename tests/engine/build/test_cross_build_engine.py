@@ -36,7 +36,9 @@ def test_an_image_for_another_architecture_without_emulation(
     shell, empty = tiny_images.make_rootfs(tmp_path / "shell.tar"), tmp_path / "empty.tar"
     shutil.copy(shell, empty)
     tiny_images.without_programs(empty)
-    monkeypatch.setattr(rootfs, "build_rootfs", lambda _, spec, say: shell if spec.platform == machine else empty)
+    monkeypatch.setattr(
+        rootfs, "build_rootfs", lambda paths, engine, spec, say: shell if spec.platform == machine else empty
+    )
     chain, then = chain_of(paths, name), cross_build.stand_in(paths, name, machine)
     try:
         built = [build_image(paths, engine, image, lambda _: None) for image in chain]

@@ -1,4 +1,4 @@
-"""Releases of a made-up project, built again in an engine of their own. Only mmdebstrap's part is replaced."""
+"""Releases of a made-up project, built again in an engine of their own. Only the root file system is replaced."""
 
 from __future__ import annotations
 

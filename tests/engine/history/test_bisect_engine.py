@@ -1,4 +1,4 @@
-"""The search over images of a made-up project, built by a real engine. Only mmdebstrap's part is replaced."""
+"""The search over images of a made-up project, built by a real engine. Only the root file system is replaced."""
 
 from __future__ import annotations
 

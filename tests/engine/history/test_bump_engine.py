@@ -1,6 +1,6 @@
 """A bump of a made-up project with real locks, images, evidence, search and promotion.
 
-Only mmdebstrap's part and the answers of a server are replaced: the smoke test looks for a file in the image, which a
+Only root file system and answers of a server are replaced: the smoke test looks for a file in the image, which a
 wheel brings. The images hold no vLLM and their model no tensors, so quality, speed and checkpoint are not looked at.
 """
 

@@ -1,92 +1,96 @@
-"""The root file system: what decides its key, the same bytes from different writers, what is cleaned up."""
+"""The root file system: what decides its key, the first root of the packages' files, what of the cache is trusted."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
+import io
+import tarfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from places import PROJECT
+from tiny_debs import add_deb, tar_of, tiny_paths, tiny_spec
 
 from sparkpin.build import rootfs
-from sparkpin.core.errors import IntegrityError
+from sparkpin.core.errors import BuildError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
 from sparkpin.pins.manifests import load_stack, load_stack_lock
-from sparkpin.pins.schema import LockedDeb, Stack, StackLock
+
+ENGINE: Any = SimpleNamespace()
 
 
 @pytest.fixture
-def stack() -> Stack:
-    return load_stack(PROJECT, "cpu")
+def paths(tmp_path: Path) -> Paths:
+    return tiny_paths(tmp_path)
 
 
-@pytest.fixture
-def lock(stack: Stack) -> StackLock:
-    return load_stack_lock(PROJECT, stack)
-
-
-def test_key_follows_packages_and_nothing_else(stack: Stack, lock: StackLock) -> None:
-    key = rootfs.rootfs_spec(stack, lock).key
-    assert key == rootfs.rootfs_spec(stack, lock.model_copy(update={"wheels": []})).key
+def test_key_follows_packages_script_and_platform_and_nothing_else() -> None:
+    stack = load_stack(PROJECT, "cpu")
+    lock = load_stack_lock(PROJECT, stack)
+    spec = rootfs.rootfs_spec(stack, lock)
+    assert spec.key == rootfs.rootfs_spec(stack, lock.model_copy(update={"wheels": []})).key
     first, *rest = lock.debs
     newer = lock.model_copy(update={"debs": [first.model_copy(update={"sha256": "0" * 64}), *rest]})
-    assert rootfs.rootfs_spec(stack, newer).key != key
-    assert rootfs.rootfs_spec(stack.model_copy(update={"platform": "linux/arm64"}), lock).key != key
+    far = stack.model_copy(update={"platform": "linux/arm64"})
+    others = [rootfs.rootfs_spec(stack, newer), rootfs.rootfs_spec(far, lock)]
+    others += [spec.model_copy(update={"script": spec.script + "\n"}), spec.model_copy(update={"merged": []})]
+    assert len({spec.key, *(other.key for other in others)}) == 5
 
 
-def test_damaged_package_is_not_used(tmp_path: Path, stack: Stack, lock: StackLock) -> None:
-    deb = LockedDeb(name="a", version="1", file="a_1_all.deb", size=4, sha256=hashlib.sha256(b"good").hexdigest())
-    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
+def test_a_damaged_package_is_not_used(paths: Paths) -> None:
+    deb = add_deb(paths, "a", tar_of(("./etc/a", b"a")))
     path = Store(paths.store).path(deb.sha256)
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"evil")
-    with pytest.raises(IntegrityError, match=r"a_1_all\.deb"):
-        rootfs.build_rootfs(paths, rootfs.rootfs_spec(stack, lock.model_copy(update={"debs": [deb]})), print)
+    path.chmod(0o644)
+    path.write_bytes(b"x" * deb.size)
+    with pytest.raises(IntegrityError, match=deb.file):
+        rootfs.build_rootfs(paths, ENGINE, tiny_spec(paths, "", deb), print)
+    assert not list(paths.cache.glob("rootfs/*")) and not list(paths.work.iterdir())
+
+
+@pytest.mark.parametrize(("data", "suffix"), [(b"no tar", ".xz"), (tar_of(), ".zst")])
+def test_what_is_no_package_is_an_error_that_names_it(paths: Paths, data: bytes, suffix: str) -> None:
+    deb = add_deb(paths, "a", data, suffix=suffix)
+    with pytest.raises(BuildError, match=deb.file):
+        rootfs.build_rootfs(paths, ENGINE, tiny_spec(paths, "", deb), print)
     assert not list(paths.cache.glob("rootfs/*"))
 
 
-def test_cached_tar_is_used_until_it_is_damaged(
-    tmp_path: Path, stack: Stack, lock: StackLock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only mmdebstrap's run is replaced."""
-    runs, said = list[Path](), list[str]()
-    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
-
-    def made(_: rootfs.RootfsSpec, repo: Path) -> list[bytes]:
-        runs.append(repo)
-        return [b"tar", b"bytes"]
-
-    monkeypatch.setattr(rootfs, "made", made)
-    empty = rootfs.rootfs_spec(stack, lock.model_copy(update={"debs": []}))
-    tar = rootfs.build_rootfs(paths, empty, said.append)
-    assert tar == paths.cache / "rootfs" / f"{empty.key}.tar"
-    assert rootfs.build_rootfs(paths, empty, said.append) == tar and len(runs) == 1
-    tar.write_bytes(b"tarbytez")
-    rootfs.build_rootfs(paths, empty, said.append)
-    assert tar.read_bytes() == b"tarbytes" and len(runs) == 2
-    assert not any(repo.exists() for repo in runs)
+def test_files_below_merged_folders_lie_in_usr(paths: Paths) -> None:
+    """Links stay as they are. What several packages bring, Debian 13's own merged links included, comes once."""
+    data = tar_of(("./", None), ("./bin/", None), ("./bin/sh", b"shell"), ("./lib/x/", None), ("./lib/x/y", "../../z"))
+    other = tar_of(("./", None), ("./bin", "usr/bin"), ("./usr/bin/", None), ("./usr/bin/more", b"more"))
+    debs = [add_deb(paths, "a", data), add_deb(paths, "b", other)]
+    target = paths.project / "first.tar"
+    rootfs.write_first_root(target, tiny_spec(paths, "exit", *debs), Store(paths.store))
+    with tarfile.open(target) as tar:
+        found = {member.name: member for member in tar.getmembers()}
+        assert len(found) == len(tar.getmembers())
+        links = {name: member.linkname for name, member in found.items() if member.issym()}
+        assert links == {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "usr/lib/x/y": "../../z"}
+        texts = {name: tar.extractfile(member) for name, member in found.items() if member.isreg()}
+        read = {name: file.read() for name, file in texts.items() if file}
+        assert (read["usr/bin/sh"], read["usr/bin/more"], read["debs/rootfs.sh"]) == (b"shell", b"more", b"exit")
+        assert b"data.tar " in read[f"debs/{debs[0].file}"] and data in read[f"debs/{debs[0].file}"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to uid 10001 needs root")
-def test_clean_up_leaves_the_user_and_the_licences(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    gone = [
-        *("etc/resolv.conf", "etc/hostname", "etc/apt/sources.list", "etc/passwd-", "var/lib/apt/lists/x"),
-        *("var/log/dpkg.log", "var/cache/ldconfig/aux-cache", "usr/share/man/man1/a.1", "usr/share/locale/de/a.mo"),
-        *("usr/share/doc/a/changelog.gz", "usr/share/doc/b/README", "var/lib/dpkg/status-old"),
-    ]
-    kept = ["usr/share/doc/a/copyright", "etc/ssl/certs/a.pem", "var/lib/dpkg/status", "usr/lib/python3.11/os.py"]
-    for name in [*gone, *kept]:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("x")
-    (root / "etc/passwd").write_text("root:*:0:0:root:/root:/bin/bash\n")
-    (root / "etc/group").write_text("root:*:0:\n")
-    subprocess.run([rootfs.CUSTOMIZE, root], check=True)
-    assert [name for name in gone if (root / name).exists()] == []
-    assert [name for name in kept if not (root / name).exists()] == []
-    assert (root / "etc/passwd").read_text().splitlines()[1].split(":")[:4] == ["sparkpin", "*", "10001", "10001"]
-    assert (root / "home/sparkpin").stat().st_uid == (root / "home/sparkpin").stat().st_gid == 10001
-    assert not (root / "usr/share/doc/b").exists()
+def test_a_cached_tar_is_used_until_it_is_damaged(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the engine's part is replaced."""
+    runs = list[Path]()
+
+    def make_rootfs(work: Path, *_: object) -> Path:
+        runs.append(work)
+        (work / "made.tar").write_bytes(tar_of(("etc/a", b"a"), (".dockerenv", b""), ("etc/resolv.conf", b"x")))
+        return work / "made.tar"
+
+    monkeypatch.setattr(rootfs, "make_rootfs", make_rootfs)
+    spec = tiny_spec(paths, "")
+    tar = rootfs.build_rootfs(paths, ENGINE, spec, print)
+    with tarfile.open(fileobj=io.BytesIO(good := tar.read_bytes())) as found:
+        assert found.getnames() == ["etc/a"], "nothing that an engine leaves"
+    assert tar == paths.cache / "rootfs" / f"{spec.key}.tar"
+    assert rootfs.build_rootfs(paths, ENGINE, spec, print) == tar and len(runs) == 1
+    tar.write_bytes(good[:-1] + b"x")
+    rootfs.build_rootfs(paths, ENGINE, spec, print)
+    assert tar.read_bytes() == good and len(runs) == 2 and not list(paths.work.iterdir())

@@ -78,7 +78,7 @@ def test_every_input_has_its_hash(template: Sample) -> None:
         wanted |= {row.sha256 for row in record.context} | {hashlib.sha256(record.dockerfile.encode()).hexdigest()}
     spec = template.records[0].rootfs
     assert spec is not None
-    wanted |= {deb.sha256 for deb in spec.debs} | {hashlib.sha256(spec.customize.encode()).hexdigest()}
+    wanted |= {deb.sha256 for deb in spec.debs} | {hashlib.sha256(spec.script.encode()).hexdigest()}
     project = template.paths.project
     lock = manifests.load_model_lock(project, manifests.load_model(project, template.release.model))
     base, donor = lock.repositories["int4"], lock.repositories["fp8"]

@@ -162,7 +162,7 @@ class Home:
 
     @classmethod
     def make(cls, paths: Paths) -> Home:
-        spec = RootfsSpec(suite="x", platform="linux/amd64", debs=[], arguments=[], customize="", epoch=0)
+        spec = RootfsSpec(suite="x", platform="linux/amd64", debs=[], merged=[], script="", epoch=0)
         home = cls(paths, spec)
         home.record(0xA0, parent=None, layers=[0xA0])
         for number in (1, 2):

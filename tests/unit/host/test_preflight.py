@@ -21,7 +21,7 @@ from sparkpin.host.machine import Host
 from sparkpin.host.preflight import Needs, Requirement, StackFacts
 from sparkpin.pins.manifests import load_stack
 
-MMDEBSTRAP = Requirement("mmdebstrap", False, "not found", "apt-get install mmdebstrap", ("mmdebstrap",))
+IPTABLES = Requirement("iptables", False, "not found", "apt-get install iptables", ("iptables",))
 FULL = Requirement("disk space", False, "1 GB free", "free space")
 CPU = StackFacts("linux/amd64", gpu=False)
 
@@ -54,10 +54,7 @@ def test_what_a_bare_debian_lacks(bare: Paths) -> None:
         "docker engine": ("docker.io",),
         "docker client": ("docker.io",),
         "iptables": ("iptables",),
-        "mmdebstrap": ("mmdebstrap",),
-        "dpkg-deb": ("dpkg",),
         "ca-certificates": ("ca-certificates",),
-        "Debian's keys": ("debian-archive-keyring",),
         "python venv": ("python3-venv",),
     }
     spark = dataclasses.replace(DEBIAN, is_root=False, is_spark=True)
@@ -115,14 +112,12 @@ def test_a_named_engine_that_does_not_answer_is_a_lack(
 
 def test_another_architecture_needs_emulation(bare: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = preflight.emulation(DEBIAN, "aarch64", tmp_path)
-    assert lacking.packages == ("qemu-user-static", "binfmt-support", "arch-test")
-    assert lacking.fix.endswith(" binfmt-support arch-test && update-binfmts --enable qemu-aarch64")
+    assert lacking.packages == ("qemu-user-static", "binfmt-support")
+    assert lacking.fix.endswith(" binfmt-support && update-binfmts --enable qemu-aarch64")
     root_with(tmp_path, {"proc/sys/fs/binfmt_misc/qemu-aarch64": "enabled\ninterpreter /usr/bin/qemu-aarch64\n"})
-    monkeypatch.setattr(preflight, "find_program", lambda name: None)
-    assert not preflight.emulation(DEBIAN, "aarch64", tmp_path).ok
-    monkeypatch.setattr(preflight, "find_program", lambda name: f"/usr/bin/{name}")
     assert preflight.emulation(DEBIAN, "aarch64", tmp_path).ok
     (tmp_path / "proc/sys/fs/binfmt_misc/qemu-aarch64").unlink()
+    monkeypatch.setattr(preflight, "find_program", lambda name: f"/usr/bin/{name}")
     off = preflight.emulation(dataclasses.replace(DEBIAN, is_root=False), "aarch64", tmp_path)
     assert not off.ok and off.packages == () and off.fix == "sudo update-binfmts --enable qemu-aarch64"
 
@@ -160,7 +155,7 @@ def test_disk_space_is_summed_per_file_system(tmp_path: Path, monkeypatch: pytes
     usage = preflight.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage._replace(free=10 * GB))
     (fits,) = preflight.disk(paths, Needs(cache=4 * GB, home=6 * GB, engine=99 * GB))
-    assert fits.ok and "10 GB needed for cache, home" in fits.detail
+    assert fits.ok
     (short,) = preflight.disk(paths, Needs(cache=5 * GB, home=6 * GB))
     assert not short.ok and "SPARKPIN_CACHE" in short.fix and short.packages == ()
     (paths.cache).mkdir(parents=True)
@@ -181,9 +176,9 @@ DOCKER = Requirement("docker engine", False, "none", "", ("docker.io",))
 @pytest.mark.parametrize(
     ("machine", "lacking", "command"),
     [
-        (USER, [MMDEBSTRAP, DOCKER, DOCKER], " docker.io mmdebstrap"),
-        (dataclasses.replace(DEBIAN, family=("fedora",)), [MMDEBSTRAP], MMDEBSTRAP.fix),
-        (DEBIAN, [MMDEBSTRAP, FULL], " mmdebstrap; then free space"),
+        (USER, [IPTABLES, DOCKER, DOCKER], " docker.io iptables"),
+        (dataclasses.replace(DEBIAN, family=("fedora",)), [IPTABLES], IPTABLES.fix),
+        (DEBIAN, [IPTABLES, FULL], " iptables; then free space"),
     ],
 )
 def test_where_installing_cannot_help_nothing_is_changed(
@@ -202,7 +197,7 @@ def test_installing_is_refused_before_or_fails_after_something_was_changed(
     (tmp_path / "bin/apt-get").chmod(0o755)
     monkeypatch.setattr(machine, "SYSTEM_PATH", f"{tmp_path / 'bin'}:/bin")
     monkeypatch.setattr(preflight, "read_host", lambda: DEBIAN)
-    for lack, unchanged in ((MMDEBSTRAP, False), (FULL, True)):
+    for lack, unchanged in ((IPTABLES, False), (FULL, True)):
         monkeypatch.setattr(preflight, "missing", lambda *_, lack=lack, **__: [lack])
         assert preflight.main(["--stack", "cpu"]) == 3
         assert ("Nothing was changed" in capsys.readouterr().err) == unchanged
