@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from packaging.utils import canonicalize_name
@@ -153,13 +154,19 @@ def above(path: str) -> Iterator[str]:
         yield path
 
 
-def image_contents(layers: Sequence[Contents]) -> dict[str, tuple[int, PathEntry]]:
-    """Path -> (number of its layer, entry) as a container sees it, sorted by path. layers: lowest first.
+Merged = Mapping[str, tuple[int, PathEntry]]
+
+
+def image_contents(
+    layers: Sequence[Contents], below: Merged = MappingProxyType({})
+) -> dict[str, tuple[int, PathEntry]]:
+    """Path -> (number of its layer, entry) as a container sees it, sorted by path. layers: lowest first; below: what an
+    earlier call gave for those under them.
 
     Deletion marks work on the layers below theirs; what is not a folder hides a folder of its name with all below.
     """
-    seen: dict[str, tuple[int, PathEntry]] = {}
-    folders: set[str] = set()  # of the layers below; more than there still are does no harm
+    seen = dict(below)
+    folders = parents_of(seen)  # of the layers below; more than there still are does no harm
     for number, layer in enumerate(layers):
         own = {entry.path: (number, entry) for entry in layer if entry.kind not in MARKS}
         gone = {entry.path for entry in layer if entry.kind == "whiteout"}
@@ -176,7 +183,11 @@ def image_contents(layers: Sequence[Contents]) -> dict[str, tuple[int, PathEntry
 
 
 def parents_of(paths: Iterable[str]) -> set[str]:
-    return {folder for path in paths for folder in above(path)}
+    found: set[str] = set()
+    for path in paths:
+        while path and (path := path.rpartition("/")[0]) not in found:
+            found.add(path)
+    return found
 
 
 def write_contents(path: Path, contents: Contents) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from sparkpin.image.listing import Contents, PathEntry, image_contents
 
@@ -47,12 +48,14 @@ def compare_images(before: Sequence[Contents], after: Sequence[Contents]) -> Con
 
     Which package a path belongs to is no difference.
     """
-    old, new = ({path: entry for path, (_, entry) in image_contents(side).items()} for side in (before, after))
-    both = (path for path in old if path in new and old[path] is not new[path])
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(before, after, strict=False)))
+    below = image_contents(before[:common])  # mostly all but one layer: merged once
+    old, new = (image_contents(side[common:], below) for side in (before, after))
+    both = ((old[path][1], new[path][1]) for path in old if path in new and old[path] is not new[path])
     return ContentsDifference(
-        added=tuple(entry for path, entry in new.items() if path not in old),
-        removed=tuple(entry for path, entry in old.items() if path not in new),
-        changed=tuple(change for path in both for change in changes(old[path], new[path])),
+        added=tuple(entry for path, (_, entry) in new.items() if path not in old),
+        removed=tuple(entry for path, (_, entry) in old.items() if path not in new),
+        changed=tuple(change for one, other in both for change in changes(one, other)),
     )
 
 
