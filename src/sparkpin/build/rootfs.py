@@ -63,7 +63,7 @@ class RootfsSpec(StrictModel):
 
 def rootfs_spec(stack: Stack, lock: StackLock) -> RootfsSpec:
     return RootfsSpec(
-        suite=stack.system.suite,
+        suite=stack.debian.suite,
         platform=stack.platform,
         debs=lock.debs,
         merged=MERGED[stack.platform],
