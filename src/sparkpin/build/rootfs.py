@@ -194,9 +194,8 @@ def join_deb(members: dict[str, bytes]) -> bytes:
     return b"".join(rows)
 
 
-def canonical(made: BinaryIO) -> Iterator[memoryview]:
+def canonical(made: BinaryIO) -> Iterator[bytes]:
     """The same members with sorted names, fixed times and plain headers, without files that an engine leaves."""
-    members = [
-        member for member in read_members(made).values() if member.kind == DIRECTORY or not is_ephemeral(member.path)
-    ]
-    return canonical_layer(made, link_first({member.path: member for member in members}).values()).chunks()
+    members = read_members(made).items()
+    found = {path: member for path, member in members if member.kind == DIRECTORY or not is_ephemeral(path)}
+    return canonical_layer(made, link_first(found).values()).chunks()

@@ -32,8 +32,8 @@ class Material:
     """One input."""
 
     kind: Kind
-    """"mod" is the wheel that a mod's sources became, "text" what was written for a build (Dockerfile, lists of wheels),
-    "project" a file that people edit or a lock, "gguf" the wheel that a model's files were converted from."""
+    """"mod" is the wheel that a mod's sources became, "text" what was written for a build (Dockerfile, lists of
+    wheels), "project" a file that people edit or a lock, "gguf" the wheel that a model's files were converted from."""
     name: str  # with `where` unique among its kind
     version: str  # of a model's file the revision
     sha256: str

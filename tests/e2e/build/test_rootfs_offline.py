@@ -13,9 +13,10 @@ from newer_engine import NEWER, newer_cli, newer_engine
 from newer_engine import newer_root as newer_root
 from places import PROJECT
 
-from sparkpin.build import digests, rootfs
+from sparkpin.build import rootfs
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
+from sparkpin.evidence import digests
 from sparkpin.fetch.store import Store
 from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
