@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import uv
 from in_container import output_of
 from newer_engine import NEWER, newer_cli, newer_engine
 from newer_engine import newer_root as newer_root
@@ -94,7 +95,16 @@ def test_debian_13_as_host(paths: Paths, published: str, newer_root: Path, tmp_p
     """A container of it with the engine's socket: its own Python and Docker CLI, no mmdebstrap, no apt that is used."""
     engine, ref = Engine.connect(), "sparkpin/test-debian-13-host:latest"
     packages = tmp_path / "packages"
-    argv = [sys.executable, "-m", "sparkpin.fetch.pip_settings", "uv", "pip", "install", "--quiet", "--require-hashes"]
+    argv = [
+        sys.executable,
+        "-m",
+        "sparkpin.fetch.pip_settings",
+        uv.find_uv_bin(),
+        "pip",
+        "install",
+        "--quiet",
+        "--require-hashes",
+    ]
     argv += [
         "--python-version",
         "3.13",
