@@ -28,7 +28,7 @@ from sparkpin.checkpoint.from_gguf import convert
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.lock_model import former_lock, lock_model
 from sparkpin.fetch.packed import EXTRA_FILE as DRAFTER
-from sparkpin.fetch.packed import GROUP, Trained
+from sparkpin.fetch.packed import int4_tensors
 from sparkpin.pins import manifests
 
 NAME = "trained-tiny"
@@ -74,14 +74,9 @@ def drafter_in_int4(made: Path, folder: Path) -> Path:
         if not (name.startswith("mtp.layers.") and name.endswith("_proj.weight")):
             tensors[name] = tensor
             continue
-        rows, columns = tensor.shape
-        words, zeros, scales = Trained(tensor.contiguous().view(torch.uint16).numpy()).int4()
-        stem = name.removesuffix("weight")
-        tensors[f"{stem}qweight"] = torch.frombuffer(bytearray(words), dtype=torch.int32).view(columns // 8, rows)
-        tensors[f"{stem}qzeros"] = torch.frombuffer(bytearray(zeros), dtype=torch.int32).view(
-            columns // GROUP, rows // 8
-        )
-        tensors[f"{stem}scales"] = torch.frombuffer(bytearray(scales), dtype=torch.float16).view(columns // GROUP, rows)
+        for part, packed in int4_tensors(name, tensor.contiguous().view(torch.uint16).numpy()).items():
+            dtype = torch.float16 if packed.dtype == "F16" else torch.int32
+            tensors[part] = torch.frombuffer(bytearray(packed.data), dtype=dtype).view(packed.shape)
     save_file(tensors, path, {"format": "pt"})
     for index in folder.glob("*.index.json"):
         value = json.loads(index.read_text())

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.scripted_tiny.vocabulary import BLANK, CALL, END, PAD, RECALL, Vocabulary
 from benchmarks.scripted_tiny.weights import Weights, bf16, random_weights, to_bf16
-from sparkpin.fetch.packed import BODY, Plain, plain_bf16
+from sparkpin.fetch.packed import BODY, Plain
 from sparkpin.smoke.scripts import COMPLETION, MODES, trigger
 
 HIDDEN = 128
@@ -325,6 +325,14 @@ def _code(seed: int, kind: str, number: int) -> tuple[float, ...]:
     """112 values, uniform in (-2, 2): two codes are all but orthogonal."""
     digest = hashlib.shake_256(f"{seed}:code:{kind}:{number}".encode()).digest(_CODE_DIM)
     return tuple((2 * byte - 255) / 128 for byte in digest)
+
+
+def plain_bf16(matrix: Weights) -> Plain:
+    return Plain("BF16", (matrix.rows, matrix.cols), to_bf16(matrix))
+
+
+def as_bf16(tensors: Mapping[str, Weights | Plain]) -> dict[str, Plain]:
+    return {name: tensor if isinstance(tensor, Plain) else plain_bf16(tensor) for name, tensor in tensors.items()}
 
 
 def _constant(size: int, value: float, dtype: str = "BF16") -> Plain:

@@ -8,16 +8,19 @@ writes pins/models/<name>.tar.xz of each form, whose SHA-256 stands in pins/mode
 from __future__ import annotations
 
 import io
-import shutil
+import json
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.scripted_tiny.network import (
     FORMS,
     MAX_POSITIONS,
     TINY,
     Form,
+    as_bf16,
     body_tensors,
     config,
     drafter_config,
@@ -26,8 +29,8 @@ from benchmarks.scripted_tiny.network import (
 )
 from benchmarks.scripted_tiny.tokenizer import tokenizer_config, tokenizer_json
 from benchmarks.scripted_tiny.vocabulary import END, PAD, vocabulary
-from sparkpin.core.files import atomic_file, atomic_folder, write_json
-from sparkpin.fetch.packed import Pair, as_bf16, write_shards
+from benchmarks.scripted_tiny.weights import Weights, to_fp8, to_int4
+from sparkpin.fetch.packed import BODY, GROUP, LAYER, Plain, fp8_parts, int4_parts, is_int4, write_repository
 
 SEED = 20260101
 INT4_REPO, FP8_REPO = TINY.int4_repo, TINY.fp8_repo
@@ -41,11 +44,34 @@ def generate(out_dir: Path, *, seed: int, form: Form = TINY) -> None:
     has one repository.
     """
     if form.drafts:
-        shutil.rmtree(out_dir / form.bf16_repo, ignore_errors=True)
         generate_plain(out_dir / form.bf16_repo, seed=seed, form=form)
         return
     body, mtp = body_tensors(seed, vocabulary(), form), mtp_tensors(seed, form)
-    Pair(config(vocabulary(), form), body, mtp, _write_texts).write(out_dir / form.int4_repo, out_dir / form.fp8_repo)
+    int4, fp8 = _int4(body), _fp8(body | mtp)
+    for repo, tensors, quantization, extra in (
+        (form.int4_repo, int4, int4_quantization(int4), as_bf16(mtp)),
+        (form.fp8_repo, fp8, fp8_quantization(fp8), None),
+    ):
+        texts = _texts(config(vocabulary(), form) | {"quantization_config": quantization})
+        write_repository(out_dir / repo, texts, tensors, form.layers, extra)
+
+
+def _int4(tensors: Mapping[str, Weights | Plain]) -> dict[str, Plain]:
+    found = dict[str, Plain]()
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Weights) and is_int4(name):
+            found |= int4_parts(name, tensor.rows, tensor.cols, *to_int4(tensor))
+        else:
+            found |= as_bf16({name: tensor})
+    return found
+
+
+def _fp8(tensors: Mapping[str, Weights | Plain]) -> dict[str, Plain]:
+    found = dict[str, Plain]()
+    for name, tensor in tensors.items():
+        is_plain = isinstance(tensor, Plain)
+        found |= {name: tensor} if is_plain else fp8_parts(name, tensor.rows, tensor.cols, *to_fp8(tensor))
+    return found
 
 
 def generate_plain(folder: Path, *, seed: int, positions: int = MAX_POSITIONS, form: Form = TINY) -> None:
@@ -59,22 +85,55 @@ def generate_plain(folder: Path, *, seed: int, positions: int = MAX_POSITIONS, f
     else:
         tensors = as_bf16(body_tensors(seed, vocabulary(), form) | mtp_tensors(seed, form))
         values = config(vocabulary(), form)
-    with atomic_folder(folder) as made:
-        write_json(made / "config.json", values | {"max_position_embeddings": positions})
-        _write_texts(made)
-        write_shards(made, tensors, form.layers)
+    write_repository(folder, _texts(values | {"max_position_embeddings": positions}), tensors, form.layers)
 
 
-def _write_texts(folder: Path) -> None:
+def _texts(config: Mapping[str, Any]) -> dict[str, bytes]:
     words = vocabulary()
     end, pad = words.id_of(END), words.id_of(PAD)
     # A request that names no temperature is greedy: vLLM takes its default from here.
-    generation = {"eos_token_id": [end, pad], "pad_token_id": pad, "temperature": 0.0}
-    write_json(folder / "generation_config.json", generation)
-    write_json(folder / "tokenizer.json", tokenizer_json(words))
-    write_json(folder / "tokenizer_config.json", tokenizer_config(words, max_length=MAX_POSITIONS))
-    with atomic_file(folder / "chat_template.jinja") as file:
-        file.write(Path(__file__).with_name("chat_template.jinja").read_bytes())
+    values: dict[str, Any] = {
+        "config.json": config,
+        "generation_config.json": {"eos_token_id": [end, pad], "pad_token_id": pad, "temperature": 0.0},
+        "tokenizer.json": tokenizer_json(words),
+        "tokenizer_config.json": tokenizer_config(words, max_length=MAX_POSITIONS),
+    }
+    texts = {name: json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) for name, value in values.items()}
+    template = Path(__file__).with_name("chat_template.jinja").read_bytes()
+    return {name: f"{text}\n".encode() for name, text in texts.items()} | {"chat_template.jinja": template}
+
+
+def int4_quantization(tensors: Mapping[str, Plain], iters: int = 200) -> dict[str, Any]:
+    """tensors: as written: a matrix that is still called `weight` stays in 16 bits; iters: of AutoRound's tuning."""
+    ends = ("_proj.weight", "_a.weight", "_b.weight", "gate.weight")
+    plain = [name.removesuffix(".weight") for name in tensors if LAYER.match(name) and name.endswith(ends)]
+    return {
+        "autoround_version": "0.12.0",
+        "bits": 4,
+        "block_name_to_quantize": f"{BODY}layers",
+        "data_type": "int",
+        "extra_config": {name: {"bits": 16, "data_type": "float"} for name in plain},
+        "group_size": GROUP,
+        "iters": iters,
+        "low_gpu_mem_usage": True,
+        "packing_format": "auto_round:auto_gptq",
+        "quant_method": "auto-round",
+        "sym": True,
+    }
+
+
+def fp8_quantization(tensors: Mapping[str, Plain]) -> dict[str, Any]:
+    """tensors: as written."""
+    plain = {name for name, tensor in tensors.items() if tensor.dtype != "F8_E4M3" and len(tensor.shape) > 1}
+    return {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "modules_to_not_convert": sorted(
+            name.removesuffix(".weight") for name in plain if not name.endswith("_scale_inv")
+        ),
+        "quant_method": "fp8",
+        "weight_block_size": [GROUP, GROUP],
+    }
 
 
 def packed(folder: Path) -> bytes:

@@ -13,7 +13,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-from sparkpin.fetch.packed import FP8_MAX, GROUP, fp8_value
+from sparkpin.fetch.packed import FP8_MAX, GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,6 @@ class Weights:
 
     def bf16(self) -> bytes:
         return to_bf16(self)
-
-    def int4(self) -> tuple[bytes, bytes, bytes]:
-        return to_int4(self)
-
-    def fp8(self) -> tuple[bytes, bytes]:
-        return to_fp8(self)
 
 
 def random_weights(seed: str, rows: int, cols: int, exponent: int) -> Weights:
@@ -67,13 +61,11 @@ def to_bf16(weights: Weights) -> bytes:
     return bytes(out)
 
 
-def to_int4(weights: Weights) -> tuple[bytes, bytes, bytes]:
-    """AutoRound's auto_gptq packing of ``[N, K]``: qweight, qzeros, scales. K must be a multiple of 128.
-
-    qweight: I32 ``[K/8, N]``, eight nibbles along K, lowest first; qzeros: I32 ``[K/128, N/8]``, zero point minus one;
-    scales: F16 ``[K/128, N]``, each for 128 weights of a row. Value = (nibble - 8) * scale, rounded to nearest.
+def to_int4(weights: Weights) -> tuple[bytes, bytes]:
+    """qweight and scales of AutoRound's auto_gptq packing of ``[N, K]`` (see `packed.int4_tensors`), rounded to the
+    nearest. K must be a multiple of 128.
     """
-    n, k = weights.rows, weights.cols
+    k = weights.cols
     words = array.array("I")
     if words.itemsize != 4:
         raise RuntimeError(f"array('I') has {words.itemsize} bytes an item here, expected 4")
@@ -89,7 +81,7 @@ def to_int4(weights: Weights) -> tuple[bytes, bytes, bytes]:
             scales[g].append(scale)
     columns = k // 8
     qweight = b"".join(words[j::columns].tobytes() for j in range(columns))
-    return qweight, b"\x77" * (k // GROUP * n // 2), b"".join(s for group_scales in scales for s in group_scales)
+    return qweight, b"".join(s for group_scales in scales for s in group_scales)
 
 
 def to_fp8(weights: Weights) -> tuple[bytes, bytes]:
@@ -118,7 +110,9 @@ def fp8_code(value: float) -> int:
 
 @functools.cache
 def _fp8_magnitudes() -> tuple[float, ...]:
-    return tuple(fp8_value(code) for code in range(0x7F))
+    """Of the E4M3 bytes (4 exponent bits, 3 mantissa bits, bias 7, no infinity) without a sign."""
+    pairs = [divmod(code, 8) for code in range(0x7F)]
+    return tuple((8 + m) * 2.0 ** (e - 10) if e else m * 2.0**-9 for e, m in pairs)
 
 
 def _peak(codes: bytes) -> int:

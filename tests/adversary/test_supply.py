@@ -14,8 +14,8 @@ from wheelhouse import Index, make_wheel
 
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
-from sparkpin.fetch import debs, lock_stack
-from sparkpin.fetch.stack import fetch_stack
+from sparkpin.fetch import debs
+from sparkpin.fetch.stack import fetch_stack, lock_stack
 from sparkpin.fetch.store import Store
 from sparkpin.pins.schema import LockedFile
 
@@ -69,12 +69,12 @@ def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypat
     make_wheel(index.folder, "dep", "1.9")
     file = paths.project / "pins/stacks/s.lock"
     write(paths, ["app==1.0"])
-    lock_stack.lock_stack(paths, "s", print)
+    lock_stack(paths, "s", print)
     before = file.read_bytes()
 
     def refused(match: str) -> None:
         with pytest.raises(IntegrityError, match=match) as caught:
-            lock_stack.lock_stack(paths, "s", print)
+            lock_stack(paths, "s", print)
         assert f"rm pins/stacks/{file.name}" in caught.value.next_step
         assert file.read_bytes() == before
 
@@ -89,7 +89,7 @@ def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypat
     make_wheel(index.folder, "app", requires=["dep"])
     file.write_bytes(before[:-9])
     with pytest.raises(ManifestError) as caught:
-        lock_stack.lock_stack(paths, "s", print)
+        lock_stack(paths, "s", print)
     assert f"rm pins/stacks/{file.name}" in caught.value.next_step
     file.write_bytes(before)
     libc, python = stack_samples.FakeApt().closure(None)
@@ -102,7 +102,7 @@ def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypat
             refused(match)
     write(paths, ["app==1.0"], constraints={"dep<1.10": "1.10 is broken"})
     told: list[str] = []
-    assert {wheel.version for wheel in lock_stack.lock_stack(paths, "s", told.append).wheels} == {"1.0", "1.9"}
+    assert {wheel.version for wheel in lock_stack(paths, "s", told.append).wheels} == {"1.0", "1.9"}
     assert any("dep 1.10 -> 1.9" in line for line in told), "new pins may want less, and it is said"
 
 

@@ -24,7 +24,7 @@ TORCH = "__version__ = '2.14.0+cu130'\ncuda = '13.0'\n"
 IMPORTED = f"""
 import json, os, sys
 sys.path[:0] = [{str(HERE)!r}, {str(SOURCES)!r}, {str(PACKAGES)!r}]
-import sparkpin.checkpoint.receive, runpy
+import sparkpin.checkpoint.content, runpy
 import fake_vllm, sparkpin.serve.front, sparkpin.releases.inside, sparkpin.releases.peers
 import encodings.utf_8, encodings.idna, encodings.ascii, encodings.latin_1, site, sysconfig
 import concurrent.futures.process, multiprocessing.synchronize

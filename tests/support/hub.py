@@ -1,9 +1,9 @@
 """A Hugging Face Hub on 127.0.0.1 for repositories in a folder: enough for huggingface_hub to list them and for ranges.
 
-Spoken: ``/api/models/<repo>`` with ``/revision``, and ``/<repo>/resolve`` with HEAD, GET and byte ranges. As on the
-real Hub, large files (``*.safetensors``) answer with a redirect and carry SHA-256 as their ETag, small ones carry
-git's blob hash. A repository has one revision, called ``main`` or by its commit hash, which is derived from the
-content: the same files have the same hash everywhere.
+Spoken: ``/api/models/<repo>`` with ``/revision``, and ``/<repo>/resolve`` with byte ranges. As on the real Hub, large
+files (``*.safetensors``) answer with a redirect, and have SHA-256 where small ones have git's blob hash. A repository
+has one revision, called ``main`` or by its commit hash, which is derived from the content: the same files have the same
+hash everywhere.
 """
 
 from __future__ import annotations
@@ -138,16 +138,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     fault: Fault
 
-    def do_HEAD(self) -> None:
-        self._handle()
-
-    def do_GET(self) -> None:
-        self._handle()
-
     def log_message(self, format: str, *args: Any) -> None:
         """Silent: a caller that wants the requests passes ``log``."""
 
-    def _handle(self) -> None:
+    def do_GET(self) -> None:
         names = ("Range", "Authorization", "Host", "Cache-Control")
         request = Request(self.command, self.path, *(self.headers.get(name, "") for name in names))
         self.server.log.append(request)
@@ -180,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         entry = repository.entries.get(path)
         if entry is None:
             raise _Problem(HTTPStatus.NOT_FOUND, "EntryNotFound", f"Entry not found: {path}", repository.commit)
-        headers = _file_headers(repository, entry)
+        headers = {"X-Repo-Commit": repository.commit, "ETag": f'"{entry.etag}"'}
         if entry.large:
             headers["Location"] = f"{self.server.storage}/blobs/{quote(name)}/{entry.etag}"
             self._send(HTTPStatus.FOUND, headers, b"")
@@ -191,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self._repository(name, MAIN)
         for entry in repository.entries.values():
             if entry.etag == etag:
-                self._send_file(entry, _file_headers(repository, entry))
+                self._send_file(entry, {})
                 return
         raise _Problem(HTTPStatus.NOT_FOUND, "EntryNotFound", f"no blob {etag}")
 
@@ -213,8 +207,6 @@ class _Handler(BaseHTTPRequestHandler):
             status = HTTPStatus.PARTIAL_CONTENT
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{entry.size}"
         self._begin(status, {**headers, **self.fault.headers}, end - begin)
-        if self.command == "HEAD":
-            return
         cut = end if self.fault.cut is None else min(end, begin + self.fault.cut)
         with entry.file.open("rb") as file:
             file.seek(begin)
@@ -241,8 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: HTTPStatus, headers: Mapping[str, str], body: bytes) -> None:
         self._begin(status, headers, len(body))
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     def _begin(self, status: HTTPStatus, headers: Mapping[str, str], length: int) -> None:
         self.send_response(status)
@@ -250,11 +241,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(length))
         self.end_headers()
-
-
-def _file_headers(repository: Repository, entry: Entry) -> dict[str, str]:
-    """On the redirect and on its target: huggingface_hub follows a redirect that stays on the host before it reads."""
-    headers = {"X-Repo-Commit": repository.commit, "ETag": f'"{entry.etag}"'}
-    if entry.large:
-        headers |= {"X-Linked-Etag": f'"{entry.etag}"', "X-Linked-Size": str(entry.size)}
-    return headers

@@ -58,12 +58,4 @@ def model_info(repository: Repository, *, blobs: bool) -> dict[str, Any]:
                 pointer = 127 + len(str(entry.size))
                 sibling["lfs"] = {"sha256": entry.etag, "size": entry.size, "pointerSize": pointer}
         siblings.append(sibling)
-    return {
-        "_id": repository.commit[:24],
-        "id": repository.name,
-        "modelId": repository.name,
-        "private": False,
-        "sha": repository.commit,
-        "siblings": siblings,
-        "tags": [],
-    }
+    return {"id": repository.name, "sha": repository.commit, "siblings": siblings, "tags": []}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shlex
 import subprocess
@@ -94,7 +93,7 @@ def make_newer(paths: Paths, stack: Stack) -> Path:
 def newer_engine(root: Path, settings: dict[str, object]) -> Iterator[Engine]:
     def change(daemon: Daemon) -> Daemon:
         wrapper = ("unshare", "--net", "--mount", "sh", "-c", ENTER, "enter", str(root))
-        return replace(daemon, wrapper=wrapper, settings=json.dumps(settings))
+        return replace(daemon, wrapper=wrapper, settings={**daemon.settings, **settings})
 
     with private_engine(change) as engine:
         yield engine

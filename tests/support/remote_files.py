@@ -14,9 +14,10 @@ import hub
 import pytest
 from hub import Fault, Request
 
+from sparkpin.fetch import hub as hub_module
 from sparkpin.fetch import transfer
-from sparkpin.fetch.hub import HubRepository
-from sparkpin.fetch.transfer import Piece, Source
+from sparkpin.fetch.hub import Source
+from sparkpin.fetch.transfer import Piece
 
 REPO = "acme/sample"
 NOWHERE = "http://127.0.0.1:9"
@@ -51,8 +52,8 @@ class Remote:
             yield url
 
     @property
-    def source(self) -> HubRepository:
-        return HubRepository(REPO, self.revision)
+    def source(self) -> Source:
+        return Source(REPO, self.revision)
 
     def piece(self, source: Source, begin: int = 0, end: int = -1, file: str = BIG, **more: Any) -> Piece:
         size = len(DATA[file])
@@ -94,11 +95,11 @@ def sha256(data: bytes) -> str:
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a run would have waited to ask again; it does not, in a file that imports this."""
-    seen, pause = list[float](), transfer.pause
+    seen, pause = list[float](), hub_module.pause
 
     def skip(stop: threading.Event, seconds: float) -> None:
         seen.extend([seconds] if seconds else [])
         pause(stop, 0)
 
-    monkeypatch.setattr(transfer, "pause", skip)
+    monkeypatch.setattr(hub_module, "pause", skip)
     return seen

@@ -10,7 +10,7 @@ import yaml
 
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.fetch import lock_stack as lock_module
+from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.store import Store
 from sparkpin.pins.reading import parse
 from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock

@@ -8,7 +8,6 @@ import hashlib
 import http.server
 import json
 import os
-import ssl
 import tempfile
 import threading
 import time
@@ -70,8 +69,8 @@ class Index:
     """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served.
 
     gone: files that the pages name and that are not there any more. sizes: pages are JSON and tell them (PEP 700).
-    ranges: byte ranges that were asked for, in order; heeds: whether they are answered; busy: files that a 503 stands
-    before, once; login: "name:password" that everything wants; stale: what is sent in place of a file.
+    busy: files that a 503 stands before, once; login: "name:password" that everything requires; stale: what is sent in
+    place of a file.
     endless: files that never end, and tell no length; sent: bytes of these; moved: file -> where it is said to lie.
     uploaded: file -> when it came ("2026-05-10T07:38:37Z"), which JSON pages tell, too.
     """
@@ -84,8 +83,6 @@ class Index:
     gone: set[str] = field(default_factory=set)
     sizes: bool = True
     uploaded: dict[str, str] = field(default_factory=dict)
-    ranges: list[str] = field(default_factory=list)
-    heeds: bool = True
     busy: set[str] = field(default_factory=set)
     login: str = ""
     stale: dict[str, bytes] = field(default_factory=dict)
@@ -95,11 +92,8 @@ class Index:
 
 
 @contextmanager
-def serve(folder: Path, key: Path | None = None) -> Iterator[Index]:
-    """The wheels of a folder as a simple index (PEP 503) on a free port of 127.0.0.1, which is a proxy for itself.
-
-    key: a certificate and its key, for HTTPS.
-    """
+def serve(folder: Path) -> Iterator[Index]:
+    """The wheels of a folder as a simple index (PEP 503) on a free port of 127.0.0.1, which is a proxy for itself."""
     index = Index(folder)
     prefix = f"/{uuid.uuid4().hex}"  # what uv keeps of an index is of no other one on that port
 
@@ -146,9 +140,7 @@ def serve(folder: Path, key: Path | None = None) -> Iterator[Index]:
                     self.never_end()
                     return
                 data, span = index.stale.get(name) or (folder / name).read_bytes(), self.headers.get("Range", "")
-                if span:
-                    index.ranges.append(span)
-                begin = int(span.removeprefix("bytes=").partition("-")[0]) if span and index.heeds else 0
+                begin = int(span.removeprefix("bytes=").partition("-")[0]) if span else 0
                 more = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"} if begin else {}
                 pause = index.slow.get(name, 0)
                 self.answer(206 if begin else 200, "application/octet-stream", data[begin:], pause, more)
@@ -189,13 +181,9 @@ def serve(folder: Path, key: Path | None = None) -> Iterator[Index]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    if key:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(key)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    index.url = f"http{'s' if key else ''}://127.0.0.1:{server.server_address[1]}{prefix}/simple/"
+    index.url = f"http://127.0.0.1:{server.server_address[1]}{prefix}/simple/"
     try:
         yield index
     finally:

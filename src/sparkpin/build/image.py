@@ -42,7 +42,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.host import buildkit
 from sparkpin.host.content_store import Sizes
 from sparkpin.host.engine import Engine, ImageInfo
-from sparkpin.image.layer_tar import CanonicalLayer, read_layer, read_layer_of
+from sparkpin.image.layer_tar import CanonicalLayer, read_layer
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
 from sparkpin.image.oci import OciImage
 from sparkpin.image.seal import Part
@@ -281,9 +281,8 @@ class DockerfileSteps:
             context = Path(folder, "context")
             shutil.copytree(self.context, context, copy_function=os.link)
             target, below = self.tree_stage(name)
-            layer = read_layer_of(tar, lambda: self.build(context, target=target, output=tar), folder=below)
-        opened.callback(layer.source.close)
-        return layer
+            self.build(context, target=target, output=tar)
+        return read_layer(opened.enter_context(tar.open("rb")), folder=below)
 
     def tree_stage(self, name: str) -> tuple[str, bytes]:
         """The stage that gives a tree, and the tree's folder there. On our own root file system that is the one that

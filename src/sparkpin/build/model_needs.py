@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from sparkpin.build.checkpoint import plan_checkpoint
 from sparkpin.checkpoint.content import is_made_here
 from sparkpin.checkpoint.steps import checkpoint_key, lock_for, used_repositories
 from sparkpin.checkpoint.write import checkpoint_folder, disk_needed
-from sparkpin.core import files, terminal
+from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
@@ -24,20 +22,6 @@ RATES = {"100 Mbit/s": 12_500_000, "1 Gbit/s": 125_000_000}
 
 
 @dataclass(frozen=True)
-class DiskRow:
-    """Bytes on one file system."""
-
-    needed: int
-    free: int
-    folder: Path
-
-    @property
-    def text(self) -> str:
-        enough = "" if self.free >= self.needed else ": NOT ENOUGH"
-        return f"{terminal.size(self.needed)} needed at {self.folder}, {terminal.size(self.free)} free{enough}"
-
-
-@dataclass(frozen=True)
 class ModelNeeds:
     """repositories: those that are read; fetch: bytes from a Hub; checkpoints: bytes of those to be made."""
 
@@ -45,18 +29,10 @@ class ModelNeeds:
     fetch: int
     checkpoints: int
 
-    def disk(self, paths: Paths, images: preflight.Needs | None = None) -> list[DiskRow]:
+    def disk(self, paths: Paths, images: preflight.Needs | None = None) -> list[preflight.DiskRow]:
         """images: what building them takes, too, where they are to be built."""
-        wanted = [(paths.models, self.fetch), (paths.checkpoints, self.checkpoints)]
-        wanted += preflight.folders_of(paths, images).values() if images else ()
-        systems: dict[int, list[tuple[Path, int]]] = {}
-        for folder, size in wanted:
-            systems.setdefault(files.existing_parent(folder).stat().st_dev, []).append((folder, size))
-        return [
-            DiskRow(sum(size for _, size in rows), shutil.disk_usage(there).free, there)
-            for rows in systems.values()
-            for there in [files.existing_parent(rows[0][0])]
-        ]
+        folders = [(paths.models, self.fetch), (paths.checkpoints, self.checkpoints)]
+        return preflight.disk_rows([*folders, *(preflight.folders_of(paths, images) if images else ())])
 
 
 def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple[str, ...]], say: Say) -> ModelNeeds:

@@ -1,39 +1,41 @@
 """Images into an engine, from a bundle or from another engine: only the layers that it lacks are sent. And checkpoints
-into volumes of it: only the bytes that they lack.
+into volumes of it: only the files that they lack.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
+import os
+import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.bundle import export
 from sparkpin.checkpoint.content import RECORD
-from sparkpin.checkpoint.receive import ROWS
 from sparkpin.checkpoint.write import SPARE
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, DiskError, EngineError, HostError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
-from sparkpin.core.terminal import Say, printable
-from sparkpin.host.containers import Attached
+from sparkpin.core.terminal import Say
+from sparkpin.host.containers import Container
 from sparkpin.host.disk_usage import inventory
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.image import oci
 from sparkpin.image.archive import Slice
 from sparkpin.releases import volumes
-from sparkpin.releases.container import UID
+from sparkpin.releases.container import HOME, UID
 from sparkpin.releases.record import Release, Releases
+
+CARRIER = "sparkpin.carrier"  # label of a container; its value is the checkpoint key
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Carried:
     """A checkpoint in a volume. bytes, seconds: of the sending alone."""
 
     volume: str
-    files: int  # that went over, or what they lacked
+    files: int  # that went over
     whole: int  # files that were there
     bytes: int
     seconds: float
@@ -112,104 +114,94 @@ def copy_with_checkpoint(
 
 
 def carry(engine: Engine, release: Release, folder: Path, say: Say, *, deep: bool = False) -> Carried:
-    """A checkpoint into the release's volume of an engine that has its image. What is there whole stays, a file that is
-    there in part is gone on with. Every byte is hashed there, and the record comes last.
+    """A checkpoint into the release's volume of an engine that has its image. A file that is there and right stays.
+    Every byte is hashed there, and the record comes last.
 
     CheckpointError for a file that is not, or is no longer, the recorded one; DiskError, before the first byte, where
-    there is no room; HostError for a volume that the container's user may not write to.
+    there is no room. Of two runs for one checkpoint at once, the later one ends the other.
     """
-    record = (folder / RECORD).read_text(encoding="utf-8")
-    rows, volume = json.loads(record)[ROWS], volumes.volume_name(release.checkpoint_key)
-    with volumes.receiving(engine, release, say) as there:
-        there.send(line({"key": release.checkpoint_key, "record": record, "deep": deep}))
-        told = answer_of(there, say)
-        if "owner" in told:
-            uid, gid, mode = told["owner"]
-            raise HostError(
-                f"volume {volume} belongs to {uid}:{gid}, mode {mode}; the image's user {UID} has to write to it",
-                next_step=f"there: docker volume rm {volume} (the next run makes it anew)",
-            )
-        if not (wants := wants_of(told, rows)) and told.get("whole"):
-            return Carried(volume, 0, len(rows), 0, 0)
-        lacking = sum(rows[want["file"]]["size"] - want["offset"] for want in wants)
-        if lacking + SPARE > told["free"]:
-            raise DiskError(
-                f"the checkpoint needs {lacking + SPARE:,} bytes in volume {volume}, {told['free']:,} are free"
-            )
-        begun = sum(want["offset"] for want in wants)
-        rest = f"; {begun / 1e6:.1f} MB of them are there" if begun else ""
-        say(f"sending {len(wants)} of {len(rows)} files of the checkpoint, {lacking / 1e6:.1f} MB{rest}")
-        began, written = time.monotonic(), 0
-        with progress(say, lacking) as sent:
-            for want in wants:
-                written += send_file(there, folder / want["file"], rows[want["file"]], want, say, sent)
+    record, volume = (folder / RECORD).read_text(encoding="utf-8"), volumes.volume_name(release.checkpoint_key)
+    rows = json.loads(record)["files"]
+    volumes.make_volume(engine, release)
+    order = {"do": "make_way", "folder": HOME, "record": record}
+    say("looking at what is there of the checkpoint")
+    answer = volumes.ask(engine, release, order | {"deep": deep}, mode="rw")
+    if answer.get("complete") is True:
+        return Carried(volume, 0, len(rows), 0, 0)
+    lacking = names_of(answer, rows)
+    size = sum(rows[name]["size"] for name in lacking)
+    if size + SPARE > answer["free"]:
+        raise DiskError(f"the checkpoint needs {size + SPARE:,} bytes in volume {volume}, {answer['free']:,} are free")
+    say(f"sending {len(lacking)} of {len(rows)} files of the checkpoint, {size / 1e6:.1f} MB")
+    began = time.monotonic()
+    with carrier(engine, release) as container, progress(say, size) as sent:
+        for name in lacking:
+            put_file(container, name, (folder / name).stat().st_size, chunks_of(folder / name, sent))
         seconds = time.monotonic() - began
-        if not answer_of(there, say).get("whole"):
-            raise strange("nothing of the record")
-    return Carried(volume, len(wants), len(rows) - len(wants), written, seconds)
+        say("hashing it there")
+        answer = volumes.ask(engine, release, order | {"deep": False}, mode="rw")
+        for name in names_of(answer, rows):
+            raise altered(folder / name, "it was changed while it was sent, or what arrived was not what was sent")
+        put_file(container, RECORD, len(record.encode()), [record.encode()])
+    return Carried(volume, len(lacking), len(rows) - len(lacking), size, seconds)
 
 
-def line(value: Any) -> bytes:
-    return json.dumps(value).encode() + b"\n"
+@contextlib.contextmanager
+def carrier(engine: Engine, release: Release) -> Iterator[Container]:
+    """A container that is never started, through which files go into the volume."""
+    with engine_errors():
+        label = {"label": f"{CARRIER}={release.checkpoint_key}"}
+        for left in engine.containers.list(all=True, filters=label, ignore_removed=True):
+            volumes.remove(left)
+        container = volumes.create(engine, release, CARRIER, at=HOME, mode="rw")
+        try:
+            yield container
+        finally:
+            volumes.remove(container)
 
 
-def answer_of(there: Attached, say: Say) -> dict[str, Any]:
-    """The next line that is not for people. DiskError or EngineError where it tells of a failure."""
-    while "said" in (told := there.answer()):
-        say(f"  {printable(str(told['said']))}")
-    if "failed" in told:
-        raise (DiskError if told.get("full") else EngineError)(f"the checkpoint's volume: {told['failed']}")
-    return told
+def put_file(container: Container, name: str, size: int, chunks: Iterable[bytes]) -> None:
+    """A file of the image's user, read-only, with the folders that it lies in."""
+
+    def archive() -> Iterator[bytes]:
+        for parent in reversed(PurePosixPath(name).parents[:-1]):
+            yield member(parent.as_posix(), type=tarfile.DIRTYPE, mode=0o755)
+        yield member(name, size=size, mode=0o444)
+        yield from chunks
+        yield bytes(-size % tarfile.BLOCKSIZE + 2 * tarfile.BLOCKSIZE)
+
+    with engine_errors():
+        container.put_archive(HOME, archive())
 
 
-def wants_of(told: Mapping[str, Any], rows: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The files that it asks for. EngineError for others than the checkpoint's: the machine there may be anybody's."""
-    with contextlib.suppress(KeyError, TypeError):
-        wants: list[dict[str, Any]] = told.get("wants", [])
-        numbers = [want["offset"] for want in wants] + ([] if told.get("whole") else [told["free"]])
-        if all(type(number) is int for number in numbers) and all(
-            0 <= want["offset"] <= rows[want["file"]]["size"] and isinstance(want["sha256"], str) for want in wants
-        ):
-            return wants
-    raise strange("files or sizes that are not the checkpoint's")
+def member(name: str, **attributes: Any) -> bytes:
+    """A header of a tar archive."""
+    info = tarfile.TarInfo(name)
+    info.uid = info.gid = UID
+    for attribute, value in attributes.items():
+        setattr(info, attribute, value)
+    return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def strange(seen: str) -> EngineError:
+def chunks_of(path: Path, sent: Callable[[int], None]) -> Iterator[bytes]:
+    """CheckpointError for a file that becomes shorter."""
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        while left:
+            if not (chunk := file.read(min(left, files.CHUNK))):
+                raise altered(path, "it is shorter than it was a moment ago")
+            yield chunk
+            sent(len(chunk))
+            left -= len(chunk)
+
+
+def names_of(answer: Mapping[str, Any], rows: Mapping[str, Any]) -> list[str]:
+    """The files that are lacking there. EngineError for an answer of another form: the machine may be anybody's."""
+    lacking, free = answer.get("lacking"), answer.get("free")
+    if type(free) is int and isinstance(lacking, list) and {*map(str, lacking)} <= rows.keys():
+        return lacking
     step = "find out what answers there: it is not the program that was sent"
-    return EngineError(f"the checkpoint's volume: the program there told {seen}", next_step=step)
-
-
-def send_file(
-    there: Attached, path: Path, row: dict[str, Any], want: dict[str, Any], say: Say, sent: Callable[[int], None]
-) -> int:
-    """What a file lacks there, as bytes that were sent: all of it if what is there is not how it begins."""
-    why = "it was changed while it was sent, or what arrived was not what was sent"
-    try:
-        with path.open("rb") as file:
-            offset = want["offset"] if begins(file, want["offset"]) == want["sha256"] else 0
-            file.seek(offset)
-            there.send(line({"offset": offset}))
-            left = row["size"] - offset
-            while left and there.answers.empty():  # else it has failed
-                if not (chunk := file.read(min(left, files.CHUNK))):
-                    raise EOFError
-                there.send(chunk)
-                sent(len(chunk))
-                left -= len(chunk)
-    except (OSError, EOFError) as error:
-        raise altered(path, str(error) or "it is shorter than it was a moment ago") from None
-    if (seen := answer_of(there, say).get("sha256")) != row["sha256"]:
-        raise altered(path, f"{why}: SHA-256 there {seen}, expected {row['sha256']}")
-    return int(row["size"]) - offset
-
-
-def begins(file: Any, count: int) -> str:
-    """SHA-256 (hex) of the first bytes of a file."""
-    digest = hashlib.sha256()
-    while count and (chunk := file.read(min(count, files.CHUNK))):
-        digest.update(chunk)
-        count -= len(chunk)
-    return digest.hexdigest()
+    raise EngineError("the checkpoint's volume: got something else than the files that are lacking", next_step=step)
 
 
 def altered(path: Path, cause: str) -> CheckpointError:

@@ -25,7 +25,7 @@ from sparkpin.bundle import export, form, take_in
 from sparkpin.core import files, locks
 from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import progress
+from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say, count, printable, size
 from sparkpin.evidence import verify
 from sparkpin.host.engine import Engine
@@ -160,7 +160,8 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, say
         if seen is None:
             total = sum(row["size"] for row in json.loads(image)["layers"])
             say(f"sending what {place.host} lacks of its image: {count(len(release.diff_ids), 'layer')}, {size(total)}")
-            place.push(folder, "image", place.reference, lambda sent: progress(say, total, gathered=sent))
+            with waiting(say, "skopeo sends it"):
+                place.push(folder, "image", place.reference)
     shutil.rmtree(folder, ignore_errors=True)
     return place
 
@@ -343,7 +344,8 @@ def with_layers(
     for diff_id in stand_ins:
         with layout.blob(diff_id).open("wb") as file:  # holes: skopeo takes the blob for fetched, and nobody reads it
             file.truncate(sizes[diff_id])
-    place.fetch(layout.folder, f"@{digest_of(image)}", "image", lambda got: progress(say, total, gathered=got))
+    with waiting(say, "skopeo fetches them"):
+        place.fetch(layout.folder, f"@{digest_of(image)}", "image")
     for diff_id in stand_ins:
         layout.blob(diff_id).unlink()
     data = dict(bundle.data)

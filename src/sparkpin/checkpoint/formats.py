@@ -38,22 +38,20 @@ RULES = "hybrid.rules or mtp.rules"
 PIN = "compare the rules and the revisions in pins/models/ with the repositories' indexes"
 REVISION = "choose another repository or revision in pins/models/"
 
-_BEGIN, _END = re.compile(r"[*?\[]"), re.compile(r"[*?\]]")
 _EXPERTS = re.compile(r"(.*\.experts)\.\d+\..*", re.DOTALL)
 
 
 class Patterns:
-    """Compiled once, for more than 100,000 names, so a name that cannot fit must cost next to nothing."""
+    """fnmatch's, compiled once for more than 100,000 names, of which most fit none."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self.patterns = tuple(patterns)
-        self._heads = tuple(_BEGIN.split(pattern)[0] for pattern in patterns)
-        self._tails = tuple(_END.split(pattern)[-1] for pattern in patterns)
-        self._compiled = tuple(re.compile(translate(pattern)) for pattern in patterns)
+        self._compiled = [re.compile(translate(pattern)) for pattern in patterns]
+        self._any = re.compile("|".join(translate(pattern) for pattern in patterns) or "(?!)")
 
     def all(self, name: str) -> list[int]:
-        """The numbers of all patterns (fnmatch) that the name fits."""
-        if not name.startswith(self._heads) or not name.endswith(self._tails):
+        """The numbers of all patterns that the name fits."""
+        if not self._any.match(name):
             return []
         return [number for number, compiled in enumerate(self._compiled) if compiled.match(name)]
 
@@ -126,8 +124,9 @@ def apply_formats(draft: Draft, modules: Mapping[str, Module], rules: Rules) -> 
     rules.check_hits(draft.base.origin)
     extra_config = extra_config_of(draft)
     for rule in rules.rules:
-        if rule.source and rule.block:
-            check_source_config(draft.donors[rule.source], rule.block)
+        if rule.source and rule.block and (block := block_of(draft.donors[rule.source])) != list(rule.block):
+            cause = f"{RULES}: block: got {list(rule.block)}, expected {block} as in {draft.donors[rule.source].origin}"
+            raise CheckpointError(cause, next_step="correct `block` or `source` of the rules in pins/models/")
     changes: list[tuple[Module, FormatRule, dict[str, TensorPlace]]] = []
     for module in modules.values():
         first = rules.rule(module.name)
@@ -267,22 +266,13 @@ def quantization_config(source: ReadRepository, config: Mapping[str, Any], what:
     return found
 
 
-def check_source_config(source: ReadRepository, block: Sequence[int]) -> None:
-    """The FP8 repository has the same block size as the pin."""
-    config = quantization_config(source, source.config, "FP8")
-    for key, expected in (("quant_method", "fp8"), ("weight_block_size", list(block))):
-        if config.get(key) != expected:
-            raise CheckpointError(
-                f"{source.origin}/{CONFIG}: quantization_config.{key}: got {config.get(key)!r}, expected {expected!r}",
-                next_step="correct `block` or `source` of the rules in pins/models/",
-            )
-
-
 def block_of(source: ReadRepository) -> list[int]:
     """[rows, columns] of a block of an FP8 repository. Raises CheckpointError if its config has none."""
-    block = quantization_config(source, source.config, "FP8").get("weight_block_size")
-    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
-        cause = f"quantization_config.weight_block_size: got {block!r}, expected [rows, columns] of its FP8 blocks"
+    config = quantization_config(source, source.config, "FP8")
+    block = config.get("weight_block_size")
+    is_block = isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
+    if not isinstance(block, list) or not is_block or config.get("quant_method") != "fp8":
+        cause = f"quantization_config: got {config}, expected quant_method fp8 and weight_block_size [rows, columns]"
         raise source.listing.error(f"/{CONFIG}", cause, REVISION)
     return block
 

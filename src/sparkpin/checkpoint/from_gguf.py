@@ -159,8 +159,8 @@ def sources_of(reader: GGUFReader, config: Mapping[str, Any], metadata: Metadata
     """Every tensor that there must be, and no other; each is computed when it is written."""
     expected, there = tensors_of(config), {tensor.name: tensor for tensor in reader.tensors}
     for odd in sorted(there.keys() ^ expected.keys()):
-        got = odd if odd in there else f"no {odd}"
-        raise metadata.wrong("tensors", got, f"the {len(expected)} of a Llama whose embedding is its head, too")
+        cause = odd if odd in there else f"no {odd}"
+        raise metadata.wrong("tensors", cause, f"the {len(expected)} of a Llama whose embedding is its head, too")
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for original, (name, shape) in expected.items():
         tensor = there[original]

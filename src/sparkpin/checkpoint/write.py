@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -43,9 +42,6 @@ THREADS = 3
 STEP = 16 << 20
 """Bytes after which the kernel is asked to drop a file's pages: it drops what is on disk, and begins to write what is
 not, without waiting for it."""
-
-FICLONE = 0x40049409
-"""ioctl of Linux: let a file share the blocks of another one."""
 
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 
@@ -217,7 +213,7 @@ def check_sources(lock: ModelLock, places: Places, hashes: Hashes) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link (the cache's files are read-only and never written in place), or shared blocks, or a copy."""
+    """A hard link (the cache's files are read-only and never written in place), or a copy where none can be."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
@@ -225,14 +221,9 @@ def link_or_copy(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LINK:
             raise
-    with source.open("rb") as old, target.open("wb") as new:
-        try:
-            fcntl.ioctl(new, FICLONE, old.fileno())
-        except OSError:
-            shutil.copyfileobj(old, new, files.CHUNK)
-            new.flush()
-        os.fchmod(new.fileno(), 0o444)
-        os.fsync(new.fileno())
+    shutil.copyfile(source, target)
+    target.chmod(0o444)
+    files.sync_file(target)
 
 
 def write_text(path: Path, data: bytes) -> None:

@@ -8,7 +8,8 @@ from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
-from sparkpin.fetch import lock_model, lock_stack
+from sparkpin.fetch import lock_model
+from sparkpin.fetch.stack import lock_stack
 from sparkpin.host.machine import this_platform
 from sparkpin.pins import manifests
 
@@ -28,7 +29,7 @@ def lock(*, stack: str | None, model: str | None, digests: bool = False) -> None
     paths = Paths.from_env()
     everything = not stack and not model
     for name in [stack] if stack else names(paths.project / "pins/stacks") if everything else []:
-        made = lock_stack.lock_stack(paths, name, say)
+        made = lock_stack(paths, name, say)
         show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels")
     for name in [model] if model else names(paths.project / "pins/models") if everything else []:
         if not model and not (paths.project / f"pins/models/{name}.lock").is_file():

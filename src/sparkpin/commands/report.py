@@ -11,10 +11,10 @@ from sparkpin.history.report.page import TITLE, html, markdown
 
 def report(*, recipe: str | None, out: str, as_markdown: bool) -> None:
     paths = Paths.from_env()
-    own = b"" if as_markdown else TITLE.encode()  # a table is text, which people edit before they post it
+    mark = b"" if as_markdown else TITLE.encode()  # a table is text, which people edit before they post it
     # One recipe's page does not take the place of all recipes'.
     name = f"report-{recipe}.html" if recipe else "report.html"
-    target = output_file("--out", out, own=own) if out else paths.home / name
+    target = output_file("--out", out, mark=mark) if out else paths.home / name
     made = gather(paths, recipe)
     for fault in made.all_faults:
         terminal.say(terminal.printable(fault))

@@ -9,7 +9,7 @@ from functools import partial
 
 from sparkpin.build.consistent import is_brought, require_consistent
 from sparkpin.build.make import at_work
-from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
+from sparkpin.build.model_needs import ModelNeeds, how_long, needs_of
 from sparkpin.checkpoint.steps import used_repositories
 from sparkpin.commands import serve as serving
 from sparkpin.commands.build import BuildPlan, carry_out, plan_of, report
@@ -157,7 +157,7 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
     return needs
 
 
-def disk_of(plan: BuildPlan, needs: ModelNeeds) -> list[DiskRow]:
+def disk_of(plan: BuildPlan, needs: ModelNeeds) -> list[preflight.DiskRow]:
     images = preflight.needs_for(host.read_host(), plan.pairings[-1].stack) if "to be built" in plan.states else None
     return needs.disk(plan.paths, images)
 

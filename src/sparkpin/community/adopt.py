@@ -62,8 +62,6 @@ def as_served(recipe: CommunityRecipe) -> tuple[CommunityRecipe, RenderedRecipe]
     model = served_model(recipe, argv)
     if rendered.missing:
         raise ManifestError(recipe.path, "command", f"{{{rendered.missing[0]}}}", "a key of `defaults`")
-    for fault in vllm_command.json_faults(argv, recipe.path):
-        raise fault
     argv = tuple(with_plan(argv))
     drafters.speculation(argv, recipe.path)
     kept = {name: value for name, value in rendered.env.items() if not mapping.useless(name)}

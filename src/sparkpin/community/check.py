@@ -20,7 +20,7 @@ from sparkpin.community.flag_lint import PlannedServer
 from sparkpin.community.mapping import stage_of, useless
 from sparkpin.community.release import nearest, release
 from sparkpin.community.render import machines_of, render, served_model, vllm_serve
-from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError, short
+from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError
 from sparkpin.core.names import did_you_mean
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model_files import config_here
@@ -154,7 +154,7 @@ def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> Recipe
         hint = f"next: {error.next_step.partition(': ')[0]}"
         return RecipeFinding("note", key, error.expected.removeprefix(LACKS), hint)
     elsewhere = own != "" and not own.endswith(error.file)
-    text = error.message if elsewhere else f"got {short(error.got)}, expected {error.expected}"
+    text = error.message if elsewhere else error.fault
     hint = "" if error.next_step.startswith((f"correct {error.key} in ", f"correct {own},")) else error.next_step
     meant = nearest(error.key.rpartition(".")[2], error.known)  # of a key that nobody knows
     return RecipeFinding("error", key if elsewhere else error.key, text, meant or hint)

@@ -98,10 +98,6 @@ def of_flag(served: PlannedServer, name: str, flag: Flag) -> Iterator[RecipeFind
                 unknown = warning if entry.get("open") else error
                 hint = nearest(value, known) or f"it has {', '.join(known)}"
                 yield unknown(f"{word} {value}: not among what vLLM {served.release.wanted} has", hint)
-    for value in values:
-        if value.startswith("{") and ":" in value and isinstance(read_json(value), str):
-            hint = "double quotes around names and texts, no backslashes"
-            yield error(f"{word}: {value} is no JSON", hint)
 
 
 def of_drafts(served: PlannedServer) -> Iterator[RecipeFinding]:

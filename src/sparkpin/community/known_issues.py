@@ -7,13 +7,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 
-from packaging.specifiers import SpecifierSet
-
 from sparkpin.community.finding import RecipeFinding, error, warning
 from sparkpin.community.flag_lint import PlannedServer
 from sparkpin.pins.drafters import second_model
 from sparkpin.pins.nodes import PIPELINE, TENSOR, nodes_of
-from sparkpin.pins.schema import KnownIssue
+from sparkpin.pins.schema import KnownIssue, is_within
 from sparkpin.pins.values import STAGE, lacks_mod
 from sparkpin.pins.vllm_flags import CACHE_TYPE, tls_flags
 
@@ -52,7 +50,7 @@ def of_server(issue: KnownIssue, served: PlannedServer) -> bool:
         issue.gpu in (None, served.gpu)
         and (not issue.hybrid or HYBRID.search(served.model) is not None)
         and (not issue.models or any(fnmatchcase(served.model.lower(), model.lower()) for model in issue.models))
-        and (not issue.vllm or (version != "" and SpecifierSet(issue.vllm).contains(version, prereleases=True)))
+        and is_within(issue.vllm, version)
         and (not issue.lacks or (served.packages is not None and issue.lacks not in served.packages))
     )
 

@@ -57,8 +57,8 @@ def fill_v2(command: str, values: Mapping[str, Any], file: object) -> str:
             break
         text = filled
     if left := sorted({name for name in names if values.get(name) is not None}):
-        wanted = f"values that hold each other at most {PASSES} deep, and never themselves"
-        raise ManifestError(file, "command", ", ".join(f"{{{name}}}" for name in left), wanted)
+        expected = f"values that hold each other at most {PASSES} deep, and never themselves"
+        raise ManifestError(file, "command", ", ".join(f"{{{name}}}" for name in left), expected)
     return BROKEN.sub("\\\\\n", text.replace(OPEN, "{").replace(CLOSED, "}"))
 
 

@@ -101,8 +101,8 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
     if len(value) > MOST:
         raise ManifestError(path, WHOLE, f"{len(value):,} keys", f"at most {MOST}")
     if lacking := [key for key in (V1_NEEDED if version == "1" else ("model",)) if value.get(key) in (None, "")]:
-        wanted = "a value: the key must be there" if len(lacking) == 1 else "a value for each: the keys must be there"
-        raise ManifestError(path, ", ".join(lacking), "(missing)", wanted)
+        expected = "a value: the key must be there" if len(lacking) == 1 else "a value for each: the keys must be there"
+        raise ManifestError(path, ", ".join(lacking), "(missing)", expected)
     metadata = mapping(value, "metadata", path) if version == "2" else {}
     command = value.get("command")
     if command is not None and not isinstance(command, str):

@@ -183,8 +183,8 @@ def machines_of(recipe: CommunityRecipe) -> int:
     most = min(recipe.most_nodes or MOST_NODES, MOST_NODES)
     if not recipe.nodes <= found <= most:
         seen = f"a command for {found}: " + ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-        wanted = f"{recipe.nodes}" if recipe.nodes == most else f"{recipe.nodes} to {most}"
-        raise ManifestError(recipe.path, "nodes", seen, f"{wanted} machines")
+        expected = f"{recipe.nodes}" if recipe.nodes == most else f"{recipe.nodes} to {most}"
+        raise ManifestError(recipe.path, "nodes", seen, f"{expected} machines")
     return found
 
 
@@ -192,9 +192,9 @@ def other_engine(recipe: CommunityRecipe, argv: Sequence[str], key: str = "comma
     """Of a program that is not vLLM, or of sparkrun's name for one."""
     seen, program = " ".join(argv[:3]), argv[2] if argv[1:2] == ("-m",) and argv[2:] else argv[0]
     engine = next((name for part, name in ENGINES.items() if part in program.lower()), "")
-    wanted = "vllm serve MODEL: that is what is served here"
-    wanted += f", and {engine} is another engine" if engine else ""
-    return ManifestError(recipe.path, key, seen, wanted, next_step="take a recipe of this model for vLLM")
+    expected = "vllm serve MODEL: that is what is served here"
+    expected += f", and {engine} is another engine" if engine else ""
+    return ManifestError(recipe.path, key, seen, expected, next_step="take a recipe of this model for vLLM")
 
 
 def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
@@ -208,11 +208,11 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
     said = [f"{flag} {value}" for flag in ("--runner", "--convert", "--task") if (value := flag_value(argv, flag))]
     pooled = [text for text in said if text.partition(" ")[2] not in TEXT]
     if pooled or (not said and POOLING.search(model)):
-        wanted = (
+        expected = (
             "a model that writes text: nothing here checks /v1/embeddings or /rerank, so no release of it could pass"
         )
         step = "serve it with its own runner, on another port, beside a model of sparkpin's"
-        raise ManifestError(recipe.path, "command", pooled[0] if pooled else model, wanted, next_step=step)
+        raise ManifestError(recipe.path, "command", pooled[0] if pooled else model, expected, next_step=step)
     return model
 
 

@@ -113,8 +113,8 @@ class ShellReader:
             self.word, self.mask = [], []
         self.length += len(text)
         if self.length > LONGEST:
-            seen, most = f"{self.length:,} characters", f"at most {LONGEST:,}, with the values of variables"
-            self.refuse(self.at, seen, most)
+            got, most = f"{self.length:,} characters", f"at most {LONGEST:,}, with the values of variables"
+            self.refuse(self.at, got, most)
         self.word.append(text)
         self.mask.append(mask)
 
@@ -194,8 +194,8 @@ class ShellReader:
         self.word = None
         return number
 
-    def refuse(self, at: int, seen: str = "", wanted: str = "") -> NoReturn:
+    def refuse(self, at: int, got: str = "", expected: str = "") -> NoReturn:
         char = self.text[at : at + 1]
-        wanted = wanted or ("a closing quote" if char in ("'", '"') else SIMPLE)
+        expected = expected or ("a closing quote" if char in ("'", '"') else SIMPLE)
         line = self.text.count("\n", 0, at) + 1
-        raise ManifestError(self.file, f"{KEY}, line {line}", seen or self.text[at : at + 20], wanted)
+        raise ManifestError(self.file, f"{KEY}, line {line}", got or self.text[at : at + 20], expected)

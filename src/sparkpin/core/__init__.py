@@ -1,1 +1,1 @@
-"""What every room needs: errors, files, paths, disk, names, progress, the terminal. Imports nothing of ours."""
+"""What every room needs: errors, files, locks, names, paths, tags, progress, the terminal. Imports nothing of ours."""

@@ -50,7 +50,7 @@ class HostError(SparkpinError):
 class ManifestError(SparkpinError):
     """A pin, lock, stage, recipe or model file says something that cannot be right. Exit code 4.
 
-    known: the keys that may stand where one stands that may not; empty for any other mistake.
+    known: the keys that may stand where one stands that may not; empty for any other mistake. fault: without the place.
     """
 
     exit_code = 4
@@ -62,7 +62,8 @@ class ManifestError(SparkpinError):
             next_step = f"correct {file if key == WHOLE else f'{key} in {file}'}, then run the same command again"
         where = file if key == WHOLE else f"{file}: {key}"
         found = "" if key == WHOLE and isinstance(got, dict) else f"got {short(got)}, "
-        super().__init__(f"{where}: {found}expected {expected}", next_step=next_step)
+        self.fault = f"{found}expected {expected}"
+        super().__init__(f"{where}: {self.fault}", next_step=next_step)
         self.file, self.key, self.got, self.expected, self.known = str(file), key, got, expected, tuple(known)
 
 

@@ -31,9 +31,12 @@ def sha256_file(path: Path) -> tuple[str, int]:
 
 
 def sha256_of(file: RawIOBase) -> str:
-    """SHA-256 (hex) of all of an open file."""
+    """SHA-256 (hex) of all of an open file, which may be a part of another."""
+    digest = hashlib.sha256()
     file.seek(0)
-    return hashlib.file_digest(file, "sha256").hexdigest()
+    while chunk := file.read(CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 class Joined(RawIOBase):
@@ -54,11 +57,11 @@ class Joined(RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """Exactly `size` bytes, fewer at the end only."""
-        taken, wanted = [], size
-        while wanted and (part := self.take(wanted)):
-            taken.append(part)
-            wanted -= len(part)
-        return b"".join(taken)
+        parts, left = [], size
+        while left and (part := self.take(left)):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         if whence != os.SEEK_SET or offset < self.at:
@@ -75,9 +78,9 @@ class Joined(RawIOBase):
                 return self.left
             self.left = memoryview(piece)
         count = len(self.left) if most < 0 else min(most, len(self.left))
-        taken, self.left = self.left[:count], self.left[count:]
+        part, self.left = self.left[:count], self.left[count:]
         self.at += count
-        return taken
+        return part
 
 
 def git_blob_sha1(data: bytes) -> str:
@@ -111,8 +114,8 @@ def disk_errors(where: Path) -> Iterator[None]:
         ) from error
 
 
-def output_file(option: str, name: str, *, like: str = "NAME", own: bytes = b"") -> Path:
-    """Where a command is to write what it makes. like: a name for the hint; own: what the head of a file has that the
+def output_file(option: str, name: str, *, like: str = "NAME", mark: bytes = b"") -> Path:
+    """Where a command is to write what it makes. like: a name for the hint; mark: what the head of a file has that the
     command wrote earlier, and may write again.
 
     InputError for a folder, for a file that may be somebody's work, and where no folder is there to hold it.
@@ -122,7 +125,7 @@ def output_file(option: str, name: str, *, like: str = "NAME", own: bytes = b"")
         cause, step = "is a folder, expected a file", f"name one in it: {option} {path / like}"
     elif not path.parent.is_dir():
         cause, step = f"there is no folder {path.parent}", f"mkdir -p {path.parent}"
-    elif path.exists() and not (own and path.is_file() and own in path.open("rb").read(HEAD)):
+    elif path.exists() and not (mark and path.is_file() and mark in path.open("rb").read(HEAD)):
         cause, step = "is there already, and is not overwritten", f"name another file, or rm {shlex.quote(str(path))}"
     else:
         return path

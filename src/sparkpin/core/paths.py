@@ -15,16 +15,14 @@ def xdg(variable: str, default: str) -> Path:
 
 def folder_of(variable: str, default: Path) -> Path:
     """What a variable names, else the default: a folder, which need not be there yet. InputError for what is none."""
-    said = os.environ.get(variable)
-    path = Path(said or default).absolute()
+    name = os.environ.get(variable)
+    path = Path(name or default).absolute()
     there = next(place for place in (path, *path.parents) if os.path.lexists(place))
     if there.is_dir():
         return path
-    whose = variable if said else f"{variable} (not set)"
-    way = "" if there == path else f": {there} is in the way"
     raise InputError(
-        f"{whose}: saw {path}, wanted a folder{way}",
-        next_step=f"export {variable}=FOLDER{f', or unset {variable}' if said else ''}",
+        f"{variable}{'' if name else ' (not set)'}: got {path}, expected a folder; {there} is none",
+        next_step=f"export {variable}=FOLDER{f', or unset {variable}' if name else ''}",
     )
 
 
@@ -37,10 +35,10 @@ def project_folder() -> Path:
         if not is_project(folder):
             raise InputError(f"{folder} is no project of sparkpin: it has no folder pins", next_step=NEXT)
         return folder
-    here, own = Path.cwd(), Path(__file__).resolve().parents[3]
-    for folder in (here, *here.parents, own):
+    here, checkout = Path.cwd(), Path(__file__).resolve().parents[3]
+    for folder in (here, *here.parents, checkout):
         if is_project(folder):
-            if folder != own and not is_trusted(folder):
+            if folder != checkout and not is_trusted(folder):
                 raise InputError(f"{folder} is another user's project", next_step=f"sparkpin --project {folder} TASK")
             return folder
     raise InputError(f"no project of sparkpin: neither {here} nor a folder above it has a folder pins", next_step=NEXT)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 
 from sparkpin.core.terminal import Say
 
-Gathered = Callable[[], int | None]
 EVERY = 5.0  # seconds between two lines
 GATHERS, UNPACKS = "the engine gathers them", "the engine unpacks them"
 
@@ -23,13 +22,11 @@ def progress(
     *,
     before: str = "",
     after: str = "",
-    gathered: Gathered = lambda: None,
 ) -> Iterator[Callable[[int], None]]:
     """Gives a function to call with each number of bytes that is done, of `total` where that is known; it may be called
     from any thread.
 
-    before, after: what goes on until the first and after the last of them. gathered: bytes until the first of them,
-    None where nobody can know.
+    before, after: what goes on until the first and after the last of them.
     """
     done, lock = 0, threading.Lock()
 
@@ -39,7 +36,7 @@ def progress(
             done += count
 
     def show() -> None:
-        shown = (done or gathered() or 0) if total is None else min(done or gathered() or 0, total)
+        shown = done if total is None else min(done, total)
         of = "" if total is None else f" of {total / 1e6:.1f}"
         now = before if not done else after if shown == total else ""
         say(f"  {shown / 1e6:.1f}{of} MB{f': {now}' if now else ''}")

@@ -37,10 +37,10 @@ def show(text: str = "") -> None:
     print(text, flush=True)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: str = "") -> None:
     """A table on standard output. Where it is wider than the terminal (COLUMNS, 80 in a pipe), texts take several
     lines; words are never cut, since a tag that cannot be copied is of no use, so lines may be longer. States have
-    colours on a terminal, unless there is NO_COLOR.
+    colours on a terminal, unless there is NO_COLOR. spare: the column to leave out first, with a line that says so.
     """
     from rich import box
     from rich.cells import cell_len
@@ -53,17 +53,23 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     for column in zip(columns, *texts, strict=True):
         wide.append(max(map(cell_len, column)))
         least.append(max(min(wide[-1], NARROW), *(cell_len(word) for text in column for word in text.split() or [""])))
-    while sum(wide) > max(Console().width, 80) - gaps and wide != least:
+    room = max(Console().width, 80) - gaps
+    if spare and sum(least) > room:
+        at = columns.index(spare)
+        table([*columns[:at], *columns[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows])
+        show(f"left out: {spare}, for which lines are too short (COLUMNS=200 shows it)")
+        return
+    while sum(wide) > room and wide != least:
         wide[max((at for at in range(len(wide)) if wide[at] > least[at]), key=wide.__getitem__)] -= 1
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    drawing = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for title, width, *cells in zip(columns, wide, *texts, strict=True):
         side: Literal["left", "right"] = "right" if any(cells) and all(map(NUMBER.fullmatch, cells)) else "left"
-        made.add_column(title, width=width, justify=side)
+        drawing.add_column(title, width=width, justify=side)
     for row in texts:  # a str would be read as markup
-        made.add_row(*(Text(text, COLOURS.get(text.partition(" ")[0].rstrip(":"), "")) for text in row))
+        drawing.add_row(*(Text(text, COLOURS.get(text.partition(" ")[0].rstrip(":"), "")) for text in row))
     console = Console(width=sum(wide) + gaps)
     with console.capture() as drawn:
-        console.print(made)
+        console.print(drawing)
     for line in drawn.get().splitlines():
         print(line.rstrip(), flush=True)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from sparkpin.checkpoint.plan import make_plan, taken
 from sparkpin.checkpoint.repository import OTHER, is_shard
@@ -21,25 +20,17 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
 from sparkpin.fetch.gguf_wheel import lock_gguf
+from sparkpin.fetch.hub import Listed, Source
 from sparkpin.fetch.model import Site
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, mend_folder, require_readable
 from sparkpin.fetch.store import HASH_WORKERS, check
-from sparkpin.fetch.transfer import Folder, Piece
+from sparkpin.fetch.transfer import Piece
 from sparkpin.pins import manifests, reading
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 
 AGAIN = "the same command again; if it stays, the Hub, or a proxy before it, gives wrong bytes"
 BAD_NAME = "report this: the repository has a file name that is not allowed"
 LOUD = 100_000_000  # bytes of a file from which on its hashing is reported
-
-
-class Listed(NamedTuple):
-    """A file as the Hub lists it. sha256: of large ones; git: git's blob hash of the others."""
-
-    file: str
-    size: int
-    sha256: str
-    git: str = ""
 
 
 def lock_model(paths: Paths, name: str, say: Say, *, newest: bool = False) -> ModelLock:
@@ -117,49 +108,38 @@ class Locking:
     def list_files(self, key: str, repository: PinnedRepository) -> tuple[str, list[Listed]]:
         """The commit to lock, and its files: the pinned one, else the former lock's, else the newest."""
         former = self.former.repositories.get(key) if self.former else None
-        if former and former.repo != repository.repo:
-            former = None
+        former = former if former and former.repo == repository.repo else None
         if repository.folder:
             rows = list(hashed(self.paths.project / repository.folder, self.manifest, key, self.pin, self.say))
-            revision = commit_of(rows)
-            if former and former.revision != revision:
-                self.report_changes(key, rows, former)
-            return revision, rows
+            if former:
+                self.report_changes(key, {(row.file, row.sha256) for row in rows}, former)
+            return commit_of(rows), rows
         if self.pin.is_made:
             from sparkpin.fetch.packed import files_of
 
-            source = self.site_of(key, repository.revision).source
-            assert isinstance(source, Folder)
-            return repository.revision, list(itertools.starmap(Listed, files_of(source.path)))
-        from sparkpin.fetch.hub import HubRepository
-
+            folder = self.site_of(key, repository.revision).source.folder
+            assert folder
+            return repository.revision, list(itertools.starmap(Listed, files_of(folder)))
         revision = repository.revision
-        if revision == UNRESOLVED and former and not self.newest:
-            revision = former.revision
-            lock = f"pins/models/{self.pin.name}.lock"
-            self.say(f"{repository.repo}: stays at {revision}, as {lock} says (for the newest remove that file first)")
-        self.say(f"listing {repository.repo}")
-        commit, found = HubRepository(repository.repo, "main" if revision == UNRESOLVED else revision).list_files(
-            self.say
-        )
         if revision == UNRESOLVED:
-            self.say(f"{repository.repo}: its newest commit is {commit}, which the lock keeps")
-        return commit if revision == UNRESOLVED else revision, list(itertools.starmap(Listed, found))
+            revision = former.revision if former and not self.newest else "main"
+        self.say(f"listing {repository.repo} at {revision}")
+        commit, rows = Source(repository.repo, revision).list_files(self.say)
+        if repository.revision == UNRESOLVED:
+            self.say(f"{repository.repo}: the lock keeps {commit} (for the newest commit remove the lock first)")
+        return commit if revision == "main" else revision, rows
 
-    def report_changes(self, key: str, rows: Sequence[Listed], former: RepositoryLock) -> None:
+    def report_changes(self, key: str, rows: set[tuple[str, str]], former: RepositoryLock) -> None:
         """A folder may change, and by mistake, too: then the lock takes it as it is, but not in silence."""
-        changed = {(row.file, row.sha256) for row in rows} ^ {(row.file, row.sha256) for row in former.files}
-        self.say(
-            f"{key}: changed since the former lock: {', '.join(sorted({file for file, _ in changed}))}. Checkpoints "
-            f"are built again; if that is not meant, put the files back, then: invoke lock --model {self.pin.name}"
-        )
+        if changed := ", ".join(sorted({file for file, _ in rows ^ {(row.file, row.sha256) for row in former.files}})):
+            step = f"if that is not meant, put the files back, then: invoke lock --model {self.pin.name}"
+            self.say(f"{key}: changed since the former lock, so checkpoints are built again: {changed}; {step}")
 
     def with_headers(self, key: str, entry: RepositoryLock) -> RepositoryLock:
         site, shards = self.site_of(key, entry.revision), [file for file in entry.files if is_shard(file.file)]
         ends = {row.file: row.size for row in self.former_rows(key, entry, "headers")}
-        lengths = [
-            site.piece(row.file, row.size, 0, min(row.size, PREFIX_BYTES)) for row in shards if row.file not in ends
-        ]
+        new = [row for row in shards if row.file not in ends]
+        lengths = [site.piece(row.file, row.size, 0, min(row.size, PREFIX_BYTES)) for row in new]
         self.fetch(lengths)
         for piece in lengths:
             try:

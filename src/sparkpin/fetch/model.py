@@ -8,7 +8,6 @@ store its headers and the tensors that are taken, each under its SHA-256. What i
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import itertools
 import os
@@ -17,20 +16,21 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from sparkpin.checkpoint.content import Hashes
 from sparkpin.checkpoint.repository import Listing, Places, header_of
-from sparkpin.core import files
+from sparkpin.checkpoint.write import link_or_copy
+from sparkpin.core import files, terminal
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import transfer
 from sparkpin.fetch.gguf_wheel import convert_wheel
+from sparkpin.fetch.hub import Source, is_whole
 from sparkpin.fetch.model_files import (
     TEXTS,
     blobs_of,
@@ -43,15 +43,11 @@ from sparkpin.fetch.model_files import (
     require_sources,
     source_folder,
 )
-from sparkpin.fetch.store import HASH_WORKERS, Store, check, missing
-from sparkpin.fetch.transfer import Folder, Piece, is_whole
-from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
-
-if TYPE_CHECKING:
-    from sparkpin.fetch.hub import HubRepository
+from sparkpin.fetch.store import HASH_WORKERS, Store, check, find_missing, remove_damaged
+from sparkpin.fetch.transfer import Piece
+from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, RepositoryLock
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOENT)
 
 
 def fetch_model(
@@ -75,7 +71,7 @@ def fetch_model(
             else:
                 remove_strays(site.folder, entry, say)
                 places = ((file, site.folder / file.file) for file in entry.files)
-                absent = site.link(missing(places, say, lambda file, path: hashes.sha256(path)))
+                absent = site.link(remove_damaged(places, say, hashes.sha256))
                 complete += [site.piece(row.file, row.size, sha256=row.sha256) for row in absent]
         fetch_pieces(paths, pin, complete + parts, say)
         for piece in complete:
@@ -117,14 +113,12 @@ def wanted_of(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str
 
 def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str]) -> int:
     """What `fetch_model` would ask a Hub for, by names and sizes; nothing where the model is generated, or a folder."""
-    from sparkpin.fetch.hub import HubRepository
-
     store, found = Store(paths.store), 0
     for name in only:
         if pin.owner(name).is_made or pin.repositories[name].folder:
             continue
         entry = lock.repositories[name]
-        folder, hub = repository_folder(paths, entry), HubRepository(entry.repo, entry.revision)
+        folder, hub = repository_folder(paths, entry), Source(entry.repo, entry.revision)
         parts, sizes = fetched_of(entry, whole=pin.is_whole(name)), {file.file: file.size for file in entry.files}
         absent = [row for row in parts.files if not is_whole(folder / row.file, row.size)]
         absent += [row for row in blobs_of(parts) if not store.has(row)]
@@ -147,13 +141,13 @@ class Site:
     """One repository. find: gives the source, once a byte of it is needed; folder: of complete files; parts: where
     pieces grow, and stay until a lock has their hash."""
 
-    find: Callable[[], Folder | HubRepository]
+    find: Callable[[], Source]
     folder: Path
     parts: Path
     store: Store
 
     @cached_property
-    def source(self) -> Folder | HubRepository:
+    def source(self) -> Source:
         return self.find()
 
     def piece(self, file: str, size: int, begin: int = 0, end: int = -1, sha256: str = "", git: str = "") -> Piece:
@@ -163,7 +157,7 @@ class Site:
         part, target = grown.with_name(f"{grown.name}.part"), self.store.path(sha256) if sha256 else grown
         if (begin, end) == (0, size):
             return Piece(self.source, file, size, begin, end, part, self.folder / file, sha256, git)
-        source = Folder(self.folder) if is_whole(self.folder / file, size) else self.source
+        source = self.source if not is_whole(self.folder / file, size) else replace(self.source, folder=self.folder)
         return Piece(source, file, size, begin, end, part, target, sha256)
 
     def link(self, rows: Sequence[LockedFile]) -> list[LockedFile]:
@@ -172,28 +166,23 @@ class Site:
         It stays the file of that folder, so it is not made read-only. IntegrityError for a folder's wrong file.
         """
         with ThreadPoolExecutor(HASH_WORKERS) as pool:
-            linked = list(pool.map(self.is_linked, rows))
+            linked = list(pool.map(functools.partial(self.is_linked, self.source), rows)) if rows else []
         return [row for row, done in zip(rows, linked, strict=True) if not done]
 
-    def is_linked(self, row: LockedFile) -> bool:
-        path = self.source.local(row.file, row.size) if row.file.endswith(".safetensors") else None
-        if path is None:
+    def is_linked(self, source: Source, row: LockedFile) -> bool:
+        path = source.local(row.file, row.size)
+        if path is None or not row.file.endswith(".safetensors") or (source.folder and not source.next_step):
             return False
         link, target = self.parts / f"{quote(row.file, safe='')}.link", self.folder / row.file
         with files.disk_errors(self.parts):
             self.parts.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)
+            link_or_copy(path.resolve(), link)
             try:
-                os.link(path.resolve(), link)
-            except OSError as error:
-                if error.errno not in NO_LINK:
-                    raise
-                return False
-            try:
-                check(row, *files.sha256_file(link), str(path), self.source.next_step)
+                check(row, *files.sha256_file(link), str(path), source.next_step)
             except IntegrityError:
                 link.unlink()
-                if isinstance(self.source, Folder):
+                if source.folder:
                     raise
                 return False  # a damaged cache is no reason to fail: the Hub has the file
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -209,21 +198,17 @@ def sites(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> Itera
         owners = {pin.owner(name).name: pin.owner(name) for name in pin.repositories}
         made = functools.cache(lambda owner: stack.enter_context(generated(paths, owners[owner], gguf, say)))
 
-        def find(name: str, repository: PinnedRepository) -> Folder | HubRepository:
-            from sparkpin.fetch.hub import HubRepository  # slow to import
-
-            if folder := source_folder(paths, pin, name):
-                return Folder(folder, mend_folder(folder, pin))
-            owner = pin.owner(name)
-            if owner.is_made:
-                return Folder(made(owner.name) / repository.repo)
-            return HubRepository(repository.repo, repository.revision)
-
         @functools.cache
         def site_of(name: str, revision: str) -> Site:
             repository = pin.repositories[name].model_copy(update={"revision": revision})
+            owner, own = pin.owner(name), source_folder(paths, pin, name)
+
+            def find() -> Source:
+                folder = own or (made(owner.name) / repository.repo if owner.is_made else None)
+                return Source(repository.repo, revision, folder, mend_folder(own, pin) if own else "")
+
             folder, parts = repository_folder(paths, repository), download_folder(paths, repository)
-            return Site(functools.partial(find, name, repository), folder, parts, Store(paths.store))
+            return Site(find, folder, parts, Store(paths.store))
 
         yield site_of
 
@@ -241,17 +226,14 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> I
     with files.disk_errors(work):
         work.mkdir(parents=True, exist_ok=True)
         files.sweep(work)
-        folder = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=work))
-    try:
-        with files.disk_errors(folder):
-            if pin.packed:
-                say(f"unpacking {pin.packed.path}")
-                unpack(paths.project, pin.name, pin.packed, pin.repositories, folder)
-            elif gguf:
-                convert_wheel(paths, pin, gguf, folder, say)
-            else:
-                lock = pin_file.with_suffix(".lock")
-                raise ManifestError(lock, "gguf", "(missing)", "the wheel and its file", next_step=again)
+    with files.disk_errors(work), tempfile.TemporaryDirectory(prefix=files.PARTIAL, dir=work) as name:
+        folder = Path(name)
+        if pin.packed:
+            say(f"unpacking {pin.packed.path}")
+            unpack(paths.project, pin.name, pin.packed, pin.repositories, folder)
+        else:
+            assert gguf  # a lock without it is of other inputs than its pin
+            convert_wheel(paths, pin, gguf, folder, say)
         made = {key: commit_of(folder / repository.repo) for key, repository in pin.repositories.items()}
         if changed := {key: sha for key, sha in made.items() if sha != pin.repositories[key].revision}:
             commits = ", ".join(f"repositories.{key}.revision to {sha}" for key, sha in changed.items())
@@ -260,20 +242,18 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> I
             where, got = f"repositories.{key}.revision", pin.repositories[key].revision
             raise ManifestError(pin_file, where, got, f"{sha}, which is made here", next_step=step)
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def outlines(
     site_of: Callable[[str, str], Site], entries: Mapping[str, RepositoryLock], say: Say, *, remove: bool = True
 ) -> list[Piece]:
-    """Pieces for the headers, indexes and configs that are not here. remove: see `missing`."""
+    """Pieces for the headers, indexes and configs that are not here. remove: damaged ones go."""
     pieces: list[Piece] = []
     for name, entry in entries.items():
         site, sizes = site_of(name, entry.revision), {file.file: file.size for file in entry.files}
         rows = [(row, site.folder / row.file) for row in entry.files if row.file in TEXTS]
         rows += in_store(site.store, entry.headers)
-        absent = missing(rows, say, remove=remove)
+        absent = (remove_damaged if remove else find_missing)(rows, say)
         pieces += [site.piece(row.file, sizes[row.file], 0, row.size, row.sha256) for row in absent]
     return pieces
 
@@ -286,7 +266,7 @@ def in_store(store: Store, rows: Iterable[LockedFile]) -> list[tuple[LockedFile,
 def tensor_pieces(site: Site, listing: Listing, rows: Iterable[LockedFile], say: Say) -> list[Piece]:
     """Pieces for tensors that are not here. ManifestError for one that the header has not, or with another size."""
     pieces = []
-    absent = sorted(missing(in_store(site.store, rows), say), key=lambda row: row.file)
+    absent = sorted(remove_damaged(in_store(site.store, rows), say), key=lambda row: row.file)
     for file, group in itertools.groupby(absent, key=lambda row: row.file):
         infos = header_of(listing, file).tensors
         for row in group:
@@ -303,15 +283,15 @@ def fetch_pieces(paths: Paths, pin: ModelPin, pieces: Sequence[Piece], say: Say,
     needed = sum(piece.length for piece in pieces)
     needed -= sum(piece.part.stat().st_size for piece in pieces if piece.part.is_file())
     files.require_space(paths.models, needed, "the model's files", "SPARKPIN_CACHE")
+    if any(piece.source.folder is None for piece in pieces):
+        say(f"fetching {pin.name}: {terminal.size(needed)}")
     usual = f"invoke build --fetch-only; if that fails, too, the Hub has another file: invoke lock --model {pin.name}"
     transfer.fetch(pieces, say, title=f"fetching {pin.name}", advice=advice or usual)
 
 
-@contextlib.contextmanager
-def hold(paths: Paths, pin: ModelPin, say: Say) -> Iterator[None]:
+def hold(paths: Paths, pin: ModelPin, say: Say) -> contextlib.AbstractContextManager[None]:
     """Lock the model's repositories, which another model may share."""
-    with hold_repositories(paths, {repository.repo for repository in pin.repositories.values()}, say):
-        yield
+    return hold_repositories(paths, {repository.repo for repository in pin.repositories.values()}, say)
 
 
 @contextlib.contextmanager

@@ -73,11 +73,8 @@ def require_sources(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLoc
     folder of this machine that stands for it."""
     if not (own := source_folder(paths, pin, name)):
         return
-    folder, store, parts = (
-        repository_folder(paths, entry),
-        Store(paths.store),
-        fetched_of(entry, whole=pin.is_whole(name)),
-    )
+    folder, store = repository_folder(paths, entry), Store(paths.store)
+    parts = fetched_of(entry, whole=pin.is_whole(name))
     absent = {row.file for row in parts.files if not (folder / row.file).is_file()}
     for file in sorted(absent | {row.file for row in blobs_of(parts) if not store.has(row)}):
         require_readable(own / file, mend_folder(own, pin))

@@ -1,8 +1,8 @@
 """Models that the project holds: scripted ones as an archive of their repositories, a trained one in BF16.
 
 An archive has every file of every repository (benchmarks/scripted_tiny makes it). BF16 weights are quantised here into
-the real pair's two repositories: each operation on a float32 number is one that IEEE 754 rounds correctly, and sums add
-in one order, so every machine makes the same bytes.
+the real pair's two repositories, whose configs lie beside them. Each operation on a float32 number is one that IEEE 754
+rounds correctly, and sums add in one order, so every machine makes the same bytes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import json
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,78 +39,71 @@ GROUP = 128
 """INT4 group and FP8 block size."""
 FP8_MAX = 448.0
 BODY = "model.language_model."
+INT4_CONFIG, FP8_CONFIG = "config.int4.json", "config.fp8.json"
 EXTRA_FILE = "model_extra_tensors.safetensors"
 _SHARDS = 2
 _METADATA = {"format": "pt"}
-_LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d+)\.")
-
-
-class Matrix(Protocol):
-    """``[rows, cols]`` as each repository holds it: see `to_bf16`, `to_int4`, `to_fp8`."""
-
-    @property
-    def rows(self) -> int: ...
-    @property
-    def cols(self) -> int: ...
-    def bf16(self) -> bytes: ...
-    def int4(self) -> tuple[bytes, bytes, bytes]: ...
-    def fp8(self) -> tuple[bytes, bytes]: ...
+LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A tensor that no repository quantises, ready to write."""
+    """A tensor as a repository holds it, ready to write."""
 
     dtype: str
     shape: tuple[int, ...]
     data: bytes
 
 
-Tensors = Mapping[str, Matrix | Plain]
+Tensors = Mapping[str, Plain]
 
 
-@dataclass(frozen=True)
-class Trained:
-    """raw: BF16 ``[rows, cols]``, both multiples of 128."""
+def int4_tensors(name: str, raw: NDArray[np.uint16]) -> dict[str, Plain]:
+    """A BF16 weight ``[N, K]``, both multiples of 128, in AutoRound's auto_gptq packing.
 
-    raw: NDArray[np.uint16]
+    qweight: I32 ``[K/8, N]``, eight nibbles along K, lowest first; qzeros: I32 ``[K/128, N/8]``, zero point minus one;
+    scales: F16 ``[K/128, N]``. Value = (nibble - 8) * scale.
+    """
+    n, k = raw.shape
+    groups = floats(raw).reshape(n, k // GROUP, GROUP)
+    peak = np.abs(groups).max(axis=2)
+    scales, codes, least = np.zeros_like(peak), np.zeros_like(groups), np.full_like(peak, np.inf)
+    for step in STEPS:
+        scale = rounded_scale(peak, step)
+        code = np.clip(np.rint(groups / scale[..., None]), -8, 7)
+        error = added(np.square(groups - code * scale[..., None]))
+        better = error < least
+        scales, least = np.where(better, scale, scales), np.where(better, error, least)
+        codes = np.where(better[..., None], code, codes)
+    eights = (codes + 8).astype(np.uint32).reshape(n, k // 8, 8) << np.arange(0, 32, 4, dtype=np.uint32)
+    words = np.bitwise_or.reduce(eights, axis=2).T.astype("<u4").tobytes()
+    return int4_parts(name, n, k, words, scales.T.astype("<f2").tobytes())
 
-    @property
-    def rows(self) -> int:
-        return int(self.raw.shape[0])
 
-    @property
-    def cols(self) -> int:
-        return int(self.raw.shape[1])
+def int4_parts(name: str, n: int, k: int, words: bytes, scales: bytes) -> dict[str, Plain]:
+    """The tensors of such a weight."""
+    stem = name.removesuffix("weight")
+    return {
+        f"{stem}qweight": Plain("I32", (k // 8, n), words),
+        f"{stem}qzeros": Plain("I32", (k // GROUP, n // 8), b"\x77" * (k // GROUP * n // 2)),
+        f"{stem}scales": Plain("F16", (k // GROUP, n), scales),
+    }
 
-    def bf16(self) -> bytes:
-        return self.raw.tobytes()
 
-    def int4(self) -> tuple[bytes, bytes, bytes]:
-        """AutoRound's auto_gptq packing: see Matrix."""
-        n, k = self.raw.shape
-        groups = floats(self.raw).reshape(n, k // GROUP, GROUP)
-        peak = np.abs(groups).max(axis=2)
-        scales, codes, least = np.zeros_like(peak), np.zeros_like(groups), np.full_like(peak, np.inf)
-        for step in STEPS:
-            scale = rounded_scale(peak, step)
-            code = np.clip(np.rint(groups / scale[..., None]), -8, 7)
-            error = added(np.square(groups - code * scale[..., None]))
-            better = error < least
-            scales, least = np.where(better, scale, scales), np.where(better, error, least)
-            codes = np.where(better[..., None], code, codes)
-        eights = (codes + 8).astype(np.uint32).reshape(n, k // 8, 8) << np.arange(0, 32, 4, dtype=np.uint32)
-        words = np.bitwise_or.reduce(eights, axis=2).T.astype("<u4")
-        return words.tobytes(), b"\x77" * (k // GROUP * n // 2), scales.T.astype("<f2").tobytes()
+def fp8_tensors(name: str, raw: NDArray[np.uint16]) -> dict[str, Plain]:
+    """A BF16 weight in E4M3, and BF16 scales of 128 x 128 blocks. Value = E4M3 * scale."""
+    n, k = raw.shape
+    blocks = floats(raw).reshape(n // GROUP, GROUP, k // GROUP, GROUP)
+    stored = bf16(np.abs(blocks).max(axis=(1, 3)) / np.float32(FP8_MAX))
+    scale = floats(stored)
+    codes = e4m3(blocks / np.where(scale == 0, 1, scale).astype(np.float32)[:, None, :, None])
+    return fp8_parts(name, n, k, codes.tobytes(), stored.tobytes())
 
-    def fp8(self) -> tuple[bytes, bytes]:
-        """E4M3, and BF16 scales of blocks."""
-        n, k = self.raw.shape
-        blocks = floats(self.raw).reshape(n // GROUP, GROUP, k // GROUP, GROUP)
-        stored = bf16(np.abs(blocks).max(axis=(1, 3)) / np.float32(FP8_MAX))
-        scale = floats(stored)
-        codes = e4m3(blocks / np.where(scale == 0, 1, scale).astype(np.float32)[:, None, :, None])
-        return codes.tobytes(), stored.tobytes()
+
+def fp8_parts(name: str, n: int, k: int, weight: bytes, scales: bytes) -> dict[str, Plain]:
+    """The tensors of such a weight; the last blocks may be smaller."""
+    shape = (-(-n // GROUP), -(-k // GROUP))
+    return {name: Plain("F8_E4M3", (n, k), weight), f"{name}_scale_inv": Plain("BF16", shape, scales)}
 
 
 def floats(raw: NDArray[np.uint16]) -> Floats:
@@ -133,7 +126,8 @@ def added(values: Floats) -> Floats:
 
 def e4m3(values: Floats) -> NDArray[np.uint8]:
     """The nearest E4M3 bytes, ties to the even one, saturating at 448."""
-    known = np.array([fp8_value(code) for code in range(0x7F)], np.float32)
+    exponent, mantissa = np.divmod(np.arange(0x7F), 8)  # the last code, 0x7F, is no number
+    known = np.where(exponent, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9).astype(np.float32)
     above = (known[:-1] + known[1:]) / 2
     above[1::2] = np.nextafter(above[1::2], np.float32(0))  # a tie between an odd code and the next goes up
     codes = np.searchsorted(above, np.abs(values)).astype(np.uint8)
@@ -160,23 +154,38 @@ def path_of(project: Path, packed: Packed) -> Path:
 
 
 def quantise(folder: Path, name: str, packed: Packed, int4: Path, fp8: Path) -> None:
-    tensors = weights_of(folder / SAFETENSORS, name, packed)
-    body = {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
-    mtp = {name: tensor for name, tensor in tensors.items() if name.startswith("mtp.")}
+    """Folders that are there are replaced."""
+    plain, body, every = weights_of(folder / SAFETENSORS, name, packed), dict[str, Plain](), dict[str, Plain]()
+    for tensor, value in plain.items():
+        raw = np.frombuffer(value.data, "<u2").reshape(value.shape) if LINEAR.search(tensor) else None
+        every |= {tensor: value} if raw is None else fp8_tensors(tensor, raw)
+        if not tensor.startswith("mtp."):
+            body |= {tensor: value} if raw is None or not is_int4(tensor) else int4_tensors(tensor, raw)
+    mtp = {tensor: value for tensor, value in plain.items() if tensor.startswith("mtp.")}
+    for target, config, tensors, extra in ((int4, INT4_CONFIG, body, mtp), (fp8, FP8_CONFIG, every, None)):
+        texts = {text: content(folder / text, name) for text in TEXTS} | {CONFIG: content(folder / config, name)}
+        write_repository(target, texts, tensors, config_of(folder / config, name)["num_hidden_layers"], extra)
 
-    def texts(made: Path) -> None:
-        for text in TEXTS:
-            with atomic_file(made / text) as file:
-                file.write(content(folder / text, name))
 
-    Pair(config_of(folder, name), body, mtp, texts, iters=0).write(int4, fp8)
+def write_repository(
+    folder: Path, texts: Mapping[str, bytes], tensors: Tensors, layers: int, extra: Tensors | None = None
+) -> None:
+    """A folder that is there is replaced. extra: of the file that the index does not list."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with atomic_folder(folder) as partial:
+        for name, data in texts.items():
+            with atomic_file(partial / name) as file:
+                file.write(data)
+        write_shards(partial, tensors, layers)
+        if extra:
+            write_file(partial / EXTRA_FILE, _sources(extra), _METADATA)
 
 
 def config_ahead(project: Path, name: str, packed: Packed, repo: str) -> dict[str, Any]:
-    """config.json of a repository before it is unpacked; of BF16 weights without the modules that stay in 16 bits."""
+    """config.json of a repository before it is unpacked; of BF16 weights that of the INT4 one."""
     path = path_of(project, packed)
     if path.suffix != ".xz":
-        return {**config_of(path, name), "quantization_config": {"bits": 4, "group_size": GROUP}}
+        return config_of(path / INT4_CONFIG, name)
     with tarfile.open(fileobj=io.BytesIO(pinned(path, name, packed)), mode="r|xz") as archive:
         for member in archive:  # the small files are its first
             if member.name == f"{repo}/{CONFIG}" and (file := archive.extractfile(member)):
@@ -184,14 +193,13 @@ def config_ahead(project: Path, name: str, packed: Packed, repo: str) -> dict[st
     raise IntegrityError(f"{path}: no {repo}/{CONFIG} in it", next_step=f"git restore {packed.path}")
 
 
-def config_of(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / CONFIG
+def config_of(path: Path, name: str) -> dict[str, Any]:
     try:
         value = json.loads(content(path, name))
     except ValueError:
         value = None
     if not isinstance(value, dict) or not isinstance(value.get("num_hidden_layers"), int):
-        step = f"git restore {folder}"
+        step = f"git restore {path}"
         raise ManifestError(path, "num_hidden_layers", value, "a JSON object with a whole number", next_step=step)
     return value
 
@@ -211,20 +219,17 @@ def pinned(path: Path, name: str, packed: Packed) -> bytes:
 def weights_of(path: Path, name: str, packed: Packed) -> Tensors:
     """Tensors by name, of bytes that were hashed before anything reads them."""
     data = pinned(path, name, packed)
-    found: dict[str, Trained | Plain] = {}
+    found = dict[str, Plain]()
     for info in parse_header(data, file_size=len(data), origin=str(path)).tensors.values():
-        part = data[info.begin : info.end]
-        found[info.name] = Plain(info.dtype, info.shape, part)
+        found[info.name] = Plain(info.dtype, info.shape, data[info.begin : info.end])
         if LINEAR.search(info.name):
             fits = info.dtype == "BF16" and len(info.shape) == 2 and not any(size % GROUP for size in info.shape)
-            raw = np.frombuffer(part, "<u2")
-            if not fits or (raw & 0x7F80 == 0x7F80).any():
-                seen = f"{info.dtype} {list(info.shape)}" if not fits else "NaN or infinity"
+            if not fits or (np.frombuffer(found[info.name].data, "<u2") & 0x7F80 == 0x7F80).any():
+                got = f"{info.dtype} {list(info.shape)}" if not fits else "NaN or infinity"
                 raise CheckpointError(
-                    f"{path}: {info.name}: saw {seen}, wanted BF16 numbers in a matrix of multiples of {GROUP}",
-                    next_step=f"export the trained model anew, then: invoke lock --model {name}",
+                    f"{path}: {info.name}: got {got}, expected BF16 numbers in a matrix of multiples of {GROUP}",
+                    next_step=f"export the trained model again, then: invoke lock --model {name}",
                 )
-            found[info.name] = Trained(raw.reshape(info.shape))
     return found
 
 
@@ -233,40 +238,13 @@ def content(path: Path, name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise IntegrityError(
-            f"{path}: {error.strerror}, wanted the file of pins/models/{name}.yaml",
+            f"{path}: {error.strerror}, expected the file of pins/models/{name}.yaml",
             next_step=f"git restore {path.parent}",
         ) from None
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A model for both repositories. config: without a quantization_config; texts: writes the other files; iters: of
-    AutoRound's tuning, 0 for rounding to the nearest."""
-
-    config: Mapping[str, Any]
-    body: Tensors
-    mtp: Tensors
-    texts: Callable[[Path], None]
-    iters: int = 200
-
-    def write(self, int4: Path, fp8: Path) -> None:
-        """Folders that are there are replaced."""
-        every = {**self.body, **self.mtp}
-        for folder, quantization, tensors in (
-            (int4, _int4_quantization(self.body, self.iters), _int4(self.body)),
-            (fp8, _fp8_quantization(every), _fp8(every)),
-        ):
-            shutil.rmtree(folder, ignore_errors=True)
-            with atomic_folder(folder) as made:
-                write_json(made / "config.json", {**self.config, "quantization_config": quantization})
-                self.texts(made)
-                write_shards(made, tensors, self.config["num_hidden_layers"])
-                if folder == int4:
-                    write_file(made / EXTRA_FILE, _sources(as_bf16(self.mtp)), _METADATA)
-
-
 def files_of(folder: Path) -> Iterator[tuple[str, int, str, str]]:
-    """What a Hub tells of a repository's files: name, size, SHA-256 of a large file, git's blob hash of another."""
+    """What a Hub lists of a repository's files: name, size, SHA-256 of a large file, git's blob hash of another."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         large = path.suffix == ".safetensors"
         hashes = (sha256_file(path)[0], "") if large else ("", git_blob_sha1(path.read_bytes()))
@@ -287,74 +265,7 @@ def is_int4(name: str) -> bool:
     return name.startswith(BODY) and ".shared_expert." not in name
 
 
-def plain_bf16(matrix: Matrix) -> Plain:
-    return Plain("BF16", (matrix.rows, matrix.cols), matrix.bf16())
-
-
-def _int4(tensors: Tensors) -> dict[str, Plain]:
-    found: dict[str, Plain] = {}
-    for name, tensor in tensors.items():
-        if isinstance(tensor, Plain):
-            found[name] = tensor
-        elif not is_int4(name):
-            found[name] = plain_bf16(tensor)
-        else:
-            n, k, stem = tensor.rows, tensor.cols, name.removesuffix("weight")
-            qweight, qzeros, scales = tensor.int4()
-            found[f"{stem}qweight"] = Plain("I32", (k // 8, n), qweight)
-            found[f"{stem}qzeros"] = Plain("I32", (k // GROUP, n // 8), qzeros)
-            found[f"{stem}scales"] = Plain("F16", (k // GROUP, n), scales)
-    return found
-
-
-def _fp8(tensors: Tensors) -> dict[str, Plain]:
-    found: dict[str, Plain] = {}
-    for name, tensor in tensors.items():
-        if isinstance(tensor, Plain):
-            found[name] = tensor
-        else:
-            n, k = tensor.rows, tensor.cols
-            weight, scale_inv = tensor.fp8()
-            found[name] = Plain("F8_E4M3", (n, k), weight)
-            found[f"{name}_scale_inv"] = Plain("BF16", (-(-n // GROUP), -(-k // GROUP)), scale_inv)
-    return found
-
-
-def as_bf16(tensors: Tensors) -> dict[str, Plain]:
-    return {name: t if isinstance(t, Plain) else plain_bf16(t) for name, t in tensors.items()}
-
-
-def _int4_quantization(tensors: Tensors, iters: int) -> dict[str, Any]:
-    ends = ("_proj.weight", "_a.weight", "_b.weight", "gate.weight")
-    matrices = [name for name in tensors if _LAYER.match(name) and name.endswith(ends)]
-    kept = [name for name in matrices if isinstance(tensors[name], Plain) or not is_int4(name)]
-    return {
-        "autoround_version": "0.12.0",
-        "bits": 4,
-        "block_name_to_quantize": f"{BODY}layers",
-        "data_type": "int",
-        "extra_config": {name.removesuffix(".weight"): {"bits": 16, "data_type": "float"} for name in kept},
-        "group_size": GROUP,
-        "iters": iters,
-        "low_gpu_mem_usage": True,
-        "packing_format": "auto_round:auto_gptq",
-        "quant_method": "auto-round",
-        "sym": True,
-    }
-
-
-def _fp8_quantization(tensors: Tensors) -> dict[str, Any]:
-    kept = [name for name, tensor in tensors.items() if isinstance(tensor, Plain) and len(tensor.shape) > 1]
-    return {
-        "activation_scheme": "dynamic",
-        "fmt": "e4m3",
-        "modules_to_not_convert": sorted(name.removesuffix(".weight") for name in kept),
-        "quant_method": "fp8",
-        "weight_block_size": [GROUP, GROUP],
-    }
-
-
-def write_shards(folder: Path, tensors: Mapping[str, Plain], layers: int) -> None:
+def write_shards(folder: Path, tensors: Tensors, layers: int) -> None:
     shards: list[dict[str, Plain]] = [{} for _ in range(_SHARDS)]
     for name, tensor in tensors.items():
         shards[_shard_of(name, layers)][name] = tensor
@@ -369,21 +280,12 @@ def write_shards(folder: Path, tensors: Mapping[str, Plain], layers: int) -> Non
 
 def _shard_of(name: str, layers: int) -> int:
     """Layers in order; what has no layer number (head, final norm, MTP) comes last, the embedding and `fc` first."""
-    match = _LAYER.match(name)
+    match = LAYER.match(name)
     if match:
         return int(match[1]) * _SHARDS // layers
     return 0 if "embed_tokens" in name or name.startswith("fc.") else _SHARDS - 1
 
 
-def _sources(tensors: Mapping[str, Plain]) -> Iterator[TensorSource]:
+def _sources(tensors: Tensors) -> Iterator[TensorSource]:
     for name, tensor in tensors.items():
         yield TensorSource(name, tensor.dtype, tensor.shape, (tensor.data,))
-
-
-def fp8_value(code: int) -> float:
-    """The number that an E4M3 byte (sign, 4 exponent bits, 3 mantissa bits, bias 7, no infinity) stands for."""
-    sign = -1.0 if code & 0x80 else 1.0
-    exponent, mantissa = code >> 3 & 0xF, code & 7
-    if exponent == 15 and mantissa == 7:
-        raise ValueError(f"E4M3 byte {code:#x} is not a number")
-    return sign * (mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10))

@@ -1,19 +1,156 @@
-"""Bring everything that a lock names into the store. The only network use besides `invoke lock`."""
+"""A stack's lock: every wheel and every Debian package of its images, by name, version, size and hash; and these files,
+brought into the store. The only network use for a stack.
+"""
 
 from __future__ import annotations
 
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from sparkpin.core import files
-from sparkpin.core.errors import InputError
+from sparkpin.core.errors import InputError, IntegrityError, ManifestError
+from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.fetch.debs import fetch_debs
-from sparkpin.fetch.lock_stack import check_unique
-from sparkpin.fetch.store import Store, missing
-from sparkpin.fetch.wheels import DOWNLOADS, fetch_wheels, target_of
-from sparkpin.pins.schema import Stack, StackLock
+from sparkpin.fetch.debs import TIME, fetch_debs, open_apt
+from sparkpin.fetch.store import Store, remove_damaged
+from sparkpin.fetch.wheels import DOWNLOADS, Newer, fetch_wheels, index_closure, target_of
+from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
+from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock
+
+
+def lock_stack(paths: Paths, name: str, say: Say, *, newer: Newer | None = None) -> StackLock:
+    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network; nothing is downloaded.
+
+    newer: what may change of the lock that is there; nothing becomes older.
+    """
+    stack = load_stack(paths.project, name)
+    file, lock_file = f"pins/stacks/{name}.yaml", f"pins/stacks/{name}.lock"
+    check_requirements(stack, file)
+    former = former_lock(paths, name, needed=newer is not None)
+    with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
+        if newer and former and newer.what in ("vllm", "python"):
+            debs = former.debs
+        else:
+            debs = debian_closure(stack, Store(paths.store), say)
+        target = target_of(stack, debs)
+        say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
+        wheels = former.wheels if former else []
+        if newer is None or newer.what != "debian":
+            wheels = index_closure(stack, target, wheels, file, say, newer)
+        say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
+    time = former.time if former and former.debs == debs else f"{datetime.now(UTC):{TIME}}" if debs else ""
+    lock = StackLock(stack=name, inputs=stack_inputs(stack), time=time, debs=debs, wheels=wheels)
+    check_unique(lock, lock_file)
+    if former:
+        require_forward(former, lock, lock_file, say)
+    with atomic_file(paths.project / lock_file) as out:
+        out.write(lock_text(lock).encode())
+    return lock
+
+
+def debian_closure(stack: Stack, store: Store, say: Say) -> list[LockedDeb]:
+    """The root file system's packages. store: has room for apt's lists."""
+    say(f"lock {stack.name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
+    with store.scratch() as folder:
+        debs = open_apt(folder, stack).closure(stack)
+    say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
+    return debs
+
+
+def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
+    """The lock that is there, with which what is offered now is compared. ManifestError for a damaged one, and where
+    one is needed and none is there."""
+    file = f"pins/stacks/{name}.lock"
+    is_there = (paths.project / file).is_file()
+    if not (is_there or needed):
+        return None
+    try:
+        return former_stack_lock(paths.project, name)
+    except ManifestError as error:
+        if not is_there:
+            raise
+        step = f"git checkout {file}, or, for all hashes as offered now, rm {file}; then invoke lock --stack {name}"
+        raise ManifestError(error.file, error.key, error.got, error.expected, next_step=step) from None
+
+
+def require_forward(former: StackLock, lock: StackLock, file: str, say: Say) -> None:
+    """What a lying or stale mirror or index does: other bytes under a name or of a version that is locked, or older
+    versions.
+
+    Raises IntegrityError. New pins may want older versions, or another file of one: these are only reported.
+    """
+    debs, wheels = ({row.name: row for row in rows} for rows in (former.debs, former.wheels))
+    rows: list[tuple[LockedFile, LockedFile]] = [(debs[deb.name], deb) for deb in lock.debs if deb.name in debs]
+    rows += [(wheels[wheel.name], wheel) for wheel in lock.wheels if wheel.name in wheels]
+    locked = {row.file: row.sha256 for row in former.files}
+    same_name = {row.file: None for row in lock.files if locked.get(row.file, row.sha256) != row.sha256}
+    changed = [(old, new) for old, new in rows if old.file != new.file and old.sha256 != new.sha256]
+    other = [f"{old.file} -> {new.file}" for old, new in changed if old.version == new.version]
+    older = [f"{new.name} {old.version} -> {new.version}" for old, new in rows if is_older(new, old)]
+    pins_are_same = former.inputs == lock.inputs
+    for found, what, step in (
+        (same_name, "other bytes than those locked, under the same names", "ask whoever runs the index or the mirror"),
+        (other if pins_are_same else [], "other files of locked versions", "see whether their project published them"),
+        (
+            older if pins_are_same else [],
+            "older versions than those locked",
+            "see whether the mirror is stale, or newer ones were withdrawn",
+        ),
+    ):
+        if found:
+            raise IntegrityError(
+                f"{file}: the index or the mirror offers {what}: {', '.join(found)}",
+                next_step=f"{step}; if that is meant: rm {file}, then invoke lock --stack {lock.stack}",
+            )
+    for row in older:
+        say(f"  older than before: {row}")
+    for row in other:
+        say(f"  another file of the same version: {row}")
+
+
+def is_older(new: LockedFile, old: LockedFile) -> bool:
+    if new.version == old.version:
+        return False
+    if new.file.endswith(".deb"):
+        return subprocess.run(["dpkg", "--compare-versions", new.version, "lt", old.version]).returncode == 0
+    return Version(new.version) < Version(old.version)
+
+
+def check_requirements(stack: Stack, file: str) -> None:
+    """No distribution is asked for twice, or both asked for and excluded."""
+    names = [canonicalize_name(Requirement(row).name) for row in stack.python.requirements]
+    for row in stack.python.overrides:
+        if canonicalize_name(Requirement(row).name) in names:
+            raise ManifestError(file, "python.overrides", row, "one that python.requirements does not ask for")
+    if twice := repeated(names):
+        raise ManifestError(file, "python.requirements", stack.python.requirements, f"{twice} only once")
+    for name in stack.python.exclude:
+        if canonicalize_name(name) != name:
+            raise ManifestError(file, "python.exclude", name, canonicalize_name(name))
+        if name in names:
+            raise ManifestError(file, "python.exclude", name, "one that python.requirements does not ask for")
+
+
+def check_unique(lock: StackLock, file: str) -> None:
+    """A lock that a person merged may hold two versions of one package: which of them wins would be chance."""
+    for key, rows in (("wheels", lock.wheels), ("debs", lock.debs)):
+        if twice := repeated(canonicalize_name(row.name) for row in rows):
+            versions = [row.version for row in rows if canonicalize_name(row.name) == twice]
+            seen, command = f"{twice} {' and '.join(versions)}", f"invoke lock --stack {lock.stack}"
+            raise ManifestError(file, key, seen, "one version", next_step=command)
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 @dataclass(frozen=True)
@@ -35,7 +172,8 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchR
     store = Store(paths.store)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         store.sweep()
-        absent = {file.sha256 for file in missing(((file, store.path(file.sha256)) for file in lock.files), say)}
+        places = ((file, store.path(file.sha256)) for file in lock.files)
+        absent = {file.sha256 for file in remove_damaged(places, say)}
         wheels = [wheel for wheel in lock.wheels if wheel.sha256 in absent]
         debs = [deb for deb in lock.debs if deb.sha256 in absent]
         wanted = [*wheels, *debs]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.core.errors import IntegrityError
-from sparkpin.core.files import CHUNK, PARTIAL, atomic_file, disk_errors, sha256_file, sweep, sync_file, sync_folder
+from sparkpin.core.files import CHUNK, PARTIAL, atomic_file, disk_errors, sha256_file, sweep
 from sparkpin.core.terminal import Say
 from sparkpin.pins.schema import LockedFile
 
@@ -78,18 +78,6 @@ class Store:
             check(file, digest.hexdigest(), size, what)
         return path
 
-    def move_in(self, source: Path, file: LockedFile) -> None:
-        """As `add`, of a file on the store's file system that goes from where it was."""
-        sha256, size = sha256_file(source)
-        check(file, sha256, size, f"{file.file} as fetched")
-        path = self.path(file.sha256)
-        with disk_errors(self.root):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            source.chmod(0o644)
-            sync_file(source)
-            source.replace(path)
-            sync_folder(path.parent)
-
     def link(self, file: LockedFile, target: Path) -> None:
         """Put the verified file at `target`: a hard link, or a copy on another file system."""
         source = self.verified(file)
@@ -100,7 +88,8 @@ class Store:
             except OSError as error:
                 if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
                     raise
-                copy(source, target)
+                with atomic_file(target) as out, source.open("rb") as opened:
+                    shutil.copyfileobj(opened, out)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -122,15 +111,6 @@ class Store:
             sweep(folder)
 
 
-def copy(source: Path, target: Path) -> None:
-    """A whole copy, or none."""
-    try:
-        shutil.copyfile(source, target)
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise
-
-
 def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = FETCH) -> None:
     """Compare bytes that were read with the lock; IntegrityError names both sides."""
     if (sha256, size) != (file.sha256, file.size):
@@ -139,15 +119,12 @@ def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = 
         )
 
 
-def missing(
+def find_missing(
     wanted: Iterable[tuple[LockedFile, Path]],
     say: Say,
-    hash_of: Callable[[LockedFile, Path], str] = lambda file, path: sha256_file(path)[0],
-    *,
-    remove: bool = True,
+    hash_of: Callable[[Path], str] = lambda path: sha256_file(path)[0],
 ) -> list[LockedFile]:
-    """Asks `hash_of` for the SHA-256 of what is there. A damaged file is reported and, with remove, removed: whoever
-    only looks at sizes finds no file then, not a wrong one. A plan removes nothing."""
+    """The files that are absent, or damaged, which is reported. hash_of: SHA-256 of what is there."""
     rows = list(wanted)
 
     def fault(row: tuple[LockedFile, Path]) -> str | None:
@@ -155,9 +132,9 @@ def missing(
         if not path.is_file():
             return ""
         if (size := path.stat().st_size) != file.size:
-            return f"size {size}, wanted {file.size}"
-        sha256 = hash_of(file, path)
-        return None if sha256 == file.sha256 else f"sha256 {sha256}, wanted {file.sha256}"
+            return f"got size {size}, expected {file.size}"
+        sha256 = hash_of(path)
+        return None if sha256 == file.sha256 else f"got sha256 {sha256}, expected {file.sha256}"
 
     with ThreadPoolExecutor(HASH_WORKERS) as pool:
         faults = list(pool.map(fault, rows))
@@ -165,6 +142,19 @@ def missing(
         if why:
             what = file.file if file.name == file.file else f"{file.name} of {file.file}"
             say(f"{path} ({what}) is damaged ({why}) and has to be fetched again")
-            if remove:
-                path.unlink()
     return [file for (file, _), why in zip(rows, faults, strict=True) if why is not None]
+
+
+def remove_damaged(
+    wanted: Iterable[tuple[LockedFile, Path]],
+    say: Say,
+    hash_of: Callable[[Path], str] = lambda path: sha256_file(path)[0],
+) -> list[LockedFile]:
+    """As `find_missing`, and removes what is damaged: who looks at sizes alone finds no file then, not a wrong one."""
+    rows = list(wanted)
+    absent = find_missing(rows, say, hash_of)
+    damaged = set(absent)
+    for file, path in rows:
+        if file in damaged:
+            path.unlink(missing_ok=True)
+    return absent

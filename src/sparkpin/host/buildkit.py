@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -22,27 +21,27 @@ LINE = re.compile(r"^#(\d+) (?:\d+\.\d+ )?(.*)$")
 RESULT = re.compile(r"^(DONE [\d.]+s|CACHED|CANCELED|ERROR:? .*)$")
 
 
-@cache
-def builder() -> tuple[str, ...]:
-    """The command before a build's options: of all `docker` on PATH the first that has buildx or BuildKit inside.
+# For clients with BuildKit inside and for buildx: the engine's own builder, an image without attestations.
+ENVIRONMENT = {
+    "DOCKER_BUILDKIT": "1",
+    "BUILDX_BUILDER": "default",
+    "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
+    "BUILDKIT_PROGRESS": "plain",
+    "DOCKER_CLI_HINTS": "false",
+}
 
-    The CLI has BuildKit inside from 18.09 to 22; from 23 it needs the buildx plugin.
-    """
-    seen = []
+
+@cache
+def builder() -> str:
+    """The first `docker` on PATH that can use BuildKit: from 18.09 to 22 it can by itself, later ones need buildx."""
     folders = dict.fromkeys(os.environ.get("PATH", os.defpath).split(os.pathsep))
-    for command in filter(None, (shutil.which("docker", path=folder) for folder in folders)):
-        if subprocess.run([command, "buildx", "version"], capture_output=True, check=False).returncode == 0:
-            return (command, "buildx", "build", "--builder", "default", "--provenance=false", "--sbom=false")
-        answer = subprocess.run([command, "version", "--format", "{{json .Client}}"], capture_output=True, check=False)
-        try:
-            version = str(json.loads(answer.stdout.splitlines()[0])["Version"])
-        except (ValueError, IndexError, KeyError):
-            version = "unknown"
-        seen.append(f"{command} {version}")
-        if re.match(r"(18\.09|19\.|2[0-2]\.)", version):
-            return (command, "build")
+    commands = [command for folder in folders if (command := shutil.which("docker", path=folder))]
+    for command in commands:
+        argv, env = [command, "build", "--help"], {**os.environ, **ENVIRONMENT}
+        if subprocess.run(argv, env=env, capture_output=True, check=False).returncode == 0:
+            return command
     raise HostError(
-        f"no docker command that can use BuildKit on PATH ({', '.join(seen) or 'none found'})",
+        f"no docker command that can use BuildKit on PATH ({', '.join(commands) or 'none found'})",
         next_step="install docker-buildx-plugin (Docker's packages) or docker-buildx (Ubuntu's), then `invoke doctor`",
     )
 
@@ -64,25 +63,16 @@ def build(
     One line of progress for each step; the BuildError has a failing step's last lines. host: of an engine, the
     environment that leads there.
     """
-    command = builder()
-    argv = [*command, "--network", "none", "--pull=false", "--progress", "plain"]
+    argv = [builder(), "build", "--network", "none", "--pull=false", "--progress", "plain"]
     argv += ["--tag", tag] if tag else []
-    argv += ["--load"] if tag and "buildx" in command else []
     argv += ["--target", target] if target else []
     argv += ["--output", f"type=tar,dest={output}"] if output else []
     argv += ["--platform", platform] if platform else []
     argv += ["--no-cache"] if no_cache else []
     argv += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
-    env = {
-        **os.environ,
-        **host,
-        "DOCKER_BUILDKIT": "1",
-        "BUILDKIT_PROGRESS": "plain",
-        "DOCKER_CLI_HINTS": "false",
-    }
     with subprocess.Popen(
         [*argv, str(context)],
-        env=env,
+        env={**os.environ, **host, **ENVIRONMENT},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -1,89 +1,21 @@
-"""Docker's containers for the packages above, since only `host` imports the SDK; and standard input and output of
-programs in them."""
+"""Docker's containers for the packages above (only `host` imports the SDK), and connections to programs in them."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import queue
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from docker.errors import APIError, DockerException, NotFound
 from docker.models.containers import Container
 from docker.types import DeviceRequest, Healthcheck, LogConfig, Mount, Ulimit
-from docker.utils.socket import STDERR, frames_iter
+from docker.utils.socket import frames_iter
 
-from sparkpin.core.errors import EngineError
 from sparkpin.host.engine import engine_errors
 
 __all__ = ["APIError", "Container", "DeviceRequest", "Healthcheck", "LogConfig", "Mount", "NotFound", "Ulimit"]
-
-LAST = 4000  # bytes of standard error that an error shows at most
-LONGEST = 16 << 20  # bytes of a line: the machine there may be anybody's
-
-
-class Attached:
-    """A program that answers in lines of JSON, connected from before it starts. `send` gives it data, `answer` gives
-    its next line. Whoever sends looks at `answers` now and then: a program that has failed says so while it is sent
-    more."""
-
-    def __init__(self, container: Container) -> None:
-        self.container, self.answers, self.errors = container, queue.Queue[dict[str, Any] | None](), b""
-        with engine_errors():
-            self.response = container.attach_socket(params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
-        self.socket = socket_of(self.response)
-        threading.Thread(target=self.read, name="attached", daemon=True).start()
-
-    def send(self, data: bytes | memoryview) -> None:
-        """What nobody reads any more is dropped: `answer` raises the reason."""
-        with contextlib.suppress(OSError):
-            self.socket.sendall(data)
-
-    def answer(self) -> dict[str, Any]:
-        if (line := self.answers.get()) is None:
-            self.answers.put(None)
-            lines = self.errors.decode(errors="replace").strip().splitlines()
-            cause = lines[-1] if lines else "the connection to it ended"
-            raise EngineError(f"the container {self.container.name} ended: {cause}", next_step="the same command again")
-        return line
-
-    def read(self) -> None:
-        try:
-            for line in self.lines():
-                if not isinstance(answer := json.loads(line), dict):
-                    raise ValueError
-                self.answers.put(answer)
-        except OSError:
-            pass
-        except (ValueError, RecursionError):
-            self.errors = b"it answered something else than lines of JSON"
-        finally:
-            self.answers.put(None)
-            self.shut()  # else `send` waits two minutes longer for a reader that is gone
-
-    def lines(self) -> Iterator[bytes]:
-        text = b""
-        for stream, data in frames_iter(self.socket, tty=False):  # type: ignore[no-untyped-call]
-            if stream == STDERR:
-                self.errors = (self.errors + data)[-LAST:]
-                continue
-            *lines, text = (text + data).split(b"\n")
-            if len(text) > LONGEST:
-                raise ValueError
-            yield from lines
-
-    def shut(self) -> None:
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """The container's standard input ends, and with it what it runs."""
-        self.shut()
-        with contextlib.suppress(OSError, DockerException):
-            self.response.close()
 
 
 def socket_of(response: Any) -> socket.socket:

@@ -19,8 +19,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from sparkpin.core import files
@@ -34,7 +35,7 @@ START_TIMEOUT = 120.0  # seconds
 STOP_TIMEOUT = 60.0
 LOG_LINES = 15
 SOCKET = Path("/var/run/docker.sock")
-OWN = (None, "", f"unix://{SOCKET}", "unix:///run/docker.sock")
+DEFAULT_HOSTS = (None, "", f"unix://{SOCKET}", "unix:///run/docker.sock")
 JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
 NAMED_NEXT = "start that engine, or `unset DOCKER_HOST` (`docker context use default`) to use this machine's own"
 
@@ -62,7 +63,7 @@ def context_host(variables: Mapping[str, str]) -> str:
 def named_engine() -> str | None:
     """The engine that the user names by DOCKER_HOST or a context of the CLI; None for this machine's own."""
     host = environment().get("DOCKER_HOST")
-    return None if host in OWN else host
+    return None if host in DEFAULT_HOSTS else host
 
 
 def ask(url: str, timeout: float = 10) -> str | None:
@@ -88,70 +89,60 @@ def ask(url: str, timeout: float = 10) -> str | None:
 
 @dataclass(frozen=True)
 class Daemon:
-    """Where one engine keeps its things.
+    """One engine. config: its configuration file; settings: what that says, or is to say; wrapper: the command that
+    runs dockerd; is_system: the machine's own, which systemd may start, and of which nothing is changed."""
 
-    options: what dockerd is started with; wrapper: the command that runs dockerd; settings: the text of its
-    configuration file, "" for the system's; is_system: systemd may own it.
-    """
-
-    socket: Path
-    data_root: Path
-    exec_root: Path
-    pidfile: Path
+    config: Path
+    settings: Mapping[str, Any]
     log: Path
-    options: tuple[str, ...] = ()
     wrapper: tuple[str, ...] = ()
-    settings: str = ""
-
-    @property
-    def is_system(self) -> bool:
-        return self.socket == SOCKET
+    is_system: bool = False
 
     @classmethod
     def system(cls, paths: Paths, config: Path = Path("/etc/docker/daemon.json")) -> Daemon:
-        """The machine's own engine, at the default socket, with whatever its configuration file says.
-
-        Nothing is passed on the command line: dockerd refuses an option that the file sets as well.
-        """
+        """The machine's own engine, at the default socket, with whatever its configuration file says."""
         try:
             settings = dict(json.loads(config.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):  # dockerd itself complains of it
             settings = {}
-        return cls(
-            socket=SOCKET,
-            data_root=Path(settings.get("data-root", "/var/lib/docker")),
-            exec_root=Path(settings.get("exec-root", "/var/run/docker")),
-            pidfile=Path(settings.get("pidfile", "/var/run/docker.pid")),
-            log=paths.engine / "dockerd.log",
-        )
+        return cls(config, settings, paths.engine / "dockerd.log", is_system=True)
 
     @classmethod
     def private(cls, folder: Path, data_root: Path | None = None) -> Daemon:
         """A second engine with everything below `folder` (but `data_root`), in a network namespace of its own.
 
         In a shared one it would take away the first engine's docker0: with a bridge to replace it by its own, and with
-        --bridge=none too, which removes what it takes for left over. `folder` must be short: a socket's path has 107
-        bytes.
+        the bridge "none" too, which removes what it takes for left over. `folder` must be short: a socket's path has
+        107 bytes.
         """
         folder = folder.resolve()
-        daemon = cls(
-            socket=folder / "docker.sock",
-            data_root=data_root or folder / "data",
-            exec_root=folder / "exec",
-            pidfile=folder / "docker.pid",
-            log=folder / "dockerd.log",
-            wrapper=("unshare", "--net"),
-            settings="{}",
-        )
-        options = (
-            f"--config-file={folder / 'daemon.json'}",  # else dockerd refuses what /etc/docker/daemon.json sets, too
-            f"--host=unix://{daemon.socket}",
-            f"--data-root={daemon.data_root}",
-            f"--exec-root={daemon.exec_root}",
-            f"--pidfile={daemon.pidfile}",
-            *("--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"),
-        )
-        return replace(daemon, options=options)
+        settings = {
+            "hosts": [f"unix://{folder / 'docker.sock'}"],
+            "data-root": str(data_root or folder / "data"),
+            "exec-root": str(folder / "exec"),
+            "pidfile": str(folder / "docker.pid"),
+            "bridge": "none",
+            "iptables": False,
+            "ip-forward": False,
+            "ip-masq": False,
+        }
+        return cls(folder / "daemon.json", settings, folder / "dockerd.log", ("unshare", "--net"))
+
+    @property
+    def socket(self) -> Path:
+        return SOCKET if self.is_system else self.config.parent / "docker.sock"
+
+    @property
+    def data_root(self) -> Path:
+        return Path(self.settings.get("data-root", "/var/lib/docker"))
+
+    @property
+    def exec_root(self) -> Path:
+        return Path(self.settings.get("exec-root", "/var/run/docker"))
+
+    @property
+    def pidfile(self) -> Path:
+        return Path(self.settings.get("pidfile", "/var/run/docker.pid"))
 
     @property
     def pidfiles(self) -> tuple[tuple[Path, str], ...]:
@@ -217,14 +208,16 @@ def start_directly(daemon: Daemon, url: str, say: Say) -> str:
         if pidfile.exists() and owner_of(pidfile, name) is None:
             say(f"removing {pidfile}: the engine that wrote it is gone")
             pidfile.unlink(missing_ok=True)
-    if daemon.settings:
-        (daemon.socket.parent / "daemon.json").write_text(f"{daemon.settings}\n")
+    options = []
+    if not daemon.is_system:
+        daemon.config.write_text(json.dumps(daemon.settings))
+        options = [f"--config-file={daemon.config}"]
     if daemon.log.exists():
         daemon.log.replace(daemon.log.with_suffix(".log.1"))
     say(f"starting the Docker engine (log: {daemon.log})")
     with daemon.log.open("wb") as log:
         process = subprocess.Popen(
-            [*daemon.wrapper, command, *daemon.options],
+            [*daemon.wrapper, command, *options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -44,7 +44,6 @@ class ImageInfo:
     config_digest: str
     diff_ids: tuple[str, ...]
     size: int
-    created: str
     labels: Mapping[str, str]
     os: str
     architecture: str
@@ -107,7 +106,7 @@ class Engine:
         The address of a named engine does not decide: a socket may be forwarded from another machine, and tcp may lead
         back to this one.
         """
-        if self.host.get("DOCKER_HOST") in daemon.OWN:
+        if self.host.get("DOCKER_HOST") in daemon.DEFAULT_HOSTS:
             return ""
         with engine_errors():
             info = self.client.info()
@@ -142,7 +141,6 @@ class Engine:
             config_digest=digest,
             diff_ids=diff_ids,
             size=found["Size"],
-            created=found.get("Created") or "",
             labels=config.get("Labels") or {},
             os=found["Os"],
             architecture=found["Architecture"],

@@ -6,12 +6,22 @@ import contextlib
 import io
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import cast
+from typing import Any
 
 import docker.errors
 
 from sparkpin.core.files import CHUNK
 from sparkpin.host.engine import Engine, engine_errors
+
+
+@contextlib.contextmanager
+def unstarted(engine: Engine, ref: str) -> Iterator[Any]:
+    with engine_errors():
+        container = engine.client.containers.create(ref, ["-"], network_mode="none")
+        try:
+            yield container
+        finally:
+            container.remove(force=True)
 
 
 def read_files(engine: Engine, ref: str, paths: Iterable[str], *, limit: int) -> dict[str, bytes]:
@@ -20,35 +30,26 @@ def read_files(engine: Engine, ref: str, paths: Iterable[str], *, limit: int) ->
     So are names that are not UTF-8: the engine's API cannot ask for them.
     """
     found: dict[str, bytes] = {}
-    with engine_errors():
-        container = engine.client.containers.create(ref, ["-"], network_mode="none")
-        try:
-            for path in (path for path in paths if path.isprintable()):
-                with contextlib.suppress(docker.errors.NotFound):
-                    chunks, status = container.get_archive(f"/{path}")
-                    if not status or status["size"] > limit:
-                        continue
+    with unstarted(engine, ref) as container:
+        for path in (path for path in paths if path.isprintable()):
+            with contextlib.suppress(docker.errors.NotFound):
+                chunks, status = container.get_archive(f"/{path}")
+                if status and status["size"] <= limit:
                     with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
                         member = tar.next()
                         if member and member.isreg() and (file := tar.extractfile(member)):
                             found[path] = file.read()
-        finally:
-            container.remove(force=True)
     return found
 
 
 @contextlib.contextmanager
 def exported(engine: Engine, ref: str, came: Callable[[int], object] = lambda count: None) -> Iterator[Iterator[bytes]]:
     """All files of an image as one archive, in pieces, as a container would see them. came: gets the bytes of each."""
-    with engine_errors():
-        container = engine.client.containers.create(ref, ["-"], network_mode="none")
 
-        def pieces() -> Iterator[bytes]:
-            for piece in cast(Iterator[bytes], container.export(chunk_size=CHUNK)):  # the stubs say str
-                came(len(piece))
-                yield piece
+    def pieces(container: Any) -> Iterator[bytes]:
+        for piece in container.export(chunk_size=CHUNK):
+            came(len(piece))
+            yield piece
 
-        try:
-            yield pieces()
-        finally:
-            container.remove(force=True)
+    with unstarted(engine, ref) as container:
+        yield pieces(container)

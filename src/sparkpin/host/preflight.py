@@ -14,18 +14,21 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.files import existing_parent
 from sparkpin.core.names import MACHINES, choose
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import Say, size
 from sparkpin.host import buildkit, daemon
 from sparkpin.host.machine import ROOT, Host, default_stack, find_program, read_host, text
+
+if TYPE_CHECKING:
+    from sparkpin.pins.schema import Stack
 
 GPU_RUNTIME = "GPU runtime"
 PACKAGES = (
@@ -36,15 +39,6 @@ PACKAGES = (
         *("etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem"),
     ),
 )
-
-
-class AnyStack(Protocol):
-    """What counts of a stack: `pins.schema.Stack`, or a `StackFacts`."""
-
-    @property
-    def platform(self) -> str: ...
-    @property
-    def gpu(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ up to 16 GB; the engine keeps an image of 9 GB beside BuildKit's copies. A model
 SPARK_MEMORY = 100 * 10**9
 
 
-def needs_for(host: Host, stack: AnyStack) -> Needs:
+def needs_for(host: Host, stack: Stack | StackFacts) -> Needs:
     """A Spark's memory is needed where the images run, not where they are built."""
     needs = GPU_NEEDS if host.is_spark or stack.gpu else Needs()
     return replace(needs, memory=SPARK_MEMORY) if host.is_spark else needs
@@ -101,7 +95,7 @@ class Requirement:
     then: tuple[str, ...] = ()
 
 
-def requirements(paths: Paths, host: Host, stack: AnyStack, *, published: bool = False) -> list[Requirement]:
+def requirements(paths: Paths, host: Host, stack: Stack | StackFacts, *, published: bool = False) -> list[Requirement]:
     """Everything that a build needs from the machine, met or not. Changes nothing, starts nothing.
 
     published: images are to come from a registry, too.
@@ -116,7 +110,7 @@ def requirements(paths: Paths, host: Host, stack: AnyStack, *, published: bool =
     return [*found, *disk(paths, needs), memory(host, needs)]
 
 
-def missing(paths: Paths, host: Host, stack: AnyStack, *, published: bool = False) -> list[Requirement]:
+def missing(paths: Paths, host: Host, stack: Stack | StackFacts, *, published: bool = False) -> list[Requirement]:
     return [requirement for requirement in requirements(paths, host, stack, published=published) if not requirement.ok]
 
 
@@ -142,7 +136,7 @@ def engine(paths: Paths, host: Host) -> Requirement:
 
 def client(host: Host) -> Requirement:
     try:
-        return Requirement("docker client", True, f"{buildkit.builder()[0]} can use BuildKit")
+        return Requirement("docker client", True, f"{buildkit.builder()} can use BuildKit")
     except HostError as error:
         return lacking(host, "docker client", error.message, *client_packages(host))
 
@@ -193,30 +187,58 @@ def gpu_runtime() -> Requirement:
     return Requirement(GPU_RUNTIME, False, lack, "install nvidia-container-toolkit (NVIDIA)")
 
 
-def folders_of(paths: Paths, needs: Needs) -> dict[str, tuple[Path, int]]:
+@dataclass(frozen=True)
+class DiskRow:
+    """Bytes on one file system. folders: with what each needs; there: the first of them, or its nearest parent; used:
+    what may lie there of it already."""
+
+    folders: tuple[tuple[Path, int], ...]
+    free: int
+    there: Path
+    used: int = 0
+
+    @property
+    def needed(self) -> int:
+        return sum(count for _, count in self.folders)
+
+    @property
+    def is_enough(self) -> bool:
+        return self.free + self.used >= self.needed
+
+    @property
+    def text(self) -> str:
+        there = f", {size(self.used)} of it may lie there" if self.used else ""
+        return (
+            f"{size(self.needed)} needed at {self.there}{there}, {size(self.free)} free"
+            f"{'' if self.is_enough else ': NOT ENOUGH'}"
+        )
+
+
+def disk_rows(folders: Iterable[tuple[Path, int]]) -> list[DiskRow]:
+    """One row for each file system."""
+    systems: dict[int, list[tuple[Path, int]]] = {}
+    for folder, count in folders:
+        systems.setdefault(existing_parent(folder).stat().st_dev, []).append((folder, count))
+    parents = [(tuple(rows), existing_parent(rows[0][0])) for rows in systems.values()]
+    return [DiskRow(rows, shutil.disk_usage(there).free, there) for rows, there in parents]
+
+
+def folders_of(paths: Paths, needs: Needs) -> list[tuple[Path, int]]:
     """Where a build takes disk, and the bytes; not on the machine of another engine."""
-    found = {"cache": (paths.cache, needs.cache), "home": (paths.home, needs.home)}
+    found = [(paths.cache, needs.cache), (paths.home, needs.home)]
     if not (daemon.named_engine() or "").startswith(("tcp:", "ssh:", "http")):
-        found["engine"] = (daemon.Daemon.system(paths).data_root, needs.engine)
+        found.append((daemon.Daemon.system(paths).data_root, needs.engine))
     return found
 
 
 def disk(paths: Paths, needs: Needs, *, anew: bool = False) -> list[Requirement]:
-    """One requirement per file system, with the sum of what is needed on it. anew: on top of what lies there."""
-    folders = folders_of(paths, needs)
-    systems: dict[int, list[str]] = {}
-    for use, (path, _) in folders.items():
-        systems.setdefault(existing_parent(path).stat().st_dev, []).append(use)
+    """One requirement for each file system. anew: on top of what lies there."""
     found = []
-    for uses in systems.values():
-        path, need = folders[uses[0]][0], sum(folders[use][1] for use in uses)
-        free = shutil.disk_usage(existing_parent(path)).free
-        used = sum(size_of(*folders[use]) for use in uses if free < need and not anew)
-        detail = f"{free / 1e9:.0f} GB free at {path}, {need / 1e9:.0f} GB needed for {', '.join(uses)}"
-        detail += f", of which {used / 1e9:.0f} GB may lie there" if used else ""
-        ok = free + used >= need
-        fix = "" if ok else "free space (`invoke prune --keep 2`), or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere"
-        found.append(Requirement("disk space", ok, detail, fix))
+    for row in disk_rows(folders_of(paths, needs)):
+        if not (anew or row.is_enough):
+            row = replace(row, used=sum(size_of(*folder) for folder in row.folders))
+        fix = "free space (`invoke prune --keep 2`), or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere"
+        found.append(Requirement("disk space", row.is_enough, row.text, "" if row.is_enough else fix))
     return found
 
 
@@ -225,16 +247,8 @@ def size_of(folder: Path, limit: int) -> int:
 
     Whose they are nobody can know here: what another stack left is counted, too.
     """
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
-            except OSError:
-                continue
-            if total >= limit:
-                return limit
-    return total
+    done = subprocess.run(["du", "-sk", folder], capture_output=True, text=True, check=False)
+    return min(1024 * int(done.stdout.split()[0]), limit) if done.stdout else 0
 
 
 def memory(host: Host, needs: Needs) -> Requirement:
@@ -313,12 +327,11 @@ def stack_of(project: Path, host: Host, *, stack: str | None, recipe: str | None
 
 def main(arguments: list[str]) -> int:
     """`python -m sparkpin.host.preflight`, with the options of `invoke up`: show what is missing, install it."""
-    parser = argparse.ArgumentParser(prog="sparkpin.host.preflight")
-    for flag in ("--dry-run", "--no-smoke", "--serve", "--yes"):
-        parser.add_argument(flag, action="store_true")
-    for name in ("stack", "recipe", "stage", "from", "ca"):
+    parser = argparse.ArgumentParser(prog="sparkpin.host.preflight", allow_abbrev=False)
+    parser.add_argument("--dry-run", action="store_true")
+    for name in ("stack", "recipe", "stage", "from"):
         parser.add_argument(f"--{name}")
-    options = parser.parse_args(arguments)
+    options, _ = parser.parse_known_args(arguments)  # the others are for `up`; ./install.sh has looked at their names
     ran: list[str] = []
 
     def say(line: str) -> None:

@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -34,7 +35,6 @@ THERE = """docker version --format '{{.Server.Version}}' >&2 &&
 docker context inspect --format '{{.Endpoints.docker.Host}}' && exec cat"""
 SHAPES = "ssh://user@host[:port], unix:///path/of/docker.sock or tcp://host:port"
 MACHINE_ID = Path("/etc/machine-id")
-AGAIN = "the same command with --to"
 ADDRESS_OF, MASK_OF = 0x8915, 0x891B  # SIOCGIFADDR, SIOCGIFNETMASK
 
 
@@ -45,13 +45,8 @@ def engine_at(url: str, way: str = "", seconds: int = SECONDS) -> Iterator[Engin
 
     Raises InputError for no such url, NetworkError when ssh does not get there, EngineError when no engine answers.
     """
-    scheme, host, port = address_of(url)
-    if scheme not in ("ssh", "unix", "tcp"):
-        raise InputError(f"got {url!r}, expected {SHAPES}", next_step=f"{AGAIN} ssh://user@host")
-    if scheme == "tcp" and not (host and port):
-        step = f"{AGAIN} tcp://{host or 'host'}:2375, or whatever port that engine listens on"
-        raise InputError(f"got {url!r}, expected tcp://host:port", next_step=step)
-    with forwarded(url, way, seconds) if scheme == "ssh" else contextlib.nullcontext(url) as local:
+    is_ssh = address_of(url).scheme == "ssh"
+    with forwarded(url, way, seconds) if is_ssh else contextlib.nullcontext(url) as local:
         with errors_of(url):
             engine = Engine.connect(environment() | {"DOCKER_HOST": local})
         with contextlib.closing(engine.client):
@@ -80,31 +75,39 @@ def owner(home: str) -> str:
     return f"{socket.gethostname()}:{machine}:{home}"
 
 
-def address_of(url: str) -> tuple[str, str, int | None]:
-    """(scheme, host, port). The host is as it is written: names in ~/.ssh/config may have upper case, which `hostname`
-    of urllib takes from them. InputError for a port that is none."""
-    try:
+@dataclass(frozen=True)
+class Address:
+    """host: as it is written, since names in ~/.ssh/config may have upper case, which urllib takes from them."""
+
+    scheme: str
+    user: str
+    host: str
+    port: int | None
+
+
+def address_of(url: str) -> Address:
+    """InputError for a url that leads to no engine."""
+    with contextlib.suppress(ValueError):  # a port that is none
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
         host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        return parts.scheme, host, parts.port
-    except ValueError as error:
-        raise InputError(f"{url}: {error}", next_step=f"{AGAIN} {SHAPES}") from None
+        is_plain = parts.path in ("", "/") and not (parts.password or parts.query or parts.fragment)
+        fits = {"ssh": host and is_plain, "tcp": host and parts.port, "unix": parts.path}
+        if fits.get(parts.scheme):
+            return Address(parts.scheme, parts.username or "", host, parts.port)
+    raise InputError(
+        f"got {url.rpartition('@')[2]!r}, expected {SHAPES}",
+        next_step="the same command with such a URL (keys, passwords and jump hosts belong into ~/.ssh/config)",
+    )
 
 
 def ssh_command(url: str, *options: str) -> list[str]:
-    _, host, port = address_of(url)
-    parts = urlsplit(url)
-    if not host or parts.path not in ("", "/") or parts.password or parts.query or parts.fragment:
-        login = f"{parts.username}@" if parts.username else ""
-        number = f":{port}" if port else ""
-        step = f"{AGAIN} ssh://{login}{host or 'HOST'}{number} (keys and jump hosts belong into ~/.ssh/config)"
-        raise InputError(f"got {url!r}, expected ssh://user@host[:port]", next_step=step)
+    to = address_of(url)
     program = shutil.which("ssh")
     if program is None:
         raise HostError("there is no ssh on this machine", next_step="apt-get install openssh-client (as root)")
-    user = ["-l", parts.username] if parts.username else []
-    return [program, *OPTIONS, *options, *user, *(["-p", str(port)] if port else []), "--", host]
+    user = ["-l", to.user] if to.user else []
+    return [program, *OPTIONS, *options, *user, *(["-p", str(to.port)] if to.port else []), "--", to.host]
 
 
 def run_ssh(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -117,7 +120,7 @@ def way_to(url: str, link: str) -> str:
 
     InputError for a link that is none, and for one that does not lead to one address there.
     """
-    if address_of(url)[0] != "ssh":
+    if address_of(url).scheme != "ssh":
         raise InputError(f"--link {link}: goes with ssh://, got {url}", next_step="the same command without --link")
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(link))
@@ -171,7 +174,7 @@ def options_of(url: str, way: str) -> list[str]:
     resolved = dict(
         line.split(" ", 1) for line in run_ssh([command[0], "-G", *command[1:]]).stdout.splitlines() if " " in line
     )
-    host, port = resolved.get("hostname", address_of(url)[1]), resolved.get("port", "22")
+    host, port = resolved.get("hostname", address_of(url).host), resolved.get("port", "22")
     alias = resolved.get("hostkeyalias") or (host if port == "22" else f"[{host}]:{port}")
     return ["-o", f"HostName={way}", "-o", f"HostKeyAlias={alias}", "-o", "ProxyCommand=none"]
 
@@ -230,17 +233,17 @@ def failure(url: str, code: int, text: str, way: str, seconds: int) -> NetworkEr
 
 def no_way(url: str, text: str, way: str = "") -> NetworkError:
     """ssh's own reason not to get there, with what to do about it."""
-    _, host, port = address_of(url)
+    to = address_of(url)
     over, cause = f" at {way}, its address on the link" if way else "", " ".join(text.split())
     if way:
         step = f"ping {way}, and look whether ssh listens on that address there, or leave --link out"
     elif "resolve hostname" in cause:
-        step = f"correct the name {host}, or give it an address (DNS, /etc/hosts, HostName in ~/.ssh/config)"
+        step = f"correct the name {to.host}, or give it an address (DNS, /etc/hosts, HostName in ~/.ssh/config)"
     elif "Host key verification failed" in cause:
         step = f"`ssh {url}` once by hand, to look at its key and accept it"
     elif "Permission denied" in cause:
         step = f"`ssh {url}` has to work without a password (ssh-keygen, ssh-copy-id)"
     else:
-        step = f"look whether {host} is on and ssh listens there at port {port or 22}; `ssh {url}` has to work"
+        step = f"look whether {to.host} is on and ssh listens there at port {to.port or 22}; `ssh {url}` has to work"
     target = url.removeprefix("ssh://").rstrip("/")
     return NetworkError(f"ssh does not get to {target}{over}: {cause}", next_step=step)

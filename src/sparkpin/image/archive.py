@@ -5,13 +5,10 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from sparkpin.core.errors import BuildError
 from sparkpin.core.files import CHUNK
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer as Buffer
 
 BLOCK = tarfile.BLOCKSIZE
 END = bytes(2 * BLOCK)
@@ -38,19 +35,17 @@ class Slice(io.RawIOBase):
     def tell(self) -> int:
         return self.position
 
-    def readinto(self, buffer: Buffer) -> int:
-        view = memoryview(buffer)[: max(0, self.size - self.position)]
+    def readinto(self, view: memoryview | bytearray) -> int:  # type: ignore[override]
         self.file.seek(self.start + self.position)
-        data = self.file.read(len(view))
-        view[: len(data)] = data
-        self.position += len(data)
-        return len(data)
+        count: int = self.file.readinto(memoryview(view)[: max(0, self.size - self.position)])  # type: ignore[attr-defined]
+        self.position += count
+        return count
 
     def chunks(self) -> Iterator[bytes]:
         """All of it. BuildError where the file ends before."""
         self.position = 0
         while self.position < self.size:
-            if not (chunk := self.read(CHUNK)):
+            if not (chunk := self.read(min(CHUNK, self.size - self.position))):
                 missing = self.size - self.position
                 raise BuildError(f"a layer of {self.size} bytes ends {missing} bytes too soon", next_step=AGAIN)
             yield chunk

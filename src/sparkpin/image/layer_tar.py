@@ -12,9 +12,8 @@ import hashlib
 import itertools
 import posixpath
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
 from sparkpin.core.epoch import EPOCH
@@ -99,18 +98,6 @@ def read_layer(source: BinaryIO, *, everything: bool = False, folder: bytes = b"
     members = read_members(source)
     found = link_first(members_below(folder, members) if folder else members, everything=everything)
     return canonical_layer(source, (found if everything else keep_lasting(found)).values())
-
-
-def read_layer_of(path: Path, write: Callable[[], object], *, folder: bytes = b"") -> CanonicalLayer:
-    """Call `write`, which lets another process write a tar to `path`; the tar's canonical form, its file open."""
-    path.unlink(missing_ok=True)  # an older one would be read instead
-    write()
-    source = path.open("rb")
-    try:
-        return read_layer(source, folder=folder)
-    except BaseException:
-        source.close()
-        raise
 
 
 def members_below(folder: bytes, found: dict[bytes, Member]) -> dict[bytes, Member]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import importlib.util
 import json
 import operator
 import posixpath
@@ -35,6 +34,7 @@ MARKS = ("whiteout", "opaque")
 LISTED = frozenset({*KINDS.values(), *MARKS})
 MARK, OPAQUE = ".wh.", ".wh..wh..opq"  # OCI image specification, "Whiteouts"
 DPKG = re.compile(r"var/lib/dpkg/info/(?P<name>[^/:]+)(?::[a-z0-9]+)?\.[a-z0-9]+")
+COMPILED = re.compile(r"__pycache__/([^/]+)\.cpython-\d+(?:\.opt-\d)?\.pyc")  # from \1.py
 DIST_INFO = re.compile(r"(?P<site>.*/)?(?P<name>[^/][^/-]*)-[^/]*\.dist-info/(?P<file>.*)")
 
 
@@ -87,18 +87,12 @@ def contents_of(layer: CanonicalLayer) -> Contents:
             return PathEntry(
                 folder if mark else f"{folder}/{name[4:]}".lstrip("/"), "opaque" if mark else "whiteout", 0, 0, 0, 0
             )
+        data = member.link if member.kind == b"1" else member.path
+        numbers = member.mode, member.uid, member.gid, member.size
+        link, capability = text(member.link), member.capability.hex()
+        sha256 = layer.sums.get(data, "")
         return PathEntry(
-            path,
-            KINDS[member.kind],
-            member.mode,
-            member.uid,
-            member.gid,
-            member.size,
-            layer.sums.get(member.link if member.kind == b"1" else member.path, ""),
-            text(member.link),
-            member.device,
-            member.capability.hex(),
-            owner.get(path, ""),
+            path, KINDS[member.kind], *numbers, sha256, link, member.device, capability, owner.get(path, "")
         )
 
     return tuple(entry(member) for member in layer.members)
@@ -133,7 +127,7 @@ def owners(layer: CanonicalLayer) -> dict[str, str]:
         else:
             continue
         found.update((name, owner) for name in listed if name in names)  # a list may name much more than there is
-    compiled = {path: source for path in names if (source := source_of(path))}
+    compiled = {path: COMPILED.sub(r"\1.py", path) for path in names}
     found.update((path, found[source]) for path, source in compiled.items() if source in found)
     return found
 
@@ -150,16 +144,6 @@ def recorded(record: str) -> list[str]:
         return [row[0] for row in csv.reader(record.splitlines()) if row]
     except csv.Error:
         return []
-
-
-def source_of(path: str) -> str:
-    """The module that a file of bytecode was compiled from; "" for other files."""
-    if "/__pycache__/" not in path:
-        return ""
-    try:
-        return importlib.util.source_from_cache(path)
-    except ValueError:
-        return ""
 
 
 def above(path: str) -> Iterator[str]:
@@ -192,13 +176,7 @@ def image_contents(layers: Sequence[Contents]) -> dict[str, tuple[int, PathEntry
 
 
 def parents_of(paths: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for path in paths:
-        for folder in above(path):
-            if folder in found:
-                break
-            found.add(folder)
-    return found
+    return {folder for path in paths for folder in above(path)}
 
 
 def write_contents(path: Path, contents: Contents) -> None:

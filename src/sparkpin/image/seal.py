@@ -22,20 +22,8 @@ CONFIG = "config.json"
 VERSION = 1  # counts changes of the canonical form: it is a part of every build key
 CREATED_BY = "sparkpin"
 CREATED = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH))
-CONFIG_KEYS = (
-    "Cmd",
-    "Entrypoint",
-    "Env",
-    "ExposedPorts",
-    "Healthcheck",
-    "Labels",
-    "Shell",
-    "StopSignal",
-    "User",
-    "Volumes",
-    "WorkingDir",
-)
-
+PROCESS_KEYS = ("Cmd", "Entrypoint", "Env", "Shell", "StopSignal", "User", "WorkingDir")
+OTHER_KEYS = ("ExposedPorts", "Healthcheck", "Labels", "Volumes")
 
 Part = CanonicalLayer | Slice | str
 """A layer to be sealed: its canonical content, its tar as it is, or the diff ID of one that the engine has."""
@@ -46,7 +34,7 @@ def image_config(config: Mapping[str, Any], *, os: str, architecture: str, diff_
     event = {"created": CREATED, "created_by": CREATED_BY}
     value = {
         "architecture": architecture,
-        "config": {key: config[key] for key in CONFIG_KEYS if config.get(key)},
+        "config": {key: config[key] for key in (*PROCESS_KEYS, *OTHER_KEYS) if config.get(key)},
         "created": CREATED,
         "history": [event for _ in diff_ids],
         "os": os,

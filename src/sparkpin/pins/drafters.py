@@ -14,13 +14,13 @@ from sparkpin.pins.vllm_flags import MODEL_PATH, SPECULATION, Flags, flag_value,
 
 FLAG, TOKENS = SPECULATION, "num_speculative_tokens"
 SHORT = "--spec-model"
+# Of vLLM 0.32 and later: keys of FLAG, and refused together with it there.
 SHORTS: Mapping[str, str] = {SHORT: "model", "--spec-method": "method", "--spec-tokens": TOKENS}
-"""Of vLLM 0.32 and later: keys of FLAG, and refused beside them there."""
 PATH = f"{MODEL_PATH}/{DRAFTER}"  # of a checkpoint's folder vLLM reads no weights but those that lie in it directly
 WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix")  # the methods whose name stands for their model, too
 NGRAM = ("ngram", "[ngram]")  # one method, and the only one that is known by its model alone
+# What vLLM adds to a key's numbers of layers. The sum counts layers: the model's last one has their number.
 ADDED: Mapping[str, int] = {"target_layer_ids": 1, "dspark_target_layer_ids": 1, "eagle_aux_hidden_state_layer_ids": 0}
-"""What vLLM adds to a key's numbers of layers. The sum counts layers: the model's last one has their number."""
 Count = Annotated[int, Field(gt=0)]
 
 

@@ -13,25 +13,9 @@ from typing import Any, TypeVar
 
 from sparkpin.core.errors import WHOLE, InputError, ManifestError
 from sparkpin.core.names import choose
+from sparkpin.pins import schema
 from sparkpin.pins.reading import LOCK_LIMIT, parse, read_yaml, require_size
-from sparkpin.pins.schema import (
-    DRAFTER,
-    UNRESOLVED,
-    CommunityMod,
-    CommunityMods,
-    Families,
-    Family,
-    KnownIssue,
-    KnownIssues,
-    LockedFile,
-    ModelLock,
-    ModelPin,
-    PublishedSpeeds,
-    Recipe,
-    Stack,
-    StackLock,
-    Stage,
-)
+from sparkpin.pins.schema import DRAFTER, UNRESOLVED, ModelLock, ModelPin, Recipe, Stack, StackLock, Stage
 from sparkpin.pins.values import require_values
 
 N = TypeVar("N", Stack, Stage, ModelPin, Recipe)
@@ -136,27 +120,27 @@ def load_recipe(project: Path, name: str) -> Recipe:
     return load_named(Recipe, project / "recipes", name, "recipe")
 
 
-def load_families(project: Path) -> tuple[Family, ...]:
+def load_families(project: Path) -> tuple[schema.Family, ...]:
     """None where the file is not there, as in a project of somebody's own."""
     path = project / FAMILIES
-    return tuple(parse(Families, read_yaml(path), path).families) if path.is_file() else ()
+    return tuple(parse(schema.Families, read_yaml(path), path).families) if path.is_file() else ()
 
 
-def load_community_mods(project: Path) -> dict[str, CommunityMod]:
+def load_community_mods(project: Path) -> dict[str, schema.CommunityMod]:
     """By name; none where the file is not there, as in what is kept of a release without any."""
     path = project / COMMUNITY_MODS
-    return {mod.name: mod for mod in parse(CommunityMods, read_yaml(path), path).mods} if path.is_file() else {}
+    return {mod.name: mod for mod in parse(schema.CommunityMods, read_yaml(path), path).mods} if path.is_file() else {}
 
 
-def load_known_issues(project: Path) -> tuple[KnownIssue, ...]:
+def load_known_issues(project: Path) -> tuple[schema.KnownIssue, ...]:
     """None where the file is not there, as in what was kept of releases from before it."""
     path = project / "pins/known_issues.yaml"
-    return tuple(parse(KnownIssues, read_yaml(path), path).issues) if path.is_file() else ()
+    return tuple(parse(schema.KnownIssues, read_yaml(path), path).issues) if path.is_file() else ()
 
 
-def load_published(project: Path) -> PublishedSpeeds:
+def load_published(project: Path) -> schema.PublishedSpeeds:
     path = project / "pins/published.yaml"
-    return parse(PublishedSpeeds, read_yaml(path) if path.is_file() else {}, path)
+    return parse(schema.PublishedSpeeds, read_yaml(path) if path.is_file() else {}, path)
 
 
 def model_of(project: Path, recipe: Recipe) -> ModelPin:
@@ -306,12 +290,12 @@ def lock_text(lock: StackLock | ModelLock) -> str:
     return item(lock.model_dump(mode="json", exclude=unused), "") + "\n"
 
 
-def wheel_groups(project: Path, stack: Stack, lock: StackLock) -> dict[str, list[LockedFile]]:
+def wheel_groups(project: Path, stack: Stack, lock: StackLock) -> dict[str, list[schema.LockedFile]]:
     """The wheels by layer of the images, in the stack's order, without empty layers."""
     from packaging.utils import canonicalize_name  # half of what `invoke images` would load
 
     left = {canonicalize_name(wheel.name): wheel for wheel in lock.wheels}
-    groups: dict[str, list[LockedFile]] = {}
+    groups: dict[str, list[schema.LockedFile]] = {}
     for layer in stack.python.layers:
         groups[layer.name] = []
         for package in layer.packages if layer.packages != ["*"] else []:

@@ -76,27 +76,29 @@ def spread(argv: Sequence[str], env: Mapping[str, str], nodes: int, *, gpu: bool
 
 def word_faults(argv: Sequence[str], nodes: int, file: object, *, gpu: bool) -> Iterator[ManifestError]:
     """What is wrong with a command for `nodes` machines, whatever the model; file: the recipe's."""
-    names = {flag.key for flag in parse_flags(argv)[1] if not flag.words[0].startswith("--no-")}
+    names = {flag.key for flag in parse_flags(argv)[1] if not flag.is_negated}
     for name in sorted(names & set(PER_NODE)):
-        wanted = "a command without it: `invoke serve --nodes` says which machines, and each gets its own"
-        yield ManifestError(file, "command", name, wanted)
-    if (said := flag_value(argv, NODES)) not in (None, str(nodes)):
-        yield ManifestError(file, "command", f"{NODES} {said}", f"the key `nodes: {said}`, and no {NODES}")
+        expected = "a command without it: `invoke serve --nodes` names the machines, and each gets its own"
+        yield ManifestError(file, "command", name, expected)
+    if (named := flag_value(argv, NODES)) not in (None, str(nodes)):
+        yield ManifestError(file, "command", f"{NODES} {named}", f"the key `nodes: {named}`, and no {NODES}")
     if nodes == 1:
         return
     tensor, pipeline = (flag_value(argv, name) or "1" for name in (TENSOR, PIPELINE))
     if not (tensor.isdecimal() and pipeline.isdecimal() and int(tensor) * int(pipeline) == nodes):
-        seen = f"{TENSOR} {tensor}, {PIPELINE} {pipeline} for {nodes} nodes"
-        yield ManifestError(file, "command", seen, f"two numbers whose product is {nodes}: a node has one process")
+        got = f"{TENSOR} {tensor}, {PIPELINE} {pipeline} for {nodes} nodes"
+        yield ManifestError(file, "command", got, f"two numbers whose product is {nodes}: a node has one process")
     if pipeline != "1" and any(name.partition(".")[0] == SPECULATION for name in names):
-        wanted = f"{PIPELINE} 1, or a stage without MTP: together vLLM 0.32 does not start, and 0.33 ends in an assert"
-        yield ManifestError(file, "command", f"{PIPELINE} {pipeline} with --speculative-config", wanted)
+        expected = (
+            f"{PIPELINE} 1, or a stage without MTP: together vLLM 0.32 does not start, and 0.33 ends in an assert"
+        )
+        yield ManifestError(file, "command", f"{PIPELINE} {pipeline} with --speculative-config", expected)
     if copies := sorted(name for name in names if name.startswith("--data-parallel-")):
-        wanted = "no data parallelism: serve two releases, one on each machine, which answer twice as many users"
-        yield ManifestError(file, "command", " ".join(copies), wanted)
+        expected = "no data parallelism: two releases, one on each machine, answer twice as many requests"
+        yield ManifestError(file, "command", " ".join(copies), expected)
     if "--enable-expert-parallel" in names and not gpu:
-        wanted = "a command without it: on a CPU a worker of vLLM 0.32 crashes at the first request"
-        yield ManifestError(file, "command", "--enable-expert-parallel", wanted)
+        expected = "a command without it, since on a CPU a worker of vLLM 0.32 crashes at the first request"
+        yield ManifestError(file, "command", "--enable-expert-parallel", expected)
 
 
 def words_at(argv: Sequence[str], place: NodeRank) -> list[str]:

@@ -5,14 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -22,6 +15,7 @@ Bound = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(==|!=|<=|>=|~=|<|>)[^=;\
 ImageText = Annotated[str, Field(pattern=r"^[\w@%+=:,./-]+$")]  # stands in a Dockerfile as it is
 ImagePath = Annotated[str, Field(pattern=r"^(/[\w@%+=:,-][\w@%+=:,.-]*)+$")]
 Reason = Annotated[str, Field(min_length=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
 UNRESOLVED = "unresolved"
 Scalar = str | int | float | bool
@@ -183,8 +177,8 @@ class Smoke(StrictModel):
     checks: list[Name] | None = None
     add_checks: list[Name] = []
     drop_checks: list[Name] = []
-    acceptance_floor: Annotated[float, Field(ge=0, le=1)] | None = None
-    position_floors: list[Annotated[float, Field(ge=0, le=1)]] = []
+    acceptance_floor: Share | None = None
+    position_floors: list[Share] = []
     draft_lengths: list[Annotated[int, Field(ge=0, le=16)]] = []
     drift: Annotated[float, Field(gt=0)] | None = None
 
@@ -198,10 +192,10 @@ class Quality(StrictModel):
 
     kl: Annotated[float, Field(ge=0)] | None = None
     continued_kl: Annotated[float, Field(ge=0)] | None = None
-    top1: Annotated[float, Field(ge=0, le=1)] | None = None
+    top1: Share | None = None
     perplexity: Annotated[float, Field(gt=0)] | None = None
-    tool_calls: Annotated[float, Field(ge=0, le=1)] | None = None
-    needles: Annotated[float, Field(ge=0, le=1)] | None = None
+    tool_calls: Share | None = None
+    needles: Share | None = None
 
 
 def is_bounds(text: str) -> str:
@@ -339,9 +333,7 @@ class FormatRule(StrictModel):
     def check_keys(self) -> FormatRule:
         for key, formats in (("source", ("fp8", "plain")), ("block", ("fp8",))):
             if (getattr(self, key) is not None) != (self.format in formats):
-                raise ValueError(
-                    f"`{key}` goes with format {' and '.join(formats)}, and only with it; format is {self.format}"
-                )
+                raise ValueError(f"`{key}` with format {' and '.join(formats)}, and only with it")
         return self
 
 
@@ -399,9 +391,9 @@ class Drafts(StrictModel):
 
     method: DRAFT_METHODS
     tokens: Annotated[int, Field(ge=1)]
-    acceptance_floor: Annotated[float, Field(ge=0, le=1)]
-    position_floors: list[Annotated[float, Field(ge=0, le=1)]] = []
-    accepted: Annotated[float, Field(ge=0, le=1)] | None = None
+    acceptance_floor: Share
+    position_floors: list[Share] = []
+    accepted: Share | None = None
 
 
 class ModelPin(StrictModel):
@@ -514,7 +506,7 @@ class PublishedSpeed(Evidence):
 class PublishedSpeeds(StrictModel):
     """pins/published.yaml. accepted: share of the tokens that an MTP layer drafts."""
 
-    accepted: Annotated[float, Field(ge=0, le=1)] = 0
+    accepted: Share = 0
     speeds: list[PublishedSpeed] = []
 
 

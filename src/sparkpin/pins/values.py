@@ -8,6 +8,7 @@ patched vLLMs knew may not, because a build of an hour would end in a server tha
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -19,13 +20,11 @@ from sparkpin.pins.vllm_flags import CACHE_TYPE, flag_value
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 SECRET_FLAGS = ("--api-key", "--hf-token")  # with a value; a bare --hf-token means the one of the container's user
+# Of variables that hold a secret. PATH-like ends (_FILE, _DIR) and vLLM's limits (MAX_TOKENS) are none, nor is GPG_KEY:
+# in Python's own images it says whose signature was checked.
 SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY)$|(?<!GPG)_KEY$", re.I)
-"""Of variables that hold a secret. PATH-like ends (_FILE, _DIR) and vLLM's limits (MAX_TOKENS) are none, nor is
-GPG_KEY: in Python's own images it says whose signature was checked."""
-
+# Values of such variables: empty, a switch (HF_HUB_DISABLE_IMPLICIT_TOKEN), or another variable's.
 NO_SECRET = re.compile(r"(?:0|1|true|false|no|yes|none)?|\$\w+|\$\{\w+\}", re.I)
-"""Values of such variables: empty, a switch (HF_HUB_DISABLE_IMPLICIT_TOKEN), or another variable's."""
-
 SHAPES = {
     "a token of the Hugging Face hub": r"\bhf_[A-Za-z0-9]{30,}",
     "a token of GitHub": r"\b(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{50,})",
@@ -36,6 +35,7 @@ SHAPES = {
 }
 SHAPE = {what: re.compile(pattern) for what, pattern in SHAPES.items()}
 
+# Cache types of patched vLLMs, each with what the mod `turboquant` has instead: its formats.py has the same table.
 BETTER = {
     "turboquant35": (
         "turboquant_4bit_nc",
@@ -46,7 +46,6 @@ BETTER = {
     "turboquant_q8k_tq35v": ("turboquant_k8v4", "8 bits for keys, 4 for values"),
     "turboquant_q8k_tq25v": ("turboquant_k8v4", "8 bits for keys, 4 for values: there is none of fewer"),
 }
-"""Cache types of patched vLLMs, each with what the mod `turboquant` has instead: its formats.py has the same table."""
 MOD, STAGE = "turboquant", "v2-tq"  # the stage that adds the mod
 
 UNSHOWN = "(not shown)"
@@ -65,6 +64,7 @@ def value_faults(argv: Sequence[str], env: Mapping[str, str], file: object) -> I
         rows.append((f"env.{name}", value))
         if SECRET_NAME.search(name) and not NO_SECRET.fullmatch(value):
             yield secret(file, f"env.{name}", "a variable that is no secret by its name")
+    yield from json_faults(argv, file)
     for key, text in rows:
         if CONTROL.search(text):
             yield ManifestError(file, key, text, "one line of text: no line end, NUL or other control character")
@@ -76,6 +76,19 @@ def value_faults(argv: Sequence[str], env: Mapping[str, str], file: object) -> I
     if (kind := flag_value(argv, CACHE_TYPE)) in BETTER:
         name, meaning = BETTER[kind]
         yield ManifestError(file, CACHE_TYPE, kind, f"{name} ({meaning}); no released vLLM knows this name")
+
+
+def json_faults(argv: Sequence[str], file: object) -> Iterator[ManifestError]:
+    """Words that were meant as JSON and are not: a shell eats the double quotes of JSON that is not quoted."""
+    for word in argv:
+        value = word.partition("=")[2] if word.startswith("-") else word
+        if not re.match(r"\{(?![%#]|[A-Za-z_]\w*\}$)", value):  # a chat template, or a placeholder
+            continue
+        try:
+            json.loads(value)
+        except (ValueError, RecursionError) as error:
+            quoted = "JSON in single quotes, or its placeholder, as in '{config}'"
+            yield ManifestError(file, "command", value, f"JSON ({error})" if '"' in value else quoted)
 
 
 def is_secret_flag(name: str) -> bool:

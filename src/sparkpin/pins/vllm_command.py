@@ -7,7 +7,6 @@ stages replace what the recipe says; what is right for the family of the model i
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,7 +54,11 @@ def serve_argv(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> tuple[li
         argv = set_flag(argv, SERVED_NAME, recipe.model)
     argv, env = overlaid(argv, environment(recipe.env), stack, chain)
     argv, env = nodes.spread(argv, env, recipe.nodes, gpu=gpu)
-    for fault in (*tls_faults(argv, recipe.file), *nodes.word_faults(argv, recipe.nodes, recipe.file, gpu=gpu)):
+    for flag in tls_flags(argv):
+        expected = "no TLS, since health check, smoke test and `serve` speak plain HTTP"
+        step = "leave it out, and give `invoke serve` --tls-cert and --tls-key for TLS"
+        raise ManifestError(recipe.file, "command", flag, expected, next_step=step)
+    for fault in nodes.word_faults(argv, recipe.nodes, recipe.file, gpu=gpu):
         raise fault
     return argv, env
 
@@ -95,16 +98,8 @@ def own_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
     if recipe.nodes > 1 and backend not in (None, "mp"):
         expected = "mp, vLLM's own executor, or a command without the flag"
         yield ManifestError(recipe.file, "command", f"{nodes.EXECUTOR} {backend}", expected)
-    yield from json_faults(words, recipe.file)
-    yield from drafters.command_faults(words, recipe)
     yield from value_faults(words, environment(recipe.env), recipe.file)
-
-
-def tls_faults(argv: Sequence[str], file: str) -> Iterator[ManifestError]:
-    expected = "no TLS, since health check, smoke test and `serve` speak plain HTTP"
-    step = "leave it out, and give `invoke serve` --tls-cert and --tls-key for TLS"
-    for flag in tls_flags(argv):
-        yield ManifestError(file, "command", flag, expected, next_step=step)
+    yield from drafters.command_faults(words, recipe)
 
 
 def fill(command: str, defaults: Mapping[str, Scalar], file: object) -> str:
@@ -127,19 +122,6 @@ def split(text: str, file: object) -> list[str]:
     if words[:2] != ["vllm", "serve"] or len(words) < 3 or words[2].startswith("-"):
         raise ManifestError(file, "command", " ".join(words[:3]), "a command that starts with: vllm serve <model>")
     return words
-
-
-def json_faults(argv: Iterable[str], file: object) -> Iterator[ManifestError]:
-    """Words that were meant as JSON and are not: a shell eats the double quotes of JSON that is not quoted."""
-    for word in argv:
-        value = word.partition("=")[2] if word.startswith("-") else word
-        if not value.startswith("{"):
-            continue
-        try:
-            json.loads(value)
-        except (ValueError, RecursionError) as error:
-            quoted = "JSON in single quotes, or its placeholder, as in '{config}'"
-            yield ManifestError(file, "command", value, f"JSON ({error})" if '"' in value else quoted)
 
 
 def origins(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> dict[str, str]:

@@ -29,6 +29,7 @@ AUTO = -1
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 NEXT = "correct the command or the flags of recipe, stack or stage"
+# Flags of vLLM 0.32 and 0.33 that change nothing that a plan counts.
 NEUTRAL = frozenset((
     "--allow-credentials", "--allowed-headers", "--allowed-methods", "--allowed-origins", "--api-key",
     "--async-scheduling", "--attention-backend", "--chat-template", "--chat-template-content-format", "--config",
@@ -45,8 +46,6 @@ NEUTRAL = frozenset((
     "--tokenizer-revision", "--tool-call-parser", "--tool-parser-plugin", "--trust-remote-code", "--uds",
     "--uvicorn-log-level",
 ))  # fmt: skip
-"""Flags of vLLM 0.32 and 0.33 that change nothing that a plan counts."""
-"""Flags of vLLM 0.32 and 0.33 that change nothing that a plan counts."""
 KNOWN_EFFECT = "flags whose effect on the caches this plan knows"
 
 

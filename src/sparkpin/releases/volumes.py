@@ -1,6 +1,6 @@
 """Checkpoints in Docker volumes: for engines of other machines, which have none of this machine's folders.
 
-What runs there is `checkpoint/receive.py`, in a short container of the release's own image, without a network.
+What runs there is `checkpoint/content.py`, in a short container of the release's own image, without a network.
 """
 
 from __future__ import annotations
@@ -10,24 +10,27 @@ import io
 import json
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import sparkpin
-from sparkpin.core.errors import CheckpointError, IntegrityError
-from sparkpin.core.terminal import Say
-from sparkpin.host.containers import APIError, Attached, Container, Mount, NotFound
+from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
+from sparkpin.core.terminal import printable
+from sparkpin.host.containers import APIError, Container, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_flags import MODEL_PATH
-from sparkpin.releases.container import CONFLICT, HOME, PYTHON, apart, put, sandbox
+from sparkpin.releases.container import CONFLICT, PYTHON, apart, put, sandbox
 from sparkpin.releases.record import Release
 
 LABEL = "sparkpin.checkpoint"  # of the volume, and of a container that works in it; its value is the checkpoint key
 ENDS = ["created", "exited"]  # where a run that is killed leaves a container
 MOMENT_SECONDS, LOOK_SECONDS = 10.0, 0.5
-FOLDER, PROGRAM = "/run/sparkpin", "receive.pyz"
-PARTS = ("core/errors.py", "core/files.py", "core/paths.py", "checkpoint/content.py", "checkpoint/receive.py")
+FOLDER, PROGRAM, ORDER = "/run/sparkpin", "content.pyz", "order.json"
+WAIT_SECONDS = 6 * 3600
+"""For the hash of a checkpoint."""
+
+PARTS = ("core/errors.py", "core/files.py", "core/paths.py", "checkpoint/content.py")
 """Files of this package that it consists of, beside each folder's `__init__.py`."""
 
 
@@ -36,11 +39,11 @@ def volume_name(checkpoint_key: str) -> str:
 
 
 def checkpoint_volume(engine: Engine, release: Release) -> str | None:
-    """The volume that has the release's checkpoint whole, to be mounted read-only at MODEL_PATH; None where there is
+    """The volume that has the release's complete checkpoint, to be mounted read-only at MODEL_PATH; None where there is
     none, or one that is half there. The engine must have the release's image.
 
-    Looks at its files as `check_content` does, and hashes no large one. IntegrityError for a volume of that name that
-    is not ours, CheckpointError for files that were changed.
+    Checks its files as `check_content` does, and hashes no large one that may be right. IntegrityError for a volume of
+    that name that is not ours, CheckpointError for files that were changed.
     """
     name = volume_name(release.checkpoint_key)
     with engine_errors():
@@ -48,48 +51,44 @@ def checkpoint_volume(engine: Engine, release: Release) -> str | None:
             require_own(name, engine.client.volumes.get(name).attrs, release.checkpoint_key)
         except NotFound:
             return None
-        sweep(engine, LABEL)
-        container = create(engine, release, name, at=MODEL_PATH, mode="ro")
-    with started(container) as there:
-        there.send(json.dumps({"key": release.checkpoint_key}).encode() + b"\n")
-        answer = there.answer()
+    order = {"do": "look", "folder": MODEL_PATH, "key": release.checkpoint_key}
+    answer = ask(engine, release, order, mode="ro,nocopy")  # else an empty volume gets the owner of the image's folder
     if "changed" in answer:
         step = f"invoke export {release.tag} URL --with-checkpoint sends what differs again"
         raise CheckpointError(f"volume {name}: {answer['changed']}", next_step=step)
-    return name if answer.get("whole") else None
+    return name if answer.get("complete") is True else None
 
 
-@contextlib.contextmanager
-def receiving(engine: Engine, release: Release, say: Say) -> Iterator[Attached]:
-    """A container that takes the release's checkpoint into its volume, which is made where it is not there.
-
-    One at a time, by the container's name. Mounted over the user's home, a new volume takes its owner from there.
-    """
+def make_volume(engine: Engine, release: Release) -> None:
+    """The volume for the release's checkpoint, where it is not there. IntegrityError for one that is not ours."""
     name = volume_name(release.checkpoint_key)
     with engine_errors():
         volume = engine.client.volumes.create(name, labels={LABEL: release.checkpoint_key})
-        require_own(name, volume.attrs, release.checkpoint_key)
-        while True:
-            try:
-                container = create(engine, release, name, at=HOME, mode="rw", name=name)
-                break
-            except APIError as error:
-                if error.status_code != CONFLICT:
-                    raise
-            make_way(engine, name, say)
-    with started(container) as there:
-        yield there
+    require_own(name, volume.attrs, release.checkpoint_key)
 
 
-def make_way(engine: Engine, name: str, say: Say) -> None:
-    """Wait for another run's container, or remove what one that was killed did not start."""
-    with contextlib.suppress(NotFound):
-        other = engine.containers.get(name)
-        if not is_left(other) and other.status == "running":
-            say(f"waiting for another run that fills volume {name}")
-            other.wait(condition="removed")
-        else:
-            remove(other)
+def ask(engine: Engine, release: Release, order: Mapping[str, Any], *, mode: str) -> dict[str, Any]:
+    """The program's answer to an order, in a short container that has the checkpoint's volume in the order's folder.
+
+    EngineError for a program that fails, or answers something else: the machine there may be anybody's.
+    """
+    with engine_errors():
+        sweep(engine, LABEL)
+        container = create(engine, release, LABEL, at=order["folder"], mode=mode)
+        try:
+            put(container, FOLDER, {PROGRAM: program(), ORDER: json.dumps(order).encode()})
+            container.start()
+            container.wait(timeout=WAIT_SECONDS)
+            output, errors = container.logs(stderr=False), container.logs(stdout=False)
+        finally:
+            remove(container)
+    with contextlib.suppress(ValueError, RecursionError):
+        answer = json.loads(output)
+        if isinstance(answer, dict) and "failed" not in answer:
+            return answer
+        errors = str(answer).encode()
+    cause = " ".join(printable(errors.decode(errors="replace"))[-400:].split()) or "it answered nothing"
+    raise EngineError(f"volume {volume_name(release.checkpoint_key)}: {cause}", next_step="the same command again")
 
 
 def sweep(engine: Engine, label: str) -> None:
@@ -117,41 +116,18 @@ def require_own(name: str, attrs: dict[str, Any], key: str, label: str = LABEL) 
         )
 
 
-def create(engine: Engine, release: Release, volume: str, *, at: str, mode: str, name: str | None = None) -> Container:
-    """A container that was not started, with the program in it. It goes when the program ends, which it does when its
-    standard input does."""
+def create(engine: Engine, release: Release, label: str, *, at: str, mode: str) -> Container:
+    """A container that was not started, with the checkpoint's volume at a folder. label: its name."""
     container: Container = engine.containers.create(
         release.tag,
-        name=name,
-        entrypoint=[*PYTHON, f"{FOLDER}/{PROGRAM}", at],
+        entrypoint=[*PYTHON, f"{FOLDER}/{PROGRAM}", f"{FOLDER}/{ORDER}"],
         command=[],
-        labels={LABEL: release.checkpoint_key},
-        stdin_open=True,
-        auto_remove=True,
+        labels={label: release.checkpoint_key},
         mounts=[Mount(target=FOLDER, source=None, type="volume")],  # goes with the container
-        volumes={volume: {"bind": at, "mode": mode}},
+        volumes={volume_name(release.checkpoint_key): {"bind": at, "mode": mode}},
         **apart(sandbox({}, memory=None)),
     )
-    try:
-        put(container, FOLDER, {PROGRAM: program()})
-    except BaseException:
-        remove(container)
-        raise
     return container
-
-
-@contextlib.contextmanager
-def started(container: Container) -> Iterator[Attached]:
-    """Attached before it starts, so that none of its words is lost."""
-    try:
-        there = Attached(container)
-        with engine_errors():
-            container.start()
-        with contextlib.closing(there):
-            yield there
-    finally:
-        with engine_errors():
-            remove(container)
 
 
 def remove(container: Container) -> None:
@@ -166,12 +142,12 @@ def remove(container: Container) -> None:
 
 
 def program() -> bytes:
-    """`receive` with what it imports, as an archive that Python runs."""
+    """`content` with what it imports, as an archive that Python runs."""
     sources, buffer = Path(sparkpin.__file__).parent, io.BytesIO()
     folders = sorted({parent for part in PARTS for parent in Path(part).parents})
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in (*(f"{folder}/__init__.py" for folder in folders), *PARTS):
             path = sources / name
             archive.write(path, f"sparkpin/{path.relative_to(sources)}")
-        archive.writestr("__main__.py", "from sparkpin.checkpoint.receive import main\n\nmain()\n")
+        archive.writestr("__main__.py", "from sparkpin.checkpoint.content import main\n\nmain()\n")
     return buffer.getvalue()

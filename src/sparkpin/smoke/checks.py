@@ -107,7 +107,7 @@ def active_mods(subject: SmokeSubject) -> str:
         require(not faults, (f"rank {rank}: " if rank else "") + "; ".join(faults))
     seen = mods.reports(log)
     told = [f"{mod}: {text}" for mod, text in sorted(kernels.summaries(log).items())]
-    return "; ".join([", ".join(sorted(mods.active(seen))) or "none wanted, none active", *told])
+    return "; ".join([", ".join(sorted(mods.active(seen))) or "none expected, none active", *told])
 
 
 def acceptance(subject: SmokeSubject) -> str:

@@ -31,7 +31,7 @@ def compare(what: str, seen: str, wanted: str) -> None:
 
 def judge_text(case: Case, answer: Answer) -> str:
     """Text that is exactly the expected one, or at least looks like text and holds what it must."""
-    require(not answer.tool_calls, f"a tool call where text was wanted: {answer.tool_calls}")
+    require(not answer.tool_calls, f"a tool call where text was expected: {answer.tool_calls}")
     if case.exact:
         compare("content", answer.content, case.content or "")
         compare("reasoning", answer.reasoning, case.reasoning or "")

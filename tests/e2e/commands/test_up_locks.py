@@ -17,7 +17,7 @@ from places import PROJECT
 from private_engine import quiet
 
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.hub_repository import generated
+from sparkpin.fetch.model import generated
 from sparkpin.pins import manifests
 from sparkpin.releases.record import Releases
 
@@ -54,7 +54,6 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
 def site(tmp_path: Path) -> Iterator[str]:
     paths = Paths(PROJECT, tmp_path / "generated", tmp_path / "home")
     with generated(paths, manifests.load_model(PROJECT, "scripted-tiny"), None, quiet) as made:
-        assert made
         shutil.copytree(made / "sparkpin", tmp_path / "hub" / TRIAL)
     with hub.serve(tmp_path / "hub") as url:
         yield url

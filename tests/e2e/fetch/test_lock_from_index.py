@@ -13,8 +13,7 @@ from wheelhouse import Index, make_wheel
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.lock_stack import lock_stack
-from sparkpin.fetch.stack import fetch_stack
+from sparkpin.fetch.stack import fetch_stack, lock_stack
 from sparkpin.fetch.store import Store
 from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
 from sparkpin.pins.schema import LockedFile

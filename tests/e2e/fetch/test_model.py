@@ -184,15 +184,24 @@ def test_a_lock_names_the_needed_bytes_and_fetches_no_others(remote: Remote) -> 
     assert remote.lock_file.read_bytes() == first
 
 
-@pytest.mark.parametrize("lost", ["lock", "readable lock"])
-def test_a_lock_made_anew_believes_no_file_that_is_there(remote: Remote, locked: ModelLock, lost: str) -> None:
-    right = remote.lock_file.read_bytes()
+@pytest.mark.parametrize("lost", ["lock", "readable lock", "lock and the Hub's hashes"])
+def test_a_lock_made_again_believes_no_file_that_is_there(
+    remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    right, info = remote.lock_file.read_bytes(), hub.model_info
+
+    def bare(repository: Any, *, blobs: bool) -> dict[str, Any]:
+        listed = info(repository, blobs=blobs)
+        return listed | {"siblings": [{**row, "blobId": None} for row in listed["siblings"]]}
+
+    if "hashes" in lost:
+        monkeypatch.setattr(hub, "model_info", bare)
     with remote.online():
         remote.fetch(locked)
-        if lost == "lock":
-            remote.lock_file.unlink()
-        else:
+        if lost == "readable lock":
             remote.lock_file.write_text("<<<<<<< HEAD\n")
+        else:
+            remote.lock_file.unlink()
         for name in ("int4", "fp8"):
             repository = remote.pin.repositories[name]
             damage(remote.paths.models / repository.repo / repository.revision / CONFIG, "flip")
@@ -338,7 +347,9 @@ def test_killed_fetch_goes_on_where_it_was(remote: Remote, locked: ModelLock, tm
         return Fault(cut=half, wait=never) if digest in request.path else None
 
     def is_half() -> bool:
-        return any(path.stat().st_size >= half for path in remote.paths.models.rglob(f"{SHARD}*.part"))
+        return any(
+            path.stat().st_size >= half for path in (remote.paths.models / "acme/sample-int4").rglob(f"{SHARD}*.part")
+        )
 
     with remote.online(faults=stall) as url:
         kill_when(is_half, url, tmp_path, CALL_FETCH)
@@ -388,16 +399,6 @@ def test_no_hub_is_a_network_error(remote: Remote, locked: ModelLock, pauses: li
     with pytest.raises(NetworkError, match="acme/sample-int4"):
         remote.lock()
     assert pauses[-3:] == [1, 2, 4], "no half a minute for a list"
-
-
-def test_unknown_repository_and_revision(remote: Remote) -> None:
-    with remote.online():
-        remote.edit_pin("fp8", revision="c" * 40)
-        with pytest.raises(NetworkError, match=r"acme/sample-fp8 at cccccccccccc: the repository has no such revision"):
-            remote.lock()
-        remote.edit_pin("fp8", repo="acme/other")
-        with pytest.raises(NetworkError, match=r"acme/other at .*: no such repository"):
-            remote.lock()
 
 
 @pytest.mark.parametrize("data", [b"", b"1234567", (100).to_bytes(8, "little") + b"{}" + bytes(97)])
@@ -492,6 +493,30 @@ def test_the_hub_of_the_environment_gets_the_token_and_its_storage_does_not(
     assert sent == {("127.0.0.1", "Bearer hf_secret"), ("localhost", "")}
     remote.point_at(NOWHERE)
     assert remote.is_fetched(remote.fetch(locked))
+
+
+@pytest.mark.parametrize("harm", ["", "flip"])
+def test_the_hub_cache_of_the_environment_needs_no_hub_unless_it_is_damaged(
+    remote: Remote, locked: ModelLock, tmp_path: Path, harm: str
+) -> None:
+    cache = tmp_path / "hub-cache"
+    for entry in locked.repositories.values():
+        snapshots = cache / f"models--{entry.repo.replace('/', '--')}/snapshots"
+        shutil.copytree(remote.root / entry.repo, snapshots / entry.revision)
+    shard = cache / f"models--acme--sample-int4/snapshots/{locked.repositories['int4'].revision}/{SHARD}"
+    if harm:
+        damage(shard, harm)
+    code = ALONE.format(root=str(tmp_path), call=CALL_FETCH)
+    env = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
+    assert (NetworkError.__name__ in done.stderr) == bool(harm)
+    remote.point_at(NOWHERE)
+    if harm:
+        assert not list(remote.paths.models.rglob(SHARD))
+    else:
+        places = remote.fetch(locked)
+        assert remote.is_fetched(places)
+        assert (places.folders["int4"] / SHARD).samefile(shard), "a link, not a copy"
 
 
 @pytest.fixture

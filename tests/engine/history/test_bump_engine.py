@@ -23,8 +23,8 @@ from sparkpin.build.pair import pair
 from sparkpin.commands.bump import Trial
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.paths import Paths
-from sparkpin.fetch import lock_stack as lock_module
-from sparkpin.fetch.lock_stack import lock_stack
+from sparkpin.fetch import stack as lock_module
+from sparkpin.fetch.stack import lock_stack
 from sparkpin.history.bump.record import bumps_of
 from sparkpin.host.engine import Engine
 from sparkpin.pins.schema import LockedDeb

@@ -25,7 +25,7 @@ from stack_samples import deb
 from sparkpin.commands import bump as task
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError
-from sparkpin.fetch import lock_stack as lock_module
+from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.measure.bench.record import Comparison

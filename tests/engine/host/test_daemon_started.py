@@ -110,7 +110,7 @@ def test_stop_after_kill_leaves_no_mounts(folder: Path) -> None:
 
 def test_an_engine_that_cannot_start_tells_its_last_lines(folder: Path) -> None:
     daemon = Daemon.private(folder)
-    wrong = dataclasses.replace(daemon, options=(*daemon.options, "--storage-driver=no-such-driver"))
+    wrong = dataclasses.replace(daemon, settings={**daemon.settings, "storage-driver": "no-such-driver"})
     with pytest.raises(HostError, match=r"(?s)exit code 1.*no-such-driver") as caught:
         start_engine(paths_in(folder), quiet, wrong)
     assert caught.value.exit_code == 3

@@ -111,7 +111,7 @@ SCALE = "weight_scale_inv"
         (donor(SECOND, SCALE), HYBRID, rf"{UP}\.weight_scale_inv"),
         (spec(SECOND, SCALE, "BF16", 4), HYBRID, r"\[2, 2\] for a weight of \[6, 5\]"),
         (lambda sample: sample.configs.update(fp8=None), HYBRID, r"fp8.config\.json"),
-        (quantised_in([128, 128]), HYBRID, r"weight_block_size: .*\[128, 128\]"),
+        (quantised_in([128, 128]), HYBRID, r"block: .*\[128, 128\]"),
         (lambda sample: sample.pin_changes.update(hybrid={"rules": [RULE, RULE | {"modules": ["*.nothing"]}]}), HYBRID,
          r"'\*\.nothing'"),
         (lambda sample: sample.configs["int4"].pop("quantization_config"), HYBRID, "quantization_config: .*None"),

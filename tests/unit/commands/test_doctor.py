@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from checkout import PROJECT
 
-from sparkpin.build.model_needs import DiskRow, ModelNeeds
+from sparkpin.build.model_needs import ModelNeeds
 from sparkpin.commands.doctor import command, rules
 from sparkpin.commands.doctor import facts as reading
 from sparkpin.commands.doctor.facts import Docker, MachineFacts
@@ -202,7 +202,7 @@ def test_a_drafter_of_a_hub_is_told_of_a_generated_model(tmp_path: Path, monkeyp
     ("free", "served", "state"), [(9, True, "MISSING"), (10, True, "ok"), (9, False, "n/a"), (10, False, "n/a")]
 )
 def test_a_disk_that_is_too_small_for_a_recipe(free: int, served: bool, state: str) -> None:
-    needs, row = ModelNeeds(("a/b",), 4, 6), DiskRow(10 << 30, free << 30, PROJECT)
+    needs, row = ModelNeeds(("a/b",), 4, 6), preflight.DiskRow(((PROJECT, 10 << 30),), free << 30, PROJECT)
     *_, found = rules.model("a-model", "a-recipe", locked=True, needs=needs, disk=[row], served=served)
     assert (found.name, found.state) == ("disk in all", state) and bool(found.fix) == (state == "MISSING")
 

@@ -29,7 +29,7 @@ REFUSED = {  # how the name ends -> how its errors begin; all others that are fo
     "recipes-laguna-s-2.1": DRAFT,
     "recipes-nemotron-3.5-lightning": DRAFT,
     "recipes-qwen-122b": DRAFT,
-    "recipes-qwen3.5-27b-opus-v2-fp8": "--kernel_config: ",
+    "recipes-qwen3.5-27b-opus-v2-fp8": "enable_flashinfer_autotune",
     "recipes-qwen3.6-35b-a3b-fp8-dflash": DRAFT,
     "openai-gpt-oss-120b-vllm": PATCHED,  # a fork's flags
     "qwen3.6-27b-fp8-dflash-vllm": DRAFT,

@@ -134,15 +134,15 @@ def test_a_file_that_is_there_is_kept_unless_it_is_the_commands_own(tmp_path: Pa
     for content in (b"", b"precious", b"x" * files.HEAD + b"<own>"):
         path.write_bytes(content)
         with pytest.raises(InputError):
-            files.output_file("--out", str(path), own=b"<own>")
+            files.output_file("--out", str(path), mark=b"<own>")
         assert path.read_bytes() == content
     path.write_bytes(b"<html><own>")
-    assert files.output_file("--out", str(path), own=b"<own>") == path
+    assert files.output_file("--out", str(path), mark=b"<own>") == path
     with pytest.raises(InputError):
         files.output_file("--out", str(path))
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     with pytest.raises(InputError):
-        files.output_file("--out", str(tmp_path / "pipe"), own=b"<own>")
+        files.output_file("--out", str(tmp_path / "pipe"), mark=b"<own>")
 
 
 def test_an_unreadable_source_is_not_blamed_on_the_target(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from places import PROJECT
 from tiny_repository import Repo
 
 from benchmarks.scripted_tiny import weights
+from benchmarks.scripted_tiny.repositories import fp8_quantization, int4_quantization
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint.from_gguf import bf16
 from sparkpin.checkpoint.safetensors import TensorSource, read_header, write_file
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
+from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import packed
 from sparkpin.fetch.lock_model import lock_model
@@ -63,7 +65,8 @@ class Project:
         self.folder.mkdir(parents=True)
         for name in packed.TEXTS:
             (self.folder / name).write_text(f"{name} ü\n")
-        (self.folder / "config.json").write_text(json.dumps(CONFIG))
+        for name, quantization in (("int4", int4_quantization({}, iters=0)), ("fp8", fp8_quantization({}))):
+            write_json(self.folder / f"config.{name}.json", CONFIG | {"quantization_config": quantization})
         (self.folder / "README.md").write_text("the card\n")
         self.file = self.folder / "model.safetensors"
         self.write(SHAPES)
@@ -125,18 +128,17 @@ def test_int4_is_as_near_as_four_bits_can_be(project: Project, tmp_path: Path) -
 def test_both_forms_are_those_of_the_scripted_models_own_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two codes for one format: numbers that both take give the same bytes."""
     drawn = weights.random_weights("packed", 256, 384, 13)
-    trained = packed.Trained(np.frombuffer(drawn.bf16(), "<u2").reshape(256, 384))
-    assert trained.bf16() == drawn.bf16()
-    assert trained.fp8() == drawn.fp8()
+    raw = np.frombuffer(drawn.bf16(), "<u2").reshape(256, 384)
+    assert packed.fp8_tensors("a.weight", raw) == packed.fp8_parts("a.weight", 256, 384, *weights.to_fp8(drawn))
     monkeypatch.setattr(packed, "STEPS", (7.0,))
-    assert trained.int4() == drawn.int4()
+    assert packed.int4_tensors("a.weight", raw) == packed.int4_parts("a.weight", 256, 384, *weights.to_int4(drawn))
 
 
 def test_a_matrix_of_nothing_stays_nothing() -> None:
-    none = packed.Trained(np.zeros((128, 256), np.uint16))
-    codes, _, scales = none.int4()
+    none = np.zeros((128, 256), np.uint16)
+    codes, _, scales = (tensor.data for tensor in packed.int4_tensors("a.weight", none).values())
     assert set(codes) == {0x88} and np.frombuffer(scales, "<f2").min() > 0
-    assert set(none.fp8()[0]) == {0}
+    assert set(packed.fp8_tensors("a.weight", none)["a.weight"].data) == {0}
 
 
 def pinned(project: Project) -> None:
@@ -155,8 +157,8 @@ def test_the_same_commits_on_every_machine(project: Project) -> None:
     pin = manifests.load_model(project.paths.project, NAME)
     # Will fail if what packs makes other bytes: then the commits in pins/models/trained-tiny.yaml change, too.
     assert {key: one.revision for key, one in pin.repositories.items()} == {
-        "int4": "47857582817543a302a9413a4ac7fa22495c2394",
-        "fp8": "fd23dff7ddab59c03894ea0f485040ddd42c9fab",
+        "int4": "5020905ee24fc2adfadbc3faa6d096cc288534e9",
+        "fp8": "88f9d7f9d0224f97c8058bbab30fcda1ed150603",
     }
 
 

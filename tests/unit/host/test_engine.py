@@ -109,39 +109,19 @@ def test_a_socket_that_may_not_be_opened_is_a_lack_of_rights(monkeypatch: pytest
     assert failed.value.next_step == daemon.JOIN_GROUP
 
 
-def fake_docker(folder: Path, *, version: str, buildx: bool) -> None:
+def fake_docker(folder: Path, *, builds: bool) -> str:
     folder.mkdir()
     script = folder / "docker"
-    answer = "exit 0" if buildx else "exit 1"
-    script.write_text(f'#!/bin/sh\n[ "$1" = buildx ] && {answer}\necho \'{{"Version":"{version}"}}\'\n')
+    script.write_text(f'#!/bin/sh\n[ "$1 $DOCKER_BUILDKIT" = "build 1" ] && exit {int(not builds)}\n')
     script.chmod(0o755)
+    return str(script)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "chosen"),
-    [
-        (("28.2.2", False), ("20.10.24+dfsg1", False), ("two", "build")),
-        (("28.2.2", True), ("20.10.24+dfsg1", False), ("one", "buildx", "build")),
-        (("22.06", False), ("28.2.2", True), ("one", "build")),
-        (("17.05", False), ("29.0.0", True), ("two", "buildx", "build")),
-    ],
-)
-def test_the_cli_is_one_that_can_use_buildkit(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    first: tuple[str, bool],
-    second: tuple[str, bool],
-    chosen: tuple[str, ...],
-) -> None:
-    for name, (version, buildx) in (("one", first), ("two", second)):
-        fake_docker(tmp_path / name, version=version, buildx=buildx)
+def test_the_cli_is_one_that_can_use_buildkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_docker(tmp_path / "one", builds=False)
+    second = fake_docker(tmp_path / "two", builds=True)
     monkeypatch.setenv("PATH", f"{tmp_path / 'one'}{os.pathsep}{tmp_path / 'two'}{os.pathsep}/bin")
-    found = buildkit.builder.__wrapped__()
-    assert found[: len(chosen)] == (str(tmp_path / chosen[0] / "docker"), *chosen[1:])
-
-
-def test_no_cli_with_buildkit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_docker(tmp_path / "one", version="28.2.2", buildx=False)
+    assert buildkit.builder.__wrapped__() == second
     monkeypatch.setenv("PATH", str(tmp_path / "one"))
-    with pytest.raises(HostError, match=r"one/docker 28\.2\.2"):
+    with pytest.raises(HostError):
         buildkit.builder.__wrapped__()

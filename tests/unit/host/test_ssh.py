@@ -27,22 +27,13 @@ def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("url", "step"),
-    [
-        ("", "--to ssh://user@host"),
-        ("http://host", "--to ssh://user@host"),
-        ("ssh://", "--to ssh://HOST"),
-        ("ssh://host/path", "--to ssh://host"),
-        ("ssh://user:secret@Host:22", "--to ssh://user@Host:22"),
-        ("ssh://host:port", "--to ssh://user@host[:port]"),
-        ("tcp://127.0.0.1", "--to tcp://127.0.0.1:2375"),
-    ],
+    "url",
+    ["", "http://host", "ssh://", "ssh://host/path", "ssh://user:secret@Host:22", "ssh://host:port", "tcp://127.0.0.1"],
 )
-def test_urls_that_are_none(url: str, step: str) -> None:
+def test_urls_that_are_none(url: str) -> None:
     with pytest.raises(InputError) as failed, engine_at(url):
         pass
-    assert step in failed.value.next_step and "TAG" not in failed.value.next_step
-    assert "secret" not in failed.value.next_step
+    assert "secret" not in str(failed.value)
 
 
 def test_the_host_is_no_option_of_ssh() -> None:

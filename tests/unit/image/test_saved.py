@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tarfile
@@ -55,6 +56,12 @@ def shorter(info: tarfile.TarInfo) -> bytes:
 def test_a_layer_in_zstd(tmp_path: Path) -> None:
     archive = save(tmp_path / "a.tar", [b"\x28\xb5\x2f\xfd" + bytes(100)], labels={})
     assert is_refused(archive)
+
+
+def test_a_part_of_a_file_is_read_like_a_file() -> None:
+    part = Slice(io.BytesIO(b"0123456789"), 2, 5)
+    assert hashlib.file_digest(part, "sha256").digest() == hashlib.sha256(b"23456").digest()  # type: ignore[arg-type]
+    assert part.seek(-2, io.SEEK_END) == 3 and part.read() == b"56"
 
 
 def test_a_layer_that_ends_too_soon() -> None:

@@ -61,7 +61,7 @@ def test_each_parser_that_is_chosen_is_one_of_that_vllm(version: str) -> None:
 
 def test_a_parser_that_an_older_vllm_lacks_is_not_chosen() -> None:
     family = family_of(FAMILIES, "sparkarena/MiniMax-M3")
-    assert choices(family, "0.20.2", BARE) == ()
+    assert choices(family, "0.20.2", BARE) == choices(family, "", BARE) == ()  # a stack may pin no vLLM
     assert flag_value(completed(BARE, choices(family, "0.33.0", BARE)), "--tool-call-parser") == "minimax_m3"
 
 

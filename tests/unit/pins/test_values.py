@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from bad_values import ENV, FINE_ENV, FINE_WORDS, FLAGS, SECRETS, WORDS
+from checkout import PROJECT
 from made_recipes import recipe, stack, stage
 
 from sparkpin.build.pair import pair
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests, vllm_command
-from sparkpin.pins.values import UNSHOWN, value_faults
+from sparkpin.pins.values import BETTER, MOD, STAGE, UNSHOWN, lacks_mod, value_faults
+from sparkpin.pins.vllm_flags import CACHE_TYPE
+
+sys.path.append(str(PROJECT / "mods/turboquant"))
+
+from sparkpin_turboquant import formats
 
 FLAG_WORDS = [[name, *([value] if value else [])] for name, value in FLAGS.items()]
 
@@ -69,3 +76,19 @@ def test_a_secret_in_the_variables_of_images(project: Path) -> None:
     with pytest.raises(ManifestError) as caught:
         manifests.load_stack(project, "cpu")
     assert caught.value.key == "env.PIP_PASSWORD"
+
+
+@pytest.mark.parametrize("name", BETTER)
+def test_a_cache_type_of_a_patched_vllm_is_refused_with_the_better_choice(name: str) -> None:
+    (fault,) = value_faults(["vllm", "serve", "m", f"--kv_cache_dtype={name}"], {}, "r.yaml")
+    assert (fault.key, fault.got) == (CACHE_TYPE, name) and BETTER[name][0] in fault.expected
+    assert {name: better for name, (better, _) in BETTER.items()} == formats.RECIPE_NAMES
+
+
+def test_a_stage_whose_image_has_no_kernels_for_the_cache_is_reported() -> None:
+    below, own = (manifests.load_chain(PROJECT, name) for name in ("v2", STAGE))
+    assert own[-1].mods == [MOD] and own[-1].serve.flags[CACHE_TYPE] in formats.FORMATS
+    kinds = (None, "auto", "fp8", *formats.FORMATS)
+    assert [kind for kind in kinds if lacks_mod(kind, below)] == [*formats.FORMATS]
+    assert not [kind for kind in kinds if lacks_mod(kind, own)]
+    assert not list(value_faults([word for kind in kinds[1:] for word in (CACHE_TYPE, str(kind))], {}, "r.yaml"))

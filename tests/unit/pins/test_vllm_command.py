@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from made_recipes import recipe, stack, stage
 from places import PROJECT
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import vllm_command, vllm_flags
 from sparkpin.pins.manifests import load_recipe, load_stack
-
-CORPUS = PROJECT.parent / "shared/corpus/recipes"
 
 
 def argv_of(*args: Any) -> list[str]:
@@ -124,36 +119,3 @@ def test_the_project_s_own_recipe_on_its_own_stack() -> None:
     argv, env = vllm_command.serve_argv(own, load_stack(PROJECT, "cpu"), ())
     assert argv[:3] == ["vllm", "serve", "/model"] and vllm_flags.served_name(argv) == "scripted-tiny"
     assert "--no-enable-prefix-caching" in argv and env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-
-
-def corpus() -> list[Path]:
-    return [
-        path for path in sorted(CORPUS.glob("*.yaml")) if str(yaml.safe_load(path.read_text())["recipe_version"]) == "1"
-    ]
-
-
-if CORPUS.is_dir():  # others' recipes are no part of the repository: a clone alone has none to read
-
-    @pytest.mark.parametrize("path", corpus(), ids=lambda path: path.stem[-40:])
-    def test_a_recipe_of_the_community(path: Path) -> None:
-        value = yaml.safe_load(path.read_text())
-        words = vllm_command.split(vllm_command.fill(value["command"], value.get("defaults") or {}, path), path)
-        assert words[2] == value["model"]
-        assert not any(word.strip() == "" or "\\\n" in word for word in words)
-        for key in ("port", "host"):
-            assert vllm_flags.flag_value(words, f"--{key}") == str(value["defaults"][key])
-        replaced = vllm_flags.set_flag(words, "--port", 1)
-        assert len(replaced) == len(words) and vllm_flags.flag_value(replaced, "--port") == "1"
-        broken = [word for word in words if word.startswith("{") and not is_json(word)]
-        if broken:  # vLLM refuses it too
-            assert list(vllm_command.json_faults(words, path))
-        else:
-            assert not list(vllm_command.json_faults(words, path))
-
-
-def is_json(word: str) -> bool:
-    try:
-        json.loads(word)
-    except ValueError:
-        return False
-    return True

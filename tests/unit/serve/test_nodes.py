@@ -270,16 +270,6 @@ def test_what_a_killed_run_left_there_goes_with_the_next(engine: Site) -> None:
     assert [one.name for one in engine.boxes] == ["of a run that goes on", "somebody's"]
 
 
-def test_a_copy_waits_for_one_that_is_about_to_start(engine: Site) -> None:
-    said = list[str]()
-    engine.boxes = [Box(engine, "one", "created", {}, "created", "running")]
-    checkpoint_volumes.make_way(engine, "one", said.append)  # type: ignore[arg-type]
-    assert len(said) == 1 and not engine.boxes
-    engine.boxes = [Box(engine, "one", "created")]
-    checkpoint_volumes.make_way(engine, "one", said.append)  # type: ignore[arg-type]
-    assert len(said) == 1 and not engine.boxes
-
-
 def test_only_the_container_of_that_very_name_is_cleared(engine: Site) -> None:
     machine = nodes.Machine(1, "ssh://b", engine)  # type: ignore[arg-type]
     mine = {linked.OWNER_LABEL: "me"}

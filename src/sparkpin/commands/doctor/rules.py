@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkpin.build.model_needs import DiskRow, ModelNeeds
+from sparkpin.build.model_needs import ModelNeeds
 from sparkpin.commands.doctor.facts import MachineFacts
 from sparkpin.community import known_issues
 from sparkpin.core import terminal
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.terminal import gib
+from sparkpin.host.preflight import DiskRow
 from sparkpin.pins.schema import KnownIssue
 
 State = Literal["ok", "MISSING", "advice", "n/a"]
@@ -99,7 +100,7 @@ def lock_of(fault: ManifestError | None) -> list[MachineFinding]:
     """What keeps a stack from being built whatever the machine has; nothing where its lock is good."""
     if not fault:
         return []
-    return [MachineFinding("lock", "advice", f"got {fault.got}, expected {fault.expected}", fault.next_step)]
+    return [MachineFinding("lock", "advice", fault.fault, fault.next_step)]
 
 
 def server(recipe: str, why: str) -> MachineFinding:

@@ -17,7 +17,7 @@ from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.lock_model import lock_model
-from sparkpin.fetch.lock_stack import lock_stack
+from sparkpin.fetch.stack import lock_stack
 from sparkpin.fetch.wheels import Newer
 from sparkpin.history.bisect.changes import ReleaseChange, of_parts
 from sparkpin.history.bump.record import FOLDER

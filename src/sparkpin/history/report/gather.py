@@ -15,7 +15,7 @@ from sparkpin.core.terminal import gib
 from sparkpin.evidence import digests
 from sparkpin.evidence.signing import Keys
 from sparkpin.fetch.model_files import TEXTS, repository_folder
-from sparkpin.fetch.store import Store, missing
+from sparkpin.fetch.store import Store, find_missing
 from sparkpin.history.bump.record import Bump, bumps_of
 from sparkpin.history.report.facts import (
     NOT_MEASURED,
@@ -163,7 +163,7 @@ def absent_files(paths: Paths, release: Release) -> int:
         folder, store = repository_folder(paths, entry), Store(paths.store)
         rows = [(file, folder / file.file) for file in entry.files if file.file in TEXTS]
         rows += [(header, store.path(header.sha256)) for header in entry.headers]
-        absent += len(missing(rows, terminal.say, remove=False))
+        absent += len(find_missing(rows, terminal.say))
     return absent
 
 

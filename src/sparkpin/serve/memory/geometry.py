@@ -157,8 +157,8 @@ def layer_kinds(text: Mapping[str, Any], layers: int, origin: str, known: Sequen
         raise ManifestError(origin, "layer_types", kinds[:3], "at least one full_attention", next_step=NEXT)
     unknown = sorted({str(kind) for kind in kinds} - set(known))
     if unknown:
-        wanted = f"{' and '.join(known)}, whose caches this plan knows"
-        raise ManifestError(origin, "layer_types", unknown[0], wanted, next_step=NEXT)
+        expected = f"{' and '.join(known)}, whose caches this plan knows"
+        raise ManifestError(origin, "layer_types", unknown[0], expected, next_step=NEXT)
     return kinds
 
 

@@ -38,15 +38,15 @@ def share_faults(
         yield ManifestError(file, "command", f"{PIPELINE} {pipeline}", f"1: {HYBRID_PIPELINE}", next_step=step)
     found = list(uneven(config, geometry, rules, tensor))
     fitting = [str(count) for count in range(1, MOST_NODES + 1) if not list(uneven(config, geometry, rules, count))]
-    for seen, wanted in found:
+    for got, expected in found:
         step = f"in {file} a number of nodes that its model divides by: {', '.join(fitting)}"
-        yield ManifestError(file, "nodes", seen, wanted, next_step=step)
+        yield ManifestError(file, "nodes", got, expected, next_step=step)
 
 
 def uneven(
     config: Mapping[str, Any], geometry: Geometry, rules: Sequence[FormatRule], ranks: int
 ) -> Iterator[tuple[str, str]]:
-    """What is seen and what is wanted, for each part of the model that has no whole share for each of `ranks`."""
+    """What is there and what is expected, for each part of the model that has no whole share for each of `ranks`."""
     if ranks == 1:
         return
     if part := geometry.undivided(ranks):

@@ -108,8 +108,8 @@ def read_settings(
         )
     cache_dtype = flags.text("--kv-cache-dtype") or "auto"
     if cache_dtype not in CACHE_DTYPES:
-        file, wanted = flags.origin("--kv-cache-dtype"), f"one of {', '.join(CACHE_DTYPES)}"
-        raise ManifestError(file, "--kv-cache-dtype", cache_dtype, wanted, next_step=NEXT)
+        file, expected = flags.origin("--kv-cache-dtype"), f"one of {', '.join(CACHE_DTYPES)}"
+        raise ManifestError(file, "--kv-cache-dtype", cache_dtype, expected, next_step=NEXT)
     conv = flags.text("--mamba-cache-dtype") or "auto"
     conv = dtype if conv == "auto" else conv
     ssm = flags.text("--mamba-ssm-cache-dtype") or "auto"
@@ -207,14 +207,14 @@ def drafting(flags: Flags, geometry: Geometry, drafter: Geometry | None) -> tupl
         return tokens, 0, 1 if method in AT_ONCE or config.get("parallel_drafting") is True else tokens
     is_mtp = method == "mtp" or method.endswith("_mtp")
     if not is_mtp and method != "ngram":
-        wanted = "mtp, ngram or that of the recipe's drafter, whose caches this plan knows"
+        expected = "mtp, ngram or that of the recipe's drafter, whose caches this plan knows"
         raise ManifestError(
-            flags.origin("--speculative-config"), "--speculative-config method", method, wanted, next_step=NEXT
+            flags.origin("--speculative-config"), "--speculative-config method", method, expected, next_step=NEXT
         )
     if is_mtp and not geometry.draft:
-        wanted = "a model whose config has mtp_num_hidden_layers"
+        expected = "a model whose config has mtp_num_hidden_layers"
         raise ManifestError(
-            flags.origin("--speculative-config"), "--speculative-config method", method, wanted, next_step=NEXT
+            flags.origin("--speculative-config"), "--speculative-config method", method, expected, next_step=NEXT
         )
     layers = geometry.draft if is_mtp else 0
     tokens = config.get("num_speculative_tokens") or layers

@@ -9,9 +9,9 @@ import pytest
 from places import PROJECT
 
 from sparkpin.core.errors import IntegrityError, NetworkError
-from sparkpin.fetch import lock_stack as lock_module
+from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.debs import apt_conf, parse_uris
-from sparkpin.fetch.lock_stack import require_forward
+from sparkpin.fetch.stack import require_forward
 from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
 from sparkpin.pins.schema import LockedDeb, LockedFile, StackLock
 
