@@ -5,8 +5,7 @@ usage: install.py                  make the empty venv /opt/vllm
                                    below ROOT: the tree that becomes a layer. FOR: uv's name of the images' platform,
                                    which need not be this machine's: nothing that is installed is run
 
-Where WHEELS has links.json (path -> target), ROOT gets these symbolic links. Where it has passwd and group, each of
-one line, ROOT gets this system's lists with these lines, unless their numbers are taken, and the user's home.
+Where WHEELS has links.json (path -> target), ROOT gets these symbolic links.
 """
 
 from __future__ import annotations
@@ -99,24 +98,6 @@ def link(links: Path, root: str) -> None:
         place.symlink_to(target)
 
 
-def add_user(lines: Path, root: str, etc: Path = Path("/etc")) -> None:
-    for kind in ("passwd", "group"):
-        line = (lines / kind).read_text(encoding="utf-8")
-        name, _, number = line.split(":")[:3]
-        text = (etc / kind).read_text(encoding="utf-8") if (etc / kind).exists() else ""
-        rows = [row.split(":") for row in text.splitlines()]
-        if any(row[2:3] == [number] for row in rows):
-            continue
-        if any(row[0] == name for row in rows):
-            sys.exit(f"{etc / kind} has a {name!r} with another number than {number}")
-        place = Path(f"{root}/etc/{kind}")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text + ("\n" if text and not text.endswith("\n") else "") + line, encoding="utf-8")
-    _, _, user, group, _, home, _ = (lines / "passwd").read_text(encoding="utf-8").split(":")
-    Path(f"{root}{home}").mkdir(parents=True)
-    os.chown(f"{root}{home}", int(user), int(group))
-
-
 def main(arguments: list[str]) -> None:
     if not arguments:
         make_venv()
@@ -125,8 +106,6 @@ def main(arguments: list[str]) -> None:
         install(wheels, root, wheels_for)
         if (wheels / "links.json").exists():
             link(wheels / "links.json", root)
-        if (wheels / "passwd").exists():
-            add_user(wheels, root)
 
 
 if __name__ == "__main__":

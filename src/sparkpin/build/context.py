@@ -20,12 +20,11 @@ from sparkpin.core.errors import IntegrityError
 from sparkpin.core.files import EPOCH, disk_errors, sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.pins.mods import CarriedTemplate, Mod, build_wheel
-from sparkpin.pins.schema import LINKS, USER, LockedFile, Stack
+from sparkpin.pins.schema import LINKS, LockedFile, Stack
 from sparkpin.releases.kept_inputs import KeptInputs
 
 UV = "tools/uv"
 REQUIREMENTS = "requirements.txt"
-PASSWD, GROUP = "sparkpin:*:10001:10001:sparkpin:/home/sparkpin:/bin/sh", "sparkpin:*:10001:"
 
 
 def wheel_files(layer: str, wheels: Sequence[LockedFile]) -> list[ContextFile]:
@@ -36,15 +35,6 @@ def wheel_files(layer: str, wheels: Sequence[LockedFile]) -> list[ContextFile]:
         for one in wheels
     ]
     return [*files, text_file(f"wheels/{layer}/{REQUIREMENTS}", "".join(lines))]
-
-
-def user_files() -> list[ContextFile]:
-    """The images' user where no root file system of ours brings it (rootfs.sh has the same lines)."""
-    return [
-        text_file(f"wheels/{USER}/{REQUIREMENTS}", ""),
-        text_file(f"wheels/{USER}/passwd", f"{PASSWD}\n", "the images' user"),
-        text_file(f"wheels/{USER}/group", f"{GROUP}\n", "the images' group"),
-    ]
 
 
 def link_files(stack: Stack) -> list[ContextFile]:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from sparkpin.build import cross_build, rootfs
 from sparkpin.build.context import context_folder
@@ -35,8 +34,7 @@ from sparkpin.build.record import (
 )
 from sparkpin.build.render import BUILDER, require_closed
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
-from sparkpin.core.files import disk_errors, lock, sha256_file, write_json
-from sparkpin.core.locks import saving_folder
+from sparkpin.core.files import lock, sha256_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.core.tags import rootfs_ref, unsealed_ref
@@ -47,9 +45,7 @@ from sparkpin.host.engine import Engine, ImageInfo
 from sparkpin.image.layer_tar import CanonicalLayer, read_layer
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
 from sparkpin.image.oci import OciImage
-from sparkpin.image.saved import open_saved
 from sparkpin.image.seal import Part
-from sparkpin.pins.schema import BY_DIGEST
 
 PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for its disk half of the time
 
@@ -320,17 +316,8 @@ def require_parent(paths: Paths, engine: Engine, rendered: RenderedImage, say: S
             with tar.open("rb") as file:
                 keep_contents(paths, parent.diff_ids[0], lambda: contents_of(read_layer(file, everything=True)))
         return parent
-    found, by_digest = engine.image(rendered.parent_ref), BY_DIGEST.fullmatch(rendered.parent_ref)
-    if found is None:
-        get = f"docker pull --platform {rendered.platform} {rendered.parent_ref}" if by_digest else "invoke build"
-        raise BuildError(f"{rendered.stage}: the engine has no {rendered.parent_ref}", next_step=get)
-    if by_digest and f"{found.os}/{found.architecture}" != rendered.platform:
-        raise BuildError(
-            f"{rendered.parent_ref} is for {found.os}/{found.architecture}, the stack for {rendered.platform}",
-            next_step=f"name that platform's own digest as `base.image` of pins/stacks/{rendered.stack}.yaml",
-        )
-    if not is_listed(paths, found.diff_ids):
-        list_foreign(paths, engine, found)
+    if (found := engine.image(rendered.parent_ref)) is None:
+        raise BuildError(f"{rendered.stage}: the engine has no {rendered.parent_ref}", next_step="invoke build")
     return found
 
 
@@ -361,18 +348,6 @@ def require_builder(paths: Paths, engine: Engine, rendered: RenderedImage, say: 
 
 def is_listed(paths: Paths, diff_ids: Sequence[str]) -> bool:
     return all(layer_file(paths, diff_id).is_file() for diff_id in diff_ids)
-
-
-def list_foreign(paths: Paths, engine: Engine, image: ImageInfo) -> None:
-    """List the layers of an image that was not made here: from the engine, which gives all of the image."""
-    with disk_errors(paths.work), saving_folder(paths) as folder:
-        archive = folder / "saved.tar"
-        with archive.open("wb") as file:
-            engine.save(image.ref, file)
-        with open_saved(archive) as saved:
-            for diff_id, tar in zip(saved.diff_ids, saved.layers, strict=True):
-                layer = read_layer(cast(BinaryIO, tar), everything=True)
-                keep_contents(paths, diff_id, functools.partial(contents_of, layer))
 
 
 def keep_contents(paths: Paths, diff_id: str, contents: Callable[[], Contents]) -> None:

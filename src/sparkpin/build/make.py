@@ -48,8 +48,8 @@ def fetch_for(
     if image.parent_key is not None or find_built(paths, engine, image):
         return  # what stands on an image of ours needs nothing else
     cross_build.require_own_uv(image, engine.platform)  # before gigabytes are fetched for nothing
-    native = cross_build.stand_in_debs(paths, stack, engine.platform)
-    for one, lock in filter(None, ((stack, stack_lock), native)):
+    far = (machine := engine.platform) != stack.platform
+    for one, lock in ((stack, stack_lock), *([cross_build.native_stack(paths, stack, machine)] if far else [])):
         if offline:
             fetching.require_fetched(paths, lock)
         else:

@@ -26,7 +26,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal
 from sparkpin.pins.mods import Mod
-from sparkpin.pins.schema import BY_DIGEST, LockedFile, Sha256, Size, StrictModel
+from sparkpin.pins.schema import LockedFile, Sha256, Size, StrictModel
 from sparkpin.releases.record import Digest, Release
 
 SCHEMA: Literal[1] = 1
@@ -57,7 +57,7 @@ class RenderedImage:
     """One stage's image, before it is built.
 
     key: build key (hex); parent_key: None for the first stage; ref: the internal tag; parent_ref: what it is built on;
-    rootfs: what the first stage stands on, None for the others and on a base by digest;
+    rootfs: what the first stage stands on, None for the others;
     layers: (name, key) of each layer that it adds, where the key is over all that decides the layer;
     builder: of an image for another architecture, where its steps ran before; None where the project's pins say it.
     """
@@ -266,8 +266,6 @@ def check_form(records: Sequence[BuildRecord]) -> None:
     for record in records:
         if record.rootfs:
             below = rootfs_ref(record.rootfs.suite, record.rootfs.key)
-        elif record.parent_key is None and BY_DIGEST.fullmatch(record.parent_ref):
-            below = record.parent_ref
         if (record.ref, record.parent_ref) != (image_ref(record.stack, record.stage, record.key), below):
             raise IntegrityError(
                 f"the record of {record.ref} on {record.parent_ref} does not fit its keys",

@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 import jinja2.sandbox
 
-from sparkpin.build.context import link_files, mod_file, script_file, template_file, user_files, uv_file, wheel_files
+from sparkpin.build.context import link_files, mod_file, script_file, template_file, uv_file, wheel_files
 from sparkpin.build.record import ContextFile, RenderedImage
 from sparkpin.build.rootfs import rootfs_spec
 from sparkpin.core.errors import BuildError, ManifestError
@@ -28,7 +28,7 @@ from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal
 from sparkpin.pins.manifests import wheel_groups
 from sparkpin.pins.mods import CarriedTemplate, Mod, read_mod
-from sparkpin.pins.schema import LINKS, RESERVED, STACK_MODS, USER, VENV, Stack, StackLock, Stage
+from sparkpin.pins.schema import LINKS, RESERVED, STACK_MODS, VENV, Stack, StackLock, Stage
 
 BUILDER = "BUILDER"  # the argument that names where the steps run: what the image stands on, or a native stand-in
 DIRECTIVE = re.compile(r"#\s*(syntax|escape|check)\s*=", re.I)
@@ -85,19 +85,15 @@ def render(
     spec = None
     if parent is not None:
         below, parent_ref = parent.key, parent.ref
-    elif stack.base:
-        below = parent_ref = stack.base.image
     else:
         spec = rootfs_spec(stack, stack_lock)
-        below, parent_ref = spec.key, rootfs_ref(stack.system.suite, spec.key)
+        below, parent_ref = spec.key, rootfs_ref(stack.debian.suite, spec.key)
     trees = [*(base_trees(project, stack, stack_lock) if parent is None else ())]
     trees += [mods_tree(stack, name, [read_mod(project, name)]) for name in stage.mods]
     trees += [Tree(one.mod, (template_file(project, one),), is_template=True) for one in templates]
     require_apart(project, stage, trees)
     require_kernels(stack, stage, trees)
     tools = [script_file(project, "install.py"), uv_file()] if trees else []
-    if parent is None and stack.base:
-        tools.append(script_file(project, "base.py"))
     files = sorted([*tools, *(file for tree in trees for file in tree.files)], key=lambda file: file.path)
 
     template = environment(project / "dockerfiles").get_template(stage.template)
@@ -139,8 +135,6 @@ def render(
 def base_trees(project: Path, stack: Stack, stack_lock: StackLock) -> Iterator[Tree]:
     """What the first stage has below its mods, from the lowest."""
     yield Tree(VENV, ())
-    if stack.base:
-        yield Tree(USER, tuple(user_files()))
     for name, wheels in wheel_groups(project, stack, stack_lock).items():
         yield Tree(name, tuple(wheel_files(name, wheels)))
     if stack.image.links:

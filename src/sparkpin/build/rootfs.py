@@ -62,7 +62,7 @@ class RootfsSpec(StrictModel):
 
 def rootfs_spec(stack: Stack, lock: StackLock) -> RootfsSpec:
     return RootfsSpec(
-        suite=stack.system.suite,
+        suite=stack.debian.suite,
         platform=stack.platform,
         debs=lock.debs,
         merged=MERGED[stack.platform],
@@ -93,10 +93,10 @@ def build_rootfs(paths: Paths, engine: Engine, spec: RootfsSpec, say: Say) -> Pa
             paths.work.mkdir(parents=True, exist_ok=True)
             with (
                 tempfile.TemporaryDirectory(prefix="rootfs-", dir=paths.work) as work,
-                make_rootfs(Path(work), engine, spec, Store(paths.store)).open("rb") as made,
+                make_rootfs(Path(work), engine, spec, Store(paths.store)).open("rb") as raw,
                 atomic_file(target) as out,
             ):
-                for chunk in canonical(made):
+                for chunk in canonical(raw):
                     out.write(chunk)
         sha256, size = sha256_file(target)
         with atomic_file(digest) as out:
@@ -107,13 +107,13 @@ def build_rootfs(paths: Paths, engine: Engine, spec: RootfsSpec, say: Say) -> Pa
 
 def make_rootfs(work: Path, engine: Engine, spec: RootfsSpec, store: Store) -> Path:
     """A tar, as the engine writes it, of what the packages install. Nothing comes from the engine's build cache."""
-    context, made = work / "context", work / "made.tar"
+    context, raw = work / "context", work / "raw.tar"
     context.mkdir()
     (context / "Dockerfile").write_text(DOCKERFILE.format(epoch=spec.epoch))
     write_first_root(context / "root.tar", spec, store)
     try:
         buildkit.build(
-            context, say=lambda line: None, output=made, platform=spec.platform, no_cache=True, host=engine.host
+            context, say=lambda line: None, output=raw, platform=spec.platform, no_cache=True, host=engine.host
         )
     except BuildError as error:
         if "exec format error" not in error.message:
@@ -122,7 +122,7 @@ def make_rootfs(work: Path, engine: Engine, spec: RootfsSpec, store: Store) -> P
             f"the engine's machine, {engine.platform}, runs no programs for {spec.platform}",
             next_step="invoke doctor --stack STACK --fix switches emulation on, for the stack that is built",
         ) from error
-    return made
+    return raw
 
 
 def write_first_root(target: Path, spec: RootfsSpec, store: Store) -> None:
@@ -193,9 +193,8 @@ def join_deb(members: dict[str, bytes]) -> bytes:
     return b"".join(rows)
 
 
-def canonical(made: BinaryIO) -> Iterator[bytes]:
+def canonical(raw: BinaryIO) -> Iterator[bytes]:
     """The same members with sorted names, fixed times and plain headers, without files that an engine leaves."""
-    members = [
-        member for member in read_members(made).values() if member.kind == DIRECTORY or not is_ephemeral(member.path)
-    ]
-    return canonical_layer(made, link_first({member.path: member for member in members}).values()).chunks()
+    members = read_members(raw).items()
+    found = {path: member for path, member in members if member.kind == DIRECTORY or not is_ephemeral(path)}
+    return canonical_layer(raw, link_first(found).values()).chunks()

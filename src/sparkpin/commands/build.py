@@ -141,7 +141,7 @@ def fetch(*, recipe: str | None, stack: str | None) -> None:
     last = pairings[-1]
     wanted = [(last.stack, last.stack_lock)]
     if (machine := this_platform()) in last.stack.build_on:
-        wanted += filter(None, [cross_build.stand_in_debs(paths, last.stack, machine)])
+        wanted.append(cross_build.native_stack(paths, last.stack, machine))
     for one, lock in wanted:
         report = fetching.fetch_stack(paths, one, lock, say)
         what = "stack" if one is last.stack else "root file system to build it in, stack"

@@ -18,13 +18,13 @@ from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositor
 from sparkpin.core.errors import IntegrityError
 from sparkpin.fetch.model_files import fetched_of, named_parts
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import BY_DIGEST, LockedFile, RepositoryLock
+from sparkpin.pins.schema import LockedFile, RepositoryLock
 from sparkpin.releases.record import Release
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
 LISTED = ("deb", "wheel", "mod", "tool", "gguf", "model")  # in the SBOM; the statement has all kinds
 
-Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "gguf", "model", "image"]
+Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "gguf", "model"]
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,8 @@ class Material:
     """One input."""
 
     kind: Kind
-    """"mod" is the wheel that a mod's sources became, "text" what was written for a build
-    (Dockerfile, lists of wheels), "project" a file that people edit or a lock, "image" a base by digest, "gguf" the
-    wheel that a model's files were converted from."""
+    """"mod" is the wheel that a mod's sources became, "text" what was written for a build (Dockerfile, lists of
+    wheels), "project" a file that people edit or a lock, "gguf" the wheel that a model's files were converted from."""
     name: str  # with `where` unique among its kind
     version: str  # of a model's file the revision
     sha256: str
@@ -110,9 +109,6 @@ def recorded(release: Release, records: Sequence[BuildRecord]) -> Iterator[Mater
         if record.rootfs:
             yield text("rootfs.sh", record.stage, record.rootfs.script)
             yield from (deb(file, record.rootfs.suite) for file in record.rootfs.debs)
-        elif BY_DIGEST.fullmatch(record.parent_ref):
-            name, _, digest = record.parent_ref.partition("@sha256:")
-            yield Material("image", name, "", digest, None, record.stage, "")
         yield from (context_file(row, record.stage) for row in record.context)
 
 

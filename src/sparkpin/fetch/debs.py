@@ -66,14 +66,14 @@ class Apt:
     def closure(self, stack: Stack) -> list[LockedDeb]:
         """Everything that a new system of Essential packages plus `debian.packages` holds, sorted by name."""
         # usr-is-merged: rootfs merges /usr itself, so the package that would do it, and Perl with it, stays out.
-        wanted = ["?essential", "usr-is-merged", *stack.system.packages]
+        wanted = ["?essential", "usr-is-merged", *stack.debian.packages]
         done = self.run("apt-get", "-qq", "--print-uris", "install", *wanted)
         if done.returncode != 0:
             raise ManifestError(
                 f"pins/stacks/{stack.name}.yaml",
                 "debian.packages",
-                stack.system.packages,
-                f"packages that Debian {stack.system.suite} has and that fit together; apt says:\n{tail(done)}",
+                stack.debian.packages,
+                f"packages that Debian {stack.debian.suite} has and that fit together; apt says:\n{tail(done)}",
             )
         return parse_uris(done.stdout, self.mirrors)
 
@@ -129,14 +129,14 @@ def open_apt(root: Path, stack: Stack) -> Apt:
     (root / "apt.conf").write_text(
         apt_conf(root, ARCHITECTURES[stack.platform], host_apt("apt-config", "dump", "--no-empty"))
     )
-    apt = Apt(root, mirrors_of(stack.system.suite))
+    apt = Apt(root, mirrors_of(stack.debian.suite))
     (root / "sources.list").write_text("".join(f"{line}\n" for line in sources(apt.mirrors)))
     done = apt.run("apt-get", "-qq", "--error-on=any", "update")
     if done.returncode != 0:
         if "No space left on device" in done.stderr:
             raise_no_space(root)
         raise NetworkError(
-            f"apt could not fetch the package lists of {stack.system.suite}:\n{tail(done)}", next_step=OFFLINE
+            f"apt could not fetch the package lists of {stack.debian.suite}:\n{tail(done)}", next_step=OFFLINE
         )
     return apt
 
@@ -203,7 +203,7 @@ def fetch_debs(stack: Stack, at: str, wanted: Sequence[LockedDeb], store: Store,
         return
     total, done, reported = sum(deb.size for deb in wanted), 0, time.monotonic()
     faults = list[SparkpinError]()
-    with archives(stack.system.suite, at, say) as source:
+    with archives(stack.debian.suite, at, say) as source:
         for number, deb in enumerate(wanted, 1):
             try:
                 source.fetch(deb, store)

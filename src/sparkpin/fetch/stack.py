@@ -47,9 +47,8 @@ def lock_stack(paths: Paths, name: str, say: Say, *, newer: Newer | None = None)
         if newer is None or newer.what != "debian":
             wheels = index_closure(stack, target, wheels, file, say, newer)
         say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
-    base = stack.base.image if stack.base else ""
     time = former.time if former and former.debs == debs else f"{datetime.now(UTC):{TIME}}" if debs else ""
-    lock = StackLock(stack=name, inputs=stack_inputs(stack), time=time, base=base, debs=debs, wheels=wheels)
+    lock = StackLock(stack=name, inputs=stack_inputs(stack), time=time, debs=debs, wheels=wheels)
     check_unique(lock, lock_file)
     if former:
         require_forward(former, lock, lock_file, say)
@@ -59,9 +58,7 @@ def lock_stack(paths: Paths, name: str, say: Say, *, newer: Newer | None = None)
 
 
 def debian_closure(stack: Stack, store: Store, say: Say) -> list[LockedDeb]:
-    """The root file system's packages; none where images stand on somebody else's. store: has room for apt's lists."""
-    if stack.debian is None:
-        return []
+    """The root file system's packages. store: has room for apt's lists."""
     say(f"lock {stack.name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
     with store.scratch() as folder:
         debs = open_apt(folder, stack).closure(stack)

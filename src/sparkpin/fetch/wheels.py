@@ -83,9 +83,7 @@ ANYWHERE = WheelTarget("3.13.0", "x86_64", 17)
 
 
 def target_of(stack: Stack, debs: Iterable[LockedFile]) -> WheelTarget:
-    """The target, read from the locked Debian packages or the stack's base: its Python's full version and its glibc."""
-    if stack.base:
-        return WheelTarget(stack.base.python, MACHINES[stack.platform], stack.base.glibc)
+    """The target, read from the locked Debian packages: its Python's full version and its glibc."""
     versions = {deb.name: deb.version for deb in debs}
     python, glibc = versions.get(f"python{stack.python.version}-minimal"), versions.get("libc6")
     if not python or not glibc:
@@ -93,7 +91,7 @@ def target_of(stack: Stack, debs: Iterable[LockedFile]) -> WheelTarget:
             f"pins/stacks/{stack.name}.yaml",
             "python.version",
             stack.python.version,
-            f"a Python that Debian {stack.system.suite} has, with python3 in debian.packages",
+            f"a Python that Debian {stack.debian.suite} has, with python3 in debian.packages",
         )
     full, minor = re.match(r"[\d.]+", python), re.match(r"2\.(\d+)", glibc)
     assert full and minor, (python, glibc)

@@ -222,7 +222,7 @@ def stack_inputs(stack: Stack) -> str:
     return digest_of(
         [
             stack.platform,
-            (stack.base or stack.system).model_dump(mode="json"),
+            stack.debian.model_dump(mode="json"),
             [python.version, python.requirements, sorted(python.exclude), python.torch_backend],
             [sorted(python.constraints), sorted(python.overrides)],
         ]

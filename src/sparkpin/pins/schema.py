@@ -14,7 +14,6 @@ Exactly = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[^=]+$")]
 Bound = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(==|!=|<=|>=|~=|<|>)[^=;\s]+$")]
 ImageText = Annotated[str, Field(pattern=r"^[\w@%+=:,./-]+$")]  # stands in a Dockerfile as it is
 ImagePath = Annotated[str, Field(pattern=r"^(/[\w@%+=:,-][\w@%+=:,.-]*)+$")]
-BY_DIGEST = re.compile(r"[a-z0-9][\w./:-]*@sha256:[0-9a-f]{64}")  # behind a tag lie other bytes tomorrow
 Reason = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
@@ -53,19 +52,8 @@ class Debian(StrictModel):
     packages: list[str]
 
 
-class Base(StrictModel):
-    """An image that somebody else made, in place of a root file system of Debian's packages.
-
-    image: `name@sha256:...`. python: full version of its /usr/bin/python3; glibc: minor version of its 2.x.
-    """
-
-    image: Annotated[str, Field(pattern=f"^{BY_DIGEST.pattern}$")]
-    python: Annotated[str, Field(pattern=r"^3\.\d+\.\d+$")]
-    glibc: Annotated[int, Field(ge=17)]
-
-
-VENV, USER, LINKS, STACK_MODS = "venv", "user", "links", "stack-mods"
-RESERVED = frozenset({VENV, USER, LINKS, STACK_MODS})  # names of layers that the images have besides those of a stack
+VENV, LINKS, STACK_MODS = "venv", "links", "stack-mods"
+RESERVED = frozenset({VENV, LINKS, STACK_MODS})  # names of layers that the images have besides those of a stack
 
 
 class PythonLayer(StrictModel):
@@ -136,7 +124,7 @@ class StackGpu(StrictModel):
 class Stack(StrictModel):
     """pins/stacks/<name>.yaml: every external input of the images for one platform.
 
-    debian, base: one of them, what the images stand on. gpu: absent for images that use none.
+    debian: what the images stand on. gpu: absent for images that use none.
     build_on: platform of another machine -> the stack in whose root file system the build's steps run there, natively:
     of the same Debian and the same Python.
     """
@@ -145,8 +133,7 @@ class Stack(StrictModel):
     description: str
     platform: PLATFORMS
     default_recipe: Name
-    debian: Debian | None = None
-    base: Base | None = None
+    debian: Debian
     python: Python
     build_on: dict[PLATFORMS, Name] = {}
     gpu: StackGpu | None = None
@@ -154,40 +141,22 @@ class Stack(StrictModel):
     mods: list[Name] = []
     serve: Serve = Field(default_factory=Serve)
 
-    @model_validator(mode="after")
-    def check_base(self) -> Stack:
-        if (self.debian is None) == (self.base is None):
-            raise ValueError("either `debian` or `base`: what the images stand on")
-        if self.base and self.build_on:
-            raise ValueError("`build_on` only with `debian`: nobody knows how the Python of `base` was built")
-        if self.base and not self.base.python.startswith(f"{self.python.version}."):
-            raise ValueError(f"`python.version` is {self.python.version}, `base.python` {self.base.python}: one Python")
-        return self
-
     @property
     def vllm(self) -> str:
         """The version that is pinned; "" where none is."""
         found = (re.match(r"vllm(?:-cpu)?==([^+]+)", requirement) for requirement in self.python.requirements)
         return next((match[1] for match in found if match), "")
 
-    @property
-    def system(self) -> Debian:
-        """For stacks without `base`."""
-        assert self.debian is not None
-        return self.debian
-
 
 class StackLock(StrictModel):
     """pins/stacks/<name>.lock. inputs: SHA-256 of the parts of the stack file that decide the closure.
 
-    time: UTC of when `debs` were locked (`20261121T083914Z`), for Debian's snapshot archive. base: the image by digest
-    that the images stand on; empty where `debs` make their root file system.
+    time: UTC of when `debs` were locked (`20261121T083914Z`), for Debian's snapshot archive.
     """
 
     stack: Name
     inputs: Sha256
     time: Annotated[str, Field(pattern=r"^(\d{8}T\d{6}Z)?$")] = ""
-    base: str = ""
     debs: list[LockedDeb]
     wheels: list[LockedFile]
 

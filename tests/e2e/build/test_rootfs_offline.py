@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import uv
 from in_container import output_of
 from newer_engine import NEWER, newer_cli, newer_engine
 from newer_engine import newer_root as newer_root
 from places import PROJECT
 
-from sparkpin.build import digests, rootfs
+from sparkpin.build import rootfs
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
+from sparkpin.evidence import digests
 from sparkpin.fetch.store import Store
 from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
@@ -93,7 +95,16 @@ def test_debian_13_as_host(paths: Paths, published: str, newer_root: Path, tmp_p
     """A container of it with the engine's socket: its own Python and Docker CLI, no mmdebstrap, no apt that is used."""
     engine, ref = Engine.connect(), "sparkpin/test-debian-13-host:latest"
     packages = tmp_path / "packages"
-    argv = [sys.executable, "-m", "sparkpin.fetch.pip_settings", "uv", "pip", "install", "--quiet", "--require-hashes"]
+    argv = [
+        sys.executable,
+        "-m",
+        "sparkpin.fetch.pip_settings",
+        uv.find_uv_bin(),
+        "pip",
+        "install",
+        "--quiet",
+        "--require-hashes",
+    ]
     argv += [
         "--python-version",
         "3.13",
