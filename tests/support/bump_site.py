@@ -32,7 +32,7 @@ from sparkpin.fetch.stack import lock_stack
 from sparkpin.history.bisect import trial as trying
 from sparkpin.history.bump import record
 from sparkpin.history.bump.record import Bump
-from sparkpin.host import machine
+from sparkpin.host import preflight
 from sparkpin.measure.bench.ratios import ALL, ratio
 from sparkpin.measure.bench.record import Comparison, Conditions
 from sparkpin.pins.schema import LockedDeb
@@ -244,7 +244,7 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(task, name, value)
     monkeypatch.setattr(task.BenchPlace, "here", lambda *_: None)
     monkeypatch.setattr(task.inspecting, "inspect", inspect)
-    monkeypatch.setattr(machine, "disk", lambda *_, **more: [])
+    monkeypatch.setattr(preflight, "disk", lambda *_, **more: [])
     for name, value in (("at_work", at_work), ("fetch_missing", lambda *_: None), ("build_images", build_images)):
         monkeypatch.setattr(trying, name, value)
 

@@ -40,4 +40,4 @@ rm -f /var/cache/ldconfig/aux-cache /etc/*- /var/lib/dpkg/*-old /var/cache/debco
 # Nobody reads manuals or translations in this image. Licences stay.
 find /usr/share/doc -mindepth 1 ! -type d ! -name copyright -delete
 find /usr/share/doc -mindepth 1 -type d -empty -delete
-for name in bug doc-base info lintian locale man; do rm -rf "/usr/share/$name"; done
+for name in bug doc-base info lintian locale man; do rm -rf "/usr/share/${name:?}"; done

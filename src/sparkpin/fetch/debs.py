@@ -242,8 +242,9 @@ class Archives:
         """URLs, the likeliest first. The snapshot archive is asked for a day later, too: it may have copied what the
         mirror had only after the lock was written.
         """
-        path, mirrors = quote(deb.path), [uri for uri, release in self.mirrors if archive_of(release) == deb.archive]
-        found = [f"{uri}{path}" for uri in dict.fromkeys(mirrors) if uri.startswith("http")]
+        path, web = quote(deb.path), [row for row in self.mirrors if row[0].startswith("http")]
+        mirrors = [uri for uri, release in web if archive_of(release) == deb.archive] or [f"{MIRROR}/{deb.archive}/"]
+        found = [f"{uri}{path}" for uri in dict.fromkeys(mirrors)]
         if self.at:
             moment = datetime.strptime(self.at, TIME)
             days = [each.strftime(TIME) for each in (moment, moment + timedelta(days=1))]

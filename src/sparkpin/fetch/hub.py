@@ -134,38 +134,35 @@ class Source:
 
         info = patient(ask, f"the list of files of {self.name}", say, tries=LIST_TRIES)
         found = [(row, row.lfs.sha256 if row.lfs else "") for row in info.siblings or []]
-        rows = [
-            Listed(row.rfilename, row.size or 0, sha256, (not sha256 and row.blob_id) or "") for row, sha256 in found
+        return str(info.sha), [
+            Listed(row.rfilename, row.size or 0, sha256, "" if sha256 else row.blob_id or "") for row, sha256 in found
         ]
-        return str(info.sha), rows
 
     @contextlib.contextmanager
     def plain_errors(self, what: str) -> Iterator[None]:
         """The library's errors as NetworkError with a next step, or as Temporary where asking again helps."""
         from huggingface_hub import constants, errors, get_token
 
+        hub = constants.ENDPOINT.rpartition("@")[2]  # an address may have a password
         try:
             yield
         except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled) as error:
-            answer = getattr(error, "response", None)
-            status = answer.status_code if answer else 0
-            cause, step = f"the Hub answers {status}", f"{AGAIN}; on 401 or 403 check HF_TOKEN"
-            if answer and (status in (408, 429) or status >= 500):
+            answer: Any = getattr(error, "response", None)
+            status = 0 if answer is None else answer.status_code
+            cause = f"the Hub answers {status}"
+            if status in (408, 429) or status >= 500:
                 raise Temporary(cause, pause_of(answer.headers)) from error
-            words = {"hub": constants.ENDPOINT, "repo": self.repo}
-            words["token"] = "" if get_token() else ", and no token is set"
-            cause, step = REFUSALS.get(type(error).__name__, (cause, step))
-            message = f"cannot fetch {what} of {self.name}: {cause.format_map(words)}"
-            raise NetworkError(message, next_step=step.format_map(words)) from error
+            token = "" if get_token() else ", and no token is set"
+            texts = REFUSALS.get(type(error).__name__, (cause, f"{AGAIN}; or check HF_TOKEN"))
+            words = [text.format(hub=hub, repo=self.repo, token=token) for text in texts]
+            raise NetworkError(f"cannot fetch {what} of {self.name}: {words[0]}", next_step=words[1]) from error
         except Exception as error:
             # httpx or httpx2: it depends on the library's version.
             is_lost = type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2")
             if not is_lost and not isinstance(error, ConnectionError | TimeoutError):
                 raise
-            server = f"{constants.ENDPOINT}, or the storage of its large files,"
-            raise Temporary(
-                f"{server} does not answer ({error or type(error).__name__})", next_step=UNREACHED
-            ) from error
+            cause = f"{hub}, or its storage of large files, does not answer ({error or type(error).__name__})"
+            raise Temporary(cause, next_step=UNREACHED) from error
 
 
 def is_whole(path: Path, size: int) -> bool:

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from sparkpin.checkpoint.content import Hashes
 from sparkpin.checkpoint.repository import Listing, Places, header_of
 from sparkpin.checkpoint.write import link_or_copy
-from sparkpin.core import files
+from sparkpin.core import files, terminal
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
@@ -283,6 +283,8 @@ def fetch_pieces(paths: Paths, pin: ModelPin, pieces: Sequence[Piece], say: Say,
     needed = sum(piece.length for piece in pieces)
     needed -= sum(piece.part.stat().st_size for piece in pieces if piece.part.is_file())
     files.require_space(paths.models, needed, "the model's files", "SPARKPIN_CACHE")
+    if any(piece.source.folder is None for piece in pieces):
+        say(f"fetching {pin.name}: {terminal.size(needed)}")
     usual = f"invoke build --fetch-only; if that fails, too, the Hub has another file: invoke lock --model {pin.name}"
     transfer.fetch(pieces, say, title=f"fetching {pin.name}", advice=advice or usual)
 

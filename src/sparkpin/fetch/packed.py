@@ -244,7 +244,7 @@ def content(path: Path, name: str) -> bytes:
 
 
 def files_of(folder: Path) -> Iterator[tuple[str, int, str, str]]:
-    """What a Hub tells of a repository's files: name, size, SHA-256 of a large file, git's blob hash of another."""
+    """What a Hub lists of a repository's files: name, size, SHA-256 of a large file, git's blob hash of another."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         large = path.suffix == ".safetensors"
         hashes = (sha256_file(path)[0], "") if large else ("", git_blob_sha1(path.read_bytes()))

@@ -18,7 +18,7 @@ TRUE = ("y", "yes", "t", "true", "on", "1")  # as pip reads its settings
 
 
 def indexes(command: str = "download") -> dict[str, str]:
-    """The environment for uv, with the indexes that the user's pip is configured for, unless uv has been told of one.
+    """The environment for uv, with the indexes that the user's pip is configured for, unless uv is set up for one.
 
     A mirror or a folder of wheels that pip uses is meant for this, too. command: pip's, which has settings of its own.
     """

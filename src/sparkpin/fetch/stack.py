@@ -70,8 +70,8 @@ def debian_closure(stack: Stack, store: Store, say: Say) -> list[LockedDeb]:
 
 
 def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
-    """The lock that is there, to which what is offered now is held. ManifestError for a damaged one, and where one is
-    needed and none is there."""
+    """The lock that is there, with which what is offered now is compared. ManifestError for a damaged one, and where
+    one is needed and none is there."""
     file = f"pins/stacks/{name}.lock"
     is_there = (paths.project / file).is_file()
     if not (is_there or needed):
@@ -81,7 +81,7 @@ def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
     except ManifestError as error:
         if not is_there:
             raise
-        step = f"git checkout {file}, or to believe all hashes anew: rm {file}; then invoke lock --stack {name}"
+        step = f"git checkout {file}, or, for all hashes as offered now, rm {file}; then invoke lock --stack {name}"
         raise ManifestError(error.file, error.key, error.got, error.expected, next_step=step) from None
 
 
@@ -89,7 +89,7 @@ def require_forward(former: StackLock, lock: StackLock, file: str, say: Say) -> 
     """What a lying or stale mirror or index does: other bytes under a name or of a version that is locked, or older
     versions.
 
-    Raises IntegrityError. New pins may want older versions, or another file of one: these are only told.
+    Raises IntegrityError. New pins may want older versions, or another file of one: these are only reported.
     """
     debs, wheels = ({row.name: row for row in rows} for rows in (former.debs, former.wheels))
     rows: list[tuple[LockedFile, LockedFile]] = [(debs[deb.name], deb) for deb in lock.debs if deb.name in debs]
@@ -99,22 +99,21 @@ def require_forward(former: StackLock, lock: StackLock, file: str, say: Say) -> 
     changed = [(old, new) for old, new in rows if old.file != new.file and old.sha256 != new.sha256]
     other = [f"{old.file} -> {new.file}" for old, new in changed if old.version == new.version]
     older = [f"{new.name} {old.version} -> {new.version}" for old, new in rows if is_older(new, old)]
-    anew = f"if that is meant: rm {file}, then invoke lock --stack {lock.stack}"
-    if same_name:
-        raise IntegrityError(
-            f"{file}: other bytes than those locked are offered under the same names: {', '.join(same_name)}",
-            next_step=f"ask whoever runs the index or the mirror; {anew}",
-        )
-    if other and former.inputs == lock.inputs:
-        raise IntegrityError(
-            f"{file}: the pins are the same, and other files of the versions locked are offered: {', '.join(other)}",
-            next_step=f"look whether their project published them; {anew}",
-        )
-    if older and former.inputs == lock.inputs:
-        raise IntegrityError(
-            f"{file}: the pins are the same, and older versions than those locked are offered: {', '.join(older)}",
-            next_step=f"look whether the mirror is stale, or the newer ones were withdrawn; {anew}",
-        )
+    pins_are_same = former.inputs == lock.inputs
+    for found, what, step in (
+        (same_name, "other bytes than those locked, under the same names", "ask whoever runs the index or the mirror"),
+        (other if pins_are_same else [], "other files of locked versions", "see whether their project published them"),
+        (
+            older if pins_are_same else [],
+            "older versions than those locked",
+            "see whether the mirror is stale, or newer ones were withdrawn",
+        ),
+    ):
+        if found:
+            raise IntegrityError(
+                f"{file}: the index or the mirror offers {what}: {', '.join(found)}",
+                next_step=f"{step}; if that is meant: rm {file}, then invoke lock --stack {lock.stack}",
+            )
     for row in older:
         say(f"  older than before: {row}")
     for row in other:

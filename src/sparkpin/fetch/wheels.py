@@ -310,7 +310,7 @@ def fault_of(wheel: LockedFile, done: subprocess.CompletedProcess[str]) -> Spark
 
 
 def urls_of(backend: str, target: WheelTarget, part: Sequence[LockedFile]) -> dict[str, str]:
-    """File -> URL, as uv finds them where pip finds none: in PyTorch's own index, or one that uv alone is told of.
+    """File -> URL, as uv finds them where pip finds none: in PyTorch's own index, or one that uv alone is set up for.
     Empty where one is missing there, too."""
     done = resolve(backend, target, [f"{wheel.name}=={wheel.version}" for wheel in part], "--no-deps")
     rows = [row for each in packages(done) for row in each.get("wheels", [])] if not done.returncode else []

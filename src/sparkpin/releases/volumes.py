@@ -51,7 +51,8 @@ def checkpoint_volume(engine: Engine, release: Release) -> str | None:
             require_own(name, engine.client.volumes.get(name).attrs, release.checkpoint_key)
         except NotFound:
             return None
-    answer = ask(engine, release, {"do": "look", "folder": MODEL_PATH, "key": release.checkpoint_key}, mode="ro")
+    order = {"do": "look", "folder": MODEL_PATH, "key": release.checkpoint_key}
+    answer = ask(engine, release, order, mode="ro,nocopy")  # else an empty volume gets the owner of the image's folder
     if "changed" in answer:
         step = f"invoke export {release.tag} URL --with-checkpoint sends what differs again"
         raise CheckpointError(f"volume {name}: {answer['changed']}", next_step=step)

@@ -92,6 +92,17 @@ def test_a_snapshot_that_was_taken_after_the_lock(paths: Paths, archive: DebianA
     assert is_stored(paths, LIBC)
 
 
+def test_where_the_host_s_apt_names_no_mirror_debian_s_own_is_asked(
+    paths: Paths, archive: DebianArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Ubuntu, where apt knows no suite of Debian's, or with a folder as the mirror."""
+    monkeypatch.setattr(debs, "mirrors_of", lambda suite: [("file:/mirror/debian/", "s")])
+    monkeypatch.setattr(debs, "MIRROR", f"{archive.url}/mirror")
+    archive.mirror(OPENSSL, DATA["openssl"])
+    fetch(paths, OPENSSL)
+    assert is_stored(paths, OPENSSL)
+
+
 @pytest.mark.parametrize("data", [None, b"other bytes", DATA["libc6"] + b"x"], ids=["gone", "changed", "longer"])
 def test_what_nobody_has_is_one_error_that_names_the_places(
     paths: Paths, archive: DebianArchive, data: bytes | None
@@ -113,9 +124,9 @@ def test_a_busy_archive_is_left_alone_as_long_as_it_asks(
     paths: Paths, archive: DebianArchive, pauses: list[float]
 ) -> None:
     archive.mirror(LIBC, DATA["libc6"])
-    archive.busy[f"/mirror/debian/{LIBC.path}"] = [(429, "7"), (503, "")]
+    archive.busy[f"/mirror/debian/{LIBC.path}"] = [(429, "7"), (503, "Thu, 01 Jan 1970 00:00:09 GMT"), (503, "")]
     fetch(paths, LIBC)
-    assert is_stored(paths, LIBC) and pauses == [7.0, 2.0]
+    assert is_stored(paths, LIBC) and pauses == [7.0, 9.0, 4.0]
 
 
 def test_pauses_have_an_end(paths: Paths, archive: DebianArchive, pauses: list[float]) -> None:

@@ -401,16 +401,6 @@ def test_no_hub_is_a_network_error(remote: Remote, locked: ModelLock, pauses: li
     assert pauses[-3:] == [1, 2, 4], "no half a minute for a list"
 
 
-def test_unknown_repository_and_revision(remote: Remote) -> None:
-    with remote.online():
-        remote.edit_pin("fp8", revision="c" * 40)
-        with pytest.raises(NetworkError, match="acme/sample-fp8 at cccccccccccc: "):
-            remote.lock()
-        remote.edit_pin("fp8", repo="acme/other")
-        with pytest.raises(NetworkError, match=r"acme/other at .*: "):
-            remote.lock()
-
-
 @pytest.mark.parametrize("data", [b"", b"1234567", (100).to_bytes(8, "little") + b"{}" + bytes(97)])
 def test_a_header_that_is_longer_than_its_file(folders: Remote, data: bytes) -> None:
     (folders.source("fp8") / SHARD).write_bytes(data)

@@ -1,0 +1,52 @@
+"""What a rebuild leaves behind. tests/engine/build/test_reproduce.py has whole ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from private_engine import quiet
+
+from sparkpin.build import reproduce
+from sparkpin.core.errors import HostError
+from sparkpin.core.paths import Paths
+from sparkpin.host import daemon
+from sparkpin.host.daemon import Daemon
+
+STUBBORN = "#!/bin/sh\ntrap '' TERM\necho ready\nwhile :; do sleep 0.05; done\n"
+
+
+def test_an_engine_that_does_not_stop_is_found_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pid file is what finds it, so nothing of the run goes before it has ended."""
+    program = tmp_path / "dockerd"
+    program.write_text(STUBBORN)
+    program.chmod(0o755)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_engine(paths: Paths, say: object, engine: Daemon) -> None:
+        process = subprocess.Popen([program], stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout and process.stdout.readline() == b"ready\n"
+        engine.pidfile.write_text(str(process.pid))
+
+    monkeypatch.setattr(daemon, "STOP_TIMEOUT", 0.3)
+    monkeypatch.setattr(reproduce, "start_engine", start_engine)
+    monkeypatch.setattr(reproduce.Engine, "at", lambda url: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
+    try:
+        with reproduce.engine_apart(paths, quiet):
+            pass
+        (folder,) = paths.work.glob(f"{reproduce.PREFIX}*")
+        sockets = Path((folder / reproduce.SOCKETS).read_text())
+        with pytest.raises(HostError):
+            reproduce.clear_leftovers(paths, quiet)
+        assert (sockets / "docker.pid").is_file() and folder.is_dir()
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    reproduce.clear_leftovers(paths, quiet)
+    assert not folder.exists() and not sockets.exists()
