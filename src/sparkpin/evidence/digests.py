@@ -82,7 +82,7 @@ def load(project: Path, stack: str) -> Published | None:
 
 def compare(
     published: Published | None,
-    chain: Sequence[RenderedImage] | Sequence[BuildRecord],
+    chain: Sequence[RenderedImage | BuildRecord],
     image: str,
     diff_ids: Sequence[str],
 ) -> Comparison | None:
