@@ -82,8 +82,9 @@ class Engine:
     def connect(cls, host: Mapping[str, str] | None = None) -> Engine:
         """The engine of an environment (None: this process's), which answers. EngineError when none does, or the user
         may not talk to it."""
+        where = "" if host is not None else environment().get("DOCKER_HOST", "the default socket")
         host = environment() if host is None else host
-        with engine_errors():
+        with engine_errors(where and f" at {where}"):
             client = Client.from_env(timeout=CONNECT_SECONDS, environment=dict(host))
         client.api.timeout = WORK_SECONDS
         if client.api.base_url.startswith("http+docker://"):  # a socket: no proxy and no .netrc to look for each time
@@ -277,22 +278,20 @@ class Engine:
 
 
 @contextlib.contextmanager
-def engine_errors() -> Iterator[None]:
-    """Docker's errors as ours: what an engine answered, and what kept it from answering."""
+def engine_errors(where: str = "") -> Iterator[None]:
+    """Docker's errors as ours: what an engine answered, and what kept it from answering. where: such as " at URL"."""
     try:
         yield
     except docker.errors.APIError as error:
         raise refused(str(error.explanation or error)) from None
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        where = os.environ.get("DOCKER_HOST") or "the default socket"
         if isinstance(error, docker.errors.DockerException) and not isinstance(error.__cause__, Exception):
             raise refused(str(error)) from None
         if "PermissionError" in str(error):
-            raise EngineError(
-                f"no permission to talk to the Docker engine at {where}", next_step=daemon.JOIN_GROUP
-            ) from None
+            lack = f"no permission to talk to the Docker engine{where}"
+            raise EngineError(lack, next_step=daemon.JOIN_GROUP) from None
         late = f" within {QUESTION_SECONDS} s" if isinstance(error, requests.exceptions.ReadTimeout) else ""
-        raise EngineError(f"no Docker engine answers at {where}{late}", next_step="invoke doctor") from None
+        raise EngineError(f"no Docker engine answers{where}{late}", next_step="invoke doctor") from None
 
 
 def refused(text: str) -> EngineError | DiskError:
