@@ -261,7 +261,7 @@ class DockerfileSteps:
         """The settings of the image, as an image that adds no layer to its parent."""
         if " AS config\n" not in self.rendered.dockerfile:
             raise self.bad_template("has no stage `config`", "let one set ENV, USER, CMD, LABEL and the like")
-        self.build(self.context, tag=self.unsealed, target="config")
+        self.build(self.context, "config", "--tag", self.unsealed)
         image = self.engine.image(self.unsealed)
         if image is None:
             raise EngineError(f"the engine built {self.unsealed} and does not have it", next_step="invoke build")
@@ -281,7 +281,7 @@ class DockerfileSteps:
             context = Path(folder, "context")
             shutil.copytree(self.context, context, copy_function=os.link)
             target, below = self.tree_stage(name)
-            self.build(context, target=target, output=tar)
+            self.build(context, target, "--output", f"type=tar,dest={tar}")
         return read_layer(opened.enter_context(tar.open("rb")), folder=below)
 
     def tree_stage(self, name: str) -> tuple[str, bytes]:
@@ -292,17 +292,10 @@ class DockerfileSteps:
             return name, b"layer"
         return f"{name}-tree", b""
 
-    def build(self, context: Path, *, target: str, tag: str | None = None, output: Path | None = None) -> None:
-        buildkit.build(
-            context,
-            tag,
-            say=self.say,
-            target=target,
-            output=output,
-            platform=self.rendered.platform,
-            arguments={BUILDER: self.native} if self.native else {},
-            host=self.engine.host,
-        )
+    def build(self, context: Path, target: str, *words: str) -> None:
+        words += ("--target", target, "--platform", self.rendered.platform)
+        words += ("--build-arg", f"{BUILDER}={self.native}") if self.native else ()
+        buildkit.build(context, *words, say=self.say, host=self.engine.host)
 
     def bad_template(self, what: str, step: str) -> BuildError:
         return BuildError(f"{self.rendered.stage}: its Dockerfile {what}", next_step=step)

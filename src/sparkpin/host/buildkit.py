@@ -46,30 +46,13 @@ def builder() -> str:
     )
 
 
-def build(
-    context: Path,
-    tag: str | None = None,
-    *,
-    say: Say,
-    target: str | None = None,
-    output: Path | None = None,
-    platform: str | None = None,
-    no_cache: bool = False,
-    arguments: Mapping[str, str] = MappingProxyType({}),
-    host: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Build context/Dockerfile without network, into an image (`tag`) or a tar of its files (`output`).
+def build(context: Path, *words: str, say: Say, host: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Build context/Dockerfile without network. words: further options of `docker build`, as what becomes of it.
 
     One line of progress for each step; the BuildError has a failing step's last lines. host: of an engine, the
     environment that leads there.
     """
-    argv = [builder(), "build", "--network", "none", "--pull=false", "--progress", "plain"]
-    argv += ["--tag", tag] if tag else []
-    argv += ["--target", target] if target else []
-    argv += ["--output", f"type=tar,dest={output}"] if output else []
-    argv += ["--platform", platform] if platform else []
-    argv += ["--no-cache"] if no_cache else []
-    argv += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    argv = [builder(), "build", "--network", "none", "--pull=false", "--progress", "plain", *words]
     with subprocess.Popen(
         [*argv, str(context)],
         env={**os.environ, **host, **ENVIRONMENT},
