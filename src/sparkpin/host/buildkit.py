@@ -73,7 +73,7 @@ def build(context: Path, *words: str, say: Say, host: Mapping[str, str] = Mappin
 
 
 def follow(lines: Iterable[str], say: Say) -> str:
-    """Tell each step and, where it took time, its end. Returns what to show if the build fails."""
+    """Report each step and, where it took time, its end. Returns what to show if the build fails."""
     names: dict[str, str] = {}
     output: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=LAST_LINES))
     last: deque[str] = deque(maxlen=LAST_LINES)
@@ -104,9 +104,9 @@ def follow(lines: Iterable[str], say: Say) -> str:
     return "\n".join(last)
 
 
-def disk_full(said: str) -> DiskError:
+def disk_full(words: str) -> DiskError:
     return DiskError(
-        f"the Docker engine's disk is full:{said}",
+        f"the Docker engine's disk is full:{words}",
         next_step="`invoke prune --keep 2` removes old releases, `docker builder prune` the build cache",
     )
 
@@ -116,4 +116,4 @@ def failure(report: str, context: Path) -> BuildError | DiskError | EngineError:
         return disk_full(f"\n{report}")
     if re.search(r"cannot connect to the docker daemon|permission denied while trying to connect", report, re.I):
         return EngineError(f"the docker command does not reach the engine:\n{report}", next_step="invoke doctor")
-    return BuildError(f"the build failed in {report}", next_step="mend what the last lines say, then the same command")
+    return BuildError(f"the build failed in {report}", next_step="fix what the last lines name, then the same command")

@@ -168,7 +168,7 @@ class Engine:
             self.client.api.remove_image(ref)
 
     def save(self, ref: str, out: IO[bytes], saved: Callable[[int], object] = lambda count: None) -> None:
-        """`docker save` of one image. saved: is told the bytes as they come, once the engine has gathered them."""
+        """`docker save` of one image. saved: gets the bytes of each piece, once the engine has gathered them."""
         with engine_errors():
             for chunk in self.client.api.get_image(ref, chunk_size=CHUNK):
                 out.write(chunk)
@@ -201,8 +201,8 @@ class Engine:
         sealed: list[OciImage] = []
 
         def pieces() -> Iterator[bytes]:
-            whole = seal(parts, config, os=os, architecture=architecture, tag=tag, below=below)
-            sealed.append((yield from whole))
+            archive = seal(parts, config, os=os, architecture=architecture, tag=tag, below=below)
+            sealed.append((yield from archive))
 
         def counted() -> Iterator[bytes]:
             for piece in batched(pieces()):
@@ -268,9 +268,9 @@ class Engine:
         Not `docker import`: that dates the image, and before 23 it takes every image for the host's architecture.
         """
         with tar.open("rb") as file:
-            whole = Slice(file, 0, tar.stat().st_size)
+            layer = Slice(file, 0, tar.stat().st_size)
             config = {"Labels": dict(labels)}
-            self.load_sealed([whole], config, os="linux", architecture=architecture, tag=ref, sent=sent)
+            self.load_sealed([layer], config, os="linux", architecture=architecture, tag=ref, sent=sent)
         image = self.image(ref)
         if image is None:
             raise EngineError(f"the engine took {ref} and does not have it", next_step="invoke doctor")
