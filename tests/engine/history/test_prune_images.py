@@ -120,7 +120,7 @@ def test_prune_leaves_the_work_of_a_build_that_runs_now(paths: Paths, engine: En
     load_image(engine, "sparkpin/stack-cpu:base-bbbbbbbbbbbb", [file_layer("lonely", b"x" * 50_000)])
     load_image(engine, "sparkpin/stack-cpu:base-ffffffffffff", [file_layer("of another home", b"w" * 60_000)])
     mark = begun_mark(paths.images / "cpu-base-bbbbbbbbbbbb.json")  # as the build left it that was killed
-    mark.parent.mkdir(parents=True)
+    mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
     load_image(engine, "somebody/elses:1", [file_layer("theirs", b"y" * 70_000)])
     load_image(engine, "sparkpin/other-home:v2-cccccccccccc", [file_layer("home", b"z" * 10), file_layer("b", b"z")])
