@@ -33,7 +33,9 @@ from sparkpin.pins.schema import LINKS, RESERVED, STACK_MODS, VENV, Stack, Stack
 BUILDER = "BUILDER"  # the argument that names where the steps run: what the image stands on, or a native stand-in
 DIRECTIVE = re.compile(r"#\s*(syntax|escape|check)\s*=", re.I)
 FROM = re.compile(r"(?:--platform=\S+\s+)?(?P<image>\S+)(?:\s+as\s+(?P<name>\S+))?\s*$", re.I)
-SOURCE = re.compile(r"(?:--|,)from=(?P<image>[^\s,]+)", re.I)
+ARGUMENT = re.compile(r"\w+(?:=\S*)?")
+FLAGS = re.compile(r"(?:--\S*\s*)*")  # between COPY or RUN and what it copies or runs
+SOURCE = re.compile(r"from=(?P<image>[^\s,]+)", re.I)
 
 
 def render_chain(
@@ -202,30 +204,38 @@ def require_closed(text: str, parent_ref: str) -> None:
     engine itself would fetch a URL of ADD, a `# syntax=` frontend, or an image that a FROM or a --from names and it
     does not have.
     """
-    known = {"scratch", parent_ref}
-    if f"ARG {BUILDER}={parent_ref}" in (line for _, line in instructions(text)):
+    for number, raw in enumerate(text.split("\n"), start=1):
+        if not raw.replace("\t", " ").isprintable() or raw.rstrip().endswith("\\\\"):
+            raise refused(number, raw, r"printable characters, and no \\ at the end, which engines read otherwise")
+    known, argument = {"scratch", parent_ref}, f"ARG {BUILDER}={parent_ref}"
+    if argument in (line for _, line in instructions(text)):
         known.add(f"${BUILDER}")
     for number, line in instructions(text):
         if DIRECTIVE.match(line):
             raise refused(number, line, "no parser directive: a frontend would be fetched")
-        word, _, rest = line.partition(" ")
-        word = word.upper()
-        if word == "ADD":
+        word, rest = (*line.split(maxsplit=1), "")[:2]
+        word, flags = word.upper(), FLAGS.match(rest)[0]  # type: ignore[index]
+        if word in ("ADD", "ONBUILD"):
             raise refused(number, line, "COPY: the engine fetches what ADD names")
+        if word == "ARG" and line != argument and (BUILDER in rest or not ARGUMENT.fullmatch(rest)):
+            raise refused(number, line, argument)
         if word == "FROM":
             match = FROM.match(rest.strip())
             if match is None or match["image"] not in known:
                 raise refused(number, line, f"FROM {parent_ref}, scratch or a stage above")
             known |= {match["name"]} if match["name"] else set()
-        elif word in ("COPY", "RUN") and (far := [image for image in SOURCE.findall(rest) if image not in known]):
-            raise refused(number, line, f"a stage above, not {far[0]}")
+        elif word in ("COPY", "RUN"):
+            if far := [image for image in SOURCE.findall(flags) if image not in known]:
+                raise refused(number, line, f"a stage above, not {far[0]}")
+            if re.search(r"""["'\\]|--network|--security""", flags, re.I):
+                raise refused(number, line, "options without quotes and \\, none of network or security")
 
 
 def instructions(text: str) -> list[tuple[int, str]]:
     """(line number, instruction) with continued lines joined. Directives are the comments before the first of them."""
     found: list[tuple[int, str]] = []
     open_line = ""
-    for number, raw in enumerate(text.splitlines(), start=1):
+    for number, raw in enumerate(text.split("\n"), start=1):
         line = raw.strip()
         if not line or (line.startswith("#") and (found or not DIRECTIVE.match(line))):
             continue

@@ -38,6 +38,17 @@ def test_what_stays_inside_is_taken() -> None:
         ("COPY --from=venv /a /b", "ADD /a /b"),
         ("COPY --from=venv /a /b", "ADD \\\n  https://example.invalid/a /b"),
         ("from tree", "from later"),
+        ("from tree", "from\tdebian"),
+        ("from tree", "onbuild add http://example.invalid/x /x\nfrom tree"),
+        ("from tree", "ARG BUILDER=parent:1\nARG BUILDER=debian\nFROM $BUILDER"),
+        ("from tree", 'ARG BUILDER=parent:1\nARG BUIL"DER"=debian\nFROM $BUILDER'),
+        ("# A comment", "\ufeff# syntax=docker/dockerfile:1\n# A comment"),
+        ("copy --from=tree", "LABEL a=\\\\\nADD http://example.invalid/x /x\ncopy --from=tree"),
+        ("type=bind,from=venv", "from=busybox,type=bind"),
+        ("source=tools,", "source=tools\x1c,from=busybox,"),
+        ("--from=venv", "--'from'=busybox"),
+        ("--from=venv", "--fr\\om=busybox"),
+        ("RUN --mount", "RUN --network=host --mount"),
     ],
 )
 def test_what_leads_out_is_refused(old: str, new: str) -> None:
