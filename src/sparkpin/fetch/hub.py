@@ -202,11 +202,15 @@ def pause_of(headers: Mapping[str, str]) -> float:
     """Seconds that an overloaded server asks us to wait; 0 where it does not say."""
     from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
-    value = headers.get("Retry-After", "").strip()
-    with contextlib.suppress(ValueError):
-        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
     limit = parse_ratelimit_headers(headers)
-    return float(limit.reset_in_seconds + 1) if limit and limit.remaining == 0 else 0
+    return retry_after(headers) or (limit.reset_in_seconds + 1.0 if limit and limit.remaining == 0 else 0)
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    value = headers.get("Retry-After", "").strip()
+    with contextlib.suppress(ValueError, OverflowError):
+        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
+    return 0
 
 
 def patient(
