@@ -100,9 +100,10 @@ class Locking:
         hashes |= {row.file: files.sha256_file(site.folder / row.file)[0] for row in texts}
         known = {row.file: row.model_copy(update={"sha256": hashes.get(row.file)}) for row in entry.files}
         for row in self.former_rows(key, entry, "files"):
-            now, lock = known.get(row.file, row), self.manifest.with_suffix(".lock")
+            now, lock = known.get(row.file), self.manifest.with_suffix(".lock")
             step = f"{AGAIN}. If {lock} is what is wrong: rm {lock}, and lock again"
-            check(row, now.sha256 or row.sha256, now.size, f"{row.file} of {repo} at {revision[:12]}", step)
+            sha256, size = (now.sha256 or row.sha256, now.size) if now else ("(no such file)", 0)
+            check(row, sha256, size, f"{row.file} of {repo} at {revision[:12]}", step)
         return entry.model_copy(update={"files": [row for row in known.values() if row.sha256]})
 
     def list_files(self, key: str, repository: PinnedRepository) -> tuple[str, list[Listed]]:
