@@ -135,7 +135,8 @@ def open_apt(root: Path, stack: Stack) -> Apt:
         apt_conf(root, ARCHITECTURES[stack.platform], host_apt("apt-config", "dump", "--no-empty"))
     )
     apt = Apt(root, mirrors_of(stack.debian.suite))
-    (root / "sources.list").write_text("".join(f"{line}\n" for line in sources(apt.mirrors)))
+    rows = (f"deb [signed-by={KEYRING}] {uri} {release} main\n" for uri, release in apt.mirrors)
+    (root / "sources.list").write_text("".join(rows))
     done = apt.run("apt-get", "-qq", "--error-on=any", "update")
     if done.returncode != 0:
         if "No space left on device" in done.stderr:
@@ -191,11 +192,6 @@ def mirrors_of(suite: str) -> list[tuple[str, str]]:
     if suite not in {release for _, release in found}:
         found = {(f"{MIRROR}/{archive_of(release)}/", release) for release in releases}
     return sorted(found)
-
-
-def sources(mirrors: Sequence[tuple[str, str]]) -> list[str]:
-    """Lines of a sources.list."""
-    return [f"deb [signed-by={KEYRING}] {uri} {release} main" for uri, release in mirrors]
 
 
 def fetch_debs(stack: Stack, at: str, wanted: Sequence[LockedDeb], store: Store, say: Say) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.checkpoint.plan import make_plan, taken
+from sparkpin.checkpoint.plan import donor_tensors, make_plan
 from sparkpin.checkpoint.repository import OTHER, is_shard
 from sparkpin.checkpoint.safetensors import PREFIX_BYTES, header_length
 from sparkpin.checkpoint.steps import locked_steps
@@ -48,7 +48,7 @@ def lock_model(paths: Paths, name: str, say: Say, *, newest: bool = False) -> Mo
         entries = {key: locking.with_headers(key, locking.with_files(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
         listings = {key: listing_of(paths, pin, key, entry) for key, entry in entries.items()}
-        for key, places in taken(make_plan(listings, pin, locked_steps(pin))).items():
+        for key, places in donor_tensors(make_plan(listings, pin, locked_steps(pin))).items():
             spans = {info.name: (file, info.begin, info.end) for _, file, info in places}
             entries[key] = locking.with_parts(key, entries[key], "tensors", spans)
         lock = ModelLock(model=name, inputs=manifests.model_inputs(pin), gguf=gguf, repositories=entries)
