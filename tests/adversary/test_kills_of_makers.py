@@ -102,7 +102,7 @@ def test_build(source: Source, record_property: Callable[[str, object], None]) -
         found = require_coherent(paths, engine)
         assert len(found) > known and found[-1].stage == "two"
         known = len(found)
-        assert not left(paths.home) and not list((paths.home / "begun").glob("*.json"))
+        assert not left(paths.home) and not list(paths.images.glob("*.begun"))
         assert not [tag for image in engine.client.images.list() for tag in image.tags if UNSEALED in tag]
     record_property("trials", KILLS)
 

@@ -117,7 +117,7 @@ def test_debian_13_as_host(paths: Paths, published: str, newer_root: Path, tmp_p
     if done.returncode:
         pytest.skip(f"no packages for its Python: {done.stderr[-300:]}")
     with subprocess.Popen(["tar", "-C", newer_root, "-c", "."], stdout=subprocess.PIPE) as tar:
-        subprocess.run([*buildkit.builder()[:1], "import", "-", ref], stdin=tar.stdout, check=True, capture_output=True)
+        subprocess.run(["docker", "import", "-", ref], stdin=tar.stdout, check=True, capture_output=True)
     store = str(paths.store.resolve())
     mounts = {store: "/store", str(PROJECT): "/project", str(packages): "/packages"}
     start = 'mkdir /tmp/cache && ln -s /store /tmp/cache/store && exec python3 -c "$0" /project /tmp/cache /tmp/home'

@@ -17,8 +17,8 @@ from carried_release import CHECKOUT, Source, carried_release, engine_with_url
 from checkout import INVOKE
 from private_engine import file_layer, load_image, quiet
 
+from sparkpin.build import consistent, make
 from sparkpin.build import image as build
-from sparkpin.build import make, origin
 from sparkpin.build.consistent import IMPORTS
 from sparkpin.build.make import checkpoint_of
 from sparkpin.build.pair import pair
@@ -244,7 +244,7 @@ def test_own_builds_take_nothing_for_built_that_was_brought(
     base = source.releases[0]
     import_bundle(paths, source.engine, write(source, tmp_path / "base.tar", base), quiet)
     (record,) = records_of(paths, base)
-    assert is_imported(paths, record.rendered) and origin.is_from_elsewhere(paths, base)
+    assert is_imported(paths, record.rendered) and consistent.is_from_elsewhere(paths, base)
     assert build.find_built(paths, source.engine, record.rendered) is None
     assert build.find_built(paths, source.engine, record.rendered, record.config_digest), (
         "`reproduce --keep` knows the digest"
@@ -258,7 +258,7 @@ def test_own_builds_take_nothing_for_built_that_was_brought(
     release = make.record_release(paths, source.engine, pairing, built)
     ensure_attested(paths, release, quiet)
     assert signature.is_file()
-    assert release.created != base.created and not origin.is_from_elsewhere(paths, release)
+    assert release.created != base.created and not consistent.is_from_elsewhere(paths, release)
 
 
 def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:

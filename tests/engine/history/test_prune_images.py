@@ -15,8 +15,9 @@ import pytest
 from made_releases import BASE, built, digest, keep_bytes, release, tags
 from private_engine import file_layer, load_image, quiet, sleeper
 
+from sparkpin.build.record import begun_mark
 from sparkpin.core import locks
-from sparkpin.core.files import atomic_file, write_json
+from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.history.prune import plan as pruning
 from sparkpin.history.prune.image_tags import STALE_AFTER
@@ -118,8 +119,9 @@ def test_prune_leaves_the_work_of_a_build_that_runs_now(paths: Paths, engine: En
     load_image(engine, "sparkpin/stack-cpu:base-aaaaaaaaaaaa", [BASE])  # stands below the release: stays for ever
     load_image(engine, "sparkpin/stack-cpu:base-bbbbbbbbbbbb", [file_layer("lonely", b"x" * 50_000)])
     load_image(engine, "sparkpin/stack-cpu:base-ffffffffffff", [file_layer("of another home", b"w" * 60_000)])
-    note = paths.home / "begun/cpu-base-bbbbbbbbbbbb.json"  # as the build left it that was killed
-    write_json(note, {"refs": ["sparkpin/stack-cpu:base-bbbbbbbbbbbb"]})
+    mark = begun_mark(paths.images / "cpu-base-bbbbbbbbbbbb.json")  # as the build left it that was killed
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
     load_image(engine, "somebody/elses:1", [file_layer("theirs", b"y" * 70_000)])
     load_image(engine, "sparkpin/other-home:v2-cccccccccccc", [file_layer("home", b"z" * 10), file_layer("b", b"z")])
     load_image(engine, "sparkpin/stack-cpu:base-dddddddddddd", [file_layer("home", b"z" * 10)])
@@ -137,7 +139,7 @@ def test_prune_leaves_the_work_of_a_build_that_runs_now(paths: Paths, engine: En
 
     freed = prune(paths, engine, 1, later=LATER)
     assert tags(engine) == before - {"sparkpin/stack-cpu:base-bbbbbbbbbbbb"}
-    assert freed.images == ("sparkpin/stack-cpu:base-bbbbbbbbbbbb",) and not note.exists()
+    assert freed.images == ("sparkpin/stack-cpu:base-bbbbbbbbbbbb",) and not mark.exists()
     assert not young.exists() and not partial.exists() and not cached.exists()
     assert Releases(paths).checkpoint(kept).is_dir()
 
