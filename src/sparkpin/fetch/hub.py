@@ -132,7 +132,12 @@ class Source:
             with self.plain_errors("the list of files"):
                 return HfApi().model_info(self.repo, revision=self.revision, files_metadata=True, timeout=SILENCE)
 
-        info = patient(ask, f"the list of files of {self.name}", say, tries=LIST_TRIES)
+        what = f"the list of files of {self.name}"
+        try:
+            info = patient(ask, what, say, tries=LIST_TRIES)
+        except (ValueError, TypeError, LookupError) as error:  # as of a page of a proxy's
+            cause = f"cannot fetch {what}: got something else ({error}), expected the Hub's answer"
+            raise NetworkError(cause, next_step=UNREACHED) from error
         found = [(row, row.lfs.sha256 if row.lfs else "") for row in info.siblings or []]
         return str(info.sha), [
             Listed(row.rfilename, row.size or 0, sha256, "" if sha256 else row.blob_id or "") for row, sha256 in found

@@ -129,6 +129,13 @@ def test_a_refusal_is_not_asked_again(remote: Remote, pauses: list[float], statu
     assert caught.value.next_step and listing.value.next_step and pauses == []
 
 
+def test_a_list_of_files_that_is_none(remote: Remote) -> None:
+    """As of a proxy that wants a login."""
+    with remote.serve(lambda request: Fault(200)), pytest.raises(NetworkError, match=REPO) as caught:
+        remote.source.list_files(remote.said.append)
+    assert caught.value.next_step
+
+
 @pytest.mark.parametrize(
     "fault",
     [
