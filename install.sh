@@ -34,7 +34,7 @@ arguments=()
 while (($#)); do
   case $1 in
     --stack | --recipe | --stage | --from | --ca)
-      (($# > 1)) || { echo "error: $1 wants a value; see ./install.sh --help" >&2; exit 2; }
+      (($# > 1)) || { echo "error: $1 requires a value; see ./install.sh --help" >&2; exit 2; }
       arguments+=("$1" "$2")
       shift
       ;;
@@ -86,7 +86,7 @@ wanted=$(pwd && sha256sum requirements.lock pyproject.toml)
 
 make_venv() {
   echo 'making .venv from requirements.lock (each package is checked against its hash) ...'
-  # A .venv that was cut off half-way has no stamp and is made anew. A link would have its target emptied.
+  # A .venv that was cut off half-way has no stamp and is made again. A link would have its target emptied.
   [[ ! -L .venv ]] || { echo 'error: .venv is a link; remove it, then run ./install.sh again' >&2; exit 3; }
   "$python" -m venv --clear .venv
   # uv alone by pip, the others by uv: in 2 seconds instead of 20.
@@ -103,10 +103,10 @@ look() { PYTHONPATH=src "$python" -m sparkpin.host.preflight "$@" ${arguments[@]
 unmake_venv() {
   kill -- -"$making" 2>/dev/null || true
   wait "$making" 2>/dev/null || true
-  rm -rf .venv || true # half of one, without a stamp, is made anew
+  rm -rf .venv || true # half of one, without a stamp, is made again
 }
 
-# The first time it is made beside what apt installs, where the options are right.
+# The first time it is made while apt installs, where the options are right.
 making=''
 if [[ -z $dry_run && ! -e .venv && ! -L .venv ]] && "$python" -c 'import ensurepip' 2>/dev/null &&
   look --dry-run >/dev/null 2>&1; then

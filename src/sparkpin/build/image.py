@@ -94,26 +94,14 @@ def build_image(
     """
     job = ImageBuild(paths, engine, rendered, say)
     with lock(
-        paths.locks / f"image-{rendered.key}.lock", on_wait=lambda: job.tell("another run is building it; waiting")
+        paths.locks / f"image-{rendered.key}.lock", on_wait=lambda: job.report("another run is building it; waiting")
     ):
         if found := find_built(paths, engine, rendered, expected):
-            job.tell(f"{rendered.ref} is there")
+            job.report(f"{rendered.ref} is there")
             return found
         built = job.run(expected)
-    job.tell(f"{rendered.ref} in {built.seconds:.1f} s")
+    job.report(f"{rendered.ref} in {built.seconds:.1f} s")
     return built
-
-
-def once(tell: Say) -> Say:
-    """Tells each line once: the stages' common steps come in every build, from the engine's cache."""
-    told: set[str] = set()
-
-    def tell_new(line: str) -> None:
-        if line not in told:
-            told.add(line)
-            tell(line)
-
-    return tell_new
 
 
 @dataclass(frozen=True)
@@ -125,7 +113,7 @@ class ImageBuild:
     rendered: RenderedImage
     say: Say
 
-    def tell(self, line: str) -> None:
+    def report(self, line: str) -> None:
         self.say(f"{self.rendered.stage}: {line}")
 
     def run(self, expected: str | None) -> BuiltImage:
@@ -139,7 +127,8 @@ class ImageBuild:
             tempfile.TemporaryDirectory(prefix=f"seal-{self.rendered.key[:12]}-", dir=self.paths.work) as work,
         ):
             native = rootfs_ref(builder.suite, builder.key) if builder else None
-            steps = DockerfileSteps(self.engine, self.rendered, context, Path(work), native, once(self.tell))
+            once = functools.cache(self.report)  # the stages' common steps come in every build, from the engine's cache
+            steps = DockerfileSteps(self.engine, self.rendered, context, Path(work), native, once)
             sealed, layers = self.make(steps, parent)
         size = self.check_loaded(sealed, expected)
         if not imported:
@@ -186,7 +175,7 @@ class ImageBuild:
                     trees = list(pool.map(lambda name: steps.build_tree(name, opened), new))
                 filled = {name: tree for name, tree in zip(new, trees, strict=True) if tree.members}
                 below = [*parent.diff_ids, *layers.values()]
-                self.tell("sealing and loading")
+                self.report("sealing and loading")
                 sealed = self.load([*below, *filled.values()], image)
                 for (name, tree), diff_id in zip(filled.items(), sealed.diff_ids[len(below) :], strict=True):
                     keep_contents(self.paths, diff_id, functools.partial(contents_of, tree))
@@ -233,7 +222,7 @@ class ImageBuild:
             self.engine.untag(ref)
             raise DifferenceError(
                 f"{ref}: got {sealed.config_digest}, expected {expected}, as recorded",
-                next_step="invoke reproduce (on the machine that has the release) tells what differs",
+                next_step="invoke reproduce (on the machine that has the release) prints what differs",
             )
         return image.size
 
@@ -261,7 +250,7 @@ class DockerfileSteps:
         """The settings of the image, as an image that adds no layer to its parent."""
         if " AS config\n" not in self.rendered.dockerfile:
             raise self.bad_template("has no stage `config`", "let one set ENV, USER, CMD, LABEL and the like")
-        self.build(self.context, tag=self.unsealed, target="config")
+        self.build(self.context, "config", "--tag", self.unsealed)
         image = self.engine.image(self.unsealed)
         if image is None:
             raise EngineError(f"the engine built {self.unsealed} and does not have it", next_step="invoke build")
@@ -281,7 +270,7 @@ class DockerfileSteps:
             context = Path(folder, "context")
             shutil.copytree(self.context, context, copy_function=os.link)
             target, below = self.tree_stage(name)
-            self.build(context, target=target, output=tar)
+            self.build(context, target, "--output", f"type=tar,dest={tar}")
         return read_layer(opened.enter_context(tar.open("rb")), folder=below)
 
     def tree_stage(self, name: str) -> tuple[str, bytes]:
@@ -292,17 +281,10 @@ class DockerfileSteps:
             return name, b"layer"
         return f"{name}-tree", b""
 
-    def build(self, context: Path, *, target: str, tag: str | None = None, output: Path | None = None) -> None:
-        buildkit.build(
-            context,
-            tag,
-            say=self.say,
-            target=target,
-            output=output,
-            platform=self.rendered.platform,
-            arguments={BUILDER: self.native} if self.native else {},
-            host=self.engine.host,
-        )
+    def build(self, context: Path, target: str, *words: str) -> None:
+        words += ("--target", target, "--platform", self.rendered.platform)
+        words += ("--build-arg", f"{BUILDER}={self.native}") if self.native else ()
+        buildkit.build(context, *words, say=self.say, host=self.engine.host)
 
     def bad_template(self, what: str, step: str) -> BuildError:
         return BuildError(f"{self.rendered.stage}: its Dockerfile {what}", next_step=step)
@@ -325,7 +307,7 @@ def require_rootfs(paths: Paths, engine: Engine, spec: rootfs.RootfsSpec, ref: s
     """The root file system's tar, and the image of it, which is loaded when the engine lacks it."""
     tar = rootfs.build_rootfs(paths, engine, spec, say)
     found = engine.image(ref)
-    # Labels are inherited: only the bytes tell that it is this root file system and nothing on top of it.
+    # Labels are inherited: only the bytes show that it is this root file system and nothing on top of it.
     if found is None or found.diff_ids != (f"sha256:{sha256_file(tar)[0]}",):
         say(f"loading the root file system for {spec.platform}")
         architecture = spec.platform.partition("/")[2]
@@ -351,7 +333,7 @@ def is_listed(paths: Paths, diff_ids: Sequence[str]) -> bool:
 
 
 def keep_contents(paths: Paths, diff_id: str, contents: Callable[[], Contents]) -> None:
-    """The listing of a layer beside the records, and for other data directories that share the cache."""
+    """The listing of a layer next to the records, and for other data directories that share the cache."""
     files = (layer_file(paths, diff_id), cached_contents(paths, diff_id))
     if lacking := [file for file in files if not file.is_file()]:
         listed = contents()

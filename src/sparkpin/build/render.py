@@ -162,11 +162,11 @@ def require_kernels(stack: Stack, stage: Stage, trees: Sequence[Tree]) -> None:
     """Only a stage with a parent, in which one mod is a layer, gets kernels for the stack's GPU."""
     found = [tree.name for tree in trees if tree.kernels]
     if STACK_MODS in found:
-        wanted = "mods without kernels: those are compiled by what a stage's parent image holds. Name it in a stage"
-        raise ManifestError(f"pins/stacks/{stack.name}.yaml", "mods", stack.mods, wanted)
+        expected = "mods without kernels: those are compiled by what a stage's parent image holds. Name it in a stage"
+        raise ManifestError(f"pins/stacks/{stack.name}.yaml", "mods", stack.mods, expected)
     if found and stage.parent is None:
-        wanted = "none with kernels: those are compiled by what the parent image holds, and it has no parent"
-        raise ManifestError(f"stages/{stage.name}.yaml", "mods", stage.mods, wanted)
+        expected = "none with kernels: those are compiled by what the parent image holds, and it has no parent"
+        raise ManifestError(f"stages/{stage.name}.yaml", "mods", stage.mods, expected)
 
 
 def build_key(stack: Stack, below: str, dockerfile: str, files: Sequence[ContextFile]) -> str:

@@ -112,9 +112,8 @@ def make_rootfs(work: Path, engine: Engine, spec: RootfsSpec, store: Store) -> P
     (context / "Dockerfile").write_text(DOCKERFILE.format(epoch=spec.epoch))
     write_first_root(context / "root.tar", spec, store)
     try:
-        buildkit.build(
-            context, say=lambda line: None, output=raw, platform=spec.platform, no_cache=True, host=engine.host
-        )
+        words = ("--no-cache", "--platform", spec.platform, "--output", f"type=tar,dest={raw}")
+        buildkit.build(context, *words, say=lambda line: None, host=engine.host)
     except BuildError as error:
         if "exec format error" not in error.message:
             raise

@@ -91,7 +91,7 @@ class Trial:
         absent = sum(file.size for file in self.pairings[-1].stack_lock.files)
         needs = preflight.Needs(cache=absent, home=self.current.size // 10, engine=2 * self.current.size)
         if not Releases(self.paths).find(self.pairings[-1].tag):
-            for row in preflight.disk(self.paths, needs, anew=True):
+            for row in preflight.disk(self.paths, needs, on_top=True):
                 if not row.ok:
                     raise DiskError(f"no room for one more image: {row.detail}", next_step=row.fix)
         with at_work(self.paths) as engine:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparkpin.build.checkpoint import build_checkpoint, disk_line, plan_checkpoint, verify_built
-from sparkpin.checkpoint.plan import summary
 from sparkpin.checkpoint.steps import all_steps, checkpoint_steps, lock_for, require
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -43,6 +41,9 @@ def require_one(kinds: Mapping[str, bool], asked: CheckpointOptions, *, offline:
 
 def checkpoint(*, recipe: str | None, stage: str | None, stack: str | None, asked: CheckpointOptions) -> None:
     """Of a recipe, or of a model alone: with all steps that its pin allows, or those of a stage's chain."""
+    from sparkpin.build import checkpoint as building  # slow to import, with all that fetches
+    from sparkpin.checkpoint.plan import summary
+
     if (model := asked.model) and (recipe or stack):
         raise InputError(f"--model {model} goes without --recipe and --stack", next_step="leave one of them out")
     if model:
@@ -57,10 +58,10 @@ def checkpoint(*, recipe: str | None, stage: str | None, stack: str | None, aske
         paths, pairings = pairings_of(recipe, stage, stack)
         pin, lock, steps = pairings[-1].model, pairings[-1].model_lock, pairings[-1].steps
     if asked.dry_run:
-        plan = plan_checkpoint(paths, pin, lock, steps, say)
-        for line in [*summary(plan), disk_line(paths, pin, lock, plan)]:
+        plan = building.plan_checkpoint(paths, pin, lock, steps, say)
+        for line in [*summary(plan), building.disk_line(paths, pin, lock, plan)]:
             show(line)
     elif asked.verify:
-        show(f"{verify_built(paths, pin, lock, steps, say)}: every byte is that of its sources")
+        show(f"{building.verify_built(paths, pin, lock, steps, say)}: every byte is that of its sources")
     else:
-        show(str(build_checkpoint(paths, pin, lock, steps, say, deep=asked.deep)))
+        show(str(building.build_checkpoint(paths, pin, lock, steps, say, deep=asked.deep)))

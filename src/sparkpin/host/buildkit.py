@@ -46,30 +46,13 @@ def builder() -> str:
     )
 
 
-def build(
-    context: Path,
-    tag: str | None = None,
-    *,
-    say: Say,
-    target: str | None = None,
-    output: Path | None = None,
-    platform: str | None = None,
-    no_cache: bool = False,
-    arguments: Mapping[str, str] = MappingProxyType({}),
-    host: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Build context/Dockerfile without network, into an image (`tag`) or a tar of its files (`output`).
+def build(context: Path, *words: str, say: Say, host: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Build context/Dockerfile without network. words: further options of `docker build`, as what becomes of it.
 
     One line of progress for each step; the BuildError has a failing step's last lines. host: of an engine, the
     environment that leads there.
     """
-    argv = [builder(), "build", "--network", "none", "--pull=false", "--progress", "plain"]
-    argv += ["--tag", tag] if tag else []
-    argv += ["--target", target] if target else []
-    argv += ["--output", f"type=tar,dest={output}"] if output else []
-    argv += ["--platform", platform] if platform else []
-    argv += ["--no-cache"] if no_cache else []
-    argv += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    argv = [builder(), "build", "--network", "none", "--pull=false", "--progress", "plain", *words]
     with subprocess.Popen(
         [*argv, str(context)],
         env={**os.environ, **host, **ENVIRONMENT},
@@ -90,7 +73,7 @@ def build(
 
 
 def follow(lines: Iterable[str], say: Say) -> str:
-    """Tell each step and, where it took time, its end. Returns what to show if the build fails."""
+    """Report each step and, where it took time, its end. Returns what to show if the build fails."""
     names: dict[str, str] = {}
     output: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=LAST_LINES))
     last: deque[str] = deque(maxlen=LAST_LINES)
@@ -121,9 +104,9 @@ def follow(lines: Iterable[str], say: Say) -> str:
     return "\n".join(last)
 
 
-def disk_full(said: str) -> DiskError:
+def disk_full(words: str) -> DiskError:
     return DiskError(
-        f"the Docker engine's disk is full:{said}",
+        f"the Docker engine's disk is full:{words}",
         next_step="`invoke prune --keep 2` removes old releases, `docker builder prune` the build cache",
     )
 
@@ -133,4 +116,4 @@ def failure(report: str, context: Path) -> BuildError | DiskError | EngineError:
         return disk_full(f"\n{report}")
     if re.search(r"cannot connect to the docker daemon|permission denied while trying to connect", report, re.I):
         return EngineError(f"the docker command does not reach the engine:\n{report}", next_step="invoke doctor")
-    return BuildError(f"the build failed in {report}", next_step="mend what the last lines say, then the same command")
+    return BuildError(f"the build failed in {report}", next_step="fix what the last lines name, then the same command")

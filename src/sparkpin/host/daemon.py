@@ -187,7 +187,7 @@ def start_by_systemd(url: str, say: Say) -> str:
         return version
     raise HostError(
         f"`systemctl start docker` did not bring up an engine at {url}: {done.stderr.strip()}",
-        next_step="journalctl -u docker -n 50 tells why",
+        next_step="journalctl -u docker -n 50 shows why",
     )
 
 

@@ -70,7 +70,7 @@ def engine_image(engine: Engine, image_id: str) -> EngineImage | None:
 
 
 def clear_build_cache(engine: Engine) -> tuple[int, int]:
-    """Of everybody's builds, for a record does not tell whose it is; what builds use at the moment stays. How many
+    """Of everybody's builds, for a record does not name its owner; what builds use at the moment stays. How many
     records went, and their bytes."""
     with engine_errors():
         answer = engine.client.api.prune_builds(all=True)

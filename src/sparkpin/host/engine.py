@@ -82,8 +82,9 @@ class Engine:
     def connect(cls, host: Mapping[str, str] | None = None) -> Engine:
         """The engine of an environment (None: this process's), which answers. EngineError when none does, or the user
         may not talk to it."""
+        where = "" if host is not None else environment().get("DOCKER_HOST", "the default socket")
         host = environment() if host is None else host
-        with engine_errors():
+        with engine_errors(where and f" at {where}"):
             client = Client.from_env(timeout=CONNECT_SECONDS, environment=dict(host))
         client.api.timeout = WORK_SECONDS
         if client.api.base_url.startswith("http+docker://"):  # a socket: no proxy and no .netrc to look for each time
@@ -167,7 +168,7 @@ class Engine:
             self.client.api.remove_image(ref)
 
     def save(self, ref: str, out: IO[bytes], saved: Callable[[int], object] = lambda count: None) -> None:
-        """`docker save` of one image. saved: is told the bytes as they come, once the engine has gathered them."""
+        """`docker save` of one image. saved: gets the bytes of each piece, once the engine has gathered them."""
         with engine_errors():
             for chunk in self.client.api.get_image(ref, chunk_size=CHUNK):
                 out.write(chunk)
@@ -200,8 +201,8 @@ class Engine:
         sealed: list[OciImage] = []
 
         def pieces() -> Iterator[bytes]:
-            whole = seal(parts, config, os=os, architecture=architecture, tag=tag, below=below)
-            sealed.append((yield from whole))
+            archive = seal(parts, config, os=os, architecture=architecture, tag=tag, below=below)
+            sealed.append((yield from archive))
 
         def counted() -> Iterator[bytes]:
             for piece in batched(pieces()):
@@ -267,9 +268,9 @@ class Engine:
         Not `docker import`: that dates the image, and before 23 it takes every image for the host's architecture.
         """
         with tar.open("rb") as file:
-            whole = Slice(file, 0, tar.stat().st_size)
+            layer = Slice(file, 0, tar.stat().st_size)
             config = {"Labels": dict(labels)}
-            self.load_sealed([whole], config, os="linux", architecture=architecture, tag=ref, sent=sent)
+            self.load_sealed([layer], config, os="linux", architecture=architecture, tag=ref, sent=sent)
         image = self.image(ref)
         if image is None:
             raise EngineError(f"the engine took {ref} and does not have it", next_step="invoke doctor")
@@ -277,22 +278,20 @@ class Engine:
 
 
 @contextlib.contextmanager
-def engine_errors() -> Iterator[None]:
-    """Docker's errors as ours: what an engine answered, and what kept it from answering."""
+def engine_errors(where: str = "") -> Iterator[None]:
+    """Docker's errors as ours: what an engine answered, and what kept it from answering. where: such as " at URL"."""
     try:
         yield
     except docker.errors.APIError as error:
         raise refused(str(error.explanation or error)) from None
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        where = os.environ.get("DOCKER_HOST") or "the default socket"
         if isinstance(error, docker.errors.DockerException) and not isinstance(error.__cause__, Exception):
             raise refused(str(error)) from None
         if "PermissionError" in str(error):
-            raise EngineError(
-                f"no permission to talk to the Docker engine at {where}", next_step=daemon.JOIN_GROUP
-            ) from None
+            lack = f"no permission to talk to the Docker engine{where}"
+            raise EngineError(lack, next_step=daemon.JOIN_GROUP) from None
         late = f" within {QUESTION_SECONDS} s" if isinstance(error, requests.exceptions.ReadTimeout) else ""
-        raise EngineError(f"no Docker engine answers at {where}{late}", next_step="invoke doctor") from None
+        raise EngineError(f"no Docker engine answers{where}{late}", next_step="invoke doctor") from None
 
 
 def refused(text: str) -> EngineError | DiskError:

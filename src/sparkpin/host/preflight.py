@@ -71,7 +71,7 @@ class Needs:
 
 GPU_NEEDS = Needs(cache=16 * 10**9, home=10**9, engine=38 * 10**9)
 """For a stack with a GPU: 53 GB of disk at the peak of a first build of `spark` from nothing, of which the cache had
-up to 16 GB; the engine keeps an image of 9 GB beside BuildKit's copies. A model comes on top, as
+up to 16 GB; the engine keeps an image of 9 GB and BuildKit's copies. A model comes on top, as
 `invoke build --checkpoint-only --dry-run` prints."""
 SPARK_MEMORY = 100 * 10**9
 
@@ -231,11 +231,11 @@ def folders_of(paths: Paths, needs: Needs) -> list[tuple[Path, int]]:
     return found
 
 
-def disk(paths: Paths, needs: Needs, *, anew: bool = False) -> list[Requirement]:
-    """One requirement for each file system. anew: on top of what lies there."""
+def disk(paths: Paths, needs: Needs, *, on_top: bool = False) -> list[Requirement]:
+    """One requirement for each file system. on_top: of what lies there."""
     found = []
     for row in disk_rows(folders_of(paths, needs)):
-        if not (anew or row.is_enough):
+        if not (on_top or row.is_enough):
             row = replace(row, used=sum(size_of(*folder) for folder in row.folders))
         fix = "free space (`invoke prune --keep 2`), or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere"
         found.append(Requirement("disk space", row.is_enough, row.text, "" if row.is_enough else fix))

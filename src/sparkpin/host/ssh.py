@@ -59,9 +59,8 @@ def errors_of(url: str) -> Iterator[None]:
     try:
         yield
     except EngineError as error:
-        text = error.message.replace("at the default socket", "there")
         step = "" if "invoke doctor" in error.next_step else error.next_step  # that looks at this machine
-        raise EngineError(f"{url}: {text}", next_step=step or f"docker -H {url} info") from None
+        raise EngineError(f"{url}: {error.message}", next_step=step or f"docker -H {url} info") from None
     except DiskError as error:
         raise DiskError(f"{url}: {error.message}", next_step=f"free space there; docker -H {url} system df") from None
 

@@ -101,7 +101,7 @@ def read_layer(source: BinaryIO, *, everything: bool = False, folder: bytes = b"
 
 
 def members_below(folder: bytes, found: dict[bytes, Member]) -> dict[bytes, Member]:
-    """By their paths in the folder. BuildError where one of them is a hard link to a file beside it."""
+    """By their paths in the folder. BuildError where one of them is a hard link to a file outside of it."""
     root = folder + b"/"
     inside = {}
     for path, member in found.items():

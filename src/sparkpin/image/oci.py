@@ -87,7 +87,7 @@ def manifest(config: bytes, layers: Sequence[OciLayer]) -> bytes:
 
 
 def layout(config: bytes, layers: Sequence[OciLayer], tag: str) -> dict[str, bytes]:
-    """Path -> content of a layout's files, all but the layers. manifest.json is for `docker load`, which wants it."""
+    """Path -> content of a layout's files, all but the layers. manifest.json is for `docker load`, which needs it."""
     image = manifest(config, layers)
     platform = json.loads(config)
     row = {

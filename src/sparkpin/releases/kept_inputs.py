@@ -85,8 +85,9 @@ def reason(error: SparkpinError) -> str:
 
 
 @contextlib.contextmanager
-def project_of(paths: Paths, release: Release) -> Iterator[Path]:
-    """The project as it was when the release was made: a temporary folder with recipe, pins, locks, stages, mods."""
+def project_of(paths: Paths, release: Release, below: str = "") -> Iterator[Path]:
+    """The project as it was when the release was made: a temporary folder with recipe, pins, locks, stages, mods; or
+    only with the files below one of its folders."""
     inputs = KeptInputs.of(paths)
     if not release.inputs:
         raise InputError(
@@ -95,6 +96,8 @@ def project_of(paths: Paths, release: Release) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="sparkpin-project-") as name:
         project = Path(name)
         for path, sha256 in release.inputs.items():
+            if not path.startswith(below):
+                continue
             target = project / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(inputs.read(sha256, f"{release.tag}: {path}"))

@@ -19,8 +19,8 @@ from sparkpin.releases.record import Release
 
 def stack_of(paths: Paths, release: Release) -> Stack | None:
     """The stack as the release was made from it, else as it is now; None where neither is there."""
-    with contextlib.suppress(SparkpinError), project_of(paths, release) as project:
-        return manifests.load_stack(project, release.stack)
+    with contextlib.suppress(SparkpinError), project_of(paths, release, "pins/stacks/") as project:
+        return manifests.load_named(Stack, project / "pins/stacks", release.stack, "stack")
     with contextlib.suppress(SparkpinError):
         return manifests.load_stack(paths.project, release.stack)
     return None

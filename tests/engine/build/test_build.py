@@ -118,7 +118,7 @@ def test_an_image_on_top_of_the_root_file_system_is_not_taken_for_it(site: Site,
     below = site.chain()[0].parent_ref
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/Dockerfile").write_text(f"FROM {below}\nCOPY Dockerfile /opt/foreign\n")
-    buildkit.build(tmp_path / "foreign", below, say=site.said.append, host=site.engine.host)
+    buildkit.build(tmp_path / "foreign", "--tag", below, say=site.said.append, host=site.engine.host)
     site.forget_images([first])
     assert site.build(site.chain()[0]).config_digest == first.config_digest
 
@@ -146,11 +146,11 @@ def test_a_tree_is_the_same_from_the_stage_that_installs_it(
     )
     template.write_text(template.read_text().replace("FROM {{ parent_ref }} AS config", more))
     base, *_ = site.chain()
-    targets, run = list[str | None](), buildkit.build
+    targets, run = list[str](), buildkit.build
 
-    def noted(*args: Any, target: str | None = None, **options: Any) -> None:
-        targets.append(target)
-        run(*args, target=target, **options)
+    def noted(context: Path, *words: str, **options: Any) -> None:
+        targets.append(words[words.index("--target") + 1])
+        run(context, *words, **options)
 
     monkeypatch.setattr(buildkit, "build", noted)
     first = site.build(base)

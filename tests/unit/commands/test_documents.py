@@ -63,6 +63,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not match["part"] or match["part"] in anchors(to), match[0]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    named = re.findall(r"`((?:src|tests|benchmarks|mods|dockerfiles)/[\w./-]+\.\w+)", page.read_text(encoding="utf-8"))
+    assert not [name for name in named if not (PROJECT / name).exists()]
+
+
 def test_every_document_is_in_the_list() -> None:
     listed = {match["path"] for match in LINK.finditer((PROJECT / "docs/README.md").read_text(encoding="utf-8"))}
     assert listed >= {page.name for page in PROJECT.glob("docs/*.md")} - {"README.md"}

@@ -11,7 +11,7 @@ from sparkpin.host.ssh import addresses_of, engine_at, ssh_command
 
 
 def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("DOCKER_HOST", "tcp://another:1")
     with pytest.raises(NetworkError, match="Could not resolve") as failed, engine_at("ssh://no-such-host.invalid"):
         pass
     assert "correct the name no-such-host.invalid" in failed.value.next_step
@@ -19,8 +19,9 @@ def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         pass
     assert "port 9" in failed.value.next_step and "password" not in failed.value.next_step
     nowhere = "unix:///nowhere.sock"
-    with pytest.raises(EngineError, match=f"{nowhere}: no Docker engine answers there"), engine_at(nowhere):
+    with pytest.raises(EngineError, match=f"{nowhere}: ") as unanswered, engine_at(nowhere):
         pass
+    assert "another" not in str(unanswered.value), "that engine was not asked"
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HostError, match="no ssh"), engine_at("ssh://host"):
         pass

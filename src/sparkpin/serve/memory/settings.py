@@ -15,8 +15,7 @@ from typing import Literal
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.nodes import NODES, TENSOR
 from sparkpin.pins.vllm_command import CPU_SPACE, KV_BYTES
-from sparkpin.pins.vllm_flags import KNOWN_EFFECT as WANTED
-from sparkpin.pins.vllm_flags import NEXT, Flags
+from sparkpin.pins.vllm_flags import KNOWN_EFFECT, NEXT, Flags
 from sparkpin.serve.memory.geometry import DTYPE_BYTES, ONE_BYTE, TURBOQUANT, Geometry
 
 Platform = Literal["cpu", "cuda"]
@@ -98,7 +97,7 @@ def read_settings(
     flags.refuse(kv_offloading_size="0", cpu_offload_gb="0", offload_group_size="0", kv_transfer_config="{}")
     if flags.on("--use-replayssm") or flags.values("--kv-cache-dtype-skip-layers"):
         raise ManifestError(
-            origin, "command", "--use-replayssm or --kv-cache-dtype-skip-layers", WANTED, next_step=NEXT
+            origin, "command", "--use-replayssm or --kv-cache-dtype-skip-layers", KNOWN_EFFECT, next_step=NEXT
         )
     dtype = flags.text("--dtype") or "auto"
     dtype = geometry.dtype if dtype == "auto" else dtype
