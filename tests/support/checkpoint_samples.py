@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint.content import Hashes
-from sparkpin.checkpoint.plan import CheckpointPlan, final_tensors, make_plan, taken
+from sparkpin.checkpoint.plan import CheckpointPlan, donor_tensors, final_tensors, make_plan
 from sparkpin.checkpoint.repository import Listing, Places, listing_of
 from sparkpin.checkpoint.safetensors import TensorSource, read_header, read_header_bytes, tensor_nbytes, write_file
 from sparkpin.checkpoint.steps import locked_steps
@@ -219,7 +219,7 @@ def lock_of(folders: Mapping[str, Path], pin: ModelPin = PIN) -> ModelLock:
     plan = make_plan(listings_of(folders), pin, locked_steps(pin))
     repositories = {}
     for name, folder in folders.items():
-        names = [source.info.name for source in taken(plan).get(name, [])]
+        names = [source.info.name for source in donor_tensors(plan).get(name, [])]
         files = {path.name: path for path in sorted(folder.iterdir())}
         shards = {file: read_header_bytes(path) for file, path in files.items() if file.endswith(".safetensors")}
         kept = [file for file in files if name == "int4" or file in (*TEXTS, *shards)]

@@ -29,7 +29,7 @@ class Link(NamedTuple):
     of: str = ""
 
 
-class TensorOrigin(NamedTuple):
+class UsedRepository(NamedTuple):
     """A repository that the plan reads. size: bytes of all its files; outline: of headers, index and config."""
 
     name: str
@@ -62,7 +62,7 @@ class CheckpointPlan:
     unlisted: frozenset[str]
     config: Mapping[str, Any]
     counts: Mapping[str, int]
-    origins: tuple[TensorOrigin, ...]
+    origins: tuple[UsedRepository, ...]
     notes: tuple[str, ...]
 
     @property
@@ -129,7 +129,7 @@ def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str], drafter: Listing 
         size = sum(drafter.files.values())
         links = [link for link in links if not link.path.startswith(f"{DRAFTER}/")]
         links += [Link(f"{DRAFTER}/{file}", size, DRAFTER) for file, size in drafter.files.items()]
-        origins.append(TensorOrigin(DRAFTER, drafter.origin, size, size))
+        origins.append(UsedRepository(DRAFTER, drafter.origin, size, size))
         notes.append(f"the drafter, {terminal.size(size)} of {drafter.origin}, lies in {DRAFTER}/")
     return CheckpointPlan(
         model=pin.name,
@@ -146,13 +146,13 @@ def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str], drafter: Listing 
     )
 
 
-def origin_of(repository: ReadRepository) -> TensorOrigin:
+def origin_of(repository: ReadRepository) -> UsedRepository:
     listing = repository.listing
     outline = sum(listing.files[text] for text in listing.texts) + repository.header_bytes
-    return TensorOrigin(repository.name, repository.origin, sum(listing.files.values()), outline)
+    return UsedRepository(repository.name, repository.origin, sum(listing.files.values()), outline)
 
 
-def taken(plan: CheckpointPlan) -> dict[str, list[TensorPlace]]:
+def donor_tensors(plan: CheckpointPlan) -> dict[str, list[TensorPlace]]:
     """Per repository other than the base: the tensors that the plan writes from it, sorted by file and place."""
     found: dict[str, list[TensorPlace]] = {origin.name: [] for origin in plan.origins[1:]}
     for shard in plan.shards:
@@ -181,7 +181,7 @@ def summary(plan: CheckpointPlan) -> list[str]:
         f"files: {len(plan.shards) + len(plan.texts)} written ({terminal.size(plan.written_bytes)}), "
         f"{len(plan.links)} linked ({terminal.size(plan.linked_bytes)})",
     ]
-    for name, sources in taken(plan).items():
+    for name, sources in donor_tensors(plan).items():
         origin = next(one for one in plan.origins if one.name == name)
         if name != DRAFTER:  # a note has its size
             size = sum(source.info.nbytes for source in sources)

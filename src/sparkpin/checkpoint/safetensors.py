@@ -204,9 +204,10 @@ def _tensor_info(name: str, entry: Any, data_start: int, origin: str) -> TensorI
     """A tensor of a header. Its offsets count from the start of the data. Called more than 100,000 times."""
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        numbers = [*shape, begin, end]
-        whole = set(map(type, numbers)) == {int} and min(numbers) >= 0 and max(numbers) <= _LARGEST
-        if whole and len(entry) == 3 and end - begin == ITEM_SIZE[dtype] * math.prod(shape):
+        are_numbers = True  # before they are multiplied: a number times a text fills the memory
+        for number in (*shape, begin, end):
+            are_numbers = are_numbers and type(number) is int and 0 <= number <= _LARGEST
+        if are_numbers and len(entry) == 3 and end - begin == ITEM_SIZE[dtype] * math.prod(shape):
             return TensorInfo(name, dtype, tuple(shape), data_start + begin, data_start + end)
     except (KeyError, TypeError, ValueError):
         pass

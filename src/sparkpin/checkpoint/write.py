@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from sparkpin.checkpoint.content import IMPORTED, REBUILD, RECORD, Hashes
 from sparkpin.checkpoint.draft import Shard
-from sparkpin.checkpoint.plan import CheckpointPlan, taken
+from sparkpin.checkpoint.plan import CheckpointPlan, donor_tensors
 from sparkpin.checkpoint.repository import Places
 from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.checkpoint.steps import FORMAT, MTP_FP8, checkpoint_key, used_repositories
@@ -249,7 +249,7 @@ def record(pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, written: Mappin
         for name in used_repositories(pin, plan.steps)
     }
     sources[pin.base]["files"] = {file: published[file] for file in written if file in published}
-    for name, tensors in taken(plan).items():
+    for name, tensors in donor_tensors(plan).items():
         if not pin.is_whole(name):
             known = {tensor.name: tensor.sha256 for tensor in lock.repositories[name].tensors}
             sources[name]["tensors"] = {source.info.name: known.get(source.info.name, "") for source in tensors}

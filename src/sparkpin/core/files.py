@@ -34,11 +34,8 @@ def sha256_file(path: Path) -> tuple[str, int]:
 
 def sha256_of(file: RawIOBase) -> str:
     """SHA-256 (hex) of all of an open file, which may be a part of another."""
-    digest = hashlib.sha256()
     file.seek(0)
-    while chunk := file.read(CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def git_blob_sha1(data: bytes) -> str:

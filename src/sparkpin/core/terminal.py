@@ -140,6 +140,6 @@ def escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def tame(text: str, *, keep: str = "\n\t") -> str:
-    """A text that others may have written a part of, without what a terminal would obey. keep: what stays as it is."""
-    return "".join(c if c in keep else printable(c) for c in text)
+def tame(text: str) -> str:
+    """A text that others may have written a part of, without what a terminal would obey."""
+    return "".join(c if c in "\n\t" else printable(c) for c in text)

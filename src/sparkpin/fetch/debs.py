@@ -13,11 +13,10 @@ import shutil
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
@@ -25,6 +24,7 @@ from urllib.parse import quote, unquote, urlsplit
 from sparkpin.core.errors import HostError, IntegrityError, ManifestError, NetworkError, SparkpinError
 from sparkpin.core.files import disk_errors
 from sparkpin.core.terminal import Say
+from sparkpin.fetch.hub import retry_after
 from sparkpin.fetch.store import LOST, Store
 from sparkpin.pins.schema import LockedDeb, Stack
 
@@ -109,8 +109,13 @@ def archive_of(release: str) -> str:
 
 def tail(done: subprocess.CompletedProcess[str], lines: int = 8) -> str:
     """The last lines of a program's output."""
-    text = [line for line in ((done.stdout or "") + done.stderr).splitlines() if line.strip()]
+    text = [line for line in without_login((done.stdout or "") + done.stderr).splitlines() if line.strip()]
     return "\n".join(f"    {line}" for line in text[-lines:])
+
+
+def without_login(text: str) -> str:
+    """A URL of a mirror, or a text with some, without user and password."""
+    return re.sub(r"//[^/@\s]+@", "//", text)
 
 
 def raise_no_space(folder: Path) -> None:
@@ -130,7 +135,8 @@ def open_apt(root: Path, stack: Stack) -> Apt:
         apt_conf(root, ARCHITECTURES[stack.platform], host_apt("apt-config", "dump", "--no-empty"))
     )
     apt = Apt(root, mirrors_of(stack.debian.suite))
-    (root / "sources.list").write_text("".join(f"{line}\n" for line in sources(apt.mirrors)))
+    rows = (f"deb [signed-by={KEYRING}] {uri} {release} main\n" for uri, release in apt.mirrors)
+    (root / "sources.list").write_text("".join(rows))
     done = apt.run("apt-get", "-qq", "--error-on=any", "update")
     if done.returncode != 0:
         if "No space left on device" in done.stderr:
@@ -186,11 +192,6 @@ def mirrors_of(suite: str) -> list[tuple[str, str]]:
     if suite not in {release for _, release in found}:
         found = {(f"{MIRROR}/{archive_of(release)}/", release) for release in releases}
     return sorted(found)
-
-
-def sources(mirrors: Sequence[tuple[str, str]]) -> list[str]:
-    """Lines of a sources.list."""
-    return [f"deb [signed-by={KEYRING}] {uri} {release} main" for uri, release in mirrors]
 
 
 def fetch_debs(stack: Stack, at: str, wanted: Sequence[LockedDeb], store: Store, say: Say) -> None:
@@ -261,7 +262,7 @@ class Archives:
             except IntegrityError as error:
                 fault = "has other bytes"
                 other.append(error.message)
-            faults.append(f"{url} {fault}")
+            faults.append(f"{without_login(url)} {fault}")
         where = "\n    ".join(["", *(faults or ["(the lock does not say where it was)"]), *other])
         what = f"cannot fetch {deb.name} {deb.version} ({deb.file}, sha256={deb.sha256}) as it was locked:{where}"
         self.is_offline = bool(places) and self.silent.issuperset(map(host_of, places))
@@ -279,7 +280,7 @@ class Archives:
             try:
                 with self.client.stream("GET", url) as answer:
                     if answer.status_code == 200:
-                        store.receive(answer.iter_raw(), deb, url)
+                        store.receive(answer.iter_raw(), deb, without_login(url))
                         return ""
                     fault = f"answers {answer.status_code}"
                     if answer.status_code not in BUSY:
@@ -313,13 +314,4 @@ def archives(suite: str, at: str, say: Say) -> Iterator[Archives]:
 
 
 def host_of(url: str) -> str:
-    return urlsplit(url).netloc
-
-
-def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that a server asks to be left alone; 0 where it does not say."""
-    value = headers.get("Retry-After", "").strip()
-    try:
-        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
-    except ValueError:
-        return 0
+    return urlsplit(without_login(url)).netloc

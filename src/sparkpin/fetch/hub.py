@@ -132,7 +132,12 @@ class Source:
             with self.plain_errors("the list of files"):
                 return HfApi().model_info(self.repo, revision=self.revision, files_metadata=True, timeout=SILENCE)
 
-        info = patient(ask, f"the list of files of {self.name}", say, tries=LIST_TRIES)
+        what = f"the list of files of {self.name}"
+        try:
+            info = patient(ask, what, say, tries=LIST_TRIES)
+        except (ValueError, TypeError, LookupError) as error:  # as of a page of a proxy's
+            cause = f"cannot fetch {what}: got something else ({error}), expected the Hub's answer"
+            raise NetworkError(cause, next_step=UNREACHED) from error
         found = [(row, row.lfs.sha256 if row.lfs else "") for row in info.siblings or []]
         return str(info.sha), [
             Listed(row.rfilename, row.size or 0, sha256, "" if sha256 else row.blob_id or "") for row, sha256 in found
@@ -202,11 +207,15 @@ def pause_of(headers: Mapping[str, str]) -> float:
     """Seconds that an overloaded server asks us to wait; 0 where it does not say."""
     from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
-    value = headers.get("Retry-After", "").strip()
-    with contextlib.suppress(ValueError):
-        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
     limit = parse_ratelimit_headers(headers)
-    return float(limit.reset_in_seconds + 1) if limit and limit.remaining == 0 else 0
+    return retry_after(headers) or (limit.reset_in_seconds + 1.0 if limit and limit.remaining == 0 else 0)
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    value = headers.get("Retry-After", "").strip()
+    with contextlib.suppress(ValueError, OverflowError):
+        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
+    return 0
 
 
 def patient(

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.checkpoint.plan import make_plan, taken
+from sparkpin.checkpoint.plan import donor_tensors, make_plan
 from sparkpin.checkpoint.repository import OTHER, is_shard
 from sparkpin.checkpoint.safetensors import PREFIX_BYTES, header_length
 from sparkpin.checkpoint.steps import locked_steps
@@ -48,7 +48,7 @@ def lock_model(paths: Paths, name: str, say: Say, *, newest: bool = False) -> Mo
         entries = {key: locking.with_headers(key, locking.with_files(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
         listings = {key: listing_of(paths, pin, key, entry) for key, entry in entries.items()}
-        for key, places in taken(make_plan(listings, pin, locked_steps(pin))).items():
+        for key, places in donor_tensors(make_plan(listings, pin, locked_steps(pin))).items():
             spans = {info.name: (file, info.begin, info.end) for _, file, info in places}
             entries[key] = locking.with_parts(key, entries[key], "tensors", spans)
         lock = ModelLock(model=name, inputs=manifests.model_inputs(pin), gguf=gguf, repositories=entries)
@@ -100,9 +100,10 @@ class Locking:
         hashes |= {row.file: files.sha256_file(site.folder / row.file)[0] for row in texts}
         known = {row.file: row.model_copy(update={"sha256": hashes.get(row.file)}) for row in entry.files}
         for row in self.former_rows(key, entry, "files"):
-            now, lock = known.get(row.file, row), self.manifest.with_suffix(".lock")
+            now, lock = known.get(row.file), self.manifest.with_suffix(".lock")
             step = f"{AGAIN}. If {lock} is what is wrong: rm {lock}, and lock again"
-            check(row, now.sha256 or row.sha256, now.size, f"{row.file} of {repo} at {revision[:12]}", step)
+            sha256, size = (now.sha256 or row.sha256, now.size) if now else ("(no such file)", 0)
+            check(row, sha256, size, f"{row.file} of {repo} at {revision[:12]}", step)
         return entry.model_copy(update={"files": [row for row in known.values() if row.sha256]})
 
     def list_files(self, key: str, repository: PinnedRepository) -> tuple[str, list[Listed]]:

@@ -43,7 +43,7 @@ from sparkpin.fetch.model_files import (
     require_sources,
     source_folder,
 )
-from sparkpin.fetch.store import HASH_WORKERS, Store, check, find_missing, remove_damaged
+from sparkpin.fetch.store import HASH_WORKERS, Store, check, find_missing
 from sparkpin.fetch.transfer import Piece
 from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, RepositoryLock
 
@@ -71,7 +71,7 @@ def fetch_model(
             else:
                 remove_strays(site.folder, entry, say)
                 places = ((file, site.folder / file.file) for file in entry.files)
-                absent = site.link(remove_damaged(places, say, hashes.sha256))
+                absent = site.link(find_missing(places, say, hashes.sha256))
                 complete += [site.piece(row.file, row.size, sha256=row.sha256) for row in absent]
         fetch_pieces(paths, pin, complete + parts, say)
         for piece in complete:
@@ -253,7 +253,7 @@ def outlines(
         site, sizes = site_of(name, entry.revision), {file.file: file.size for file in entry.files}
         rows = [(row, site.folder / row.file) for row in entry.files if row.file in TEXTS]
         rows += in_store(site.store, entry.headers)
-        absent = (remove_damaged if remove else find_missing)(rows, say)
+        absent = find_missing(rows, say, remove=remove)
         pieces += [site.piece(row.file, sizes[row.file], 0, row.size, row.sha256) for row in absent]
     return pieces
 
@@ -266,7 +266,7 @@ def in_store(store: Store, rows: Iterable[LockedFile]) -> list[tuple[LockedFile,
 def tensor_pieces(site: Site, listing: Listing, rows: Iterable[LockedFile], say: Say) -> list[Piece]:
     """Pieces for tensors that are not here. ManifestError for one that the header has not, or with another size."""
     pieces = []
-    absent = sorted(remove_damaged(in_store(site.store, rows), say), key=lambda row: row.file)
+    absent = sorted(find_missing(in_store(site.store, rows), say), key=lambda row: row.file)
     for file, group in itertools.groupby(absent, key=lambda row: row.file):
         infos = header_of(listing, file).tensors
         for row in group:

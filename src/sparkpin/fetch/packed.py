@@ -144,7 +144,9 @@ def unpack(project: Path, name: str, packed: Packed, repositories: Mapping[str, 
         quantise(path, name, packed, out / repositories["int4"].repo, out / repositories["fp8"].repo)
         return
     with tarfile.open(fileobj=io.BytesIO(pinned(path, name, packed))) as archive:
-        archive.extractall(out, filter="data")
+        # Python 3.11.2, which Debian 12 has, knows no filter, nor an argument for one; the bytes are the pinned ones.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(out)
 
 
 def path_of(project: Path, packed: Packed) -> Path:

@@ -30,12 +30,14 @@ def indexes(command: str = "download") -> dict[str, str]:
             f"{sys.executable} has no working pip, which knows the package index: {done.stderr.strip()[-300:]}",
             next_step="install sparkpin again: pip is among what it depends on",
         )
-    found: dict[str, str] = {}
-    for line in done.stdout.splitlines():  # `:env:` comes first, and `global` last, as their words weigh
+    # By section, as their words weigh. pip 26 prints a file after the other, by path: /etc's, the user's, the .venv's.
+    sections: dict[str, dict[str, str]] = {"global": {}, command: {}, ":env:": {}}
+    for line in done.stdout.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
-        if section in (":env:", command, "global"):
-            found.setdefault(name, str(ast.literal_eval(value)))
+        if section in sections:
+            sections[section][name] = str(ast.literal_eval(value))
+    found = sections["global"] | sections[command] | sections[":env:"]
     words = {
         "UV_SYSTEM_CERTS": "1",  # as pip does
         "UV_INDEX_STRATEGY": "unsafe-best-match",  # pip prefers no index; hashes of the lock decide later

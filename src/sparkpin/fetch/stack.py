@@ -21,7 +21,7 @@ from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import TIME, fetch_debs, open_apt
-from sparkpin.fetch.store import Store, remove_damaged
+from sparkpin.fetch.store import Store, find_missing
 from sparkpin.fetch.wheels import DOWNLOADS, Newer, fetch_wheels, index_closure, target_of
 from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
 from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock
@@ -173,7 +173,7 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchR
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         store.sweep()
         places = ((file, store.path(file.sha256)) for file in lock.files)
-        absent = {file.sha256 for file in remove_damaged(places, say)}
+        absent = {file.sha256 for file in find_missing(places, say)}
         wheels = [wheel for wheel in lock.wheels if wheel.sha256 in absent]
         debs = [deb for deb in lock.debs if deb.sha256 in absent]
         wanted = [*wheels, *debs]

@@ -123,8 +123,13 @@ def find_missing(
     wanted: Iterable[tuple[LockedFile, Path]],
     say: Say,
     hash_of: Callable[[Path], str] = lambda path: sha256_file(path)[0],
+    *,
+    remove: bool = True,
 ) -> list[LockedFile]:
-    """The files that are absent, or damaged, which is reported. hash_of: SHA-256 of what is there."""
+    """The files that are absent, or damaged, which is reported. hash_of: SHA-256 of what is there.
+
+    remove: what is damaged goes: who looks at sizes alone finds no file then, not a wrong one.
+    """
     rows = list(wanted)
 
     def fault(row: tuple[LockedFile, Path]) -> str | None:
@@ -142,19 +147,6 @@ def find_missing(
         if why:
             what = file.file if file.name == file.file else f"{file.name} of {file.file}"
             say(f"{path} ({what}) is damaged ({why}) and has to be fetched again")
+            if remove:
+                path.unlink(missing_ok=True)
     return [file for (file, _), why in zip(rows, faults, strict=True) if why is not None]
-
-
-def remove_damaged(
-    wanted: Iterable[tuple[LockedFile, Path]],
-    say: Say,
-    hash_of: Callable[[Path], str] = lambda path: sha256_file(path)[0],
-) -> list[LockedFile]:
-    """As `find_missing`, and removes what is damaged: who looks at sizes alone finds no file then, not a wrong one."""
-    rows = list(wanted)
-    absent = find_missing(rows, say, hash_of)
-    damaged = set(absent)
-    for file, path in rows:
-        if file in damaged:
-            path.unlink(missing_ok=True)
-    return absent

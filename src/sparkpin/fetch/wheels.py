@@ -192,7 +192,6 @@ def resolve(
             )
             if done.returncode != UNSATISFIABLE:
                 break
-    done.stderr = re.sub(r"//[^/@\s]+@", "//", done.stderr)
     if done.returncode == UNSATISFIABLE and REFUSED.search(done.stderr):
         done.returncode = UNREACHABLE  # an index that refuses to answer looks to uv like one that has nothing
     return done

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
+from email.utils import formatdate
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +33,7 @@ def paths(tmp_path: Path) -> Paths:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a run would have waited; it does not."""
     seen = list[float]()
-    monkeypatch.setattr(debs, "time", SimpleNamespace(sleep=seen.append, monotonic=lambda: 0.0, time=lambda: 0.0))
+    monkeypatch.setattr(debs, "time", SimpleNamespace(sleep=seen.append, monotonic=lambda: 0.0))
     return seen
 
 
@@ -124,9 +126,10 @@ def test_a_busy_archive_is_left_alone_as_long_as_it_asks(
     paths: Paths, archive: DebianArchive, pauses: list[float]
 ) -> None:
     archive.mirror(LIBC, DATA["libc6"])
-    archive.busy[f"/mirror/debian/{LIBC.path}"] = [(429, "7"), (503, "Thu, 01 Jan 1970 00:00:09 GMT"), (503, "")]
+    later = formatdate(time.time() + 90, usegmt=True)
+    archive.busy[f"/mirror/debian/{LIBC.path}"] = [(429, "7"), (503, later), (503, "")]
     fetch(paths, LIBC)
-    assert is_stored(paths, LIBC) and pauses == [7.0, 9.0, 4.0]
+    assert is_stored(paths, LIBC) and pauses == [7.0, pytest.approx(90, abs=20), 4.0]
 
 
 def test_pauses_have_an_end(paths: Paths, archive: DebianArchive, pauses: list[float]) -> None:
@@ -148,6 +151,20 @@ def test_without_a_network_one_package_is_tried(
     with pytest.raises(NetworkError, match="libc6") as caught:
         fetch(paths, LIBC, PYTHON)
     assert caught.value.next_step == debs.OFFLINE and len(pauses) == debs.TRIES - 1
+
+
+def test_no_message_has_the_password_of_a_mirror(
+    paths: Paths, archive: DebianArchive, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    """One that answers with other bytes, one that does not answer, and the snapshot archive."""
+    server, said = archive.url.replace("://", "://me:secret@"), list[str]()
+    mirrors = [(f"{server}/mirror/debian/", "s"), ("http://me:secret@127.0.0.1:9/", "s")]
+    monkeypatch.setattr(debs, "mirrors_of", lambda suite: mirrors)
+    monkeypatch.setenv("SPARKPIN_SNAPSHOT", server)
+    archive.mirror(LIBC, b"other bytes")
+    with pytest.raises(IntegrityError) as caught:
+        debs.fetch_debs(stack(), TIME, [LIBC], Store(paths.store), said.append)
+    assert pauses and "127.0.0.1:9" in str(caught.value) and "secret" not in f"{caught.value}{said}"
 
 
 def test_a_stack_is_fetched_from_both(paths: Paths, archive: DebianArchive) -> None:

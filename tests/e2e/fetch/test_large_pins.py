@@ -9,7 +9,7 @@ from checkout import PROJECT, Checkout
 from checkpoint_samples import base_config, base_shards, write_repository
 from qwen_samples import EXTRA, G122B, listings, plan_of, tensors_of
 
-from sparkpin.checkpoint.plan import taken
+from sparkpin.checkpoint.plan import donor_tensors
 from sparkpin.pins import manifests
 
 LARGE, PLAIN = "qwen3.5-122b-a10b", "qwen3.5-122b-a10b-nvfp4"
@@ -33,7 +33,7 @@ def test_the_plan_of_the_122b_pair() -> None:
     seen = plan.counts
     assert (seen["replaced"], seen["added"], seen["dropped"], seen["listed"]) == (144, 144, 0, 0)
     assert seen["unused"] == 408 and not any("hybrid.unused" in note for note in plan.notes)
-    sources = taken(plan)["fp8"]
+    sources = donor_tensors(plan)["fp8"]
     assert (len(sources), sum(source.info.nbytes for source in sources)) == (288, 453_040_128)
     assert len(plan.shards) == 14
     assert EXTRA in [link.path for link in plan.links]

@@ -219,6 +219,16 @@ def test_lock_again_holds_the_hub_to_the_former_lock(remote: Remote, locked: Mod
     assert right not in path.read_text()
 
 
+def test_lock_again_misses_a_file_of_the_former_lock(remote: Remote, locked: ModelLock) -> None:
+    """A commit never loses one."""
+    lock = json.loads(remote.lock_file.read_text())
+    rows = lock["repositories"]["int4"]["files"]
+    rows.append(rows[0] | {"name": "lost.json", "file": "lost.json"})
+    remote.lock_file.write_text(json.dumps(lock))
+    with remote.online(), pytest.raises(IntegrityError, match=r"lost\.json"):
+        remote.lock()
+
+
 @pytest.mark.parametrize("change", [{"repo": "../project"}, {"revision": ".."}])
 def test_a_lock_of_another_repository_names_no_folder(
     remote: Remote, locked: ModelLock, change: dict[str, str]

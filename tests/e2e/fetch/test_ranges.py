@@ -103,6 +103,7 @@ def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses
         (RESOLVE, 429, {"RateLimit": '"resolvers";r=0;t=55'}, 56),
         (BLOBS, 503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 1),
         (BLOBS, 503, {"Retry-After": "86400"}, hub_module.LONGEST_PAUSE),
+        (BLOBS, 503, {"Retry-After": "Wed, 21 Oct 99999999999999999999 07:28:00 GMT"}, 1),
     ],
 )
 def test_a_busy_server_is_asked_again_when_it_wants(
@@ -123,7 +124,16 @@ def test_a_refusal_is_not_asked_again(remote: Remote, pauses: list[float], statu
         piece = remote.piece(remote.source, 0, 1000)
         with pytest.raises(NetworkError, match=f"{BIG} of {REPO}") as caught:
             remote.fetch([piece])
-    assert caught.value.next_step and pauses == []
+        with pytest.raises(NetworkError, match=REPO) as listing:
+            remote.source.list_files(remote.said.append)
+    assert caught.value.next_step and listing.value.next_step and pauses == []
+
+
+def test_a_list_of_files_that_is_none(remote: Remote) -> None:
+    """As of a proxy that wants a login."""
+    with remote.serve(lambda request: Fault(200)), pytest.raises(NetworkError, match=REPO) as caught:
+        remote.source.list_files(remote.said.append)
+    assert caught.value.next_step
 
 
 @pytest.mark.parametrize(

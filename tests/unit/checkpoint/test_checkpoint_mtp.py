@@ -17,7 +17,7 @@ from checkpoint_samples import (
     read_tensors,
 )
 
-from sparkpin.checkpoint.plan import taken
+from sparkpin.checkpoint.plan import donor_tensors
 from sparkpin.checkpoint.steps import used_repositories
 from sparkpin.core.errors import CheckpointError
 
@@ -92,13 +92,13 @@ def test_the_source_is_read_only_when_the_step_is_made(pair: Pair) -> None:
     pair.from_donor()
     assert used_repositories(pair.pin, ("copy",)) == {"int4": "copy"}
     assert used_repositories(pair.pin, STEPS) == {"int4": "copy", "fp8": "mtp"}
-    assert [source.info.name for source in taken(pair.plan(STEPS))["fp8"]] == sorted(MTP)
+    assert [source.info.name for source in donor_tensors(pair.plan(STEPS))["fp8"]] == sorted(MTP)
 
 
 def test_what_the_base_has_is_not_taken_from_the_source(pair: Pair) -> None:
     pair.step |= {"source": "fp8"}
     pair.fp8[DONOR] |= dict.fromkeys(MTP, ("BF16", (2, 3)))
-    assert taken(pair.plan(STEPS))["fp8"] == []
+    assert donor_tensors(pair.plan(STEPS))["fp8"] == []
 
 
 def without(*names: str) -> Callable[[Pair], None]:

@@ -74,6 +74,7 @@ def test_bytes_do_not_depend_on_the_order_of_the_sources(tmp_path: Path) -> None
         packed({"a": entry() | {"more": 1}}),
         packed({"a": entry("U7")}),
         packed({"a": entry(shape=[-2])}),
+        packed({"a": entry(shape=[1 << 40, "a" * 1024])}),
         packed({"a": entry(offsets=[0, 3])}),
         packed({"a": entry(offsets=[2, 0])}),
         packed({"a": entry(offsets=[1, 3])}),

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import statistics
 import sys
-from collections.abc import Iterable
-from typing import Any
 
 import pytest
 from checkout import PROJECT
@@ -16,9 +12,7 @@ sys.path.append(str(PROJECT / "benchmarks/stage_table"))
 
 import buckets
 import join
-import report
 import shapes
-from figures import CHAIN
 from shapes import GEOMETRY
 
 import stages
@@ -95,119 +89,6 @@ def test_what_is_measured_has_the_stages_own_flags(name: str) -> None:
 
 def test_the_table_is_what_the_kept_runs_say() -> None:
     assert join.TABLE.read_text() == join.text_of(join.joined(join.RUNS))
-
-
-PERFORMANCE = (PROJECT / "docs/performance.md").read_text(encoding="utf-8")
-
-
-def tables(text: str, head: str) -> list[dict[str, list[str]]]:
-    """Tables whose head begins like this: a row's name, without what stands behind a colon -> its other cells."""
-    found, rows = [], None
-    for line in text.splitlines():
-        name, *cells = (cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|"))
-        if not cells:
-            rows = None
-        elif rows is None:
-            rows = {}
-            found += [rows] if line.startswith(head) else []
-        elif name != "---":
-            rows[name.partition(":")[0]] = cells
-    return found
-
-
-def test_the_document_s_tables_are_what_was_measured() -> None:
-    found = json.loads(join.TABLE.read_text())
-    [*_, chain] = (
-        {name: run["stages"][name] for name in stages.CHAIN}
-        for run in found["runs"]
-        if run["routing"] == "uniform" and run["stages"].keys() >= set(stages.CHAIN)
-    )
-
-    def decode(measured: dict[str, Any], key: str, places: int) -> dict[str, list[str]]:
-        points = [f"{context}:{batch}" for context in stages.CONTEXTS for batch in stages.BATCHES]
-        return {name: [f"{one['decode'][p][key]:.{places}f}" for p in points] for name, one in measured.items()}
-
-    [shared] = [run["stages"] for run in found["runs"] if run["routing"] == "shared"]
-    beside, fused = stages_of(found, "2026-11-27-b-v3"), stages_of(found, "2026-11-27-f-v3-fused")
-    v3 = {"v2-tq": beside["v2-tq"], "v3 without": beside["v3"], "v3": fused["v3"]}
-    ratios = [
-        a["step_ms"] / b["step_ms"]
-        for a, b in zip(v3["v2-tq"]["decode"].values(), v3["v3"]["decode"].values(), strict=True)
-    ]
-    rows = decode(v3, "step_ms", 2)
-    told = {
-        "v2-tq": rows["v2-tq"],
-        "v3 without the mod's choice of kernel": rows["v3 without"],
-        "**v3**": rows["v3"],
-        "times as fast as v2-tq": [f"{ratio:.3f}" for ratio in ratios],
-    }
-    assert tables(PERFORMANCE, "| ms a step |") == [decode(chain, "step_ms", 2), decode(shared, "step_ms", 2), told]
-    assert tables(PERFORMANCE, "| tok/s, all sequences |") == [decode(chain, "tokens_per_s", 0)]
-    first: dict[str, list[str]] = {}
-    for name, one in chain.items():
-        seen = [one["first_token_s"].get(p) for p in ("1024:1", "1024:8", "1024:16", "32768:1", "131072:1")]
-        first[name] = [f"{statistics.median(times):.2f}" if times else "" for times in seen]
-    assert tables(PERFORMANCE, "| | 1K x 1 |") == [first]
-    titles = {"1024:1": "1K x 1", "1024:16": "1K x 16", "131072:1": "128K x 1"}
-
-    def parts(measured: dict[str, Any], points: Iterable[str]) -> dict[str, list[str]]:
-        told = {}
-        for point, (name, one) in itertools.product(points, measured.items()):
-            times = [one["parts_us"][point][part] for part in buckets.PARTS if part != "other"]
-            told[f"{name}, {titles[point]}"] = [f"{time:.0f}" if time else "" for time in times]
-        return told
-
-    assert tables(PERFORMANCE, "| | attention |") == [parts(chain, titles)]
-    assert tables(PERFORMANCE, "| microseconds a step |") == [parts(v3, ("1024:1", "1024:16"))]
-
-
-def stages_of(found: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(run["stages"] for run in found["runs"] if run["name"] == name)
-
-
-def test_the_document_s_kinds_of_cache_are_what_was_measured() -> None:
-    found = json.loads(join.TABLE.read_text())
-    first, again = (stages_of(found, f"2026-11-27-{name}") for name in ("d-peers", "e-peers-again"))
-    rows = [
-        line.replace("*", "").removeprefix("| ").removesuffix(" |").split(" | ")
-        for line in PERFORMANCE.partition("tokens in 57 GiB")[2].partition("\n\n")[0].splitlines()[2:]
-    ]
-    names = ("v2", "v2-tq", "v2-triton", "v2-fp8", "v2-int8", "v2-int4")
-    for row, name in zip(rows, names, strict=True):
-        one = (first | {key: value for key, value in again.items() if key not in first})[f"{name}-peers"]
-        for place, point in enumerate(("1024:1", "131072:1", "131072:16"), start=3):
-            ms = one["decode"][point]["step_ms"]
-            assert row[place] in (f"{ms:.2f}", f"{ms:.1f}", f"{ms:.0f}"), (row, name, ms)
-        assert row[6] == f"{one['parts_us']['131072:1']['attention']:,.0f}", (row, name)
-
-
-def test_the_document_s_draft_lengths_are_the_report_s(capsys: pytest.CaptureFixture[str]) -> None:
-    report.main()
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| 1 |", "| 8 |", "| 16 |"))]
-    told = PERFORMANCE.partition("| users | drafted |")[2].partition("\n\n")[0].replace("*", "").splitlines()[2:]
-    assert len(told) == 15 and told == said
-
-
-def test_the_document_s_tables_of_bytes_are_the_report_s(capsys: pytest.CaptureFixture[str]) -> None:
-    report.main()
-    said = capsys.readouterr().out
-    [chain] = tables(said, "| stage | GB a step, uniform | same")
-    gb10 = {name: cells[:2] + cells[4:] for name, cells in chain.items()}  # without what the H200 did
-    assert tables(PERFORMANCE, "| | GB a step, uniform |") == [gb10]
-    [beside] = tables(PERFORMANCE, "| measured as |")
-    counted = {name: cells[1:] for name, cells in beside.items()}  # without what it is
-    assert tables(said, "| stage | GB a step, uniform | less") == [counted]
-
-
-def test_the_document_s_ceilings_by_length_are_counted() -> None:
-    counted = {}
-    for one in CHAIN:
-        ends = [
-            [f"{report.ceiling(report.counted(one, context, same=same)):.1f}" for same in (False, True)]
-            for context in stages.CONTEXTS
-        ]
-        counted[one.stage] = [even if even == same else f"{even} - {same}" for even, same in ends]
-    assert tables(PERFORMANCE, "| tok/s at 273 GB/s, at most |") == [counted]
 
 
 def test_the_readme_s_figures_are_those_of_the_data() -> None:
