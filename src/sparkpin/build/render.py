@@ -205,7 +205,8 @@ def require_closed(text: str, parent_ref: str) -> None:
     does not have.
     """
     for number, raw in enumerate(text.split("\n"), start=1):
-        if not raw.replace("\t", " ").isprintable() or raw.rstrip().endswith("\\\\"):
+        is_comment = raw.lstrip(" \t").startswith("#")  # such as a stage's description, whatever it holds
+        if not is_comment and (not raw.replace("\t", " ").isprintable() or raw.rstrip().endswith("\\\\")):
             raise refused(number, raw, r"printable characters, and no \\ at the end, which engines read otherwise")
     known, argument = {"scratch", parent_ref}, f"ARG {BUILDER}={parent_ref}"
     if argument in (line for _, line in instructions(text)):

@@ -8,7 +8,7 @@ from sparkpin.build.render import require_closed
 from sparkpin.core.errors import BuildError
 
 GOOD = """\
-# A comment, syntax of no importance
+# A comment, syntax of no\u00a0importance
 FROM parent:1 AS venv
 RUN --mount=type=bind,source=tools,target=/tmp/tools \\
     # in between
