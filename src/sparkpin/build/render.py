@@ -235,15 +235,15 @@ def require_closed(text: str, parent_ref: str) -> None:
 def instructions(text: str) -> list[tuple[int, str]]:
     """(line number, instruction) with continued lines joined. Directives are the comments before the first of them."""
     found: list[tuple[int, str]] = []
-    open_line = ""
+    is_open = False
     for number, raw in enumerate(text.split("\n"), start=1):
         line = raw.strip()
         if not line or (line.startswith("#") and (found or not DIRECTIVE.match(line))):
             continue
-        start, open_line = (number, line) if not open_line else (found.pop()[0], f"{open_line} {line}")
-        found.append((start, open_line.removesuffix("\\").strip()))
-        open_line = found[-1][1] if line.endswith("\\") else ""
-    return found
+        start, begin = found.pop() if is_open else (number, "")
+        is_open = line.endswith("\\")
+        found.append((start, begin + (raw.rstrip()[:-1] if is_open else raw)))  # as BuildKit: no blank comes between
+    return [(number, line.strip()) for number, line in found]
 
 
 def refused(number: int, line: str, expected: str) -> BuildError:

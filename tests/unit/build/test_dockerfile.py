@@ -39,6 +39,7 @@ def test_what_stays_inside_is_taken() -> None:
         ("COPY --from=venv /a /b", "ADD \\\n  https://example.invalid/a /b"),
         ("from tree", "from later"),
         ("from tree", "from\tdebian"),
+        ("from tree", "AD\\\nD http://example.invalid/x /x\nfrom tree"),
         ("from tree", "onbuild add http://example.invalid/x /x\nfrom tree"),
         ("from tree", "ARG BUILDER=parent:1\nARG BUILDER=debian\nFROM $BUILDER"),
         ("from tree", 'ARG BUILDER=parent:1\nARG BUIL"DER"=debian\nFROM $BUILDER'),
