@@ -113,11 +113,11 @@ def test_lists_that_debian_did_not_sign_are_not_read(
     (index.folder / "dists/bookworm/main/binary-amd64").mkdir(parents=True)
     (index.folder / "dists/bookworm/main/binary-amd64/Packages").write_text("")
     (index.folder / "dists/bookworm/Release").write_text("Suite: bookworm\nComponents: main\nArchitectures: amd64\n")
-    line = f"deb [signed-by={debs.KEYRING}] file:{index.folder} bookworm main"
-    monkeypatch.setattr(debs, "sources", lambda mirrors: [line])
+    monkeypatch.setattr(debs, "mirrors_of", lambda suite: [(f"file:{index.folder}", suite)])
     (tmp_path / "apt").mkdir()
     with pytest.raises(NetworkError, match="not signed"):
         debs.open_apt(tmp_path / "apt", stack())
-    monkeypatch.setattr(debs, "sources", lambda mirrors: [line.replace(f"signed-by={debs.KEYRING}", "trusted=yes")])
+    conf = debs.apt_conf
+    monkeypatch.setattr(debs, "apt_conf", lambda *args: conf(*args) + '\nAcquire::AllowInsecureRepositories "true";\n')
     (tmp_path / "trusting").mkdir()
     debs.open_apt(tmp_path / "trusting", stack())  # the same mirror: the signature was all that lacked
