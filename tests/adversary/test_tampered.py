@@ -18,7 +18,7 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT
 
 import pytest
-from checkout import INVOKE, PROJECT
+from checkout import INVOKE, PROJECT, heeds_interrupts
 from tampers import MENDED, RUN
 from typed import typed
 
@@ -137,7 +137,7 @@ def test_a_rollback_that_is_killed_after_the_pointer_has_moved(
     left = records.pointer_path(RECIPE).with_name(f"{PARTIAL}of-a-killed-promote")
     left.write_text("{")
     line = [*INVOKE, *LINES["rollback"].split(), "--serve"]
-    process = subprocess.Popen(line, cwd=PROJECT, stdout=PIPE, stderr=STDOUT, text=True)
+    process = subprocess.Popen(line, cwd=PROJECT, stdout=PIPE, stderr=STDOUT, text=True, preexec_fn=heeds_interrupts)
     while records.current_tag(RECIPE) != victim.tag:
         assert process.poll() is None
         time.sleep(0.002)
