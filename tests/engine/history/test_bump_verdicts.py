@@ -222,6 +222,7 @@ def test_fresh_files_are_held(site: Site, ask: Ask) -> None:
     fresh = ("beta-1.2", "gamma-1.0")  # the second was locked while it was fresh
     names = [*fresh, "alpha-1.0", "alpha-1.1", "beta-1.0", "gamma-0.9"]
     site.index.uploaded = {f"{name}-py3-none-any.whl": stamp[name not in fresh] for name in names}
+    site.index.sizes = False
     code, _, err = ask(hold="--hold 7")
     assert code == 19 and "--hold 0" in err, "an index without dates"
     site.index.sizes = True
