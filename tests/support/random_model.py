@@ -9,7 +9,7 @@ from unittest import mock
 
 import yaml
 
-from benchmarks.scripted_tiny import network, repositories, weights
+from benchmarks.scripted_tiny import network, repositories
 from benchmarks.scripted_tiny.weights import Weights, to_fp8
 
 NOISE = 10  # weights of up to 0.25: the layers drown what the embedding says
@@ -27,7 +27,7 @@ def add(project: Path, folder: Path, name: str, *, stage: str, length: int = 102
     damaged: the FP8 repository's scales are twice what they should be.
     """
     encoder = doubled if damaged else to_fp8
-    with mock.patch.object(network, "_NOISE", NOISE), mock.patch.object(weights, "to_fp8", encoder):
+    with mock.patch.object(network, "_NOISE", NOISE), mock.patch.object(repositories, "to_fp8", encoder):
         repositories.generate(folder, seed=7)
     pin = yaml.safe_load((project / "pins/models/scripted-tiny.yaml").read_text())
     del pin["packed"], pin["smoke"]
