@@ -51,7 +51,7 @@ def require_recipe(paths: Paths, records: Releases, name: str) -> list[ManifestE
 
 
 def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
-    """An imported release's build steps are somebody else's, and making a root file system runs them as root."""
+    """An imported release's build steps are somebody else's, which run as root in a container."""
     from sparkpin.build.consistent import is_from_elsewhere
 
     if not trusted and is_from_elsewhere(paths, release):
