@@ -1,7 +1,7 @@
 """The tasks, in the groups and the order in which `invoke` and `sparkpin` list them.
 
 A task's signature is its line: what stands before `*` is positional, what follows are options, and each has its help
-beside it (sparkpin.commands.command_line). Its body hands over to a file of sparkpin.commands.
+beside it (sparkpin.cli.command_line). Its body hands over to a file of sparkpin.cli.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from sparkpin import commands
-from sparkpin.commands.command_line import take_over, task
+from sparkpin import cli
+from sparkpin.cli.command_line import take_over, task
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import project_folder
 from sparkpin.serve.address import AddressOptions
@@ -48,7 +48,7 @@ def up(
     dry_run: Annotated[bool, "print what would be done, and change nothing"] = False,
 ) -> None:
     """The main job: lock, fetch, build, checkpoint and smoke."""
-    commands.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run, yes=yes, serve=serve,
+    cli.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run, yes=yes, serve=serve,
                    published=(from_, ca))  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def serve(
 ) -> None:
     """Serve a release, replacing the recipe's running server."""
     options = AddressOptions(port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, allow=allow, limit=limit)
-    commands.serve.serve(
+    cli.serve.serve(
         recipe=recipe,
         release=tag,
         stack=stack,
@@ -110,7 +110,7 @@ def status(
     watch: Annotated[int | None, "repeat every so many seconds, until Ctrl-C", 2] = None,
 ) -> None:
     """Print what is served, its health and load, and why it died."""
-    commands.status.status(as_json=json, env=env, recipe=recipe, watch=watch)
+    cli.status.status(as_json=json, env=env, recipe=recipe, watch=watch)
 
 
 @task("serve")
@@ -122,7 +122,7 @@ def logs(
     follow: Annotated[bool, "keep printing new lines, until Ctrl-C"] = False,
 ) -> None:
     """Print a server's log, without health checks."""
-    commands.status.logs(recipe=recipe, lines=lines, follow=follow)
+    cli.status.logs(recipe=recipe, lines=lines, follow=follow)
 
 
 @task("serve")
@@ -132,7 +132,7 @@ def stop(
     recipe: Annotated[str | None, "recipe whose server to stop (default: all of this data directory)"] = None,
 ) -> None:
     """Stop what `serve` started."""
-    commands.serve.stop(recipe=recipe)
+    cli.serve.stop(recipe=recipe)
 
 
 @task("serve")
@@ -150,13 +150,13 @@ def client(
     key_env: Annotated[str, "environment variable that holds the API key at the client (default: none)"] = "",
 ) -> None:
     """Print a configuration for a tool, or list the tools."""
-    commands.client.client(tool, recipe=recipe, url=url, key=key_env)
+    cli.client.client(tool, recipe=recipe, url=url, key=key_env)
 
 
 @task("releases")
 def images(c: Context, *, json: Json = False) -> None:
     """List the releases with their images."""
-    commands.releases.images(as_json=json)
+    cli.releases.images(as_json=json)
 
 
 @task("releases")
@@ -169,7 +169,7 @@ def promote(
     deep: Annotated[bool, "hash its whole checkpoint, not only small files and those whose time has changed"] = False,
 ) -> None:
     """Make a release the current one of its recipe."""
-    commands.releases.promote(tag, recipe=recipe, accept_loss=accept_loss, deep=deep)
+    cli.releases.promote(tag, recipe=recipe, accept_loss=accept_loss, deep=deep)
 
 
 @task("releases")
@@ -183,7 +183,7 @@ def rollback(
     dry_run: Annotated[bool, "print which release it would be and what differs, and change nothing"] = False,
 ) -> None:
     """Restore the previous release; repeat to go further back."""
-    commands.releases.rollback(recipe=recipe, to=to, serve_it=serve, drain=drain, dry_run=dry_run)
+    cli.releases.rollback(recipe=recipe, to=to, serve_it=serve, drain=drain, dry_run=dry_run)
 
 
 @task("releases")
@@ -195,7 +195,7 @@ def keep(
     remove: Annotated[bool, "stop keeping it: `prune` may remove it again"] = False,
 ) -> None:
     """Protect a release from `prune`."""
-    commands.releases.keep(tag, note=note, remove=remove)
+    cli.releases.keep(tag, note=note, remove=remove)
 
 
 @task("releases")
@@ -213,7 +213,7 @@ def prune(
     ] = False,
 ) -> None:
     """Remove old releases, and what only they needed."""
-    commands.prune.prune(keep=keep, dry_run=dry_run, store=store, build_cache=build_cache)
+    cli.prune.prune(keep=keep, dry_run=dry_run, store=store, build_cache=build_cache)
 
 
 @task("releases")
@@ -227,7 +227,7 @@ def diff(
     exit_code: Annotated[bool, "end with 1 when they differ"] = False,
 ) -> None:
     """Print what changed between two releases."""
-    if commands.history.diff(before, after, all_files=files, as_json=json) and exit_code:
+    if cli.history.diff(before, after, all_files=files, as_json=json) and exit_code:
         raise Exit(code=1)
 
 
@@ -242,7 +242,7 @@ def report(
     markdown: Annotated[bool, "a table for a forum post instead"] = False,
 ) -> None:
     """Write the releases with their evidence as one HTML page."""
-    commands.report.report(recipe=recipe, out=out, as_markdown=markdown)
+    cli.report.report(recipe=recipe, out=out, as_markdown=markdown)
 
 
 @task("measure")
@@ -283,12 +283,12 @@ def smoke(
             raise InputError(
                 "--inspect goes with TAG, --sm and --json, and these with it alone", next_step="invoke smoke --help"
             )
-        commands.smoke.inspect(tag, sm=sm, as_json=json)
+        cli.smoke.inspect(tag, sm=sm, as_json=json)
         return
     if kernels:
-        commands.smoke.compare_kernels(tag=tag, stage=stage, recipe=recipe)
+        cli.smoke.compare_kernels(tag=tag, stage=stage, recipe=recipe)
         return
-    commands.smoke.smoke(tag=tag, stage=stage, recipe=recipe, load=load, where=(nodes, link, shared_link))
+    cli.smoke.smoke(tag=tag, stage=stage, recipe=recipe, load=load, where=(nodes, link, shared_link))
 
 
 @task("measure")
@@ -314,13 +314,13 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure how fast a release is, or two in turns."""
-    asked = commands.bench.BenchOptions(
+    asked = cli.bench.BenchOptions(
         quick=quick, full=full, only=only, bandwidth=bandwidth, dry_run=dry_run, as_json=json
     )
     if compare or rounds is not None:
-        commands.bench.run_compare(compare, tag or "", asked=asked, rounds=rounds)
+        cli.bench.run_compare(compare, tag or "", asked=asked, rounds=rounds)
     else:
-        commands.bench.run(recipe=recipe, tag=tag, asked=asked)
+        cli.bench.run(recipe=recipe, tag=tag, asked=asked)
 
 
 @task("measure")
@@ -336,7 +336,7 @@ def quality(
     json: Json = False,
 ) -> None:
     """Compare the quality of a release with its parent stage's."""
-    commands.quality.quality(recipe=recipe, release=tag, against=against, quick=quick, as_json=json)
+    cli.quality.quality(recipe=recipe, release=tag, against=against, quick=quick, as_json=json)
 
 
 @task("measure")
@@ -356,7 +356,7 @@ def prove(
     json: Json = False,
 ) -> None:
     """Check that caching, concurrency and drafting do not change answers."""
-    asked = commands.prove.ProveOptions(
+    asked = cli.prove.ProveOptions(
         model=model,
         key=key_env,
         seed=seed,
@@ -365,7 +365,7 @@ def prove(
         replay=replay,
         as_json=json,
     )
-    commands.prove.prove(what, recipe=recipe, asked=asked)
+    cli.prove.prove(what, recipe=recipe, asked=asked)
 
 
 @task("measure")
@@ -389,7 +389,7 @@ def plan(
     """Estimate a recipe's memory, concurrent requests and highest speed."""
     from sparkpin.serve.memory import recipe as tasks
 
-    commands.notes.say_memory_issues(recipe, stage, stack)
+    cli.notes.say_memory_issues(recipe, stage, stack)
     asked = tasks.PlanOptions(memory=memory, free=free, bandwidth=bandwidth, nodes=nodes, as_json=json)
     if not tasks.plan(recipe=recipe, stage=stage, stack=stack, asked=asked) and exit_code:
         raise Exit(code=1)
@@ -407,7 +407,7 @@ def bisect(
     limit: Annotated[int, "seconds that the check may take (default: 1800)"] = 1800,
 ) -> None:
     """Find the change between two releases that makes a check fail."""
-    commands.bisect.bisect(good=good, bad=bad, check=check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit)
+    cli.bisect.bisect(good=good, bad=bad, check=check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit)
 
 
 @task("measure")
@@ -429,7 +429,7 @@ def bump(
     busy: Annotated[bool, "promote though the recipe's server answers requests"] = False,
 ) -> None:
     """Try newer versions against the current release, on the side."""
-    commands.bump.bump(
+    cli.bump.bump(
         stack=stack,
         what=what,
         recipe=recipe,
@@ -460,17 +460,17 @@ def build(
     deep: Annotated[bool, "with --checkpoint-only: hash the base again, though its files have not changed"] = False,
 ) -> None:
     """Build, seal and tag the images of a recipe up to a stage."""
-    only = commands.checkpoint.CheckpointOptions(model=model, dry_run=dry_run, verify=verify, deep=deep)
+    only = cli.checkpoint.CheckpointOptions(model=model, dry_run=dry_run, verify=verify, deep=deep)
     kinds = {"render": render, "fetch-only": fetch_only, "checkpoint-only": checkpoint_only}
-    commands.checkpoint.require_one(kinds, only, offline=offline)
+    cli.checkpoint.require_one(kinds, only, offline=offline)
     if render:
-        commands.build.show_rendered(recipe=recipe, stage=stage, stack=stack)
+        cli.build.show_rendered(recipe=recipe, stage=stage, stack=stack)
     elif fetch_only:
-        commands.build.fetch(recipe=recipe, stack=stack)
+        cli.build.fetch(recipe=recipe, stack=stack)
     elif checkpoint_only:
-        commands.checkpoint.checkpoint(recipe=recipe, stage=stage, stack=stack, asked=only)
+        cli.checkpoint.checkpoint(recipe=recipe, stage=stage, stack=stack, asked=only)
     else:
-        commands.build.build(recipe=recipe, stage=stage, stack=stack, offline=offline)
+        cli.build.build(recipe=recipe, stage=stage, stack=stack, offline=offline)
 
 
 @task("inputs")
@@ -482,7 +482,7 @@ def lock(
     digests: Annotated[bool, "resolve nothing: build what the locks give, write its digests to pins/digests"] = False,
 ) -> None:
     """Resolve the pins and write their locks (network)."""
-    commands.lock.lock(stack=stack, model=model, digests=digests)
+    cli.lock.lock(stack=stack, model=model, digests=digests)
 
 
 @task("inputs")
@@ -512,7 +512,7 @@ def recipe(
     output: Annotated[str, "export: file to write (default: print it)"] = "",
 ) -> None:
     """List, check, show, import and export recipes."""
-    if not commands.recipe.recipe(action, what, name=name, stack=stack, stage=stage, lock=not no_lock,
+    if not cli.recipe.recipe(action, what, name=name, stack=stack, stage=stage, lock=not no_lock,
                                   dry_run=dry_run, as_json=json, form=format, output=output):  # fmt: skip
         raise Exit(code=4)
 
@@ -530,7 +530,7 @@ def verify(
     require_signature: Signed = False,
 ) -> None:
     """Check a release or a bundle, and sign a release."""
-    commands.evidence.verify(subject, sign=sign, builder=builder, deep=deep, require_signature=require_signature)
+    cli.evidence.verify(subject, sign=sign, builder=builder, deep=deep, require_signature=require_signature)
 
 
 @task("prove and carry")
@@ -544,7 +544,7 @@ def reproduce(
     trust: Trust = False,
 ) -> None:
     """Build a release again from its record, and compare."""
-    commands.reproduce.reproduce(tag=tag, stage=stage, recipe=recipe, trusted=trust, keep=keep)
+    cli.reproduce.reproduce(tag=tag, stage=stage, recipe=recipe, trusted=trust, keep=keep)
 
 
 @task("prove and carry")
@@ -552,7 +552,7 @@ def why(
     c: Context, tag: Annotated[str, "release"], path: Annotated[str, "in its image"], *, json: Json = False
 ) -> None:
     """Print which lock entry, stage and layer a file comes from."""
-    commands.history.why(tag, path, as_json=json)
+    cli.history.why(tag, path, as_json=json)
 
 
 @task("prove and carry")
@@ -574,7 +574,7 @@ def export(
     deep: Annotated[bool, "engine: hash all of a checkpoint that is there, as `promote --deep` does here"] = False,
 ) -> None:
     """Write a release to a file, a registry or another engine."""
-    options = commands.bundle.ExportOptions(
+    options = cli.bundle.ExportOptions(
         with_store=with_store,
         with_checkpoint=with_checkpoint,
         no_image=no_image,
@@ -583,7 +583,7 @@ def export(
         link=link,
         deep=deep,
     )
-    commands.bundle.export(tag, place, options)
+    cli.bundle.export(tag, place, options)
 
 
 @task("prove and carry")
@@ -596,7 +596,7 @@ def import_(
     ca: Authority = "",
 ) -> None:
     """Verify a release that was exported, then take it in."""
-    commands.bundle.import_release(place, signed=require_signature, unsigned=unsigned, ca=ca)
+    cli.bundle.import_release(place, signed=require_signature, unsigned=unsigned, ca=ca)
 
 
 @task("machine")
@@ -610,7 +610,7 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Check this machine, and print how to fix what is missing."""
-    from sparkpin.commands.doctor import command
+    from sparkpin.cli.doctor import command
 
     command.doctor(fix=fix, stack=stack, recipe_name=recipe, stage=stage, as_json=json)
 
@@ -624,14 +624,14 @@ def test(
     select: Annotated[str, "pytest's -k expression"] = "",
 ) -> None:
     """Run the tests; the slow ones only with --all."""
-    if code := commands.developer.test(project_folder(), fast=fast, whole=all, select=select):
+    if code := cli.developer.test(project_folder(), fast=fast, whole=all, select=select):
         raise Exit(code=code)
 
 
 @task("for developers")
 def check(c: Context) -> None:
     """Run ruff, mypy, shellcheck and hadolint."""
-    if code := commands.developer.check(project_folder()):
+    if code := cli.developer.check(project_folder()):
         raise Exit(code=code)
 
 

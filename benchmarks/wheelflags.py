@@ -2,7 +2,7 @@
 
     python benchmarks/wheelflags.py WHEEL...
 
-writes `src/sparkpin/community/vllm/<version>.json` for each wheel: flags, their kinds and values, parsers, backends. A
+writes `src/sparkpin/recipes/vllm/<version>.json` for each wheel: flags, their kinds and values, parsers, backends. A
 wheel is what `pip download --no-deps vllm==VERSION` brings, or the one of the store that a stack's lock names.
 """
 
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparkpin.community.release import DATA
 from sparkpin.core import files
 from sparkpin.core.errors import ManifestError
+from sparkpin.recipes.release import DATA
 
 WANTED = re.compile(r"vllm/.*\.py")
 REGISTERED = {"_TOOL_PARSERS_TO_REGISTER": "tool_parsers", "_REASONING_PARSERS_TO_REGISTER": "reasoning_parsers"}

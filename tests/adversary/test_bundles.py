@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 from bundle_samples import quiet, sample_of, write_sample
 
-from sparkpin.bundle import take_in
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths
+from sparkpin.distribute import take_in
 from sparkpin.host.engine import Engine
 
 EACH = 25

@@ -27,10 +27,10 @@ from wheelhouse import Index, make_wheel
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.build.record import read_record
-from sparkpin.bundle.export import BundleParts, export
 from sparkpin.core.files import PARTIAL
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import UNSEALED, current_tag
+from sparkpin.distribute.export import BundleParts, export
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests

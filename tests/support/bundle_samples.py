@@ -15,10 +15,9 @@ from typing import Any
 from evidence_samples import Sample, layer_tar, make_sample
 
 from sparkpin.build.record import layer_file
-from sparkpin.bundle import export, form
-from sparkpin.bundle.export import BundleParts
-from sparkpin.evidence import attest
-from sparkpin.evidence.signing import Keys
+from sparkpin.distribute import attest, export, form
+from sparkpin.distribute.export import BundleParts
+from sparkpin.distribute.signing import Keys
 from sparkpin.image import oci
 from sparkpin.image.archive import BLOCK, END
 from sparkpin.image.layer_tar import read_layer

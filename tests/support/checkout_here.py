@@ -12,7 +12,7 @@ from unittest import mock
 
 from checkout import Checkout
 
-from sparkpin.commands.command_line import SparkpinProgram
+from sparkpin.cli.command_line import SparkpinProgram
 from sparkpin.core.paths import Paths
 
 

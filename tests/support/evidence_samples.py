@@ -24,9 +24,9 @@ from sparkpin.build.make import new_release
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import BuildInput, BuildRecord, ContextFile, LayerRecord, records_of, write_record
 from sparkpin.core.paths import Paths
-from sparkpin.evidence import sbom
-from sparkpin.evidence.materials import Material
-from sparkpin.evidence.verify import Claimed
+from sparkpin.distribute import sbom
+from sparkpin.distribute.materials import Material
+from sparkpin.distribute.verify import Claimed
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.oci import digest_of
 from sparkpin.image.seal import image_config

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from sparkpin.commands.command_line import SparkpinProgram
+from sparkpin.cli.command_line import SparkpinProgram
 
 
 def typed(line: str | list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

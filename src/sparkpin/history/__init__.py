@@ -1,1 +1,1 @@
-"""More than one release: what changed, where a file comes from, `bisect`, `report`, `prune`."""
+"""More than one release: what changed between two, and where a file comes from."""

@@ -17,7 +17,7 @@ from places import PROJECT
 from sparkpin.build import rootfs
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.evidence import digests
+from sparkpin.distribute import digests
 from sparkpin.fetch.store import Store
 from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine

@@ -26,9 +26,9 @@ from sparkpin.fetch.gguf_wheel import convert_wheel
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.model import absent_bytes, fetch_model
 from sparkpin.fetch.packed import commit_of
-from sparkpin.history.prune.garbage import model_blobs
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import ModelLock
+from sparkpin.prune.garbage import model_blobs
 from sparkpin.releases.record import Release
 from sparkpin.smoke.checks import run_check
 

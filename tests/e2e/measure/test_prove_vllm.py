@@ -18,8 +18,8 @@ from checkout import PROJECT
 from cpu_stages import ready
 from sabotaged import installed, switch
 
-from sparkpin.commands import prove as command
-from sparkpin.commands.prove import ProveOptions
+from sparkpin.cli import prove as command
+from sparkpin.cli.prove import ProveOptions
 from sparkpin.core.errors import CorruptionError
 from sparkpin.core.paths import Paths
 from sparkpin.measure.prove import judging, passes, run, session, verdict

@@ -9,8 +9,8 @@ import pytest
 from made_releases import built, digest, states
 
 from sparkpin.build import consistent
-from sparkpin.commands import releases as commands_releases
-from sparkpin.commands import serve as commands_serve
+from sparkpin.cli import releases as commands_releases
+from sparkpin.cli import serve as commands_serve
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine

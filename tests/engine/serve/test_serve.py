@@ -15,7 +15,7 @@ import pytest
 from certificates import certificate
 from watched import free_port
 
-from sparkpin.commands import client as clients
+from sparkpin.cli import client as clients
 from sparkpin.core.errors import BusyError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from private_engine import load_image
 
-from sparkpin.commands import serve as commands_serve
-from sparkpin.commands import smoke as commands_smoke
-from sparkpin.commands import smoke as task
+from sparkpin.cli import serve as commands_serve
+from sparkpin.cli import smoke as commands_smoke
+from sparkpin.cli import smoke as task
 from sparkpin.core.errors import HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from docker.models.containers import Container
 
-from sparkpin.commands import smoke as task
+from sparkpin.cli import smoke as task
 from sparkpin.core.errors import BusyError, SmokeError
 from sparkpin.core.files import lock
 from sparkpin.host.engine import Engine

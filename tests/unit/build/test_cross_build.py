@@ -16,14 +16,14 @@ from places import PROJECT
 from sparkpin.build import context, cross_build, render, rootfs
 from sparkpin.build.record import BuildRecord, LayerRecord, shared_fields
 from sparkpin.checkpoint.repository import Places
-from sparkpin.commands import build as commands_build
+from sparkpin.cli import build as commands_build
 from sparkpin.core.errors import HostError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import model
 from sparkpin.fetch import stack as fetch
 from sparkpin.fetch.stack import FetchReport
-from sparkpin.history.prune.garbage import Referenced
 from sparkpin.pins import manifests, schema
+from sparkpin.prune.garbage import Referenced
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from places import PROJECT
 
 from sparkpin.build import make
 from sparkpin.build.pair import pair
-from sparkpin.commands import build
+from sparkpin.cli import build
 from sparkpin.core.errors import BuildError, InputError
 from sparkpin.core.paths import Paths
 

@@ -13,7 +13,7 @@ from places import PROJECT, copied_to
 from sparkpin.build.pair import pair, require_model_fits
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.evidence.materials import model_inputs
+from sparkpin.distribute.materials import model_inputs
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.releases.record import Release
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from made_releases import release
 
-from sparkpin.bundle import export, form
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
+from sparkpin.distribute import export, form
 from sparkpin.host import fingerprint, machine
 from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.releases.record import Releases, release_key, to_json

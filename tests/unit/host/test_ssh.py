@@ -1,4 +1,4 @@
-"""Ways to the engines of other machines. tests/engine/bundle/test_copy.py goes them, to a real ssh server."""
+"""Ways to the engines of other machines. tests/engine/distribute/test_copy.py goes them, to a real ssh server."""
 
 from __future__ import annotations
 

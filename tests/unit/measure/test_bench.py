@@ -13,7 +13,7 @@ import made_releases
 import numpy
 import pytest
 
-from sparkpin.commands import bench
+from sparkpin.cli import bench
 from sparkpin.core.errors import InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.fingerprint import Fingerprint

@@ -15,8 +15,8 @@ from checkout import PROJECT
 from made_releases import release as made_release
 from toy_endpoint import BLOCK, ToyEndpoint, answered
 
-from sparkpin.commands import prove as command
-from sparkpin.commands.prove import ProveOptions
+from sparkpin.cli import prove as command
+from sparkpin.cli.prove import ProveOptions
 from sparkpin.core.errors import CorruptionError, InputError, UntoldError
 from sparkpin.core.paths import Paths
 from sparkpin.measure.prove import asking, judging, passes, record, run, session, sessions, verdict

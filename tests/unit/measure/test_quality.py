@@ -23,12 +23,11 @@ from made_releases import release
 from places import DATA
 
 from benchmarks.interval_coverage import LOSSES, Loss, coverage
-from sparkpin.commands import choose, quality
-from sparkpin.commands import releases as commands_releases
-from sparkpin.commands import up as commands_up
+from sparkpin.cli import choose, quality
+from sparkpin.cli import releases as commands_releases
+from sparkpin.cli import up as commands_up
 from sparkpin.core.errors import DiskError, HostError, InputError, ManifestError, QualityError
 from sparkpin.core.paths import Paths
-from sparkpin.history.report.measured import quality_of
 from sparkpin.host import machine
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure import own_server
@@ -41,6 +40,7 @@ from sparkpin.releases import quality_allowance, quality_gate, quality_record
 from sparkpin.releases.quality_record import Figure, QualityRecord, Texts
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.rollback import landing
+from sparkpin.report.measured import quality_of
 from sparkpin.serve import memory_limit, socket_port
 from sparkpin.smoke.answers import Wrong, only_choice
 

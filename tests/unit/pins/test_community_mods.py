@@ -16,7 +16,7 @@ from places import PROJECT
 from sparkpin.build import render
 from sparkpin.build.pair import pair
 from sparkpin.build.render import require_closed
-from sparkpin.commands import lint
+from sparkpin.cli import lint
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.history import operands

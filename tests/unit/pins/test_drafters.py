@@ -16,7 +16,7 @@ from sparkpin.pins.schema import DRAFT_METHODS, Drafts, Recipe
 from sparkpin.pins.vllm_command import own_argv, split
 from sparkpin.pins.vllm_flags import Flags, flag_value
 
-DATA = PROJECT / "src/sparkpin/community/vllm"
+DATA = PROJECT / "src/sparkpin/recipes/vllm"
 PLAN = {"method": "dflash", "model": drafters.PATH, "num_speculative_tokens": 12}
 TARGET = {"text_config": {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 48}}
 DRAFTER = {

@@ -8,11 +8,11 @@ import pytest
 from places import PROJECT
 
 from sparkpin.build.pair import pair
-from sparkpin.community.release import release
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests
 from sparkpin.pins.vllm_command import choices, completed, family_of
 from sparkpin.pins.vllm_flags import flag_value
+from sparkpin.recipes.release import release
 
 BARE = ["vllm", "serve", "/model"]
 FAMILIES = manifests.load_families(PROJECT)

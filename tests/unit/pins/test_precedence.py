@@ -11,7 +11,7 @@ from checkout_here import CheckoutHere
 from made_recipes import recipe, stack, stage
 
 from sparkpin.build.pair import pair
-from sparkpin.commands import notes as commands_notes
+from sparkpin.cli import notes as commands_notes
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
 from sparkpin.pins.vllm_command import origins, overruled

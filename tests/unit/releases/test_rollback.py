@@ -12,7 +12,7 @@ from made_releases import release
 
 from sparkpin.build import make
 from sparkpin.build.pair import pair
-from sparkpin.commands import releases as commands_releases
+from sparkpin.cli import releases as commands_releases
 from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.kept_inputs import KeptInputs

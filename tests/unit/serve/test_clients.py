@@ -16,7 +16,7 @@ from client_samples import BARE, FULL, URL
 from places import DATA, PROJECT
 
 import tasks
-from sparkpin.commands import client
+from sparkpin.cli import client
 from sparkpin.core.errors import InputError
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Family

@@ -14,7 +14,7 @@ import pytest
 from certificates import certificate
 from evidence_samples import PROJECT
 
-from sparkpin.commands import status as commands_status
+from sparkpin.cli import status as commands_status
 from sparkpin.core.errors import DownError, EngineError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.serve import keys, status

@@ -18,7 +18,7 @@ from made_releases import release
 from tiny_images import make_rootfs
 
 from sparkpin.build.pair import pair
-from sparkpin.commands.smoke import inspect
+from sparkpin.cli.smoke import inspect
 from sparkpin.core.errors import InputError, InspectionError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.kept_inputs import KeptInputs

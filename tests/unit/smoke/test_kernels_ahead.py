@@ -16,7 +16,7 @@ from elf_samples import Elf, cubin, facts_of, put
 from made_releases import release
 
 from sparkpin.build import render
-from sparkpin.commands import smoke as commands_smoke
+from sparkpin.cli import smoke as commands_smoke
 from sparkpin.core.errors import HostError, InputError, InspectionError, ManifestError, UntoldError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container

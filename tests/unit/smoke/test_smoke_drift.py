@@ -15,7 +15,7 @@ from recorded import Site
 from smoke_subject import Checked
 from smoke_subject import checked as checked
 
-from sparkpin.commands import smoke
+from sparkpin.cli import smoke
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths

@@ -17,7 +17,7 @@ from fake_release import made_checkpoint
 from made_releases import release
 from places import PROJECT
 
-from sparkpin.commands import smoke as task
+from sparkpin.cli import smoke as task
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, HostError, InputError
 from sparkpin.core.paths import Paths

@@ -1,1 +1,0 @@
-"""A release carried to another machine: export, import, copy."""

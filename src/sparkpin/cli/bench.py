@@ -1,0 +1,182 @@
+"""The task `bench`: find release and plan, measure, print, keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sparkpin.build.consistent import require_consistent
+from sparkpin.build.make import checkpoint_of
+from sparkpin.cli.choose import choose_known, require_recipe
+from sparkpin.core import terminal
+from sparkpin.core.errors import InputError
+from sparkpin.core.paths import Paths
+from sparkpin.host import machine
+from sparkpin.host.engine import Engine, engine_of
+from sparkpin.measure.bench import plan, record, text
+from sparkpin.measure.bench.compare import compare
+from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits, cells_of
+from sparkpin.measure.bench.record import BenchRecord, Comparison
+from sparkpin.measure.bench.run import BenchPlace, bench
+from sparkpin.measure.bench.target import BenchSubject
+from sparkpin.releases import container as running
+from sparkpin.releases.current import require_current
+from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.runs_here import obstacle, uses_gpu
+from sparkpin.serve.memory.estimates import SPARK_BANDWIDTH
+from sparkpin.serve.memory.recipe import parse_bandwidth
+from sparkpin.serve.served import running_release
+
+LONGEST_COMPARED = 1024
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    quick: bool
+    full: bool
+    only: Literal["", "prompts", "sweep"]  # "" for both
+    bandwidth: str  # GB/s as the person wrote it, "" for none
+    dry_run: bool
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        if self.dry_run and self.as_json:
+            raise InputError("--dry-run --json: a plan is printed for people only", next_step="leave out --json")
+
+    @property
+    def parts(self) -> frozenset[str]:
+        return frozenset({"prompt", "sweep"} if not self.only else {self.only.removesuffix("s")})
+
+    @property
+    def bytes_a_second(self) -> float | None:
+        """Of the memory; None where nobody stated it, and this is no machine of which it is known."""
+        if self.bandwidth:
+            return parse_bandwidth(self.bandwidth)
+        return SPARK_BANDWIDTH if machine.read_host().is_spark else None
+
+
+def run(*, recipe: str | None, tag: str | None, asked: BenchOptions) -> None:
+    """One release: the one that is named, else the recipe's that is served, else its current one."""
+    paths = Paths.from_env()
+    bandwidth = asked.bytes_a_second
+    engine = engine_of(paths)
+    release = chosen(paths, engine, recipe, tag)
+    require_measurable(paths, engine, release)
+    wanted = plan_for(paths, release, asked)
+    if not asked.as_json:
+        text.show_plan([release], wanted)
+    if asked.dry_run:
+        terminal.show("Dry run: nothing was started.")
+        return
+    place = BenchPlace.here(paths, engine, bandwidth, terminal.say)
+    show(bench(place, subject_of(paths, release), wanted), as_json=asked.as_json)
+
+
+def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | None = None) -> None:
+    """before, after: A and B."""
+    if not before:
+        more = f" --rounds {rounds}" if rounds else ""
+        raise InputError(
+            "--rounds is about --compare",
+            next_step=f"invoke bench --compare A {after or 'B'}{more}, of two releases that `invoke images` lists",
+        )
+    rounds = ROUNDS if rounds is None else rounds
+    if not after:
+        raise InputError(f"--compare {before}: with which release?", next_step=f"invoke bench --compare {before} TAG")
+    if rounds < 1:
+        raise InputError(
+            f"--rounds: got {rounds}, expected 1 or more",
+            next_step=f"invoke bench --compare {before} {after} --rounds 4",
+        )
+    paths = Paths.from_env()
+    engine = engine_of(paths)
+    releases = [Releases(paths).get(before), Releases(paths).get(after)]
+    for release in releases:
+        require_measurable(paths, engine, release)
+    wanted = common([plan_for(paths, release, asked) for release in releases])
+    if not asked.as_json:
+        text.show_plan(releases, wanted, turns=2 * rounds)
+    if releases[0].tag == releases[1].tag and not asked.as_json:
+        terminal.show("note: both are one release; what differs is this machine's noise")
+    if asked.dry_run:
+        terminal.show("Dry run: nothing was started.")
+        return
+    a, b = (subject_of(paths, release) for release in releases)
+    made = compare(BenchPlace.here(paths, engine, None, terminal.say), (a, b), wanted, rounds)
+    show(made, as_json=asked.as_json)
+
+
+def show(made: BenchRecord | Comparison, *, as_json: bool) -> None:
+    if as_json:
+        terminal.show_json(record.to_json(made))
+    elif isinstance(made, Comparison):
+        text.show_comparison(made)
+    else:
+        text.show_record(made)
+
+
+def chosen(paths: Paths, engine: Engine, recipe: str | None, tag: str | None) -> Release:
+    records = Releases(paths)
+    if tag:
+        return records.get(tag)
+    name = choose_known(paths, recipe)
+    require_recipe(paths, records, name)
+    if served := running_release(paths, engine, name):
+        return records.get(served)
+    return require_current(records, name)
+
+
+def require_measurable(paths: Paths, engine: Engine, release: Release) -> None:
+    require_consistent(paths, release)
+    running.require_here(engine)
+    if why := obstacle(paths, engine, release):
+        raise InputError(f"{release.tag} cannot be measured here: {why}", next_step="measure it where it can be served")
+    if not release.smoke_passed:
+        terminal.say(
+            f"warning: {release.tag} is {release.state}: no smoke test stands behind its answers, however fast"
+        )
+
+
+def subject_of(paths: Paths, release: Release) -> BenchSubject:
+    return BenchSubject(release, checkpoint_of(paths, release), uses_gpu(paths, release))
+
+
+def plan_for(paths: Paths, release: Release, asked: BenchOptions) -> BenchPlan:
+    limits = Limits.of(release.argv, config_tokens(Releases(paths).checkpoint(release)))
+    wanted = BenchParts(asked.parts, quick=asked.quick, everything=asked.full, whole=release.demands.scripted)
+    cells = cells_of(limits, wanted)
+    if not cells:
+        raise InputError(
+            f"{release.tag} takes {limits.tokens} tokens: too few for any cell of the plan",
+            next_step="raise --max-model-len in its recipe, and build it again",
+        )
+    return BenchPlan(cells, limits.tokens)
+
+
+def config_tokens(checkpoint: Path) -> int:
+    """What the model's configuration allows, of prompt and answer together. Of a checkpoint that is not made yet
+    nobody knows: then as if it allowed all lengths."""
+    try:
+        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return plan.LENGTHS[-1] + plan.SWEEP_OUTPUT
+    return int((config.get("text_config") or config).get("max_position_embeddings", 0))
+
+
+def common(plans: Sequence[BenchPlan]) -> BenchPlan:
+    """What both can be asked alike, and of the sweep the longest of the short prompts, of one user and of as many as
+    both allow."""
+    both = [cell for cell in plans[0].cells if cell in plans[1].cells]
+    short = [cell for cell in both if cell.kind == "sweep" and cell.input_tokens <= LONGEST_COMPARED]
+    if not both:  # a scripted model is kept from ending its answers, another is not
+        raise InputError("no prompt fits both releases", next_step="the same command with --only sweep")
+    length = max((cell.input_tokens for cell in short), default=0)
+    ends = [cell for cell in short if cell.input_tokens == length]
+    return BenchPlan(
+        cells=(*(c for c in both if c.kind == "prompt"), *dict.fromkeys([*ends[:1], *ends[-1:]])),
+        context=min(one.context for one in plans),
+    )

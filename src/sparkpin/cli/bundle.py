@@ -1,0 +1,148 @@
+"""`invoke export` and `invoke import`: a release to and from a file, a registry or another engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sparkpin.core import terminal
+from sparkpin.core.errors import InputError
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say, show
+from sparkpin.distribute import copy as transfer
+from sparkpin.distribute import export as exporting
+from sparkpin.distribute import registry, take_in
+from sparkpin.host import machine
+from sparkpin.host.engine import engine_of
+from sparkpin.host.skopeo import Registry
+from sparkpin.host.ssh import way_to
+from sparkpin.pins.nodes import nodes_of
+from sparkpin.releases.record import SIGNATURE, Release, Releases
+
+Kind = Literal["file", "registry", "engine"]
+REGISTRY, ENGINES = "oci://", ("ssh://", "unix://", "tcp://")
+FITS: Mapping[str, tuple[Kind, ...]] = {
+    "--with-store": ("file",),
+    "--no-image": ("file",),
+    "--require-signature": ("file",),
+    "--with-checkpoint": ("file", "engine"),
+    "--redistribute": ("registry",),
+    "--unsigned": ("registry",),
+    "--ca": ("registry",),
+    "--link": ("engine",),
+    "--deep": ("engine",),
+}
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """As the command line has them."""
+
+    with_store: bool = False
+    with_checkpoint: bool = False
+    no_image: bool = False
+    redistribute: bool = False
+    ca: str = ""
+    link: str = ""
+    deep: bool = False
+
+
+def kind_of(place: str) -> Kind:
+    if place.startswith(REGISTRY):
+        return "registry"
+    return "engine" if place.startswith(ENGINES) else "file"
+
+
+def require_fitting(place: str, given: Mapping[str, object]) -> None:
+    """InputError for an option that means nothing for such a place. given: option -> its value."""
+    for option, value in given.items():
+        if value and kind_of(place) not in FITS[option]:
+            raise InputError(
+                f"{option} does not go with {place}, which is {'an' if kind_of(place) == 'engine' else 'a'} "
+                f"{kind_of(place)}; it goes with a {' or an '.join(FITS[option])}",
+                next_step=f"leave {option} out",
+            )
+
+
+def export(tag: str, place: str, options: ExportOptions) -> None:
+    require_fitting(place, {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()})
+    paths = Paths.from_env()
+    releases = Releases(paths)
+    if kind_of(place) == "registry":
+        target = Registry.parse(place, options.ca)
+        show(f"before anyone publishes an image: {registry.TERMS}, says what may be given to others")
+        release = releases.get(tag)
+        done = registry.publish(paths, engine_of(paths), release, target, say, agreed=options.redistribute)
+        show(f"{tag} is published; elsewhere: invoke import {done}")
+        if not (releases.evidence(release) / SIGNATURE).is_file():
+            again = f"with a key: invoke verify {release.tag} --sign, then export again"
+            show(f"not signed, so an import needs --unsigned; {again}")
+    elif kind_of(place) == "engine":
+        to_engine(paths, releases.get(tag), place, options)
+    else:
+        to_file(paths, releases.get(tag), Path(place), options)
+
+
+def to_file(paths: Paths, release: Release, file: Path, options: ExportOptions) -> None:
+    store, checkpoint = options.with_store, options.with_checkpoint
+    wanted = exporting.BundleParts(store=store, checkpoint=checkpoint, image=not options.no_image)
+    size = exporting.export(paths, lambda: engine_of(paths), release, file, wanted, say)
+    show(f"{file}: {release.tag}, {terminal.size(size)}")
+    if not store and not checkpoint:
+        show(
+            "without its checkpoint: the other machine makes it from the model's files, which it has or fetches "
+            "(--with-store and --with-checkpoint take along what a machine without network needs)"
+        )
+    show(f"next, on the other machine: invoke import {file.name}")
+
+
+def to_engine(paths: Paths, release: Release, url: str, options: ExportOptions) -> None:
+    if options.deep and not options.with_checkpoint:
+        raise InputError("--deep: goes with --with-checkpoint", next_step=f"invoke export {release.tag} {url}")
+    way = way_to(url, options.link) if options.link else ""
+    if way:
+        say(f"the link: {url} at {way}")
+    engine = engine_of(paths)
+    if options.with_checkpoint:
+        sent, carried = transfer.copy_with_checkpoint(paths, engine, release, url, say, way=way, deep=options.deep)
+    else:
+        sent = transfer.copy(paths, engine, release, url, say, way=way)
+    show(
+        f"{release.tag} is at {url}: sent {terminal.count(sent.layers, 'layer')}, {terminal.size(sent.bytes)}; "
+        f"{terminal.count(sent.skipped, 'layer')} were there"
+    )
+    if options.with_checkpoint:
+        speed = f", {carried.bytes / 1e6 / carried.seconds:.0f} MB/s over {way or url}" if carried.bytes else ""
+        show(
+            f"its checkpoint is in volume {carried.volume} there: sent {terminal.count(carried.files, 'file')}, "
+            f"{terminal.size(carried.bytes)}{speed}; {terminal.count(carried.whole, 'file')} were there"
+        )
+    record = f"{release.name}.tar"
+    if nodes_of(release.argv) > 1:
+        show(f"next, once it is on each: invoke smoke {release.tag} --nodes here,{url},... (docs/nodes.md)")
+        return
+    show(f"next, for its record: invoke export {release.tag} {record} --no-image, and there: invoke import {record}")
+
+
+def import_release(place: str, *, signed: bool, unsigned: bool, ca: str) -> None:
+    require_fitting(place, {"--require-signature": signed, "--unsigned": unsigned, "--ca": ca})
+    paths = Paths.from_env()
+    if kind_of(place) == "engine":
+        raise InputError(
+            f"{place}: a release is taken in from a file or a registry",
+            next_step="on that machine: invoke export TAG ssh://user@this-host",
+        )
+    if kind_of(place) == "registry":
+        done = registry.pull(paths, engine_of(paths), Registry.parse(place, ca), say, unsigned=unsigned)
+    else:
+        done = take_in.import_bundle(paths, engine_of(paths), Path(place), say, signed=signed)
+    for check in done.checks:
+        show(check.line)
+    tag = done.release.tag
+    show(f"{tag} is here, {done.release.state}: another machine's smoke test proves nothing here")
+    if done.release.smoke_passed:
+        show(f"next: invoke promote {tag}, then {machine.serve_command(paths.project, done.release.recipe)}")
+    else:
+        show(f"next: invoke smoke {tag}, then invoke serve {tag}")

@@ -1,0 +1,184 @@
+"""Read what a report says from records, evidence and the project as it was. No engine, and nothing is fetched."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+
+from sparkpin.checkpoint.steps import checkpoint_steps, used_repositories
+from sparkpin.core import terminal
+from sparkpin.core.errors import ManifestError, SparkpinError
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import gib
+from sparkpin.distribute import digests
+from sparkpin.distribute.signing import Keys
+from sparkpin.fetch.model_files import TEXTS, repository_folder
+from sparkpin.fetch.store import Store, find_missing
+from sparkpin.host.machine import serve_command
+from sparkpin.pins import manifests
+from sparkpin.releases.keep import Pin, pins_of
+from sparkpin.releases.kept_inputs import project_of, reason
+from sparkpin.releases.quality_gate import is_refused
+from sparkpin.releases.record import Release, Releases, now, read_json
+from sparkpin.releases.rollback import landing
+from sparkpin.report.facts import (
+    NOT_MEASURED,
+    Item,
+    RecipePart,
+    Report,
+    ReportCommand,
+    ReportMemory,
+    ReportRow,
+    Speed,
+    SpeedBar,
+)
+from sparkpin.report.measured import duration, quality_of, smoke_of, speed_of
+from sparkpin.serve.memory.plan import MemoryPlan
+from sparkpin.serve.memory.text import log_line
+from sparkpin.serve.memory_limit import plan_of
+from sparkpin.upgrade.bump.record import Bump, bumps_of
+
+
+def gather(paths: Paths, recipe: str | None) -> Report:
+    """Of one recipe, or of every recipe that has a release. InputError for a recipe that nobody knows."""
+    records = Releases(paths)
+    parts, faults = [], []
+    for name in [recipe] if recipe else records.recipes():
+        known, broken = records.readable(name)
+        if known:
+            parts.append(recipe_part(paths, records, name, known, broken))
+        else:
+            faults += [fault.message for fault in broken]
+            if recipe and not broken:
+                manifests.load_recipe(paths.project, name)
+    own = ""
+    with contextlib.suppress(PackageNotFoundError):  # run from a checkout that nobody installed
+        own = version("sparkpin")
+    return Report(now(), own, tuple(parts), tuple(faults))
+
+
+def recipe_part(
+    paths: Paths, records: Releases, name: str, releases: Sequence[Release], broken: Sequence[ManifestError]
+) -> RecipePart:
+    """releases: at least one, from the oldest to the newest."""
+    current = next((release for release in releases if release.state == "current"), None)
+    shown = current or releases[-1]
+    back = landing(releases, current, records.before(name), partial(is_refused, paths)) if current else None
+    speeds = {release.tag: speed_of(paths, release) for release in releases}
+    faults = [fault.message for fault in broken]
+    words, pins, bumps = "", dict[str, Pin](), tuple[Bump, ...]()
+    with contextlib.suppress(SparkpinError), project_of(paths, shown) as project:  # as it was; its files may be gone
+        words = manifests.load_recipe(project, name).description
+    try:
+        pins = pins_of(records, name)
+        bumps = bumps_of(paths, name)
+    except ManifestError as fault:
+        faults.append(fault.message)
+    items = {}
+    for former, release in zip([None, *releases], releases, strict=False):
+        pin, verdicts = pins.get(release.tag), [bump.text for bump in bumps if bump.release == release.tag]
+        items[release.tag] = Item(
+            release=release,
+            smoke=smoke_of(release),
+            quality=quality_of(paths, release),
+            speed=speeds[release.tag].evidence,
+            notes=tuple(filter(None, (pin.text if pin else "", *verdicts[-1:], confirmed_of(paths, release)))),
+            command=f"invoke diff {former.tag} {release.tag}" if former else "",
+        )
+    memory = memory_of(paths, shown)
+    return RecipePart(
+        name=name,
+        description=words,
+        shown=items[shown.tag],
+        current=current is not None,
+        promoted=str(read_json(records.pointer_path(name)).get("promoted", "")) if current else "",
+        back=tuple(ways_back(paths, name, current, back)),
+        machine=speeds[shown.tag].machine or (shown.host.line if shown.host else ""),
+        tiles=tuple(tiles_of(items[shown.tag], speeds[shown.tag], memory)),
+        bars=tuple(bars_of(releases, speeds)),
+        memory=memory,
+        items=tuple(reversed(items.values())),
+        bumps=tuple(reversed(bumps)),
+        faults=tuple(faults),
+    )
+
+
+def confirmed_of(paths: Paths, release: Release) -> str:
+    """Who else got this image, of those that this machine trusts."""
+    found = digests.confirmations(paths.project, release.build_key, release.image, Keys.from_env().allowed)
+    return found.line if found.builders else ""
+
+
+def tiles_of(item: Item, speed: Speed, memory: ReportMemory) -> Iterator[ReportRow]:
+    yield ReportRow("Output, one user", f"{terminal.figure(speed.rate)} tok/s" if speed.rate else NOT_MEASURED)
+    yield ReportRow("First token", duration(speed.first) if speed.first else NOT_MEASURED)
+    yield ReportRow("Quality", item.quality.text.partition(" (")[0], item.quality.kind)
+    known = f"{gib(memory.needed)} of {gib(memory.total)}"
+    yield ReportRow("Memory", known if memory.total else memory.headline, memory.kind)
+    yield ReportRow("Users that fit", memory.users or "no plan")
+
+
+def bars_of(releases: Sequence[Release], speeds: Mapping[str, Speed]) -> Iterator[SpeedBar]:
+    """The newest of each stage that was measured on the machine of the newest: several machines do not compare."""
+    measured = [release for release in releases if speeds[release.tag].rate]
+    machine = speeds[measured[-1].tag].machine if measured else ""
+    for release in {one.stage: one for one in measured if speeds[one.tag].machine == machine}.values():
+        speed = speeds[release.tag]
+        yield SpeedBar(release.stage, speed.rate or 0.0, "bad" if release.smoke_failed else "good", speed.ceiling)
+
+
+def ways_back(paths: Paths, recipe: str, current: Release | None, back: Release | None) -> list[ReportCommand]:
+    """What to type to go back. None where there is nothing to go back to."""
+    if current is None or back is None:
+        return []
+    forward = f"forward again, to what is current now; then {serve_command(paths.project, recipe)}"
+    return [
+        ReportCommand(f"invoke rollback --recipe {recipe} --serve", f"{back.tag} comes back, and is served"),
+        ReportCommand(f"invoke promote {current.tag}", forward),
+    ]
+
+
+def memory_of(paths: Paths, release: Release) -> ReportMemory:
+    """The plan, where the headers of its model are here: a report fetches nothing."""
+    try:
+        if absent := absent_files(paths, release):
+            hint = f"invoke plan --recipe {release.recipe} fetches what it needs"
+            text = f"no plan: {terminal.count(absent, 'file')} of its model not here"
+            return ReportMemory(text, "none", lines=(hint,))
+        return memory_row(plan_of(paths, release))
+    except SparkpinError as error:
+        return ReportMemory("no plan", "none", lines=(reason(error),))
+
+
+def absent_files(paths: Paths, release: Release) -> int:
+    """Headers, configurations and indexes that a plan would fetch."""
+    with project_of(paths, release) as project:
+        model = manifests.load_models(project, release.model, release.drafter)
+        lock = manifests.load_model_lock(project, model)
+        steps = checkpoint_steps(manifests.load_chain(project, release.stage), model)
+    absent = 0
+    for entry in (lock.repositories[name] for name in used_repositories(model, steps)):
+        folder, store = repository_folder(paths, entry), Store(paths.store)
+        rows = [(file, folder / file.file) for file in entry.files if file.file in TEXTS]
+        rows += [(header, store.path(header.sha256)) for header in entry.headers]
+        absent += len(find_missing(rows, terminal.say, remove=False))
+    return absent
+
+
+def memory_row(plan: MemoryPlan) -> ReportMemory:
+    machine = plan.machine
+    fits = "fits" if plan.fits else "does not fit"
+    users = [f"{count:,}, {length:,} tokens each" for length, count in plan.chosen.requests.items()]
+    return ReportMemory(
+        f"{fits}: needs {gib(plan.needed)} of {gib(machine.free)} free on {machine.source}",
+        "good" if plan.fits else "bad",
+        tuple((line.what, line.bytes, line.how) for line in plan.lines),
+        (log_line(plan), *plan.problems),
+        needed=plan.needed,
+        free=machine.free,
+        total=machine.total,
+        source=machine.source,
+        users=users[-1] if users else "",
+    )

@@ -1,0 +1,52 @@
+"""What a search has found so far, so that a killed one goes on: SPARKPIN_HOME/bisect/<id>/state.json, and the logs of
+each trial beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from sparkpin.core.errors import ManifestError
+from sparkpin.core.files import write_json
+from sparkpin.pins.schema import StrictModel
+from sparkpin.releases.record import read_as
+from sparkpin.upgrade.bisect.search import Verdict
+
+FOLDER = "bisect"  # of SPARKPIN_HOME
+FILE = "state.json"
+LOCK = ".lock"
+
+
+class Trial(StrictModel):
+    chosen: list[str]  # ids of the changes
+    verdict: Verdict
+    how: str  # what was seen, in a few words
+    started: bool = True  # False where its server did not become ready
+    seconds: float  # that it took
+    log: str = ""  # file beside
+
+
+class State(StrictModel):
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    good: str  # a tag, as bad
+    bad: str
+    check: str
+    changes: list[str]  # their texts, for people
+    trials: list[Trial]  # in their order
+
+
+def read(path: Path) -> State | None:
+    """ManifestError for what is no state."""
+    try:
+        return read_as(path, TypeAdapter(State), next_step="")
+    except FileNotFoundError:
+        return None
+    except ManifestError as error:
+        error.next_step = f"rm {path}: the search begins again"
+        raise
+
+
+def write(path: Path, state: State) -> None:
+    write_json(path, state.model_dump(mode="json", by_alias=True))

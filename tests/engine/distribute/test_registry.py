@@ -1,0 +1,285 @@
+"""Releases to a real registry and back: only what lacks is sent, and nothing of what is not true is taken in."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from carried_release import Source, carried_release, engine_with_url
+from local_registry import WORD, LocalRegistry, local_registry
+from private_engine import quiet
+
+from sparkpin.build.consistent import is_brought, require_consistent
+from sparkpin.build.make import checkpoint_of
+from sparkpin.build.pair import pair
+from sparkpin.cli import build, up
+from sparkpin.core.errors import IntegrityError, NetworkError
+from sparkpin.core.paths import Paths
+from sparkpin.distribute import registry as registries
+from sparkpin.distribute.registry import publish, pull, referrers_tag
+from sparkpin.host.engine import Engine
+from sparkpin.host.skopeo import AbsentError, Registry
+from sparkpin.image import oci
+from sparkpin.releases import current
+from sparkpin.releases.record import SIGNATURE, Release, Releases
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory, signing_key: Path) -> Iterator[Source]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARKPIN_SIGNING_KEY", str(signing_key))
+        with carried_release(tmp_path_factory.mktemp("source")) as source:
+            yield source
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with engine_with_url() as (engine, _):
+        yield engine
+
+
+@pytest.fixture
+def empty(engine: Engine) -> Iterator[Engine]:
+    yield engine
+    for image in engine.client.images.list():
+        engine.client.images.remove(image.id, force=True)
+
+
+@pytest.fixture
+def paths(source: Source, tmp_path: Path) -> Paths:
+    return source.elsewhere(tmp_path)
+
+
+@pytest.fixture
+def there(tmp_path: Path, signing_key: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalRegistry]:
+    """A registry whose password this user has, and the maker's key is one that is trusted."""
+    allowed = tmp_path / "allowed_signers"
+    allowed.write_text(f'maker namespaces="sparkpin" {signing_key.with_suffix(".pub").read_text()}')
+    monkeypatch.setenv("SPARKPIN_ALLOWED_SIGNERS", str(allowed))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.delenv("REGISTRY_AUTH_FILE", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    with local_registry(tmp_path / "registry") as made:
+        made.login(tmp_path / "docker")
+        yield made
+
+
+def sent(source: Source, there: LocalRegistry, release: Release | None = None) -> Registry:
+    place = Registry.parse(there.url, there.ca)
+    return publish(source.paths, source.engine, release or source.release, place, quiet, agreed=False)
+
+
+def nothing_of(paths: Paths, engine: Engine) -> bool:
+    return not Releases(paths).all() and not engine.client.images.list() and not list(paths.home.rglob("*.json"))
+
+
+def test_a_release_goes_over_and_can_be_promoted(
+    source: Source, there: LocalRegistry, paths: Paths, empty: Engine
+) -> None:
+    _, below, top = source.releases
+    place = sent(source, there, below)
+    assert place.tag == below.tag.rpartition(":")[2] and there.asked("PUT", "manifests") == 3
+    blobs = there.asked("PUT", "blobs", "201")
+    sent(source, there, below)
+    assert there.asked("PUT", "blobs", "201") == blobs, "nothing is sent twice"
+    second = sent(source, there, top)
+    common = len(set(top.diff_ids) & set(below.diff_ids))
+    more = there.asked("PUT", "blobs", "201") - blobs
+    assert common and more == len(top.diff_ids) - common + 1 + 4, "a configuration, a record, three pieces of evidence"
+
+    done = pull(paths, empty, place, quiet)
+    assert done.release.tag == below.tag and done.release.state == "built"
+    assert {check.what: check.result for check in done.checks}["signature"] == "ok"
+    asked = there.asked("GET", "blobs")
+    done = pull(paths, empty, second, quiet)
+    layers = len(top.diff_ids) - common
+    assert there.asked("GET", "blobs") == asked + 1 + 4 + 1 + layers, "empty and own configuration, record, evidence"
+    image = empty.image(top.tag)
+    assert image and image.config_digest == top.image and image.diff_ids == top.diff_ids
+    assert (Releases(paths).evidence(top) / SIGNATURE).is_file() and not list(paths.work.glob("pull-*"))
+    shutil.copytree(source.paths.models, paths.models)
+    Releases(paths).update(top.tag, lambda known: dataclasses.replace(known, state="passed"))
+    checkpoint_of(paths, Releases(paths).get(top.tag))
+    current.promote(paths, empty, top.tag, lambda release: require_consistent(paths, release, finished=True))
+    assert Releases(paths).current_tag(top.recipe) == top.tag
+    asked = there.asked("GET", "blobs/" + top.diff_ids[-1])
+    pull(paths, empty, dataclasses.replace(second, tag="", digest=digest_at(second)), quiet)
+    assert there.asked("GET", "blobs/" + top.diff_ids[-1]) == asked, "what the engine has is not fetched"
+
+
+def digest_at(place: Registry) -> str:
+    image = place.manifest(place.reference)
+    assert image
+    return registries.digest_of(image)
+
+
+def killed(work: Callable[[], object]) -> None:
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def test_a_killed_pull_goes_on(
+    source: Source, there: LocalRegistry, paths: Paths, empty: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, fetch = sent(source, there), Registry.fetch
+    first, last = source.release.diff_ids[0], source.release.diff_ids[-1]
+
+    def cut_off(self: Registry, layout: Path, reference: str, image: str, *_: object) -> None:
+        fetch(self, layout, reference, image)
+        if image == "image":
+            os.truncate(layout / oci.blob(last), 512)  # as a crash of the machine may leave it
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "fetch", cut_off)
+        killed(lambda: pull(paths, empty, place, quiet))
+    assert nothing_of(paths, empty)
+    pull(paths, empty, place, quiet)
+    assert (there.asked("GET", f"blobs/{first}"), there.asked("GET", f"blobs/{last}")) == (1, 2)
+    assert empty.image(source.release.tag)
+
+
+def test_a_damaged_blob_is_refused(source: Source, there: LocalRegistry, paths: Paths, empty: Engine) -> None:
+    place = sent(source, there)
+    image = place.manifest(place.reference)
+    (row,) = json.loads(place.manifest(referrers_tag(image or b"")) or b"")["manifests"]
+    record = json.loads(place.manifest(f"@{row['digest']}") or b"")["layers"][0]["digest"]
+    for digest in (record, source.release.diff_ids[-1]):
+        blob = there.blob(digest)
+        good = blob.read_bytes()
+        blob.write_bytes(good[:-1000] + b"!" + good[-999:])
+        with pytest.raises(IntegrityError):
+            pull(paths, empty, place, quiet)
+        assert nothing_of(paths, empty)
+        blob.write_bytes(good)
+    pull(paths, empty, place, quiet)
+    assert empty.image(source.release.tag)
+
+
+def test_what_names_another_image_is_refused(
+    source: Source, there: LocalRegistry, paths: Paths, empty: Engine, tmp_path: Path
+) -> None:
+    other, place = sent(source, there, source.releases[1]), sent(source, there)
+    layout = registries.Layout(tmp_path / "moved")
+    place.fetch(layout.folder, other.reference, "other")
+    place.push(layout.folder, "other", place.reference)  # the tag goes to another image
+    with pytest.raises(IntegrityError, match="no record"):
+        pull(paths, empty, place, quiet)
+    with pytest.raises(IntegrityError, match="another image"):
+        sent(source, there)
+    image = place.manifest(other.reference) or b""
+    (row,) = json.loads(place.manifest(referrers_tag(image)) or b"")["manifests"]
+    about = json.loads(place.manifest(f"@{row['digest']}") or b"")
+    about["annotations"]["org.opencontainers.image.ref.name"] = source.release.tag  # and so does what belongs to it
+    replaced(place, image, about, tmp_path)
+    with pytest.raises(IntegrityError, match=source.releases[1].tag):
+        pull(paths, empty, place, quiet)
+    with pytest.raises(AbsentError):
+        pull(paths, empty, dataclasses.replace(place, tag="base-0123456789ab"), quiet)
+    assert nothing_of(paths, empty)
+
+
+def replaced(place: Registry, image: bytes, about: dict[str, object], tmp_path: Path, *blobs: bytes) -> None:
+    """Another artifact belongs to the image."""
+    layout = registries.Layout(tmp_path / "replaced")
+    row = json.loads(place.manifest(referrers_tag(image)) or b"")["manifests"][0]
+    place.fetch(layout.folder, f"@{row['digest']}", "old")
+    for blob in blobs:
+        layout.add(blob)
+    data = oci.text(about)
+    layout.add(data, oci.MANIFEST_TYPE, "made")
+    place.push(layout.folder, "made", f"@{registries.digest_of(data)}")
+    layout.add(oci.index_of([oci.described(oci.MANIFEST_TYPE, data)]), oci.INDEX_TYPE, "index")
+    place.push_index(layout.folder, "index", referrers_tag(image))
+
+
+def test_only_a_trusted_signature_is_taken(
+    source: Source, there: LocalRegistry, paths: Paths, empty: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = tmp_path / "stranger"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", stranger], check=True)
+    place, known = sent(source, there), os.environ["SPARKPIN_ALLOWED_SIGNERS"]
+    (tmp_path / "others").write_text(f'other namespaces="sparkpin" {stranger.with_suffix(".pub").read_text()}')
+    monkeypatch.setenv("SPARKPIN_ALLOWED_SIGNERS", str(tmp_path / "others"))
+    for unsigned in (False, True):  # somebody whom nobody knows
+        with pytest.raises(IntegrityError, match="signature") as refused:
+            pull(paths, empty, place, quiet, unsigned=unsigned)
+        assert f"{tmp_path}/others: NAME" in refused.value.next_step
+    monkeypatch.setenv("SPARKPIN_ALLOWED_SIGNERS", known)
+    signature = Releases(source.paths).evidence(source.release) / SIGNATURE
+    good = signature.read_bytes()
+    try:
+        signature.unlink()
+        place = sent(source, there)
+        with pytest.raises(IntegrityError, match="signature"):
+            pull(paths, empty, place, quiet)
+        assert nothing_of(paths, empty)
+        done = pull(paths, empty, place, quiet, unsigned=True)
+        assert {check.what: check.result for check in done.checks}["signature"] == "open"
+    finally:
+        signature.write_bytes(good)
+
+
+def test_who_may_read_and_where(
+    source: Source, there: LocalRegistry, paths: Paths, empty: Engine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = sent(source, there)
+    there.login(tmp_path / "docker", "wrong-word")
+    with pytest.raises(NetworkError, match="unauthorized") as refused:
+        pull(paths, empty, place, quiet)
+    assert "login" in refused.value.next_step and "wrong" not in str(refused.value)
+    there.login(tmp_path / "docker")
+    (tmp_path / "empty.pem").write_text("")
+    with pytest.raises(NetworkError, match=r"x509|certificate"):
+        pull(paths, empty, dataclasses.replace(place, ca=tmp_path / "empty.pem"), quiet)
+    assert nothing_of(paths, empty)
+    said = "".join(capfd.readouterr()) + there.log + "".join(map(str, paths.cache.rglob("*")))
+    assert WORD not in said
+
+
+def test_plain_http_is_for_this_machine(source: Source, paths: Paths, empty: Engine, tmp_path: Path) -> None:
+    with local_registry(tmp_path / "open", closed=False) as there:
+        place = sent(source, there)
+        assert pull(paths, empty, place, quiet, unsigned=True).release.tag == source.release.tag
+    with (
+        local_registry(tmp_path / "far", closed=False, address="127.0.0.2") as there,
+        pytest.raises(NetworkError, match="HTTP"),
+    ):
+        Registry.parse(there.url).manifest(":any")
+    assert '"GET' not in there.log
+
+
+def test_up_takes_what_is_published_and_builds_the_rest(
+    source: Source, there: LocalRegistry, empty: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, _, top = source.releases
+    for release in (base, top):
+        sent(source, there, release)
+    monkeypatch.setattr(up, "at_work", lambda paths: contextlib.nullcontext(empty))
+    paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
+    plan = build.BuildPlan(paths, pair(paths.project, base.recipe), ())
+    place = Registry.parse(there.url, there.ca)
+    made = build.carry_out(plan, take=partial(up.take_published, plan, place))
+    assert [(release.tag, release.image) for release in made] == [(one.tag, one.image) for one in source.releases]
+    assert [is_brought(paths, release) for release in made] == [True, False, True]
+    asked = there.asked("GET", "blobs")
+    assert (
+        build.carry_out(plan, take=partial(up.take_published, plan, place)) == made
+        and there.asked("GET", "blobs") == asked
+    )
+    monkeypatch.delenv("SPARKPIN_ALLOWED_SIGNERS")  # nobody is trusted any more
+    assert up.take_published(plan, place, empty) == {}

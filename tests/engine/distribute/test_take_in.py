@@ -1,0 +1,274 @@
+"""Bundles of real images: read by other tools, taken in without a network, never half."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from carried_release import CHECKOUT, Source, carried_release, engine_with_url
+from checkout import INVOKE
+from private_engine import file_layer, load_image, quiet
+
+from sparkpin.build import consistent, make
+from sparkpin.build import image as build
+from sparkpin.build.consistent import IMPORTS
+from sparkpin.build.make import checkpoint_of
+from sparkpin.build.pair import pair
+from sparkpin.build.record import is_imported, records_of
+from sparkpin.checkpoint.content import IMPORTED as MARK
+from sparkpin.core.errors import DiskError, EngineError, IntegrityError
+from sparkpin.core.paths import Paths
+from sparkpin.distribute.attest import ensure_attested
+from sparkpin.distribute.copy import copy
+from sparkpin.distribute.export import BundleParts, export
+from sparkpin.distribute.form import Bundle, open_bundle
+from sparkpin.distribute.take_in import IMPORTED, import_bundle, require_no_conflict
+from sparkpin.host import fingerprint
+from sparkpin.host.engine import Engine
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
+
+CHECKPOINT = """
+from pathlib import Path
+from sparkpin.build.make import checkpoint_of
+from sparkpin.core.paths import Paths
+from sparkpin.releases.record import Releases
+paths = Paths.from_env()
+print(checkpoint_of(paths, Releases(paths).all()[0]))
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
+    with carried_release(tmp_path_factory.mktemp("source")) as source:
+        smoke = Releases(source.paths).evidence(source.release) / "smoke"
+        smoke.mkdir()
+        (smoke / "server.log").write_text("ready\n")
+        yield source
+
+
+def write(source: Source, target: Path, release: Release | None = None, **wanted: bool) -> Path:
+    export(source.paths, lambda: source.engine, release or source.release, target, BundleParts(**wanted), quiet)
+    return target
+
+
+@pytest.fixture(scope="module")
+def bundle(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(source, tmp_path_factory.mktemp("bundle") / "release.tar", store=True)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[tuple[Engine, str]]:
+    with engine_with_url() as found:
+        yield found
+
+
+@pytest.fixture
+def empty(engine: tuple[Engine, str]) -> Iterator[Engine]:
+    """One engine for all tests, each of which finds it empty."""
+    yield engine[0]
+    for image in engine[0].client.images.list():
+        engine[0].client.images.remove(image.id, force=True)
+
+
+@pytest.fixture
+def paths(source: Source, tmp_path: Path) -> Paths:
+    """Of a machine that knows nothing."""
+    return source.elsewhere(tmp_path)
+
+
+def offline(url: str, folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run something in a network namespace without interfaces, with state folders of its own."""
+    env = {**os.environ, "DOCKER_HOST": url, "SPARKPIN_HOME": str(folder / "home")}
+    env |= {"SPARKPIN_CACHE": str(folder / "cache"), "PYTHONPATH": str(CHECKOUT / "src")}
+    argv = ["unshare", "--net", *map(str, command)]
+    return subprocess.run(argv, cwd=CHECKOUT, env=env, capture_output=True, text=True)
+
+
+def files_of(paths: Paths) -> dict[str, bytes]:
+    roots = [root for root in (paths.home, paths.cache) if root.exists()]
+    return {
+        str(p): p.read_bytes()
+        for root in roots
+        for p in root.rglob("*")
+        if p.is_file() and not p.name.endswith(".lock")
+    }
+
+
+def test_other_tools_read_it(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+    if not shutil.which("skopeo"):
+        pytest.skip("needs skopeo (apt-get install skopeo)")
+    skopeo = ["skopeo", "--tmpdir", str(tmp_path)]
+    where = f"oci-archive:{bundle}:{source.release.tag}"
+    seen = json.loads(subprocess.check_output([*skopeo, "inspect", where]))
+    assert seen["Layers"] == list(source.release.diff_ids) and seen["Architecture"] == "amd64"
+    empty.load(iter([bundle.read_bytes()]))  # `docker load` takes it, too
+    image = empty.image(source.release.tag)
+    assert image and image.config_digest == source.release.image
+
+
+def test_taken_in_without_network(
+    source: Source, bundle: Path, paths: Paths, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
+) -> None:
+    """By the tasks, in a checkout without such a recipe: imported, listed, and its checkpoint made."""
+    url = engine[1]
+    tag = source.release.tag
+    done = offline(url, tmp_path, *INVOKE, "import", bundle)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(offline(url, tmp_path, *INVOKE, "images", "--json").stdout)
+    assert (row["tag"], row["state"], row["image"]) == (tag, "built", source.release.image)
+    made = offline(url, tmp_path, sys.executable, "-c", CHECKPOINT)
+    assert made.returncode == 0, made.stderr
+    assert (Path(made.stdout.strip()) / "model.safetensors.index.json").is_file()
+    verified = offline(url, tmp_path, *INVOKE, "verify", tag)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    refused = offline(url, tmp_path, *INVOKE, "reproduce", tag, "--keep")
+    assert refused.returncode == 2 and "--trust" in refused.stderr, refused.stderr
+    assert offline(url, tmp_path, *INVOKE, "reproduce", tag, "--keep", "--trust").returncode == 0
+    assert offline(url, tmp_path, *INVOKE, "import", bundle).returncode == 0
+    release = Releases(paths).get(tag)
+    assert dataclasses.replace(release, state="built") == source.release
+    evidence = Releases(paths).evidence(release)
+    assert (evidence / STATEMENT).is_file() and not (evidence / "smoke").exists()
+    assert (evidence / IMPORTED / "smoke/server.log").read_text() == "ready\n"
+    (note,) = json.loads((evidence / IMPORTS).read_text())
+    assert note["file"] == str(bundle)
+
+
+def test_what_was_imported_can_be_exported_again(source: Source, paths: Paths, tmp_path: Path, empty: Engine) -> None:
+    first = write(source, tmp_path / "first.tar", source.releases[0], store=True)
+    release = import_bundle(paths, empty, first, quiet).release
+    export(paths, lambda: empty, release, tmp_path / "second.tar", BundleParts(store=True), quiet)
+    assert (tmp_path / "second.tar").read_bytes() == first.read_bytes()
+
+
+def test_with_its_checkpoint(source: Source, paths: Paths, tmp_path: Path, empty: Engine) -> None:
+    base = source.releases[0]
+    made = checkpoint_of(source.paths, base)
+    bundle = write(source, tmp_path / "served.tar", base, checkpoint=True)
+    import_bundle(paths, empty, bundle, quiet)
+    folder = Releases(paths).checkpoint(base)
+    brought = {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert brought == {p.name: p.read_bytes() for p in made.iterdir()} | {MARK: b""}
+    assert not paths.models.exists()
+    (folder / "config.json").unlink()
+    import_bundle(paths, empty, bundle, quiet)
+    assert (folder / "config.json").is_file(), "a checkpoint with a hole is made whole"
+
+
+def test_records_alone_need_the_image(
+    source: Source, paths: Paths, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
+) -> None:
+    bundle = write(source, tmp_path / "records.tar", image=False)
+    with pytest.raises(EngineError, match="holds no image") as caught:
+        import_bundle(paths, empty, bundle, quiet)
+    assert "invoke export" in caught.value.next_step and files_of(paths) == {}
+    copy(source.paths, source.engine, source.release, engine[1], quiet)
+    assert import_bundle(paths, empty, bundle, quiet).sent is None
+    assert Releases(paths).get(source.release.tag).image == source.release.image
+
+
+def test_a_small_disk_is_told_before_anything(
+    source: Source, bundle: Path, tmpfs: Callable[[str], Path], tmp_path: Path, empty: Engine
+) -> None:
+    disk = tmpfs("20m")
+    paths = Paths(CHECKOUT, tmp_path / "cache", disk / "home")
+    with pytest.raises(DiskError, match="the bundle's files need"):
+        import_bundle(paths, empty, bundle, quiet)
+    assert files_of(paths) == {} and not empty.client.images.list()
+    with pytest.raises(DiskError, match=r"need .* bytes"):
+        write(source, tmpfs("1m") / "out.tar")
+    assert not (disk / "out.tar").exists()
+
+
+def changed(bundle: Bundle, **values: Any) -> Bundle:
+    """As if its last build record said something else."""
+    record = bundle.records[-1].model_copy(update=values)
+    return dataclasses.replace(bundle, records=(*bundle.records[:-1], record))
+
+
+RELEASES = [{"inputs": {"stages/base.yaml": "0" * 64}}, {"executable": ("recipes/carried.yaml",)}, {"argv": ("x",)}]
+RECORDS = [{"stage": "aaa", "ref": "sparkpin/stack-carried:aaa"}, {"dockerfile": "FROM x\n"}, {"epoch": 1}]
+
+
+def test_what_another_machine_made_otherwise_is_refused(
+    source: Source, bundle: Path, paths: Paths, empty: Engine
+) -> None:
+    """But for what happened to it there, such as which machine that was."""
+    made, tag = source.release.host, source.release.tag
+    assert made == fingerprint.read_fingerprint(source.engine.version)
+    assert import_bundle(paths, empty, bundle, quiet).release.host == made
+    with open_bundle(bundle) as opened:
+        for change in RELEASES:
+            other = dataclasses.replace(opened, release=dataclasses.replace(opened.release, **change))
+            with pytest.raises(IntegrityError, match=f"with other {next(iter(change))} than this machine"):
+                require_no_conflict(paths, empty, other)
+        elsewhere = dataclasses.replace(opened.release, host=made.model_copy(update={"machine": "NVIDIA_DGX_Spark"}))
+        require_no_conflict(paths, empty, dataclasses.replace(changed(opened, seconds=7.0, size=7), release=elsewhere))
+        for values in RECORDS:
+            with pytest.raises(IntegrityError, match="this machine made sparkpin/stack-carried:two-") as caught:
+                require_no_conflict(paths, empty, changed(opened, **values))
+            assert tag in caught.value.next_step
+    Releases(paths).save(dataclasses.replace(source.release, host=None))
+    assert import_bundle(paths, empty, bundle, quiet).release.host is None, "the record that is here stays"
+
+
+def test_another_release_or_image_under_the_tag_stays(
+    source: Source, bundle: Path, paths: Paths, empty: Engine
+) -> None:
+    Releases(paths).save(dataclasses.replace(source.release, image="sha256:" + "0" * 64))
+    before = files_of(paths)
+    with pytest.raises(IntegrityError, match=r"this machine made it with sha256:0000"):
+        import_bundle(paths, empty, bundle, quiet)
+    assert files_of(paths) == before and not empty.client.images.list()
+    Releases(paths).record_path(source.release).unlink()
+    image = load_image(empty, source.release.tag, [file_layer("x", b"x")])
+    with pytest.raises(IntegrityError, match="the engine has another image under"):
+        import_bundle(paths, empty, bundle, quiet)
+    assert files_of(paths) == {}
+    assert [found.id for found in empty.client.images.list()] == [image.config_digest]
+
+
+def test_own_builds_take_nothing_for_built_that_was_brought(
+    source: Source, tmp_path: Path, signing_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKPIN_SIGNING_KEY", str(signing_key))
+    paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
+    base = source.releases[0]
+    import_bundle(paths, source.engine, write(source, tmp_path / "base.tar", base), quiet)
+    (record,) = records_of(paths, base)
+    assert is_imported(paths, record.rendered) and consistent.is_from_elsewhere(paths, base)
+    assert build.find_built(paths, source.engine, record.rendered) is None
+    assert build.find_built(paths, source.engine, record.rendered, record.config_digest), (
+        "`reproduce --keep` knows the digest"
+    )
+    pairing = pair(paths.project, base.recipe)[0]
+    built = build.build_image(paths, source.engine, pairing.rendered, quiet)
+    assert not built.cached and not is_imported(paths, record.rendered)
+    assert build.build_image(paths, source.engine, pairing.rendered, quiet).cached
+    signature = Releases(paths).evidence(base) / SIGNATURE
+    assert not signature.exists(), "this machine signs what it built"
+    release = make.record_release(paths, source.engine, pairing, built)
+    ensure_attested(paths, release, quiet)
+    assert signature.is_file()
+    assert release.created != base.created and not consistent.is_from_elsewhere(paths, release)
+
+
+def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:
+    here, there = Releases(paths).evidence(source.release), Releases(source.paths).evidence(source.release)
+    here.mkdir(parents=True)
+    (here / STATEMENT).write_text("ours")
+    (here / IMPORTED).mkdir()
+    (here / IMPORTED / SIGNATURE).write_text("of an earlier bundle")
+    import_bundle(paths, empty, bundle, quiet)
+    assert (here / STATEMENT).read_text() == "ours" and not (here / SBOM).exists()
+    for name in (STATEMENT, SBOM):
+        assert (here / IMPORTED / name).read_bytes() == (there / name).read_bytes()
+    assert not (here / IMPORTED / SIGNATURE).exists()

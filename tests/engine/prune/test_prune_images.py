@@ -1,0 +1,260 @@
+"""Pruning in a real engine of the tests' own: what stays and what goes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from made_releases import BASE, built, digest, keep_bytes, release, tags
+from private_engine import file_layer, load_image, quiet, sleeper
+
+from sparkpin.build.record import begun_mark
+from sparkpin.core import locks
+from sparkpin.core.files import atomic_file
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.prune import plan as pruning
+from sparkpin.prune.image_tags import STALE_AFTER
+from sparkpin.prune.plan import Pruned
+from sparkpin.releases import current as retention
+from sparkpin.releases.container import CACHE_LABEL, cache_volume
+from sparkpin.releases.kept_inputs import KeptInputs
+from sparkpin.releases.record import Releases
+
+pytest_plugins = ["empty_engine"]
+LATER = STALE_AFTER + 60
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+
+
+@pytest.fixture
+def engine(empty_engine: Engine) -> Engine:
+    return empty_engine
+
+
+def prune(paths: Paths, engine: Engine, keep: int, *, later: float = 0, say: Callable[[str], None] = quiet) -> Pruned:
+    """later: seconds from now, as if all there is had been made that long ago."""
+    return pruning.prune(paths, engine, keep, say, now=time.time() + later)
+
+
+def test_prune_keeps_the_newest_and_the_current(paths: Paths, engine: Engine) -> None:
+    one, two, three, four = (built(paths, engine, number) for number in (1, 2, 3, 4))
+    other = built(paths, engine, 5, recipe="another")
+    retention.promote(paths, engine, one.tag)
+    kept_volume, _ = cache_volume(engine, one), cache_volume(engine, two)
+    freed = prune(paths, engine, 2)
+    assert set(freed.tags) == {two.tag, three.tag}
+    volumes = engine.client.volumes.list(filters={"label": CACHE_LABEL})
+    assert [volume.name for volume in volumes] == [kept_volume]
+    assert len(freed.volumes) == 1
+    assert set(freed.kept) == {one.tag, four.tag, other.tag}
+    records = Releases(paths)
+    assert [release.tag for release in records.all()] == [other.tag, one.tag, four.tag]
+    for gone in (two, three):
+        assert not records.checkpoint(gone).exists()
+        assert not records.evidence(gone).exists()
+        assert engine.image(gone.image) is None
+    for kept in (one, four, other):
+        assert (records.checkpoint(kept) / "model.safetensors").is_file()
+        assert (records.evidence(kept) / "server.log").is_file()
+        assert digest(engine, kept.tag) == kept.image
+    assert digest(engine, "sparkpin/tiny:current") == one.image
+    assert digest(engine, "sparkpin/tiny:v2") == four.image
+    again = prune(paths, engine, 2)
+    assert (again.tags, again.images, again.volumes, dict(again.files)) == ((), (), (), {})
+
+
+def test_prune_leaves_what_a_container_uses(paths: Paths, engine: Engine) -> None:
+    first, second = (built(paths, engine, number) for number in (1, 2))
+    engine.client.api.import_image_from_data(sleeper(), repository=first.tag.partition(":")[0], tag="sleeper")
+    running = digest(engine, "sparkpin/tiny:sleeper")
+    assert running is not None
+    engine.tag(running, first.tag)
+    info = engine.image(running)
+    assert info is not None
+    Releases(paths).save(dataclasses.replace(first, image=running, diff_ids=info.diff_ids))
+    engine.client.containers.run(
+        first.tag, ["/bin/sleep", "600"], detach=True, network_mode="none", name="sp-serving", stop_signal="SIGKILL"
+    )
+    freed = prune(paths, engine, 1)
+    assert freed.tags == ()
+    assert freed.kept[first.tag] == "in use by the container sp-serving"
+    assert digest(engine, first.tag) == running
+    assert Releases(paths).checkpoint(first).is_dir()
+    assert second.tag in tags(engine)
+    container = engine.client.containers.get("sp-serving")
+    options = {"now": time.time(), "dry_run": True, "ignored": [container.id]}
+    assert pruning.prune(paths, engine, 1, quiet, **options).tags == (first.tag,)
+    container.remove(force=True)
+    assert prune(paths, engine, 1).tags == (first.tag,)
+
+
+def test_prune_keeps_a_checkpoint_and_an_image_that_another_release_needs(paths: Paths, engine: Engine) -> None:
+    first = built(paths, engine, 1)
+    second = built(paths, engine, 2, checkpoint_key=first.checkpoint_key)
+    twin = release(
+        3, "passed", recipe="another", image=first.image, diff_ids=first.diff_ids, checkpoint_key=first.checkpoint_key
+    )
+    Releases(paths).save(twin)
+    engine.tag(first.tag, twin.tag)
+    freed = prune(paths, engine, 1)
+    assert freed.tags == (first.tag,)
+    assert Releases(paths).checkpoint(second).is_dir()
+    assert digest(engine, twin.tag) == first.image
+    assert f"sparkpin/stack-cpu:v2-{first.build_key[:12]}" in tags(engine), "the twin's image stands on it"
+
+
+def test_prune_leaves_the_work_of_a_build_that_runs_now(paths: Paths, engine: Engine) -> None:
+    kept = built(paths, engine, 1)
+    load_image(engine, "sparkpin/stack-cpu:base-aaaaaaaaaaaa", [BASE])  # stands below the release: stays for ever
+    load_image(engine, "sparkpin/stack-cpu:base-bbbbbbbbbbbb", [file_layer("lonely", b"x" * 50_000)])
+    load_image(engine, "sparkpin/stack-cpu:base-ffffffffffff", [file_layer("of another home", b"w" * 60_000)])
+    mark = begun_mark(paths.images / "cpu-base-bbbbbbbbbbbb.json")  # as the build left it that was killed
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    load_image(engine, "somebody/elses:1", [file_layer("theirs", b"y" * 70_000)])
+    load_image(engine, "sparkpin/other-home:v2-cccccccccccc", [file_layer("home", b"z" * 10), file_layer("b", b"z")])
+    load_image(engine, "sparkpin/stack-cpu:base-dddddddddddd", [file_layer("home", b"z" * 10)])
+    young = paths.checkpoints / "tiny-model/0123456789abcdef"
+    partial = paths.checkpoints / "tiny-model/.partial-xyz"
+    cached = paths.cache / "store/ab/.partial-abc"
+    for folder in (young, partial, cached.parent):
+        folder.mkdir(parents=True)
+    (partial / "half.safetensors").write_bytes(b"half")
+    cached.write_bytes(b"half")
+    before = tags(engine)
+    assert not prune(paths, engine, 1).files
+    assert tags(engine) == before
+    assert young.is_dir() and partial.is_dir() and cached.is_file()
+
+    freed = prune(paths, engine, 1, later=LATER)
+    assert tags(engine) == before - {"sparkpin/stack-cpu:base-bbbbbbbbbbbb"}
+    assert freed.images == ("sparkpin/stack-cpu:base-bbbbbbbbbbbb",) and not mark.exists()
+    assert not young.exists() and not partial.exists() and not cached.exists()
+    assert Releases(paths).checkpoint(kept).is_dir()
+
+
+def test_a_prune_that_was_killed_is_completed_by_the_next(
+    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = (built(paths, engine, number) for number in (1, 2))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pruning, "remove_path", killed)
+        prune(paths, engine, 1)
+    assert {row["tag"]: row["image"] for row in retention.rows(paths, engine)[0]}[first.tag] is None
+    assert prune(paths, engine, 1).tags == (first.tag,)
+    assert not Releases(paths).checkpoint(first).exists()
+    assert len(retention.rows(paths, engine)[0]) == 1
+
+
+def snapshot(paths: Paths, engine: Engine) -> tuple[object, ...]:
+    """All that a dry run must leave as it is."""
+    volumes = sorted(volume.name for volume in engine.client.volumes.list())
+    entries = [path for root in (paths.home, paths.cache) for path in sorted(root.rglob("*"))]
+    return tags(engine), volumes, [(path, path.lstat().st_ino, path.lstat().st_ctime_ns) for path in entries]
+
+
+def write(path: Path, size: int) -> Path:
+    with atomic_file(path) as out:
+        out.write(os.urandom(size))
+    return path
+
+
+def test_a_dry_run_changes_nothing_and_names_what_the_real_run_then_removes(paths: Paths, engine: Engine) -> None:
+    records = Releases(paths)
+    model = write(paths.models / "repository/model.safetensors", 200_000)
+    one, two, three = (
+        built(paths, engine, number, inputs={"recipes/tiny.yaml": keep_bytes(paths, b"x" * 9000 * number)})
+        for number in (1, 2, 3)
+    )
+    for made in (one, two, three):
+        os.link(model, records.checkpoint(made) / "base.safetensors")  # stays with the model
+        cache_volume(engine, made)
+    load_image(engine, "sparkpin/stack-cpu:base-eeeeeeeeeeee", [BASE])
+    with locks.claim(paths, quiet):
+        pass  # as each build: the lock's folder stays
+    before, now = snapshot(paths, engine), time.time()
+    with claimed(paths):  # a dry run waits for nobody
+        dry = pruning.prune(paths, engine, 1, quiet, now=now, dry_run=True)
+    assert snapshot(paths, engine) == before
+    assert dry.tags == (two.tag, one.tag)
+    assert pruning.prune(paths, engine, 1, quiet, now=now) == dry
+    assert all(not path.exists() for files in dry.files.values() for path in files)
+    assert records.all() == [three] and model.stat().st_nlink == 2
+    assert not pruning.prune(paths, engine, 1, quiet, now=now, dry_run=True).files
+
+
+# Files that no release needs
+
+
+def test_the_store_is_only_pruned_when_told_to(paths: Paths, engine: Engine) -> None:
+    unneeded = write(paths.store / "ab" / ("ab" * 32), 10)
+    done = prune(paths, engine, 1, later=LATER)
+    assert (done.store, dict(done.files), unneeded.is_file()) == (1, {}, True)
+    now = time.time() + LATER
+    done = pruning.prune(paths, engine, 1, quiet, now=now, dry_run=True, store=True)
+    assert (done.files, unneeded.is_file()) == ({"store": (unneeded,)}, True)
+    assert pruning.prune(paths, engine, 1, quiet, now=now, store=True).files == done.files
+    assert not unneeded.exists()
+
+
+# Runs at the same time
+
+HOLD = """\
+import sys, time
+from pathlib import Path
+from sparkpin.core import locks as claims
+from sparkpin.core.paths import Paths
+with claims.claim(Paths(*map(Path, sys.argv[1:])), print):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def claimed(paths: Paths) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which holds what a build holds."""
+    argv = [sys.executable, "-c", HOLD, str(paths.project), str(paths.cache), str(paths.home)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout and holder.stdout.readline() == "held\n"
+            yield holder
+        finally:
+            holder.kill()
+
+
+@pytest.mark.parametrize("common", ["home", "cache"])
+def test_what_a_running_build_takes_over_from_a_release_stays(
+    paths: Paths, engine: Engine, tmp_path: Path, common: str
+) -> None:
+    """Prune waits for the build, and sees the release that it has recorded then."""
+    inputs = {"recipes/tiny.yaml": keep_bytes(paths, b"recipe")}
+    first = built(paths, engine, 1, inputs=inputs)
+    second = built(paths, engine, 2)
+    elsewhere = dataclasses.replace(paths, **{{"home": "cache", "cache": "home"}[common]: tmp_path / "elsewhere"})
+    said: list[str] = []
+    with claimed(elsewhere) as holder:
+
+        def say(line: str) -> None:
+            said.append(line)
+            if "waiting" in line:
+                built(paths, engine, 3, inputs=inputs)
+                holder.kill()
+
+        freed = prune(paths, engine, 1, say=say)
+    assert freed.tags == (second.tag, first.tag) and len(freed.files["checkpoints"]) == 2
+    assert "kept inputs" not in freed.files and KeptInputs.of(paths).kept.path(inputs["recipes/tiny.yaml"]).is_file()

@@ -1,0 +1,120 @@
+"""A bump of a made-up project with real locks, images, evidence, search and promotion.
+
+Only root file system and answers of a server are replaced: the smoke test looks for a file in the image, which a
+wheel brings. The images hold no vLLM and their model no tensors, so quality, speed and checkpoint are not looked at.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import stack_samples
+import tiny_images
+from private_engine import remove_built
+from typed import typed
+from wheelhouse import Index, make_wheel
+
+from sparkpin.build import consistent, make, rootfs
+from sparkpin.build.pair import pair
+from sparkpin.cli.bump import Trial
+from sparkpin.core.errors import SmokeError
+from sparkpin.core.paths import Paths
+from sparkpin.fetch import stack as lock_module
+from sparkpin.fetch.stack import lock_stack
+from sparkpin.host.engine import Engine
+from sparkpin.pins.schema import LockedDeb
+from sparkpin.releases.record import Release, Releases
+from sparkpin.upgrade.bump.record import bumps_of
+
+BASE = tiny_images.BASE.replace("FROM {{ parent_ref }} AS config", "{tree}FROM {{ parent_ref }} AS config", 1).replace(
+    "{tree}", "FROM scratch AS rest-tree\nCOPY wheels/rest/ /opt/rest/\n"
+)
+BASE += "COPY --from=rest-tree / /\n"
+FAULT = "beta-1.2-py3-none-any.whl"
+
+
+def look(self: Trial, release: Release) -> str:
+    argv = ["docker", "run", "--rm", "--network", "none", release.tag, "/bin/sh", "-c", f"test ! -e /opt/rest/{FAULT}"]
+    if subprocess.run(argv).returncode:
+        raise SmokeError("chat: no answer")
+    return "passed"
+
+
+@pytest.fixture
+def current(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Paths, str]]:
+    name = f"test{uuid.uuid4().hex[:8]}"
+    paths = tiny_images.whole(tmp_path, name, name.encode())
+    tiny_images.write(paths.project / "dockerfiles/base.j2", BASE)
+    stack = paths.project / f"pins/stacks/{name}.yaml"
+    tiny_images.write(stack, stack.read_text().replace("requirements: []", "requirements: [app==1.0]"))
+    make_wheel(index.folder, "app", requires=["alpha", "beta", "gamma"])
+    for part in ("alpha", "beta", "gamma"):
+        make_wheel(index.folder, part)
+    debs = stack_samples.locked(paths).debs
+
+    class Apt:
+        def closure(self, _: object) -> Sequence[LockedDeb]:
+            return debs
+
+    tar = tiny_images.make_rootfs(tmp_path / "rootfs.tar")
+    monkeypatch.setattr(lock_module, "open_apt", lambda root, stack: Apt())
+    monkeypatch.setattr(rootfs, "build_rootfs", lambda *args: tar)
+    for key, value in (("PROJECT", paths.project), ("HOME", paths.home), ("CACHE", paths.cache)):
+        monkeypatch.setenv(f"SPARKPIN_{key}", str(value))
+    (paths.project / f"pins/stacks/{name}.lock").unlink()
+    lock_stack(paths, name, print)
+    with make.at_work(paths) as engine:
+        pairings = pair(paths.project, name)
+        make.fetch_missing(paths, engine, pairings)
+        release = list(make.build_releases(paths, engine, pairings))[-1]
+    good = {"passed": True, "seconds": 1.0, "checks": []}
+    records = Releases(paths)
+    records.smoked(release.tag, good)
+    records.checkpoint(release).mkdir(parents=True)
+    whole = consistent.require_consistent
+    monkeypatch.setattr(consistent, "require_consistent", lambda *known, **more: whole(*known))
+    with records.locked(name):
+        records.point(records.get(release.tag))
+
+    def smoke(self: Trial, made: Release) -> str:
+        said = look(self, made)
+        Releases(self.paths).smoked(made.tag, good)
+        return said
+
+    monkeypatch.setattr(Trial, "smoke", smoke)
+    monkeypatch.setattr(Trial, "smoke_again", look)
+    for step in ("quality", "speed"):
+        monkeypatch.setattr(Trial, step, lambda *_, **options: "not asked")
+    yield paths, name
+    remove_built(Engine.connect(), paths, name)
+
+
+def test_a_bad_wheel_among_good_ones_is_named_and_without_it_the_rest_is_promoted(
+    current: tuple[Paths, str], index: Index, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths, name = current
+    records = Releases(paths)
+    former = records.current_tag(name)
+    for part, version in (("alpha", "1.1"), ("beta", "1.2"), ("gamma", "1.3")):
+        make_wheel(index.folder, part, version)
+    before = {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
+    line = f"bump --recipe {name} --hold 0 --apply"
+    code, out, err = typed(line, capsys)
+    assert code == 19 and "turned by ~ wheel beta: 1.0 -> 1.2\n" in out, f"{out}\n{err}"
+    assert before == {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
+    assert records.current_tag(name) == former
+    [refused] = bumps_of(paths, name)
+    assert [step.name for step in refused.steps] == ["build", "inspect", "smoke"]
+    assert not records.get(refused.release).is_good
+    (index.folder / FAULT).unlink()
+    code, out, err = typed(line, capsys)
+    assert code == 0, f"{out}\n{err}"
+    assert {bump.verdict for bump in bumps_of(paths, name)} == {"stay", "promote"}
+    assert records.current_tag(name) not in (former, refused.release)
+    text = (paths.project / f"pins/stacks/{name}.lock").read_text()
+    assert "alpha-1.1-" in text and "gamma-1.3-" in text and "beta-1.0-" in text
+    assert pair(paths.project, name)[-1].tag == records.current_tag(name), "the pins make what is current"

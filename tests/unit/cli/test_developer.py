@@ -1,0 +1,49 @@
+"""Which tests `invoke test` runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from places import PROJECT
+
+from sparkpin.cli import developer
+from sparkpin.core.errors import InputError
+
+UNIT, REAL = {"tests/unit"}, {"tests/engine", "tests/e2e", "tests/adversary"}
+
+
+def given(monkeypatch: pytest.MonkeyPatch, **options: bool | str) -> list[str]:
+    """All that pytest is given."""
+    words: list[str] = []
+    monkeypatch.setattr(developer, "run_all", lambda _, parts: [words.extend(part) or 0 for part in parts.values()])
+    assert developer.test(PROJECT, **options) == 0
+    return words
+
+
+def folders(words: list[str]) -> set[str]:
+    return {word for word in words if Path(word).parts[0] == "tests"}
+
+
+def test_each_part_has_its_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert folders(given(monkeypatch, fast=True)) == UNIT
+    usual, every = given(monkeypatch), given(monkeypatch, whole=True)
+    assert folders(usual) == folders(every) == UNIT | REAL
+    assert "not slow" in usual and "not slow" not in every
+    found = {f"tests/{path.relative_to(PROJECT / 'tests').parts[0]}" for path in (PROJECT / "tests").rglob("test_*.py")}
+    assert found == UNIT | REAL
+
+
+def test_more_than_one_part_is_refused() -> None:
+    with pytest.raises(InputError):
+        developer.test(PROJECT, fast=True, whole=True)
+
+
+@pytest.mark.parametrize(
+    ("codes", "select", "code"), [((0, 0), "", 0), ((1, 0), "", 1), ((5, 0), "", 5), ((5, 0), "x", 0), ((5, 5), "x", 5)]
+)
+def test_a_part_without_a_selected_test_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, codes: tuple[int, int], select: str, code: int
+) -> None:
+    monkeypatch.setattr(developer, "run_all", lambda *_: list(codes))
+    assert developer.test(PROJECT, select=select) == code

@@ -1,0 +1,92 @@
+"""`invoke smoke --nodes`: which machines a release is smoked on, and what each container gets. Engines are doubles: the
+containers of two real ones are in tests/e2e/serve/test_two_engines.py."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from made_releases import release
+from places import PROJECT
+
+from sparkpin.cli import smoke
+from sparkpin.core.errors import BusyError, InputError
+from sparkpin.core.paths import Paths
+from sparkpin.host.containers import Container
+from sparkpin.host.machine import Gpu
+from sparkpin.releases import container as running
+from sparkpin.releases import runs_here
+from sparkpin.releases.volumes import volume_name
+from sparkpin.serve import nodes
+from sparkpin.serve.nodes import Nodes, NodesOptions
+from sparkpin.smoke import server
+
+KEPT = Nodes(("here", "ssh://b"), "10.0.0.0/24")
+PAIR = dataclasses.replace(release(1), stack="spark", argv=(*release(1).argv, "--nnodes", "2"))
+GB10 = Gpu("NVIDIA GB10", "12.1", "580.95")
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """Of a Spark with one GPU, which this machine is not."""
+    monkeypatch.setattr(runs_here, "read_gpus", lambda: (GB10,))
+    monkeypatch.setattr(runs_here.machine, "this_platform", lambda: "linux/arm64")
+    return Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+
+
+def test_the_machines_of_a_smoke_test(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = NodesOptions("ssh://c")
+    assert smoke.machines_of(paths, PAIR, NodesOptions()) is None
+    assert smoke.machines_of(paths, PAIR, asked) == Nodes(("here", "ssh://c"))
+    with pytest.raises(InputError) as caught:
+        smoke.machines_of(paths, PAIR, NodesOptions(link="eth1"))
+    assert f"invoke smoke {PAIR.tag} --nodes here,ssh://" in caught.value.next_step
+    nodes.keep(paths, PAIR.recipe, KEPT)
+    assert smoke.machines_of(paths, PAIR, NodesOptions()) == KEPT
+    assert smoke.machines_of(paths, dataclasses.replace(PAIR, argv=release(1).argv), NodesOptions()) is None
+    monkeypatch.setattr(runs_here, "read_gpus", lambda: (GB10, GB10))  # all of it fits here
+    assert smoke.machines_of(paths, PAIR, NodesOptions()) is None
+    assert smoke.machines_of(paths, PAIR, asked) == Nodes(("here", "ssh://c"))
+
+
+def test_each_container_gets_what_its_machine_has(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faces = [SimpleNamespace(address=f"10.0.0.{n}", name=f"eth{n}") for n in (1, 2)]
+    checked: Any = SimpleNamespace(link=SimpleNamespace(interfaces=faces, rdma=[("r1",), ("r2",)]))
+    machines = [nodes.Machine(rank, url, SimpleNamespace()) for rank, url in enumerate(KEPT.urls)]  # type: ignore[arg-type]
+    places = [smoke.place_of(checked, machine, PAIR, tmp_path) for machine in machines]
+    made: list[dict[str, Any]] = []
+
+    def container_of(paths: Paths, engine: Any, *rest: Any, **settings: Any) -> Any:
+        made.append(settings | {"engine": engine})
+        return contextlib.nullcontext(Container({"Id": str(len(made))}))
+
+    monkeypatch.setattr(server, "container_of", container_of)
+    monkeypatch.setattr(running, "cache_volume", lambda engine, release: "cache")
+    with server.started(
+        paths, machines[0].engine, PAIR, tmp_path, gpus=True, timeout=1, say=print, places=places
+    ) as found:
+        socket = str(found.socket.parent)
+    here, other = made
+    assert [one["engine"] for one in made] == [machine.engine for machine in machines]
+    assert {str(tmp_path), socket, "cache"} == set(here["volumes"]) and not here["place"].where
+    assert {volume_name(PAIR.checkpoint_key), "cache"} == set(other["volumes"]) and other["place"].where
+    assert [one["environment"]["VLLM_HOST_IP"] for one in made] == ["10.0.0.1", "10.0.0.2"]
+    assert [one["environment"]["NCCL_IB_HCA"] for one in made] == ["=r1", "=r2"]
+    assert [one["network_mode"] for one in made] == ["host", "host"] and all(one["devices"] for one in made)
+    assert "--headless" in other["command"] and "--uds" in here["command"]
+
+
+def test_a_served_pair_is_stopped_first() -> None:
+    serving: Any = SimpleNamespace(name="sparkpin-p", labels={"sparkpin.serve": "p"})
+    engine: Any = SimpleNamespace(containers=SimpleNamespace(list=lambda **asked: [serving]))
+    with pytest.raises(BusyError, match="sparkpin-p") as caught:
+        smoke.require_not_served(engine, PAIR)
+    assert "invoke stop --recipe p" in caught.value.next_step
+    engine.containers.list = lambda **asked: []
+    smoke.require_not_served(engine, PAIR)

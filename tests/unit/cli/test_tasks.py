@@ -1,0 +1,147 @@
+"""The tasks as a person meets them: one clear error with its own exit code for each mistake, and what each loads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkout import PROJECT, Checkout
+from typed import typed
+
+from sparkpin.cli import releases as commands_releases
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPARKPIN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "build --stage v9",
+        "build --stack tpu",
+        "promote sparkpin/scripted-tiny:base-000000000000",
+        "serve",
+        "serve nonsense",
+        "rollback",
+        "smoke nonsense",
+        "lock --model my --stack cpu",
+        "verify nonsense",
+        "reproduce nonsense",
+        "quality nonsense",
+        "bench --rounds 2",
+        "bench --compare a --dry-run",
+        "recipe lsit",
+        "recipe import a b",
+        "build --checkpoint-only --model scripted-tiny --verify --dry-run",
+        "build --checkpoint-only --model scripted-tiny --recipe scripted-tiny",
+        "build --render --fetch-only",
+        "build --dry-run",
+    ],
+)
+def test_a_wrong_name_is_one_clear_error(home: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = typed(line, capsys)
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("next: ") == 1
+    assert not (home / "releases").exists()
+
+
+@pytest.mark.parametrize("task", ["images", "status"])
+def test_a_home_or_cache_that_is_no_folder_is_not_taken_for_an_empty_one(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, dangling = tmp_path / "file", tmp_path / "dangling"
+    file.write_text("not a folder")
+    dangling.symlink_to(tmp_path / "away")
+    for env in (
+        {"SPARKPIN_HOME": file},
+        {"SPARKPIN_HOME": dangling},
+        {"SPARKPIN_CACHE": file / "x"},
+        {"SPARKPIN_HOME": "", "XDG_DATA_HOME": file},
+    ):
+        with monkeypatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, str(value))
+            code, out, err = typed(task, capsys)
+        assert (code, out) == (2, "") and next(iter(env)) in err, env
+    assert file.read_text() == "not a folder" and not (tmp_path / "away").exists()
+
+
+def test_a_home_that_cannot_be_made_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARKPIN_HOME", "/proc/nope")
+    code, _, err = typed("report", capsys)
+    assert code == 11 and "/proc/nope" in err
+
+
+@pytest.mark.parametrize(("instead", "named"), [('"sha1"', ""), ('"\\u001b[2J": 1, "sha256"', "\\x1b[2J")])
+def test_a_lock_that_is_damaged_stops_every_build_and_cannot_reach_the_terminal(
+    project: Path, instead: str, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(PROJECT / "tasks.py", project)
+    monkeypatch.setenv("SPARKPIN_PROJECT", str(project))
+    path = project / "pins/stacks/cpu.lock"
+    path.write_text(path.read_text().replace('"sha256"', instead, 1))
+    code, _, err = typed("build", capsys)
+    assert code == 4 and f"pins/stacks/cpu.lock: debs.0.{named}" in err and "\x1b" not in err
+    assert "invoke lock --stack cpu" in err
+
+
+def test_an_engine_that_is_named_and_down_is_one_clear_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    code, _, err = typed("images", capsys)
+    assert code == 3 and "/nowhere/docker.sock" in err
+
+
+def test_render_prints_a_dockerfile_and_its_key_does_not_depend_on_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, here, _ = typed("build --render --stage v2-tq", capsys)
+    monkeypatch.setenv("SPARKPIN_PROJECT", str(Checkout.make(tmp_path / "copy").folder))
+    code, text, _ = typed("build --render --stage v2-tq", capsys)
+    assert code == 0 and text == here
+    assert "FROM sparkpin/stack-cpu:v2-" in text and "turboquant" in text
+    assert text.lower().count("build key") == 1
+
+
+SLOW = ["cyclonedx", "gguf", "google", "httpx", "huggingface_hub", "in_toto_attestation", "jinja2", "numpy",
+        "packaging"]  # fmt: skip
+ROOMS = ("build", "checkpoint", "distribute", "history", "measure", "prune", "recipes", "report", "upgrade")
+ALL_FOUR = """
+import sys
+from sparkpin.cli.command_line import SparkpinProgram
+for line in ("images", "status", "promote nonsense", "rollback"):
+    try:
+        SparkpinProgram().run(["sparkpin", *line.split()])
+    except SystemExit:
+        pass
+print(*sys.modules)
+"""
+
+
+def test_what_is_asked_for_many_times_a_day_loads_what_it_uses(tmp_path: Path) -> None:
+    """Each of the four has come as far as to ask for an engine, or for its release."""
+    env = {**os.environ, "SPARKPIN_HOME": str(tmp_path), "DOCKER_HOST": "unix:///nowhere/docker.sock"}
+    done = subprocess.run([sys.executable, "-c", ALL_FOUR], env=env, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {"docker", "pydantic", "sparkpin.releases.current", "sparkpin.serve.status"} <= loaded
+    assert loaded & {*SLOW, *(f"sparkpin.{room}" for room in ROOMS)} == set()
+    assert done.stderr.count("/nowhere/docker.sock") >= 2 and done.stderr.count("error: ") == 4
+
+
+def test_a_rollback_tells_the_flags_that_change() -> None:
+    before = ("vllm", "serve", "/model", "--a", "1", "--b", "--c", '{"x": 1}')
+    after = ("vllm", "serve", "/model", "--a", "2", "--b", "--d")
+    assert commands_releases.changed_flags(before, before) == ["flags: the same"]
+    lines = ["  - --a 1", "  - --c '{\"x\": 1}'", "  + --a 2", "  + --d"]
+    assert commands_releases.changed_flags(before, after) == lines
+    short = [("vllm", "serve", "/model", "--port", "8000", "-tp", size) for size in ("2", "4")]
+    assert commands_releases.changed_flags(*short) == ["  - -tp 2", "  + -tp 4"]

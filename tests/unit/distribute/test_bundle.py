@@ -1,0 +1,655 @@
+"""Bundles: the same bytes each time, taken whole, and refused whole when anything about them is not right."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import os
+import re
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from bad_values import ENV, FLAGS, HUGE, SECRETS, WORDS
+from bundle_samples import (
+    DEB,
+    FILES,
+    HEADER,
+    MODELS,
+    TENSOR,
+    WHEEL,
+    Parts,
+    offset_of,
+    quiet,
+    sample_of,
+    sha256,
+    tar_of,
+    with_checkpoint,
+    with_input,
+    with_store,
+    with_top_layer,
+    without_evidence,
+    write_sample,
+)
+from evidence_samples import Sample
+from evidence_samples import sboms_made_once as sboms_made_once
+from layer_samples import tar_header
+
+from sparkpin.core import files
+from sparkpin.core.errors import DiskError, InputError, IntegrityError
+from sparkpin.core.paths import Paths
+from sparkpin.core.tags import tag_of
+from sparkpin.distribute import form, take_in
+from sparkpin.distribute.form import (
+    CHECKPOINT,
+    CHECKPOINTS,
+    EVIDENCE,
+    IMAGES,
+    INDEX,
+    INPUTS,
+    LAYERS,
+    RELEASE,
+    STORE,
+    open_bundle,
+)
+from sparkpin.distribute.verify import strict_json
+from sparkpin.fetch.store import Store
+from sparkpin.host.engine import Engine
+from sparkpin.image import listing, oci
+from sparkpin.image.archive import BLOCK, END, Slice, padded
+from sparkpin.image.layer_tar import read_layer
+from sparkpin.image.oci import digest_of
+from sparkpin.pins import reading
+
+NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
+LOG = f"{EVIDENCE}smoke/server.log"
+ZERO = "0" * 64
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    return sample_of(tmp_path_factory.mktemp("sample"))
+
+
+@pytest.fixture(scope="module")
+def good(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sample(sample, tmp_path_factory.mktemp("bundle") / "good.tar")
+
+
+@pytest.fixture
+def parts(good: Path) -> Parts:
+    return Parts.of(good)
+
+
+@pytest.fixture
+def full(parts: Parts, sample: Sample) -> Parts:
+    """With all that a bundle can hold."""
+    return with_checkpoint(with_store(parts, sample), sample, ["config.json", "a/model.safetensors"], DONE)
+
+
+DONE = b"a checkpoint"
+ROW = {"size": len(DONE), "sha256": sha256(DONE)}
+STORED = {f"{STORE}{sha256(data)}": data for data in (DEB, WHEEL, *MODELS)} | {f"{CHECKPOINTS}{sha256(DONE)}": DONE}
+
+
+def refused(tmp_path: Path, data: bytes | Parts, *facts: str, signed: bool = False) -> str:
+    """Why an import is refused, which must leave no trace. facts: that the message must tell."""
+    path = tmp_path / "bad.tar"
+    path.write_bytes(data.pack() if isinstance(data, Parts) else data)
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    with pytest.raises(IntegrityError) as caught:
+        take_in.import_bundle(paths, NO_ENGINE, path, quiet, signed=signed)
+    assert caught.value.exit_code == 5 and caught.value.next_step
+    assert [child.name for child in tmp_path.iterdir()] == ["bad.tar"]
+    for fact in facts:
+        assert fact in caught.value.message
+    return caught.value.message
+
+
+def test_same_bytes_each_time(sample: Sample, good: Path, parts: Parts, tmp_path: Path) -> None:
+    assert write_sample(sample, tmp_path / "again.tar").read_bytes() == good.read_bytes()
+    other = write_sample(sample_of(tmp_path / "other"), tmp_path / "other.tar")  # as on another machine
+    assert other.read_bytes() == good.read_bytes() == parts.pack()
+
+
+def test_whole_bundle_is_taken(sample: Sample, good: Path) -> None:
+    with open_bundle(good) as opened:
+        assert opened.release == sample.release
+        assert opened.records == sample.records
+        assert list(opened.layers) == list(sample.release.diff_ids)
+        assert set(opened.evidence) == {"provenance.json", "sbom.cdx.json", "smoke/server.log"}
+        assert {check.result for check in opened.checks} == {"ok", "open"}
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "none.tar", tmp_path / "fifo", Path("/dev/null"), tmp_path):
+        with pytest.raises(InputError) as failed, open_bundle(path):
+            pass
+        assert str(path) in failed.value.message
+
+
+# The archive, byte for byte
+
+
+def over(name: str, new: bytes, skip: int = 0) -> Callable[[bytes], bytes]:
+    """Other bytes in the place of some. skip: so many after the beginning of the header of this member."""
+
+    def change(data: bytes) -> bytes:
+        start = offset_of(data, name) + skip
+        return data[:start] + new + data[start + len(new) :]
+
+    return change
+
+
+def index_size(data: bytes) -> int:
+    return int(data[124:135], 8)
+
+
+def reindexed(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """Another text of the index, under a header that fits."""
+
+    def changed(data: bytes) -> bytes:
+        size = index_size(data)
+        rest = data[BLOCK + size + -size % BLOCK : -len(END)]
+        return tar_of({INDEX: change(data[BLOCK : BLOCK + size])})[: -len(END)] + rest + END
+
+    return changed
+
+
+def index_edited(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
+    def edited(text: bytes) -> bytes:
+        value = json.loads(text)
+        change(value)
+        return form.BundleIndex.model_validate(value).text
+
+    return reindexed(edited)
+
+
+HEADERS = {
+    "link": tar_header("x", type=b"2", linkname="/etc/passwd"),
+    "device": tar_header("x", type=b"3", devmajor=1, devminor=3),
+    "path above": tar_header("../../../etc/cron.d/x", size=6),
+    "PAX": tar_header("././@PaxHeader", tarfile.USTAR_FORMAT, type=b"x", size=6),
+    "mode": tar_header(LOG, size=6, mode=0o4755),
+}
+BEGINS = f"does not begin with {INDEX}"
+RAW: dict[str, tuple[Callable[[bytes], bytes], str]] = {  # tests/adversary changes bytes at random
+    "bytes more": (lambda d: d + END, "added to"),
+    "bytes in the padding": (over(LOG, b"\1", BLOCK + 20), f"bytes between {LOG} and the next"),
+    "padding after the index": (lambda d: over(INDEX, b"\1", BLOCK + index_size(d))(d), f"{INDEX} is not in the form"),
+    "bytes at the end": (lambda d: d[:-1] + b"\1", "does not end as an archive"),
+    "another byte": (over(RELEASE, b"[", BLOCK), f"{RELEASE}: expected sha256="),
+    "gzip": (gzip.compress, "it is compressed"),
+    "nothing": (lambda d: b"", "it is empty"),
+    "another tar": (lambda d: tar_of({"a": b"b"}), BEGINS),
+    "an index beyond all limits": (lambda d: tar_header(INDEX, size=1 << 33), BEGINS),
+    "cut in the index": (lambda d: d[:600], "cut short"),
+    "cut before content": (lambda d: d[: offset_of(d, RELEASE) + BLOCK], "cut short"),
+    "its last byte gone": (lambda d: d[:-1], "cut short"),
+    **{name: (over(LOG, head), f"the header of '{LOG}' (6 bytes)") for name, head in HEADERS.items()},
+    "a huge size": (reindexed(lambda text: re.sub(rb'(?<="size": )\d+', b"%d" % HUGE, text, count=1)), "size"),
+    "a name twice": (index_edited(lambda v: v["members"].append(v["members"][0])), "names a member twice"),
+    "a blank after the index": (reindexed(lambda t: t + b" "), INDEX),
+    "a key twice": (reindexed(lambda t: t.replace(b'"schema": 1', b'"schema": 1, "schema": 1')), INDEX),
+    "a newer schema": (reindexed(lambda t: t.replace(b'"schema": 1', b'"schema": 2')), "a newer one wrote it"),
+    **{
+        f"index {text[:20]!r}": (reindexed(lambda t, text=text: text), INDEX)
+        for text in (b"[" * 100_000, b"{}", b'{"schema": 1e999}', b"\xff", b"1" * 5000)
+    },
+}
+
+
+@pytest.mark.parametrize("case", RAW)
+def test_bytes_that_no_export_writes(good: Path, tmp_path: Path, case: str) -> None:
+    """Links, devices, names outside and extensions: a header is compared, never interpreted."""
+    change, why = RAW[case]
+    refused(tmp_path, change(good.read_bytes()), why, "refused, and nothing of it was used")
+
+
+NAMES = ["../x", "/etc/x", *(f"sparkpin/distribute/{name}" for name in ("../../x", "/x", ".ssh/x", "x" * 100, "a\\b"))]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "sparkpin/distribute/a\n", ""])
+def test_names_outside_the_grammar(parts: Parts, tmp_path: Path, name: str) -> None:
+    parts.members[name] = b"x"
+    refused(tmp_path, parts, "members.")
+
+
+@pytest.mark.parametrize("change", [{"image": False}, {"store": True}, {"checkpoint": True}])
+def test_flags_and_members_agree(parts: Parts, tmp_path: Path, change: dict[str, bool]) -> None:
+    message = refused(tmp_path, Parts(parts.members, parts.index | change))
+    assert "is not what a record asks for" in message or "missing" in message
+
+
+# What lies in it
+
+
+@pytest.mark.parametrize("other", [b"something else", None])
+def test_a_blob_that_is_not_its_name(parts: Parts, tmp_path: Path, sample: Sample, other: bytes | None) -> None:
+    """other: None for another layer's."""
+    one, another = (oci.blob(diff_id) for diff_id in sample.release.diff_ids[:2])
+    parts.members[another] = other or parts.members[one]
+    refused(tmp_path, parts, "is not the one of an image with plain layers" if other else "its sha256 is")
+
+
+def test_an_input_that_is_not_its_name(parts: Parts, tmp_path: Path) -> None:
+    parts.members[next(name for name in parts.members if name.startswith(INPUTS))] = b"something else"
+    refused(tmp_path, parts, "is not what its evidence says: kept inputs")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"layer.v1.tar", b"layer.v1.tar+gzip"),
+        (b'"schemaVersion":2', b'"schemaVersion":2,"x":1'),
+    ],
+)
+def test_compressed_or_foreign_layers(parts: Parts, tmp_path: Path, old: bytes, new: bytes) -> None:
+    members = {}
+    for name, data in parts.members.items():
+        changed = data.replace(old, new) if name.startswith("blobs/") else data
+        members[name if changed == data else oci.blob(f"sha256:{sha256(changed)}")] = changed
+    refused(tmp_path, Parts(members, parts.index), "plain layers")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"image": f"sha256:{ZERO}"}, "image"),
+        ({"diff_ids": [f"sha256:{ZERO}"] * 3000}, "names 3,000 layers; 128 are allowed"),
+        ({"env": {"LD_PRELOAD": "x"}}, "release key"),
+        ({"recipe": "../../x"}, "recipe"),
+        ({"tag": "sparkpin/other:base-000000000000"}, "is of"),
+        ({"surprise": 1}, "surprise"),
+        ({"inputs": {"../../../etc/cron.d/x": ZERO}}, "names a file '../../../etc/cron.d/x'"),
+        ({"executable": ["../x"]}, "`executable`"),
+        ({"size": HUGE}, "size"),
+        *(({"argv": ["vllm", "serve", "/model", word]}, "command") for word in WORDS.values()),
+        *(({"argv": ["vllm", *filter(None, pair)]}, "command") for pair in FLAGS.items()),
+        *(({"env": {name: value}}, "env") for name, value in ENV.items()),
+        ({"inputs": {}}, "statement"),
+    ],
+)
+def test_a_record_that_says_something_else(parts: Parts, tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    parts.edit(RELEASE, lambda value: value | change)
+    said = refused(tmp_path, parts, why)
+    assert not [secret for secret in SECRETS if secret in said]
+
+
+def test_a_secret_in_a_recipe_that_a_bundle_brings(parts: Parts, tmp_path: Path) -> None:
+    text = f"# sk-{'a' * 40}\n".encode()
+    refused(tmp_path, with_input(parts, "recipes/scripted-tiny.yaml", text), "a key of OpenAI's")
+
+
+@pytest.mark.parametrize("data", [b"{}", b"null", b"\xff", b"[" * 10_000, b"long"])
+def test_release_records_that_are_none(parts: Parts, tmp_path: Path, data: bytes) -> None:
+    is_long = data == b"long"
+    parts.members[RELEASE] = parts.members[RELEASE] + b" " * form.JSON_LIMIT if is_long else data
+    refused(tmp_path, parts, f"{form.JSON_LIMIT:,} are allowed" if is_long else RELEASE)
+
+
+TWICE = '"completion"], "checks": ["completion"'
+
+
+@pytest.mark.parametrize("literal", [r'"\ud800"', "NaN", "Infinity", "-Infinity", "1e999", '"\ud800"', TWICE])
+def test_values_that_json_has_no_words_for(parts: Parts, tmp_path: Path, literal: str) -> None:
+    """They pass a reader that is not strict, and end the run later, when half of it is done."""
+    text = parts.members[RELEASE].decode()
+    parts.members[RELEASE] = text.replace('"completion"', literal, 1).encode("utf-8", "surrogatepass")
+    refused(tmp_path, parts, f"{RELEASE}: ", "stands twice" if literal == TWICE else "")
+    assert strict_json(rb'["\ud83d\ude00", 1.5]') == ["\U0001f600", 1.5]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"stage": "../../x"}, "stage and stack"),
+        ({"ref": "sparkpin/elsewhere:latest"}, "names its image"),
+        ({"config_digest": f"sha256:{ZERO}"}, "config digest"),
+        ({"key": ZERO}, "is of the build key"),
+        ({"diff_ids": []}, "diff IDs"),
+        ({"platform": "linux/riscv"}, "platform"),
+        ({"config": '{"config": {"Env": ["PIP_PASSWORD=x"]}}'}, "env.PIP_PASSWORD"),
+        ({"config": '{"config": {"Env": ["no value"]}}'}, "cannot be read"),
+        ({"parent_key": "ring"}, "is of the build key"),
+        *(
+            ({"path": path}, f"names a file {path!r}")
+            for path in ("../../etc/cron.d/x", "/etc/cron.d/x", ".git/hooks/x")
+        ),
+        ({"what": "wheel  "}, ""),
+    ],
+)
+def test_a_build_record_that_says_something_else(
+    parts: Parts, tmp_path: Path, sample: Sample, change: dict[str, Any], why: str
+) -> None:
+    """The statement names the records: an attacker leaves it out. path, what: of the first file of its context."""
+    key, other = sample.release.build_key, without_evidence(parts)
+    if {"path", "what"} & set(change):
+        other.edit(f"{IMAGES}{key}.json", lambda value: value["context"][0].update(change))
+    else:
+        change = {"parent_key": key} if "parent_key" in change else change
+        other.edit(f"{IMAGES}{key}.json", lambda value: value | change)
+    refused(tmp_path, other, why)
+
+
+def test_unsigned_where_a_signature_is_required(good: Path, tmp_path: Path) -> None:
+    refused(tmp_path, good.read_bytes(), "not signed; the signature of an allowed signer is required", signed=True)
+
+
+def test_recipes_with_a_reserved_name(parts: Parts, tmp_path: Path, sample: Sample) -> None:
+    other, tag = without_evidence(parts), tag_of("stack-x", sample.release.stage, sample.release.key)
+    other.edit(RELEASE, lambda value: value | {"recipe": "stack-x", "tag": tag})
+    other.index = other.index | {"tag": tag}
+    refused(tmp_path, other, "belong to the images of stages")
+
+
+def test_files_that_lie_in_each_other(parts: Parts, tmp_path: Path) -> None:
+    parts.members[f"{EVIDENCE}smoke"] = b"x"
+    refused(tmp_path, parts, "is a file and a folder")
+    (tmp_path / "bad.tar").unlink()
+    refused(tmp_path, with_input(parts, "recipes/scripted-tiny.yaml/x", b"x"), f"{RELEASE}: recipes/")
+
+
+def test_a_refusal_does_nothing_to_a_terminal(parts: Parts, tmp_path: Path) -> None:
+    parts.edit(RELEASE, lambda value: value | {"tag": "\x1b]0;owned\x07\x1b[2J" + "x" * 100_000})
+    message = refused(tmp_path, parts, r"\x1b]0;owned")
+    assert "\x1b" not in message and len(message) < 5000
+
+
+@pytest.mark.parametrize("change", [{"checks": ["mods"]}, {"mods": []}, {"acceptance_floor": 0.1}, {"scripted": False}])
+def test_demands_are_those_of_the_stages(parts: Parts, tmp_path: Path, change: dict[str, Any]) -> None:
+    """No statement names them, but it names the stages and pins that they follow from."""
+    parts.edit(RELEASE, lambda value: value["demands"].update(change))
+    refused(tmp_path, parts, f"{RELEASE}: demands: got")
+
+
+@pytest.mark.parametrize("checks", [[], ["mods"], ["sleep", "mods"]])
+def test_stages_that_prove_nothing(parts: Parts, tmp_path: Path, sample: Sample, checks: list[str]) -> None:
+    path = f"stages/{sample.release.stage}.yaml"
+    stage = yaml.safe_load(parts.members[INPUTS + sample.release.inputs[path]])
+    stage["smoke"]["checks"] = checks
+    other = with_input(parts, path, yaml.safe_dump(stage).encode())
+    other.edit(RELEASE, lambda value: value["demands"].update(checks=checks))
+    refused(tmp_path, other, "smoke.checks")
+
+
+# Names
+
+BAD_NAMES = [["a/b", "a"], ["/".join(["x" * 100] * 20)], ["\u00e4" * 150], ["../x"], ["x", "x"]]
+
+
+@pytest.mark.parametrize("names", BAD_NAMES)
+def test_names_that_no_folder_can_hold(names: list[str]) -> None:
+    """Project files, files of a context, of a model, of a checkpoint and of the evidence go the same way."""
+    with pytest.raises(form.Refused):
+        form.require_names(names, "it")
+
+
+def test_names_that_become_paths_later(sample: Sample) -> None:
+    record, *others = sample.records
+    form.require_paths(sample.release, sample.records)
+    assert record.rootfs
+    deb = record.rootfs.debs[0].model_copy(update={"file": "a/b.deb"})
+    other = record.model_copy(update={"rootfs": record.rootfs.model_copy(update={"debs": [deb]})})
+    for release, first in ((sample.release, other), (dataclasses.replace(sample.release, model="x" * 101), record)):
+        with pytest.raises(form.Refused):
+            form.require_paths(release, [first, *others])
+
+
+# What takes time or memory
+
+
+def listing_bomb(size: int) -> bytes:
+    packing = zlib.compressobj(9, wbits=31)
+    data = packing.compress(b'{"contents":1,"entries":1}\n["')
+    for _ in range(size >> 20):
+        data += packing.compress(b"a" * (1 << 20))
+    return data + packing.compress(b'"]\n') + packing.flush()
+
+
+def packed_listing(lines: list[bytes]) -> bytes:
+    head = json.dumps({"contents": 1, "entries": len(lines)}, separators=(",", ":"))
+    return gzip.compress(b"\n".join([head.encode(), *lines, b""]), 1)
+
+
+FILE = b'["a","file",420,0,0,0]'
+STRANGE = [b"[1]", b'["a","hole",1,2,3,4]', b'["a","file",-1,0,0,0]']
+
+
+def test_a_listing_that_unpacks_to_gigabytes(
+    parts: Parts, tmp_path: Path, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "LIMIT", 1 << 22)
+    name = form.listing(sample.release.diff_ids[0])
+    parts.members[name] = listing_bomb(1 << 26)
+    assert len(parts.members[name]) < 1 << 18
+    refused(tmp_path, parts, name, f"longer than {listing.LIMIT:,} bytes")
+
+
+@pytest.mark.parametrize("row", [*STRANGE, FILE], ids=bytes.decode)
+def test_a_listing_of_something_else(parts: Parts, tmp_path: Path, sample: Sample, row: bytes) -> None:
+    """The statement does not name listings, but the layers lie in the same file."""
+    name = form.listing(sample.release.diff_ids[0])
+    parts.members[name] = packed_listing([row])
+    refused(tmp_path, parts, f"{name} does not list what lies in its layer" if row == FILE else name)
+
+
+@pytest.mark.parametrize(
+    "lines", [[FILE] * 101, [FILE[:-1] + b',"","",[' + b"1," * 40_000 + b"1]]"], [FILE + b"," + FILE]]
+)
+def test_listings_that_take_time_and_memory(lines: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "ENTRIES", 100)
+    with pytest.raises(IntegrityError):
+        listing.parse_contents(packed_listing(lines))
+
+
+def test_all_listings_together_have_a_limit(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form, "ENTRIES", 2)
+    refused(tmp_path, good.read_bytes(), "the listings have more than 2 entries")
+
+
+ALIASES = ["a0: &a0 [x, x, x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
+DEEP, LONG = b"x: " + b"[" * 100_000, b"x: [" + b"a, " * 60_000 + b"a]"
+
+
+@pytest.mark.parametrize("text", [DEEP, LONG, b" " * (1 << 19), "\n".join(ALIASES).encode()])
+def test_pins_that_no_reader_survives(parts: Parts, tmp_path: Path, sample: Sample, text: bytes) -> None:
+    """With so many levels the reader of C ends the process."""
+    other = with_input(parts, f"pins/models/{sample.release.model}.yaml", text)
+    other.index = other.index | {"store": True}
+    message = refused(tmp_path, other)
+    assert "50 and 50,000" in message or "262,144 or less" in message
+
+
+def test_many_names_of_one_pin(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name costs a sender no bytes, but all pins are read."""
+    data = b"x" * 300_000
+    other = with_input(parts, "pins/models/x0.lock", data)
+    names = [f"pins/models/x{i}.lock" for i in range(9)]
+    other.edit(RELEASE, lambda value: value["inputs"].update(dict.fromkeys(names, sha256(data))))
+    with monkeypatch.context() as patch:
+        patch.setattr(form, "PINS_LIMIT", 2 << 20)
+        refused(tmp_path, other, "1,000 of 2,097,152 are allowed")
+    other = with_input(parts, "stages/x0.yaml", b"")
+    names = [f"stages/x{i}.yaml" for i in range(1000)]
+    other.edit(RELEASE, lambda value: value["inputs"].update(dict.fromkeys(names, sha256(b""))))
+    (tmp_path / "bad.tar").unlink()
+    refused(tmp_path, other, "1,000 of 33,554,432 are allowed")
+
+
+def test_a_pin_is_measured_before_it_is_parsed(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form.verify, "check_evidence", None)
+    name, limit = "pins/stacks/cpu.lock", reading.LOCK_LIMIT
+    refused(tmp_path, with_input(parts, name, b" " * (limit + 1)), f"{name} has {limit + 1:,} bytes")
+
+
+def test_large_inputs_are_read_piece_by_piece(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a source file of a mod only the hash matters."""
+    pieces: list[int] = []
+    readinto = Slice.readinto
+
+    def counting(self: Slice, buffer: bytearray) -> int:
+        pieces.append(readinto(self, buffer))
+        return pieces[-1]
+
+    large = bytes(form.JSON_LIMIT + 1)
+    path = tmp_path / "large.tar"
+    path.write_bytes(with_input(parts, "mods/vllm-cpu/large.bin", large).pack())
+    monkeypatch.setattr(Slice, "readinto", counting)
+    with open_bundle(path) as opened:
+        assert f"{INPUTS}{sha256(large)}" in opened.data
+        (kept,) = [check for check in opened.checks if check.what == "kept inputs"]
+    assert kept.result == "ok" and re.match(r"(\d\d) of \1 hashes agree", kept.detail)
+    assert max(pieces) <= files.CHUNK
+    assert len(large) < sum(pieces) < 2 * len(large), "read once, to be hashed"
+
+
+def test_a_full_disk_is_not_the_fault_of_the_bundle(
+    good: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (small_disk / "x").write_bytes(bytes((1 << 20) - 4096))
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    with pytest.raises(DiskError, match="No space left"), open_bundle(good):
+        pass
+
+
+# Layers of a stranger
+
+
+def negative(name: str) -> bytes:
+    """A header with a size below 0, as base 256 has it."""
+    head = bytearray(tar_header(name))
+    head[124:136] = ((1 << 96) - BLOCK).to_bytes(12, "big")
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head)
+
+
+SIZED = b"12 size=abc\n"
+TARS = {
+    "cut": tar_header("x", size=1 << 30) + END,
+    "size": tar_header("x", type=b"x", size=len(SIZED)) + padded(SIZED) + oci.member("a", b"a") + END,
+    "record": tar_of({"a/x-1.dist-info/RECORD": b'"' + b"x" * 200_000 + b'"\n'}),
+    "negative": negative("x") + END,
+}
+
+
+@pytest.mark.parametrize("tar", TARS)
+def test_layers_that_readers_do_not_expect(parts: Parts, tmp_path: Path, sample: Sample, tar: str) -> None:
+    refused(tmp_path, with_top_layer(parts, sample, TARS[tar]))
+
+
+def test_another_layer_that_is_listed(parts: Parts, tmp_path: Path, sample: Sample) -> None:
+    """So that the test above is about the layer."""
+    tar = tar_of({"made-up": b"other"})
+    path = tmp_path / "other.tar"
+    other = with_top_layer(parts, sample, tar)
+    entries = listing.contents_of(read_layer(io.BytesIO(tar), everything=True))
+    listing.write_contents(tmp_path / "listing", entries)
+    other.members[form.listing(digest_of(tar))] = (tmp_path / "listing").read_bytes()
+    path.write_bytes(other.pack())
+    with open_bundle(path) as opened:
+        assert digest_of(tar) in opened.layers
+
+
+# Store and checkpoint
+
+
+def test_with_store_and_checkpoint(full: Parts, tmp_path: Path, sample: Sample) -> None:
+    path = tmp_path / "full.tar"
+    path.write_bytes(full.pack())
+    with open_bundle(path) as opened:
+        assert [file.sha256 for file in opened.locked] == sorted([sha256(DEB), sha256(WHEEL)])
+        assert [file.sha256 for file in opened.model_files.values()] == [sha256(FILES["fp8"]), sha256(FILES["int4"])]
+        assert [file.sha256 for file in opened.model_blobs] == [sha256(HEADER), sha256(TENSOR)]
+        places = take_in.cache_files(sample.paths, opened)
+        for data in (DEB, WHEEL, HEADER, TENSOR):
+            assert places[Store(sample.paths.store).path(sha256(data))] == f"{STORE}{sha256(data)}"
+        models = {path for path in places if path.is_relative_to(sample.paths.models)}
+        assert [path.name for path in models] == ["config.json"] * 2
+        assert set(opened.checkpoint_files) == {"config.json", "a/model.safetensors"}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_files_that_are_not_what_the_records_name(full: Parts, tmp_path: Path, name: str) -> None:
+    """A bit of it is another one, with an index that fits. Without such an index it is a byte as any other."""
+    full.members[name] = bytes([full.members[name][0] ^ 1]) + full.members[name][1:]
+    refused(tmp_path, full, f"{name}: its sha256 is")
+
+
+LAST = [RELEASE, IMAGES, INPUTS, LAYERS, "oci-layout", "index.json", "manifest.json", form.BLOBS, CHECKPOINT]
+
+
+@pytest.mark.parametrize("start", [*LAST, *STORED])
+def test_a_member_that_is_missing(full: Parts, tmp_path: Path, start: str) -> None:
+    """Of each kind the last: of the blobs it is the image's configuration or a layer."""
+    name = [name for name in full.members if name.startswith(start)][-1]
+    del full.members[name]
+    message = refused(tmp_path, full)
+    assert f"{name} is missing" in message or (
+        start not in STORED and ("missing" in message or "is not the one of an image" in message)
+    )
+
+
+STRANGERS = ["sparkpin/x", *(f"{start}{sha256(b'x')}" for start in (INPUTS, STORE, CHECKPOINTS))]
+
+
+@pytest.mark.parametrize("name", [*STRANGERS, f"blobs/sha256/{ZERO}"])
+def test_members_that_no_record_asks_for(full: Parts, tmp_path: Path, name: str) -> None:
+    full.members[name] = b"x"
+    refused(tmp_path, full, f"{name} is not what a record asks for")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"repo": "../x"}, "names a repository ../x@"),
+        ({"revision": "main"}, "@main"),
+        ({"file": ".git/config"}, "none for a file system"),
+    ],
+)
+def test_models_that_no_folder_can_hold(
+    full: Parts, tmp_path: Path, sample: Sample, change: dict[str, str], why: str
+) -> None:
+    path = f"pins/models/{sample.release.model}.lock"
+    lock = json.loads(full.members[INPUTS + json.loads(full.members[RELEASE])["inputs"][path]])
+    repository = next(iter(lock["repositories"].values()))
+    (repository["files"][0] if "file" in change else repository).update(change)
+    refused(tmp_path, with_input(full, path, json.dumps(lock).encode()), why)
+
+
+@pytest.mark.parametrize("kind", ["wheel", "deb"])
+def test_packages_that_the_lock_does_not_name(full: Parts, tmp_path: Path, sample: Sample, kind: str) -> None:
+    """Record and member agree; but the release's own lock wants another file."""
+
+    def change(value: Any) -> None:
+        row = value["rootfs"]["debs"][0] if kind == "deb" else value["context"][-1]
+        del full.members[f"{STORE}{row['sha256']}"]
+        full.members[f"{STORE}{sha256(b'evil')}"] = b"evil"
+        row.update(sha256=sha256(b"evil"), size=4)
+
+    full.edit(f"{IMAGES}{sample.records[0].key}.json", change)
+    refused(tmp_path, full, f"locks: pins/stacks/cpu.lock does not name {kind} made 1.0 {sha256(b'evil')}")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"key": ZERO}, "not of the release's checkpoint"),
+        ({"files": []}, CHECKPOINT),
+        ({"files": {"config.json": {"size": 1, "sha256": sha256(DONE)}}}, "expected 1 bytes"),
+        *(({"files": {name: ROW}}, CHECKPOINT) for name in ("../x", "sparkpin.json/x", "sparkpin.json")),
+    ],
+)
+def test_a_checkpoint_of_something_else(full: Parts, tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    """Its own record, sparkpin.json, lies beside its files."""
+    full.edit(CHECKPOINT, lambda value: value | change)
+    refused(tmp_path, full, why)

@@ -1,0 +1,432 @@
+"""Verifying: evidence as it was made holds; each thing that was tampered with is found, by the check that is for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evidence_samples import LOCK, Sample, make_sample
+from evidence_samples import sboms_made_once as sboms_made_once
+
+from sparkpin.build import make
+from sparkpin.build.consistent import IMPORTS
+from sparkpin.build.pair import pair
+from sparkpin.build.record import LayerRecord
+from sparkpin.cli.evidence import step_of
+from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.files import sha256_file, write_json
+from sparkpin.core.names import is_plain
+from sparkpin.core.tags import tag_of
+from sparkpin.distribute import export, imagecheck
+from sparkpin.distribute.attest import attest
+from sparkpin.distribute.signing import Keys, UntrustedError
+from sparkpin.distribute.verify import DEEP, NAMES, Check, Claimed, check_evidence, conclusion, demanded, require
+from sparkpin.fetch.store import Store
+from sparkpin.pins import manifests
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Releases, release_key
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    sample = make_sample(tmp_path_factory.mktemp("sample"))
+    attest(sample.paths, sample.release, Keys())
+    return sample
+
+
+@pytest.fixture(scope="module")
+def signed(sample: Sample, signing_key: Path, tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    signed = sample.copied(tmp_path_factory.mktemp("signed"))
+    attest(signed.paths, signed.release, Keys(signing_key))
+    return signed
+
+
+@pytest.fixture
+def keys(signing_key: Path, tmp_path: Path) -> Keys:
+    allowed = tmp_path / "allowed_signers"
+    allowed.write_text(f"lead@example {signing_key.with_suffix('.pub').read_text()}")
+    return Keys(signing_key, allowed)
+
+
+def found(checks: list[Check], result: str) -> list[str]:
+    return [check.what for check in checks if check.result == result]
+
+
+def test_a_signed_release_holds(signed: Sample, keys: Keys) -> None:
+    for evidence in (signed.evidence(), statement(bill(signed.evidence(), lambda v: None), lambda v: None)):
+        checks = check_evidence(evidence, keys)  # the second: as the trials below write what they change
+        assert found(checks, "ok") == list(NAMES), [check.line for check in checks]
+        require(checks, signed.release.tag)
+    assert "lead@example" in checks[-1].line
+
+
+def test_what_is_not_there_is_said(sample: Sample) -> None:
+    checks = check_evidence(sample.evidence(config=None), Keys())
+    assert (found(checks, "open"), found(checks, "wrong")) == (["image", "signature"], [])
+    checks = check_evidence(sample.evidence(files={}), Keys())
+    assert found(checks, "open") == ["statement", "signature"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "result"),
+    [
+        (None, "wrong"),  # a build left one
+        ([{"with_statement": False}], "open"),
+        ([{"with_statement": False}, {"with_statement": True}], "wrong"),
+        (["damaged"], "wrong"),
+    ],
+)
+def test_only_a_bundle_may_have_come_without_a_statement(
+    sample: Sample, tmp_path: Path, rows: list[Any] | None, result: str
+) -> None:
+    """Whoever removes all of the evidence has no better result than who removes a part of it."""
+    sample = sample.copied(tmp_path)
+    shutil.rmtree(sample.folder)
+    if rows is not None:
+        write_json(sample.folder / IMPORTS, rows)
+    checks = check_evidence(imagecheck.evidence_of(sample.paths, sample.release), Keys())
+    assert found(checks, result)[0] == "statement" and "statement" not in found(checks, "ok")
+    if result == "wrong":
+        with pytest.raises(IntegrityError) as failed:
+            require(checks, "it", next_step="something else")
+        assert failed.value.next_step.startswith(f"invoke verify {sample.release.tag} --sign")
+        attest(sample.paths, sample.release, Keys())
+        require(check_evidence(imagecheck.evidence_of(sample.paths, sample.release), Keys()), "it")
+
+
+@pytest.mark.parametrize(
+    ("case", "result", "error"),
+    [
+        ("trusted", "ok", None),
+        ("nobody is configured", "open", UntrustedError),
+        ("unsigned", "open", UntrustedError),
+        ("a stranger", "wrong", UntrustedError),
+        ("of another statement", "wrong", IntegrityError),
+        ("no statement", "wrong", IntegrityError),
+    ],
+)
+def test_signatures(signed: Sample, keys: Keys, case: str, result: str, error: type[IntegrityError] | None) -> None:
+    """result: of the check; error: where a signature is required. What lacks trust alone is no damage."""
+    assert keys.allowed
+    evidence = signed.evidence()
+    files = dict(evidence.files)
+    if case == "a stranger":
+        keys.allowed.write_text("")
+    elif case == "of another statement":
+        files[STATEMENT] += b"\n"
+    elif case in ("no statement", "unsigned"):
+        del files[STATEMENT if case == "no statement" else SIGNATURE]
+    evidence = dataclasses.replace(evidence, files=files)
+    checks = check_evidence(evidence, Keys() if case == "nobody is configured" else keys)
+    assert (checks[-1].what, checks[-1].result) == ("signature", result)
+    if error is None:
+        require([demanded(check) for check in checks], "it")
+        return
+    with pytest.raises(IntegrityError) as failed:
+        require([demanded(check) for check in checks], "it")
+    assert type(failed.value) is error and failed.value.exit_code == 5 and failed.value.next_step
+
+
+def release(evidence: Claimed, **changes: Any) -> Claimed:
+    return dataclasses.replace(evidence, release=dataclasses.replace(evidence.release, **changes))
+
+
+def rekeyed(evidence: Claimed, **changes: Any) -> Claimed:
+    """Consistent in itself: key and tag follow from what was changed."""
+    made = dataclasses.replace(evidence.release, **changes)
+    key = release_key(made.build_key, made.checkpoint_key, made.argv, made.env)
+    return release(evidence, **changes, key=key, tag=tag_of(made.recipe, made.stage, key))
+
+
+def unseen(evidence: Claimed) -> Claimed:
+    return dataclasses.replace(evidence, config=None)
+
+
+def record(evidence: Claimed, number: int, **changes: Any) -> Claimed:
+    records = list(evidence.records)
+    records[number] = records[number].model_copy(update=changes)
+    return dataclasses.replace(evidence, records=tuple(records))
+
+
+def context(evidence: Claimed, number: int, start: str, **changes: Any) -> Claimed:
+    old = evidence.records[number].context
+    rows = [row.model_copy(update=changes) if row.what.startswith(start) else row for row in old]
+    return record(evidence, number, context=rows)
+
+
+def written(value: object, *, sort_keys: bool = False) -> bytes:
+    """In the form that sparkpin writes, so that nothing but the change makes other bytes."""
+    return (json.dumps(value, indent=1, sort_keys=sort_keys, ensure_ascii=False) + "\n").encode()
+
+
+def statement(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
+    value = json.loads(evidence.files[STATEMENT])
+    change(value)
+    return dataclasses.replace(evidence, files={**evidence.files, STATEMENT: written(value, sort_keys=True)})
+
+
+def bill(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
+    """An SBOM with other content, which the statement names."""
+    value = json.loads(evidence.files[SBOM])
+    change(value)
+    data = written(value)
+    row = {"sha256": hashlib.sha256(data).hexdigest()}
+    evidence = dataclasses.replace(evidence, files={**evidence.files, SBOM: data})
+    return statement(evidence, lambda v: v["predicate"]["runDetails"]["byproducts"][0].update(digest=row))
+
+
+def inputs(value: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = value["predicate"]["buildDefinition"]["resolvedDependencies"]
+    return found
+
+
+def dependency(value: dict[str, Any], start: str) -> dict[str, Any]:
+    return next(row for row in inputs(value) if row["name"].startswith(start))
+
+
+def model_lock(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
+    value = json.loads(evidence.read(evidence.release.inputs[MODEL]) or b"")
+    change(value["repositories"])
+    return kept(evidence, MODEL, json.dumps(value).encode())
+
+
+def package(evidence: Claimed, **changes: Any) -> Claimed:
+    """Another first Debian package."""
+    spec = evidence.records[0].rootfs
+    assert spec
+    debs = [spec.debs[0].model_copy(update=changes), *spec.debs[1:]]
+    return record(evidence, 0, rootfs=spec.model_copy(update={"debs": debs}))
+
+
+def without(evidence: Claimed, start: str) -> Claimed:
+    inputs = {path: sha256 for path, sha256 in evidence.release.inputs.items() if not path.startswith(start)}
+    return release(evidence, inputs=inputs)
+
+
+def kept(evidence: Claimed, path: str, data: bytes | None) -> Claimed:
+    """The release's record names other bytes for a project file, which are kept, too (or nothing is kept at all)."""
+    read, wanted = evidence.read, evidence.release.inputs[path]
+    if data is None:
+        return dataclasses.replace(evidence, read=lambda sha256: None if sha256 == wanted else read(sha256))
+    sha256 = hashlib.sha256(data).hexdigest()
+    changed = release(evidence, inputs={**evidence.release.inputs, path: sha256})
+    return dataclasses.replace(changed, read=lambda name: data if name == sha256 else read(name))
+
+
+ZERO = "0" * 64
+MODEL = "pins/models/scripted-tiny.lock"
+STAGE = "stages/base.yaml"
+STATEMENTS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "subject twice": ("statement", lambda v: v["subject"].append(v["subject"][0])),
+    "no builder": ("statement", lambda v: v["predicate"]["runDetails"].update(builder={})),
+    "in another spelling": ("statement", lambda v: v.update(predicate_type=v.pop("predicateType"))),
+    "hash of another kind": ("statement", lambda v: v["subject"][0].update(digest={"md5": "0"})),
+    "a key more, of the value `nothing`": ("statement", lambda v: v.update(evil="nothing")),
+    "infinite size": ("statement", lambda v: dependency(v, "model ")["annotations"].update(size=float("inf"))),
+    "input more": ("statement", lambda v: inputs(v).append({"name": "deb evil 1", "digest": {"sha256": ZERO}})),
+    "inputs in another order": ("statement", lambda v: inputs(v).reverse()),
+    "other package URL": ("statement", lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1")),
+}
+BILLS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a reference that is no text": lambda v: v["components"][0].update({"bom-ref": 5}),
+    "another version": lambda v: v["components"][0].update(version="9"),
+    "a component twice": lambda v: v["components"].append(v["components"][0]),
+    "a field more, of the value `nothing`": lambda v: v["components"][0].update(author="nothing"),
+    "components in another order": lambda v: v["components"].reverse(),
+    "a list for a mapping": lambda v: v.update(metadata=[]),
+}
+
+TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
+    "other image": ("image", lambda e: release(e, image=f"sha256:{ZERO}")),
+    "config is no JSON": ("image", lambda e: dataclasses.replace(e, config=b"[" * 100_000)),
+    "other layer order": ("image", lambda e: release(e, diff_ids=e.release.diff_ids[::-1])),
+    "a layer less, image unseen": ("layers", lambda e: unseen(release(e, diff_ids=e.release.diff_ids[:-1]))),
+    "no records": ("layers", lambda e: dataclasses.replace(e, records=())),
+    "other environment": ("release key", lambda e: release(e, env={"A": "b"})),
+    "other tag": ("release key", lambda e: release(e, tag="sparkpin/other:base-000000000000")),
+    "path above the project": ("release key", lambda e: release(e, inputs={"pins/../../evil": ZERO})),
+    "other build key": ("image", lambda e: rekeyed(e, build_key=ZERO)),
+    "other build key, image unseen": ("build records", lambda e: unseen(rekeyed(e, build_key=ZERO))),
+    "other parent": ("build records", lambda e: record(e, 1, parent_key=ZERO)),
+    "chain without its start": ("build records", lambda e: dataclasses.replace(e, records=e.records[1:])),
+    "config of a record": ("build records", lambda e: record(e, 0, config="{}")),
+    "layer that is not in the image": (
+        "build records",
+        lambda e: record(e, 1, layers=[LayerRecord(name="x", key=ZERO, diff_id=f"sha256:{ZERO}")]),
+    ),
+    "kept input lost": ("kept inputs", lambda e: kept(e, STAGE, None)),
+    "kept input of other bytes": ("kept inputs", lambda e: dataclasses.replace(e, read=lambda sha256: b"other")),
+    "wheel that no lock names": ("locks", lambda e: context(e, 0, "wheel torch", sha256=ZERO)),
+    "lock of another time": ("locks", lambda e: kept(e, LOCK, b"{}")),
+    "other mod": ("kept inputs", lambda e: context(e, 1, "mod ", sha256=ZERO)),
+    "no pins of a model": ("statement", lambda e: without(e, "pins/models/")),
+    "other project file": ("statement", lambda e: kept(e, "recipes/scripted-tiny.yaml", b"other")),
+    **{
+        f"stage {data[:9]!r}": ("statement", functools.partial(kept, path=STAGE, data=data))
+        for data in (b"? {a: b}\n: c\n", b"\xff", b"[" * 100_000)
+    },
+    "other model lock": ("statement", lambda e: kept(e, MODEL, b"{}")),
+    **{
+        f"model lock {name}": ("statement", functools.partial(model_lock, change=change))
+        for name, change in {
+            "without a repository": lambda repositories: repositories.pop("fp8"),
+            "with a huge file": lambda repositories: repositories["fp8"]["files"][0].update(size=10**400),
+        }.items()
+    },
+    **{
+        f"context {what!r}": ("locks", functools.partial(context, number=0, start=start, what=what))
+        for start, what in (("uv ", "x"), ("wheel torch ", "wheel torch "))
+    },
+    "mod without a version": ("locks", lambda e: context(e, 1, "mod ", what="mod x")),
+    "package without a name": ("locks", lambda e: package(e, name="")),
+    "a number beyond all numbers": ("statement", lambda e: record(e, 0, epoch=10**400, seal=10**400)),
+    "other Dockerfile": ("statement", lambda e: record(e, 0, dockerfile="FROM scratch\n")),
+    "other checkpoint": ("statement", lambda e: rekeyed(e, checkpoint_key=ZERO)),
+    "other time": ("statement", lambda e: release(e, created="2020-01-01T00:00:00Z")),
+    "SBOM gone": ("SBOM", lambda e: dataclasses.replace(e, files={STATEMENT: e.files[STATEMENT]})),
+    "SBOM that the statement does not name": (
+        "SBOM",
+        lambda e: dataclasses.replace(e, files={**e.files, SBOM: e.files[SBOM] + b" "}),
+    ),
+    **{f"SBOM with {name}": ("SBOM", functools.partial(bill, change=change)) for name, change in BILLS.items()},
+    **{name: (check, functools.partial(statement, change=change)) for name, (check, change) in STATEMENTS.items()},
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_tampering_is_found(sample: Sample, case: str) -> None:
+    name, tamper = TAMPERED[case]
+    checks = check_evidence(tamper(sample.evidence()), Keys())
+    assert name in found(checks, "wrong"), [check.line for check in checks]
+    with pytest.raises(IntegrityError):
+        require(checks, "it")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"null", b"[" * 100_000, b'{"predicate": 1}'])
+def test_what_is_no_statement_at_all(sample: Sample, data: bytes) -> None:
+    files = {**sample.evidence().files, STATEMENT: data}
+    assert found(check_evidence(sample.evidence(files=files), Keys()), "wrong") == ["statement"]
+
+
+LEADING_ELSEWHERE = ["", "/a", "a/", "a//b", "a/../b", "..", "a/.git", "a\\b", "a\nb"]
+PLAIN = ["a/b.py", "mods/x/a note (1).txt", "é", "..a", ".github/x"]
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *LEADING_ELSEWHERE, "\x1b", "\udcff", "\u202e", "a" * 256])
+def test_names_of_project_files(sample: Sample, name: str) -> None:
+    evidence = release(sample.evidence(files={}), inputs={**sample.release.inputs, name: ZERO})
+    assert is_plain(name) == (name in PLAIN)
+    assert "release key" in found(check_evidence(evidence, Keys()), "ok" if name in PLAIN else "wrong")
+
+
+def test_builds_and_checks_have_one_rule_for_names(project: Path) -> None:
+    package = next((project / "mods/int8-lm-head").glob("sparkpin_*"))
+    (package / "a\nb.txt").write_text("x")
+    with pytest.raises(ManifestError, match="file name"):
+        pair(project, "scripted-tiny")
+
+
+@pytest.fixture(scope="module")
+def with_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    """The model is made and fetched from 127.0.0.1, the checkpoint made of it."""
+    sample = make_sample(tmp_path_factory.mktemp("checkpoint"))
+    make.checkpoint_of(sample.paths, sample.release)
+    return sample
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def deep(sample: Sample) -> list[tuple[str, str]]:
+    checks = imagecheck.check_model(sample.paths, sample.release, quiet)
+    assert [check.what for check in checks] == ["model files", "checkpoint"]
+    return [(check.result, check.detail) for check in checks]
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Not in place: a checkpoint's files are links to those of the model."""
+    path.unlink()
+    path.write_bytes(data)
+
+
+def test_model_and_checkpoint_are_read(with_checkpoint: Sample, tmp_path: Path) -> None:
+    sample = with_checkpoint.copied(tmp_path)
+    (models, checkpoint) = deep(sample)
+    assert models == ("ok", "29 of 29 are in the cache, each with its hash") and checkpoint[0] == "ok", checkpoint
+    assert "every tensor" in checkpoint[1]
+
+    folder = Releases(sample.paths).checkpoint(sample.release)
+    shard = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    data = shard.read_bytes()
+    replace(shard, data[:-1] + bytes([data[-1] ^ 1]))
+    (models, checkpoint) = deep(sample)
+    assert (models[0], checkpoint[0]) == ("ok", "wrong") and shard.name in checkpoint[1]
+
+    gone = next(sample.paths.models.rglob("config.json"))
+    gone.unlink()
+    (models, checkpoint) = deep(sample)
+    assert models == ("ok", "28 of 29 are in the cache, each with its hash")
+    assert checkpoint[0] == "wrong" and f"{shard}: sha256" in checkpoint[1]
+    replace(shard, data)
+    assert deep(sample)[1][0] == "ok" and "its own record" in deep(sample)[1][1]
+
+    damaged = next(sample.paths.models.rglob("tokenizer.json"))
+    replace(damaged, b"damaged")
+    assert deep(sample)[0][0] == "wrong" and str(damaged) in deep(sample)[0][1]
+
+    lock = json.loads((sample.paths.project / "pins/models/scripted-tiny.lock").read_text())
+    header = Store(sample.paths.store).path(lock["repositories"]["int4"]["headers"][0]["sha256"])
+    replace(damaged, (with_checkpoint.paths.cache / damaged.relative_to(sample.paths.cache)).read_bytes())
+    replace(header, header.read_bytes().replace(b'"F16"', b'"F61"'))
+    assert deep(sample)[0][0] == "wrong" and str(header) in deep(sample)[0][1]
+
+    shutil.rmtree(sample.paths.models)
+    shutil.rmtree(sample.paths.store)
+    shard.unlink()
+    assert [result for result, _ in deep(sample)] == ["open", "wrong"]
+    shutil.rmtree(folder)
+    assert [result for result, _ in deep(sample)] == ["open", "open"]
+
+
+def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_checkpoint: Sample) -> None:
+    pieces = export.store_pieces(with_checkpoint.paths, with_checkpoint.release, [])
+    project = with_checkpoint.paths.project
+    lock = manifests.load_model_lock(project, manifests.load_model(project, with_checkpoint.release.model))
+    base, donor = lock.repositories["int4"], lock.repositories["fp8"]
+    texts = [file for file in donor.files if file.file in ("config.json", "model.safetensors.index.json")]
+    tensors = [one for one in donor.tensors if not one.name.startswith("mtp.")]  # what stage v3 alone takes
+    wanted = {file.sha256 for file in (*base.files, *texts, *donor.headers, *tensors)}
+    assert {piece.sha256 for piece in pieces} == wanted
+    assert all(piece.sha256 == sha256_file(Path(piece.what))[0] for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "command"),
+    [
+        (["SBOM", "signature"], "--sign"),
+        (["signature", "engine"], "invoke reproduce"),
+        (["statement", "kept inputs", "engine"], "invoke import"),
+    ],
+)
+def test_the_next_step_is_none_that_goes_by_what_is_wrong(sample: Sample, wrong: list[str], command: str) -> None:
+    step = step_of(wrong, sample.paths, sample.release)
+    assert [one for one in ("--sign", "invoke reproduce", "invoke import") if one in step] == [command]
+
+
+def test_the_conclusion_names_what_was_not_checked(sample: Sample) -> None:
+    checks = check_evidence(sample.evidence(files={STATEMENT: b"{}"}), Keys())
+    missed = set(conclusion(checks).partition("not checked: ")[2].split(", "))
+    assert missed >= {*found(checks, "open"), *(f"{name} (--deep)" for name in DEEP)} and not missed & {
+        *found(checks, "ok")
+    }
+
+
+def test_a_line_is_one_line_whatever_stands_in_it() -> None:
+    assert Check("signature", "open", "by x\x1b[2J\x1b[1;32mok     signature: by lead\n").line.isprintable()

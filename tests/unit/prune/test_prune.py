@@ -1,0 +1,419 @@
+"""Pruning: what stays and why, and what goes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from made_releases import keep_bytes as keep
+from made_releases import release
+from private_engine import quiet
+
+from sparkpin.build import make as jobs
+from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, begun_mark, keys_here, layer_file, write_record
+from sparkpin.build.rootfs import RootfsSpec
+from sparkpin.cli import build as commands_build
+from sparkpin.cli import evidence as commands_evidence
+from sparkpin.core import locks
+from sparkpin.core.errors import BusyError, DiskError, ManifestError
+from sparkpin.core.files import atomic_file, lock, write_json
+from sparkpin.core.paths import Paths
+from sparkpin.distribute import take_in
+from sparkpin.host import disk_usage as layer_sizes
+from sparkpin.host.engine import Engine
+from sparkpin.measure.quality.measured import place
+from sparkpin.prune import image_tags
+from sparkpin.prune.garbage import GarbageSearch, project_needs
+from sparkpin.prune.image_tags import STALE_AFTER
+from sparkpin.prune.plan import remove_path
+from sparkpin.prune.verdicts import verdicts
+from sparkpin.releases.keep import Pin
+from sparkpin.releases.kept_inputs import KeptInputs
+from sparkpin.releases.record import Release, Releases
+from sparkpin.upgrade.bisect import state as bisect
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+
+
+LATER = STALE_AFTER + 60
+
+
+# What stays, and why
+
+
+BACK = {4: "current, passed last, one of the 3 to keep", 2: "one of the 3 to keep, to roll back to"}
+HELD = {1: "current", 5: "passed last, to roll back to", 3: "in use by the container tiny", 2: "kept: evidence"}
+
+
+@pytest.mark.parametrize(
+    ("states", "keep", "reasons"),
+    [
+        ("passed, retired, passed base, current, built, failed", 3, BACK | {3: "one of the 3 to keep"}),
+        ("passed, passed refused, current", 2, {3: "current, passed last, one of the 2 to keep", 1: "+"}),
+        ("current, failed pinned, built used, passed, retired, built", 0, HELD),
+        ("failed, built", 1, {2: "one of the 1 to keep"}),
+    ],
+)
+def test_what_stays_and_why(states: str, keep: int, reasons: dict[int, str]) -> None:
+    """states: of the releases of day 1, 2, ..., and what else there is about one; reasons: by day, the most worthy
+    first: that is what can be gone back to. "+": some."""
+    words = [word.partition(" ") for word in states.split(", ")]
+    made = [
+        release(day, state, stage="base" if more == "base" else "v2") for day, (state, _, more) in enumerate(words, 1)
+    ]
+    about = {more: one for (_, _, more), one in zip(words, made, strict=True)}
+    pins = {about["pinned"].tag: Pin(since="2026-01-09T00:00:00Z", note="evidence")} if "pinned" in about else {}
+    used = {about["used"].tag: "tiny"} if "used" in about else {}
+    before = [one.tag for one in made if one.state == "retired"]
+    found = verdicts(made, before, keep, pins, used, lambda one: one == about.get("refused"))
+    told = {int(one.release.created[8:10]): ", ".join(one.reasons) for one in found if one.reasons}
+    assert list(told) == list(reasons) and all(reason in ("+", told[day]) for day, reason in reasons.items())
+
+
+def test_what_a_home_has_made_or_begun_to_make(paths: Paths) -> None:
+    """By the first digits of keys. The mark of a build that was killed goes after its images."""
+    home = Home.make(paths)
+    assert {n * 6 for n in ("01", "02", "a0")} <= keys_here(paths)
+    shutil.rmtree(paths.images)
+    mark = begun_mark(paths.images / f"cpu-v2-{'a0' * 6}.json")
+    mark.parent.mkdir()
+    mark.touch()
+    assert "a0" * 6 in keys_here(paths) and "01" * 6 not in keys_here(paths)
+    unsealed = engine_image(f"sparkpin/unsealed:v2-{'a0' * 6}", diff_id(1))
+    search = dataclasses.replace(home.search([], [], later=LATER), images=[unsealed])
+    assert mark not in search.files()["left by killed runs"]
+    assert mark in dataclasses.replace(search, images=[]).files()["left by killed runs"]
+
+
+def engine_image(ref: str, *diff_ids: str) -> layer_sizes.EngineImage:
+    return layer_sizes.EngineImage(ref, ref, (ref,), diff_ids, {}, "2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize("age", [60, LATER])
+def test_root_file_systems_and_unfinished_images_go_once_nothing_needs_them(age: float) -> None:
+    kept = release(2, "passed", diff_ids=(f"sha256:{1:064x}", f"sha256:{2:064x}"))
+    images = [
+        engine_image(kept.tag, *kept.diff_ids),
+        engine_image("sparkpin/rootfs:bookworm-aaaaaaaaaaaa", kept.diff_ids[0]),
+        engine_image("sparkpin/rootfs:bookworm-bbbbbbbbbbbb", f"sha256:{3:064x}"),
+        engine_image("sparkpin/unsealed:v2-cccccccccccc", kept.diff_ids[0]),
+    ]
+    then = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+    gone = tuple(image.tags[0] for image in images[2:])
+    keys = [tag[-12:] for tag in gone]
+    plan = image_tags.plan_tags(images, (), [kept], [], keys, then + age)
+    assert plan.untag == plan.internal == (() if age < STALE_AFTER else gone)
+    assert image_tags.plan_tags(images, (), [kept], [], keys[:1], then + LATER).untag == gone[:1], "not another home's"
+    assert plan.applied(images) == tuple(image for image in images if image.tags[0] not in plan.untag)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_moving_tag_that_another_home_moved_stays_where_it_is(others: bool) -> None:
+    """others: their images have our moving tags."""
+    here = [release(1, "passed"), release(2, "current"), release(3, "passed", stage="base")]
+    moving = ("sparkpin/tiny:current", "sparkpin/tiny:v2", "sparkpin/tiny:base")
+    own, theirs = (moving, ()) if not others else ((), moving)
+    images = [engine_image(one.tag, *one.diff_ids) for one in here]
+    images[0] = dataclasses.replace(images[0], tags=(here[0].tag, *own))
+    images.append(
+        dataclasses.replace(engine_image("theirs", "sha256:9"), tags=(*theirs, "sparkpin/tiny:v2-999999999999"))
+    )
+    plan = image_tags.plan_tags(images, (), here[1:2], [here[0], here[2]], (), 0)
+    assert dict(plan.retag) == ({} if others else dict.fromkeys(moving[:2], here[1].tag))
+    assert plan.untag == (here[0].tag, here[2].tag, *(() if others else moving[2:]))
+
+
+def write(path: Path, content: int | bytes) -> Path:
+    """content: so many bytes, or these."""
+    with atomic_file(path) as out:
+        out.write(os.urandom(content) if isinstance(content, int) else content)
+    return path
+
+
+# Files that no release needs
+
+OLD_LOCK = "pins/stacks/cpu.lock"
+MODEL_LOCK = "pins/models/scripted-tiny.lock"
+
+
+def diff_id(number: int) -> str:
+    return f"sha256:{number:064x}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """A home and a cache with the files of two releases, 1 and 2, that share a stage's image below theirs."""
+
+    paths: Paths
+    spec: RootfsSpec
+
+    @classmethod
+    def make(cls, paths: Paths) -> Home:
+        spec = RootfsSpec(suite="x", platform="linux/amd64", debs=[], merged=[], script="", epoch=0)
+        home = cls(paths, spec)
+        home.record(0xA0, parent=None, layers=[0xA0])
+        for number in (1, 2):
+            home.record(number, parent=0xA0, layers=[0xA0, number])
+        write(paths.cache / f"rootfs/{spec.key}.tar", b"tar")
+        write(paths.cache / f"rootfs/{spec.key}.sha256", b"hash")
+        return home
+
+    def context(self, number: int) -> str:
+        return keep(self.paths, b"tool of %d" % number)
+
+    def wheel(self, number: int) -> Path:
+        data = b"wheel of %d" % number
+        sha256 = hashlib.sha256(data).hexdigest()
+        return write(self.paths.store / sha256[:2] / sha256, data)
+
+    def record(self, number: int, *, parent: int | None, layers: list[int]) -> None:
+        """A build record, with what it refers to."""
+        rows = {"tools/uv": self.context(number), "wheels/a.whl": self.wheel(number).name}
+        write_record(
+            self.paths,
+            BuildRecord(
+                stack="cpu",
+                stage="v2",
+                key=f"{number:02x}" * 32,
+                parent_key=f"{parent:02x}" * 32 if parent else None,
+                ref=f"sparkpin/stack-cpu:v2-{f'{number:02x}' * 6}",
+                parent_ref="sparkpin/whatever:1",
+                platform="linux/amd64",
+                rootfs=None if parent else self.spec,
+                dockerfile="",
+                context=[BuildInput(path=path, sha256=sha256, size=1, what=path) for path, sha256 in rows.items()],
+                layers=[LayerRecord(name="own", key=f"{number:02x}" * 32, diff_id=diff_id(number))],
+                config="{}",
+                config_digest=diff_id(number),
+                diff_ids=[diff_id(layer) for layer in layers],
+                size=1,
+                seconds=1.0,
+            ),
+        )
+        for layer in layers:
+            write(layer_file(self.paths, diff_id(layer)), b"contents")
+        write_json(self.paths.cache / f"layers/{f'{number:02x}' * 32}.json", {"diff_id": diff_id(number)})
+        write(self.paths.cache / f"layers/{number:064x}.jsonl.gz", b"contents")
+
+    def release(self, number: int) -> Release:
+        inputs = {"recipes/tiny.yaml": keep(self.paths, b"recipe of %d" % number)}
+        return release(number, "passed", diff_ids=(diff_id(0xA0), diff_id(number)), inputs=inputs)
+
+    def search(self, staying: list[int], removed: list[int], *, later: float = 0) -> GarbageSearch:
+        images = [engine_image(f"sparkpin/stack-cpu:v2-{f'{n:02x}' * 6}", diff_id(0xA0), diff_id(n)) for n in staying]
+        if staying:
+            images.append(engine_image(f"sparkpin/stack-cpu:v2-{'a0' * 6}", diff_id(0xA0)))
+        return GarbageSearch(
+            self.paths,
+            [self.release(number) for number in staying],
+            [self.release(number) for number in removed],
+            images,
+            project_needs(self.paths.project),
+            time.time() + later,
+        )
+
+
+def going(search: GarbageSearch) -> dict[str, set[Path]]:
+    return {kind: set(paths) for kind, paths in search.files().items() if paths}
+
+
+def place_of(paths: Paths, data: bytes) -> Path:
+    return KeptInputs.of(paths).kept.path(hashlib.sha256(data).hexdigest())
+
+
+def test_what_only_a_removed_release_refers_to_goes_at_once(paths: Paths) -> None:
+    home = Home.make(paths)
+    layer_notes = paths.cache / "layers"
+    search = home.search([2], [1])
+    assert going(search) == {
+        "layer contents": {layer_file(paths, diff_id(1))},
+        "layer notes": {layer_notes / f"{'01' * 32}.json", layer_notes / f"{1:064x}.jsonl.gz"},
+        "kept inputs": {place_of(paths, b"tool of 1"), place_of(paths, b"recipe of 1")},
+        "build records": {paths.images / f"cpu-v2-{'01' * 6}.json"},
+    }
+    assert search.store() == (home.wheel(1),)
+
+
+def test_nothing_of_a_release_that_stays_goes_however_old_it_is(paths: Paths) -> None:
+    home = Home.make(paths)
+    everything = [path for root in (paths.home, paths.cache) for path in root.rglob("*") if path.is_file()]
+    search = home.search([1, 2], [], later=LATER)
+    assert (going(search), search.store()) == ({}, ())
+    search = home.search([], [1, 2], later=LATER)
+    gone = {path for paths in (*search.files().values(), search.store() or ()) for path in paths}
+    assert gone == {*everything, place_of(paths, b"recipe of 1"), place_of(paths, b"recipe of 2")}
+
+
+def test_what_no_release_has_named_goes_once_it_is_old(paths: Paths) -> None:
+    """It may be the work of a build that runs now: its record comes before the release's."""
+    home = Home.make(paths)
+    home.record(3, parent=0xA0, layers=[0xA0, 3])
+    lonely, fetched = place_of(paths, b"lonely"), home.wheel(9)
+    keep(paths, b"lonely")
+    rootfs = write(paths.cache / f"rootfs/{'cc' * 32}.tar", b"tar")
+    search = home.search([1, 2], [])
+    assert (going(search), search.store()) == ({}, ())
+    search = home.search([1, 2], [], later=LATER)
+    gone = going(search)
+    assert gone["kept inputs"] == {lonely, place_of(paths, b"tool of 3")} and gone["root file systems"] == {rootfs}
+    assert gone["build records"] == {paths.images / f"cpu-v2-{'03' * 6}.json"}
+    assert set(search.store() or ()) == {fetched, home.wheel(3)}
+
+
+def test_what_was_measured_goes_with_its_release_and_what_nobody_knows_once_it_is_old(paths: Paths) -> None:
+    home = Home.make(paths)
+    measured = {number: place(paths, release(number), {"top": 20}) for number in (1, 2, 3)}
+    for folder in measured.values():
+        write(folder / "measured.json", b"{}")
+        write(folder.with_suffix(".json"), b"[]")
+    of_first, of_third = ({folder, folder.with_suffix(".json")} for folder in (measured[1], measured[3]))
+    assert going(home.search([2], [1]))["quality measurements"] == of_first
+    assert going(home.search([2], [1], later=LATER))["quality measurements"] == of_first | of_third
+
+
+def test_searches_of_bisect_go_with_a_release_of_theirs(paths: Paths) -> None:
+    """Not one that runs, and a damaged one once it is old."""
+    home = Home.make(paths)
+    tags = {number: release(number).tag for number in (1, 2, 3)}
+    folders = {}
+    for good, bad in ((1, 2), (2, 3), (3, 3)):
+        folders[good, bad] = paths.home / bisect.FOLDER / f"{good}{bad}"
+        made = bisect.State(good=tags[good], bad=tags[bad], check="true", changes=[], trials=[])
+        bisect.write(folders[good, bad] / bisect.FILE, made)
+        (folders[good, bad] / "001.log").write_text("seen")
+    damaged = write(paths.home / bisect.FOLDER / "x" / bisect.FILE, b"{").parent
+    kind = "searches of bisect"
+    assert going(home.search([1, 2, 3], [])) == {}
+    assert going(home.search([2, 3], [1]))[kind] == {folders[1, 2]}
+    assert going(home.search([1, 2], [], later=LATER))[kind] == {folders[2, 3], folders[3, 3], damaged}
+    with lock(folders[1, 2] / bisect.LOCK):
+        assert kind not in going(home.search([2, 3], [1]))
+
+
+def test_the_record_of_an_image_that_the_engine_still_has_stays_with_what_it_refers_to(paths: Paths) -> None:
+    home = Home.make(paths)
+    search = home.search([1], [], later=LATER)
+    with_two = [*search.images, engine_image(f"sparkpin/stack-cpu:v2-{'02' * 6}", diff_id(0xA0), diff_id(2))]
+    assert set(going(dataclasses.replace(search, images=with_two))) == set()
+    assert going(search)["build records"] == {paths.images / f"cpu-v2-{'02' * 6}.json"}
+
+
+def test_a_root_file_system_of_a_loaded_image_or_of_the_project_stays(paths: Paths, project: Path) -> None:
+    home = Home.make(dataclasses.replace(paths, project=project))
+    needed = project_needs(project)
+    assert len(needed.rootfs) == 2, "of the stacks cpu and spark"
+    for own in needed.rootfs:
+        write(paths.cache / f"rootfs/{own}.tar", b"tar")
+    loaded = write(paths.cache / f"rootfs/{'cc' * 32}.tar", b"tar")
+    search = home.search([1, 2], [], later=LATER)
+    assert going(search) == {"root file systems": {loaded}}
+    images = [*search.images, engine_image(f"sparkpin/rootfs:bookworm-{'cc' * 6}", diff_id(0xA0))]
+    assert going(dataclasses.replace(search, images=images)) == {}
+
+
+def test_of_what_cannot_be_read_nothing_is_taken_for_unneeded(paths: Paths, project: Path) -> None:
+    """A record of an earlier version says nothing about its inputs; a broken lock nothing about the store."""
+    home = Home.make(paths)
+    record = paths.images / f"cpu-v2-{'02' * 6}.json"
+    record.write_text('{"seconds": 1.0}')
+    search = home.search([2], [1], later=LATER)
+    assert "kept inputs" not in going(search) and "layer contents" not in going(search)
+    assert record not in going(search)["build records"]
+    assert search.store() is None
+    assert record in going(home.search([1], [2]))["build records"]
+    search = dataclasses.replace(home.search([1], [2], later=LATER), project=None)
+    assert search.store() is None
+    assert "root file systems" not in going(search)
+    (project / MODEL_LOCK).write_text("{")
+    with pytest.raises(ManifestError, match=r"scripted-tiny\.lock"):
+        project_needs(project)
+
+
+def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path) -> None:
+    """Where the home lies in the cache, its files are met twice."""
+    paths = Paths(tmp_path / "project", tmp_path / "state", tmp_path / "state/home")
+    work = [paths.work / "context-0123456789ab-x", paths.work / "seal-0123456789ab-y"]
+    left = {*work, paths.releases / "tiny/.partial-abc"}
+    for folder in left:
+        folder.mkdir(parents=True)
+    if (pid := os.fork()) == 0:  # an `import` that is killed while it keeps an input
+        with atomic_file(place_of(paths, b"half")) as file:
+            file.write(b"ha")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    left |= set(paths.inputs.glob("??/*"))
+    search = GarbageSearch(paths, [], [], [], None, time.time())
+    assert going(search) == {}
+    search = dataclasses.replace(search, now=time.time() + LATER)
+    assert (going(search), len(search.files()["left by killed runs"])) == ({"left by killed runs": left}, 4)
+
+
+@pytest.mark.parametrize(("path", "part"), [(OLD_LOCK, "wheels"), (MODEL_LOCK, "headers"), (MODEL_LOCK, "tensors")])
+def test_the_store_keeps_what_the_lock_of_a_release_names(paths: Paths, project: Path, path: str, part: str) -> None:
+    """Wheels, and of a model's repositories headers and tensors; the lock of the working tree has moved on."""
+    paths = dataclasses.replace(paths, project=project)
+    home = Home.make(paths)
+    lock = (project / path).read_bytes()
+    old, new = home.wheel(7), home.wheel(8)
+    value = json.loads(lock)
+    first = value.get("repositories", {}).get("fp8", value)[part][0]["sha256"].encode()
+    kept_lock = keep(paths, lock.replace(first, old.name.encode()))
+    write(project / path, lock.replace(first, new.name.encode()))
+    search = home.search([1, 2], [], later=LATER)
+    assert search.store() == (old,)
+    with_lock = dataclasses.replace(search.staying[0], inputs={path: kept_lock})
+    assert dataclasses.replace(search, staying=[with_lock, search.staying[1]]).store() == ()
+
+
+@pytest.mark.parametrize("run", ["build", "import", "sign"])
+def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, run: str
+) -> None:
+    """A part of each is replaced: by then it must hold the locks."""
+
+    class Reached(Exception):
+        pass
+
+    def part(*_: object) -> None:
+        for path in (paths.home / locks.PRUNE_LOCK, paths.locks / locks.PRUNE_LOCK):
+            with pytest.raises(BusyError), lock(path, wait=False):
+                pass
+            with lock(path, wait=False, shared=True):
+                pass
+        raise Reached
+
+    made = release(1)
+    Releases(paths).save(made)
+    monkeypatch.setattr(jobs, "engine_of", part)
+    monkeypatch.setattr(take_in, "open_bundle", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(take_in, "require_no_conflict", part)
+    monkeypatch.setattr(commands_evidence, "require_consistent", part)
+    monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
+    monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
+    tasks: dict[str, Callable[[], object]] = {
+        "build": lambda: commands_build.carry_out(commands_build.BuildPlan(paths, (), ())),
+        "import": lambda: take_in.import_bundle(paths, Engine(None, {}), Path("x"), quiet),  # type: ignore[arg-type]
+        "sign": lambda: commands_evidence.make_evidence(made.tag),
+    }
+    with pytest.raises(Reached):
+        tasks[run]()
+
+
+def test_what_cannot_be_removed_is_one_clear_error(small_disk: Path) -> None:
+    """A mounted disk can be neither renamed nor removed."""
+    with pytest.raises(DiskError) as caught:
+        remove_path(small_disk)
+    assert caught.value.next_step == f"sudo rm -r {small_disk}"

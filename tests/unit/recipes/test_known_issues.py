@@ -1,0 +1,123 @@
+"""pins/known_issues.yaml: each entry is found where all of its conditions hold, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+from places import PROJECT
+
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import KnownIssue
+from sparkpin.recipes.flag_lint import PlannedServer
+from sparkpin.recipes.known_issues import COMPARISON, OR, findings, fits
+from sparkpin.recipes.release import release
+
+ISSUES = {issue.name: issue for issue in manifests.load_known_issues(PROJECT)}
+OF_MACHINES = {name for name, issue in ISSUES.items() if {"kernel", "driver", "memory"} & issue.when.keys()}
+VERSIONS = ("0.33.0", "0.32.0")
+HARMLESS = (
+    "--moe-backend", "x", "--max-num-seqs", "1", "--gpu-memory-utilization", "0.8",
+    "--mamba-ssm-cache-dtype", "float16",
+)  # fmt: skip
+NUMBERS = {">": 1, ">=": 0, "<": -1, "<=": 0}
+
+
+def meets(condition: str) -> str:
+    """A value that fits a condition."""
+    condition = condition.removeprefix(OR)
+    if found := COMPARISON.fullmatch(condition):
+        return f"{float(found[2]) + NUMBERS[found[1]]:g}"
+    return "" if condition == "set" else condition.replace("*", "")
+
+
+def server(issue: KnownIssue) -> PlannedServer:
+    """One that has the issue."""
+    said = {name: meets(condition) for name, condition in issue.when.items() if condition != "unset"}
+    parts = [name.split(".")[1] for name in said if "." in name]
+    speculation = ", ".join(f'"{part}": "{said[f"--speculative-config.{part}"]}"' for part in parts)
+    words = [word for name, value in said.items() if name.startswith("-") and "." not in name
+             for word in (name, value) if word]  # fmt: skip
+    version = next(one for one in VERSIONS if not issue.vllm or one in SpecifierSet(issue.vllm))
+    return PlannedServer(
+        model="someone/Qwen3.6-1B-" + (issue.models or [""])[0].replace("*", ""),
+        argv=("vllm", "serve", "/model", *words, *(["--speculative-config", f"{{{speculation}}}"] if parts else [])),
+        env={name: value for name, value in said.items() if not name.startswith("-")},
+        release=release(version),
+        gpu=issue.gpu is not False,
+        packages=frozenset({"fastsafetensors"}),
+        templates=frozenset(),
+        chain=None,
+    )
+
+
+def names(served: PlannedServer) -> set[str]:
+    return {issue.name for issue in ISSUES.values() if any(f.hint == issue.do for f in findings(served, [issue]))}
+
+
+@pytest.mark.parametrize("name", sorted(ISSUES.keys() - OF_MACHINES))
+def test_it_is_found_where_all_conditions_hold_and_not_where_one_fails(name: str) -> None:
+    issue = ISSUES[name]
+    served = server(issue)
+    assert name in names(served), served
+    (found,) = [one for one in findings(served, [issue]) if one.hint == issue.do]
+    assert found.severity == issue.severity
+    assert all(
+        one.source.rpartition("/")[2] in found.text for one in issue.evidence if "vllm-project/vllm#" in one.source
+    )
+    elsewhere = [replace(served, argv=("vllm", "serve", "/model", *HARMLESS), env={"VLLM_DISABLED_KERNELS": "x"})]
+    if any(condition.startswith(OR) for condition in issue.when.values()):
+        assert name in names(replace(served, argv=("vllm", "serve", "/model")))
+    if issue.gpu is not None:
+        elsewhere.append(replace(served, gpu=not served.gpu))
+    if issue.hybrid or issue.models:
+        elsewhere.append(replace(served, model="meta/Llama-4"))
+    if issue.lacks:
+        elsewhere += [replace(served, packages=frozenset({issue.lacks})), replace(served, packages=None)]
+    if issue.vllm:
+        elsewhere.append(replace(served, release=replace(served.release, wanted="")))
+        elsewhere += [replace(served, release=release(one)) for one in VERSIONS if one not in SpecifierSet(issue.vllm)]
+    assert not any(name in names(one) for one in elsewhere)
+
+
+def test_of_machines() -> None:
+    assert {"kernel-7", "driver-590", "small-spark"} == OF_MACHINES
+    assert not names(server(ISSUES["memory-share"])) & OF_MACHINES  # a recipe says nothing of a machine
+
+
+@pytest.mark.parametrize(
+    ("condition", "value", "wanted"),
+    [
+        ("set", "", True), ("set", None, False), ("unset", None, True), ("unset", "", False),
+        ("> 0.85", "0.9", True), ("> 0.85", "0.85", False), (">= 32768", "32768", True), ("> 1", "auto", False),
+        ("< 100", None, False), ("*Fp8*", "FP8_e4m3", True), ("fp8", "fp8_e4m3", False),
+        ("unset or > 1", None, True), ("unset or > 1", "2", True), ("unset or > 1", "1", False),
+    ],
+)  # fmt: skip
+def test_conditions(condition: str, value: str | None, wanted: bool) -> None:
+    assert fits(condition, value) is wanted
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ('vllm: ">=0.24"', "vllm: old", "vllm"),
+        ("{--load-format: fastsafetensors}", "{load-format: fastsafetensors}", "when"),
+        ('date: "2026-06-21"', 'date: "last June"', "date"),
+        ("severity: note", "severity: bad", "severity"),
+    ],
+)
+def test_what_is_no_entry_is_refused(project: Path, old: str, new: str, key: str) -> None:
+    file = project / "pins/known_issues.yaml"
+    file.write_text(file.read_text().replace(old, new, 1))
+    with pytest.raises(ManifestError) as caught:
+        manifests.load_known_issues(project)
+    assert key in caught.value.key
+
+
+def test_a_project_without_the_file(project: Path) -> None:
+    (project / "pins/known_issues.yaml").unlink()
+    assert manifests.load_known_issues(project) == ()

@@ -1,0 +1,270 @@
+"""The search between two releases of the tiny recipe: real pins, manifests and locks; no image is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import select
+import shutil
+from pathlib import Path
+
+import pytest
+from evidence_samples import copy_of_project, edit, make_sample
+from places import PROJECT
+
+from sparkpin.cli import bisect
+from sparkpin.core import files
+from sparkpin.core.errors import BusyError, DiskError, InputError, ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.releases.record import Release
+from sparkpin.upgrade.bisect import trial as trying
+from sparkpin.upgrade.bisect.changes import ReleaseChange
+from sparkpin.upgrade.bisect.mixed_project import Mixture
+from sparkpin.upgrade.bisect.plan import BisectPlan, identity, make_plan
+from sparkpin.upgrade.bisect.state import State, Trial
+
+RECIPE = "recipes/scripted-tiny.yaml"
+Ends = tuple[Path, Release, Release]  # where their records are, the good and the bad release
+Remade = tuple[Paths, BisectPlan]
+LENGTH = r'case "$SPARKPIN_COMMAND" in *"--max-model-len 1024"*) echo too short; exit 1;; esac'
+"""Cheap: a look at the command line. A prompt of 1,500 tokens would find the same."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Ends:
+    """Two releases that differ in three settings of the recipe, of which the length breaks the check."""
+    where = tmp_path_factory.mktemp("bisect")
+    good = make_sample(where, "base").release
+    project = copy_of_project(where / "settings")
+    edit(
+        project,
+        RECIPE,
+        ("max_model_len: 2048", "max_model_len: 1024"),
+        ("max_num_seqs: 4", "max_num_seqs: 2"),
+        ("OMP_NUM_THREADS: 1 ", "OMP_NUM_THREADS: 2 "),
+    )
+    return where, good, make_sample(where, "base", project, "2026-01-03T00:00:00Z").release
+
+
+@pytest.fixture
+def paths(home: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """A home of its own for each test."""
+    where = home[0]
+    shutil.copytree(where / "home", tmp_path / "home")
+    monkeypatch.setenv("SPARKPIN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SPARKPIN_CACHE", str(where / "cache"))
+    return Paths.from_env()
+
+
+def search(home: Ends, check: str = LENGTH) -> None:
+    bisect.bisect(good=home[1].tag, bad=home[2].tag, check=check, serve=False, unstarted_is_bad=False, limit=60)
+
+
+def state_of(paths: Paths) -> State:
+    [path] = paths.home.glob("bisect/*/state.json")
+    return State.model_validate_json(path.read_text())
+
+
+def test_the_setting_that_turns_the_check(home: Ends, paths: Paths, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without an engine: of flags and variables no image is made, and the check asks for none."""
+    search(home)
+    text = capsys.readouterr().out
+    assert [line[:3] for line in text.splitlines() if " -> " in line][:3] == ["  1", "  2", "  3"]
+    found = text[text.index("turns the check") :]
+    assert "  ~ flag --max-model-len: 2048 -> 1024\n" in found
+    assert "max-num-seqs" not in found and "OMP" not in found
+    trials = state_of(paths).trials
+    assert [trial.verdict for trial in trials[:2]] == ["good", "bad"]
+    assert len({tuple(trial.chosen) for trial in trials}) == len(trials) <= 6
+
+
+def test_a_killed_search_goes_on(home: Ends, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C within the fourth trial: three are known, and none of them is tried again."""
+    marks = tmp_path / "marks"
+    check = f'echo "$SPARKPIN_COMMAND" >>{marks}; {LENGTH}'
+    whole = trying.Bench.attempt
+
+    def broken(self: trying.Bench, chosen: object, number: int) -> object:
+        if number == 4:
+            raise KeyboardInterrupt
+        return whole(self, chosen, number)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trying.Bench, "attempt", broken)
+        with pytest.raises(KeyboardInterrupt):
+            search(home, check)
+    known = state_of(paths).trials
+    assert len(known) == 3 == len(marks.read_text().splitlines())
+    search(home, check)
+    trials = state_of(paths).trials
+    assert trials[:3] == known
+    assert len(marks.read_text().splitlines()) == len(trials)
+    search(home, check)  # all of it is known
+    assert len(marks.read_text().splitlines()) == len(trials)
+
+
+def test_a_state_that_is_none_and_one_that_another_run_holds(home: Ends, paths: Paths) -> None:
+    search(home)
+    [path] = paths.home.glob("bisect/*/state.json")
+    with files.lock(path.parent / ".lock"), pytest.raises(BusyError):
+        search(home)
+    path.write_text("{}")
+    with pytest.raises(ManifestError) as caught:
+        search(home)
+    assert f"rm {path}" in caught.value.next_step
+
+
+def test_another_check_is_another_search(home: Ends, tmp_path: Path) -> None:
+    """A script that it names counts by content."""
+    script = tmp_path / "s"
+    plan = make_plan(Paths(PROJECT, home[0] / "cache", home[0] / "home"), home[1].tag, home[2].tag)
+    script.write_text("true")
+
+    def name(check: str, *, limit: float = 60) -> str:
+        return identity(plan, check, serve=False, unstarted_is_bad=False, limit=limit)
+
+    found = [name(f"sh {script}"), name("true"), name("true", limit=61)]
+    assert name(f"sh {script}") == found[0]
+    late = [f"true 2>&1 | sh '{script}'", f"true > out; sh {script}", f"true {'x' * 300} && sh {script}"]
+    before = [name(check) for check in late]
+    script.write_text("false")
+    assert len({*found, name(f"sh {script}")}) == 4
+    assert not {*before} & {name(check) for check in late}, "wherever in the command it stands"
+    written = name(f"true > {script}")
+    script.write_text("another output")
+    assert name(f"true > {script}") == written, "what it writes is no part of it"
+
+
+def test_what_says_nothing_of_a_release_ends_the_search(
+    home: Ends, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of the machine, which a test cannot have: a full disk at the third image. It leaves no verdict."""
+    whole, made = trying.Bench.made, list[object]()
+
+    def full(self: trying.Bench, chosen: object) -> object:
+        made.append(chosen)
+        if len(made) == 3:
+            raise DiskError("no space left")
+        return whole(self, chosen)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(trying.Bench, "made", full)
+    with pytest.raises(DiskError):
+        search(home)
+    assert [trial.verdict for trial in state_of(paths).trials] == ["good", "bad"]
+
+
+def test_an_end_that_does_not_start(home: Ends, paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of a server: tests/engine/history/test_bisect_engine.py has real ones. Words decide nothing."""
+    for started in (False, True):
+        trial = Trial(chosen=[], verdict="unresolved", how="it does not start", started=started, seconds=0)
+        monkeypatch.setattr(trying.Bench, "attempt", lambda *_, trial=trial: trial)
+        with pytest.raises(InputError) as caught:
+            search(home, LENGTH if started else f"{LENGTH} ")
+        assert ("--unstarted-is-bad" in caught.value.next_step) == (not started)
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        ("true", r"--bad \S+ is good"),
+        ("echo never; false", r"--good \S+ is bad"),
+        ("exit 125", r"--good \S+ is unresolved"),
+        ("no-such-program", "127"),
+        ("kill -9 $$", "signal 9"),
+    ],
+)
+def test_ends_that_are_not_what_they_are_said_to_be(home: Ends, paths: Paths, check: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        search(home, check)
+
+
+def test_what_a_check_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    """Whoever holds the pipe open lives. The last limit is only there for a failure."""
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        check = f"exec 9>{tmp_path / 'pipe'}; echo opened >&9; sleep 1000 & exit 0"
+        assert trying.run_check(check, {}, tmp_path / "log", limit=600) == ("good", "exit code 0")
+        assert trying.run_check("sleep 60 & sleep 60", {}, tmp_path / "late", limit=0.2)[0] == "unresolved"
+        assert os.read(pipe, 100) == b"opened\n"
+        assert select.select([pipe], [], [], 300)[0] and os.read(pipe, 100) == b""
+    finally:
+        os.close(pipe)
+
+
+def test_what_a_check_is_told(home: Ends, paths: Paths, tmp_path: Path) -> None:
+    search(home, f'env >>{tmp_path}/env; cp "$SPARKPIN_RECORD" {tmp_path}; {LENGTH}')
+    told = dict(
+        line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if line.startswith("SPARKPIN_")
+    )
+    assert (told["SPARKPIN_MODEL"], told["SPARKPIN_ENDPOINT"]) == ("scripted-tiny", "")
+    record = json.loads((tmp_path / Path(told["SPARKPIN_RECORD"]).name).read_text())
+    assert told["SPARKPIN_RELEASE"] == f"scripted-tiny:base-{record['key'][:12]}"
+    assert told["SPARKPIN_COMMAND"].split()[:3] == record["argv"][:3] == ["vllm", "serve", "/model"]
+
+
+@pytest.fixture(scope="module")
+def remade(tmp_path_factory: pytest.TempPathFactory) -> Remade:
+    """Two releases whose images differ: in a wheel of the lock, a mod and a template. A stage differs in a remark."""
+    where = tmp_path_factory.mktemp("remade")
+    good = make_sample(where, "hybrid").release
+    project = copy_of_project(where / "other")
+    lock = json.loads((project / "pins/stacks/cpu.lock").read_text())
+    wheel = next(row for row in lock["wheels"] if row["name"] == "networkx")
+    wheel.update(version="0.1", file="networkx-0.1-py3-none-any.whl", sha256="ab" * 32)
+    (project / "pins/stacks/cpu.lock").write_text(json.dumps(lock))
+    edit(project, "mods/hybrid-int4-fp8/sparkpin_hybrid/count.py", ("\n\n\n", "\n\n\n# edited\n"))
+    edit(project, "dockerfiles/mods.Dockerfile.j2", ("FROM", "# edited\nFROM"))
+    edit(project, "stages/hybrid.yaml", ("smoke:", "# edited\nsmoke:"))
+    bad = make_sample(where, "hybrid", project, "2026-01-03T00:00:00Z").release
+    paths = Paths(PROJECT, where / "cache", where / "home")
+    return paths, make_plan(paths, good.tag, bad.tag)
+
+
+def test_each_combination_is_an_image_of_its_own(remade: Remade) -> None:
+    """A remark in a stage decides no image, so it is no change. Only the ends are images that are there."""
+    _, plan = remade
+    ids = ["mod hybrid-int4-fp8", "wheel networkx", "file dockerfiles/mods.Dockerfile.j2"]
+    assert plan.mixture and ([change.id for change in plan.changes], plan.notes) == (ids, ())
+    ends = [plan.image_of(chosen) for chosen in ((), plan.changes, plan.changes[:1])]
+    assert ends == [plan.good, plan.bad, None]
+    mod, wheel, template = plan.changes
+    keys = {}
+    for chosen in ((), (mod,), (wheel,), (template,), (mod, wheel), plan.changes):
+        with plan.mixture.pairings(chosen) as (project, pairings):
+            keys[chosen] = [pairing.rendered.key for pairing in pairings]
+            assert ("# edited" in (project / "dockerfiles/mods.Dockerfile.j2").read_text()) == (template in chosen)
+            assert ('"0.1"' in (project / "pins/stacks/cpu.lock").read_text()) == (wheel in chosen)
+    assert len({tuple(pair) for pair in keys.values()}) == 6
+    assert keys[()][-1] == plan.good.build_key and keys[plan.changes][-1] == plan.bad.build_key
+    assert keys[(mod,)][0] == keys[()][0] != keys[(wheel,)][0]  # the first stage has no mod: its layers are used again
+
+
+def test_images_whose_files_are_gone_are_taken_whole(remade: Remade, tmp_path: Path) -> None:
+    paths, plan = remade
+    other = Paths(PROJECT, paths.cache, tmp_path / "home")
+    shutil.copytree(paths.home, other.home)
+    for path in (other.inputs).rglob(plan.bad.inputs["dockerfiles/mods.Dockerfile.j2"]):
+        path.unlink()
+    found = make_plan(other, plan.good.tag, plan.bad.tag)
+    assert [change.id for change in found.changes] == ["image as a whole"]
+    assert "dockerfiles/mods.Dockerfile.j2" in found.notes[0]
+
+
+def test_what_cannot_be_searched_between(remade: Remade) -> None:
+    paths, plan = remade
+    with pytest.raises(InputError, match="of another stack: cpu and spark"):
+        Mixture.of(paths, plan.good, dataclasses.replace(plan.bad, stack="spark"))
+    with pytest.raises(InputError, match="are one release"):
+        make_plan(paths, plan.good.tag, plan.good.tag)
+
+
+def test_flags_in_another_order(home: Ends) -> None:
+    """Each end stands as it is: an order that is not tried by itself must not come into the good one."""
+    good = dataclasses.replace(home[1], argv=("vllm", "serve", "/model", "--dtype", "auto", "--seed", "0"))
+    moved = (*good.argv[:3], "--seed", "0", "--dtype", "auto")
+    bad = dataclasses.replace(good, argv=moved, env={**good.env, "A": "1", "B": "2"})
+    some = tuple(ReleaseChange("variable", name, None, value) for name, value in (("A", "1"), ("B", "2")))
+    plan = BisectPlan(good, bad, some, None, ())
+    assert [plan.argv(chosen) for chosen in ((), some[:1], some)] == [good.argv, good.argv, bad.argv]
