@@ -88,61 +88,41 @@ def bench(
     invoke bench --compare v2 v2-tq
     """
     asked = BenchOptions(quick=quick, full=full, only=only, bandwidth=bandwidth, dry_run=dry_run, as_json=json)
-    if compare or rounds is not None:
-        run_compare(compare, tag or "", asked=asked, rounds=rounds)
-    else:
-        run(recipe=recipe, tag=tag, asked=asked)
-
-
-def run(*, recipe: str | None, tag: str | None, asked: BenchOptions) -> None:
-    """One release: the one that is named, else the recipe's that is served, else its current one."""
+    turns = check_turns(compare, tag, rounds)
     paths = Paths.from_env()
-    bandwidth = asked.bytes_a_second
+    speed = None if compare else asked.bytes_a_second
     engine = engine_of(paths)
-    release = chosen(paths, engine, recipe, tag)
-    require_measurable(paths, engine, release)
-    wanted = plan_for(paths, release, asked)
-    if not asked.as_json:
-        text.show_plan([release], wanted)
-    if asked.dry_run:
-        terminal.show("Dry run: nothing was started.")
-        return
-    place = running.BenchPlace.here(paths, engine, bandwidth, terminal.say)
-    show(running.bench(place, subject_of(paths, release), wanted), as_json=asked.as_json)
-
-
-def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | None = None) -> None:
-    """before, after: A and B."""
-    if not before:
-        more = f" --rounds {rounds}" if rounds else ""
-        raise InputError(
-            "--rounds is about --compare",
-            next_step=f"invoke bench --compare A {after or 'B'}{more}, of two releases that `invoke images` lists",
-        )
-    rounds = ROUNDS if rounds is None else rounds
-    if not after:
-        raise InputError(f"--compare {before}: with which release?", next_step=f"invoke bench --compare {before} TAG")
-    if rounds < 1:
-        raise InputError(
-            f"--rounds: got {rounds}, expected 1 or more",
-            next_step=f"invoke bench --compare {before} {after} --rounds 4",
-        )
-    paths = Paths.from_env()
-    engine = engine_of(paths)
-    releases = [Releases(paths).get(before), Releases(paths).get(after)]
+    releases = [*([Releases(paths).get(compare)] if compare else []), chosen(paths, engine, recipe, tag)]
     for release in releases:
         require_measurable(paths, engine, release)
-    wanted = common([plan_for(paths, release, asked) for release in releases])
-    if not asked.as_json:
-        text.show_plan(releases, wanted, turns=2 * rounds)
-    if releases[0].tag == releases[1].tag and not asked.as_json:
-        terminal.show("note: both are one release; what differs is this machine's noise")
-    if asked.dry_run:
+    plans = [plan_for(paths, release, asked) for release in releases]
+    wanted = common(plans) if compare else plans[0]
+    if not json:
+        text.show_plan(releases, wanted, turns=max(1, 2 * turns))
+        if len({one.tag for one in releases}) < len(releases):
+            terminal.show("note: both are one release; what differs is this machine's noise")
+    if dry_run:
         terminal.show("Dry run: nothing was started.")
         return
-    a, b = (subject_of(paths, release) for release in releases)
-    made = comparing.compare(running.BenchPlace.here(paths, engine, None, terminal.say), (a, b), wanted, rounds)
-    show(made, as_json=asked.as_json)
+    place = running.BenchPlace.here(paths, engine, speed, terminal.say)
+    subjects = [subject_of(paths, release) for release in releases]
+    if compare:
+        show(comparing.compare(place, (subjects[0], subjects[1]), wanted, turns), as_json=json)
+    else:
+        show(running.bench(place, subjects[0], wanted), as_json=json)
+
+
+def check_turns(compare: str, tag: str | None, rounds: int | None) -> int:
+    """Of a comparison, a turn of each; 0 for none. InputError for options that do not go together."""
+    if rounds is not None and not compare:
+        step = f"invoke bench --compare A {tag or 'B'} --rounds {rounds}, of two releases that `invoke images` lists"
+        raise InputError("--rounds is about --compare", next_step=step)
+    if compare and not tag:
+        raise InputError(f"--compare {compare}: with which release?", next_step=f"invoke bench --compare {compare} TAG")
+    if rounds == 0:
+        step = f"invoke bench --compare {compare} {tag} --rounds {ROUNDS}"
+        raise InputError("--rounds: got 0, expected 1 or more", next_step=step)
+    return (rounds or ROUNDS) if compare else 0
 
 
 def show(made: BenchRecord | Comparison, *, as_json: bool) -> None:
@@ -157,7 +137,7 @@ def show(made: BenchRecord | Comparison, *, as_json: bool) -> None:
 def chosen(paths: Paths, engine: Engine, recipe: str | None, tag: str | None) -> Release:
     records = Releases(paths)
     if tag:
-        return records.get(tag)
+        return records.get(tag, recipe)
     name = choose_known(paths, recipe)
     require_recipe(paths, records, name)
     if served := running_release(paths, engine, name):

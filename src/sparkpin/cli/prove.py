@@ -168,7 +168,7 @@ def folder_of(url: str) -> str:
 
 def chosen(paths: Paths, recipe: str | None, tag: str | None) -> Release:
     if tag:
-        return Releases(paths).get(tag)
+        return Releases(paths).get(tag, recipe)
     name = choose_known(paths, recipe)
     require_recipe(paths, Releases(paths), name)
     return require_current(Releases(paths), name)

@@ -70,8 +70,8 @@ def newest(paths: Paths, recipe: str) -> Release:
     return newest_of_stage(paths, recipe, manifests.load_recipe(paths.project, recipe).stage)
 
 
-def chosen(paths: Paths, recipe: str, tag: str | None, against: str | None) -> Pair:
-    release = Releases(paths).get(tag) if tag else newest(paths, recipe)
+def chosen(paths: Paths, recipe: str | None, tag: str | None, against: str | None) -> Pair:
+    release = Releases(paths).get(tag, recipe) if tag else newest(paths, choose_known(paths, recipe))
     if not against:
         return Pair(release, parent_of(paths, release), "parent")
     stages = {known.stage for known in Releases(paths).of_recipe(release.recipe)}
@@ -96,7 +96,7 @@ def quality(
 ) -> None:
     """Compare the quality of a release with its parent stage's."""
     paths = Paths.from_env()
-    pair = chosen(paths, choose_known(paths, recipe), tag, against)
+    pair = chosen(paths, recipe, tag, against)
     for known in (pair.reference, pair.release):
         require_consistent(paths, known)
     found = compared(paths, engine_of(paths), pair, texts.load(quick=quick))

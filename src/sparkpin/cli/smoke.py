@@ -102,7 +102,7 @@ def smoke_waiting(*, tag: str | None, stage: str | None, recipe: str | None, loa
     if recipe:
         require_recipe(paths, records, recipe)
     if tag:
-        wanted = [records.get(tag)]
+        wanted = [records.get(tag, recipe)]
     elif stage:
         wanted = [newest_of_stage(paths, choose_known(paths, recipe), stage)]
     else:
@@ -206,7 +206,7 @@ def compare_kernels(*, tag: str | None, stage: str | None, recipe: str | None) -
     if recipe:
         require_recipe(paths, records, recipe)
     if tag:
-        release = records.get(tag)
+        release = records.get(tag, recipe)
     elif stage:
         release = newest_of_stage(paths, choose_known(paths, recipe), stage)
     else:

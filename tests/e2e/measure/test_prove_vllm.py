@@ -141,9 +141,8 @@ def test_the_session_is_written_and_shows_the_fault_to_others(sound: Proof, cach
         print(found.line)
         assert found.verdict == "found" and found.finding and found.finding.again, found.line
         (path,) = tmp_path.glob("*-session.json")
-        again = dataclasses.replace(ASKED, replay=str(path))
         with pytest.raises(CorruptionError, match="seen again"):
-            command.prove(f"http://127.0.0.1:{cached.port}/v1", recipe=None, asked=again)
+            command.prove(f"http://127.0.0.1:{cached.port}/v1", replay=str(path), json=True)
     finally:
         switch(cached.folder, "")
     sent = session.read(path)
