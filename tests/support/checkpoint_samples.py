@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkpin.checkpoint.content import Hashes
 from sparkpin.checkpoint.plan import CheckpointPlan, donor_tensors, final_tensors, make_plan
-from sparkpin.checkpoint.repository import Listing, Places, listing_of
+from sparkpin.checkpoint.repository import Listing, Places, listing_of, read_repository
 from sparkpin.checkpoint.safetensors import TensorSource, read_header, read_header_bytes, tensor_nbytes, write_file
 from sparkpin.checkpoint.steps import locked_steps
 from sparkpin.checkpoint.verify import verify_checkpoint
@@ -158,7 +158,21 @@ class Sample:
         verify_checkpoint(made, places, plan)
         planned = {placed.source.info.name: placed.file for placed in final_tensors(plan, listings_of(folders))}
         assert planned == {name: tensor[0] for name, tensor in read_tensors(made).items()}
+        check_fits_itself(made, plan)
         return made
+
+
+def check_fits_itself(folder: Path, plan: CheckpointPlan) -> None:
+    """As a loader reads it: the index is of these tensors, and an FP8 weight has a scale and an entry in the config."""
+    read, tensors = read_repository(listing_of("made", folder)), read_tensors(folder)
+    assert read.unlisted.keys() == plan.unlisted
+    total = sum(len(tensors[name][3]) for name in read.listed)
+    assert read.index and read.index["metadata"]["total_size"] == total == read.listed_bytes
+    if "hybrid" in plan.steps:
+        extra = read.config["quantization_config"].get("extra_config", {})
+        fp8 = {name.removesuffix(".weight") for name, tensor in tensors.items() if tensor[1] == "F8_E4M3"}
+        scales = {name.removesuffix(".weight_scale_inv") for name in tensors if name.endswith(".weight_scale_inv")}
+        assert fp8 == scales == {name for name, entry in extra.items() if entry.get("data_type") == "fp"}
 
 
 def sample_paths(root: Path) -> Paths:

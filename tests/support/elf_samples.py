@@ -13,7 +13,7 @@ from pathlib import Path
 from sparkpin.smoke.inspect.scan import ImageFacts, scan
 from sparkpin.smoke.inspect.tree import in_folder
 
-AARCH64, X86_64, CUDA = 183, 62, 190
+AARCH64, X86_64 = 183, 62
 PTX, CUBIN = 1, 2
 PLAIN, SPECIFIC, FAMILY, ZSTD = 0x11, 0x100011, 0x1200011, 0x8000
 
@@ -49,8 +49,6 @@ class Elf:
     machine: int = AARCH64
     soname: str = ""
     needed: Sequence[str] = ()
-    runpath: str = ""
-    rpath: str = ""
     undefined: Iterable[str] = ()
     weak: Iterable[str] = ()
     defined: Iterable[str] = ()
@@ -66,7 +64,7 @@ class Elf:
             for name in names:
                 symbols += struct.pack("<IBBHQQ", strings.add(name), info, 0, where, 0, 0)
         dynamic = b"".join(struct.pack("<QQ", 1, strings.add(name)) for name in self.needed)
-        for tag, text in ((14, self.soname), (15, self.rpath), (29, self.runpath)):
+        for tag, text in ((14, self.soname),):
             dynamic += struct.pack("<QQ", tag, strings.add(text)) if text else b""
         dynamic += bytes(16)
         needs = b""
@@ -108,12 +106,6 @@ def file_of(machine: int, sections: Sequence[tuple[str, int, bytes, int, int]]) 
     return head + body + table
 
 
-def cubin(flags: int) -> bytes:
-    """The header of a .cubin file."""
-    head = b"\x7fELF\x02\x01\x01\x41\x08" + bytes(7)
-    return head + struct.pack("<HHIQQQIHHHHHH", 2, CUDA, 1, 0, 0, 0, flags, 64, 56, 0, 64, 0, 0)
-
-
 GPU = bytes(Elf(gpu=container(entry(CUBIN, 120, PLAIN))))
 
 
@@ -130,8 +122,8 @@ def put(folder: Path, files: Mapping[str, bytes | Elf | str]) -> Path:
     return folder
 
 
-def facts_of(folder: Path, env: Mapping[str, str] | None = None) -> ImageFacts:
-    return scan(in_folder(folder), lambda line: None, env)
+def facts_of(folder: Path) -> ImageFacts:
+    return scan(in_folder(folder), lambda line: None)
 
 
 SAMPLE_ROOT: dict[str, bytes | Elf | str] = {
@@ -141,7 +133,6 @@ SAMPLE_ROOT: dict[str, bytes | Elf | str] = {
     "opt/app/broken.so": GPU[:200],
     "opt/app/script.sh": "#!/bin/sh\necho not a library\n",
     "opt/site-packages/made-1.dist-info/METADATA": "Name: made\nVersion: 1\n",
-    "etc/ld.so.conf": "/opt/app\n",
 }
 
 

@@ -11,14 +11,7 @@ from sparkpin.checkpoint.content import REBUILD, RECORD, Hashes, is_complete, is
 from sparkpin.checkpoint.plan import CheckpointPlan, make_plan
 from sparkpin.checkpoint.steps import checkpoint_key, used_repositories
 from sparkpin.checkpoint.verify import verify_checkpoint
-from sparkpin.checkpoint.write import (
-    check_record,
-    checkpoint_folder,
-    disk_needed,
-    file_rows,
-    hold_model,
-    write_checkpoint,
-)
+from sparkpin.checkpoint.write import checkpoint_folder, disk_needed, hold_model, record, write_checkpoint
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
@@ -73,10 +66,10 @@ def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[s
     places = model.fetch_model(paths, pin, lock, say, only=used, deep=True)
     plan = make_plan(model.listings(paths, pin, lock, say, only=used), pin, steps)
     written = verify_checkpoint(folder, places, plan)
-    if not is_complete(folder, checkpoint_key(pin, lock, steps)):
-        raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)
     written |= {text.path: hashlib.sha256(text.data).hexdigest() for text in plan.texts}
-    check_record(folder, file_rows(pin, lock, plan, written))
+    is_whole = is_complete(folder, checkpoint_key(pin, lock, steps))
+    if not is_whole or (folder / RECORD).read_bytes() != record(pin, lock, plan, written):
+        raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)
     return folder
 
 

@@ -218,12 +218,10 @@ def make_way(folder: Path, record: str, *, deep: bool) -> dict[str, Any]:
 def main() -> None:
     """In a container of another machine: carries out an order, a file of JSON, and prints the answer as JSON."""
     order = json.loads(Path(sys.argv[1]).read_bytes())
+    folder = Path(order["folder"])
     try:
-        folder = Path(order["folder"])
-        if order["do"] == "look":
-            answer = look(folder, order["key"])
-        else:
-            answer = make_way(folder, order["record"], deep=order["deep"])
+        is_look = order["do"] == "look"
+        answer = look(folder, order["key"]) if is_look else make_way(folder, order["record"], deep=order["deep"])
     except OSError as error:
         answer = {"failed": str(error)}
     print(json.dumps(answer))

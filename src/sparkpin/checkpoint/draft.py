@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring as quote
 from typing import Any, NamedTuple
 
@@ -29,7 +28,6 @@ class Shard:
     """
 
     path: str
-    in_base: bool
     added: Mapping[str, TensorPlace] = field(default_factory=dict)
     dropped: frozenset[str] = frozenset()
     header: bytes = b""
@@ -72,11 +70,6 @@ class Draft:
     added: dict[str, dict[str, TensorPlace]] = field(default_factory=dict)
     listed: dict[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def start(cls, base: ReadRepository, donors: Mapping[str, ReadRepository]) -> Draft:
-        """The `copy` step: the published repository as it is."""
-        return cls(base, donors, copy.deepcopy(dict(base.config)))
-
     def new(self) -> dict[str, tuple[str, TensorPlace]]:
         """Tensor -> the file that will hold it, and where it comes from."""
         return {name: (file, place) for file, places in self.added.items() for name, place in places.items()}
@@ -106,48 +99,30 @@ class Draft:
             self.listed[source.info.name] = file
 
     def counts(self) -> dict[str, int]:
-        """Tensors by what happens to them; unused: what donors have outside of experts and nothing takes.
-
-        A donor's tensor counts as unused if the base has none of its name, or if it is of the MTP layer: that is how
-        the published scripts count, whose numbers pins repeat (408 for Qwen3.5-122B-A10B).
-        """
-        gone, new = self.gone(), self.new()
-        taken = {(place.repository, name) for name, (_, place) in new.items()}
-        unused = (
-            outside_experts(name) and (name.startswith("mtp.") or self.base.file_of(name) is None)
-            for donor in self.donors.values()
-            for name in donor.found
-            if (donor.name, name) not in taken
-        )
+        """Tensors by what happens to them."""
+        gone, new = self.gone(), self.new().keys()
         return {
-            "replaced": len(gone & new.keys()),
-            "added": len(new.keys() - gone),
-            "listed": len(self.listed.keys() - new.keys()),
-            "dropped": len(gone - new.keys()),
-            "unused": sum(unused),
+            "replaced": len(gone & new),
+            "added": len(new - gone),
+            "listed": len(self.listed.keys() - new),
+            "dropped": len(gone - new),
         }
-
-    def shards(self) -> tuple[Shard, ...]:
-        """The safetensors files to be written, sorted."""
-        return tuple(self.shard(file) for file in sorted({*self.added, *self.dropped}))
 
     def shard(self, file: str) -> Shard:
         listing = self.base.listing
         header = header_of(listing, file) if file in listing.headers else None
-        shard = Shard(file, header is not None, self.added.get(file, {}), frozenset(self.dropped.get(file, {})))
+        shard = Shard(file, self.added.get(file, {}), frozenset(self.dropped.get(file, {})))
         sources = shard.in_order(header, listing.name)
         infos = ((source.info.name, source.info.dtype, source.info.shape) for source in sources)
         text = header_in_order(infos, header.metadata if header else {"format": "pt"})
-        return Shard(file, shard.in_base, shard.added, shard.dropped, text, tuple(spans_of(sources, listing.name)))
+        return replace(shard, header=text, spans=tuple(spans_of(sources, listing.name)))
 
     def texts(self) -> tuple[SmallFile, ...]:
         """Index and config, where they change."""
-        texts = []
-        if self.added or self.dropped or self.listed:
-            texts.append(SmallFile(INDEX, self.index()))
-        if self.config != self.base.config:  # keys in the order of the published file, so that a diff shows the change
-            texts.append(SmallFile(CONFIG, (json.dumps(self.config, indent=2, ensure_ascii=False) + "\n").encode()))
-        return tuple(texts)
+        index = [SmallFile(INDEX, self.index())] if self.added or self.dropped or self.listed else []
+        # Keys in the order of the published file, so that a diff shows the change.
+        config = (json.dumps(self.config, indent=2, ensure_ascii=False) + "\n").encode()
+        return (*index, *([SmallFile(CONFIG, config)] if self.config != self.base.config else []))
 
     def index(self) -> bytes:
         """The index with sorted names; its total_size counts the bytes of what it lists, as Transformers writes it."""
@@ -162,10 +137,6 @@ class Draft:
         rows = ",\n".join(f"    {quote(name)}: {quote(weight_map[name])}" for name in sorted(weight_map))
         text = json.dumps(head, indent=2, ensure_ascii=False).removesuffix("\n}")
         return f'{text},\n  "weight_map": {{\n{rows}\n  }}\n}}\n'.encode()
-
-
-def outside_experts(name: str) -> bool:
-    return ".experts." not in name
 
 
 def spans_of(sources: Iterable[TensorPlace], base: str) -> Iterator[ByteSpan]:

@@ -38,8 +38,6 @@ RULES = "hybrid.rules or mtp.rules"
 PIN = "compare the rules and the revisions in pins/models/ with the repositories' indexes"
 REVISION = "choose another repository or revision in pins/models/"
 
-_EXPERTS = re.compile(r"(.*\.experts)\.\d+\..*", re.DOTALL)
-
 
 class Patterns:
     """fnmatch's, compiled once for more than 100,000 names, of which most fit none."""
@@ -183,14 +181,10 @@ def unfit(where: ReadRepository, name: str, got: object, expected: object) -> Ch
 
 def check_loadable(module: Module, rule: FormatRule) -> None:
     """CheckpointError for what vLLM 0.32 stops at while it loads, and which a plan can find hours earlier."""
-    why = ""
-    if rule.format == "fp8" and module.name.rpartition(".")[2] == "lm_head":
-        why = "the LM head cannot be FP8"
-    elif rule.format == "plain" and module.form == "int4" and ".experts." in module.name:
-        why = "experts over INT4 cannot be plain"
-    if why:
+    is_head = rule.format == "fp8" and module.name.rpartition(".")[2] == "lm_head"
+    if is_head or (rule.format == "plain" and module.form == "int4" and ".experts." in module.name):
         raise CheckpointError(
-            f"{RULES}: {module.name}: got format {rule.format}; {why}: vLLM 0.32 would not read it",
+            f"{RULES}: {module.name}: got format {rule.format}, which vLLM 0.32 would not read",
             next_step="let no such rule fit it, or `keep` it by an earlier one (docs/checkpoints.md, rules)",
         )
 
@@ -204,7 +198,7 @@ def packed_shape(base: ReadRepository, module: Module) -> tuple[int, ...]:
     entry = (config.get("extra_config") or {}).get(module.name) or {}
     bits = entry.get("bits", config.get("bits"))
     qweight, scales = module.parts["qweight"].info, module.parts.get("scales")
-    if not isinstance(bits, int) or bits not in (2, 4, 8):
+    if bits not in (2, 4, 8):
         raise unfit(base, f"{CONFIG}, quantization_config.bits for {module.name}", repr(bits), "2, 4 or 8")
     if qweight.dtype != "I32" or len(qweight.shape) != 2:
         raise unfit(base, qweight.name, f"{qweight.dtype} {list(qweight.shape)}", "an I32 matrix")
@@ -212,38 +206,37 @@ def packed_shape(base: ReadRepository, module: Module) -> tuple[int, ...]:
     pack = 32 // bits
     awq = "awq" in str(config.get("packing_format", ""))
     shape = (columns * pack, rows) if awq else (columns, rows * pack)
-    if scales is None or len(scales.info.shape) != 2 or scales.info.shape[1] != shape[0]:
+    if scales is None or scales.info.shape[1:] != shape[:1]:
         got = f"shape {list(scales.info.shape)}" if scales else "no such tensor"
         expected = f"[groups, {shape[0]}] with a qweight of {list(qweight.shape)}"
         raise unfit(base, f"{module.name}.scales", got, expected)
     return shape
 
 
+def layer_of(module: str) -> str:
+    """The layer of vLLM that loads a module with others; "" for one that it loads alone. All experts of a layer are
+    one, whose three matrices are in one format, too."""
+    experts, inside, _ = module.partition(".experts.")
+    if inside:
+        return f"{experts}.experts"
+    parent, _, last = module.rpartition(".")
+    return next((f"{parent}.{group[0]}" for group in FUSED if last in group), "")
+
+
 def check_fused(changed: Mapping[str, str], draft: Draft) -> None:
-    """changed: module -> its new format. Raises CheckpointError for a layer of vLLM whose parts would differ.
-
-    All experts of a layer are one layer of vLLM, whose three matrices are in one format, too.
-    """
-    layers: dict[str, str] = {}  # of experts, with one module of each
-    for module, form in changed.items():
-        if experts := _EXPERTS.fullmatch(module):
-            layers.setdefault(experts[1], module)
-            continue
-        parent, _, last = module.rpartition(".")
-        for sibling in (f"{parent}.{part}" for group in FUSED if last in group for part in group):
-            check_pair(module, form, sibling, changed.get(sibling) or form_in_base(sibling, draft))
-    names = {name.rpartition(".")[0] for name in (*draft.base.listed, *draft.base.unlisted)} if layers else set()
-    for module in sorted(names):
-        if (experts := _EXPERTS.fullmatch(module)) and (first := layers.get(experts[1])):
-            check_pair(first, changed[first], module, changed.get(module) or form_in_base(module, draft))
-
-
-def check_pair(one: str, form: str, other: str, other_form: str | None) -> None:
-    if other_form is not None and form != other_form:
-        raise CheckpointError(
-            f"{RULES}: vLLM loads {one} and {other} as one layer, but they would hold {form} and {other_form}",
-            next_step="let one of the rules in pins/models/ fit all parts of the layer",
-        )
+    """changed: module -> its new format. Raises CheckpointError for a layer of vLLM whose parts would differ."""
+    layers: dict[str, str] = {}  # with one module of each
+    for module in changed:
+        layers.setdefault(layer_of(module), module)
+    layers.pop("", None)
+    for module in sorted({name.rpartition(".")[0] for name in (*draft.base.listed, *draft.base.unlisted)}):
+        if first := layers.get(layer_of(module)):
+            form, other = changed[first], changed.get(module) or form_in_base(module, draft)
+            if other not in (None, form):
+                raise CheckpointError(
+                    f"{RULES}: vLLM loads {first} and {module} as one layer, but they would hold {form} and {other}",
+                    next_step="let one of the rules in pins/models/ fit all parts of the layer",
+                )
 
 
 def form_in_base(module: str, draft: Draft) -> str | None:
@@ -269,12 +262,12 @@ def quantization_config(source: ReadRepository, config: Mapping[str, Any], what:
 def block_of(source: ReadRepository) -> list[int]:
     """[rows, columns] of a block of an FP8 repository. Raises CheckpointError if its config has none."""
     config = quantization_config(source, source.config, "FP8")
-    block = config.get("weight_block_size")
+    block: Any = config.get("weight_block_size")
     is_block = isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
-    if not isinstance(block, list) or not is_block or config.get("quant_method") != "fp8":
+    if not is_block or config.get("quant_method") != "fp8":
         cause = f"quantization_config: got {config}, expected quant_method fp8 and weight_block_size [rows, columns]"
         raise source.listing.error(f"/{CONFIG}", cause, REVISION)
-    return block
+    return list(block)
 
 
 def extra_config_of(draft: Draft) -> dict[str, Any]:

@@ -1,21 +1,19 @@
 """A GGUF file of a Llama turned into a repository that vLLM loads: BF16 safetensors, config, tokenizer, chat template.
 
-All that a server does with a file's metadata is decided by the keys in `KEYS` and in `gguf_tokenizer`; any other key
-or tensor would be lost without a warning, so it is refused. The same file gives the same bytes everywhere: NumPy
+All that a server does with a file's metadata is decided by the keys in `KEYS` and `KEYS_OF_TOKENIZER`; any other
+key or tensor would be lost without a warning, so it is refused. The same file gives the same bytes everywhere: NumPy
 multiplies and adds in float32, step by step, and nothing is left to threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkpin.checkpoint.gguf_tokenizer import write_tokenizer
 from sparkpin.checkpoint.safetensors import TensorSource, write_file
 from sparkpin.core.errors import CheckpointError
-from sparkpin.core.files import atomic_folder, write_json
+from sparkpin.core.files import atomic_file, atomic_folder, write_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +38,8 @@ KEYS = {
 }
 """Every key of the architecture that there may be, and must be -> its name in config.json."""
 
-IDS = {"bos": "bos", "eos": "eos", "pad": "padding"}
+IDS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+IDS_OF_CONFIG = ("bos", "eos", "pad")
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
@@ -53,66 +52,69 @@ CONFIG = {
 }
 """What all models here have in common. transformers 5 reads `rope_theta` and `torch_dtype` as 4 did."""
 
+NORMAL, CONTROL, ADDED = 1, 3, 4
+"""Of llama.cpp's kinds of token those that byte-level BPE has: of merges, special, and matched as they stand."""
 
-@dataclass(frozen=True)
-class Metadata:
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+SPLITS = {"smollm": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTE_LEVEL]}}
+"""llama.cpp's name of how text is split before the merges -> the same for `tokenizers`."""
+
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+KEYS_OF_TOKENIZER = {
+    *(f"tokenizer.ggml.{key}" for key in ("model", "pre", "tokens", "token_type", "merges")),
+    *(f"tokenizer.ggml.add_{key}" for key in ("bos_token", "eos_token", "space_prefix")),
+    *(f"tokenizer.ggml.{key}_token_id" for key in IDS.values()),
+    "tokenizer.chat_template",
+}
+
+
+class Metadata(NamedTuple):
     """The keys of a GGUF file. where: its name, for messages."""
 
     where: str
     values: Mapping[str, Any]
 
-    def get(self, key: str, kind: type, *, default: Any = None) -> Any:
-        """CheckpointError for a missing key (if there is no default) and for a value of another kind."""
-        value = self.values.get(key, default)
-        if value is None:
-            raise self.wrong(key, "no such key", f"a value ({kind.__name__})")
-        if type(value) is not kind:
-            raise self.wrong(key, repr(value)[:80], f"a value ({kind.__name__})")
+    def get(self, key: str, kind: type) -> Any:
+        if type(value := self.values.get(key)) is not kind:
+            raise self.wrong(key, f"{value!r:.80}", f"a value ({kind.__name__})")
         return value
 
-    def require(self, key: str, expected: Any, **more: Any) -> None:
-        if (got := self.get(key, type(expected), **more)) != expected:
-            raise self.wrong(key, repr(got), repr(expected))
+    def require(self, key: str, *expected: Any) -> None:
+        if (got := self.values.get(key)) not in expected:
+            raise self.wrong(key, f"{got!r:.80}", f"one of {', '.join(map(str, expected))}")
 
     def require_known(self, start: str, known: Collection[str]) -> None:
         """CheckpointError for a key with that start that nothing reads: what it says would be lost."""
-        for key in self.values:
-            if key.startswith(start) and key not in known:
-                raise self.wrong(key, repr(self.values[key])[:80], "no such key: nothing here reads it")
+        if odd := [key for key in self.values if key.startswith(start) and key not in known]:
+            raise self.wrong(odd[0], f"{self.values[odd[0]]!r:.80}", "no such key: nothing here reads it")
 
     def wrong(self, key: str, got: str, expected: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {key}: got {got}, expected {expected}", next_step=OTHER)
 
 
 def config_of(metadata: Metadata) -> dict[str, Any]:
-    """config.json. CheckpointError for a key that is missing, unknown here, or of an impossible model."""
+    """config.json. CheckpointError for a key that is missing, or unknown here."""
+    import numpy as np
+
     metadata.require("general.architecture", ARCHITECTURE)
     metadata.require_known(f"{ARCHITECTURE}.", {f"{ARCHITECTURE}.{key}" for key in KEYS})
-    config: dict[str, Any] = {name: metadata.get(f"{ARCHITECTURE}.{key}", kind) for key, (name, kind) in KEYS.items()}
-    config = {name: short(value) if type(value) is float else value for name, value in config.items()}
-    hidden, heads, kv_heads = (config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
-    head = config["head_dim"]
-    if min(value for value in config.values() if type(value) is int) < 1 or hidden != heads * head:
-        raise metadata.wrong("llama.embedding_length", f"{hidden} of {heads} heads of {head}", "heads x their size")
-    if heads % kv_heads or head % 2:
-        raise metadata.wrong("llama.attention.head_count_kv", f"{kv_heads} of {heads}", "a divisor of them")
-    ids = {f"{name}_token_id": metadata.get(f"tokenizer.ggml.{key}_token_id", int) for name, key in IDS.items()}
+    config = {name: metadata.get(f"{ARCHITECTURE}.{key}", kind) for key, (name, kind) in KEYS.items()}
+    # The shortest decimal that is the same float32: 1e-05, and not 9.999999747378752e-06.
+    config |= {name: float(str(np.float32(value))) for name, value in config.items() if type(value) is float}
+    ids = {f"{name}_token_id": metadata.get(f"tokenizer.ggml.{IDS[name]}_token_id", int) for name in IDS_OF_CONFIG}
     return CONFIG | config | ids
 
 
 def tensors_of(config: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """llama.cpp's name of each tensor -> that of transformers, and its shape. The embedding is the head, too."""
-    hidden, inner, kv = (
-        config["hidden_size"],
-        config["intermediate_size"],
-        config["num_key_value_heads"] * config["head_dim"],
-    )
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    rows, kv = (config[heads] * config["head_dim"] for heads in ("num_attention_heads", "num_key_value_heads"))
     layer = {
         "attn_norm": ("input_layernorm", (hidden,)),
-        "attn_q": ("self_attn.q_proj", (hidden, hidden)),
+        "attn_q": ("self_attn.q_proj", (rows, hidden)),
         "attn_k": ("self_attn.k_proj", (kv, hidden)),
         "attn_v": ("self_attn.v_proj", (kv, hidden)),
-        "attn_output": ("self_attn.o_proj", (hidden, hidden)),
+        "attn_output": ("self_attn.o_proj", (hidden, rows)),
         "ffn_norm": ("post_attention_layernorm", (hidden,)),
         "ffn_gate": ("mlp.gate_proj", (inner, hidden)),
         "ffn_up": ("mlp.up_proj", (inner, hidden)),
@@ -140,6 +142,52 @@ def convert(path: Path, folder: Path) -> None:
         write_file(made / SAFETENSORS, sources, {"format": "pt"})
 
 
+def write_tokenizer(folder: Path, metadata: Metadata, *, vocabulary: int, context: int) -> None:
+    """tokenizer.json, tokenizer_config.json and the chat template. CheckpointError for what is not known here."""
+    metadata.require_known("tokenizer.", KEYS_OF_TOKENIZER)
+    metadata.require("tokenizer.ggml.model", "gpt2")
+    metadata.require("tokenizer.ggml.pre", *SPLITS)
+    for key in ("add_bos_token", "add_eos_token", "add_space_prefix"):
+        metadata.require(f"tokenizer.ggml.{key}", False, None)
+    tokens, kinds, merges = (metadata.get(f"tokenizer.ggml.{key}", list) for key in ("tokens", "token_type", "merges"))
+    if not len(tokens) == len(kinds) == len(set(tokens)) == vocabulary:
+        raise metadata.wrong("tokenizer.ggml.tokens", f"{len(tokens):,}", f"{vocabulary:,} different ones, each a kind")
+    if strange := set(kinds) - {NORMAL, CONTROL, ADDED}:
+        raise metadata.wrong("tokenizer.ggml.token_type", str(min(strange)), f"{NORMAL}, {CONTROL} or {ADDED}")
+    added = [
+        {"id": i, "content": token, **FLAGS, "special": kind == CONTROL}
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind != NORMAL
+    ]
+    value = {
+        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": SPLITS[metadata.values["tokenizer.ggml.pre"]],
+        "decoder": BYTE_LEVEL,
+        "model": {
+            **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
+            **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
+            "type": "BPE",
+            "vocab": {token: i for i, token in enumerate(tokens)},
+            "merges": [merge.split(" ") for merge in merges],  # no token of byte-level BPE holds a space
+        },
+    }
+    write_json(folder / "tokenizer.json", value)
+    special = {name: metadata.get(f"tokenizer.ggml.{key}_token_id", int) for name, key in IDS.items()}
+    config = {
+        "add_prefix_space": False,
+        "added_tokens_decoder": {str(row["id"]): {k: v for k, v in row.items() if k != "id"} for row in added},
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": context,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{f"{name}_token": tokens[i] for name, i in special.items()},
+    }
+    write_json(folder / "tokenizer_config.json", config)
+    with atomic_file(folder / "chat_template.jinja") as file:
+        file.write(metadata.get("tokenizer.chat_template", str).encode())
+
+
 def read(path: Path) -> tuple[GGUFReader, Metadata]:
     """The reader, which keeps the file mapped, and its metadata. CheckpointError for what is no complete GGUF file."""
     from gguf import GGUFReader  # with NumPy, 0.4 s to import
@@ -161,32 +209,24 @@ def sources_of(reader: GGUFReader, config: Mapping[str, Any], metadata: Metadata
     for odd in sorted(there.keys() ^ expected.keys()):
         cause = odd if odd in there else f"no {odd}"
         raise metadata.wrong("tensors", cause, f"the {len(expected)} of a Llama whose embedding is its head, too")
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for original, (name, shape) in expected.items():
         tensor = there[original]
         if tensor.tensor_type.name not in QUANTISATIONS:
             raise metadata.wrong(original, tensor.tensor_type.name, f"one of {', '.join(QUANTISATIONS)}")
         if (found := tuple(reversed(tensor.shape.tolist()))) != shape:
             raise metadata.wrong(original, str(list(found)), str(list(shape)))
-        yield TensorSource(name, "BF16", shape, Chunks(tensor, heads.get(original.split(".")[-2], 0), metadata))
+        heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+        data = weights_of(tensor, heads.get(original.split(".")[-2], 0))
+        yield TensorSource(name, "BF16", shape, data)
 
 
-@dataclass(frozen=True)
-class Chunks:
-    """A tensor's bytes in BF16, computed each time. heads: of q_proj and k_proj, whose rows llama.cpp reorders."""
+def weights_of(tensor: ReaderTensor, heads: int) -> Iterator[bytes]:
+    """A tensor in BF16, computed when it is asked for. heads: of q_proj and k_proj, whose rows llama.cpp reorders."""
+    import numpy as np
+    from gguf.quants import dequantize
 
-    tensor: ReaderTensor
-    heads: int
-    metadata: Metadata
-
-    def __iter__(self) -> Iterator[bytes]:
-        import numpy as np
-        from gguf.quants import dequantize
-
-        weights = dequantize(self.tensor.data, self.tensor.tensor_type).astype(np.float32, copy=False)
-        if not np.isfinite(weights).all():
-            raise self.metadata.wrong(self.tensor.name, "NaN or infinity", "numbers")
-        yield bf16(own_order(weights, self.heads) if self.heads else weights).tobytes()
+    weights = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+    yield bf16(own_order(weights, heads) if heads else weights).tobytes()
 
 
 def own_order(weights: np.ndarray, heads: int) -> np.ndarray:
@@ -204,10 +244,3 @@ def bf16(weights: np.ndarray) -> np.ndarray:
 
     bits = np.ascontiguousarray(weights).view(np.uint32)
     return ((bits + ((bits >> 16) & 1) + 0x7FFF) >> 16).astype("<u2")
-
-
-def short(value: float) -> float:
-    """The shortest decimal that is the same float32: 1e-05, and not 9.999999747378752e-06."""
-    import numpy as np
-
-    return float(str(np.float32(value)))

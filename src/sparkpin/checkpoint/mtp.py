@@ -7,8 +7,8 @@ another repository of the pin may give them. All three end in an index that list
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Container, Mapping
 from typing import Any
 
 from sparkpin.checkpoint.draft import Draft
@@ -27,13 +27,11 @@ from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.schema import MtpStep
 
 PREFIX = "mtp."
-FC = "mtp.fc.weight"
-OUTER = (FC, "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
-LAYERS, EXPERTS, HIDDEN = "mtp_num_hidden_layers", "num_experts", "hidden_size"
+OUTER = ("mtp.fc.weight", "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
+LAYERS, EXPERTS = "mtp_num_hidden_layers", "num_experts"
 MATRICES, TOGETHER = ("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj")
 """Of an expert each by itself, and of all experts in one tensor each."""
 
-_FUSED = re.compile(rf"\.mlp\.experts\.({'|'.join(TOGETHER)})(\.weight)?$")
 _QUERY = ".self_attn.q_proj."
 _PIN = (
     "choose a base repository with MTP tensors, or an `mtp.source`, in pins/models/; "
@@ -47,9 +45,7 @@ def apply_mtp(draft: Draft, step: MtpStep) -> None:
     names = {name for name in draft.names() if patterns.all(name)}
     if not names and step.source:
         names = take(draft, step, patterns)
-    hits = {number for name in names for number in patterns.all(name)}
-    if len(hits) < len(step.tensors):
-        unfit = next(pattern for number, pattern in enumerate(step.tensors) if number not in hits)
+    if unfit := next((pattern for pattern in step.tensors if not fnmatch.filter(names, pattern)), None):
         where = f" nor of {draft.donors[step.source].origin}" if step.source else ""
         cause = f"mtp.tensors: {unfit!r} fits no tensor of {base.origin}{where}, listed or not"
         raise CheckpointError(cause, next_step=_PIN)
@@ -103,53 +99,30 @@ def check_layers(draft: Draft, found: Mapping[str, TensorPlace]) -> None:
     missing = [name for name in OUTER if name not in found]
     for module, there in sorted(parts.items()):
         weight = found.get(f"{module}.{WEIGHT}")
-        needed = {"qweight", "scales"} if there & set(PACKED) else {WEIGHT} if SCALE in there else set()
-        needed |= {SCALE} if weight and weight.info.dtype == "F8_E4M3" else set()
-        missing += [f"{module}.{part}" for part in sorted(needed - there)]
+        pieces = {"qweight", "scales"} if there & set(PACKED) else {WEIGHT} if SCALE in there else set()
+        pieces |= {SCALE} if weight and weight.info.dtype == "F8_E4M3" else set()
+        missing += [f"{module}.{part}" for part in sorted(pieces - there)]
     for layer in range(layers):
         prefix = f"{PREFIX}layers.{layer}."
-        modules = {module.removeprefix(prefix) for module in parts if module.startswith(prefix)}
-        lacking = sorted(body_modules(draft) - modules) if modules else [""]
-        missing += [f"{prefix}{name}.*" for name in lacking]
-        missing += [f"{prefix}{name}" for name in missing_experts(modules, parts, prefix, setting(draft, EXPERTS))]
+        names = {name.removeprefix(prefix) for name in found if name.startswith(prefix)}
+        modules = {*names, *(name.rpartition(".")[0] for name in names)}
+        expected = needed_modules(draft, modules) if names else [""]
+        missing += [f"{prefix}{module}" for module in expected if module not in modules]
     if missing:
-        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        cause = f"the MTP layer lacks {names}; got {len(found)} of its tensors"
+        first = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        cause = f"the MTP layer lacks {first}; got {len(found)} of its tensors"
         raise CheckpointError(f"{draft.base.origin}: {cause}", next_step=_PIN)
-    check_shapes(draft, found)
 
 
-def body_modules(draft: Draft) -> set[str]:
-    """The modules, without experts, of the first full-attention layer: an MTP layer is built like one. By module, since
-    the base may hold `q_proj.qweight` where MTP has `q_proj.weight`."""
-    names = draft.base.listed
+def needed_modules(draft: Draft, there: Container[str]) -> list[str]:
+    """An MTP layer is built like the first full-attention layer; and it has the experts that the config counts, each
+    matrix by itself or that of all experts in one tensor. By module, since the base may hold `q_proj.qweight` where MTP
+    has `q_proj.weight`."""
+    names, count = draft.base.listed, setting(draft, EXPERTS)
     body = next((name.partition(_QUERY)[0] for name in names if _QUERY in name and not name.startswith(PREFIX)), None)
-    if body is None:
-        return set()
     modules = {name.removeprefix(f"{body}.").rpartition(".")[0] for name in names if name.startswith(f"{body}.")}
-    return {module for module in modules if not f"{module}.".startswith("mlp.experts.")}
-
-
-def missing_experts(modules: set[str], parts: Mapping[str, set[str]], prefix: str, count: Any) -> list[str]:
-    """All experts that the config counts, each matrix of them, unless they are stored as one tensor each matrix."""
-    if type(count) is not int:
-        return []
-    joined = parts.get(f"{prefix}mlp.experts", set()) | {module.removeprefix("mlp.experts.") for module in modules}
-    if joined & set(TOGETHER):
-        return [f"mlp.experts.{name}" for name in TOGETHER if name not in joined]
-    expected = (f"mlp.experts.{number}.{matrix}" for number in range(count) for matrix in MATRICES)
-    return [f"{module}.*" for module in expected if module not in modules]
-
-
-def check_shapes(draft: Draft, found: Mapping[str, TensorPlace]) -> None:
-    """Raises CheckpointError for the layer of a model of another size, as far as the config has sizes."""
-    hidden, experts = setting(draft, HIDDEN), setting(draft, EXPERTS)
-    for name, place in found.items():
-        shape, expected = place.info.shape, ""
-        if _FUSED.search(name) and shape[:1] != (experts,):
-            expected = f"{EXPERTS} of the config ({experts}) first"
-        elif type(hidden) is int and name in OUTER and shape != ((hidden, 2 * hidden) if name == FC else (hidden,)):
-            expected = f"{[hidden, 2 * hidden] if name == FC else [hidden]}, by {HIDDEN} of the config"
-        if expected:
-            origin = draft.donors.get(place.repository, draft.base).origin
-            raise CheckpointError(f"{origin}: {name}: shape: got {list(shape)}, expected {expected}", next_step=_PIN)
+    needed = sorted(module for module in modules if not f"{module}.".startswith("mlp.experts."))
+    joined = [f"mlp.experts.{matrix}" for matrix in TOGETHER]
+    if type(count) is not int or any(matrix in there for matrix in joined):
+        return [*needed, *(joined if type(count) is int else [])]
+    return [*needed, *(f"mlp.experts.{number}.{matrix}" for number in range(count) for matrix in MATRICES)]

@@ -6,16 +6,18 @@ files to link, shards to write and texts to write. Whatever does not fit is foun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from sparkpin.checkpoint.content import OWN
-from sparkpin.checkpoint.draft import Draft, Shard, SmallFile, outside_experts
+from sparkpin.checkpoint.draft import Draft, Shard, SmallFile
 from sparkpin.checkpoint.formats import Patterns, Rules, apply_formats, modules_of, taken_names
 from sparkpin.checkpoint.mtp import apply_mtp
-from sparkpin.checkpoint.repository import Listing, ReadRepository, TensorPlace, header_of, read_repository
-from sparkpin.checkpoint.steps import MTP_FP8, rules_of, used_repositories
+from sparkpin.checkpoint.repository import Listing, TensorPlace, header_of, read_repository
+from sparkpin.checkpoint.steps import rules_of, used_repositories
 from sparkpin.core import terminal
 from sparkpin.pins.schema import DRAFTER, ModelPin
 
@@ -27,15 +29,6 @@ class Link(NamedTuple):
     path: str
     size: int
     of: str = ""
-
-
-class UsedRepository(NamedTuple):
-    """A repository that the plan reads. size: bytes of all its files; outline: of headers, index and config."""
-
-    name: str
-    where: str
-    size: int
-    outline: int
 
 
 class Placed(NamedTuple):
@@ -62,7 +55,7 @@ class CheckpointPlan:
     unlisted: frozenset[str]
     config: Mapping[str, Any]
     counts: Mapping[str, int]
-    origins: tuple[UsedRepository, ...]
+    origins: tuple[Listing, ...]
     notes: tuple[str, ...]
 
     @property
@@ -97,8 +90,8 @@ def make_plan(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[st
         if not pin.is_whole(donor):
             names = taken_names(modules, rules, donor)
             given = layer if mtp and mtp.source == donor else Patterns(())
-            donors[donor] = read_donor(listings[donor], names, given)
-    draft = Draft.start(base, donors)
+            donors[donor] = read_repository(listings[donor], partial(is_taken, names, given))
+    draft = Draft(base, donors, deepcopy(dict(base.config)))  # the step `copy`
     if rules.rules:
         apply_formats(draft, modules, rules)
     if mtp:
@@ -106,31 +99,24 @@ def make_plan(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[st
     return lay_out(draft, pin, steps, listings[DRAFTER] if DRAFTER in steps else None)
 
 
-def read_donor(listing: Listing, names: set[str], given: Patterns) -> ReadRepository:
-    return read_repository(listing, lambda name: outside_experts(name) or name in names or bool(given.all(name)))
+def is_taken(names: Set[str], given: Patterns, name: str) -> bool:
+    return name in names or bool(given.all(name))
 
 
 def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str], drafter: Listing | None) -> CheckpointPlan:
     """Turn a finished draft into files. drafter: all of it is linked, in a folder."""
     base, notes = draft.base.listing, []
-    shards, texts, counts = draft.shards(), draft.texts(), draft.counts()
-    unused = pin.hybrid.unused if pin.hybrid and "hybrid" in steps and MTP_FP8 not in steps else None
-    if unused is not None and counts["unused"] != unused:
-        notes.append(
-            f"{counts['unused']:,} tensors outside of experts stay unused; hybrid.unused of the pin expects "
-            f"{unused:,}: it may be another revision (docs/checkpoints.md)"
-        )
+    shards = tuple(draft.shard(file) for file in sorted({*draft.added, *draft.dropped}))
+    texts = draft.texts()
     if left_out := [file for file in OWN if file in base.files]:
         notes.append(f"left out: {', '.join(left_out)} of the base; a checkpoint has its own")
     new = {*OWN, *(shard.path for shard in shards), *(text.path for text in texts)}
     links = [Link(file, size) for file, size in base.files.items() if file not in new]
-    origins = [origin_of(repository) for repository in (draft.base, *draft.donors.values())]
+    origins = [base, *(donor.listing for donor in draft.donors.values()), *([drafter] if drafter else [])]
     if drafter:
-        size = sum(drafter.files.values())
         links = [link for link in links if not link.path.startswith(f"{DRAFTER}/")]
         links += [Link(f"{DRAFTER}/{file}", size, DRAFTER) for file, size in drafter.files.items()]
-        origins.append(UsedRepository(DRAFTER, drafter.origin, size, size))
-        notes.append(f"the drafter, {terminal.size(size)} of {drafter.origin}, lies in {DRAFTER}/")
+        notes.append(f"the drafter, {terminal.size(drafter.size)} of {drafter.origin}, lies in {DRAFTER}/")
     return CheckpointPlan(
         model=pin.name,
         steps=tuple(steps),
@@ -140,16 +126,10 @@ def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str], drafter: Listing 
         texts=texts,
         unlisted=draft.unlisted(),
         config=draft.config,
-        counts=counts,
+        counts=draft.counts(),
         origins=tuple(origins),
         notes=tuple(notes),
     )
-
-
-def origin_of(repository: ReadRepository) -> UsedRepository:
-    listing = repository.listing
-    outline = sum(listing.files[text] for text in listing.texts) + repository.header_bytes
-    return UsedRepository(repository.name, repository.origin, sum(listing.files.values()), outline)
 
 
 def donor_tensors(plan: CheckpointPlan) -> dict[str, list[TensorPlace]]:
@@ -167,7 +147,7 @@ def final_tensors(plan: CheckpointPlan, listings: Mapping[str, Listing]) -> Iter
     shards = {shard.path: shard for shard in plan.shards}
     for file in sorted({*base.headers, *shards}):
         header = header_of(base, file) if file in base.headers else None
-        for source in shards.get(file, Shard(file, in_base=True)).in_order(header, plan.base):
+        for source in shards.get(file, Shard(file)).in_order(header, plan.base):
             yield Placed(file, source.info.name not in plan.unlisted, source)
 
 
@@ -181,14 +161,9 @@ def summary(plan: CheckpointPlan) -> list[str]:
         f"files: {len(plan.shards) + len(plan.texts)} written ({terminal.size(plan.written_bytes)}), "
         f"{len(plan.links)} linked ({terminal.size(plan.linked_bytes)})",
     ]
-    for name, sources in donor_tensors(plan).items():
-        origin = next(one for one in plan.origins if one.name == name)
-        if name != DRAFTER:  # a note has its size
-            size = sum(source.info.nbytes for source in sources)
-            share = 100 * (size + origin.outline) / origin.size if origin.size else 0
-            lines.append(
-                f"of {name} ({origin.where}): {len(sources):,} tensors of {terminal.size(size)}, and "
-                f"{terminal.size(origin.outline)} of headers, index and config: {share:.2f} % of its "
-                f"{terminal.size(origin.size)}"
-            )
+    for origin, sources in zip(plan.origins[1:], donor_tensors(plan).values(), strict=True):
+        if origin.name != DRAFTER:  # a note has its size
+            size = terminal.size(sum(source.info.nbytes for source in sources))
+            what = f"{len(sources):,} tensors of {size}, out of {terminal.size(origin.size)}"
+            lines.append(f"of {origin.name} ({origin.origin}): {what}")
     return [*lines, *plan.notes]

@@ -7,6 +7,7 @@ a time, whenever they are needed.
 from __future__ import annotations
 
 import json
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 from sparkpin.checkpoint.safetensors import Header, TensorInfo, parse_header, read_header_bytes
 from sparkpin.core.errors import CheckpointError, IntegrityError
+from sparkpin.core.files import CHUNK
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -46,29 +48,48 @@ class Listing:
     texts: Mapping[str, bytes]
     mend: str = ""
 
+    @property
+    def size(self) -> int:
+        return sum(self.files.values())
+
     def error(self, where: str, cause: str, step: str = OTHER) -> CheckpointError:
         """where: appended to the origin, a file of it or nothing."""
         return CheckpointError(f"{self.origin}{where}: {cause}", next_step=self.mend or step)
 
 
-class FileBytes(Mapping[str, bytes]):
+class FileBytes(UserDict[str, Any]):
     """Bytes that are read from a file at each access, so that the headers of a repository are never all in memory."""
 
     def __init__(self, paths: Mapping[str, Path], read: Callable[[Path], bytes] = Path.read_bytes) -> None:
-        self._paths, self._read = paths, read
+        super().__init__(paths)
+        self.read = read
 
     def __getitem__(self, name: str) -> bytes:
-        return self._read(self._paths[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        return len(self._paths)
+        return self.read(self.data[name])
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class ByteRange(NamedTuple):
+    """Bytes `begin` to `end` of a file."""
+
+    path: Path
+    begin: int
+    end: int
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Each is overwritten by the next one. IntegrityError for a file that ends before the range."""
+        left = self.end - self.begin
+        buffer = memoryview(bytearray(min(CHUNK, left)))
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.begin)
+            while left:
+                if not (size := file.readinto(buffer[:left])):
+                    cause = f"{self.path}: ends at byte {self.end - left}, expected {self.end}"
+                    raise IntegrityError(cause, next_step="invoke build --fetch-only")
+                yield buffer[:size]
+                left -= size
+
+
+class Places(NamedTuple):
     """Where bytes lie on this machine. folders: repository -> its files, of those fetched completely.
 
     tensors: repository -> tensor -> a file of just its bytes, where only those are fetched.
@@ -81,17 +102,11 @@ class Places:
         """Where a file lies that a checkpoint takes over as `path` from the repository `of`."""
         return self.folders[of] / path.removeprefix(f"{of}/")
 
-    def of(self, source: TensorPlace) -> tuple[Path, int]:
-        """The file that holds a tensor, and where in it the tensor begins."""
+    def of(self, source: TensorPlace, length: int) -> ByteRange:
+        """Bytes from the beginning of a tensor on."""
         if folder := self.folders.get(source.repository):
-            return folder / source.file, source.info.begin
-        path = self.tensors.get(source.repository, {}).get(source.info.name)
-        if path is None:
-            raise CheckpointError(
-                f"{source.info.name} of {source.repository} is not among the tensors of the model's lock",
-                next_step="invoke lock --model MODEL, since its pin has changed",
-            )
-        return path, 0
+            return ByteRange(folder / source.file, source.info.begin, source.info.begin + length)
+        return ByteRange(self.tensors[source.repository][source.info.name], 0, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,7 @@ class ReadRepository:
 
     listed: tensor -> file for what the index lists, or every tensor if there is no index (loaders then read all
     safetensors files); unlisted: the others. found: the tensors that `read_repository` was asked for. listed_bytes: of
-    the tensors in `listed`. header_bytes: of all headers. index: without its weight_map; None if there is none.
+    the tensors in `listed`. index: without its weight_map; None if there is none.
     """
 
     listing: Listing
@@ -108,13 +123,8 @@ class ReadRepository:
     unlisted: dict[str, str]
     found: Mapping[str, TensorPlace]
     listed_bytes: int
-    header_bytes: int
     index: Mapping[str, Any] | None
     config: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.listing.name
 
     @property
     def origin(self) -> str:
@@ -154,11 +164,9 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
     weight_map: dict[str, str] = {} if index is None else index.pop("weight_map")
     files: dict[str, str] = {}
     found: dict[str, TensorPlace] = {}
-    header_bytes = listed_bytes = 0
+    listed_bytes = 0
     for file in sorted(listing.headers):
-        header = header_of(listing, file)
-        header_bytes += header.data_start
-        for name, info in header.tensors.items():
+        for name, info in header_of(listing, file).tensors.items():
             if name in files:
                 raise listing.error("", f"got tensor {name!r} in {files[name]} and in {file}, expected it in one")
             files[name] = file
@@ -175,20 +183,18 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
     listed = files if index is None else {name: files[name] for name in weight_map}
     unlisted = {name: file for name, file in files.items() if name not in listed}
     config = read_json(listing, CONFIG) if CONFIG in listing.texts else {}
-    return ReadRepository(listing, listed, unlisted, found, listed_bytes, header_bytes, index, config)
+    return ReadRepository(listing, listed, unlisted, found, listed_bytes, index, config)
 
 
 def read_index(listing: Listing) -> dict[str, Any]:
     """Its weight_map is a mapping of strings, and so is its metadata, if there is any, of whatever."""
     index = read_json(listing, INDEX)
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise listing.error(f"/{INDEX}", f"weight_map: got {type(weight_map).__name__}, expected a mapping")
-    for name, file in weight_map.items():
+    for key in ("weight_map", "metadata"):
+        if not isinstance(index.get(key) or {}, dict) or (key == "weight_map" and key not in index):
+            raise listing.error(f"/{INDEX}", f"{key}: got {index.get(key)!r:.80}, expected a mapping")
+    for name, file in index["weight_map"].items():
         if not isinstance(file, str):
             raise listing.error(f"/{INDEX}", f"weight_map[{name!r}]: got {file!r}, expected the name of a file")
-    if not isinstance(index.get("metadata") or {}, dict):
-        raise listing.error(f"/{INDEX}", f"metadata: got {index['metadata']!r:.80}, expected a mapping")
     return index
 
 

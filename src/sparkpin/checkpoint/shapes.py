@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sparkpin.checkpoint.repository import CONFIG, INDEX, Listing
+from sparkpin.checkpoint.repository import CONFIG, Listing
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
 from sparkpin.core.errors import WHOLE, ManifestError
 from sparkpin.pins.schema import ModelPin
@@ -22,7 +22,6 @@ from sparkpin.pins.schema import ModelPin
 FOLDER = "pins/shapes"
 REPOSITORY = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 NUMBER = re.compile(r"\{(\w+)\}")
-LAYER = re.compile(r"(?<!mtp)\.layers\.(\d+)\.")
 
 Tensor = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 
@@ -30,8 +29,7 @@ Tensor = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 class Shapes(BaseModel):
     """One repository. numbers: what stands for `{name}` in the names of `tensors`: a list, or 0 up to a count.
 
-    shards: files over which the layers are spread evenly; mtp_file: the file of tensors that begin with `mtp.`, where
-    they have one of their own.
+    mtp_file: the file of tensors that begin with `mtp.`, where they have one of their own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -41,7 +39,6 @@ class Shapes(BaseModel):
     date: str
     guessed: list[str]
     config: dict[str, Any]
-    shards: int
     mtp_file: str
     numbers: dict[str, int | list[int]]
     tensors: dict[str, tuple[str, tuple[int, ...]]]
@@ -59,28 +56,18 @@ class Shapes(BaseModel):
         for number in range(numbers) if isinstance(numbers, int) else numbers:
             yield from self._names(pattern.replace(found[0], str(number), 1))
 
-    def file_of(self, tensor: str) -> str:
-        if self.mtp_file and tensor.startswith("mtp."):
-            return self.mtp_file
-        layers, found = self.config.get("text_config", self.config)["num_hidden_layers"], LAYER.search(tensor)
-        shard = int(found[1]) * self.shards // layers if found else self.shards - 1
-        return f"model-{shard + 1:05}-of-{self.shards:05}.safetensors"
-
     def listing(self, name: str) -> Listing:
         """name: the pin's, of the repository."""
         files: dict[str, list[Tensor]] = {}
         for tensor in self.all_tensors():
-            files.setdefault(self.file_of(tensor[0]), []).append(tensor)
+            file = self.mtp_file if self.mtp_file and tensor[0].startswith("mtp.") else "model.safetensors"
+            files.setdefault(file, []).append(tensor)
         headers = {file: build_header(tensors, {"format": "pt"})[0] for file, tensors in files.items()}
-        data = {
-            file: sum(tensor_nbytes(dtype, shape) for _, dtype, shape in tensors) for file, tensors in files.items()
-        }
-        weight_map = {tensor: file for file, tensors in files.items() for tensor, *_ in tensors}
-        index = {"metadata": {"total_size": sum(data.values())}, "weight_map": weight_map}
-        texts = {INDEX: json.dumps(index).encode(), CONFIG: json.dumps(self.config).encode()}
-        sizes = {file: len(headers[file]) + size for file, size in data.items()}
-        sizes |= {file: len(text) for file, text in texts.items()}
-        return Listing(name, f"{self.repository} as published", sizes, headers, texts)
+        config = json.dumps(self.config).encode()
+        sizes = {CONFIG: len(config)}
+        for file, tensors in files.items():
+            sizes[file] = len(headers[file]) + sum(tensor_nbytes(dtype, shape) for _, dtype, shape in tensors)
+        return Listing(name, f"{self.repository} as published", sizes, headers, {CONFIG: config})
 
 
 def load_shapes(project: Path, repo: str) -> Shapes | None:

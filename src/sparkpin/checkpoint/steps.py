@@ -15,13 +15,8 @@ from sparkpin.pins.schema import DRAFTER, FormatRule, LockedFile, ModelLock, Mod
 FORMAT = 2
 """Version of the builder: raise it when the same inputs and steps would give other bytes, so that keys change."""
 
-PINNED = ("hybrid", "mtp")
-"""Steps that need a section of the pin."""
-
 MTP_FP8 = "mtp-fp8"
 """The step that carries out `mtp.rules`: the layer that drafts in other formats than the base has it in."""
-
-STEPS = ("copy", *PINNED, MTP_FP8, DRAFTER)
 
 
 def checkpoint_steps(chain: Iterable[Stage], pin: ModelPin) -> tuple[str, ...]:
@@ -36,7 +31,7 @@ def checkpoint_steps(chain: Iterable[Stage], pin: ModelPin) -> tuple[str, ...]:
 
 def all_steps(pin: ModelPin) -> tuple[str, ...]:
     """The steps that the pin suffices for, without an MTP layer in FP8, which a stage has to ask for."""
-    return tuple(step for step in ("copy", *PINNED) if step == "copy" or getattr(pin, step) is not None)
+    return ("copy", *(step for step in ("hybrid", "mtp") if getattr(pin, step)))
 
 
 def locked_steps(pin: ModelPin) -> tuple[str, ...]:
@@ -70,37 +65,23 @@ def lock_for(pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> ModelLock:
 
 
 def check_steps(steps: Sequence[str]) -> None:
-    step = "correct `checkpoint:` in stages/"
-    if not steps or steps[0] != "copy" or len(set(steps)) != len(steps):
-        raise CheckpointError(
-            f"checkpoint steps: got {list(steps)}, expected 'copy' first and each step once", next_step=step
-        )
+    expected = "" if steps and steps[0] == "copy" and len(set(steps)) == len(steps) else "'copy' first, each step once"
     if MTP_FP8 in steps and "mtp" not in steps:
-        raise CheckpointError(
-            f"checkpoint steps: got {list(steps)}, expected 'mtp' before {MTP_FP8!r}, which changes what it lists",
-            next_step="give the stage a parent with the step `mtp`, such as v2-tq, in stages/",
-        )
-    if unknown := set(steps) - set(STEPS):
-        raise CheckpointError(
-            f"checkpoint steps: got {sorted(unknown)}, expected some of {', '.join(STEPS)}", next_step=step
-        )
+        expected = f"'mtp' before {MTP_FP8!r}, which changes what it lists"
+    if expected:
+        cause = f"checkpoint steps: got {list(steps)}, expected {expected}"
+        raise CheckpointError(cause, next_step="correct `checkpoint:` or `parent:` in stages/")
 
 
 def require(pin: ModelPin, steps: Sequence[str]) -> None:
     """ManifestError unless the pin has what each step needs."""
     check_steps(steps)
-    for step in (*PINNED, MTP_FP8):
-        has_rules = pin.mtp is None or pin.mtp.rules  # without `mtp` that is what is missing
-        if step not in steps or (has_rules if step == MTP_FP8 else getattr(pin, step)):
-            continue
-        key, stage, kind = ("mtp.rules", "v2-tq", "") if step == MTP_FP8 else (step, "base", "")
-        advice = f"a stage without that step, such as --stage {stage}"
-        if pin.gguf:
-            kind = "; a model from a GGUF file has no FP8 repository and no MTP layer to take it from"
-        else:
-            advice += f"; or write `{key}` (docs/checkpoints.md)"
-            kind = "; it is a plain model, served as published" if all_steps(pin) == ("copy",) else ""
-        expected = f"what the checkpoint step {step!r} takes from where{kind}"
+    kind = "; it is a plain model, served as published" if all_steps(pin) == ("copy",) else ""
+    has = {"hybrid": pin.hybrid, "mtp": pin.mtp, MTP_FP8: pin.mtp is None or pin.mtp.rules}
+    if lacking := [step for step, part in has.items() if step in steps and not part]:
+        key, stage = ("mtp.rules", "v2-tq") if lacking[0] == MTP_FP8 else (lacking[0], "base")
+        advice = f"a stage without that step, such as --stage {stage}; or write `{key}` (docs/checkpoints.md)"
+        expected = f"what the checkpoint step {lacking[0]!r} takes from where{kind}"
         raise ManifestError(f"pins/models/{pin.name}.yaml", key, "(missing)", expected, next_step=advice)
 
 

@@ -7,7 +7,6 @@ table of hashes. Shards that a killed run finished are known by that table, and 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -17,17 +16,16 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from sparkpin.checkpoint.content import IMPORTED, REBUILD, RECORD, Hashes
+from sparkpin.checkpoint.content import IMPORTED, RECORD, Hashes
 from sparkpin.checkpoint.draft import Shard
 from sparkpin.checkpoint.plan import CheckpointPlan, donor_tensors
-from sparkpin.checkpoint.repository import Places
-from sparkpin.checkpoint.safetensors import read_header_bytes
+from sparkpin.checkpoint.repository import ByteRange, Places
 from sparkpin.checkpoint.steps import FORMAT, MTP_FP8, checkpoint_key, used_repositories
 from sparkpin.checkpoint.verify import check_files
 from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError, IntegrityError
+from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.pins.schema import DRAFTER, ModelLock, ModelPin
@@ -42,16 +40,6 @@ THREADS = 3
 STEP = 16 << 20
 """Bytes after which the kernel is asked to drop a file's pages: it drops what is on disk, and begins to write what is
 not, without waiting for it."""
-
-NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
-
-
-class ByteRange(NamedTuple):
-    """Bytes `begin` to `end` of a file."""
-
-    path: Path
-    begin: int
-    end: int
 
 
 class GatheringStopped(Exception):
@@ -86,8 +74,9 @@ def write_checkpoint(
     partial = partial_folder(folder)
     for left in folder.parent.glob(files.PARTIAL + "*"):
         if left != partial:
-            remove(left)
-    check_disk(folder, places.folders[plan.base], plan)
+            shutil.rmtree(left, ignore_errors=True)
+    needed = disk_needed(folder, places.folders[plan.base], plan)
+    files.require_space(folder.parent, needed, "the checkpoint's files", "SPARKPIN_HOME")
     if folder.exists():
         why = "came from another machine" if (folder / IMPORTED).exists() else "is damaged or incomplete"
         say(f"checkpoint {folder.name} {why}: building it again")
@@ -100,13 +89,13 @@ def write_checkpoint(
             # Without index and config, which come last, nobody takes the folder for a model.
             for link in plan.links:
                 hashes.link(link_or_copy, places.linked(link.path, link.of or plan.base), partial / link.path)
-            for text in plan.texts:
-                written[text.path] = hashlib.sha256(text.data).hexdigest()
-                write_text(partial / text.path, text.data)
-            write_text(partial / RECORD, record(pin, lock, plan, written))
+            written |= {text.path: hashlib.sha256(text.data).hexdigest() for text in plan.texts}
+            for name, data in (*plan.texts, (RECORD, record(pin, lock, plan, written))):
+                with files.atomic_file(partial / name, 0o444) as file:
+                    file.write(data)
             check_files(partial, plan)
         except CheckpointError:
-            remove(partial)
+            shutil.rmtree(partial, ignore_errors=True)
             raise
         for path in sorted({partial, *(child for child in partial.rglob("*") if child.is_dir())}):
             files.sync_folder(path)
@@ -150,16 +139,8 @@ def write_shards(partial: Path, plan: CheckpointPlan, places: Places, hashes: Ha
 
 def write_shard(path: Path, shard: Shard, places: Places, hashes: Hashes, stop: threading.Event) -> str:
     """SHA-256 (hex) of a shard that is on disk under its name, and in the table of hashes."""
-    unfinished, ranges = path.with_name(path.name + UNFINISHED), []
-    for span in shard.spans:
-        source, begin = places.of(span.first)
-        ranges.append(ByteRange(source, begin, begin + span.length))
-    sha256 = gather(unfinished, shard.header, ranges, stop)
-    if (size := unfinished.stat().st_size) != shard.size or read_header_bytes(unfinished) != shard.header:
-        raise CheckpointError(
-            f"{unfinished}: got {size} bytes, expected {shard.size} with the header that was written",
-            next_step="the same command again; if it stays, look at the disk (dmesg)",
-        )
+    unfinished = path.with_name(path.name + UNFINISHED)
+    sha256 = gather(unfinished, shard.header, (places.of(*span) for span in shard.spans), stop)
     unfinished.replace(path)
     files.sync_folder(path.parent)
     hashes.note(path, sha256)
@@ -174,25 +155,17 @@ def gather(path: Path, first: bytes, ranges: Iterable[ByteRange], stop: threadin
     Raises IntegrityError for a source that ends before its range, OSError and GatheringStopped.
     """
     digest, written, clean = hashlib.sha256(first), len(first), 0
-    buffer = memoryview(bytearray(files.CHUNK))
     with path.open("wb") as target:
         target.write(first)
-        for source, begin, end in ranges:
-            with source.open("rb", buffering=0) as opened:
-                opened.seek(begin)
-                while begin < end:
-                    if stop.is_set():
-                        raise GatheringStopped
-                    chunk = buffer[: opened.readinto(buffer[: end - begin])]
-                    if not chunk:
-                        cause = f"{source}: ends at byte {begin}, expected {end}"
-                        raise IntegrityError(cause, next_step="invoke build --fetch-only")
-                    digest.update(chunk)
-                    target.write(chunk)
-                    begin, written = begin + len(chunk), written + len(chunk)
-                    if written - clean >= STEP:
-                        os.posix_fadvise(target.fileno(), 0, written, os.POSIX_FADV_DONTNEED)
-                        clean = written
+        for chunk in (chunk for one in ranges for chunk in one.chunks()):
+            if stop.is_set():
+                raise GatheringStopped
+            digest.update(chunk)
+            target.write(chunk)
+            written += len(chunk)
+            if written - clean >= STEP:
+                os.posix_fadvise(target.fileno(), 0, written, os.POSIX_FADV_DONTNEED)
+                clean = written
         target.flush()
         os.fchmod(target.fileno(), 0o444)  # as the files of the cache: nobody changes it by mistake
         os.fsync(target.fileno())
@@ -217,21 +190,10 @@ def link_or_copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
-        return
-    except OSError as error:
-        if error.errno not in NO_LINK:
-            raise
-    shutil.copyfile(source, target)
-    target.chmod(0o444)
-    files.sync_file(target)
-
-
-def write_text(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fchmod(file.fileno(), 0o444)
-        os.fsync(file.fileno())
+    except OSError:
+        shutil.copyfile(source, target)
+        target.chmod(0o444)
+        files.sync_file(target)
 
 
 def record(pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, written: Mapping[str, str]) -> bytes:
@@ -275,15 +237,6 @@ def file_rows(
     return {path: {"size": size, "sha256": sha256[path]} for path, size in plan.sizes.items()}
 
 
-def check_record(folder: Path, rows: Mapping[str, Any]) -> None:
-    """CheckpointError for the first file of which the record has another size or SHA-256 than `rows`."""
-    recorded = json.loads((folder / RECORD).read_text(encoding="utf-8"))["files"]
-    for name, row in rows.items():
-        if recorded[name] != row:
-            cause = f"files[{name!r}]: got {recorded[name]}, expected {row}, which its bytes are"
-            raise CheckpointError(f"{folder / RECORD}: {cause}", next_step=REBUILD)
-
-
 def disk_needed(folder: Path, base: Path, plan: CheckpointPlan) -> int:
     """Bytes that building will take on the disk of `folder`.
 
@@ -304,15 +257,6 @@ def allocated(path: Path) -> int:
     except FileNotFoundError:
         return 0
     return found.st_blocks * 512 if found.st_nlink == 1 else 0
-
-
-def check_disk(folder: Path, base: Path, plan: CheckpointPlan) -> None:
-    """Room for everything that will be written, before the first byte is."""
-    files.require_space(folder.parent, disk_needed(folder, base, plan), "the checkpoint's files", "SPARKPIN_HOME")
-
-
-def remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def set_aside(folder: Path) -> None:

@@ -231,7 +231,7 @@ def stack_inputs(stack: Stack) -> str:
 
 def model_inputs(pin: ModelPin) -> str:
     """Over what decides which commits, files and tensors are locked. A key at its default counts as none."""
-    aside: Any = {"name": True, "description": True, "smoke": True, "drafts": True, "hybrid": {"unused"}}
+    aside: Any = {"name": True, "description": True, "smoke": True, "drafts": True}
     return digest_of(pin.owner(pin.base).model_dump(mode="json", exclude=aside, exclude_defaults=True))
 
 

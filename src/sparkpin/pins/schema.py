@@ -338,12 +338,9 @@ class FormatRule(StrictModel):
 
 
 class HybridStep(StrictModel):
-    """rules: see FormatRule. unused: how many tensors of the sources outside of experts stay unused, where that is
-    known; checkpoint.unused says which count.
-    """
+    """rules: see FormatRule."""
 
     rules: Annotated[list[FormatRule], Field(min_length=1)]
-    unused: Annotated[int, Field(ge=0)] | None = None
 
 
 class MtpStep(StrictModel):

@@ -32,7 +32,6 @@ def test_the_plan_of_the_122b_pair() -> None:
     plan = plan_of(manifests.load_model(PROJECT, LARGE), listings(G122B))
     seen = plan.counts
     assert (seen["replaced"], seen["added"], seen["dropped"], seen["listed"]) == (144, 144, 0, 0)
-    assert seen["unused"] == 408 and not any("hybrid.unused" in note for note in plan.notes)
     sources = donor_tensors(plan)["fp8"]
     assert (len(sources), sum(source.info.nbytes for source in sources)) == (288, 453_040_128)
     assert len(plan.shards) == 14

@@ -138,7 +138,7 @@ def test_half_a_layer_in_the_base_is_not_mended_in_silence(pair: Pair) -> None:
     pair.step |= {"source": "fp8"}
     pair.fp8[DONOR] |= dict.fromkeys(MTP, ("BF16", (2, 3)))
     del pair.base[EXTRA][MTP[-1]]
-    with pytest.raises(CheckpointError, match=rf"the MTP layer lacks {MTP[-1].removesuffix('weight')}"):
+    with pytest.raises(CheckpointError, match=rf"the MTP layer lacks {MTP[-1].removesuffix('.weight')};"):
         pair.plan(STEPS)
 
 
@@ -168,7 +168,7 @@ def test_experts_are_counted_against_the_config_in_each_form(pair: Pair, form: s
             pair.plan(STEPS)
         pair.base[EXTRA][name] = spec
     pair.configs["int4"]["text_config"]["num_experts"] = 5
-    with pytest.raises(CheckpointError, match=r"experts\.4\.gate_proj\.\*, .*experts\.4\.up_proj\.\*"):
+    with pytest.raises(CheckpointError, match=r"experts\.4\.gate_proj, .*experts\.4\.up_proj"):
         pair.plan(STEPS)
 
 
@@ -177,20 +177,6 @@ def test_experts_in_one_tensor_each_matrix_are_not_counted_one_by_one(pair: Pair
     prefix = "mtp.layers.0.mlp.experts"
     pair.base[EXTRA] |= {f"{prefix}.gate_up_proj": ("BF16", (4, 3, 4)), f"{prefix}.down_proj": ("BF16", (4, 2, 3))}
     assert len(pair.plan(STEPS).unlisted) == 0
-    pair.base[EXTRA][f"{prefix}.down_proj"] = ("BF16", (3, 2, 3))
-    with pytest.raises(CheckpointError, match=r"down_proj: shape: .*\[3, 2, 3\]"):
-        pair.plan(STEPS)
     del pair.base[EXTRA][f"{prefix}.down_proj"]
     with pytest.raises(CheckpointError, match=r"the MTP layer lacks mtp\.layers\.0\.mlp\.experts\.down_proj;"):
-        pair.plan(STEPS)
-
-
-def test_the_layer_of_a_model_of_another_size(pair: Pair) -> None:
-    pair.from_donor()
-    pair.fp8[DONOR] |= {f"mtp.{name}.weight": ("BF16", (2,)) for name in ("norm", "pre_fc_norm_embedding")}
-    pair.fp8[DONOR] |= {"mtp.fc.weight": ("BF16", (2, 4)), "mtp.pre_fc_norm_hidden.weight": ("BF16", (2,))}
-    pair.configs["int4"]["text_config"]["hidden_size"] = 2
-    assert pair.plan(STEPS).shards
-    pair.configs["int4"]["text_config"]["hidden_size"] = 3
-    with pytest.raises(CheckpointError, match=r"mtp\.fc\.weight: shape: .*\[2, 4\], .*\[3, 6\]"):
         pair.plan(STEPS)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from sparkpin.checkpoint import write
-from sparkpin.checkpoint.write import STEP, ByteRange, GatheringStopped, gather, link_or_copy
+from sparkpin.checkpoint.repository import ByteRange
+from sparkpin.checkpoint.write import STEP, GatheringStopped, gather, link_or_copy
 from sparkpin.core.errors import IntegrityError
 
 DATA = bytes(range(256)) * 40_961  # ten chunks and an odd rest

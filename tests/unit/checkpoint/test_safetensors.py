@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkpin.checkpoint.safetensors import TensorSource, build_header, parse_header, read_header, write_file
+from sparkpin.checkpoint.safetensors import TensorSource, parse_header, read_header, write_file
 from sparkpin.core.errors import IntegrityError
 
 
@@ -68,7 +68,6 @@ def test_bytes_do_not_depend_on_the_order_of_the_sources(tmp_path: Path) -> None
         packed(json.dumps({"a": entry()}).encode().replace(b'"dtype"', b'"dtype":"F16","dtype"')),
         packed(json.dumps({"b": entry(), "a": entry()}).encode().replace(b'"b"', b'"\\u0061"')),
         packed(b'{"__metadata__":{"a":"1","a":"2"}}'),
-        packed({"\ud800": entry()}),
         packed(b'{"a":' + b"[" * 200_000 + b"}"),
         packed({"a": entry(shape=[0, 1 << 64], offsets=[0, 0])}),
         packed({"a": entry() | {"more": 1}}),
@@ -112,9 +111,3 @@ def test_source_of_the_wrong_length_keeps_the_old_file(tmp_path: Path, chunks: t
     with pytest.raises(IntegrityError, match="a"):
         write_file(path, [TensorSource("a", "BF16", (1,), chunks)])
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("name", ["a", "__metadata__"])
-def test_duplicate_or_reserved_name_is_refused(name: str) -> None:
-    with pytest.raises(IntegrityError, match="twice or reserved"):
-        build_header([("a", "U8", (1,)), (name, "U8", (1,))])

@@ -12,7 +12,6 @@ from elf_samples import CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, X86_64, Elf, contai
 from sparkpin.smoke.inspect.fatbin import Code
 from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.gpu import compiles, runs
-from sparkpin.smoke.inspect.linking import Linker
 from sparkpin.smoke.inspect.rules import cuda_release, findings, minimum_driver
 from sparkpin.smoke.inspect.scan import ImageFacts
 
@@ -28,9 +27,9 @@ Root = Callable[..., ImageFacts]
 def root(tmp_path: Path) -> Root:
     """Facts of a root file system: paths and their content, besides those of a small sound one; None leaves one out."""
 
-    def of(files: Mapping[str, bytes | Elf | str | None], env: dict[str, str] | None = None) -> ImageFacts:
+    def of(files: Mapping[str, bytes | Elf | str | None]) -> ImageFacts:
         there = {path: content for path, content in {**SOUND, **files}.items() if content is not None}
-        return facts_of(put(Path(tempfile.mkdtemp(dir=tmp_path)), there), env)
+        return facts_of(put(Path(tempfile.mkdtemp(dir=tmp_path)), there))
 
     return of
 
@@ -57,7 +56,6 @@ SOUND: dict[str, bytes | Elf | str | None] = {
     f"{SITE}/torch/lib/libc10_cuda.so": Elf(
         soname="libc10_cuda.so",
         needed=["libcudart.so.13", "libc.so.6"],
-        rpath="$ORIGIN/../../nvidia/cu13/lib",
         undefined=["cudaMalloc"],
         defined=["_ZN3c104cuda12device_countEv"],
     ),
@@ -168,7 +166,7 @@ DISTRIBUTIONS = {
     "usr/lib/python3/dist-packages/torch-1.0.dist-info/METADATA": metadata("torch", "1.0"),
 }
 NEAR = {f"{SITE}/a/liblapack.so": Elf(undefined=["blas"]), f"{SITE}/a/libblas.so": Elf(defined=["blas"])}
-BOTH = {f"{SITE}/a/user.so": Elf(needed=["liblapack.so", "libblas.so"], rpath="$ORIGIN")}
+BOTH = {f"{SITE}/a/user.so": Elf(needed=["liblapack.so", "libblas.so"])}
 MOD = {
     f"{SITE}/sparkpin_made-1.dist-info/METADATA": metadata("sparkpin-made", "1"),
     f"{SITE}/sparkpin_made-1.dist-info/entry_points.txt": "[vllm.general_plugins]\nmade = sparkpin_made:register\n",
@@ -189,15 +187,15 @@ WHAT_IS_FOUND: dict[str, tuple[Mapping[str, bytes | Elf | str | None], list[tupl
          [("symbols", C_LIBRARY, "_ZN3c104cuda12device_countEv")]),
     "weak symbols may be missing, and those of libraries that are not needed do not count":
         ({f"{SITE}/a/weak.so": Elf(weak=["nowhere"]),
-          f"{SITE}/a/far.so": Elf(needed=["libnear.so"], undefined=["deep"], runpath="$ORIGIN"),
-          f"{SITE}/a/libnear.so": Elf(needed=["libdeep.so"], runpath="$ORIGIN"),
+          f"{SITE}/a/far.so": Elf(needed=["libnear.so"], undefined=["deep"]),
+          f"{SITE}/a/libnear.so": Elf(needed=["libdeep.so"]),
           f"{SITE}/a/libdeep.so": Elf(defined=["deep"]),
           f"{SITE}/a/alone.so": Elf(undefined=["deep"])},
          [("symbols", "a/alone.so", "deep")]),
     "never loaded alone: what loads it brings the symbols":
         ({**NEAR, **BOTH}, []),
     "one of those that load it does not bring them":
-        ({**NEAR, **BOTH, f"{SITE}/a/worse.so": Elf(needed=["liblapack.so"], rpath="$ORIGIN")},
+        ({**NEAR, **BOTH, f"{SITE}/a/worse.so": Elf(needed=["liblapack.so"])},
          [("symbols", "a/liblapack.so", "blas")]),
     "links in a circle":
         ({"usr/lib/libloop.so": "-> libback.so",
@@ -255,28 +253,21 @@ def test_our_plugins_are_there_and_made_for_this_vllm(root: Root, files: dict[st
     ]
 
 
-def test_where_the_loader_searches(root: Root) -> None:
-    """One library for each way; one that lies on none counts, for something may load it first."""
-    names = ["origin", "conf", "included", "env", "default", "linked", "nowhere", "stray"]
+def test_what_a_library_needs_may_lie_anywhere(root: Root) -> None:
+    """By its name, by its soname and by links to it; for another machine it does not count. The nearest is taken."""
     files: dict[str, bytes | Elf | str | None] = {
-        f"{SITE}/a/user.so": Elf(needed=[f"lib{name}.so" for name in names], runpath="${ORIGIN}/../b"),
-        f"{SITE}/b/liborigin.so": Elf(),
-        "etc/ld.so.conf": "include ld.so.conf.d/*.conf\n/opt/conf # why\n",
-        "etc/ld.so.conf.d/x.conf": "/opt/included\n",
-        "opt/conf/libconf.so": Elf(),
-        "opt/included/libincluded.so": Elf(),
-        "opt/env/libenv.so": Elf(),
-        "usr/lib/libdefault.so": Elf(),
+        f"{SITE}/a/user.so": Elf(
+            needed=["libnear.so.1", "liblinked.so", "libstray.so", "libother.so"], undefined=["x"]
+        ),
+        f"{SITE}/a/libnear.so": Elf(soname="libnear.so.1", defined=["x"]),
+        "usr/lib/libnear.so.1": Elf(soname="libnear.so.1"),
         "usr/lib/liblinked.so": "-> /opt/far/liblinked.so.1",
-        "opt/far/liblinked.so.1": Elf(),
+        "opt/far/liblinked.so.1": "-> liblinked.so.1.2",
+        "opt/far/liblinked.so.1.2": Elf(),
         "srv/libstray.so": Elf(),
-        "usr/lib/libnowhere.so": Elf(machine=X86_64),
+        "usr/lib/libother.so": Elf(machine=X86_64),
     }
-    facts = root(files, env={"LD_LIBRARY_PATH": "/opt/env"})
-    assert [row for row in seen(facts) if row[0] == "needed"] == [("needed", "a/user.so", "libnowhere.so")]
-    linker = Linker(facts, ())
-    user = facts.libraries[f"{SITE}/a/user.so"]
-    assert [name for name in user.needed if not linker.on_path(user, name)] == ["libnowhere.so", "libstray.so"]
+    assert [row for row in seen(root(files)) if row[1] == "a/user.so"] == [("needed", "a/user.so", "libother.so")]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import lzma
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from checkout import PROJECT
-from elf_samples import Elf, cubin, facts_of, put
+from elf_samples import Elf, facts_of, put
 from made_releases import release
 
 from sparkpin.build import render
@@ -33,8 +32,7 @@ from sparkpin.smoke.inspect.scan import ImageFacts
 
 FOLDER = "opt/sparkpin/kernels/int8-lm-head"
 SITE = "opt/vllm/lib/python3.11/site-packages"
-SM120A = cubin(0x600780A)
-TRITONS = lzma.decompress((PROJECT / "tests/data/inspection/triton-121a.cubin.xz").read_bytes())
+CUBIN = b"\x7fELF of a GPU, which nothing here reads"
 
 
 def rendered(project: Path, stack: str, stage: str) -> render.RenderedImage:
@@ -91,22 +89,21 @@ def of_kernels(facts: ImageFacts, sm: int | None = 121) -> list[ImageFinding]:
 
 
 def test_inspection_tells_what_was_compiled_for_what(tmp_path: Path) -> None:
-    facts = image(tmp_path, [TRITONS, TRITONS], 2)
-    assert of_kernels(facts) == [ImageFinding("note", "kernels", "int8-lm-head", "compiled ahead: 2 sm_121a")]
+    facts = image(tmp_path, [CUBIN, CUBIN], 2)
+    (note,) = of_kernels(facts)
+    assert (note.severity, note.subject) == ("note", "int8-lm-head")
     assert of_kernels(facts, None) == []
     told = Result("image", "linux/arm64", 121, facts, []).as_json()["kernels"]
-    assert told == [{"mod": "int8-lm-head", "package": "sparkpin-int8-lm-head", "archs": {"sm_121a": 2}, "runs": 2,
-                     "listed": 2, "triton": "3.8.0"}]  # fmt: skip
+    assert told == [{"mod": "int8-lm-head", "there": 2, "listed": 2, "sm": "12.1", "triton": "3.8.0"}]
 
 
 @pytest.mark.parametrize(
     ("cubins", "listed", "sm", "there"),
     [
-        ([], 0, 121, ""),
-        ([TRITONS], 2, 121, "1 sm_121a"),
-        ([TRITONS] * 3, 2, 121, "3 sm_121a"),
-        ([TRITONS, SM120A], 2, 121, "1 sm_120a, 1 sm_121a"),
-        ([TRITONS], 1, 90, "1 sm_121a"),
+        ([], 0, 121, "0 of 0"),
+        ([CUBIN], 2, 121, "1 of 2"),
+        ([CUBIN] * 3, 2, 121, "3 of 2"),
+        ([CUBIN], 1, 90, "1 of 1"),
     ],
 )
 def test_an_image_that_would_compile_is_refused(
@@ -118,11 +115,11 @@ def test_an_image_that_would_compile_is_refused(
 
 
 def test_kernels_by_another_triton_and_a_list_that_is_none(tmp_path: Path) -> None:
-    (one,) = of_kernels(image(tmp_path, [TRITONS], 1, built_with="3.6.0"))
-    assert (one.severity, one.what) == ("error", "3.6.0")
+    (one,) = of_kernels(image(tmp_path, [CUBIN], 1, built_with="3.6.0"))
+    assert one.severity == "error" and "3.6.0" in one.text
     (tmp_path / FOLDER / "kernels.json").write_text('{"kernels": 3}')
     (one,) = of_kernels(facts_of(tmp_path))
-    assert one.severity == "error" and one.text.startswith("1 of its unlisted kernels")
+    assert one.severity == "error" and "unlisted" in one.text
 
 
 def test_the_smoke_test_of_a_gpus_stack_asks_where_they_came_from() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -21,7 +21,7 @@ from sparkpin.core.errors import InspectionError
 from sparkpin.smoke.inspect import fatbin
 
 MAGIC = b"\x7fELF"
-X86_64, AARCH64, CUDA = 62, 183, 190
+X86_64, AARCH64 = 62, 183
 MACHINES = {X86_64: "x86-64", AARCH64: "aarch64"}
 GLOBAL, WEAK, UNIQUE = 1, 2, 10
 FATBINS = (".nv_fatbin", "__nv_relfatbin")
@@ -35,8 +35,6 @@ class Library:
     dynamic: bool = False
     soname: str = ""
     needed: tuple[str, ...] = ()
-    rpath: tuple[str, ...] = ()
-    runpath: tuple[str, ...] = ()
     undefined: frozenset[bytes] = frozenset()  # names of strong symbols
     defined: frozenset[bytes] = field(default=frozenset(), repr=False)
     versions_needed: Mapping[str, frozenset[str]] = field(default_factory=dict)  # file -> of it, "GLIBC_2.34"
@@ -50,14 +48,9 @@ def read_library(file: BinaryIO, path: str) -> Library:
     try:
         file.seek(18)
         machine = int.from_bytes(file.read(2), "little")
-        if machine not in (*MACHINES, CUDA):
+        if machine not in MACHINES:
             return Library(path, machine)
-        elf = ELFFile(file)
-        if machine == CUDA:
-            note = elf.get_section_by_name(".note.nv.tkinfo")
-            unit = (fatbin.cubin_code(elf.header.e_flags, note.data() if note else b""),)
-            return Library(path, machine, code=((unit, 1),))
-        return Library(path, machine, **tables(elf, file))
+        return Library(path, machine, **tables(ELFFile(file), file))
     except DAMAGED as error:
         raise InspectionError(
             f"{path} is damaged: {type(error).__name__}: {error}", next_step="fetch the package again"
@@ -86,19 +79,9 @@ def tables(elf: Any, file: BinaryIO) -> dict[str, Any]:
     return found | {"code": tuple(sorted(code.items()))}
 
 
-def dynamic(section: DynamicSection) -> dict[str, Any]:
-    rows: dict[str, list[str]] = {name: [] for name in ("needed", "soname", "rpath", "runpath")}
-    for tag in section.iter_tags():
-        name = str(tag.entry.d_tag).removeprefix("DT_").lower()
-        if name in rows:
-            rows[name].append(getattr(tag, name))
-    return {
-        "dynamic": True,
-        "soname": (rows["soname"] or [""])[0],
-        "needed": tuple(rows["needed"]),
-        "rpath": folders(rows["rpath"]),
-        "runpath": folders(rows["runpath"]),
-    }
+def dynamic(section: Any) -> dict[str, Any]:
+    needed = tuple(tag.needed for tag in section.iter_tags("DT_NEEDED"))
+    return {"dynamic": True, "needed": needed, "soname": "".join(tag.soname for tag in section.iter_tags("DT_SONAME"))}
 
 
 def symbols(rows: bytes, names: bytes) -> dict[str, Any]:
@@ -109,7 +92,3 @@ def symbols(rows: bytes, names: bytes) -> dict[str, Any]:
         elif offset and where and info >> 4 in (GLOBAL, WEAK, UNIQUE) and visibility & 3 in (0, 3):
             defined.add(names[offset : names.index(b"\0", offset)])
     return {"defined": frozenset(defined), "undefined": frozenset(undefined)}
-
-
-def folders(paths: Sequence[str]) -> tuple[str, ...]:
-    return tuple(folder for path in paths for folder in path.split(":") if folder)

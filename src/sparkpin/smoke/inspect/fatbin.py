@@ -8,7 +8,6 @@ index reads it, and NVIDIA's cuobjdump is not free to pass on.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
@@ -18,7 +17,6 @@ HEADER, ENTRY = 16, 64  # bytes; an entry's header has more where it holds a nam
 PTX, CUBIN = "ptx", "cubin"
 KINDS = {1: PTX, 2: CUBIN}
 SPECIFIC, FAMILY = 0x100000, 0x200000
-COMPILER_NOTE = re.compile(rb"-arch sm_(\d{2,3})([af]?)\b")
 
 
 class Code(NamedTuple):
@@ -59,11 +57,3 @@ def entries(file: BinaryIO, offset: int, end: int) -> Iterator[Code]:
             raise ValueError(f"no entry of GPU code at byte {offset}")
         yield Code(KINDS.get(kind, f"kind {kind}"), arch, "a" if flags & SPECIFIC else "f" if flags & FAMILY else "")
         offset += head + size
-
-
-def cubin_code(flags: int, note: bytes) -> Code:
-    """What a .cubin, a GPU's own ELF file, was compiled for: by its compiler's note, else by the flags of its header,
-    in which nvcc 13.0 does not mark "a" and "f"."""
-    if match := COMPILER_NOTE.search(note):
-        return Code(CUBIN, int(match[1]), match[2].decode())
-    return Code(CUBIN, flags >> 8 & 0xFF, "a" if flags & 8 else "")

@@ -88,53 +88,44 @@ def gpu_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
 
 @dataclass(frozen=True)
 class Ahead:
-    """A mod that can compile its kernels ahead."""
+    """A mod that can compile its kernels ahead: what the list says that the build wrote, and the .cubin files."""
 
     mod: str
-    package: str
-    archs: tuple[tuple[str, int], ...]  # of its .cubin files
-    runs: int
-    listed: int  # kernels that its list names
-    triton: str
+    there: int
+    listed: int = 0
+    sm: str = ""
+    triton: str = ""
 
 
-def ahead(facts: ImageFacts, sm: int) -> list[Ahead]:
+def ahead(facts: ImageFacts) -> list[Ahead]:
     """One row for each mod with the entry point, whether its kernels are there or not."""
     rows = []
-    for package in facts.packages:
-        for mod in package.kernels:
-            codes = facts.cubins.get(f"{FOLDER}/{mod}", ())
-            archs = tuple((code.name, count) for code, count in codes)
-            good = sum(count for code, count in codes if runs(code, sm))
-            rows.append(Ahead(mod, package.name, archs, good, *manifest(facts.manifests.get(f"{FOLDER}/{mod}", ""))))
+    for mod in (mod for package in facts.packages for mod in package.kernels):
+        there = facts.cubins.get(f"{FOLDER}/{mod}", 0)
+        try:
+            value = json.loads(facts.manifests.get(f"{FOLDER}/{mod}", ""))
+            rows.append(Ahead(mod, there, len(value["kernels"]), str(value["sm"]), str(value["triton"])))
+        except (ValueError, KeyError, TypeError):
+            rows.append(Ahead(mod, there))
     return rows
 
 
-def manifest(text: str) -> tuple[int, str]:
-    """(how many kernels, version of Triton) of a list that mods/modkit wrote; (0, "") where there is none."""
-    try:
-        value = json.loads(text)
-        return len(value["kernels"]), str(value["triton"])
-    except (ValueError, KeyError, TypeError):
-        return 0, ""
-
-
 def kernel_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
-    triton = facts.package("triton")
-    version = triton.version if triton else "none"
-    for row in ahead(facts, sm):
-        held = ", ".join(f"{count} {name}" for name, count in row.archs)
-        total = sum(count for _, count in row.archs)
-        if not row.listed or row.runs < row.listed or total != row.listed:
-            text = (
-                f"{row.runs} of its {row.listed or 'unlisted'} kernels are in the image for sm_{sm} ({held or 'none'})"
+    """Those that are not there are compiled on the machine, at each first start. That each is for the GPU of the list
+    the build has checked."""
+    package, wanted = facts.package("triton"), f"{sm // 10}.{sm % 10}"
+    triton = package.version if package else "none"
+    for row in ahead(facts):
+        if not row.listed or row.there != row.listed:
+            text, step = f"{row.there} of its {row.listed or 'unlisted'} kernels are in the image", AGAIN
+        elif row.sm != wanted:
+            text, step = f"its kernels are for {row.sm}", f"take a stack whose gpu.sm is {wanted}, and build"
+        elif row.triton != triton:
+            text, step = (
+                f"its kernels are by Triton {row.triton}, the image has {triton}, which finds none",
+                AGAIN,
             )
-            text += ": the others are compiled on the machine, at each first start"
-            for_another = total == row.listed > 0 == row.runs
-            step = f"take a stack whose gpu.sm is {sm // 10}.{sm % 10}, and build" if for_another else AGAIN
-            yield ImageFinding("error", "kernels", row.mod, text, step, what=held)
-        elif version != row.triton:
-            text = f"its kernels are by Triton {row.triton}, the image has {version}, which would not find them"
-            yield ImageFinding("error", "kernels", row.mod, text, AGAIN, what=row.triton)
         else:
-            yield ImageFinding("note", "kernels", row.mod, f"compiled ahead: {held}")
+            yield ImageFinding("note", "kernels", row.mod, f"{row.there} kernels for {row.sm} were compiled ahead")
+            continue
+        yield ImageFinding("error", "kernels", row.mod, text, step, what=f"{row.there} of {row.listed}")

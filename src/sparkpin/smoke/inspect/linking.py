@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
-from sparkpin.smoke.inspect.elf import AARCH64, X86_64, Library
+from sparkpin.smoke.inspect.elf import Library
 from sparkpin.smoke.inspect.finding import Allowed, ImageFinding, Severity, reason
 from sparkpin.smoke.inspect.scan import ImageFacts
 
-TRIPLETS = {X86_64: "x86_64-linux-gnu", AARCH64: "aarch64-linux-gnu"}
 # Loaded by Python before what needs them: a library of that name is in memory by then, wherever it lies.
 LOADED_FIRST = ("/torch/lib/", "/nvidia/")
 SHOWN = 4
+LINKS = 8  # of one name to another
 PUT_IN = "put the package with {} into the stack's pins, or leave out what needs it"
 ONE_RELEASE = "take builds of one release: this library was built against another one of those it needs"
 OLDER_SYSTEM = "take a build for an older system, or a newer Debian suite in the stack's pins"
@@ -22,58 +23,35 @@ TORCH = re.compile(r"^_ZN?K?(3c10|2at|5torch)|^(aoti_)?torch_")  # told first: w
 
 
 class Linker:
-    """The libraries of an image as its loader sees them. allowed: see `finding`."""
+    """The libraries of an image by the names that others need them by. allowed: see `finding`.
+
+    Whatever of that name lies in the image counts, on a search path or not: Python loads by path what is in memory when
+    another library needs it, and the load in a container asks the image's own loader.
+    """
 
     def __init__(self, facts: ImageFacts, allowed: Sequence[Allowed]) -> None:
         self.facts, self.allowed = facts, allowed
+        self.links = {posixpath.basename(path): posixpath.basename(target) for path, target in facts.links.items()}
         self.names: dict[tuple[int, str], list[str]] = {}
         for path, library in sorted(facts.libraries.items()):
-            for name in {path.rpartition("/")[2], library.soname} - {""}:
+            for name in {posixpath.basename(path), library.soname} - {""} if library.dynamic else ():
                 self.names.setdefault((library.machine, name), []).append(path)
-        for path in facts.links:
-            if ".so" in path and (there := facts.libraries.get(facts.real(path))):
-                places = self.names.setdefault((there.machine, path.rpartition("/")[2]), [])
-                if there.path not in places:
-                    places.append(there.path)
         self.resolved: dict[tuple[str, str], str] = {}
         self.closures: dict[str, tuple[Library, ...]] = {}
 
     def find(self, library: Library, name: str) -> str:
-        """The path of what a library needs; "" when the image has none. A library of that name which lies on no search
-        path counts, those that are loaded first before others: Python loads by path what is in memory afterwards."""
-        key = (library.path, name)
-        if key not in self.resolved:
-            self.resolved[key] = self.on_path(library, name) or self.elsewhere(library, name)
-        return self.resolved[key]
-
-    def on_path(self, library: Library, name: str) -> str:
-        """As found by the loader's own search."""
-        if "/" in name:
-            return self.usable(library, name)
-        return next(
-            (path for folder in self.searched(library) if (path := self.usable(library, f"{folder}/{name}"))), ""
-        )
-
-    def usable(self, library: Library, path: str) -> str:
-        found = self.facts.real(path)
-        there = self.facts.libraries.get(found)
-        return found if there and there.machine == library.machine and there.dynamic else ""
-
-    def searched(self, library: Library) -> Iterator[str]:
-        """Folders, in the loader's order."""
-        here = "/" + posixpath.dirname(library.path)
-        own = [path.replace("${ORIGIN}", here).replace("$ORIGIN", here) for path in (library.runpath or library.rpath)]
-        env = [path for path in self.facts.env.get("LD_LIBRARY_PATH", "").split(":") if path]
-        yield from (*env, *own) if library.runpath else (*own, *env)
-        yield from self.facts.searched
-        triplet = TRIPLETS.get(library.machine, "")
-        yield from (f"{root}{end}" for end in (f"/{triplet}", "64", "") for root in ("/lib", "/usr/lib"))
-        yield "/usr/local/lib"
-
-    def elsewhere(self, library: Library, name: str) -> str:
-        places = self.names.get((library.machine, name), [])
-        first = (path for part in LOADED_FIRST for path in places if part in f"/{path}")
-        return next(first, places[0] if places else "")
+        """The path of what a library needs; "" when the image has none. Of several the nearest, and those first that
+        are loaded before others."""
+        if (library.path, name) not in self.resolved:
+            name_there = posixpath.basename(name)
+            for _ in range(LINKS):
+                if (library.machine, name_there) not in self.names:
+                    name_there = self.links.get(name_there, "")
+            places = self.names.get((library.machine, name_there), [])
+            first = [path for part in LOADED_FIRST for path in places if part in f"/{path}"] + places
+            near = max(first, key=lambda path: len(shared_folders(path, library.path)), default="")
+            self.resolved[library.path, name] = near
+        return self.resolved[library.path, name]
 
     def closure(self, library: Library) -> tuple[Library, ...]:
         """The library and all that it needs, in the order of loading."""
@@ -172,3 +150,8 @@ def some(names: Iterable[str]) -> str:
     names = list(names)
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def shared_folders(one: str, other: str) -> list[str]:
+    pairs = zip(one.split("/")[:-1], other.split("/")[:-1], strict=False)
+    return [left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]

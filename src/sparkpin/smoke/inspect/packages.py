@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import configparser
-import re
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from email.parser import HeaderParser
+from importlib.metadata import Distribution
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -16,8 +16,21 @@ from sparkpin.pins.mods import KERNELS
 PLUGINS = "vllm.general_plugins"
 # Where a mod names the vLLM releases that it was made for: a list of them, or the keys of a table.
 VERSIONS, TOUCHES = "VLLM_VERSIONS", "TOUCHES"
-DIST_INFO = re.compile(r"(?P<site>(?:.*/)?)(?P<stem>[^/]+)\.dist-info/(?P<file>METADATA|entry_points\.txt)")
+DIST_INFO = r"(.*/)?[^/]+\.dist-info/(METADATA|entry_points\.txt)"
 SMALL = 1 << 20  # bytes of a text that is read
+
+
+class ReadDistribution(Distribution):
+    """A distribution of an image, from its texts."""
+
+    def __init__(self, folder: str, texts: Mapping[str, str]) -> None:
+        self.folder, self.texts = folder, texts
+
+    def read_text(self, filename: str) -> str | None:
+        return self.texts.get(f"{self.folder}/{filename}")
+
+    def locate_file(self, path: str | os.PathLike[str]) -> Any:
+        raise FileNotFoundError(path)
 
 
 @dataclass(frozen=True)
@@ -43,44 +56,24 @@ class Torch:
 def packages_of(texts: Mapping[str, str]) -> tuple[InstalledPackage, ...]:
     """From the texts that `scan` has kept, by path."""
     found = []
-    for path, text in sorted(texts.items()):
-        info = DIST_INFO.fullmatch(path)
-        if not info or info["file"] != "METADATA":
-            continue
-        head = HeaderParser().parsestr(text, headersonly=True)
-        folder = path.rpartition("/")[0]
-        points = texts.get(f"{folder}/entry_points.txt", "")
-        modules = [value.partition(":")[0].strip() for value in entry_points(points, PLUGINS).values()]
-        accepts = {
-            version
-            for module in modules
-            for file, source in texts.items()
-            if file.startswith(f"{info['site']}{module.partition('.')[0]}/") and file.endswith(".py")
-            for version in releases(source)
-        }
-        name = canonicalize_name(head.get("Name") or info["stem"].partition("-")[0])
+    for folder in sorted(path.removesuffix("/METADATA") for path in texts if path.endswith(".dist-info/METADATA")):
+        read = ReadDistribution(folder, texts)
+        site, stem = folder[: folder.rfind("/") + 1], folder.rpartition("/")[2]
+        plugins = [point.module for point in read.entry_points.select(group=PLUGINS)]
+        homes = tuple(f"{site}{module.partition('.')[0]}/" for module in plugins)
+        sources = [text for file, text in texts.items() if homes and file.startswith(homes) and file.endswith(".py")]
         found.append(
             InstalledPackage(
-                name,
-                head.get("Version") or "",
-                info["site"],
-                folder,
-                tuple(modules),
-                tuple(sorted(accepts)),
-                tuple(entry_points(points, KERNELS)),
+                name=canonicalize_name(read.metadata["Name"] or stem.partition("-")[0]),
+                version=read.metadata["Version"] or "",
+                site=site,
+                folder=folder,
+                plugins=tuple(plugins),
+                accepts=tuple(sorted({version for source in sources for version in releases(source)})),
+                kernels=tuple(point.name for point in read.entry_points.select(group=KERNELS)),
             )
         )
     return tuple(found)
-
-
-def entry_points(text: str, group: str) -> dict[str, str]:
-    """Name -> value of the entry points of a group; none where the file is none."""
-    parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
-    try:
-        parser.read_string(text)
-    except configparser.Error:
-        return {}
-    return dict(parser[group]) if group in parser else {}
 
 
 def releases(source: str) -> Iterator[str]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparkpin.core import terminal
 from sparkpin.smoke.inspect.finding import ImageFinding
-from sparkpin.smoke.inspect.gpu import Coverage, ahead, coverages
+from sparkpin.smoke.inspect.gpu import Coverage, Verdict, ahead, coverages
 from sparkpin.smoke.inspect.rules import cuda_release, minimum_driver
 from sparkpin.smoke.inspect.scan import ImageFacts
 
 FORMAT = 1
-SUMS = {"runs": "libraries have it", "PTX only": "PTX only", "none": "none"}
+SUMS: dict[Verdict, str] = {"runs": "libraries have it", "PTX only": "PTX only", "none": "none"}
 SITE = re.compile(r"[^\s(]*/(site|dist)-packages/(?=[^\s])")
 
 
@@ -58,16 +58,16 @@ class Result:
             "packages": [{"name": p.name, "version": p.version, "folder": p.folder} for p in facts.packages],
             "plugins": {p.name: list(p.plugins) for p in facts.packages if p.plugins},
             "gpu": [asdict(row) | {"archs": dict(row.archs), "verdict": row.verdict} for row in self.coverages],
-            "kernels": [{**asdict(row), "archs": dict(row.archs)} for row in ahead(facts, self.sm)] if self.sm else [],
+            "kernels": [asdict(row) for row in ahead(facts)] if self.sm else [],
             "findings": [asdict(finding) for finding in self.findings],
         }
 
 
 def counted(findings: Sequence[ImageFinding]) -> str:
     """ "1 error, 2 warnings, 3 notes, 4 allowed" """
-    seen: Mapping[str, int] = Counter(finding.severity for finding in findings)
-    words = [terminal.count(seen.get(kind, 0), kind) for kind in ("error", "warning", "note")]
-    return ", ".join([*words, f"{seen.get('allowed', 0)} allowed with a reason"])
+    seen = Counter[str](finding.severity for finding in findings)
+    words = [terminal.count(seen[kind], kind) for kind in ("error", "warning", "note")]
+    return ", ".join([*words, f"{seen['allowed']} allowed with a reason"])
 
 
 def show(result: Result) -> None:
@@ -79,14 +79,13 @@ def show(result: Result) -> None:
     )
     vllm, torch, cuda = facts.package("vllm"), facts.torch, cuda_release(facts)
     lines = [f"vLLM {vllm.version if vllm else 'none'}; torch {torch.version if torch else 'none'}"]
-    for package in (package for package in facts.packages if package.plugins):
-        made = f", for vLLM {', '.join(package.accepts)}" if package.accepts else ""
-        lines.append(f"plugin {package.name} {package.version}{made}")
+    for one in (package for package in facts.packages if package.plugins):
+        lines.append(f"plugin {one.name} {one.version}, for vLLM {', '.join(one.accepts) or 'any'}")
     if cuda:
         lines.append(f"CUDA {cuda}, driver {minimum_driver(facts) or 'not known'} or newer")
     if rows := result.coverages:
-        seen: Mapping[str, int] = Counter(row.verdict for row in rows)
-        counts = [f"{seen.get(verdict, 0)} {words}" for verdict, words in SUMS.items()]
+        seen = Counter(row.verdict for row in rows)
+        counts = [f"{seen[verdict]} {words}" for verdict, words in SUMS.items()]
         lines.append(f"GPU code for sm_{result.sm}: {', '.join(counts)}")
     for line in lines:
         terminal.show(terminal.printable(line))

@@ -86,16 +86,12 @@ def torch_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
         for name in library.needed
         if (match := re.fullmatch(r"libcudart\.so\.(\d+)(?:\..*)?|libc10_cuda\.so|libtorch_cuda\.so", name))
     }
-    majors = wanted.keys() - {""}
-    if bool(wanted) == bool(torch.cuda) and majors <= {torch.cuda.partition(".")[0]}:
+    others = wanted.keys() - {"", torch.cuda.partition(".")[0]}
+    if bool(wanted) == bool(torch.cuda) and not others:
         return
-    other = min(majors - {torch.cuda.partition(".")[0]}, default="")
-    mine = f"without CUDA ({own[0].path} needs no CUDA library)"
-    if wanted:
-        mine = f"for CUDA{f' {other}' if other else ''} ({wanted[other]})"
-    theirs = f"for CUDA {torch.cuda}" if torch.cuda else "without CUDA"
-    seen = f"torch {torch.version} ({torch.path}: cuda = {torch.cuda or None})"
-    text = f"vLLM {vllm.version} is built {mine}, but {seen} is built {theirs}"
+    other = min(others, default="")
+    mine = f"for CUDA {other} ({wanted[other]})" if wanted else "without CUDA"
+    text = f"vLLM {vllm.version} is built {mine}, torch {torch.version} for CUDA {torch.cuda or None} ({torch.path})"
     step = "pin torch and vLLM wheels that are built for one CUDA release, or both for none"
     yield ImageFinding("error", "torch", f"vllm {vllm.version}", text, step)
 
@@ -128,12 +124,8 @@ def cuda_release(facts: ImageFacts) -> str:
     """The CUDA release whose runtime the image has, the newest of several; "" where it has none."""
     runtimes = [package.version for part, package in toolkit(facts) if part == RUNTIME]
     if runtimes:
-        return release(max(runtimes, key=numbers))
+        return release(max(runtimes, key=Version))
     return facts.torch.cuda if facts.torch else ""
-
-
-def numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d{1,9}", version)]
 
 
 def minimum_driver(facts: ImageFacts) -> str:
@@ -144,15 +136,12 @@ def minimum_driver(facts: ImageFacts) -> str:
 
 def package_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
     """One version of a distribution in a folder that Python imports from."""
-    seen: dict[tuple[str, str], list[InstalledPackage]] = {}
-    for package in facts.packages:
-        seen.setdefault((package.site, package.name), []).append(package)
-    for (site, name), same in sorted(seen.items()):
-        if len(same) > 1:
-            versions = ", ".join(package.version for package in same)
-            text = f"{len(same)} times in /{site}: versions {versions}"
+    for site, name in sorted({(package.site, package.name) for package in facts.packages}):
+        versions = [one.version for one in facts.packages if (one.site, one.name) == (site, name)]
+        if len(versions) > 1:
+            text = f"{len(versions)} times in /{site}: versions {', '.join(versions)}"
             step = "lock the stack again: one wheel of a name"
-            yield ImageFinding("error", "packages", name, text, step, what=versions)
+            yield ImageFinding("error", "packages", name, text, step, what=", ".join(versions))
 
 
 def plugin_findings(facts: ImageFacts, mods: Sequence[str]) -> Iterator[ImageFinding]:
@@ -162,25 +151,22 @@ def plugin_findings(facts: ImageFacts, mods: Sequence[str]) -> Iterator[ImageFin
         if facts.package(name) is None:
             text = "the stage has this mod, the image does not"
             yield ImageFinding("error", "plugins", name, text, "build the image again: invoke build")
-    for package in facts.packages:
-        if not package.plugins:
-            continue
-        where, made_for = ", ".join(package.plugins), ", ".join(package.accepts)
-        if not made_for:
-            if package.name in mods:
-                text = f"{where} {package.version} does not say which vLLM it is made for"
-                step = "name the releases in its TOUCHES, as a literal"
-                yield ImageFinding("warning", "plugins", package.name, text, step)
-        elif vllm and not any(same_release(vllm.version, version) for version in package.accepts):
-            text = f"{where} {package.version} is made for vLLM {made_for}, the image has {vllm.version}"
-            step = "take a version of the mod that is made for this vLLM, or adapt it and add the version"
-            seen = vllm.version.partition("+")[0]
-            patch = bool(re.fullmatch(r"\d+\.\d+\.\d+", seen)) and any(
-                seen.rpartition(".")[0] == version.rpartition(".")[0] for version in package.accepts
+    for package in (package for package in facts.packages if package.plugins):
+        what = f"{', '.join(package.plugins)} {package.version}"
+        if not package.accepts and package.name in mods:
+            text, step = (
+                f"{what} does not say which vLLM it is made for",
+                "name the releases in its TOUCHES, as a literal",
             )
-            if patch:  # decided by its source, when the server starts
-                step = "smoke test it: the mod starts only if the patch left what it replaces as it was"
-            yield ImageFinding("warning" if patch else "error", "plugins", package.name, text, step)
+            yield ImageFinding("warning", "plugins", package.name, text, step)
+        elif package.accepts and vllm and not any(same_release(vllm.version, version) for version in package.accepts):
+            text = f"{what} is made for vLLM {', '.join(package.accepts)}, the image has {vllm.version}"
+            if vllm.version.rpartition(".")[0] in {version.rpartition(".")[0] for version in package.accepts}:
+                step = "smoke test it: the mod starts only if this patch release left what it replaces as it was"
+                yield ImageFinding("warning", "plugins", package.name, text, step)
+            else:
+                step = "take a version of the mod that is made for this vLLM, or adapt it and add the version"
+                yield ImageFinding("error", "plugins", package.name, text, step)
 
 
 def same_release(seen: str, accepted: str) -> bool:

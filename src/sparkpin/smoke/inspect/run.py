@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin.core.errors import EngineError, InputError, SparkpinError
@@ -30,7 +30,6 @@ STACK, STAGE = "sparkpin.stack", "sparkpin.stage"  # labels
 class Opened:
     files: Iterator[FoundPath]  # each may be read until the next one is asked for
     platform: str = ""  # "linux/arm64"; "" where nothing names it
-    env: Mapping[str, str] = field(default_factory=dict)
     stack: str = ""
     stage: str = ""
 
@@ -47,11 +46,12 @@ def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: int | None
             subject = ref_of(paths, engine, subject)
             opened = stack.enter_context(open_image(paths, engine, subject, say))
             then = stack.enter_context(pins_of(paths, subject, say))
-        facts = scan(opened.files, say, opened.env)
+        facts = scan(opened.files, say)
         platform = opened.platform or platform_of(facts)
         if platform not in PLATFORMS:
             raise InputError(f"{subject} is for {platform}", next_step=f"an image for {' or '.join(PLATFORMS)}")
-        gpu, mods = sm or sm_of(then, opened, say), mods_of(then, opened, say)
+        gpu, mods = demands_of(then, opened, say)
+        gpu = sm or gpu
     return Result(subject, platform, gpu, facts, findings(facts, sm=gpu, platform=platform, mods=mods))
 
 
@@ -61,7 +61,6 @@ def open_image(paths: Paths, engine: Engine, ref: str, say: Say) -> Iterator[Ope
     info = engine.image(ref)
     if info is None:
         raise InputError(f"the engine has no image {ref}", next_step="invoke images")
-    env = dict(row.partition("=")[::2] for row in info.config.get("Env") or ())
     say("the engine exports the files")
     with (
         saving_folder(paths) as work,
@@ -70,7 +69,7 @@ def open_image(paths: Paths, engine: Engine, ref: str, say: Say) -> Iterator[Ope
     ):
         files = in_archive(archive, work)
         platform = f"{info.os}/{info.architecture}"
-        yield Opened(files, platform, env, info.labels.get(STACK, ""), info.labels.get(STAGE, ""))
+        yield Opened(files, platform, info.labels.get(STACK, ""), info.labels.get(STAGE, ""))
 
 
 def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
@@ -110,25 +109,16 @@ def platform_of(facts: ImageFacts) -> str:
     return max(PLATFORMS, key=lambda name: machines.count(PLATFORMS[name]))
 
 
-def sm_of(paths: Paths, opened: Opened, say: Say) -> int | None:
-    """What the image's stack is for."""
-    try:
-        gpu = manifests.load_stack(paths.project, opened.stack).gpu if opened.stack else None
-        return int(gpu.sm.replace(".", "")) if gpu else None
-    except SparkpinError as error:  # a stack of another project
-        say(f"note: which GPU the image is for is not known here, so its GPU code is not judged: {error.message}")
-        return None
-
-
-def mods_of(paths: Paths, opened: Opened, say: Say) -> list[str]:
-    """Distributions of the mods that the image's stack and stage name."""
-    if not opened.stage:
-        return []
+def demands_of(paths: Paths, opened: Opened, say: Say) -> tuple[int | None, list[str]]:
+    """The GPU that the image's stack is for, and the distributions of the mods that its stack and stage name."""
+    if not opened.stack:
+        return None, []
     try:
         stack = manifests.load_stack(paths.project, opened.stack)
-        chain = manifests.load_chain(paths.project, opened.stage)
-        names = [*stack.mods, *(mod for stage in chain for mod in stage.mods)]
-        return [read_mod(paths.project, name).distribution for name in names]
-    except SparkpinError as error:
-        say(f"note: which mods belong into the image is not known here: {error.message}")
-        return []
+        chain = manifests.load_chain(paths.project, opened.stage) if opened.stage else ()
+        names = [*stack.mods, *(mod for stage in chain for mod in stage.mods)] if chain else []
+        sm = int(stack.gpu.sm.replace(".", "")) if stack.gpu else None
+        return sm, [read_mod(paths.project, name).distribution for name in names]
+    except SparkpinError as error:  # a stack of another project
+        say(f"note: its GPU and its mods are not known here, so neither is judged: {error.message}")
+        return None, []

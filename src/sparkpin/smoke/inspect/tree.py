@@ -10,7 +10,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, cast
@@ -18,7 +18,6 @@ from typing import IO, BinaryIO, cast
 from sparkpin.core.errors import InspectionError
 from sparkpin.image.archive import Joined
 
-FOLLOWED = 40  # links in a path, as the kernel follows them
 IN_MEMORY = 1 << 26  # bytes of a file from an archive; a larger one goes to the disk while it is read
 
 
@@ -74,27 +73,3 @@ def spooled(tar: tarfile.TarFile, member: tarfile.TarInfo, work: Path) -> Binary
         shutil.copyfileobj(data, file, 1 << 20)
     file.seek(0)
     return cast(BinaryIO, file)
-
-
-def real(path: str, links: Mapping[str, str]) -> str:
-    """A path with all its links followed inside the image; "" where they lead in a circle."""
-    followed, done = 0, ""
-    rest = [part for part in path.split("/") if part]
-    while rest:
-        part = rest.pop(0)
-        if part == ".":
-            continue
-        if part == "..":
-            done = done.rpartition("/")[0]
-            continue
-        here = f"{done}/{part}".lstrip("/")
-        if (target := links.get(here)) is None:
-            done = here
-            continue
-        followed += 1
-        if followed > FOLLOWED:
-            return ""
-        rest = [piece for piece in target.split("/") if piece] + rest
-        if target.startswith("/"):
-            done = ""
-    return done

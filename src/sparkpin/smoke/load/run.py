@@ -17,18 +17,18 @@ from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
-from sparkpin.smoke.inspect.linking import TRIPLETS
+from sparkpin.smoke.inspect.elf import AARCH64, X86_64
 from sparkpin.smoke.inspect.packages import PLUGINS
 from sparkpin.smoke.inspect.rules import PLATFORMS
 from sparkpin.smoke.inspect.scan import ImageFacts
 from sparkpin.smoke.load import inside
-from sparkpin.smoke.load.rows import LoadRow, open_step, outcomes, read_rows
+from sparkpin.smoke.load.rows import LoadRow, outcomes, read_rows
 from sparkpin.smoke.load.stub import SONAME, is_wanted, stub, wanted_symbols
 from sparkpin.smoke.server import alone, container_of, private_folder
 
 LIMIT_SECONDS = 15 * 60.0
-TOLD_SECONDS = 15.0
 MEMORY = 12 * running.GIB
+TRIPLETS = {X86_64: "x86_64-linux-gnu", AARCH64: "aarch64-linux-gnu"}
 SCRIPT = "/run/sparkpin/inside.py"
 CPUS = "/sys/devices/system/cpu"
 # In place of the host's under emulation: PyTorch for aarch64 crashes on an x86-64 machine's (xbyak_aarch64 wants the
@@ -128,26 +128,19 @@ def mounted(paths: Paths, driver: bytes, triplet: str, emulated: bool) -> Iterat
 
 def watch(container: Container, limit: float, say: Say) -> str:
     """Tell each step as it ends, until all have or the time is over. How the process ended, in words."""
-    begin = told = time.monotonic()
-    count = 0
+    begin, count = time.monotonic(), 0
     while True:
         with engine_errors():
             reason = running.exit_reason(container)
             rows = read_rows(running.log_of(container))
-        now = time.monotonic()
         for row in rows[count:]:
             if row.state != "begin" and row.kind != "end":
-                told = now
                 say(f"  {row.label}: {row.word} in {row.seconds:.1f} s{f', {row.detail}' if row.detail else ''}")
         count = len(rows)
         if reason or (rows and rows[-1].kind == "end"):  # a large process takes long to leave
             return reason or "is done"
-        if now - begin > limit:
+        if time.monotonic() - begin > limit:
             with engine_errors():
                 container.kill()
             return f"was ended after {limit:g} s, the time that it may take"
-        if now - told > TOLD_SECONDS:
-            told = now
-            step = open_step(rows)
-            say(f"  {step.label if step else 'starting'}, {now - begin:.0f} of {limit:.0f} s")
         time.sleep(0.5)
