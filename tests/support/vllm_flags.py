@@ -1,18 +1,20 @@
-"""Runs in an image: what its vLLM's own parser takes, as JSON. Flag -> kind as in benchmarks/wheelflags.py."""
+"""Runs in an image: which command lines its vLLM's own parser takes. /forms.json: a list of words each."""
 
-import argparse
+import contextlib
+import io
 import json
+from pathlib import Path
 
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-found = {}
-for action in make_arg_parser(FlexibleArgumentParser())._actions:
-    names = [name for name in action.option_strings if name.startswith("--")]
-    if names and names[0] != "--help":
-        kind = {0: "bare", "?": "maybe"}.get(action.nargs, "value")
-        kind = "switch" if isinstance(action, argparse.BooleanOptionalAction) else kind
-        choices = sorted(str(choice) for choice in action.choices or () if choice is not None)
-        others = [name for name in action.option_strings if name != names[0] and not name.startswith("--no-")]
-        found[names[0]] = {"kind": kind, "choices": choices, "also": others}
-print("FLAGS", json.dumps(found))
+parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
+taken = []
+for words in json.loads(Path("/forms.json").read_text()):
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            parser.parse_args(["model", *words])
+        taken.append(True)
+    except (SystemExit, Exception):
+        taken.append(False)
+print("TAKEN", json.dumps(taken))

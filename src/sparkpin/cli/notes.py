@@ -17,9 +17,9 @@ from sparkpin.pins.mods import templates_of
 from sparkpin.pins.vllm_command import overruled, serve_argv
 from sparkpin.recipes import check as recipe_checks
 from sparkpin.recipes import known_issues
-from sparkpin.recipes.flag_lint import PlannedServer
+from sparkpin.recipes.flags import PlannedServer
 from sparkpin.recipes.mapping import about
-from sparkpin.recipes.release import release as vllm_release
+from sparkpin.recipes.vllm_parser import parser_of
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, with_others
@@ -49,7 +49,7 @@ def say_memory_issues(recipe_name: str | None, stage: str | None, stack_name: st
     recipe = manifests.load_recipe(project, recipe_name or machine.default_recipe(project, stack_name))
     stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, stage or recipe.stage)
     argv, env = serve_argv(recipe, stack, chain)
-    vllm, gpu = vllm_release(stack.vllm), stack.gpu is not None
+    vllm, gpu = parser_of(stack.vllm), stack.gpu is not None
     served = PlannedServer(recipe.model, tuple(argv), env, vllm, gpu, None, frozenset(), chain)
     issues = [issue for issue in manifests.load_known_issues(project) if issue.memory]
     for finding in known_issues.known(served, issues):

@@ -21,14 +21,14 @@ from sparkpin.pins.mods import read_templates, template_names
 from sparkpin.pins.nodes import PER_NODE, PIPELINE, nodes_of, spread, word_faults
 from sparkpin.pins.values import BETTER, value_faults
 from sparkpin.pins.vllm_flags import CACHE_TYPE, drop_flags, flag_value
-from sparkpin.recipes import flag_lint, keys, known_issues
+from sparkpin.recipes import flags, keys, known_issues
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes.finding import RecipeFinding, ordered
 from sparkpin.recipes.finding import error as mistake
-from sparkpin.recipes.flag_lint import PlannedServer
+from sparkpin.recipes.flags import PlannedServer
 from sparkpin.recipes.mapping import stage_of, useless
-from sparkpin.recipes.release import nearest, release
 from sparkpin.recipes.render import machines_of, render, served_model, vllm_serve
+from sparkpin.recipes.vllm_parser import nearest, parser_of
 from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE, share_faults
 
 T = TypeVar("T")
@@ -175,18 +175,18 @@ def of_server(
         model=model,
         argv=tuple(argv),
         env=env,
-        release=release(stack.vllm),
+        parser=parser_of(stack.vllm),
         gpu=stack.gpu is not None,
         packages=frozenset(wheel.name.lower().replace("_", "-") for wheel in lock.wheels) if lock else None,
         templates=template_names(project, mods),
         chain=chain,
     )
     issues = manifests.load_known_issues(project)
-    found = [*flag_lint.findings(served), *known_issues.findings(served, issues)]
-    known, wanted = served.release.version, served.release.wanted
+    found = [*flags.findings(served), *known_issues.findings(served, issues)]
+    known, wanted = served.parser.version, served.parser.wanted
     if known != wanted:
         text = f"nothing is recorded of vLLM {wanted}: compared with {known}"
-        hint = "python benchmarks/wheelflags.py WHEEL records a release"
+        hint = "python benchmarks/vllm_parser.py records a release"
         found.append(RecipeFinding("note", "stack", text, hint))
     return found
 

@@ -11,8 +11,8 @@ from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.recipes import placeholders, structured
 from sparkpin.recipes.finding import RecipeFinding, error, note
 from sparkpin.recipes.recipe import MOST, V1_KEYS, V2_KEYS, CommunityRecipe, divided
-from sparkpin.recipes.release import nearest
 from sparkpin.recipes.render import ON_A_SPARK, ONLY_BASH, RenderedRecipe, eaten
+from sparkpin.recipes.vllm_parser import nearest
 
 READ_ANYWAY = {"tensor_parallel", "pipeline_parallel", "data_parallel", "port", "host", "served_model_name",
                "distributed_executor_backend", "max_model_len", "gpu_memory_utilization", "kv_cache_dtype",

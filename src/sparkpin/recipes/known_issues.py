@@ -13,7 +13,7 @@ from sparkpin.pins.schema import KnownIssue, is_within
 from sparkpin.pins.values import STAGE, lacks_mod
 from sparkpin.pins.vllm_flags import CACHE_TYPE, tls_flags
 from sparkpin.recipes.finding import RecipeFinding, error, warning
-from sparkpin.recipes.flag_lint import PlannedServer
+from sparkpin.recipes.flags import PlannedServer
 
 HYBRID = re.compile(r"qwen3\.[5-9]|qwen3-(coder-)?next|nemotron-(3|h)|granite-4|jamba|falcon-h1|mamba", re.IGNORECASE)
 """Models with linear attention or state-space layers beside full attention."""
@@ -45,7 +45,7 @@ def known(served: PlannedServer, issues: Iterable[KnownIssue]) -> Iterator[Recip
 
 def of_server(issue: KnownIssue, served: PlannedServer) -> bool:
     """Whether its model, its stack and its vLLM are those of the issue."""
-    version = served.release.wanted
+    version = served.parser.wanted
     return (
         issue.gpu in (None, served.gpu)
         and (not issue.hybrid or HYBRID.search(served.model) is not None)

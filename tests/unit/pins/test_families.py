@@ -12,7 +12,7 @@ from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests
 from sparkpin.pins.vllm_command import choices, completed, family_of
 from sparkpin.pins.vllm_flags import flag_value
-from sparkpin.recipes.release import release
+from sparkpin.recipes.vllm_parser import parser_of
 
 BARE = ["vllm", "serve", "/model"]
 FAMILIES = manifests.load_families(PROJECT)
@@ -48,15 +48,15 @@ def test_each_family_has_evidence() -> None:
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
 def test_each_parser_that_is_chosen_is_one_of_that_vllm(version: str) -> None:
     """vLLM refuses to start with a parser it does not know, and with automatic tool calls without one."""
-    parsers = release(version)
+    parser = parser_of(version)
     for family in FAMILIES:
         argv = completed(BARE, choices(family, version, BARE))
         tool, reasoning = flag_value(argv, "--tool-call-parser"), flag_value(argv, "--reasoning-parser")
-        assert tool is None or tool in parsers.tool_parsers, family.name
-        assert reasoning is None or reasoning in parsers.reasoning_parsers, family.name
+        assert tool is None or tool in parser.flags["--tool-call-parser"]["known"], family.name
+        assert reasoning is None or reasoning in parser.flags["--reasoning-parser"]["known"], family.name
         assert ("--enable-auto-tool-choice" in argv) == (tool is not None), family.name
         mode = flag_value(argv, "--tokenizer-mode")
-        assert mode is None or mode in parsers.flags["--tokenizer-mode"]["values"], family.name
+        assert mode is None or mode in parser.flags["--tokenizer-mode"]["known"], family.name
 
 
 def test_a_parser_that_an_older_vllm_lacks_is_not_chosen() -> None:

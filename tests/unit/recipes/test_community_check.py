@@ -17,7 +17,7 @@ from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
 from sparkpin.recipes import check, recipe
-from sparkpin.recipes.release import known_versions, release
+from sparkpin.recipes.vllm_parser import known_versions, parser_of
 
 V1 = {"recipe_version": "1", "name": "R", "model": "a/b", "container": "vllm-node"}
 V2 = {"recipe_version": "2", "model": "a/b", "runtime": "vllm", "container": "vllm-node"}
@@ -232,7 +232,7 @@ def test_numbers_of_machines_that_cannot_be(tmp_path: Path, more: dict[str, Any]
 
 def test_a_release_that_nothing_is_recorded_of() -> None:
     wanted = {"0.1.0": "0.32.0", "0.32.1": "0.32.0", "0.40.0": "0.33.0", "dev": "0.33.0", "": "0.33.0"}
-    assert {version: release(version).version for version in wanted} == wanted
+    assert {version: parser_of(version).version for version in wanted} == wanted
     stacks = [manifests.load_stack(PROJECT, path.stem) for path in (PROJECT / "pins/stacks").glob("*.yaml")]
     assert {stack.vllm for stack in stacks} <= set(known_versions())
 

@@ -240,7 +240,7 @@ def test_a_draft_model_that_is_no_text(
     file = written(tmp_path, V2 | {"command": f"vllm serve {{model}} {flag}", "defaults": {}})
     for what in ([file], [file, "scripted-tiny"]):  # one alone, and several of which one is ours
         assert not tasks.recipe_check(paths, what)
-    assert "got the model" in capsys.readouterr().out
+    assert "--speculative-config" in capsys.readouterr().out
     for task in (tasks.recipe_import, tasks.recipe_show):
         with pytest.raises(ManifestError) as caught:
             task(paths, file)

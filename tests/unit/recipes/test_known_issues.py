@@ -12,9 +12,9 @@ from places import PROJECT
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import KnownIssue
-from sparkpin.recipes.flag_lint import PlannedServer
+from sparkpin.recipes.flags import PlannedServer
 from sparkpin.recipes.known_issues import COMPARISON, OR, findings, fits
-from sparkpin.recipes.release import release
+from sparkpin.recipes.vllm_parser import parser_of
 
 ISSUES = {issue.name: issue for issue in manifests.load_known_issues(PROJECT)}
 OF_MACHINES = {name for name, issue in ISSUES.items() if {"kernel", "driver", "memory"} & issue.when.keys()}
@@ -46,7 +46,7 @@ def server(issue: KnownIssue) -> PlannedServer:
         model="someone/Qwen3.6-1B-" + (issue.models or [""])[0].replace("*", ""),
         argv=("vllm", "serve", "/model", *words, *(["--speculative-config", f"{{{speculation}}}"] if parts else [])),
         env={name: value for name, value in said.items() if not name.startswith("-")},
-        release=release(version),
+        parser=parser_of(version),
         gpu=issue.gpu is not False,
         packages=frozenset({"fastsafetensors"}),
         templates=frozenset(),
@@ -78,8 +78,8 @@ def test_it_is_found_where_all_conditions_hold_and_not_where_one_fails(name: str
     if issue.lacks:
         elsewhere += [replace(served, packages=frozenset({issue.lacks})), replace(served, packages=None)]
     if issue.vllm:
-        elsewhere.append(replace(served, release=replace(served.release, wanted="")))
-        elsewhere += [replace(served, release=release(one)) for one in VERSIONS if one not in SpecifierSet(issue.vllm)]
+        elsewhere.append(replace(served, parser=replace(served.parser, wanted="")))
+        elsewhere += [replace(served, parser=parser_of(one)) for one in VERSIONS if one not in SpecifierSet(issue.vllm)]
     assert not any(name in names(one) for one in elsewhere)
 
 

