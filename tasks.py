@@ -570,7 +570,6 @@ def export(
         bool, "registry: whoever reads there may have its NVIDIA wheels (docs/registry.md)"
     ] = False,
     ca: Authority = "",
-    link: Annotated[str, "ssh: the fast way, that host's address on a link, or this machine's interface on it"] = "",
     deep: Annotated[bool, "engine: hash all of a checkpoint that is there, as `promote --deep` does here"] = False,
 ) -> None:
     """Write a release to a file, a registry or another engine."""
@@ -580,7 +579,6 @@ def export(
         no_image=no_image,
         redistribute=redistribute,
         ca=ca,
-        link=link,
         deep=deep,
     )
     cli.bundle.export(tag, place, options)
