@@ -1,7 +1,4 @@
-"""What this machine is: its kind, its memory, its GPUs, its stack.
-
-With the standard library alone: ./install.sh asks before .venv exists.
-"""
+"""What this machine is: its kind, its memory, its GPUs, its stack."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from pathlib import Path
 
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.names import MACHINES
+from sparkpin.pins import manifests
 
 ROOT = Path("/")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -132,8 +130,6 @@ def default_stack(project: Path, host: Host | None = None) -> str:
 
 def default_recipe(project: Path, stack: str | None = None) -> str:
     """That of a stack; None: of this machine's."""
-    from sparkpin.pins import manifests  # ./install.sh has no YAML yet
-
     return manifests.load_stack(project, stack or default_stack(project)).default_recipe
 
 
