@@ -181,10 +181,12 @@ def start_directly(daemon: Daemon | None, log: Path, url: str, say: Say) -> str:
         )
     if version := wait_for(url, lambda: process.poll() is None, say):
         return version
+    code = process.poll()
+    why = f"no answer within {START_TIMEOUT:.0f} s" if code is None else f"it ended with exit code {code}"
     process.terminate()
     last = "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-LOG_LINES:])
     raise HostError(
-        f"the Docker engine did not start within {START_TIMEOUT:.0f} s. Last lines of {log}:\n{last}",
+        f"the Docker engine did not start: {why}. Last lines of {log}:\n{last}",
         next_step="fix what these lines name, then the same command again",
     )
 

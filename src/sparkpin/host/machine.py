@@ -23,12 +23,11 @@ SLOWED = {
     "hw_thermal_slowdown": "heat, by the hardware",
     "hw_power_brake_slowdown": "the power supply",
 }
-KIND = ("name", "compute_cap", "driver_version")
-FIELDS = (*KIND, "utilization.gpu", *(f"clocks_event_reasons.{reason}" for reason in SLOWED))
-QUERY, PLAIN = (
-    ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits") for fields in (FIELDS, KIND)
+FIELDS = (
+    *("name", "compute_cap", "driver_version", "utilization.gpu"),
+    *(f"clocks_event_reasons.{reason}" for reason in SLOWED),
 )
-"""PLAIN is for a driver that does not know all of the fields: it then answers none of them."""
+QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 
 Run = Callable[[Sequence[str]], str | None]
 """A command's output, None when it is not there, fails or takes too long."""
@@ -154,8 +153,7 @@ class Gpu:
 
 
 def read_gpus(run: Run | None = None) -> tuple[Gpu, ...]:
-    run = run or output
-    return parse_gpus(run(QUERY) or run(PLAIN) or "")
+    return parse_gpus((run or output)(QUERY) or "")
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
@@ -163,9 +161,9 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) in (len(KIND), len(FIELDS)):
-            name, capability, driver, busy, *states = (*cells, "")
-            slowed = tuple(words for words, state in zip(SLOWED.values(), states, strict=False) if state == "Active")
+        if len(cells) == len(FIELDS):
+            name, capability, driver, busy, *states = cells
+            slowed = tuple(words for words, state in zip(SLOWED.values(), states, strict=True) if state == "Active")
             is_number = busy.replace(".", "", 1).isdecimal()
             found.append(Gpu(name, capability, driver, float(busy) if is_number else None, slowed))
     return tuple(found)

@@ -126,6 +126,9 @@ def model_of(
             name, needs = pin.name, needs_of(paths, pin, lock, steps, terminal.say)
         else:  # doctor fetches no headers: a download and a checkpoint, each as large as what is known of the weights
             size = sum(file.size for file in lock.repositories[pin.base].files) if lock else memory.stored
+            if not size:
+                step = f"invoke up --recipe {recipe.name} locks it"
+                return [MachineFinding("model", "advice", f"{pin.name}: not locked, so its size is not known", step)]
             needs = ModelNeeds((pin.repositories[pin.base].repo,), size, size)
             name = f"{pin.name} ({'headers not here' if lock else 'not locked'}, so these are estimates)"
     except SparkpinError as error:
