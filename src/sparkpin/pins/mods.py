@@ -74,10 +74,7 @@ def read_mod(project: Path, name: str) -> Mod:
     """Read a mod's folder. ManifestError when its pyproject.toml lacks what a wheel needs."""
     folder = project / "mods" / name
     pyproject = folder / "pyproject.toml"
-    try:
-        value = tomllib.loads(pyproject.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ManifestError(pyproject, WHOLE, str(error), "valid TOML") from None
+    value = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     table, system = value.get("project", {}), value.get("build-system", {})
     for key in ("name", "version"):
         if not isinstance(table.get(key), str):

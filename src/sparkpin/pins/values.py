@@ -71,7 +71,7 @@ def value_faults(argv: Sequence[str], env: Mapping[str, str], file: object) -> I
         if is_secret_flag(name) and (equals or not after.startswith("-")):
             yield secret(file, "command", f"a command without {name}, whose value is a secret")
     if (kind := flag_value(argv, CACHE_TYPE)) in BETTER:
-        expected = f"{BETTER[kind]}: no released vLLM knows this name (docs/mods.md)"
+        expected = f"{BETTER[kind]}: no released vLLM knows this name"
         yield ManifestError(file, CACHE_TYPE, kind, expected)
 
 
@@ -116,8 +116,5 @@ def lacks_mod(kind: str | None, chain: Sequence[Stage]) -> str:
     """
     if not (kind or "").startswith("turboquant_") or kind in BETTER or any(MOD in stage.mods for stage in chain):
         return ""
-    return (
-        f"{CACHE_TYPE} {kind}: the image of stage {chain[-1].name} has no mod {MOD}; without it a CPU serves wrong "
-        "text or refuses, and on a GPU vLLM's own kernels take ten times as long and more, or do not start "
-        "(mods/turboquant/README.md)"
-    )
+    where = f"{CACHE_TYPE} {kind}: the image of stage {chain[-1].name}"
+    return f"{where} has no mod {MOD}, without which it is wrong or slow (mods/turboquant/README.md)"

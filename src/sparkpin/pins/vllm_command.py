@@ -143,10 +143,9 @@ def overruled(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> list[str]
         if kept is not None and where[kept.key] != own and not flag.same(kept):
             found.append(f"{own}: {' '.join(flag.words)} has no effect: {where[kept.key]} sets {' '.join(kept.words)}")
     for name, value in environment(recipe.env).items():
-        if name not in env:
-            found.append(f"{own}: {name}={value} has no effect: several nodes have one process each")
-        elif env[name] != value:
-            found.append(f"{own}: {name}={value} has no effect: {where[name]} sets {name}={env[name]}")
+        if env.get(name) != value:
+            why = f"{where[name]} sets {name}={env[name]}" if name in env else "several nodes have one process each"
+            found.append(f"{own}: {name}={value} has no effect: {why}")
     return found
 
 
