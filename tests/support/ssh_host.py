@@ -18,7 +18,6 @@ SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin:/bin")
 SERVER = """\
 Port {port}
 ListenAddress 127.0.0.1
-ListenAddress {link}
 LogLevel VERBOSE
 HostKey {folder}/host
 AuthorizedKeysFile {folder}/allowed
@@ -28,9 +27,7 @@ StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
-SetEnv {environment}
 """
-LINK = "127.0.0.2"  # another address of it, which no line of known_hosts has
 CLIENT = """\
 IdentityFile {folder}/key
 IdentitiesOnly yes
@@ -45,10 +42,12 @@ class SshHost:
 
     folder: Path
     port: int
+    socket: str
 
     @property
     def url(self) -> str:
-        return f"ssh://root@127.0.0.1:{self.port}"
+        """With the path of the engine's socket there."""
+        return f"ssh://root@127.0.0.1:{self.port}{self.socket}"
 
     @property
     def path(self) -> str:
@@ -59,8 +58,8 @@ class SshHost:
 
 
 @contextlib.contextmanager
-def ssh_host(folder: Path, **environment: str) -> Iterator[SshHost]:
-    """environment: of the sessions on the far side."""
+def ssh_host(folder: Path, engine: str) -> Iterator[SshHost]:
+    """engine: the url (unix://) of the one on the far side."""
     if os.geteuid() != 0 or SSHD is None:
         pytest.skip("needs root and sshd (apt-get install openssh-server) for an ssh server of its own")
     folder.mkdir()
@@ -71,8 +70,7 @@ def ssh_host(folder: Path, **environment: str) -> Iterator[SshHost]:
         port = free.getsockname()[1]
     (folder / "allowed").write_text((folder / "key.pub").read_text())
     (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
-    variables = " ".join(f"{name}={value}" for name, value in environment.items())
-    (folder / "sshd_config").write_text(SERVER.format(port=port, folder=folder, link=LINK, environment=variables))
+    (folder / "sshd_config").write_text(SERVER.format(port=port, folder=folder))
     (folder / "ssh_config").write_text(CLIENT.format(folder=folder))
     wrapper = folder / "bin/ssh"
     wrapper.parent.mkdir()
@@ -83,7 +81,7 @@ def ssh_host(folder: Path, **environment: str) -> Iterator[SshHost]:
         server = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
         try:
             wait_for(port, server)
-            yield SshHost(folder, port)
+            yield SshHost(folder, port, engine.removeprefix("unix://"))
         finally:
             server.terminate()
             server.wait()

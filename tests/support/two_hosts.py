@@ -75,5 +75,5 @@ def other_host(folder: Path) -> Iterator[OtherHost]:
 
         engine = stack.enter_context(private_engine(inside))
         socket = str(engine.host["DOCKER_HOST"])
-        ssh = stack.enter_context(ssh_host(folder / "ssh", DOCKER_HOST=socket))
+        ssh = stack.enter_context(ssh_host(folder / "ssh", socket))
         yield OtherHost(engine, daemons[0], ssh, own, other, f"{network}.0/24", name)

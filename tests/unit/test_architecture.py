@@ -14,7 +14,7 @@ SOURCES = PROJECT / "src/sparkpin"
 MAP = PROJECT / "docs/architecture.md"
 NETWORK = ("huggingface_hub", "httpx", "requests", "urllib3", "urllib.request", "http.client", "ftplib", "smtplib")
 NEARBY = {
-    "host/daemon.py",  # Docker's API, where DOCKER_HOST says; without the SDK
+    "host/daemon.py",  # Docker's API, where DOCKER_HOST says
     "host/engine.py",  # the same; it names what the SDK lets through
     "smoke/client.py",  # the server that is asked, at a Unix socket or 127.0.0.1
     "releases/inside.py",  # is copied into a container and runs there: the server in it

@@ -19,7 +19,6 @@ from sparkpin.distribute import registry, take_in
 from sparkpin.host import machine
 from sparkpin.host.engine import engine_of
 from sparkpin.host.skopeo import Registry
-from sparkpin.host.ssh import way_to
 from sparkpin.pins.nodes import nodes_of
 from sparkpin.releases.record import SIGNATURE, Release, Releases
 
@@ -33,7 +32,6 @@ FITS: Mapping[str, tuple[Kind, ...]] = {
     "--redistribute": ("registry",),
     "--unsigned": ("registry",),
     "--ca": ("registry",),
-    "--link": ("engine",),
     "--deep": ("engine",),
 }
 
@@ -47,7 +45,6 @@ class ExportOptions:
     no_image: bool = False
     redistribute: bool = False
     ca: str = ""
-    link: str = ""
     deep: bool = False
 
 
@@ -126,20 +123,17 @@ def to_file(paths: Paths, release: Release, file: Path, options: ExportOptions) 
 def to_engine(paths: Paths, release: Release, url: str, options: ExportOptions) -> None:
     if options.deep and not options.with_checkpoint:
         raise InputError("--deep: goes with --with-checkpoint", next_step=f"invoke export {release.tag} {url}")
-    way = way_to(url, options.link) if options.link else ""
-    if way:
-        say(f"the link: {url} at {way}")
     engine = engine_of(paths)
     if options.with_checkpoint:
-        sent, carried = transfer.copy_with_checkpoint(paths, engine, release, url, say, way=way, deep=options.deep)
+        sent, carried = transfer.copy_with_checkpoint(paths, engine, release, url, say, deep=options.deep)
     else:
-        sent = transfer.copy(paths, engine, release, url, say, way=way)
+        sent = transfer.copy(paths, engine, release, url, say)
     show(
         f"{release.tag} is at {url}: sent {terminal.count(sent.layers, 'layer')}, {terminal.size(sent.bytes)}; "
         f"{terminal.count(sent.skipped, 'layer')} were there"
     )
     if options.with_checkpoint:
-        speed = f", {carried.bytes / 1e6 / carried.seconds:.0f} MB/s over {way or url}" if carried.bytes else ""
+        speed = f", {carried.bytes / 1e6 / carried.seconds:.0f} MB/s over {url}" if carried.bytes else ""
         show(
             f"its checkpoint is in volume {carried.volume} there: sent {terminal.count(carried.files, 'file')}, "
             f"{terminal.size(carried.bytes)}{speed}; {terminal.count(carried.whole, 'file')} were there"

@@ -1,7 +1,4 @@
-"""Names of stacks, recipes and stages, before anything reads their files, and of the files that a release is made from.
-
-Standard library alone: see preflight.
-"""
+"""Names of stacks, recipes and stages, and of the files that a release is made from."""
 
 from __future__ import annotations
 

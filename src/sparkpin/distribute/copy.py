@@ -68,9 +68,9 @@ def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.OciI
     ]
 
 
-def copy(paths: Paths, engine: Engine, release: Release, url: str, say: Say, *, way: str = "") -> Sent:
-    """Send the image of a release to the engine at a url. way: the address on a link that ssh takes."""
-    with engine_at(url, way) as other:
+def copy(paths: Paths, engine: Engine, release: Release, url: str, say: Say) -> Sent:
+    """Send the image of a release to the engine at a url."""
+    with engine_at(url) as other:
         return copy_image(paths, engine, release, other, url, say)
 
 
@@ -89,7 +89,7 @@ def copy_image(paths: Paths, engine: Engine, release: Release, other: Engine, ur
 
 
 def copy_with_checkpoint(
-    paths: Paths, engine: Engine, release: Release, url: str, say: Say, *, way: str = "", deep: bool = False
+    paths: Paths, engine: Engine, release: Release, url: str, say: Say, *, deep: bool = False
 ) -> tuple[Sent, Carried]:
     """As `copy`, and the release's checkpoint into a volume there. deep: all of what is there is hashed again.
 
@@ -100,7 +100,7 @@ def copy_with_checkpoint(
     folder = Releases(paths).checkpoint(release)
     config = json.loads(records_of(paths, release)[-1].config)
     wanted = f"{config['os']}/{config['architecture']}"
-    with engine_at(url, way) as other:
+    with engine_at(url) as other:
         with errors_of(url):
             seen = other.platform
         if seen != wanted:

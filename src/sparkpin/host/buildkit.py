@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,10 +15,8 @@ from types import MappingProxyType
 from sparkpin.core.errors import BuildError, DiskError, EngineError, HostError
 from sparkpin.core.terminal import Say, detail, tame
 
-LAST_LINES = 25
-STEP = re.compile(r"^#(\d+) (\[(?!internal\]).+)$")  # "#5 [torch 2/3] RUN ..."
-LINE = re.compile(r"^#(\d+) (?:\d+\.\d+ )?(.*)$")
-RESULT = re.compile(r"^(DONE [\d.]+s|CACHED|CANCELED|ERROR:? .*)$")
+LAST_LINES = 40  # of a build that fails BuildKit repeats the failing step's own lines at the end
+STEP = re.compile(r"^#\d+ (\[(?!internal\])[^]]+\] (?!FROM ).+)$")  # "#5 [torch 2/3] RUN ..."
 
 
 # For clients with BuildKit inside and for buildx: the engine's own builder, an image without attestations.
@@ -73,34 +71,17 @@ def build(context: Path, *words: str, say: Say, host: Mapping[str, str] = Mappin
 
 
 def follow(lines: Iterable[str], say: Say) -> str:
-    """Report each step and, where it took time, its end. Returns what to show if the build fails."""
-    names: dict[str, str] = {}
-    output: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=LAST_LINES))
+    """Report each step once. Returns what to show if the build fails."""
+    shown: set[str] = set()
     last: deque[str] = deque(maxlen=LAST_LINES)
-    failed = ""
     for raw in lines:
         line = raw.rstrip()
-        last.append(line)
-        if step := STEP.match(line):
-            number, name = step[1], re.sub(r"--mount=\S+\s+", "", step[2])
-            if number not in names:
-                names[number] = name
-                if "] FROM " not in name:
-                    say(name)
-        elif (match := LINE.match(line)) and match[1] in names:
-            number, text = match.groups()
-            if text.startswith("sha256:"):
-                continue
-            if not (result := RESULT.match(text)):
-                output[number].append(text)
-                detail(f"  {tame(text)}")
-            elif result[1].startswith("ERROR"):
-                failed = number
-                output[number].append(text)
-            elif result[1] not in ("DONE 0.0s", "CACHED", "CANCELED"):
-                say(f"{names[number].partition(']')[0]}]: {text.lower()}")
-    if failed:
-        return f"{names[failed]}\n" + "\n".join(f"    {line}" for line in output[failed])
+        last.append(f"    {line}")
+        if not (step := STEP.match(line)):
+            detail(f"  {tame(line)}")
+        elif step[1] not in shown:
+            shown.add(step[1])
+            say(re.sub(r"--mount=\S+\s+", "", step[1]))
     return "\n".join(last)
 
 
@@ -116,4 +97,6 @@ def failure(report: str, context: Path) -> BuildError | DiskError | EngineError:
         return disk_full(f"\n{report}")
     if re.search(r"cannot connect to the docker daemon|permission denied while trying to connect", report, re.I):
         return EngineError(f"the docker command does not reach the engine:\n{report}", next_step="invoke doctor")
-    return BuildError(f"the build failed in {report}", next_step="fix what the last lines name, then the same command")
+    return BuildError(
+        f"the build failed; its last lines:\n{report}", next_step="fix what the last lines name, then the same command"
+    )

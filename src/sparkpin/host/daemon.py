@@ -1,7 +1,5 @@
 """Which Docker engine is meant, whether it answers, and how to start one where none does.
 
-With the standard library alone: ./install.sh asks before .venv exists.
-
 Measured with dockerd 20.10. It refuses to start while its pid file names a process that exists, whichever (a zombie
 too); it waits 15 s and gives up while containerd's pid file does. It does clean up sockets, containers and most mounts
 by itself; that takes 10 s where containers were running, since each is first asked to stop.
@@ -10,26 +8,26 @@ by itself; that takes 10 s where containers were running, since each is first as
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+
+import docker
+import requests
+from docker.context import ContextAPI
 
 from sparkpin.core import files
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say
-from sparkpin.host.machine import SYSTEM_PATH, find_program, output
+from sparkpin.host.machine import SYSTEM_PATH, find_program
 
 START_TIMEOUT = 120.0  # seconds
 STOP_TIMEOUT = 60.0
@@ -41,23 +39,16 @@ NAMED_NEXT = "start that engine, or `unset DOCKER_HOST` (`docker context use def
 
 
 def environment() -> dict[str, str]:
-    """What leads Docker's CLI and SDK to the engine that the user means: DOCKER_HOST, else the CLI's context."""
+    """What leads Docker's CLI and SDK to the engine that the user means: DOCKER_HOST, else the CLI's context.
+
+    A context with certificates is left to the CLI, which alone has them.
+    """
     found = {key: value for key, value in os.environ.items() if key.startswith("DOCKER_")}
-    if "DOCKER_HOST" not in found and (host := context_host(found)):
-        found["DOCKER_HOST"] = host
+    if "DOCKER_HOST" not in found:
+        context = ContextAPI.get_context(found.get("DOCKER_CONTEXT"))
+        if context and context.name != "default" and "docker" not in context.tls_cfg:
+            found["DOCKER_HOST"] = str(context.Host)
     return found
-
-
-def context_host(variables: Mapping[str, str]) -> str:
-    """The engine of the CLI's current context; "" for the default one, and for one that only the CLI can make out."""
-    folder = Path(variables.get("DOCKER_CONFIG") or Path.home() / ".docker")
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        name = variables.get("DOCKER_CONTEXT") or json.loads((folder / "config.json").read_text())["currentContext"]
-        place = hashlib.sha256(name.encode()).hexdigest()
-        if name != "default" and not (folder / "contexts/tls" / place).exists():
-            meta = json.loads((folder / "contexts/meta" / place / "meta.json").read_text())
-            return str(meta["Endpoints"]["docker"]["Host"])
-    return ""
 
 
 def named_engine() -> str | None:
@@ -66,55 +57,33 @@ def named_engine() -> str | None:
     return None if host in DEFAULT_HOSTS else host
 
 
-def ask(url: str, timeout: float = 10) -> str | None:
+def ask(url: str, timeout: int = 10) -> str | None:
     """The version of the engine at a url, or None when none answers. PermissionError when it may not be asked."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("unix", "tcp", "http") or (parts.scheme != "unix" and os.environ.get("DOCKER_TLS_VERIFY")):
-        text = output(("docker", "-H", url, "version", "--format", "{{.Server.Version}}"), timeout)
-        return text.strip() or None if text else None
-    connection = http.client.HTTPConnection(parts.hostname or "localhost", parts.port or 2375, timeout=timeout)
-    with contextlib.closing(connection):
-        try:
-            if parts.scheme == "unix":
-                connection.sock = socket.socket(socket.AF_UNIX)
-                connection.sock.settimeout(timeout)
-                connection.sock.connect(parts.path)
-            connection.request("GET", "/version")
-            return str(json.load(connection.getresponse())["Version"])
-        except PermissionError:
-            raise
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-            return None
+    try:
+        client = docker.DockerClient.from_env(timeout=timeout, environment={**environment(), "DOCKER_HOST": url})
+        with contextlib.closing(client):
+            return str(client.version()["Version"])
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        if "PermissionError" in str(error):
+            raise PermissionError(url) from None
+        return None
 
 
 @dataclass(frozen=True)
 class Daemon:
-    """One engine. config: its configuration file; settings: what that says, or is to say; wrapper: the command that
-    runs dockerd; is_system: the machine's own, which systemd may start, and of which nothing is changed."""
+    """A second engine with everything below `folder` (but its data, if that is named), in its own network namespace.
 
-    config: Path
+    In a shared one it would take away the first engine's docker0: with a bridge to replace it by its own, and with
+    the bridge "none" too, which removes what it takes for left over. `folder` must be short: a socket's path has
+    107 bytes. settings: of its configuration file; wrapper: the command that runs dockerd.
+    """
+
+    folder: Path
     settings: Mapping[str, Any]
-    log: Path
-    wrapper: tuple[str, ...] = ()
-    is_system: bool = False
-
-    @classmethod
-    def system(cls, paths: Paths, config: Path = Path("/etc/docker/daemon.json")) -> Daemon:
-        """The machine's own engine, at the default socket, with whatever its configuration file says."""
-        try:
-            settings = dict(json.loads(config.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):  # dockerd itself complains of it
-            settings = {}
-        return cls(config, settings, paths.engine / "dockerd.log", is_system=True)
+    wrapper: tuple[str, ...] = ("unshare", "--net")
 
     @classmethod
     def private(cls, folder: Path, data_root: Path | None = None) -> Daemon:
-        """A second engine with everything below `folder` (but `data_root`), in a network namespace of its own.
-
-        In a shared one it would take away the first engine's docker0: with a bridge to replace it by its own, and with
-        the bridge "none" too, which removes what it takes for left over. `folder` must be short: a socket's path has
-        107 bytes.
-        """
         folder = folder.resolve()
         settings = {
             "hosts": [f"unix://{folder / 'docker.sock'}"],
@@ -126,38 +95,34 @@ class Daemon:
             "ip-forward": False,
             "ip-masq": False,
         }
-        return cls(folder / "daemon.json", settings, folder / "dockerd.log", ("unshare", "--net"))
+        return cls(folder, settings)
 
     @property
     def socket(self) -> Path:
-        return SOCKET if self.is_system else self.config.parent / "docker.sock"
+        return self.folder / "docker.sock"
 
     @property
     def data_root(self) -> Path:
-        return Path(self.settings.get("data-root", "/var/lib/docker"))
-
-    @property
-    def exec_root(self) -> Path:
-        return Path(self.settings.get("exec-root", "/var/run/docker"))
+        return Path(self.settings["data-root"])
 
     @property
     def pidfile(self) -> Path:
-        return Path(self.settings.get("pidfile", "/var/run/docker.pid"))
+        return self.folder / "docker.pid"
 
     @property
     def pidfiles(self) -> tuple[tuple[Path, str], ...]:
         """With the program of each."""
-        return (self.pidfile, "dockerd"), (self.exec_root / "containerd/containerd.pid", "containerd")
+        return (self.pidfile, "dockerd"), (self.folder / "exec/containerd/containerd.pid", "containerd")
 
 
 def start_engine(paths: Paths, say: Say, daemon: Daemon | None = None) -> str:
     """Version of the engine that answers, started when none did. HostError when none can be had.
 
-    An engine that the user names (DOCKER_HOST, a context) is theirs: it answers or that is the error.
+    An engine that the user names (DOCKER_HOST, a context) is theirs: it answers or that is the error. daemon: a
+    private one; None: the machine's own.
     """
-    daemon = daemon or Daemon.system(paths)
-    named = named_engine() if daemon.is_system else None
-    url = named or f"unix://{daemon.socket}"
+    named = None if daemon else named_engine()
+    url = f"unix://{daemon.socket}" if daemon else named or f"unix://{SOCKET}"
     try:
         version = ask(url)
     except PermissionError:
@@ -165,14 +130,15 @@ def start_engine(paths: Paths, say: Say, daemon: Daemon | None = None) -> str:
     if version:
         return version
     if named:
-        raise HostError(
-            f"no Docker engine answers at {url}, which DOCKER_HOST or docker's context names", next_step=NAMED_NEXT
-        )
-    has_systemd = daemon.is_system and Path("/run/systemd/system").is_dir()
+        raise HostError(f"{url}, which DOCKER_HOST or docker's context names, does not answer", next_step=NAMED_NEXT)
+    has_systemd = not daemon and Path("/run/systemd/system").is_dir()
     if os.geteuid() != 0:
         raise HostError("no Docker engine answers, and only root may start one", next_step=start_command(has_systemd))
-    with files.lock(daemon.log.parent / ".lock", on_wait=lambda: say("another run is starting the Docker engine")):
-        return ask(url) or (start_by_systemd(url, say) if has_systemd else start_directly(daemon, url, say))
+    folder = daemon.folder if daemon else paths.engine
+    with files.lock(folder / ".lock", on_wait=lambda: say("another run is starting the Docker engine")):
+        if version := ask(url):
+            return version
+        return start_by_systemd(url, say) if has_systemd else start_directly(daemon, folder / "dockerd.log", url, say)
 
 
 def start_command(has_systemd: bool) -> str:
@@ -191,54 +157,46 @@ def start_by_systemd(url: str, say: Say) -> str:
     )
 
 
-def start_directly(daemon: Daemon, url: str, say: Say) -> str:
+def start_directly(daemon: Daemon | None, log: Path, url: str, say: Say) -> str:
     """Run dockerd in a session of its own, so that it outlives this process."""
     command = find_program("dockerd")
     if command is None:
         raise HostError("no Docker engine answers and there is no dockerd to start", next_step="invoke doctor")
-    if pid := owner_of(daemon.pidfile, "dockerd"):
-        say(f"dockerd runs (process {pid}) and does not answer yet: waiting")
-        if version := wait_for(url, lambda: owner_of(daemon.pidfile, "dockerd") is not None, say):
-            return version
-        raise HostError(
-            f"dockerd (process {pid}) runs and does not answer at {url}",
-            next_step=f"stop it (`kill {pid}`), then the same command again",
-        )
-    for pidfile, name in daemon.pidfiles:
-        if pidfile.exists() and owner_of(pidfile, name) is None:
-            say(f"removing {pidfile}: the engine that wrote it is gone")
-            pidfile.unlink(missing_ok=True)
-    options = []
-    if not daemon.is_system:
-        daemon.config.write_text(json.dumps(daemon.settings))
-        options = [f"--config-file={daemon.config}"]
-    if daemon.log.exists():
-        daemon.log.replace(daemon.log.with_suffix(".log.1"))
-    say(f"starting the Docker engine (log: {daemon.log})")
-    with daemon.log.open("wb") as log:
+    argv = [command]
+    if daemon:
+        clear_pidfiles(daemon, say)
+        config = daemon.folder / "daemon.json"
+        config.write_text(json.dumps(daemon.settings))
+        argv = [*daemon.wrapper, command, f"--config-file={config}"]
+    say(f"starting the Docker engine (log: {log})")
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            [*daemon.wrapper, command, *options],
+            argv,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=output,
+            stderr=output,
             cwd="/",
             env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"},
             start_new_session=True,
         )
     if version := wait_for(url, lambda: process.poll() is None, say):
         return version
-    why = f"no answer within {START_TIMEOUT:.0f} s"
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_TIMEOUT)
-    else:
-        why = f"it ended with exit code {process.returncode}"
-    last = "\n".join(f"  {line}" for line in daemon.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    code = process.poll()
+    why = f"no answer within {START_TIMEOUT:.0f} s" if code is None else f"it ended with exit code {code}"
+    process.terminate()
+    last = "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-LOG_LINES:])
     raise HostError(
-        f"the Docker engine did not start: {why}. Last lines of {daemon.log}:\n{last}",
+        f"the Docker engine did not start: {why}. Last lines of {log}:\n{last}",
         next_step="fix what these lines name, then the same command again",
     )
+
+
+def clear_pidfiles(daemon: Daemon, say: Say) -> None:
+    """Those of an engine that was killed."""
+    for pidfile, name in daemon.pidfiles:
+        if pidfile.exists() and owner_of(pidfile, name) is None:
+            say(f"removing {pidfile}: the engine that wrote it is gone")
+            pidfile.unlink()
 
 
 def wait_for(url: str, runs: Callable[[], bool], say: Say) -> str | None:
@@ -261,33 +219,17 @@ def owner_of(pidfile: Path, name: str, proc: Path = Path("/proc")) -> int | None
 
 def stop_engine(daemon: Daemon, say: Say) -> None:
     """Stop a private engine and unmount what it left mounted. Works on one that was killed as well."""
-    if daemon.is_system:
-        raise ValueError("the machine's own engine is not ours to stop")
     for pidfile, name in daemon.pidfiles:
         if pid := owner_of(pidfile, name):
             say(f"stopping {name} (process {pid})")
-            stop_process(pidfile, name, pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            if not until(lambda pidfile=pidfile, name=name: owner_of(pidfile, name) is None, STOP_TIMEOUT):  # type: ignore[misc]
+                raise HostError(f"{name} (process {pid}) does not stop", next_step=f"kill -9 {pid}")
         pidfile.unlink(missing_ok=True)
-    for mount in mounts_below(daemon.exec_root, daemon.data_root):
-        unmount(mount)
-
-
-def stop_process(pidfile: Path, name: str, pid: int) -> None:
-    def has_ended() -> bool:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-        return owner_of(pidfile, name) != pid
-
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    if not until(has_ended, STOP_TIMEOUT):
-        raise HostError(f"{name} (process {pid}) does not stop", next_step=f"kill -9 {pid}")
-
-
-def unmount(mount: Path) -> None:
-    """Tried for a while: a process that was killed is gone from /proc before its last thread lets go of its files."""
-    if not until(lambda: output(("umount", str(mount))) is not None, STOP_TIMEOUT):
-        raise HostError(f"cannot unmount {mount}", next_step=f"sudo umount -l {mount}")
+    for mount in mounts_below(daemon.folder, daemon.data_root):
+        # Lazily: a process that was killed is gone from /proc before its last thread lets go of its files.
+        subprocess.run(["umount", "--lazy", mount], check=False)
 
 
 def until(condition: Callable[[], bool], seconds: float) -> bool:

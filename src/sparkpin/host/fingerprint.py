@@ -53,20 +53,17 @@ class Fingerprint(StrictModel):
 def read_fingerprint(docker: str, *, root: Path = hosts.ROOT, run: hosts.Run = hosts.output) -> Fingerprint:
     """Of this machine, whether or not the engine runs on it."""
     host = hosts.read_host(root)
-    gpus = hosts.read_gpus(run)[:64]
+    rows = [(gpu.name, gpu.compute_capability, gpu.driver) for gpu in hosts.read_gpus(run)]
     return Fingerprint(
-        machine=next(iter(hosts.product_names(root)), "")[:200],
+        machine=next(iter(hosts.product_names(root)), ""),
         arch=host.arch,
-        cpu=cpu_model(hosts.text(root / "proc/cpuinfo"))[:200],
+        cpu=cpu_model(hosts.text(root / "proc/cpuinfo")),
         cores=os.cpu_count() or 0,
         memory=host.memory_total,
-        gpus=tuple(
-            GpuKind(name=g.name[:200], compute_capability=g.compute_capability[:200], driver=g.driver[:200])
-            for g in gpus
-        ),
-        kernel=platform.release()[:200],
-        os=host.distribution[:200],
-        docker=docker[:200],
+        gpus=tuple(GpuKind(name=name, compute_capability=sm, driver=driver) for name, sm, driver in rows),
+        kernel=platform.release(),
+        os=host.distribution,
+        docker=docker,
     )
 
 

@@ -1,7 +1,4 @@
-"""What this machine is: its kind, its memory, its GPUs, its stack.
-
-With the standard library alone: ./install.sh asks before .venv exists.
-"""
+"""What this machine is: its kind, its memory, its GPUs, its stack."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from pathlib import Path
 
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.names import MACHINES
+from sparkpin.pins import manifests
 
 ROOT = Path("/")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -25,12 +23,11 @@ SLOWED = {
     "hw_thermal_slowdown": "heat, by the hardware",
     "hw_power_brake_slowdown": "the power supply",
 }
-KIND = ("name", "compute_cap", "driver_version")
-FIELDS = (*KIND, "utilization.gpu", *(f"clocks_event_reasons.{reason}" for reason in SLOWED))
-QUERY, PLAIN = (
-    ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits") for fields in (FIELDS, KIND)
+FIELDS = (
+    *("name", "compute_cap", "driver_version", "utilization.gpu"),
+    *(f"clocks_event_reasons.{reason}" for reason in SLOWED),
 )
-"""PLAIN is for a driver that does not know all of the fields: it then answers none of them."""
+QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 
 Run = Callable[[Sequence[str]], str | None]
 """A command's output, None when it is not there, fails or takes too long."""
@@ -132,8 +129,6 @@ def default_stack(project: Path, host: Host | None = None) -> str:
 
 def default_recipe(project: Path, stack: str | None = None) -> str:
     """That of a stack; None: of this machine's."""
-    from sparkpin.pins import manifests  # ./install.sh has no YAML yet
-
     return manifests.load_stack(project, stack or default_stack(project)).default_recipe
 
 
@@ -158,8 +153,7 @@ class Gpu:
 
 
 def read_gpus(run: Run | None = None) -> tuple[Gpu, ...]:
-    run = run or output
-    return parse_gpus(run(QUERY) or run(PLAIN) or "")
+    return parse_gpus((run or output)(QUERY) or "")
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
@@ -167,9 +161,9 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) in (len(KIND), len(FIELDS)):
-            name, capability, driver, busy, *states = (*cells, "")
-            slowed = tuple(words for words, state in zip(SLOWED.values(), states, strict=False) if state == "Active")
+        if len(cells) == len(FIELDS):
+            name, capability, driver, busy, *states = cells
+            slowed = tuple(words for words, state in zip(SLOWED.values(), states, strict=True) if state == "Active")
             is_number = busy.replace(".", "", 1).isdecimal()
             found.append(Gpu(name, capability, driver, float(busy) if is_number else None, slowed))
     return tuple(found)

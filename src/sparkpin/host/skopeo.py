@@ -34,24 +34,15 @@ LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:|$)")
 SECONDS = 120  # that a registry may take for a manifest
 # What skopeo prints -> the error, and the next command; {host} is the registry's. The first that fits counts.
 FAILURES: tuple[tuple[str, type[SparkpinError], str], ...] = (
-    (r"permission denied", DiskError, "let this user read the file of --ca, and write SPARKPIN_CACHE"),
+    (r"permission denied|no space left", DiskError, "look at the disk, SPARKPIN_CACHE and the file of --ca"),
     (
-        r"unauthorized|authentication required|denied|invalid username/password|status 40[13]",
+        r"unauthorized|authentication required|denied|invalid username|status 40[13]",
         NetworkError,
-        "docker login {host}, or skopeo login with the same name; then the same command again",
+        "docker login {host}",
     ),
-    (
-        r"reading manifest \S+ in \S+: (manifest unknown|name unknown|StatusCode: 404|unknown: .*not found)",
-        AbsentError,
-        "look at the name, and whether it was published",
-    ),
-    (r"no space left", DiskError, "free space, there or in SPARKPIN_CACHE"),
+    (r"manifest unknown|name unknown|StatusCode: 404|unknown: .*not found", AbsentError, "correct the name"),
+    (r"did not match|digest mismatch|invalid digest|unexpected EOF", IntegrityError, "publish it there again"),
     (r"x509|certificate", NetworkError, "--ca FILE names the authority of a registry of your own"),
-    (
-        r"did not match|digest mismatch|invalid digest|unexpected EOF",
-        IntegrityError,
-        "the same command again; if it fails again, the registry's copy is damaged: publish it there again",
-    ),
     (r"", NetworkError, "look at the host's name and the network, then the same command again"),
 )
 
@@ -118,11 +109,8 @@ class Registry:
         # sparkpin decides what is trusted, so skopeo needs no policy of its own.
         with self.trust(side) as trust:
             argv = [program, "--insecure-policy", command, *trust, *words]
-            nothing = subprocess.DEVNULL
             try:
-                done = subprocess.run(
-                    argv, stdin=nothing, capture_output=True, env=environment(), timeout=seconds, check=False
-                )
+                done = subprocess.run(argv, capture_output=True, env=environment(), timeout=seconds, check=False)
             except subprocess.TimeoutExpired:
                 raise NetworkError(f"{self} did not answer within {seconds} s", next_step="try again") from None
         if done.returncode:

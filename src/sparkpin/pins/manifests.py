@@ -162,16 +162,9 @@ def _pin_of(project: Path, recipe: Recipe, key: str, repo: str, asked: str) -> M
     found = [pin for pin in pins if pin.repositories[pin.base].repo == repo]
     if not found and faults:
         raise faults[0]  # it may be of the one that was meant
-    if len(found) > 1:
-        names = " and ".join(pin.name for pin in found)
-        step = "move one of these pins out of pins/models/"
-        raise ManifestError(path, key, repo, f"a base repository of one pin, not of {names}", next_step=step)
-    if not found:
-        known = ", ".join(sorted({pin.repositories[pin.base].repo for pin in pins}))
-        step = f"correct it in {path}, or pin that model"
-        raise ManifestError(
-            path, key, repo, f"the base repository of a model of pins/models/ ({known})", next_step=step
-        )
+    if len(found) != 1:
+        expected = f"the base repository of one pin of pins/models/ ({', '.join(pin.name for pin in found or pins)})"
+        raise ManifestError(path, key, repo, expected, next_step=f"correct it in {path}, or pin that model once")
     pin = found[0]
     revision, where = pin.repositories[pin.base].revision, f"pins/models/{pin.name}.yaml"
     if asked == UNRESOLVED:  # whatever the lock says, if there is one
@@ -272,19 +265,16 @@ def former_model_lock(project: Path, name: str) -> ModelLock:
 def lock_text(lock: StackLock | ModelLock) -> str:
     """JSON with one locked file a line, so that a change of one version is a change of one line."""
 
-    def files(rows: list[dict[str, Any]], indent: str) -> str:
-        lines = ",\n".join(f"{indent}  {json.dumps(row, ensure_ascii=False)}" for row in rows)
-        return f"[\n{lines}\n{indent}]" if rows else "[]"
-
     def item(value: Any, indent: str) -> str:
         if isinstance(value, list):
-            return files(value, indent)
-        if isinstance(value, dict) and "sha256" in value:
+            first, last, rows = "[", "]", [json.dumps(row, ensure_ascii=False) for row in value]
+        elif isinstance(value, dict) and "sha256" not in value:
+            first, last = "{", "}"
+            rows = [f"{json.dumps(key)}: {item(inner, indent + '  ')}" for key, inner in value.items()]
+        else:
             return json.dumps(value, ensure_ascii=False)
-        if isinstance(value, dict):
-            inner = ",\n".join(f"{indent}  {json.dumps(k)}: {item(v, indent + '  ')}" for k, v in value.items())
-            return "{\n" + inner + "\n" + indent + "}"
-        return json.dumps(value, ensure_ascii=False)
+        lines = ",\n".join(f"{indent}  {row}" for row in rows)
+        return f"{first}\n{lines}\n{indent}{last}" if rows else first + last
 
     unused = {key for key in ("time", "base", "gguf") if not getattr(lock, key, None)}
     return item(lock.model_dump(mode="json", exclude=unused), "") + "\n"

@@ -1,4 +1,4 @@
-"""Mods: what of a folder of mods/ counts, and the wheel that its own build backend makes of that; and the community's.
+"""Mods: what of a folder of mods/ counts, and the wheel that flit_core makes of that; and the community's.
 
 A mod of the community is a folder with a run.sh, which edits what is installed. None is run here (docs/mods.md): what a
 recipe names is known as needless for the stack's vLLM, or a chat template (one file, known by its SHA-256), or refused.
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from sparkpin.core.errors import WHOLE, BuildError, HostError, IntegrityError, ManifestError
+from sparkpin.core.errors import WHOLE, BuildError, IntegrityError, ManifestError
 from sparkpin.core.files import EPOCH, disk_errors, sha256_file
 from sparkpin.core.names import is_plain
 from sparkpin.pins.manifests import COMMUNITY_MODS, load_community_mods
@@ -29,7 +29,8 @@ from sparkpin.pins.vllm_flags import flag_value, set_flag
 LEFT_OUT_FOLDERS = frozenset({"tests", "benchmarks", "docs", "build", "dist"})  # of the mod's folder itself
 LEFT_OUT_SUFFIXES = (".pyc", ".md")
 KERNELS = "sparkpin.kernels"  # group of entry points: functions that compile a mod's kernels
-HOOK = "import importlib, sys; print(importlib.import_module(sys.argv[1]).build_wheel(sys.argv[2]))"
+BACKEND = "flit_core.buildapi"
+HOOK = f"import sys, {BACKEND} as backend; print(backend.build_wheel(sys.argv[1]))"
 ENV = {  # of a backend, and nothing of the caller's, which might change its bytes or its modules
     "SOURCE_DATE_EPOCH": str(EPOCH),
     "LC_ALL": "C.UTF-8",
@@ -52,7 +53,7 @@ class ModFile:
 
 @dataclass(frozen=True)
 class Mod:
-    """name: the folder in mods/; distribution, version: of its wheel; backend: its PEP 517 backend, a module's name.
+    """name: the folder in mods/; distribution, version: of its wheel.
 
     files: all that counts, size: their bytes; key: over those and the backend's version.
     kernels: it has an entry point that compiles its GPU kernels ahead (mods/modkit, `sparkpin_modkit.ahead`).
@@ -62,7 +63,6 @@ class Mod:
     folder: Path
     distribution: str
     version: str
-    backend: str
     readme: str
     files: tuple[ModFile, ...]
     size: int
@@ -74,29 +74,25 @@ def read_mod(project: Path, name: str) -> Mod:
     """Read a mod's folder. ManifestError when its pyproject.toml lacks what a wheel needs."""
     folder = project / "mods" / name
     pyproject = folder / "pyproject.toml"
-    try:
-        value = tomllib.loads(pyproject.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ManifestError(pyproject, WHOLE, str(error), "valid TOML") from None
+    value = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     table, system = value.get("project", {}), value.get("build-system", {})
     for key in ("name", "version"):
         if not isinstance(table.get(key), str):
             raise ManifestError(pyproject, f"project.{key}", table.get(key), "text, since a key must need no build")
-    backend = system.get("build-backend")
-    if not isinstance(backend, str) or "backend-path" in system:
-        raise ManifestError(pyproject, "build-system.build-backend", backend, "a backend of the host's environment")
+    if (backend := system.get("build-backend")) != BACKEND or "backend-path" in system:
+        raise ManifestError(pyproject, "build-system.build-backend", backend, f"{BACKEND}, the host's own")
     points = table.get("entry-points", {}).get(KERNELS, {})
     if list(points) not in ([], [name]):
         raise ManifestError(pyproject, f'project.entry-points."{KERNELS}"', list(points), f"the mod's name, {name}")
     readme = table.get("readme", "")
     files, size = read_files(folder)
-    identity = [backend, backend_version(backend), [astuple(file) for file in files]]
+    # The backend writes its version into the wheel.
+    identity = [BACKEND, importlib.metadata.version("flit_core"), [astuple(file) for file in files]]
     return Mod(
         name=name,
         folder=folder,
         distribution=table["name"],
         version=table["version"],
-        backend=backend,
         readme=readme if isinstance(readme, str) else readme.get("file", ""),
         files=files,
         size=size,
@@ -127,18 +123,6 @@ def counts(path: Path) -> bool:
     return not (hidden or aside or path.name.endswith(LEFT_OUT_SUFFIXES))
 
 
-def backend_version(backend: str) -> str:
-    """The version of the distribution that holds the backend: it writes itself into the wheel."""
-    package = backend.partition(":")[0].partition(".")[0]
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        owners = importlib.metadata.packages_distributions().get(package, [])
-    if not owners:
-        raise HostError(f"the build backend {backend} is not installed on the host", next_step="./install.sh")
-    return importlib.metadata.version(owners[0])
-
-
 def build_wheel(mod: Mod, folder: Path) -> Path:
     """Build the mod's wheel into `folder`, from a copy of the files that count and an empty README.
 
@@ -156,7 +140,7 @@ def build_wheel(mod: Mod, folder: Path) -> Path:
         if mod.readme:
             (source / mod.readme).touch()
         done = subprocess.run(
-            [sys.executable, "-P", "-c", HOOK, mod.backend.partition(":")[0], str(folder.absolute())],
+            [sys.executable, "-P", "-c", HOOK, str(folder.absolute())],
             cwd=source,
             env=ENV,
             capture_output=True,
@@ -165,7 +149,7 @@ def build_wheel(mod: Mod, folder: Path) -> Path:
         )
     if done.returncode != 0:
         raise BuildError(
-            f"{mod.backend} made no wheel of {mod.folder}:\n{done.stderr.strip()[-2000:]}",
+            f"{BACKEND} made no wheel of {mod.folder}:\n{done.stderr.strip()[-2000:]}",
             next_step=f"correct {mod.folder / 'pyproject.toml'} or the module that it names",
         )
     return folder / done.stdout.split()[-1]

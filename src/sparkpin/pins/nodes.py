@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.vllm_flags import SPECULATION, drop_flags, flag_value, parse_flags, set_flag
+from sparkpin.pins.vllm_flags import drop_flags, flag_value, parse_flags, set_flag
 
 NODES, EXECUTOR = "--nnodes", "--distributed-executor-backend"
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
@@ -74,7 +74,7 @@ def spread(argv: Sequence[str], env: Mapping[str, str], nodes: int, *, gpu: bool
     return words, variables
 
 
-def word_faults(argv: Sequence[str], nodes: int, file: object, *, gpu: bool) -> Iterator[ManifestError]:
+def word_faults(argv: Sequence[str], nodes: int, file: object) -> Iterator[ManifestError]:
     """What is wrong with a command for `nodes` machines, whatever the model; file: the recipe's."""
     names = {flag.key for flag in parse_flags(argv)[1] if not flag.is_negated}
     for name in sorted(names & set(PER_NODE)):
@@ -88,17 +88,9 @@ def word_faults(argv: Sequence[str], nodes: int, file: object, *, gpu: bool) -> 
     if not (tensor.isdecimal() and pipeline.isdecimal() and int(tensor) * int(pipeline) == nodes):
         got = f"{TENSOR} {tensor}, {PIPELINE} {pipeline} for {nodes} nodes"
         yield ManifestError(file, "command", got, f"two numbers whose product is {nodes}: a node has one process")
-    if pipeline != "1" and any(name.partition(".")[0] == SPECULATION for name in names):
-        expected = (
-            f"{PIPELINE} 1, or a stage without MTP: together vLLM 0.32 does not start, and 0.33 ends in an assert"
-        )
-        yield ManifestError(file, "command", f"{PIPELINE} {pipeline} with --speculative-config", expected)
     if copies := sorted(name for name in names if name.startswith("--data-parallel-")):
         expected = "no data parallelism: two releases, one on each machine, answer twice as many requests"
         yield ManifestError(file, "command", " ".join(copies), expected)
-    if "--enable-expert-parallel" in names and not gpu:
-        expected = "a command without it, since on a CPU a worker of vLLM 0.32 crashes at the first request"
-        yield ManifestError(file, "command", "--enable-expert-parallel", expected)
 
 
 def words_at(argv: Sequence[str], place: NodeRank) -> list[str]:

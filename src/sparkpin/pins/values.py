@@ -37,14 +37,11 @@ SHAPE = {what: re.compile(pattern) for what, pattern in SHAPES.items()}
 
 # Cache types of patched vLLMs, each with what the mod `turboquant` has instead: its formats.py has the same table.
 BETTER = {
-    "turboquant35": (
-        "turboquant_4bit_nc",
-        "4 bits for keys and values: 3.5 were 4 for some channels, 3 for the others",
-    ),
-    "turboquant25": ("turboquant_3bit_nc", "3 bits for keys and values, the fewest there are"),
-    "turboquant_asym": ("turboquant_k8v4", "8 bits for keys, 4 for values"),
-    "turboquant_q8k_tq35v": ("turboquant_k8v4", "8 bits for keys, 4 for values"),
-    "turboquant_q8k_tq25v": ("turboquant_k8v4", "8 bits for keys, 4 for values: there is none of fewer"),
+    "turboquant35": "turboquant_4bit_nc",
+    "turboquant25": "turboquant_3bit_nc",
+    "turboquant_asym": "turboquant_k8v4",
+    "turboquant_q8k_tq35v": "turboquant_k8v4",
+    "turboquant_q8k_tq25v": "turboquant_k8v4",
 }
 MOD, STAGE = "turboquant", "v2-tq"  # the stage that adds the mod
 
@@ -74,8 +71,8 @@ def value_faults(argv: Sequence[str], env: Mapping[str, str], file: object) -> I
         if is_secret_flag(name) and (equals or not after.startswith("-")):
             yield secret(file, "command", f"a command without {name}, whose value is a secret")
     if (kind := flag_value(argv, CACHE_TYPE)) in BETTER:
-        name, meaning = BETTER[kind]
-        yield ManifestError(file, CACHE_TYPE, kind, f"{name} ({meaning}); no released vLLM knows this name")
+        expected = f"{BETTER[kind]}: no released vLLM knows this name"
+        yield ManifestError(file, CACHE_TYPE, kind, expected)
 
 
 def json_faults(argv: Sequence[str], file: object) -> Iterator[ManifestError]:
@@ -119,8 +116,5 @@ def lacks_mod(kind: str | None, chain: Sequence[Stage]) -> str:
     """
     if not (kind or "").startswith("turboquant_") or kind in BETTER or any(MOD in stage.mods for stage in chain):
         return ""
-    return (
-        f"{CACHE_TYPE} {kind}: the image of stage {chain[-1].name} has no mod {MOD}; without it a CPU serves wrong "
-        "text or refuses, and on a GPU vLLM's own kernels take ten times as long and more, or do not start "
-        "(mods/turboquant/README.md)"
-    )
+    where = f"{CACHE_TYPE} {kind}: the image of stage {chain[-1].name}"
+    return f"{where} has no mod {MOD}, without which it is wrong or slow (mods/turboquant/README.md)"

@@ -58,7 +58,7 @@ def serve_argv(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> tuple[li
         expected = "no TLS, since health check, smoke test and `serve` speak plain HTTP"
         step = "leave it out, and give `invoke serve` --tls-cert and --tls-key for TLS"
         raise ManifestError(recipe.file, "command", flag, expected, next_step=step)
-    for fault in nodes.word_faults(argv, recipe.nodes, recipe.file, gpu=gpu):
+    for fault in nodes.word_faults(argv, recipe.nodes, recipe.file):
         raise fault
     return argv, env
 
@@ -143,15 +143,9 @@ def overruled(recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> list[str]
         if kept is not None and where[kept.key] != own and not flag.same(kept):
             found.append(f"{own}: {' '.join(flag.words)} has no effect: {where[kept.key]} sets {' '.join(kept.words)}")
     for name, value in environment(recipe.env).items():
-        if name not in env:
-            found.append(f"{own}: {name}={value} has no effect: several nodes have one process each")
-        elif env[name] != value:
-            found.append(f"{own}: {name}={value} has no effect: {where[name]} sets {name}={env[name]}")
-    # vllm/platforms/cpu.py puts the variable in the place of the flag.
-    if stack.platform == "linux/amd64" and where.get(KV_BYTES) == own and env.get(CPU_SPACE):
-        flag = next(flag for flag in final if flag.key == KV_BYTES)
-        by = f"{where[CPU_SPACE]} sets {CPU_SPACE}={env[CPU_SPACE]}"
-        found.append(f"{own}: {' '.join(flag.words)} has no effect: {by}, which goes before it on a CPU")
+        if env.get(name) != value:
+            why = f"{where[name]} sets {name}={env[name]}" if name in env else "several nodes have one process each"
+            found.append(f"{own}: {name}={value} has no effect: {why}")
     return found
 
 

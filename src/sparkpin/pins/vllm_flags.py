@@ -6,9 +6,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sparkpin.core.errors import ManifestError
+from sparkpin.pins.reading import read_yaml
 from sparkpin.pins.schema import FlagValue, Scalar
 
 SPECULATION, CACHE_TYPE, SERVED_NAME = "--speculative-config", "--kv-cache-dtype", "--served-model-name"
@@ -29,23 +31,7 @@ AUTO = -1
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 NEXT = "correct the command or the flags of recipe, stack or stage"
-# Flags of vLLM 0.32 and 0.33 that change nothing that a plan counts.
-NEUTRAL = frozenset((
-    "--allow-credentials", "--allowed-headers", "--allowed-methods", "--allowed-origins", "--api-key",
-    "--async-scheduling", "--attention-backend", "--chat-template", "--chat-template-content-format", "--config",
-    "--default-chat-template-kwargs", "--disable-log-requests", "--disable-log-stats", "--disable-uvicorn-access-log",
-    "--distributed-executor-backend", "--download-dir", "--enable-auto-tool-choice", "--enable-chunked-prefill",
-    "--enable-expert-parallel", "--enable-force-include-usage", "--enable-log-outputs", "--enable-log-requests",
-    "--enable-prompt-tokens-details", "--gdn-prefill-backend", "--generation-config", "--headless", "--host",
-    "--load-format", "--master-addr", "--master-port", "--max-log-len", "--max-logprobs",
-    "--model-loader-extra-config", "--moe-backend", "--nnodes", "--node-rank", "--offload-backend",
-    "--override-generation-config", "--port", "--prefix-caching-hash-algo", "--quantization", "--reasoning-parser",
-    "--reasoning-parser-plugin", "--response-role", "--revision", "--root-path", "--safetensors-load-strategy",
-    "--scheduling-policy", "--seed", "--served-model-name", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-certfile",
-    "--ssl-keyfile", "--stream-interval", "--structured-outputs-config", "--tokenizer", "--tokenizer-mode",
-    "--tokenizer-revision", "--tool-call-parser", "--tool-parser-plugin", "--trust-remote-code", "--uds",
-    "--uvicorn-log-level",
-))  # fmt: skip
+NEUTRAL = Path(__file__).with_name("neutral_flags.yaml")
 KNOWN_EFFECT = "flags whose effect on the caches this plan knows"
 
 
@@ -162,7 +148,7 @@ class Flags:
 
     def unread(self) -> tuple[str, ...]:
         """Flags that nobody asked for and that may take memory, as they were given."""
-        known = self._read | NEUTRAL
+        known = self._read | set(read_yaml(NEUTRAL)["flags"])
         return tuple(" ".join(flag.words) for flag in self._flags if flag.key.partition(".")[0] not in known)
 
     def values(self, key: str) -> list[Flag]:

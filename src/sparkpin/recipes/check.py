@@ -111,7 +111,7 @@ def of_nodes(
     """Of a server for several machines: what `pair` would refuse, as far as the model is known. config: None for one
     that is not."""
     count = nodes_of(argv)
-    faults = list(word_faults(argv, count, file, gpu=stack.gpu is not None))
+    faults = list(word_faults(argv, count, file))
     found = [of_error(fault, own=file) for fault in faults]
     if faults or count == 1:  # the numbers may be none
         return found

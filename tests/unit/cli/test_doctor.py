@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from checkout import PROJECT
@@ -18,17 +18,16 @@ from checkout import PROJECT
 from sparkpin.build.model_needs import ModelNeeds
 from sparkpin.cli.doctor import command, rules
 from sparkpin.cli.doctor import facts as reading
-from sparkpin.cli.doctor.facts import Docker, MachineFacts
+from sparkpin.cli.doctor.facts import MachineFacts
 from sparkpin.cli.doctor.rules import MachineFinding, NeededMemory
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine, preflight
-from sparkpin.host.machine import PLAIN, Host, parse_gpus, read_gpus
+from sparkpin.host.machine import Host, parse_gpus
 from sparkpin.pins import manifests
 
 GIB = 1 << 30
 H200 = "NVIDIA H200, 9.0, 580.159.04, 0" + ", Not Active" * 4 + "\n"
-TOOLKIT = "NVIDIA Container Toolkit CLI version 1.18.0\ncommit: 0123456789abcdef\n"
 
 
 def row(busy: str = "0", active: int | None = None) -> str:
@@ -40,13 +39,12 @@ SPARK = MachineFacts(
     host=Host(True, "aarch64", "ubuntu 24.04", ("ubuntu", "debian"), False, True, True, 121 * GIB, 112 * GIB),
     gpus=parse_gpus(row()),
     module="580.159.04",
-    toolkit="1.18.0",
-    hook=True,
-    cdi=("/etc/cdi/nvidia.yaml",),
-    docker=Docker("29.2.1", runtimes=("nvidia", "runc")),
-    memory={"MemFree": 110 * GIB, "Cached": 3 * GIB, "Shmem": GIB // 2, "SwapTotal": 0, "SwapFree": 0},
+    ways=("the runtime nvidia",),
+    docker="29.2.1",
+    elsewhere="",
     port=8000,
     holder="",
+    kernel="6.17.0-1032-nvidia",
 )
 NO_SPARK = dataclasses.replace(SPARK.host, is_spark=False)
 NEEDS = NeededMemory("recipe qwen, stage v2-tq,", 105 * GIB)
@@ -57,7 +55,7 @@ def found(plan: NeededMemory = NEEDS, cuda: str | None = "13.0", **changes: obje
 
 
 def test_a_spark_that_has_all() -> None:
-    names = (*rules.OF_A_SPARK, rules.PLAN, "Docker version", "port 8000")
+    names = ("NVIDIA driver", "GPU", "GPU in containers", "memory plan", "port 8000")
     assert {name: one.state for name, one in found().items()} == dict.fromkeys(names, "ok")
     assert all(not one.fix for one in found().values())
 
@@ -70,7 +68,7 @@ def test_a_spark_that_has_all() -> None:
         ({"gpus": parse_gpus(row().replace("580.159.04", "590.48.01"))}, "driver-590", "590.48.01"),
         ({"gpus": (), "module": "590.48.01"}, "driver-590", "590.48.01"),
         ({"host": dataclasses.replace(SPARK.host, memory_total=60 * GIB)}, "small-spark", "memory 64"),
-        ({"docker": Docker("29.2.1", elsewhere="b"), "kernel": "7.0.0-1019-nvidia"}, "", ""),
+        ({"elsewhere": "b", "kernel": "7.0.0-1019-nvidia"}, "", ""),
     ],
 )
 def test_machines_that_are_known_to_break(changes: dict[str, object], name: str, seen: str) -> None:
@@ -86,22 +84,15 @@ def test_machines_that_are_known_to_break(changes: dict[str, object], name: str,
         ("NVIDIA driver", {"gpus": (), "module": ""}, "MISSING"),
         ("GPU", {"gpus": ()}, "MISSING"),
         ("GPU", {"gpus": parse_gpus(H200)}, "advice"),
-        ("GPU in containers", {"toolkit": "", "hook": False}, "MISSING"),
-        ("GPU in containers", {"hook": False, "cdi": (), "docker": Docker("29.2.1", runtimes=("runc",))}, "MISSING"),
-        ("GPU in containers", {"hook": False, "docker": Docker("20.10.24", runtimes=("runc",))}, "MISSING"),
-        ("CDI", {"cdi": ()}, "advice"),
-        ("page cache", {"memory": {"MemFree": 40 * GIB, "Cached": 66 * GIB, "Shmem": GIB}}, "advice"),
-        ("swap", {"memory": {**SPARK.memory, "SwapTotal": 16 * GIB, "SwapFree": 15 * GIB}}, "advice"),
-        ("Docker version", {"docker": Docker("19.03.15")}, "MISSING"),
+        ("GPU in containers", {"ways": ()}, "MISSING"),
         ("port 8000", {"holder": "the container ollama"}, "advice"),
         ("memory plan", {"plan": dataclasses.replace(NEEDS, needed=130 * GIB)}, "advice"),
         ("memory plan", {"plan": NeededMemory("recipe qwen", None, "no headers yet", "invoke plan")}, "advice"),
-        ("memory plan", {"host": NO_SPARK}, "n/a"),
     ],
 )
 def test_each_finding_has_the_command_that_fixes_it(name: str, changes: dict[str, object], state: str) -> None:
     one = found(**changes)[name]  # type: ignore[arg-type]
-    needs_no_command = state in ("ok", "n/a") or changes.get("gpus") == parse_gpus(H200)
+    needs_no_command = state == "ok" or changes.get("gpus") == parse_gpus(H200)
     assert (one.state, not one.fix) == (state, needs_no_command)
 
 
@@ -112,7 +103,6 @@ def test_each_finding_has_the_command_that_fixes_it(name: str, changes: dict[str
         ("580.65.05", "13.0", "MISSING"),
         ("575.57.08", "12.9", "ok"),
         ("575.57.08", "13.1", "MISSING"),
-        ("1.0", None, "n/a"),  # a stack without a GPU asks nothing of it
     ],
 )
 def test_the_driver_against_the_image_s_minimum(driver: str, cuda: str | None, state: str) -> None:
@@ -120,46 +110,38 @@ def test_the_driver_against_the_image_s_minimum(driver: str, cuda: str | None, s
     assert found(cuda=cuda, gpus=gpus)["NVIDIA driver"].state == state
 
 
-def test_a_stack_without_a_gpu_asks_nothing_of_a_spark_s() -> None:
-    states = found(cuda=None, gpus=(), toolkit="", hook=False, memory={"SwapTotal": GIB})
-    assert {name for name, one in states.items() if one.state == "n/a"} == {*rules.OF_A_SPARK}
-    assert states[rules.PLAN].state == "ok"
-    assert "CUDA" not in str(states)
+@pytest.mark.parametrize(
+    ("changes", "cuda", "names"),
+    [
+        ({}, None, ["memory plan", "port 8000"]),
+        ({"host": NO_SPARK}, "13.0", ["port 8000"]),
+        ({"elsewhere": "spark-2"}, "13.0", ["port 8000"]),
+    ],
+)
+def test_what_serves_elsewhere_or_uses_no_gpu_is_not_asked_for_one(
+    changes: dict[str, object], cuda: str | None, names: list[str]
+) -> None:
+    assert list(found(cuda=cuda, gpus=(), module="", ways=(), **changes)) == names
 
 
-def test_with_an_engine_elsewhere_this_machine_is_not_judged_as_a_server() -> None:
-    """Of that machine's GPU and memory nothing is known here."""
-    rows = found(gpus=(), module="", docker=Docker("29.2.1", elsewhere="spark-2", runtimes=("nvidia",)))
-    own = [name for name, one in rows.items() if one.state == "n/a" and "spark-2" in one.detail]
-    assert own == [*rules.OF_A_SPARK, rules.PLAN]
-    assert rows["Docker version"].state == "ok" and "on spark-2" in rows["Docker version"].detail
-
-
-def test_an_older_nvidia_smi_knows_less() -> None:
-    """It answers a query with an unknown field with an error, and nothing else."""
-
-    def run(argv: Sequence[str]) -> str | None:
-        return {PLAIN: "NVIDIA GB10, 12.1, 570.124.06\n"}.get(tuple(argv))  # type: ignore[call-overload]
-
-    (gpu,) = read_gpus(run)
-    assert (gpu.driver, gpu.utilization, gpu.slowed) == ("570.124.06", None, ())
-    assert read_gpus(lambda argv: None) == ()
-
-
-def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "by_cdi"), [("24.0.9", False), ("25.0.1", True)])
+def test_what_is_read_of_a_spark(version: str, by_cdi: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "sys/module/nvidia/version": "580.159.04\n",
         "etc/cdi/nvidia.yaml": "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n",
         "etc/cdi/other.yaml": "kind: example.com/nic\n",
-        "proc/meminfo": "MemTotal: 125000000 kB\nMemFree: 1000 kB\nCached: 2000 kB\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    answers = {"nvidia-smi": row(), "nvidia-ctk": TOOLKIT}
-    seen = reading.read_facts(SPARK.host, 8000, root=tmp_path, run=lambda argv: answers.get(argv[0]))
-    assert (seen.gpus, seen.module, seen.toolkit) == (SPARK.gpus, "580.159.04", "1.18.0")
-    assert (seen.cdi, seen.memory["MemTotal"]) == (("/etc/cdi/nvidia.yaml",), 128_000_000_000)
+    info = {"ServerVersion": version, "Runtimes": {"runc": {}}}
+    engine = SimpleNamespace(client=SimpleNamespace(info=lambda: info), elsewhere="")
+    monkeypatch.setattr(reading.Engine, "connect", lambda: engine)
+    seen = reading.read_facts(SPARK.host, 1, root=tmp_path, run=lambda argv: {"nvidia-smi": row()}.get(argv[0]))
+    assert (seen.gpus, seen.module, seen.docker) == (SPARK.gpus, "580.159.04", version)
+    assert ("CDI" in seen.ways) == by_cdi and "the runtime nvidia" not in seen.ways
+    info["Runtimes"] = {"nvidia": {}}
+    assert "the runtime nvidia" in reading.read_facts(SPARK.host, 1, root=tmp_path).ways
 
 
 def test_who_has_a_port() -> None:
@@ -190,21 +172,34 @@ def test_a_plan_that_wants_the_network_is_not_made(tmp_path: Path, monkeypatch: 
 def test_a_drafter_of_a_hub_is_told_of_a_generated_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     recipe = manifests.load_recipe(PROJECT, "scripted-drafted")
-    assert command.model_of(paths, recipe, preflight.Needs(), served=True) == []  # both are generated
+    assert command.model_of(paths, recipe, NEEDS, preflight.Needs(), served=True) == []  # both are generated
     drafter = manifests.load_model(PROJECT, "qwen3.5-122b-dflash")
     joined = manifests.load_model(PROJECT, "scripted-tiny").with_drafter(drafter)
     monkeypatch.setattr(command.manifests, "model_of", lambda *_: joined)
-    (told,) = command.model_of(paths, recipe, preflight.Needs(), served=True)
+    told, *_ = command.model_of(paths, recipe, NEEDS, preflight.Needs(), served=True)
     assert (told.name, told.state) == ("model", "advice") and told.fix.startswith("invoke up --recipe")
 
 
-@pytest.mark.parametrize(
-    ("free", "served", "state"), [(9, True, "MISSING"), (10, True, "ok"), (9, False, "n/a"), (10, False, "n/a")]
-)
-def test_a_disk_that_is_too_small_for_a_recipe(free: int, served: bool, state: str) -> None:
+@pytest.mark.parametrize(("free", "served", "states"), [(9, True, ["MISSING"]), (10, True, ["ok"]), (9, False, [])])
+def test_a_disk_that_is_too_small_for_a_recipe(free: int, served: bool, states: list[str]) -> None:
     needs, row = ModelNeeds(("a/b",), 4, 6), preflight.DiskRow(((PROJECT, 10 << 30),), free << 30, PROJECT)
-    *_, found = rules.model("a-model", "a-recipe", locked=True, needs=needs, disk=[row], served=served)
-    assert (found.name, found.state) == ("disk in all", state) and bool(found.fix) == (state == "MISSING")
+    _, *found = rules.model("a-model", "a-recipe", needs, [row], served=served)
+    assert [one.state for one in found] == states
+    assert all(bool(one.fix) == (one.state == "MISSING") for one in found)
+
+
+@pytest.mark.parametrize(("free", "state"), [(30, "MISSING"), (1000, "ok")])
+def test_the_122b_needs_its_disk_before_its_headers_are_here(
+    free: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what other images have of the engine's disk is no room for a model."""
+    usage = preflight.shutil.disk_usage("/")._replace(free=free * 10**9)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage)
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    recipe = manifests.load_recipe(PROJECT, "qwen3.5-122b")
+    memory = dataclasses.replace(NEEDS, stored=70 * 10**9)
+    rows = command.model_of(paths, recipe, memory, preflight.GPU_NEEDS, served=True)
+    assert {one.state for one in rows if one.name == "disk in all"} == {state}
 
 
 def test_a_spark_without_a_driver_gets_the_table_and_an_error(
@@ -214,7 +209,6 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
     here = dataclasses.replace(machine.read_host(), is_spark=True)
     monkeypatch.setattr(machine, "read_host", lambda *_: here)
     monkeypatch.setattr(reading, "read_gpus", lambda run: ())
-    monkeypatch.setattr(reading, "toolkit_version", lambda run: "")
     monkeypatch.setattr(command, "memory_of", lambda *_: NeededMemory("qwen3.5-122b", 97 * GIB))
     with pytest.raises(HostError, match="NVIDIA driver") as caught:
         command.doctor(recipe="qwen3.5-122b")
@@ -225,6 +219,6 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
 def test_what_a_stack_without_a_lock_wants_is_told(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     stack = manifests.load_stack(PROJECT, "spark").model_copy(update={"name": "never-locked"})
-    (told,) = rules.lock_of(command.lock_fault(paths, stack))
+    (told,) = command.lock_of(paths, stack)
     assert (told.name, told.state) == ("lock", "advice") and told.fix.startswith("invoke lock --stack never-locked")
-    assert command.lock_fault(paths, manifests.load_stack(PROJECT, "spark")) is None
+    assert command.lock_of(paths, manifests.load_stack(PROJECT, "spark")) == []

@@ -10,7 +10,7 @@ import pytest
 from checkout import PROJECT
 from packaging.version import Version
 
-from sparkpin.core.errors import WHOLE, ManifestError
+from sparkpin.core.errors import ManifestError
 from sparkpin.pins import drafters, manifests
 from sparkpin.pins.schema import DRAFT_METHODS, Drafts, Recipe
 from sparkpin.pins.vllm_command import own_argv, split
@@ -18,11 +18,10 @@ from sparkpin.pins.vllm_flags import Flags, flag_value
 
 DATA = PROJECT / "src/sparkpin/recipes/vllm"
 PLAN = {"method": "dflash", "model": drafters.PATH, "num_speculative_tokens": 12}
-TARGET = {"text_config": {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 48}}
+TARGET = {"text_config": {"vocab_size": 1000, "hidden_size": 64}}
 DRAFTER = {
     "vocab_size": 1000,
     "hidden_size": 64,
-    "dflash_config": {"block_size": 16, "target_layer_ids": [1, 45]},
 }
 
 
@@ -72,8 +71,6 @@ def test_a_method_or_number_that_is_not_the_drafter_s_is_refused(plan: dict[str,
         ({}, {"vocab_size": 999}, "vocab_size"),
         ({}, {"hidden_size": 128}, "hidden_size"),
         ({}, {"target_hidden_size": 128}, "hidden_size"),
-        ({}, {"dflash_config": {"block_size": 16, "target_layer_ids": [1, 49]}}, "target_layer_ids"),
-        ({"num_speculative_tokens": 16}, {}, "num_speculative_tokens"),
         ({"method": "draft_model"}, {"vocab_size": 999}, "vocab_size"),
     ],
 )
@@ -81,30 +78,6 @@ def test_models_that_do_not_go_together_are_refused(plan: dict[str, Any], change
     assert list(drafters.pair_faults(PLAN, TARGET, DRAFTER, "f")) == []
     (fault,) = drafters.pair_faults(PLAN | plan, TARGET, DRAFTER | changes, "f")
     assert fault.key.endswith(key)
-
-
-@pytest.mark.parametrize(
-    ("target", "drafter", "key"),
-    [
-        ({}, {"dflash_config": "x"}, "dflash_config"),
-        ({}, {"dflash_config": {"target_layer_ids": ["5"]}}, "dflash_config.target_layer_ids.0"),
-        ({}, {"dflash_config": {"block_size": "16"}}, "dflash_config.block_size"),
-        ({"text_config": {"num_hidden_layers": "48"}}, {}, "num_hidden_layers"),
-        ({"text_config": 5}, {}, WHOLE),
-    ],
-)
-def test_a_config_with_values_of_another_kind_is_refused(
-    target: dict[str, Any], drafter: dict[str, Any], key: str
-) -> None:
-    with pytest.raises(ManifestError) as caught:
-        list(drafters.pair_faults(PLAN, TARGET | target, DRAFTER | drafter, "f"))
-    assert caught.value.key == key
-
-
-def test_layers_of_a_model_that_names_no_number_of_them() -> None:
-    target = {"text_config": TARGET["text_config"] | {"num_hidden_layers": None}}
-    (fault,) = drafters.pair_faults(PLAN, target, DRAFTER, "f")
-    assert fault.key.endswith("target_layer_ids")
 
 
 def plan_of(**plan: object) -> str:

@@ -59,27 +59,19 @@ def test_what_stack_and_stages_set_does_not_undo_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "flags", "gpu", "wanted"),
+    ("count", "flags", "wanted"),
     [
-        (2, "-tp 2", False, []),
-        (1, "-tp 2", True, []),  # of the one machine's GPUs; `recipe check` tells that a Spark has one
-        (2, "-tp 4", True, ["--tensor-parallel-size 4, --pipeline-parallel-size 1 for 2 nodes"]),
-        (3, "-tp 2", True, ["--tensor-parallel-size 2, --pipeline-parallel-size 1 for 3 nodes"]),
-        (1, "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1", True, ["--master-addr", "--node-rank", "--nnodes 2"]),
-        (2, "-tp 2 --headless", True, ["--headless"]),
-        (
-            2,
-            "-tp 1 -pp 2 --speculative-config.method mtp",
-            True,
-            ["--pipeline-parallel-size 2 with --speculative-conf"],
-        ),
-        (2, "-tp 2 -dp 2", True, ["--data-parallel-size"]),
-        (2, "-tp 2 --enable-expert-parallel", False, ["--enable-expert-parallel"]),
-        (2, "-tp 2 --enable-expert-parallel", True, []),
+        (2, "-tp 2", []),
+        (1, "-tp 2", []),  # of the one machine's GPUs; `recipe check` tells that a Spark has one
+        (2, "-tp 4", ["--tensor-parallel-size 4, --pipeline-parallel-size 1 for 2 nodes"]),
+        (3, "-tp 2", ["--tensor-parallel-size 2, --pipeline-parallel-size 1 for 3 nodes"]),
+        (1, "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1", ["--master-addr", "--node-rank", "--nnodes 2"]),
+        (2, "-tp 2 --headless", ["--headless"]),
+        (2, "-tp 2 -dp 2", ["--data-parallel-size"]),
     ],
 )
-def test_words_that_no_number_of_machines_goes_with(count: int, flags: str, gpu: bool, wanted: list[str]) -> None:
-    faults = list(nodes.word_faults([*ARGV, *flags.split()], count, "recipes/r.yaml", gpu=gpu))
+def test_words_that_no_number_of_machines_goes_with(count: int, flags: str, wanted: list[str]) -> None:
+    faults = list(nodes.word_faults([*ARGV, *flags.split()], count, "recipes/r.yaml"))
     assert len(faults) == len(wanted), faults
     assert all(str(fault.got).startswith(seen) for fault, seen in zip(faults, wanted, strict=True)), faults
 

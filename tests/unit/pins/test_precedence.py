@@ -49,16 +49,6 @@ def test_the_file_with_the_last_word_is_named() -> None:
     assert [where[key] for key in ("--k", "--own", "A", "B", "C")] == ["stages/one.yaml", R, S, "stages/one.yaml", R]
 
 
-def test_on_a_cpu_the_variable_goes_before_the_flag() -> None:
-    own, below = recipe("vllm serve a/b --kv-cache-memory-bytes 4G"), stack(env={"VLLM_CPU_KVCACHE_SPACE": 1})
-    assert overruled(own, below, ()) == [
-        f"{R}: --kv-cache-memory-bytes 4G has no effect: {S} sets VLLM_CPU_KVCACHE_SPACE=1, "
-        "which goes before it on a CPU"
-    ]
-    assert overruled(own, below.model_copy(update={"platform": "linux/arm64"}), ()) == []
-    assert overruled(own, stack(), ()) == []
-
-
 WANTED = (
     "note: recipes/scripted-tiny.yaml: VLLM_CPU_KVCACHE_SPACE=4 has no effect: "
     "pins/stacks/cpu.yaml sets VLLM_CPU_KVCACHE_SPACE=1\n"

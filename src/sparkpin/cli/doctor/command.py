@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import asdict
 from typing import Annotated
 
-from sparkpin.build.model_needs import needs_of
+from sparkpin.build.model_needs import ModelNeeds, needs_of
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.steps import checkpoint_steps
 from sparkpin.cli.doctor import rules
@@ -70,31 +70,29 @@ def check_machine(
     if stage:
         recipe = recipe.model_copy(update={"stage": manifests.load_stage(paths.project, stage).name})
     facts = read_facts(machine, port_of(recipe))
-    needed = preflight.requirements(paths, machine, chosen)
     found = [
         MachineFinding(one.name, "ok" if one.ok else "MISSING", one.detail, one.fix)
-        for one in needed
+        for one in preflight.requirements(paths, machine, chosen)
         if one.name != preflight.GPU_RUNTIME  # the rules know more of it
     ]
-    found += rules.lock_of(lock_fault(paths, chosen))
+    found += lock_of(paths, chosen)
     cuda = chosen.gpu.cuda if chosen.gpu else None
-    found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda)
+    memory = memory_of(paths, recipe, chosen)
+    found += rules.findings(facts, memory, cuda)
     found += rules.known(facts, manifests.load_known_issues(paths.project) if cuda else ())
     if recipe_name:
-        why = obstacle_of(chosen, host.this_platform(), facts.gpus, facts.docker.elsewhere)
-        images = preflight.needs_for(machine, chosen)
-        # A Spark whose driver or GPU is to be mended first is to serve it, too.
-        served = not why or (machine.is_spark and not facts.docker.elsewhere)
-        found += [rules.server(recipe_name, why), *model_of(paths, recipe, images, served=served)]
+        why = obstacle_of(chosen, host.this_platform(), facts.gpus, facts.elsewhere)
+        detail = f"images of recipe {recipe_name} can be built here, and not served: {why}" if why else "can run here"
+        found.append(MachineFinding("server", "advice" if why else "ok", detail))
+        # A Spark whose driver or GPU is to be fixed first is to serve it, too.
+        is_served = not why or (machine.is_spark and not facts.elsewhere)
+        found += model_of(paths, recipe, memory, preflight.needs_for(machine, chosen), served=is_served)
     if as_json:
-        whom = read_fingerprint(facts.docker.version).model_dump(mode="json")
+        whom = read_fingerprint(facts.docker).model_dump(mode="json")
         value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": list(map(asdict, found))}
         terminal.show_json(value)
     else:
-        rows = [(f.state, f.name, f.detail, f.fix) for f in found if f.state != "n/a"]
-        terminal.table(("", "what", "found", "fix"), rows)
-        if skipped := [finding.name for finding in found if finding.state == "n/a"]:
-            terminal.show(f"Not applicable here: {', '.join(skipped)} (--json has the reasons).")
+        terminal.table(("", "what", "found", "fix"), [(f.state, f.name, f.detail, f.fix) for f in found])
     if lacking := [finding.name for finding in found if finding.state == "MISSING"]:
         raise HostError(
             f"this machine lacks: {', '.join(lacking)}",
@@ -124,37 +122,48 @@ def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> Neede
     except SparkpinError as error:
         return NeededMemory(name, None, f"no plan: {error.message}", error.next_step, command)
     whose = f"{name}, stage {recipe.stage},{'' if locked else ' not locked,'}"
-    return NeededMemory(whose, plan.needed, command=command)
+    return NeededMemory(whose, plan.needed, command=command, stored=sum(kind.stored for kind in plan.weights))
 
 
-def model_of(paths: Paths, recipe: schema.Recipe, images: preflight.Needs, *, served: bool) -> list[MachineFinding]:
+def model_of(
+    paths: Paths, recipe: schema.Recipe, memory: NeededMemory, images: preflight.Needs, *, served: bool
+) -> list[MachineFinding]:
     """What a recipe takes of a Hub and of the disk; nothing where all its models are generated. images: what building
     them takes; served: by this machine."""
     try:
         pin = manifests.model_of(paths.project, recipe)
         if all(pin.owner(name).is_made for name in pin.repositories):
             return []
-        locked = not manifests.unlocked(paths.project, pin)
-        lock = manifests.load_model_lock(paths.project, pin) if locked else None
         chain = manifests.load_chain(paths.project, recipe.stage)
         steps = [checkpoint_steps(chain[:end], pin) for end in range(1, len(chain) + 1)]
-        needs = needs_of(paths, pin, lock, steps, terminal.say) if lock and is_here(paths, lock) else None
+        locked = not manifests.unlocked(paths.project, pin)
+        lock = manifests.load_model_lock(paths.project, pin) if locked else None
+        if lock and is_here(paths, lock):
+            name, needs = pin.name, needs_of(paths, pin, lock, steps, terminal.say)
+        else:  # doctor fetches no headers: a download and a checkpoint, each as large as what is known of the weights
+            size = sum(file.size for file in lock.repositories[pin.base].files) if lock else memory.stored
+            if not size:
+                step = f"invoke up --recipe {recipe.name} locks it"
+                return [MachineFinding("model", "advice", f"{pin.name}: not locked, so its size is not known", step)]
+            needs = ModelNeeds((pin.repositories[pin.base].repo,), size, size)
+            name = f"{pin.name} ({'headers not here' if lock else 'not locked'}, so these are estimates)"
     except SparkpinError as error:
         return [MachineFinding("model", "advice", error.message, error.next_step)]
     chain_here = False
-    with contextlib.suppress(SparkpinError):  # a stack without a lock is told above
-        made = pair(paths.project, recipe.name, stage=recipe.stage)
-        chain_here = all(Releases(paths).find(one.tag) for one in made)
-    rows = needs.disk(paths, None if chain_here else images) if needs else []
-    return rules.model(pin.name, recipe.name, locked=locked, needs=needs, disk=rows, served=served)
+    with contextlib.suppress(SparkpinError):  # a stack without a lock has a row of its own
+        pairings = pair(paths.project, recipe.name, stage=recipe.stage)
+        chain_here = all(Releases(paths).find(one.tag) for one in pairings)
+    disk = needs.disk(paths, None if chain_here else images)
+    return rules.model(name, recipe.name, needs, disk, served=served)
 
 
-def lock_fault(paths: Paths, stack: schema.Stack) -> ManifestError | None:
+def lock_of(paths: Paths, stack: schema.Stack) -> list[MachineFinding]:
+    """What keeps a stack from being built whatever the machine has; nothing where its lock is good."""
     try:
         manifests.load_stack_lock(paths.project, stack)
     except ManifestError as error:
-        return error
-    return None
+        return [MachineFinding("lock", "advice", error.fault, error.next_step)]
+    return []
 
 
 def is_here(paths: Paths, lock: schema.ModelLock) -> bool:
