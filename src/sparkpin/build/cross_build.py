@@ -65,13 +65,11 @@ def again(paths: Paths, record: BuildRecord, machine: str) -> RenderedImage:
     pins have to say where they could run, as `stand_in`.
     """
     image, ran_on = record.rendered, (record.builder or record).platform
-    if f"ARG {BUILDER}=" not in image.dockerfile:
+    if machine == ran_on or f"ARG {BUILDER}=" not in image.dockerfile:
         return image
-    if machine != ran_on:
-        image = replace(image, context=tuple(own_uv(file) if file.path == UV else file for file in image.context))
-    if machine == record.platform:
-        return replace(image, builder=None)
-    return image if machine == ran_on else replace(image, builder=stand_in(paths, record.stack, machine))
+    context = tuple(own_uv(file) if file.path == UV else file for file in image.context)
+    builder = None if machine == record.platform else stand_in(paths, record.stack, machine)
+    return replace(image, context=context, builder=builder)
 
 
 def own_uv(recorded: ContextFile) -> ContextFile:
@@ -92,15 +90,6 @@ def require_own_uv(image: RenderedImage, machine: str) -> None:
             f"{image.ref}: its steps run uv, which is here for {own}, and the engine's machine is {machine}",
             next_step=f"the same command on that machine, or with an engine on {own} (DOCKER_HOST, docker context)",
         )
-
-
-def moved(record: BuildRecord, image: RenderedImage) -> str:
-    """In words, where the steps run now if they ran elsewhere or in another root file system; else ""."""
-    then, now = (
-        f"{spec.platform} (root file system {spec.key[:12]})" if spec else record.platform
-        for spec in (record.builder, image.builder)
-    )
-    return f"{record.stage}: its steps ran on {then}, and run on {now} now" if then != now else ""
 
 
 def fetched_with(spec: RootfsSpec, stack: Stack, lock: StackLock) -> tuple[Stack, StackLock]:

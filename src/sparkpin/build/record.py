@@ -244,16 +244,13 @@ def records_of(paths: Paths, release: Release) -> tuple[BuildRecord, ...]:
             )
         found.append(rows[0][1])
         key = found[-1].parent_key
-    above: tuple[str | None, list[str]] = (release.image, list(release.diff_ids))
     for record in found:
-        same = above[0] in (None, record.config_digest) and above[1][: len(record.diff_ids)] == record.diff_ids
-        if not same or (record is found[0] and above[1] != record.diff_ids):
+        if record.diff_ids != list(release.diff_ids[: len(record.diff_ids)]) or found[0].config_digest != release.image:
             raise IntegrityError(
                 f"{release.tag}: the record of {record.ref} is of another image ({record.config_digest[:19]}): a later "
                 "build of the same inputs came out otherwise",
                 next_step="import a bundle of the release (`invoke import FILE`)",
             )
-        above = (None, record.diff_ids)
     return tuple(reversed(found))
 
 

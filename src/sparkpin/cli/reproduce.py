@@ -5,10 +5,9 @@ from __future__ import annotations
 from sparkpin.build import reproduce as reproducing
 from sparkpin.cli.choose import choose_known, newest_of_stage, require_trust
 from sparkpin.core import files, terminal
-from sparkpin.core.errors import DifferenceError, EngineError, HostError
+from sparkpin.core.errors import DifferenceError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
-from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests
 from sparkpin.releases.record import Releases
 
@@ -31,32 +30,25 @@ def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted
         show(f"{release.tag} is there: image {release.image}, checkpoint {release.checkpoint_key[:16]}")
         return
     say(f"building {release.tag} again from its record, in an engine of its own")
-    try:
-        original = engine_of(paths)
-    except (EngineError, HostError):  # it is asked for texts of files that differ, and for nothing else
-        original = None
-    result = reproducing.reproduce(paths, release, original, say)
+    result = reproducing.reproduce(paths, release, say)
     files.write_json(records.evidence(release) / "reproduced.json", reproducing.to_json(result))
-    tell(result)
+    print_result(result)
 
 
-def tell(result: reproducing.Reproduction) -> None:
+def print_result(result: reproducing.Reproduction) -> None:
+    """DifferenceError for one that is not identical."""
     terminal.table(
         ("stage", "verdict", "image", "layers", "build"),
         [(s.stage, s.verdict, terminal.digest(s.got), s.layers, terminal.seconds(s.seconds)) for s in result.stages],
     )
-    for stage_result in result.stages:
-        if stage_result.verdict != "identical":
-            word = "equivalent except" if stage_result.verdict == "equivalent" else "different"
-            show(f"{stage_result.stage}: {word}:")
-            for line in stage_result.lines:
-                show(f"  {line}")
-    for note in result.notes:
-        show(f"note: {note}")
+    for stage in result.stages:
+        for line in stage.lines:
+            show(f"{stage.stage}: {line}")
     if result.verdict != "identical":
         raise DifferenceError(
-            f"{result.release} came out {result.verdict}: not the recorded bytes",
-            next_step="what differs stands above; a build step that reads time, chance or the machine makes it so",
+            f"{result.release} came out different: not the recorded bytes",
+            next_step="look for a build step that reads the time, a random number or the machine: the lines above say "
+            "what it changed",
         )
     images = terminal.count(len(result.stages), "image")
     show(f"identical: {images} of {result.release}, built with Docker {result.engine}")
