@@ -106,7 +106,7 @@ def check_image(release: Release, config: bytes) -> str:
         value: Any = json.loads(config)
         same("its layers", value["rootfs"]["diff_ids"], list(release.diff_ids))
         same("its label sparkpin.key", value["config"]["Labels"].get("sparkpin.key"), release.build_key)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"the configuration cannot be read: {error!r}") from None
     return f"config digest {release.image} as recorded"
 

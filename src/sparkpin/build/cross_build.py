@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparkpin.build.context import UV, uv_file
-from sparkpin.build.record import BuildRecord, ContextFile, RenderedImage
+from sparkpin.build.record import BuildRecord, RenderedImage
 from sparkpin.build.render import BUILDER
 from sparkpin.build.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.core.errors import HostError, ManifestError
@@ -61,25 +61,15 @@ def pythons(stack: Stack, lock: StackLock) -> str:
 def again(paths: Paths, record: BuildRecord, machine: str) -> RenderedImage:
     """A recorded build as it can run on a machine (its platform): where its steps ran then, if that is such a machine.
 
-    Raises HostError (the steps ran on another architecture with another version of uv than is here) or, where today's
-    pins have to say where they could run, as `stand_in`.
+    Elsewhere this machine's uv runs them; whether another version of it gives the same bytes, a comparison shows.
+    Raises, where today's pins have to say where they could run, as `stand_in`.
     """
     image, ran_on = record.rendered, (record.builder or record).platform
     if machine == ran_on or f"ARG {BUILDER}=" not in image.dockerfile:
         return image
-    context = tuple(own_uv(file) if file.path == UV else file for file in image.context)
+    context = tuple(uv_file() if file.path == UV else file for file in image.context)
     builder = None if machine == record.platform else stand_in(paths, record.stack, machine)
     return replace(image, context=context, builder=builder)
-
-
-def own_uv(recorded: ContextFile) -> ContextFile:
-    """This machine's binary in place of that of another architecture."""
-    if (own := uv_file()).what != recorded.what:
-        raise HostError(
-            f"the images were made with {recorded.what} on another architecture; this machine has {own.what}",
-            next_step=f"install {recorded.what.replace(' ', '==')} into .venv, then run the same command again",
-        )
-    return own
 
 
 def require_own_uv(image: RenderedImage, machine: str) -> None:

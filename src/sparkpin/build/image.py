@@ -72,17 +72,12 @@ def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: 
         known = read_record(record_file(paths, rendered))
     except (FileNotFoundError, IntegrityError):
         return None
-    image = engine.image(rendered.ref)
-    if image is None or image.labels.get("sparkpin.key") != rendered.key:
+    image, digest = engine.image(rendered.ref), known.config_digest
+    if image is None or (image.config_digest, list(image.diff_ids)) != (digest, known.diff_ids):
         return None
-    if is_imported(paths, rendered) and known.config_digest != expected:
+    if not is_listed(paths, known.diff_ids) or (is_imported(paths, rendered) and digest != expected):
         return None
-    if (image.config_digest, list(image.diff_ids)) != (known.config_digest, known.diff_ids):
-        return None
-    if not is_listed(paths, known.diff_ids):
-        return None
-    digest, seconds = known.config_digest, known.seconds
-    return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, seconds, cached=True, tags=image.tags)
+    return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, known.seconds, cached=True, tags=image.tags)
 
 
 def build_image(
@@ -117,30 +112,29 @@ class ImageBuild:
         self.say(f"{self.rendered.stage}: {line}")
 
     def run(self, expected: str | None) -> BuiltImage:
-        started = time.monotonic()
+        started, rendered = time.monotonic(), self.rendered
         builder = self.prepare()
-        parent = require_parent(self.paths, self.engine, self.rendered, self.say)
+        parent = require_parent(self.paths, self.engine, rendered, self.say)
         # Made again from such a record it stays one, and its layers are none that another build may take.
-        imported = expected is not None and is_imported(self.paths, self.rendered)
+        imported = expected is not None and is_imported(self.paths, rendered)
         with (
-            context_folder(self.paths, self.rendered) as (context, inputs),
-            tempfile.TemporaryDirectory(prefix=f"seal-{self.rendered.key[:12]}-", dir=self.paths.work) as work,
+            context_folder(self.paths, rendered) as (context, inputs),
+            tempfile.TemporaryDirectory(prefix=f"seal-{rendered.key[:12]}-", dir=self.paths.work) as work,
         ):
             native = rootfs_ref(builder.suite, builder.key) if builder else None
             once = functools.cache(self.report)  # the stages' common steps come in every build, from the engine's cache
-            steps = DockerfileSteps(self.engine, self.rendered, context, Path(work), native, once)
+            steps = DockerfileSteps(self.engine, rendered, context, Path(work), native, once)
             sealed, layers = self.make(steps, parent)
         size = self.check_loaded(sealed, expected)
-        if not imported:
-            for name, key in self.rendered.layers:
-                if name in layers:
-                    write_json(layer_note(self.paths, key), {"diff_id": layers[name]})
+        for name, key in () if imported else rendered.layers:
+            if name in layers:
+                write_json(layer_note(self.paths, key), {"diff_id": layers[name]})
         seconds = round(time.monotonic() - started, 3)
         record = BuildRecord(
-            **shared_fields(self.rendered),
+            **shared_fields(rendered),
             builder=builder,
             context=inputs,
-            layers=[LayerRecord(name=name, key=key, diff_id=layers.get(name)) for name, key in self.rendered.layers],
+            layers=[LayerRecord(name=name, key=key, diff_id=layers.get(name)) for name, key in rendered.layers],
             config=sealed.config.decode(),
             config_digest=sealed.config_digest,
             diff_ids=list(sealed.diff_ids),
@@ -148,7 +142,7 @@ class ImageBuild:
             seconds=seconds,
         )
         write_record(self.paths, record, imported=imported)
-        return BuiltImage(self.rendered.ref, sealed.config_digest, sealed.diff_ids, size, seconds, cached=False)
+        return BuiltImage(rendered.ref, sealed.config_digest, sealed.diff_ids, size, seconds, cached=False)
 
     def prepare(self) -> rootfs.RootfsSpec | None:
         """What is wrong with the request comes first. Where the steps will run, if not in the image itself."""
@@ -172,10 +166,10 @@ class ImageBuild:
             new = [name for name, _ in self.rendered.layers[len(layers) :]]
             with contextlib.ExitStack() as opened:
                 with ThreadPoolExecutor(PARALLEL_TREES) as pool:
-                    trees = list(pool.map(lambda name: steps.build_tree(name, opened), new))
-                filled = {name: tree for name, tree in zip(new, trees, strict=True) if tree.members}
-                below = [*parent.diff_ids, *layers.values()]
+                    trees = zip(new, pool.map(lambda name: steps.build_tree(name, opened), new), strict=True)
+                    filled = {name: tree for name, tree in trees if tree.members}
                 self.report("sealing and loading")
+                below = [*parent.diff_ids, *layers.values()]
                 sealed = self.load([*below, *filled.values()], image)
                 for (name, tree), diff_id in zip(filled.items(), sealed.diff_ids[len(below) :], strict=True):
                     keep_contents(self.paths, diff_id, functools.partial(contents_of, tree))
@@ -197,15 +191,11 @@ class ImageBuild:
         return found
 
     def load(self, parts: Sequence[Part], image: ImageInfo) -> OciImage:
+        platform = {"os": image.os, "architecture": image.architecture}
+        sizes = Sizes(self.paths.cache / "layers")
         with progress(self.say, sum(part.size for part in parts if not isinstance(part, str)), after=UNPACKS) as sent:
             return self.engine.load_sealed(
-                parts,
-                image.config,
-                os=image.os,
-                architecture=image.architecture,
-                tag=self.rendered.ref,
-                sizes=Sizes(self.paths.cache / "layers"),
-                sent=sent,
+                parts, image.config, **platform, tag=self.rendered.ref, sizes=sizes, sent=sent
             )
 
     def check_loaded(self, sealed: OciImage, expected: str | None) -> int:
@@ -248,15 +238,13 @@ class DockerfileSteps:
 
     def build_config(self, parent: ImageInfo) -> ImageInfo:
         """The settings of the image, as an image that adds no layer to its parent."""
-        if " AS config\n" not in self.rendered.dockerfile:
-            raise self.bad_template("has no stage `config`", "let one set ENV, USER, CMD, LABEL and the like")
         self.build(self.context, "config", "--tag", self.unsealed)
         image = self.engine.image(self.unsealed)
-        if image is None:
-            raise EngineError(f"the engine built {self.unsealed} and does not have it", next_step="invoke build")
-        if image.diff_ids != parent.diff_ids:
-            step = "let it set only ENV, USER, CMD, LABEL and the like; layers come from the trees"
-            raise self.bad_template("adds layers in its stage `config`", step)
+        if image is None or image.diff_ids != parent.diff_ids:
+            raise BuildError(
+                f"{self.rendered.stage}: its Dockerfile adds layers in its stage `config`",
+                next_step="let it set only ENV, USER, CMD, LABEL and the like; layers come from the trees",
+            )
         return image
 
     def build_tree(self, name: str, opened: contextlib.ExitStack) -> CanonicalLayer:
@@ -285,9 +273,6 @@ class DockerfileSteps:
         words += ("--target", target, "--platform", self.rendered.platform)
         words += ("--build-arg", f"{BUILDER}={self.native}") if self.native else ()
         buildkit.build(context, *words, say=self.say, host=self.engine.host)
-
-    def bad_template(self, what: str, step: str) -> BuildError:
-        return BuildError(f"{self.rendered.stage}: its Dockerfile {what}", next_step=step)
 
 
 def require_parent(paths: Paths, engine: Engine, rendered: RenderedImage, say: Say) -> ImageInfo:
@@ -352,12 +337,10 @@ def layer_note(paths: Paths, key: str) -> Path:
 
 def known_layer(paths: Paths, key: str) -> str | None:
     """The diff ID of the sealed layer that an earlier build made of the same inputs, if its contents are known."""
-    try:
-        diff_id = str(json.loads(layer_note(paths, key).read_text(encoding="utf-8"))["diff_id"])
-        cached = cached_contents(paths, diff_id)
-        if not cached.is_file():
-            return None
-        keep_contents(paths, diff_id, lambda: read_contents(cached))
-    except (OSError, ValueError, KeyError, TypeError, IntegrityError):
+    if not (note := layer_note(paths, key)).is_file():
         return None
+    diff_id = str(json.loads(note.read_text(encoding="utf-8"))["diff_id"])
+    if not (cached := cached_contents(paths, diff_id)).is_file():
+        return None
+    keep_contents(paths, diff_id, lambda: read_contents(cached))
     return diff_id

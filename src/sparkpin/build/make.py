@@ -70,11 +70,9 @@ def record_release(paths: Paths, engine: Engine, pairing: Pairing, built: BuiltI
     """The release of a pairing: the one that is there when it has these bytes, else a new one, tagged."""
     records, tag = Releases(paths), pairing.tag
     known = records.find(tag)
-    if known and known.image != built.config_digest:
-        say(f"{tag}: other bytes than recorded ({known.image} -> {built.config_digest}); it must be smoked again")
-        known = None
-    if known and is_brought(paths, known):
-        say(f"{tag}: a bundle brought it, and this machine has built it now; it must be smoked again")
+    if known and (known.image != built.config_digest or is_brought(paths, known)):
+        whose = "other bytes than recorded" if known.image != built.config_digest else "a bundle brought it before"
+        say(f"{tag} was built now ({whose}); it must be smoked again")
         known = None
     release = known or new_release(pairing, built, read_fingerprint(engine.version))
     if release.demands != pairing.demands:

@@ -11,32 +11,27 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from sparkpin.build import cross_build
+from sparkpin.build.consistent import same
 from sparkpin.build.image import build_image
 from sparkpin.build.make import at_work, checkpoint_of
 from sparkpin.build.pair import pair
-from sparkpin.build.record import (
-    BuildRecord,
-    RenderedImage,
-    check_form,
-    layer_file,
-    read_record,
-    record_file,
-    records_of,
-)
+from sparkpin.build.record import BuildRecord, RenderedImage, layer_file, read_record, record_file, records_of
 from sparkpin.core import files
 from sparkpin.core.errors import HostError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
+from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.core.terminal import Say, printable, say
 from sparkpin.fetch import stack as fetch
 from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import this_platform
+from sparkpin.image import seal
 from sparkpin.image.listing import read_contents
 from sparkpin.image.listing_diff import compare_images
 from sparkpin.pins.schema import LockedFile
@@ -65,16 +60,10 @@ class Reproduction:
     """stages: first stage first; engine: the version that built them."""
 
     release: str
+    verdict: Verdict
+    at: str
     engine: str
     stages: tuple[StageResult, ...]
-
-    @property
-    def verdict(self) -> Verdict:
-        return "identical" if all(stage.verdict == "identical" for stage in self.stages) else "different"
-
-
-def to_json(result: Reproduction) -> dict[str, Any]:
-    return {"verdict": result.verdict, "at": now(), **asdict(result)}
 
 
 def reproduce(paths: Paths, release: Release, say: Say) -> Reproduction:
@@ -82,45 +71,33 @@ def reproduce(paths: Paths, release: Release, say: Say) -> Reproduction:
 
     Network only where a locked input is no longer in the store. Raises HostError without root or dockerd.
     """
-    records = records_of(paths, release)
-    check_form(records)
-    if lost := [diff_id for diff_id in records[-1].diff_ids if not layer_file(paths, diff_id).is_file()]:
-        raise IntegrityError(
-            f"{release.tag}: the listing of layer {lost[0]}, which a comparison reads, is gone from {paths.layers}",
-            next_step=f"invoke reproduce {release.tag} --keep",
-        )
-    images = images_again(paths, release, records, this_platform(), say)
     results: list[StageResult] = []
+    builds = recorded_builds(paths, release, this_platform(), say)
     with engine_apart(paths, say) as (apart, engine):
-        for record, image in zip(records, images, strict=True):
-            built = build_image(apart, engine, image, say)
-            again = read_record(record_file(apart, image))
-            is_same = (again.config_digest, again.diff_ids) == (record.config_digest, record.diff_ids)
-            lines = () if is_same else tuple(map(printable, differences((paths, record), (apart, again))))
-            verdict: Verdict = "identical" if is_same else "different"
-            digests, count = (record.config_digest, built.config_digest), len(record.diff_ids)
-            results.append(StageResult(record.stage, verdict, *digests, count, built.seconds, lines))
-        return Reproduction(release.tag, engine.version, tuple(results))
+        for record, image in builds:
+            build_image(apart, engine, image, say)
+            results.append(result_of((paths, record), (apart, read_record(record_file(apart, image)))))
+        verdict: Verdict = "different" if any(stage.verdict == "different" for stage in results) else "identical"
+        return Reproduction(release.tag, verdict, now(), engine.version, tuple(results))
 
 
 def restore(paths: Paths, release: Release) -> None:
     """Make what is missing of a release's images and checkpoint again, from its record, and tag it: to stay."""
     with at_work(paths) as engine:
-        records = records_of(paths, release)
-        check_form(records)
-        for record, image in zip(records, images_again(paths, release, records, engine.platform, say), strict=True):
+        builds = recorded_builds(paths, release, engine.platform, say)
+        for record, image in builds:
             build_image(paths, engine, image, say, expected=record.config_digest)
-        engine.tag(records[-1].ref, release.tag)
+        engine.tag(builds[-1][1].ref, release.tag)
         checkpoint_of(paths, release)
 
 
-def images_again(
-    paths: Paths, release: Release, records: Sequence[BuildRecord], machine: str, say: Say
-) -> list[RenderedImage]:
-    """The recorded builds as they can run on a machine (its platform).
+def recorded_builds(paths: Paths, release: Release, machine: str, say: Say) -> list[tuple[BuildRecord, RenderedImage]]:
+    """The records of a release, and the builds that can run on a machine (its platform).
 
     Fetches what the stores lack of the release's own lock; what nobody offers is an error of `fetch`.
     """
+    records = records_of(paths, release)
+    check_form(records)
     images = [cross_build.again(paths, record, machine) for record in records]
     if absent_inputs(paths, images):
         with project_of(paths, release) as project:
@@ -134,7 +111,21 @@ def images_again(
             f"(sha256={lost[0].sha256})",
             next_step="import a bundle of the release (`invoke import FILE`)",
         )
-    return images
+    return list(zip(records, images, strict=True))
+
+
+def check_form(records: Sequence[BuildRecord]) -> None:
+    """IntegrityError for an image in another canonical form than this sparkpin writes, or under another name.
+
+    records: first stage first. What a record names is tagged, so the names must be those that its keys give.
+    """
+    below = ""
+    for record in records:
+        ref = image_ref(record.stack, record.stage, record.key)
+        below = rootfs_ref(record.rootfs.suite, record.rootfs.key) if record.rootfs else below
+        got = (record.seal, record.epoch, record.ref, record.parent_ref)
+        same(f"{record.stage}: form, epoch, name and parent", got, (seal.VERSION, files.EPOCH, ref, below))
+        below = ref
 
 
 def absent_inputs(paths: Paths, images: Sequence[RenderedImage]) -> list[LockedFile]:
@@ -190,22 +181,31 @@ def remove_run(folder: Path, say: Say) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def differences(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> Iterator[str]:
-    """Of two images that are not the same bytes: each setting, and each path with its field, with both values."""
+def result_of(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> StageResult:
     old, new = before[1], after[1]
-    yield from config_lines(json.loads(old.config), json.loads(new.config))
-    layers = [[read_contents(layer_file(paths, one)) for one in record.diff_ids] for paths, record in (before, after)]
-    found = compare_images(*layers)
+    is_same = (old.config_digest, old.diff_ids) == (new.config_digest, new.diff_ids)
+    lines = () if is_same else tuple(map(printable, [*differences(before, after)]))
+    verdict: Verdict = "identical" if is_same else "different"
+    layers, digests = len(new.diff_ids), (old.config_digest, new.config_digest)
+    return StageResult(old.stage, verdict, *digests, layers, new.seconds, lines)
+
+
+def differences(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> Iterator[str]:
+    """Each setting and each field of a path that differs, with both values."""
+    yield from config_lines(*(json.loads(record.config) for _, record in (before, after)))
+    listings = [[layer_file(paths, diff_id) for diff_id in record.diff_ids] for paths, record in (before, after)]
+    if lost := [path for path in listings[0] if not path.is_file()]:
+        yield f"files are not compared: the listing {lost[0]} is gone; invoke reproduce --keep brings it back"
+        return
+    found = compare_images(*([read_contents(path) for path in side] for side in listings))
     yield from (f"only in the recorded image: /{entry.path}" for entry in found.removed)
     yield from (f"only in the image built now: /{entry.path}" for entry in found.added)
     yield from (f"/{change.path}: {change.field} {change.before} -> {change.after}" for change in found.changed)
-    if found.identical and old.diff_ids != new.diff_ids:
-        yield f"the same files in other layers: {', '.join(old.diff_ids)} -> {', '.join(new.diff_ids)}"
 
 
 def config_lines(before: Mapping[str, Any], after: Mapping[str, Any], key: str = "config") -> Iterator[str]:
-    """The fields of the configuration that differ, except the layers' digests, which follow."""
-    for name in sorted({*before, *after} - {"rootfs"}):
+    """The fields of the configuration that differ, those of its layers' digests among them."""
+    for name in sorted({*before, *after}):
         one, two = before.get(name), after.get(name)
         if isinstance(one, dict) and isinstance(two, dict):
             yield from config_lines(one, two, f"{key}.{name}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from sparkpin.build import reproduce as reproducing
 from sparkpin.cli.choose import choose_known, newest_of_stage, require_trust
 from sparkpin.core import files, terminal
@@ -31,7 +33,7 @@ def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted
         return
     say(f"building {release.tag} again from its record, in an engine of its own")
     result = reproducing.reproduce(paths, release, say)
-    files.write_json(records.evidence(release) / "reproduced.json", reproducing.to_json(result))
+    files.write_json(records.evidence(release) / "reproduced.json", asdict(result))
     print_result(result)
 
 
