@@ -19,19 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkpin.build import cross_build, rootfs
+from sparkpin.build import record as records
 from sparkpin.build.context import context_folder
-from sparkpin.build.record import (
-    BuildRecord,
-    LayerRecord,
-    RenderedImage,
-    begun_mark,
-    is_imported,
-    layer_file,
-    read_record,
-    record_file,
-    shared_fields,
-    write_record,
-)
+from sparkpin.build.record import BuildRecord, LayerRecord, RenderedImage, layer_file
 from sparkpin.build.render import BUILDER, require_closed
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.core.files import lock, sha256_file, write_json
@@ -45,7 +35,6 @@ from sparkpin.host.engine import Engine, ImageInfo
 from sparkpin.image.layer_tar import CanonicalLayer, read_layer
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
 from sparkpin.image.oci import OciImage
-from sparkpin.image.seal import Part
 
 PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for its disk half of the time
 
@@ -69,13 +58,13 @@ def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: 
     What another machine recorded counts only for who expects that very config digest: its key is what it claims.
     """
     try:
-        known = read_record(record_file(paths, rendered))
+        known = records.read_record(records.record_file(paths, rendered))
     except (FileNotFoundError, IntegrityError):
         return None
     image, digest = engine.image(rendered.ref), known.config_digest
     if image is None or (image.config_digest, list(image.diff_ids)) != (digest, known.diff_ids):
         return None
-    if not is_listed(paths, known.diff_ids) or (is_imported(paths, rendered) and digest != expected):
+    if not is_listed(paths, known.diff_ids) or (records.is_imported(paths, rendered) and digest != expected):
         return None
     return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, known.seconds, cached=True, tags=image.tags)
 
@@ -116,7 +105,7 @@ class ImageBuild:
         builder = self.prepare()
         parent = require_parent(self.paths, self.engine, rendered, self.say)
         # Made again from such a record it stays one, and its layers are none that another build may take.
-        imported = expected is not None and is_imported(self.paths, rendered)
+        imported = expected is not None and records.is_imported(self.paths, rendered)
         with (
             context_folder(self.paths, rendered) as (context, inputs),
             tempfile.TemporaryDirectory(prefix=f"seal-{rendered.key[:12]}-", dir=self.paths.work) as work,
@@ -125,13 +114,13 @@ class ImageBuild:
             once = functools.cache(self.report)  # the stages' common steps come in every build, from the engine's cache
             steps = DockerfileSteps(self.engine, rendered, context, Path(work), native, once)
             sealed, layers = self.make(steps, parent)
-        size = self.check_loaded(sealed, expected)
+        size = self.check_loaded(sealed, expected or sealed.config_digest)
         for name, key in () if imported else rendered.layers:
             if name in layers:
                 write_json(layer_note(self.paths, key), {"diff_id": layers[name]})
         seconds = round(time.monotonic() - started, 3)
         record = BuildRecord(
-            **shared_fields(rendered),
+            **records.shared_fields(rendered),
             builder=builder,
             context=inputs,
             layers=[LayerRecord(name=name, key=key, diff_id=layers.get(name)) for name, key in rendered.layers],
@@ -141,7 +130,7 @@ class ImageBuild:
             size=size,
             seconds=seconds,
         )
-        write_record(self.paths, record, imported=imported)
+        records.write_record(self.paths, record, imported=imported)
         return BuiltImage(rendered.ref, sealed.config_digest, sealed.diff_ids, size, seconds, cached=False)
 
     def prepare(self) -> rootfs.RootfsSpec | None:
@@ -152,7 +141,7 @@ class ImageBuild:
         for left in work.glob(f"*-{rendered.key[:12]}-*"):  # by a killed run
             shutil.rmtree(left, ignore_errors=True)
         self.paths.images.mkdir(parents=True, exist_ok=True)
-        begun_mark(record_file(self.paths, rendered)).touch()
+        records.begun_mark(records.record_file(self.paths, rendered)).touch()
         return require_builder(self.paths, self.engine, rendered, self.say)
 
     def make(self, steps: DockerfileSteps, parent: ImageInfo) -> tuple[OciImage, dict[str, str]]:
@@ -169,8 +158,12 @@ class ImageBuild:
                     trees = zip(new, pool.map(lambda name: steps.build_tree(name, opened), new), strict=True)
                     filled = {name: tree for name, tree in trees if tree.members}
                 self.report("sealing and loading")
-                below = [*parent.diff_ids, *layers.values()]
-                sealed = self.load([*below, *filled.values()], image)
+                below, far = [*parent.diff_ids, *layers.values()], {"os": image.os, "architecture": image.architecture}
+                sizes = Sizes(self.paths.cache / "layers")
+                with progress(self.say, sum(tree.size for tree in filled.values()), after=UNPACKS) as sent:
+                    sealed = self.engine.load_sealed(
+                        [*below, *filled.values()], image.config, **far, tag=self.rendered.ref, sizes=sizes, sent=sent
+                    )
                 for (name, tree), diff_id in zip(filled.items(), sealed.diff_ids[len(below) :], strict=True):
                     keep_contents(self.paths, diff_id, functools.partial(contents_of, tree))
                     layers[name] = diff_id
@@ -190,28 +183,14 @@ class ImageBuild:
             found.popitem()
         return found
 
-    def load(self, parts: Sequence[Part], image: ImageInfo) -> OciImage:
-        platform = {"os": image.os, "architecture": image.architecture}
-        sizes = Sizes(self.paths.cache / "layers")
-        with progress(self.say, sum(part.size for part in parts if not isinstance(part, str)), after=UNPACKS) as sent:
-            return self.engine.load_sealed(
-                parts, image.config, **platform, tag=self.rendered.ref, sizes=sizes, sent=sent
-            )
-
-    def check_loaded(self, sealed: OciImage, expected: str | None) -> int:
-        """Bytes of the image. BuildError where the engine has another than was sealed, DifferenceError where another
-        was expected; the tag goes then."""
+    def check_loaded(self, sealed: OciImage, expected: str) -> int:
+        """Bytes of the image. DifferenceError, and the tag goes, where another was expected, or the engine has another
+        than was sealed."""
         ref, image = self.rendered.ref, self.engine.image(self.rendered.ref)
-        if image is None or (image.config_digest, image.diff_ids) != (sealed.config_digest, sealed.diff_ids):
-            self.engine.untag(ref)
-            raise BuildError(
-                f"{ref}: loaded {sealed.config_digest}, the engine has {image and image.config_digest}",
-                next_step="the same command again; if it stays so, report the engine's version",
-            )
-        if expected not in (None, sealed.config_digest):
+        if image is None or {image.config_digest, expected} != {sealed.config_digest}:
             self.engine.untag(ref)
             raise DifferenceError(
-                f"{ref}: got {sealed.config_digest}, expected {expected}, as recorded",
+                f"{ref}: got {sealed.config_digest}, as {image and image.config_digest}, expected {expected}",
                 next_step="invoke reproduce (on the machine that has the release) prints what differs",
             )
         return image.size
@@ -337,10 +316,9 @@ def layer_note(paths: Paths, key: str) -> Path:
 
 def known_layer(paths: Paths, key: str) -> str | None:
     """The diff ID of the sealed layer that an earlier build made of the same inputs, if its contents are known."""
-    if not (note := layer_note(paths, key)).is_file():
-        return None
-    diff_id = str(json.loads(note.read_text(encoding="utf-8"))["diff_id"])
-    if not (cached := cached_contents(paths, diff_id)).is_file():
+    note = layer_note(paths, key)
+    diff_id = str(json.loads(note.read_text(encoding="utf-8"))["diff_id"]) if note.is_file() else ""
+    if not (diff_id and (cached := cached_contents(paths, diff_id)).is_file()):
         return None
     keep_contents(paths, diff_id, lambda: read_contents(cached))
     return diff_id

@@ -36,49 +36,34 @@ from sparkpin.image.listing import read_contents
 from sparkpin.image.listing_diff import compare_images
 from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
-from sparkpin.releases.record import Release, now
+from sparkpin.releases.record import Release
 
-Verdict = Literal["identical", "different"]
 PREFIX = "reproduce-"  # of a run's folder below work/, and of that of its engine's sockets
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """How one image came out. expected, got: config digests; lines: what differs, for people."""
+    """How one image came out. got: its config digest; lines: what differs, for people."""
 
     stage: str
-    verdict: Verdict
-    expected: str
+    verdict: Literal["identical", "different"]
     got: str
     layers: int
     seconds: float
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """stages: first stage first; engine: the version that built them."""
-
-    release: str
-    verdict: Verdict
-    at: str
-    engine: str
-    stages: tuple[StageResult, ...]
-
-
-def reproduce(paths: Paths, release: Release, say: Say) -> Reproduction:
+def reproduce(paths: Paths, release: Release, say: Say) -> tuple[StageResult, ...]:
     """Build every image of the release's chain again and compare it with the record.
 
     Network only where a locked input is no longer in the store. Raises HostError without root or dockerd.
     """
-    results: list[StageResult] = []
-    builds = recorded_builds(paths, release, this_platform(), say)
+    results, builds = list[StageResult](), recorded_builds(paths, release, this_platform(), say)
     with engine_apart(paths, say) as (apart, engine):
         for record, image in builds:
             build_image(apart, engine, image, say)
             results.append(result_of((paths, record), (apart, read_record(record_file(apart, image)))))
-        verdict: Verdict = "different" if any(stage.verdict == "different" for stage in results) else "identical"
-        return Reproduction(release.tag, verdict, now(), engine.version, tuple(results))
+    return tuple(results)
 
 
 def restore(paths: Paths, release: Release) -> None:
@@ -182,12 +167,11 @@ def remove_run(folder: Path, say: Say) -> None:
 
 
 def result_of(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> StageResult:
-    old, new = before[1], after[1]
-    is_same = (old.config_digest, old.diff_ids) == (new.config_digest, new.diff_ids)
-    lines = () if is_same else tuple(map(printable, [*differences(before, after)]))
-    verdict: Verdict = "identical" if is_same else "different"
-    layers, digests = len(new.diff_ids), (old.config_digest, new.config_digest)
-    return StageResult(old.stage, verdict, *digests, layers, new.seconds, lines)
+    new, layers = after[1], len(after[1].diff_ids)
+    if (new.config_digest, new.diff_ids) == (before[1].config_digest, before[1].diff_ids):
+        return StageResult(new.stage, "identical", new.config_digest, layers, new.seconds, ())
+    lines = tuple(map(printable, [*differences(before, after)]))
+    return StageResult(new.stage, "different", new.config_digest, layers, new.seconds, lines)
 
 
 def differences(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from sparkpin.core.errors import DifferenceError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.pins import manifests
-from sparkpin.releases.record import Releases
+from sparkpin.releases.record import Releases, now
 
 
 def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted: bool, keep: bool = False) -> None:
@@ -32,25 +32,21 @@ def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted
         show(f"{release.tag} is there: image {release.image}, checkpoint {release.checkpoint_key[:16]}")
         return
     say(f"building {release.tag} again from its record, in an engine of its own")
-    result = reproducing.reproduce(paths, release, say)
-    files.write_json(records.evidence(release) / "reproduced.json", asdict(result))
-    print_result(result)
-
-
-def print_result(result: reproducing.Reproduction) -> None:
-    """DifferenceError for one that is not identical."""
-    terminal.table(
-        ("stage", "verdict", "image", "layers", "build"),
-        [(s.stage, s.verdict, terminal.digest(s.got), s.layers, terminal.seconds(s.seconds)) for s in result.stages],
-    )
-    for stage in result.stages:
-        for line in stage.lines:
-            show(f"{stage.stage}: {line}")
-    if result.verdict != "identical":
+    results = reproducing.reproduce(paths, release, say)
+    verdict = "identical" if all(result.verdict == "identical" for result in results) else "different"
+    value = {"release": release.tag, "verdict": verdict, "at": now(), "stages": [asdict(result) for result in results]}
+    files.write_json(records.evidence(release) / "reproduced.json", value)
+    rows = [
+        (result.stage, result.verdict, terminal.digest(result.got), result.layers, terminal.seconds(result.seconds))
+        for result in results
+    ]
+    terminal.table(("stage", "verdict", "image", "layers", "build"), rows)
+    for result in results:
+        for line in result.lines:
+            show(f"{result.stage}: {line}")
+    if verdict == "different":
         raise DifferenceError(
-            f"{result.release} came out different: not the recorded bytes",
-            next_step="look for a build step that reads the time, a random number or the machine: the lines above say "
-            "what it changed",
+            f"{release.tag} came out different: not the recorded bytes",
+            next_step="find the build step that read the time, a random number or the machine; see above what changed",
         )
-    images = terminal.count(len(result.stages), "image")
-    show(f"identical: {images} of {result.release}, built with Docker {result.engine}")
+    show(f"identical: {terminal.count(len(results), 'image')} of {release.tag}")
