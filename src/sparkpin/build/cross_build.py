@@ -44,12 +44,11 @@ def native_stack(paths: Paths, stack: Stack, machine: str) -> tuple[Stack, Stack
         )
     native = load_stack(paths.project, name)
     lock, file, key = load_stack_lock(paths.project, native), f"pins/stacks/{stack.name}.yaml", f"build_on.{machine}"
-    if native.platform != machine:
-        raise ManifestError(file, key, f"{name}, which is for {native.platform}", f"a stack for {machine}")
     got, expected = pythons(native, lock), pythons(stack, load_stack_lock(paths.project, stack))
-    if got != expected:
+    if (native.platform, got) != (machine, expected):
         step = f"invoke lock --stack {name}, then invoke lock --stack {stack.name}"
-        raise ManifestError(file, key, f"{name}: {got}", f"a stack with {expected}", next_step=step)
+        found = f"{name}: {native.platform}, {got}"
+        raise ManifestError(file, key, found, f"a stack for {machine} with {expected}", next_step=step)
     return native, lock.model_copy(update={"wheels": []})
 
 
@@ -58,18 +57,15 @@ def pythons(stack: Stack, lock: StackLock) -> str:
     return ", ".join([f"Debian {stack.debian.suite}", *found])
 
 
-def again(paths: Paths, record: BuildRecord, machine: str) -> RenderedImage:
+def again(record: BuildRecord, machine: str) -> RenderedImage:
     """A recorded build as it can run on a machine (its platform): where its steps ran then, if that is such a machine.
 
     Elsewhere this machine's uv runs them; whether another version of it gives the same bytes, a comparison shows.
-    Raises, where today's pins have to say where they could run, as `stand_in`.
     """
     image, ran_on = record.rendered, (record.builder or record).platform
     if machine == ran_on or f"ARG {BUILDER}=" not in image.dockerfile:
         return image
-    context = tuple(uv_file() if file.path == UV else file for file in image.context)
-    builder = None if machine == record.platform else stand_in(paths, record.stack, machine)
-    return replace(image, context=context, builder=builder)
+    return replace(image, context=tuple(uv_file() if file.path == UV else file for file in image.context))
 
 
 def require_own_uv(image: RenderedImage, machine: str) -> None:
@@ -80,10 +76,3 @@ def require_own_uv(image: RenderedImage, machine: str) -> None:
             f"{image.ref}: its steps run uv, which is here for {own}, and the engine's machine is {machine}",
             next_step=f"the same command on that machine, or with an engine on {own} (DOCKER_HOST, docker context)",
         )
-
-
-def fetched_with(spec: RootfsSpec, stack: Stack, lock: StackLock) -> tuple[Stack, StackLock]:
-    """What to fetch for a recorded root file system. stack, lock: those of the image, which has the same Python."""
-    system = stack.debian.model_copy(update={"suite": spec.suite})
-    debs = StackLock(stack=lock.stack, inputs=lock.inputs, time=spec.time, debs=spec.debs, wheels=[])
-    return stack.model_copy(update={"platform": spec.platform, "debian": system}), debs

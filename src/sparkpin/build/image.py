@@ -135,14 +135,12 @@ class ImageBuild:
 
     def prepare(self) -> rootfs.RootfsSpec | None:
         """What is wrong with the request comes first. Where the steps will run, if not in the image itself."""
-        rendered, work = self.rendered, self.paths.work
-        require_closed(rendered.dockerfile, rendered.parent_ref)
-        cross_build.require_own_uv(rendered, self.engine.platform)
-        for left in work.glob(f"*-{rendered.key[:12]}-*"):  # by a killed run
+        require_closed(self.rendered.dockerfile, self.rendered.parent_ref)
+        cross_build.require_own_uv(self.rendered, self.engine.platform)
+        for left in self.paths.work.glob(f"*-{self.rendered.key[:12]}-*"):  # by a killed run
             shutil.rmtree(left, ignore_errors=True)
-        self.paths.images.mkdir(parents=True, exist_ok=True)
-        records.begun_mark(records.record_file(self.paths, rendered)).touch()
-        return require_builder(self.paths, self.engine, rendered, self.say)
+        records.mark_begun(self.paths, self.rendered)
+        return require_builder(self.paths, self.engine, self.rendered, self.say)
 
     def make(self, steps: DockerfileSteps, parent: ImageInfo) -> tuple[OciImage, dict[str, str]]:
         """The image, loaded, and what its trees became: name -> diff ID, of those that are not empty.

@@ -175,11 +175,16 @@ def begun_mark(record: Path) -> Path:
     return record.with_name(f"{record.name}.begun")
 
 
+def mark_begun(paths: Paths, image: RenderedImage) -> None:
+    paths.images.mkdir(parents=True, exist_ok=True)
+    begun_mark(record_file(paths, image)).touch()
+
+
 def write_record(paths: Paths, record: BuildRecord, *, imported: bool = False) -> None:
     """imported: from another machine. That mark is there before the record, and goes after it was written again."""
     path = record_file(paths, record)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if imported:
+        path.parent.mkdir(parents=True, exist_ok=True)
         imported_mark(path).touch()
     write_json(path, record.model_dump(mode="json", by_alias=True))
     begun_mark(path).unlink(missing_ok=True)

@@ -40,11 +40,7 @@ SOURCE = re.compile(r"from=(?P<image>[^\s,]+)", re.I)
 
 
 def render_chain(
-    project: Path,
-    stack: Stack,
-    stack_lock: StackLock,
-    chain: Sequence[Stage],
-    templates: Sequence[CarriedTemplate] = (),
+    project: Path, stack: Stack, lock: StackLock, chain: Sequence[Stage], templates: Sequence[CarriedTemplate] = ()
 ) -> tuple[RenderedImage, ...]:
     """The images of a chain, first stage first. templates: of the recipe, in all of them, on top of the first.
 
@@ -54,12 +50,10 @@ def render_chain(
     for stage in chain:
         try:
             parent = done[-1] if done else None
-            done.append(render(project, stack, stack_lock, stage, parent, () if parent else templates))
+            done.append(render(project, stack, lock, stage, parent, () if parent else templates))
         except jinja2.TemplateError as error:
-            template = project / "dockerfiles" / stage.template
-            raise ManifestError(
-                template, "template", f"{type(error).__name__}: {error}", "a template as jinja2's sandbox fills it in"
-            ) from None
+            file, got = project / "dockerfiles" / stage.template, f"{type(error).__name__}: {error}"
+            raise ManifestError(file, "template", got, "a template as jinja2's sandbox fills it in") from None
     return tuple(done)
 
 
@@ -83,15 +77,15 @@ def render(
     stack_lock: StackLock,
     stage: Stage,
     parent: RenderedImage | None,
-    templates: Sequence[CarriedTemplate] = (),
+    templates: Sequence[CarriedTemplate],
 ) -> RenderedImage:
     spec = None
-    if parent is not None:
+    if parent:
         below, parent_ref = parent.key, parent.ref
     else:
         spec = rootfs_spec(stack, stack_lock)
-        below, parent_ref = spec.key, rootfs_ref(stack.debian.suite, spec.key)
-    trees = [*(base_trees(project, stack, stack_lock) if parent is None else ())]
+        below, parent_ref = spec.key, rootfs_ref(spec.suite, spec.key)
+    trees = [] if parent else [*base_trees(project, stack, stack_lock)]
     trees += [mods_tree(stack, name, [read_mod(project, name)]) for name in stage.mods]
     trees += [Tree(one.mod, (template_file(project, one),), is_template=True) for one in templates]
     require_possible(stack, stage, trees)
@@ -114,10 +108,9 @@ def render(
             wheels_for=f"{MACHINES[stack.platform]}-manylinux_2_40",  # the hashes say which wheels, not this
         )
 
-    def layer_key(shown: Sequence[Tree]) -> str:
-        """Those above the last have no say in it."""
-        return build_key(stack, below, dockerfile("", shown), [*tools, *shown[-1].files])
-
+    # Trees above the last have no say in a layer's key.
+    ends = [(tree, dockerfile("", trees[:end])) for end, tree in enumerate(trees, start=1)]
+    layers = [(tree.name, build_key(stack, below, text, [*tools, *tree.files])) for tree, text in ends]
     key = build_key(stack, below, dockerfile("", trees), files)
     return RenderedImage(
         stage=stage.name,
@@ -130,7 +123,7 @@ def render(
         rootfs=spec,
         dockerfile=dockerfile(key, trees),
         context=tuple(files),
-        layers=tuple((tree.name, layer_key(trees[:end])) for end, tree in enumerate(trees, start=1)),
+        layers=tuple(layers),
     )
 
 

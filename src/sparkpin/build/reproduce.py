@@ -7,13 +7,14 @@ with an empty data root in a network namespace without interfaces, empty caches,
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from sparkpin.build import cross_build
 from sparkpin.build.consistent import same
@@ -83,13 +84,11 @@ def recorded_builds(paths: Paths, release: Release, machine: str, say: Say) -> l
     """
     records = records_of(paths, release)
     check_form(records)
-    images = [cross_build.again(paths, record, machine) for record in records]
+    images = [cross_build.again(record, machine) for record in records]
     if absent_inputs(paths, images):
         with project_of(paths, release) as project:
             last = pair(project, release.recipe, stage=release.stage)[-1]
             fetch.fetch_stack(paths, last.stack, last.stack_lock, say)
-            for spec in {image.builder.key: image.builder for image in images if image.builder}.values():
-                fetch.fetch_stack(paths, *cross_build.fetched_with(spec, last.stack, last.stack_lock), say)
     if lost := absent_inputs(paths, images):
         raise IntegrityError(
             f"{len(lost)} inputs of {release.tag} are gone from {paths.inputs}, the first: {lost[0].name} "
@@ -117,7 +116,7 @@ def absent_inputs(paths: Paths, images: Sequence[RenderedImage]) -> list[LockedF
     """Of all that they are made from, and in, what no store has."""
     inputs = KeptInputs.of(paths)
     files = [file.source for image in images for file in image.context if isinstance(file.source, LockedFile)]
-    files += [deb for image in images for spec in (image.rootfs, image.builder) if spec for deb in spec.debs]
+    files += [deb for image in images if image.rootfs for deb in image.rootfs.debs]
     return [file for file in files if not inputs.holding(file).has(file)]
 
 
@@ -176,7 +175,11 @@ def result_of(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord
 
 def differences(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> Iterator[str]:
     """Each setting and each field of a path that differs, with both values."""
-    yield from config_lines(*(json.loads(record.config) for _, record in (before, after)))
+    texts = [
+        json.dumps(json.loads(record.config), indent=1, sort_keys=True).split("\n") for _, record in (before, after)
+    ]
+    rows = difflib.unified_diff(*texts, n=0, lineterm="")
+    yield from (f"configuration: {row}" for row in rows if row[:3] not in ("---", "+++", "@@ "))
     listings = [[layer_file(paths, diff_id) for diff_id in record.diff_ids] for paths, record in (before, after)]
     if lost := [path for path in listings[0] if not path.is_file()]:
         yield f"files are not compared: the listing {lost[0]} is gone; invoke reproduce --keep brings it back"
@@ -185,13 +188,3 @@ def differences(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildReco
     yield from (f"only in the recorded image: /{entry.path}" for entry in found.removed)
     yield from (f"only in the image built now: /{entry.path}" for entry in found.added)
     yield from (f"/{change.path}: {change.field} {change.before} -> {change.after}" for change in found.changed)
-
-
-def config_lines(before: Mapping[str, Any], after: Mapping[str, Any], key: str = "config") -> Iterator[str]:
-    """The fields of the configuration that differ, those of its layers' digests among them."""
-    for name in sorted({*before, *after}):
-        one, two = before.get(name), after.get(name)
-        if isinstance(one, dict) and isinstance(two, dict):
-            yield from config_lines(one, two, f"{key}.{name}")
-        elif one != two:
-            yield f"{key}.{name}: {json.dumps(one)} -> {json.dumps(two)}"
