@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +78,8 @@ def require_consistent(
         check_records(release, records)
     except IntegrityError as error:
         step = f"invoke verify {release.tag}; restore {Releases(paths).record_path(release)}, or use another release"
-        raise IntegrityError(
-            f"the record of {release.tag} is not of what was built: {error.message}", next_step=error.next_step or step
-        ) from None
+        cause = f"the record of {release.tag} is not of what was built: {error.message}"
+        raise IntegrityError(cause, next_step=error.next_step or step) from None
     folder = ready_checkpoint(paths, release)
     if folder:
         hashes = Hashes.here(paths)
@@ -89,36 +87,25 @@ def require_consistent(
         hashes.save()
         return hashed
     if finished:
-        raise CheckpointError(
-            f"the checkpoint of {release.tag} is gone or incomplete: {Releases(paths).checkpoint(release)}",
-            next_step=f"invoke reproduce {release.tag} --keep makes it again; then the same command",
-        )
+        cause = f"the checkpoint of {release.tag} is gone or incomplete: {Releases(paths).checkpoint(release)}"
+        step = f"invoke reproduce {release.tag} --keep makes it again; then the same command"
+        raise CheckpointError(cause, next_step=step)
     return []
 
 
 def same(what: str, got: object, expected: object) -> None:
     if got != expected:
-        one, other = around_difference(str(got), str(expected))
-        raise IntegrityError(f"{what}: got {one}, expected {other}")
-
-
-def around_difference(*texts: str) -> list[str]:
-    """Two texts that differ, long ones cut so that the first difference is to be seen."""
-    if max(map(len, texts)) <= SHOWN:
-        return list(texts)
-    first = next((at for at, (one, other) in enumerate(zip_longest(*texts)) if one != other), 0)
-    start = max(0, first - SHOWN // 4)
-    return [f"...{text[start : start + SHOWN]}... ({len(text):,} characters)" for text in texts]
+        raise IntegrityError(f"{what}: got {str(got)[:SHOWN]}, expected {str(expected)[:SHOWN]}")
 
 
 def check_image(release: Release, config: bytes) -> str:
     same("config digest", digest_of(config), release.image)
     try:
         value: Any = json.loads(config)
-        same("its layers", value["rootfs"]["diff_ids"], list(release.diff_ids))
-        same("its label sparkpin.key", value["config"]["Labels"].get("sparkpin.key"), release.build_key)
+        found = value["rootfs"]["diff_ids"], value["config"]["Labels"].get("sparkpin.key")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"the configuration cannot be read: {error!r}") from None
+    same("its layers and label sparkpin.key", found, (list(release.diff_ids), release.build_key))
     return f"config digest {release.image} as recorded"
 
 
@@ -141,19 +128,17 @@ def check_key(release: Release) -> str:
 def check_records(release: Release, records: Sequence[BuildRecord]) -> str:
     parent: BuildRecord | None = None
     for record in records:
-        name = f"record of {record.stage}"
+        name, below = f"record of {record.stage}", parent.diff_ids if parent else []
         same(f"{name}: parent key", record.parent_key, parent and parent.key)
         same(f"{name}: root file system", record.rootfs is not None, parent is None)
         same(f"{name}: config digest", digest_of(record.config.encode()), record.config_digest)
-        below = parent.diff_ids if parent else []
         same(f"{name}: layers of its parent", record.diff_ids[: len(below)], below)
         if not {layer.diff_id for layer in record.layers} - {None} <= set(record.diff_ids[len(below) :]):
             raise IntegrityError(f"{name}: it names layers that its image does not have")
         parent = record
     if parent is None:
         raise IntegrityError("there is none")
-    same("build key", parent.key, release.build_key)
     same("stage and stack", (parent.stage, parent.stack), (release.stage, release.stack))
-    same("image", parent.config_digest, release.image)
+    same("build key and image", (parent.key, parent.config_digest), (release.build_key, release.image))
     chain = f"a chain of {len(records)} from {records[0].stage} to {release.stage}" if records[1:] else release.stage
     return f"{chain}, which ends in this image"

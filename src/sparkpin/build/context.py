@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import uv
@@ -81,55 +82,58 @@ def context_folder(paths: Paths, rendered: RenderedImage) -> Iterator[tuple[Path
 
     What no lock names of them is kept for later builds.
     """
+    prefix = f"context-{rendered.key[:12]}-"
     with disk_errors(paths.work):
         paths.work.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"context-{rendered.key[:12]}-", dir=paths.work))
-        try:
-            yield folder, fill(folder, KeptInputs.of(paths), rendered)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=paths.work) as name:
+            yield Path(name), fill(Path(name), KeptInputs.of(paths), rendered)
 
 
 def fill(folder: Path, inputs: KeptInputs, rendered: RenderedImage) -> list[BuildInput]:
     """IntegrityError for a file that is not what was rendered."""
-    put_text(folder / "Dockerfile", rendered.dockerfile)
-    lists: dict[Path, str] = {}  # requirements of mods: the hashes of their wheels are known once they are built
-    rows: list[BuildInput] = []
-
-    def keep(target: Path, what: str, executable: bool = False) -> str:
-        sha256, size = sha256_file(target)
-        date(target, sha256)
-        inputs.keep(target, sha256, size)
-        path = target.relative_to(folder).as_posix()
-        rows.append(BuildInput(path=path, sha256=sha256, size=size, executable=executable, what=what))
-        return sha256
-
+    rows, lists = list[BuildInput](), dict[str, str]()
+    (folder / "Dockerfile").write_text(rendered.dockerfile, encoding="utf-8")
+    date(folder / "Dockerfile")
     for file in rendered.context:
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(file.source, LockedFile):
             put_locked(target, inputs, file.source, executable=file.executable)
             rows.append(row(file))
-        elif isinstance(mod := file.source, Mod):
-            sha256 = keep(build_wheel(mod, target.parent), file.what)
-            requirements = target.parent / REQUIREMENTS
-            line = f"{mod.distribution}=={mod.version} --hash=sha256:{sha256}\n"
-            lists[requirements] = lists.get(requirements, "") + line
+            continue
+        if isinstance(file.source, Mod):
+            target = build_wheel(file.source, target.parent)
         elif isinstance(file.source, Path):
             shutil.copyfile(file.source, target)
             target.chmod(0o755 if file.executable else 0o644)
-            require_unchanged(file, keep(target, file.what, file.executable))
-        elif isinstance(text := file.source, str):
-            put_text(target, text)
-            keep(target, file.what)
-    for requirements, text in lists.items():
-        put_text(requirements, text)
-        keep(requirements, "list of wheels")
+        else:
+            target.write_text(file.source, encoding="utf-8")
+        rows.append(keep(folder, inputs, replace(file, path=target.relative_to(folder).as_posix())))
+        if isinstance(mod := file.source, Mod):  # its requirement has the hash of its wheel, which is known only now
+            name = f"{Path(file.path).parent}/{REQUIREMENTS}"
+            line = f"{mod.distribution}=={mod.version} --hash=sha256:{rows[-1].sha256}\n"
+            lists[name] = lists.get(name, "") + line
+        elif file.sha256 not in ("", rows[-1].sha256):
+            raise IntegrityError(
+                f"{file.source}: got sha256={rows[-1].sha256}, expected {file.sha256}, as it was read before",
+                next_step="it changed in between: the same command again",
+            )
+    for name, text in lists.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        rows.append(keep(folder, inputs, text_file(name, text)))
     return sorted(rows, key=lambda file: file.path)
 
 
 def row(file: ContextFile) -> BuildInput:
     return BuildInput(path=file.path, sha256=file.sha256, size=file.size, executable=file.executable, what=file.what)
+
+
+def keep(folder: Path, inputs: KeptInputs, file: ContextFile) -> BuildInput:
+    """Of a file that lies in the folder."""
+    target = folder / file.path
+    sha256, size = date(target), target.stat().st_size
+    inputs.keep(target, sha256, size)
+    return row(replace(file, sha256=sha256, size=size))
 
 
 def put_locked(target: Path, inputs: KeptInputs, file: LockedFile, *, executable: bool) -> None:
@@ -142,24 +146,13 @@ def put_locked(target: Path, inputs: KeptInputs, file: LockedFile, *, executable
     date(target, file.sha256)
 
 
-def put_text(target: Path, text: str) -> None:
-    target.write_text(text, encoding="utf-8")
-    date(target, sha256_file(target)[0])
-
-
-def require_unchanged(file: ContextFile, sha256: str) -> None:
-    if file.sha256 not in ("", sha256):
-        raise IntegrityError(
-            f"{file.source}: got sha256={sha256}, expected {file.sha256}, as it was read before",
-            next_step="it changed in between: the same command again",
-        )
-
-
-def date(path: Path, sha256: str) -> None:
-    """Date a file by its content, within two years of EPOCH.
+def date(path: Path, sha256: str = "") -> str:
+    """Date a file by its content, within two years of EPOCH; gives its SHA-256.
 
     BuildKit sends a file again when its path, size or mtime is new. With one fixed mtime for all, a changed file of
     equal size (a requirement's next version, a mod's wheel) would not be sent, and the old one would be built.
     """
+    sha256 = sha256 or sha256_file(path)[0]
     moment = EPOCH * 10**9 + int(sha256[:14], 16)
     os.utime(path, ns=(moment, moment))
+    return sha256

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparkpin.build.context import UV, uv_file
-from sparkpin.build.record import BuildRecord, ContextFile, RenderedImage
+from sparkpin.build.record import BuildRecord, RenderedImage
 from sparkpin.build.render import BUILDER
 from sparkpin.build.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.core.errors import HostError, ManifestError
@@ -44,12 +44,11 @@ def native_stack(paths: Paths, stack: Stack, machine: str) -> tuple[Stack, Stack
         )
     native = load_stack(paths.project, name)
     lock, file, key = load_stack_lock(paths.project, native), f"pins/stacks/{stack.name}.yaml", f"build_on.{machine}"
-    if native.platform != machine:
-        raise ManifestError(file, key, f"{name}, which is for {native.platform}", f"a stack for {machine}")
     got, expected = pythons(native, lock), pythons(stack, load_stack_lock(paths.project, stack))
-    if got != expected:
+    if (native.platform, got) != (machine, expected):
         step = f"invoke lock --stack {name}, then invoke lock --stack {stack.name}"
-        raise ManifestError(file, key, f"{name}: {got}", f"a stack with {expected}", next_step=step)
+        found = f"{name}: {native.platform}, {got}"
+        raise ManifestError(file, key, found, f"a stack for {machine} with {expected}", next_step=step)
     return native, lock.model_copy(update={"wheels": []})
 
 
@@ -58,30 +57,15 @@ def pythons(stack: Stack, lock: StackLock) -> str:
     return ", ".join([f"Debian {stack.debian.suite}", *found])
 
 
-def again(paths: Paths, record: BuildRecord, machine: str) -> RenderedImage:
+def again(record: BuildRecord, machine: str) -> RenderedImage:
     """A recorded build as it can run on a machine (its platform): where its steps ran then, if that is such a machine.
 
-    Raises HostError (the steps ran on another architecture with another version of uv than is here) or, where today's
-    pins have to say where they could run, as `stand_in`.
+    Elsewhere this machine's uv runs them; whether another version of it gives the same bytes, a comparison shows.
     """
     image, ran_on = record.rendered, (record.builder or record).platform
-    if f"ARG {BUILDER}=" not in image.dockerfile:
+    if machine == ran_on or f"ARG {BUILDER}=" not in image.dockerfile:
         return image
-    if machine != ran_on:
-        image = replace(image, context=tuple(own_uv(file) if file.path == UV else file for file in image.context))
-    if machine == record.platform:
-        return replace(image, builder=None)
-    return image if machine == ran_on else replace(image, builder=stand_in(paths, record.stack, machine))
-
-
-def own_uv(recorded: ContextFile) -> ContextFile:
-    """This machine's binary in place of that of another architecture."""
-    if (own := uv_file()).what != recorded.what:
-        raise HostError(
-            f"the images were made with {recorded.what} on another architecture; this machine has {own.what}",
-            next_step=f"install {recorded.what.replace(' ', '==')} into .venv, then run the same command again",
-        )
-    return own
+    return replace(image, context=tuple(uv_file() if file.path == UV else file for file in image.context))
 
 
 def require_own_uv(image: RenderedImage, machine: str) -> None:
@@ -92,19 +76,3 @@ def require_own_uv(image: RenderedImage, machine: str) -> None:
             f"{image.ref}: its steps run uv, which is here for {own}, and the engine's machine is {machine}",
             next_step=f"the same command on that machine, or with an engine on {own} (DOCKER_HOST, docker context)",
         )
-
-
-def moved(record: BuildRecord, image: RenderedImage) -> str:
-    """In words, where the steps run now if they ran elsewhere or in another root file system; else ""."""
-    then, now = (
-        f"{spec.platform} (root file system {spec.key[:12]})" if spec else record.platform
-        for spec in (record.builder, image.builder)
-    )
-    return f"{record.stage}: its steps ran on {then}, and run on {now} now" if then != now else ""
-
-
-def fetched_with(spec: RootfsSpec, stack: Stack, lock: StackLock) -> tuple[Stack, StackLock]:
-    """What to fetch for a recorded root file system. stack, lock: those of the image, which has the same Python."""
-    system = stack.debian.model_copy(update={"suite": spec.suite})
-    debs = StackLock(stack=lock.stack, inputs=lock.inputs, time=spec.time, debs=spec.debs, wheels=[])
-    return stack.model_copy(update={"platform": spec.platform, "debian": system}), debs

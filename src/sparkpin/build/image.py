@@ -19,19 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkpin.build import cross_build, rootfs
+from sparkpin.build import record as records
 from sparkpin.build.context import context_folder
-from sparkpin.build.record import (
-    BuildRecord,
-    LayerRecord,
-    RenderedImage,
-    begun_mark,
-    is_imported,
-    layer_file,
-    read_record,
-    record_file,
-    shared_fields,
-    write_record,
-)
+from sparkpin.build.record import BuildRecord, LayerRecord, RenderedImage, layer_file
 from sparkpin.build.render import BUILDER, require_closed
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.core.files import lock, sha256_file, write_json
@@ -45,7 +35,6 @@ from sparkpin.host.engine import Engine, ImageInfo
 from sparkpin.image.layer_tar import CanonicalLayer, read_layer
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
 from sparkpin.image.oci import OciImage
-from sparkpin.image.seal import Part
 
 PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for its disk half of the time
 
@@ -69,20 +58,15 @@ def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: 
     What another machine recorded counts only for who expects that very config digest: its key is what it claims.
     """
     try:
-        known = read_record(record_file(paths, rendered))
+        known = records.read_record(records.record_file(paths, rendered))
     except (FileNotFoundError, IntegrityError):
         return None
-    image = engine.image(rendered.ref)
-    if image is None or image.labels.get("sparkpin.key") != rendered.key:
+    image, digest = engine.image(rendered.ref), known.config_digest
+    if image is None or (image.config_digest, list(image.diff_ids)) != (digest, known.diff_ids):
         return None
-    if is_imported(paths, rendered) and known.config_digest != expected:
+    if not is_listed(paths, known.diff_ids) or (records.is_imported(paths, rendered) and digest != expected):
         return None
-    if (image.config_digest, list(image.diff_ids)) != (known.config_digest, known.diff_ids):
-        return None
-    if not is_listed(paths, known.diff_ids):
-        return None
-    digest, seconds = known.config_digest, known.seconds
-    return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, seconds, cached=True, tags=image.tags)
+    return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, known.seconds, cached=True, tags=image.tags)
 
 
 def build_image(
@@ -117,49 +101,46 @@ class ImageBuild:
         self.say(f"{self.rendered.stage}: {line}")
 
     def run(self, expected: str | None) -> BuiltImage:
-        started = time.monotonic()
+        started, rendered = time.monotonic(), self.rendered
         builder = self.prepare()
-        parent = require_parent(self.paths, self.engine, self.rendered, self.say)
+        parent = require_parent(self.paths, self.engine, rendered, self.say)
         # Made again from such a record it stays one, and its layers are none that another build may take.
-        imported = expected is not None and is_imported(self.paths, self.rendered)
+        imported = expected is not None and records.is_imported(self.paths, rendered)
         with (
-            context_folder(self.paths, self.rendered) as (context, inputs),
-            tempfile.TemporaryDirectory(prefix=f"seal-{self.rendered.key[:12]}-", dir=self.paths.work) as work,
+            context_folder(self.paths, rendered) as (context, inputs),
+            tempfile.TemporaryDirectory(prefix=f"seal-{rendered.key[:12]}-", dir=self.paths.work) as work,
         ):
             native = rootfs_ref(builder.suite, builder.key) if builder else None
             once = functools.cache(self.report)  # the stages' common steps come in every build, from the engine's cache
-            steps = DockerfileSteps(self.engine, self.rendered, context, Path(work), native, once)
+            steps = DockerfileSteps(self.engine, rendered, context, Path(work), native, once)
             sealed, layers = self.make(steps, parent)
-        size = self.check_loaded(sealed, expected)
-        if not imported:
-            for name, key in self.rendered.layers:
-                if name in layers:
-                    write_json(layer_note(self.paths, key), {"diff_id": layers[name]})
+        size = self.check_loaded(sealed, expected or sealed.config_digest)
+        for name, key in () if imported else rendered.layers:
+            if name in layers:
+                write_json(layer_note(self.paths, key), {"diff_id": layers[name]})
         seconds = round(time.monotonic() - started, 3)
         record = BuildRecord(
-            **shared_fields(self.rendered),
+            **records.shared_fields(rendered),
             builder=builder,
             context=inputs,
-            layers=[LayerRecord(name=name, key=key, diff_id=layers.get(name)) for name, key in self.rendered.layers],
+            layers=[LayerRecord(name=name, key=key, diff_id=layers.get(name)) for name, key in rendered.layers],
             config=sealed.config.decode(),
             config_digest=sealed.config_digest,
             diff_ids=list(sealed.diff_ids),
             size=size,
             seconds=seconds,
         )
-        write_record(self.paths, record, imported=imported)
-        return BuiltImage(self.rendered.ref, sealed.config_digest, sealed.diff_ids, size, seconds, cached=False)
+        records.write_record(self.paths, record, imported=imported)
+        return BuiltImage(rendered.ref, sealed.config_digest, sealed.diff_ids, size, seconds, cached=False)
 
     def prepare(self) -> rootfs.RootfsSpec | None:
         """What is wrong with the request comes first. Where the steps will run, if not in the image itself."""
-        rendered, work = self.rendered, self.paths.work
-        require_closed(rendered.dockerfile, rendered.parent_ref)
-        cross_build.require_own_uv(rendered, self.engine.platform)
-        for left in work.glob(f"*-{rendered.key[:12]}-*"):  # by a killed run
+        require_closed(self.rendered.dockerfile, self.rendered.parent_ref)
+        cross_build.require_own_uv(self.rendered, self.engine.platform)
+        for left in self.paths.work.glob(f"*-{self.rendered.key[:12]}-*"):  # by a killed run
             shutil.rmtree(left, ignore_errors=True)
-        self.paths.images.mkdir(parents=True, exist_ok=True)
-        begun_mark(record_file(self.paths, rendered)).touch()
-        return require_builder(self.paths, self.engine, rendered, self.say)
+        records.mark_begun(self.paths, self.rendered)
+        return require_builder(self.paths, self.engine, self.rendered, self.say)
 
     def make(self, steps: DockerfileSteps, parent: ImageInfo) -> tuple[OciImage, dict[str, str]]:
         """The image, loaded, and what its trees became: name -> diff ID, of those that are not empty.
@@ -172,11 +153,15 @@ class ImageBuild:
             new = [name for name, _ in self.rendered.layers[len(layers) :]]
             with contextlib.ExitStack() as opened:
                 with ThreadPoolExecutor(PARALLEL_TREES) as pool:
-                    trees = list(pool.map(lambda name: steps.build_tree(name, opened), new))
-                filled = {name: tree for name, tree in zip(new, trees, strict=True) if tree.members}
-                below = [*parent.diff_ids, *layers.values()]
+                    trees = zip(new, pool.map(lambda name: steps.build_tree(name, opened), new), strict=True)
+                    filled = {name: tree for name, tree in trees if tree.members}
                 self.report("sealing and loading")
-                sealed = self.load([*below, *filled.values()], image)
+                below, far = [*parent.diff_ids, *layers.values()], {"os": image.os, "architecture": image.architecture}
+                sizes = Sizes(self.paths.cache / "layers")
+                with progress(self.say, sum(tree.size for tree in filled.values()), after=UNPACKS) as sent:
+                    sealed = self.engine.load_sealed(
+                        [*below, *filled.values()], image.config, **far, tag=self.rendered.ref, sizes=sizes, sent=sent
+                    )
                 for (name, tree), diff_id in zip(filled.items(), sealed.diff_ids[len(below) :], strict=True):
                     keep_contents(self.paths, diff_id, functools.partial(contents_of, tree))
                     layers[name] = diff_id
@@ -196,32 +181,14 @@ class ImageBuild:
             found.popitem()
         return found
 
-    def load(self, parts: Sequence[Part], image: ImageInfo) -> OciImage:
-        with progress(self.say, sum(part.size for part in parts if not isinstance(part, str)), after=UNPACKS) as sent:
-            return self.engine.load_sealed(
-                parts,
-                image.config,
-                os=image.os,
-                architecture=image.architecture,
-                tag=self.rendered.ref,
-                sizes=Sizes(self.paths.cache / "layers"),
-                sent=sent,
-            )
-
-    def check_loaded(self, sealed: OciImage, expected: str | None) -> int:
-        """Bytes of the image. BuildError where the engine has another than was sealed, DifferenceError where another
-        was expected; the tag goes then."""
+    def check_loaded(self, sealed: OciImage, expected: str) -> int:
+        """Bytes of the image. DifferenceError, and the tag goes, where another was expected, or the engine has another
+        than was sealed."""
         ref, image = self.rendered.ref, self.engine.image(self.rendered.ref)
-        if image is None or (image.config_digest, image.diff_ids) != (sealed.config_digest, sealed.diff_ids):
-            self.engine.untag(ref)
-            raise BuildError(
-                f"{ref}: loaded {sealed.config_digest}, the engine has {image and image.config_digest}",
-                next_step="the same command again; if it stays so, report the engine's version",
-            )
-        if expected not in (None, sealed.config_digest):
+        if image is None or {image.config_digest, expected} != {sealed.config_digest}:
             self.engine.untag(ref)
             raise DifferenceError(
-                f"{ref}: got {sealed.config_digest}, expected {expected}, as recorded",
+                f"{ref}: got {sealed.config_digest}, as {image and image.config_digest}, expected {expected}",
                 next_step="invoke reproduce (on the machine that has the release) prints what differs",
             )
         return image.size
@@ -248,15 +215,13 @@ class DockerfileSteps:
 
     def build_config(self, parent: ImageInfo) -> ImageInfo:
         """The settings of the image, as an image that adds no layer to its parent."""
-        if " AS config\n" not in self.rendered.dockerfile:
-            raise self.bad_template("has no stage `config`", "let one set ENV, USER, CMD, LABEL and the like")
         self.build(self.context, "config", "--tag", self.unsealed)
         image = self.engine.image(self.unsealed)
-        if image is None:
-            raise EngineError(f"the engine built {self.unsealed} and does not have it", next_step="invoke build")
-        if image.diff_ids != parent.diff_ids:
-            step = "let it set only ENV, USER, CMD, LABEL and the like; layers come from the trees"
-            raise self.bad_template("adds layers in its stage `config`", step)
+        if image is None or image.diff_ids != parent.diff_ids:
+            raise BuildError(
+                f"{self.rendered.stage}: its Dockerfile adds layers in its stage `config`",
+                next_step="let it set only ENV, USER, CMD, LABEL and the like; layers come from the trees",
+            )
         return image
 
     def build_tree(self, name: str, opened: contextlib.ExitStack) -> CanonicalLayer:
@@ -285,9 +250,6 @@ class DockerfileSteps:
         words += ("--target", target, "--platform", self.rendered.platform)
         words += ("--build-arg", f"{BUILDER}={self.native}") if self.native else ()
         buildkit.build(context, *words, say=self.say, host=self.engine.host)
-
-    def bad_template(self, what: str, step: str) -> BuildError:
-        return BuildError(f"{self.rendered.stage}: its Dockerfile {what}", next_step=step)
 
 
 def require_parent(paths: Paths, engine: Engine, rendered: RenderedImage, say: Say) -> ImageInfo:
@@ -352,12 +314,9 @@ def layer_note(paths: Paths, key: str) -> Path:
 
 def known_layer(paths: Paths, key: str) -> str | None:
     """The diff ID of the sealed layer that an earlier build made of the same inputs, if its contents are known."""
-    try:
-        diff_id = str(json.loads(layer_note(paths, key).read_text(encoding="utf-8"))["diff_id"])
-        cached = cached_contents(paths, diff_id)
-        if not cached.is_file():
-            return None
-        keep_contents(paths, diff_id, lambda: read_contents(cached))
-    except (OSError, ValueError, KeyError, TypeError, IntegrityError):
+    note = layer_note(paths, key)
+    diff_id = str(json.loads(note.read_text(encoding="utf-8"))["diff_id"]) if note.is_file() else ""
+    if not (diff_id and (cached := cached_contents(paths, diff_id)).is_file()):
         return None
+    keep_contents(paths, diff_id, lambda: read_contents(cached))
     return diff_id

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from sparkpin.build import cross_build
 from sparkpin.build.consistent import IMPORTS, is_brought, ready_checkpoint
@@ -70,11 +71,9 @@ def record_release(paths: Paths, engine: Engine, pairing: Pairing, built: BuiltI
     """The release of a pairing: the one that is there when it has these bytes, else a new one, tagged."""
     records, tag = Releases(paths), pairing.tag
     known = records.find(tag)
-    if known and known.image != built.config_digest:
-        say(f"{tag}: other bytes than recorded ({known.image} -> {built.config_digest}); it must be smoked again")
-        known = None
-    if known and is_brought(paths, known):
-        say(f"{tag}: a bundle brought it, and this machine has built it now; it must be smoked again")
+    if known and (known.image != built.config_digest or is_brought(paths, known)):
+        whose = "other bytes than recorded" if known.image != built.config_digest else "a bundle brought it before"
+        say(f"{tag} was built now ({whose}); it must be smoked again")
         known = None
     release = known or new_release(pairing, built, read_fingerprint(engine.version))
     if release.demands != pairing.demands:
@@ -95,26 +94,21 @@ def record_release(paths: Paths, engine: Engine, pairing: Pairing, built: BuiltI
 
 
 def new_release(pairing: Pairing, built: BuiltImage, host: Fingerprint | None = None) -> Release:
+    of_pairing = ("tag", "key", "checkpoint_key", "argv", "env", "demands", "inputs", "executable")
+    fields: dict[str, Any] = {name: getattr(pairing, name) for name in of_pairing}
     return Release(
-        tag=pairing.tag,
+        **fields,
         recipe=pairing.recipe.name,
         stage=pairing.stage.name,
         stack=pairing.stack.name,
         model=pairing.model.name,
         drafter=pairing.model.drafter.name if pairing.model.drafter else None,
-        key=pairing.key,
         build_key=pairing.rendered.key,
         image=built.config_digest,
         diff_ids=built.diff_ids,
         size=built.size,
-        checkpoint_key=pairing.checkpoint_key,
-        argv=pairing.argv,
-        env=pairing.env,
         created=now(),
         build_seconds=built.seconds,
-        demands=pairing.demands,
-        inputs=pairing.inputs,
-        executable=pairing.executable,
         host=host,
     )
 
@@ -132,8 +126,6 @@ def checkpoint_of(paths: Paths, release: Release) -> Path:
         for pairing in pair(project, release.recipe, stage=release.stage):
             if pairing.checkpoint_key == release.checkpoint_key:
                 return build_checkpoint(paths, pairing.model, pairing.model_lock, pairing.steps, say)
-    folder = Releases(paths).checkpoint(release)
-    raise CheckpointError(
-        f"the checkpoint of {release.tag} ({folder}) is gone or damaged, and this sparkpin makes another of its pins",
-        next_step=f"use the sparkpin that made it, or `invoke build --recipe {release.recipe} --stage {release.stage}`",
-    )
+    lost = f"the checkpoint of {release.tag} ({Releases(paths).checkpoint(release)}) is gone or damaged"
+    step = f"use the sparkpin that made it, or `invoke build --recipe {release.recipe} --stage {release.stage}`"
+    raise CheckpointError(f"{lost}, and this sparkpin makes another of its pins", next_step=step)

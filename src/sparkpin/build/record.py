@@ -11,8 +11,6 @@ SHA-256, the root file system's packages and arguments. The bytes lie in the sto
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,16 +18,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from sparkpin.build.rootfs import RootfsSpec
-from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.errors import IntegrityError
 from sparkpin.core.files import EPOCH, write_json
 from sparkpin.core.paths import Paths
-from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal
 from sparkpin.pins.mods import Mod
 from sparkpin.pins.schema import LockedFile, Sha256, Size, StrictModel
 from sparkpin.releases.record import Digest, Release
 
-SCHEMA: Literal[1] = 1
 LOCKED = "wheel "  # how `what` begins of files that a lock names
 SHARED = ("stack", "stage", "key", "parent_key", "ref", "parent_ref", "platform", "rootfs", "dockerfile")
 
@@ -108,7 +104,7 @@ class BuildRecord(StrictModel):
     where they ran in the image's own.
     """
 
-    schema_: Annotated[Literal[1], Field(alias="schema")] = SCHEMA
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     stack: str
     stage: str
     key: Sha256
@@ -179,11 +175,16 @@ def begun_mark(record: Path) -> Path:
     return record.with_name(f"{record.name}.begun")
 
 
+def mark_begun(paths: Paths, image: RenderedImage) -> None:
+    paths.images.mkdir(parents=True, exist_ok=True)
+    begun_mark(record_file(paths, image)).touch()
+
+
 def write_record(paths: Paths, record: BuildRecord, *, imported: bool = False) -> None:
     """imported: from another machine. That mark is there before the record, and goes after it was written again."""
     path = record_file(paths, record)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if imported:
+        path.parent.mkdir(parents=True, exist_ok=True)
         imported_mark(path).touch()
     write_json(path, record.model_dump(mode="json", by_alias=True))
     begun_mark(path).unlink(missing_ok=True)
@@ -197,7 +198,7 @@ def keys_here(paths: Paths) -> frozenset[str]:
     found = {path.name.partition(".json")[0][-12:] for path in paths.images.glob("*.json*")}
     found |= {path.stem[:12] for path in (paths.cache / "rootfs").glob("*.tar")}
     for path in paths.images.glob("*.json"):
-        with contextlib.suppress(IntegrityError, ManifestError, FileNotFoundError):
+        with contextlib.suppress(IntegrityError, FileNotFoundError):
             found |= {spec.key[:12] for spec in read_record(path).root_file_systems}
     return frozenset(found)
 
@@ -209,14 +210,10 @@ def records_with_key(paths: Paths, stack: str, key: str) -> list[tuple[Path, Bui
 
 
 def read_record(path: Path) -> BuildRecord:
-    """Raises FileNotFoundError; IntegrityError for what is no record; ManifestError for one of a newer sparkpin."""
+    """Raises FileNotFoundError; IntegrityError for what is no record."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(value, dict) and isinstance(schema := value.get("schema"), int) and schema > SCHEMA:
-            newer = "a newer sparkpin wrote this file: update this checkout"
-            raise ManifestError(path, "schema", schema, f"{SCHEMA} or less", next_step=newer)
-        return BuildRecord.model_validate(value)
-    except (ValueError, ValidationError) as error:
+        return BuildRecord.model_validate_json(path.read_bytes())
+    except ValidationError as error:
         raise IntegrityError(
             f"{path}: not a build record: {error}",
             next_step="import a bundle of a release that has it (`invoke import FILE`), or build the image again",
@@ -231,50 +228,22 @@ def records_of(paths: Paths, release: Release) -> tuple[BuildRecord, ...]:
     found: list[BuildRecord] = []
     key: str | None = release.build_key
     while key is not None:
-        rows = records_with_key(paths, release.stack, key)
-        if not rows:
+        rows = [record for _, record in records_with_key(paths, release.stack, key)]
+        if len(rows) != 1:
             raise IntegrityError(
-                f"{release.tag}: the record of how its image was built (build key {key[:12]}) is not in {paths.images}",
-                next_step=f"invoke build --stage {release.stage} makes it again, if the pins are still the same",
+                f"{release.tag}: got {len(rows)} records of how its image was built (build key {key[:12]}) in "
+                f"{paths.images}, expected one",
+                next_step=f"invoke build --stage {release.stage} makes a lost one again, with the same pins",
             )
-        if len(rows) > 1:
-            raise IntegrityError(
-                f"{release.tag}: {rows[0][0]} and {rows[1][0].name} have the same build key",
-                next_step="move away the one that no build on this machine made",
-            )
-        found.append(rows[0][1])
-        key = found[-1].parent_key
-    above: tuple[str | None, list[str]] = (release.image, list(release.diff_ids))
+        found.insert(0, rows[0])
+        key = rows[0].parent_key
     for record in found:
-        same = above[0] in (None, record.config_digest) and above[1][: len(record.diff_ids)] == record.diff_ids
-        if not same or (record is found[0] and above[1] != record.diff_ids):
+        if (
+            record.diff_ids != list(release.diff_ids[: len(record.diff_ids)])
+            or found[-1].config_digest != release.image
+        ):
             raise IntegrityError(
-                f"{release.tag}: the record of {record.ref} is of another image ({record.config_digest[:19]}): a later "
-                "build of the same inputs came out otherwise",
+                f"{release.tag}: the record of {record.ref} is of another image: a later build came out otherwise",
                 next_step="import a bundle of the release (`invoke import FILE`)",
             )
-        above = (None, record.diff_ids)
-    return tuple(reversed(found))
-
-
-def check_form(records: Sequence[BuildRecord]) -> None:
-    """IntegrityError for an image in another canonical form than this sparkpin writes, or under another name.
-
-    records: first stage first. What a record names is tagged, so the names must be those that its keys give.
-    """
-    below = ""
-    for record in records:
-        if record.rootfs:
-            below = rootfs_ref(record.rootfs.suite, record.rootfs.key)
-        if (record.ref, record.parent_ref) != (image_ref(record.stack, record.stage, record.key), below):
-            raise IntegrityError(
-                f"the record of {record.ref} on {record.parent_ref} does not fit its keys",
-                next_step="nothing was built of it; do not trust where it came from",
-            )
-        below = record.ref
-        if (record.seal, record.epoch) != (seal.VERSION, EPOCH):
-            raise IntegrityError(
-                f"{record.ref} was sealed in form {record.seal} (epoch {record.epoch}); this sparkpin writes form "
-                f"{seal.VERSION} (epoch {EPOCH})",
-                next_step="use the version of sparkpin that built it",
-            )
+    return tuple(found)

@@ -35,15 +35,12 @@ DIRECTIVE = re.compile(r"#\s*(syntax|escape|check)\s*=", re.I)
 FROM = re.compile(r"(?:--platform=\S+\s+)?(?P<image>\S+)(?:\s+as\s+(?P<name>\S+))?\s*$", re.I)
 ARGUMENT = re.compile(r"\w+(?:=\S*)?")
 FLAGS = re.compile(r"(?:--\S*\s*)*")  # between COPY or RUN and what it copies or runs
+SPECIAL = re.compile(r"""["'\\]|--network|--security""", re.I)
 SOURCE = re.compile(r"from=(?P<image>[^\s,]+)", re.I)
 
 
 def render_chain(
-    project: Path,
-    stack: Stack,
-    stack_lock: StackLock,
-    chain: Sequence[Stage],
-    templates: Sequence[CarriedTemplate] = (),
+    project: Path, stack: Stack, lock: StackLock, chain: Sequence[Stage], templates: Sequence[CarriedTemplate] = ()
 ) -> tuple[RenderedImage, ...]:
     """The images of a chain, first stage first. templates: of the recipe, in all of them, on top of the first.
 
@@ -53,12 +50,10 @@ def render_chain(
     for stage in chain:
         try:
             parent = done[-1] if done else None
-            done.append(render(project, stack, stack_lock, stage, parent, () if parent else templates))
+            done.append(render(project, stack, lock, stage, parent, () if parent else templates))
         except jinja2.TemplateError as error:
-            template = project / "dockerfiles" / stage.template
-            raise ManifestError(
-                template, "template", f"{type(error).__name__}: {error}", "a template as jinja2's sandbox fills it in"
-            ) from None
+            file, got = project / "dockerfiles" / stage.template, f"{type(error).__name__}: {error}"
+            raise ManifestError(file, "template", got, "a template as jinja2's sandbox fills it in") from None
     return tuple(done)
 
 
@@ -82,19 +77,18 @@ def render(
     stack_lock: StackLock,
     stage: Stage,
     parent: RenderedImage | None,
-    templates: Sequence[CarriedTemplate] = (),
+    templates: Sequence[CarriedTemplate],
 ) -> RenderedImage:
     spec = None
-    if parent is not None:
+    if parent:
         below, parent_ref = parent.key, parent.ref
     else:
         spec = rootfs_spec(stack, stack_lock)
-        below, parent_ref = spec.key, rootfs_ref(stack.debian.suite, spec.key)
-    trees = [*(base_trees(project, stack, stack_lock) if parent is None else ())]
+        below, parent_ref = spec.key, rootfs_ref(spec.suite, spec.key)
+    trees = [] if parent else [*base_trees(project, stack, stack_lock)]
     trees += [mods_tree(stack, name, [read_mod(project, name)]) for name in stage.mods]
     trees += [Tree(one.mod, (template_file(project, one),), is_template=True) for one in templates]
-    require_apart(project, stage, trees)
-    require_kernels(stack, stage, trees)
+    require_possible(stack, stage, trees)
     tools = [script_file(project, "install.py"), uv_file()] if trees else []
     files = sorted([*tools, *(file for tree in trees for file in tree.files)], key=lambda file: file.path)
 
@@ -114,10 +108,9 @@ def render(
             wheels_for=f"{MACHINES[stack.platform]}-manylinux_2_40",  # the hashes say which wheels, not this
         )
 
-    def layer_key(shown: Sequence[Tree]) -> str:
-        """Those above the last have no say in it."""
-        return build_key(stack, below, dockerfile("", shown), [*tools, *shown[-1].files])
-
+    # Trees above the last have no say in a layer's key.
+    ends = [(tree, dockerfile("", trees[:end])) for end, tree in enumerate(trees, start=1)]
+    layers = [(tree.name, build_key(stack, below, text, [*tools, *tree.files])) for tree, text in ends]
     key = build_key(stack, below, dockerfile("", trees), files)
     return RenderedImage(
         stage=stage.name,
@@ -130,7 +123,7 @@ def render(
         rootfs=spec,
         dockerfile=dockerfile(key, trees),
         context=tuple(files),
-        layers=tuple((tree.name, layer_key(trees[:end])) for end, tree in enumerate(trees, start=1)),
+        layers=tuple(layers),
     )
 
 
@@ -150,25 +143,17 @@ def mods_tree(stack: Stack, name: str, mods: Sequence[Mod]) -> Tree:
     return Tree(name, tuple(mod_file(name, mod) for mod in mods), kernels=kernels)
 
 
-def require_apart(project: Path, stage: Stage, trees: Sequence[Tree]) -> None:
-    names = [tree.name for tree in trees]
+def require_possible(stack: Stack, stage: Stage, trees: Sequence[Tree]) -> None:
+    """ManifestError for a mod with the name of another layer, and for kernels that nothing could compile."""
+    file, names = f"stages/{stage.name}.yaml", [tree.name for tree in trees]
     for tree in trees:
-        if tree.name in stage.mods or tree.is_template:
-            if tree.name not in RESERVED and names.count(tree.name) == 1:
-                continue
-            file = project / f"stages/{stage.name}.yaml"
+        is_own = tree.name in stage.mods or tree.is_template
+        if is_own and (tree.name in RESERVED or names.count(tree.name) > 1):
             raise ManifestError(file, "mods", tree.name, "a mod whose name no other layer of the images has")
-
-
-def require_kernels(stack: Stack, stage: Stage, trees: Sequence[Tree]) -> None:
-    """Only a stage with a parent, in which one mod is a layer, gets kernels for the stack's GPU."""
-    found = [tree.name for tree in trees if tree.kernels]
-    if STACK_MODS in found:
-        expected = "mods without kernels: those are compiled by what a stage's parent image holds. Name it in a stage"
-        raise ManifestError(f"pins/stacks/{stack.name}.yaml", "mods", stack.mods, expected)
-    if found and stage.parent is None:
-        expected = "none with kernels: those are compiled by what the parent image holds, and it has no parent"
-        raise ManifestError(f"stages/{stage.name}.yaml", "mods", stage.mods, expected)
+        if tree.kernels and (tree.name == STACK_MODS or stage.parent is None):
+            where = f"pins/stacks/{stack.name}.yaml" if tree.name == STACK_MODS else file
+            expected = "mods without kernels: what a parent image holds compiles them; name it in a stage with a parent"
+            raise ManifestError(where, "mods", names, expected)
 
 
 def build_key(stack: Stack, below: str, dockerfile: str, files: Sequence[ContextFile]) -> str:
@@ -209,27 +194,26 @@ def require_closed(text: str, parent_ref: str) -> None:
         if not is_comment and (not raw.replace("\t", " ").isprintable() or raw.rstrip().endswith("\\\\")):
             raise refused(number, raw, r"printable characters, and no \\ at the end, which engines read otherwise")
     known, argument = {"scratch", parent_ref}, f"ARG {BUILDER}={parent_ref}"
-    if argument in (line for _, line in instructions(text)):
-        known.add(f"${BUILDER}")
-    for number, line in instructions(text):
-        if DIRECTIVE.match(line):
-            raise refused(number, line, "no parser directive: a frontend would be fetched")
+    lines = instructions(text)
+    known |= {f"${BUILDER}"} if argument in (line for _, line in lines) else set()
+    for number, line in lines:
         word, rest = (*line.split(maxsplit=1), "")[:2]
-        word, flags = word.upper(), FLAGS.match(rest)[0]  # type: ignore[index]
-        if word in ("ADD", "ONBUILD"):
-            raise refused(number, line, "COPY: the engine fetches what ADD names")
-        if word == "ARG" and line != argument and (BUILDER in rest or not ARGUMENT.fullmatch(rest)):
-            raise refused(number, line, argument)
-        if word == "FROM":
+        word, flags, expected = word.upper(), FLAGS.match(rest)[0], ""  # type: ignore[index]
+        if DIRECTIVE.match(line):
+            expected = "no parser directive: a frontend would be fetched"
+        elif word in ("ADD", "ONBUILD"):
+            expected = "COPY: the engine fetches what ADD names"
+        elif word == "ARG" and line != argument and (BUILDER in rest or not ARGUMENT.fullmatch(rest)):
+            expected = argument
+        elif word == "FROM":
             match = FROM.match(rest.strip())
             if match is None or match["image"] not in known:
-                raise refused(number, line, f"FROM {parent_ref}, scratch or a stage above")
-            known |= {match["name"]} if match["name"] else set()
-        elif word in ("COPY", "RUN"):
-            if far := [image for image in SOURCE.findall(flags) if image not in known]:
-                raise refused(number, line, f"a stage above, not {far[0]}")
-            if re.search(r"""["'\\]|--network|--security""", flags, re.I):
-                raise refused(number, line, "options without quotes and \\, none of network or security")
+                expected = f"FROM {parent_ref}, scratch or a stage above"
+            known |= {match["name"]} if match and match["name"] else set()
+        elif word in ("COPY", "RUN") and (SPECIAL.search(flags) or not known.issuperset(SOURCE.findall(flags))):
+            expected = "--from a stage above, and options without quotes and \\, none of network or security"
+        if expected:
+            raise refused(number, line, expected)
 
 
 def instructions(text: str) -> list[tuple[int, str]]:

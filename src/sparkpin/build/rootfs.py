@@ -18,7 +18,6 @@ import tarfile
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from sparkpin.core import files
 from sparkpin.core.errors import BuildError, HostError
@@ -49,7 +48,7 @@ class RootfsSpec(StrictModel):
     debs: list[LockedDeb]
     merged: list[str]
     script: str
-    epoch: int
+    epoch: int = EPOCH
     time: str = ""
 
     @property
@@ -61,15 +60,9 @@ class RootfsSpec(StrictModel):
 
 
 def rootfs_spec(stack: Stack, lock: StackLock) -> RootfsSpec:
-    return RootfsSpec(
-        suite=stack.debian.suite,
-        platform=stack.platform,
-        debs=lock.debs,
-        merged=MERGED[stack.platform],
-        script=SCRIPT.read_text(encoding="utf-8"),
-        epoch=EPOCH,
-        time=lock.time,
-    )
+    script, merged = SCRIPT.read_text(encoding="utf-8"), MERGED[stack.platform]
+    suite, platform = stack.debian.suite, stack.platform
+    return RootfsSpec(suite=suite, platform=platform, debs=lock.debs, merged=merged, script=script, time=lock.time)
 
 
 def build_rootfs(paths: Paths, engine: Engine, spec: RootfsSpec, say: Say) -> Path:
@@ -81,7 +74,6 @@ def build_rootfs(paths: Paths, engine: Engine, spec: RootfsSpec, say: Say) -> Pa
     folder = paths.cache / "rootfs"
     target, digest = folder / f"{spec.key}.tar", folder / f"{spec.key}.sha256"
     with files.lock(paths.locks / "rootfs.lock", on_wait=lambda: say("waiting for another run that makes a rootfs")):
-        files.sweep(folder)
         for left in paths.work.glob("rootfs-*"):  # by a killed run
             shutil.rmtree(left, ignore_errors=True)
         if target.is_file() and digest.is_file():
@@ -91,13 +83,8 @@ def build_rootfs(paths: Paths, engine: Engine, spec: RootfsSpec, say: Say) -> Pa
         say(f"rootfs: {len(spec.debs)} packages of Debian {spec.suite}")
         with disk_errors(paths.work):
             paths.work.mkdir(parents=True, exist_ok=True)
-            with (
-                tempfile.TemporaryDirectory(prefix="rootfs-", dir=paths.work) as work,
-                make_rootfs(Path(work), engine, spec, Store(paths.store)).open("rb") as raw,
-                atomic_file(target) as out,
-            ):
-                for chunk in canonical(raw):
-                    out.write(chunk)
+            with tempfile.TemporaryDirectory(prefix="rootfs-", dir=paths.work) as work, atomic_file(target) as out:
+                out.writelines(canonical(make_rootfs(Path(work), engine, spec, Store(paths.store))))
         sha256, size = sha256_file(target)
         with atomic_file(digest) as out:
             out.write(f"{sha256}\n".encode())
@@ -192,8 +179,9 @@ def join_deb(members: dict[str, bytes]) -> bytes:
     return b"".join(rows)
 
 
-def canonical(raw: BinaryIO) -> Iterator[bytes]:
+def canonical(tar: Path) -> Iterator[bytes]:
     """The same members with sorted names, fixed times and plain headers, without files that an engine leaves."""
-    members = read_members(raw).items()
-    found = {path: member for path, member in members if member.kind == DIRECTORY or not is_ephemeral(path)}
-    return canonical_layer(raw, link_first(found).values()).chunks()
+    with tar.open("rb") as raw:
+        members = read_members(raw).items()
+        found = {path: member for path, member in members if member.kind == DIRECTORY or not is_ephemeral(path)}
+        yield from canonical_layer(raw, link_first(found).values()).chunks()

@@ -90,7 +90,7 @@ NARROW = 20  # columns of a terminal that a text keeps; dates and sizes are shor
 NUMBER = re.compile(r"|-|missing|[-+~]?\d[\d.,]*( ?(B|[kM]B|GB|[KMG]iB|s|ms|x|%))?")  # what is aligned right
 COLOURS = dict.fromkeys(("current", "passed", "ok", "identical", "good"), "green")
 COLOURS |= dict.fromkeys(("failed", "MISSING", "different", "bad"), "red")
-COLOURS |= dict.fromkeys(("inspected", "advice", "equivalent"), "yellow")
+COLOURS |= dict.fromkeys(("inspected", "advice"), "yellow")
 
 
 def show_json(value: object) -> None:

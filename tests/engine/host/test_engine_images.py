@@ -92,14 +92,15 @@ def test_a_build_step_has_no_network(engine: Engine, shell: str, tmp_path: Path)
 
 def test_a_changed_file_of_equal_size_is_sent_again(engine: Engine, tmp_path: Path) -> None:
     """What `context.date` is for; the two folders differ in nothing but content and, through it, mtime."""
-    from sparkpin.build.context import put_text
+    from sparkpin.build.context import date
 
     seen = []
     for text in ("one", "two"):
         folder = tmp_path / text / "context"
         folder.mkdir(parents=True)
-        put_text(folder / "Dockerfile", "FROM scratch\nCOPY file /file\n")
-        put_text(folder / "file", text)
+        for name, content in (("Dockerfile", "FROM scratch\nCOPY file /file\n"), ("file", text)):
+            (folder / name).write_text(content)
+            date(folder / name)
         buildkit.build(folder, f"--output=type=tar,dest={tmp_path}/out.tar", say=print)
         with tarfile.open(tmp_path / "out.tar") as tar:
             found = tar.extractfile("file")

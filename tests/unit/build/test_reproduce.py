@@ -40,13 +40,13 @@ def test_an_engine_that_does_not_stop_is_found_by_the_next_run(tmp_path: Path, m
         with reproduce.engine_apart(paths, quiet):
             pass
         (folder,) = paths.work.glob(f"{reproduce.PREFIX}*")
-        sockets = Path((folder / reproduce.SOCKETS).read_text())
-        with pytest.raises(HostError):
-            reproduce.clear_leftovers(paths, quiet)
+        sockets = reproduce.sockets_of(folder)
+        with pytest.raises(HostError), reproduce.engine_apart(paths, quiet):
+            pass
         assert (sockets / "docker.pid").is_file() and folder.is_dir()
     finally:
         for process in started:
             process.kill()
             process.wait()
-    reproduce.clear_leftovers(paths, quiet)
+    reproduce.remove_run(folder, quiet)
     assert not folder.exists() and not sockets.exists()
