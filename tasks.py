@@ -523,14 +523,11 @@ def verify(
     subject: Annotated[str, "tag of a release, or the file of a bundle"],
     *,
     sign: Annotated[bool, "make SBOM, statement and, with a key, signature again first"] = False,
-    builder: Annotated[
-        str | None, "with --sign, instead: sign, under this name in pins/digests/builders, that it was built here"
-    ] = None,
     deep: Annotated[bool, "read and hash every layer and fetched file, too"] = False,
     require_signature: Signed = False,
 ) -> None:
     """Check a release or a bundle, and sign a release."""
-    cli.evidence.verify(subject, sign=sign, builder=builder, deep=deep, require_signature=require_signature)
+    cli.evidence.verify(subject, sign=sign, deep=deep, require_signature=require_signature)
 
 
 @task("prove and carry")

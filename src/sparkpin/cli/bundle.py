@@ -142,7 +142,10 @@ def import_release(place: str, *, signed: bool, unsigned: bool, ca: str) -> None
         show(check.line)
     tag = done.release.tag
     show(f"{tag} is here, {done.release.state}: another machine's smoke test proves nothing here")
-    if done.release.smoke_passed:
-        show(f"next: invoke promote {tag}, then {machine.serve_command(paths.project, done.release.recipe)}")
+    serve = machine.serve_command(paths.project, done.release.recipe)
+    if Releases(paths).current_tag(done.release.recipe) == tag:
+        show(f"it is the current release already; next: {serve}")
+    elif done.release.smoke_passed:
+        show(f"next: invoke promote {tag}, then {serve}")
     else:
         show(f"next: invoke smoke {tag}, then invoke serve {tag}")
