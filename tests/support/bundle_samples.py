@@ -15,11 +15,11 @@ from typing import Any
 from evidence_samples import Sample, layer_tar, make_sample
 
 from sparkpin.build.record import layer_file
-from sparkpin.distribute import attest, export, form
-from sparkpin.distribute.export import BundleParts
+from sparkpin.distribute import attest, export, layout
+from sparkpin.distribute.layout import Row
 from sparkpin.distribute.signing import Keys
 from sparkpin.image import oci
-from sparkpin.image.archive import BLOCK, END
+from sparkpin.image.archive import BLOCK, END, Slice
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.listing import contents_of, write_contents
 from sparkpin.image.oci import digest_of
@@ -31,16 +31,14 @@ def quiet(line: str) -> None:
 
 
 def sample_of(folder: Path, keys: Keys | None = None) -> Sample:
-    """With statement, logs and listings of layers. keys: that sign it, if any."""
-    sample = listed(make_sample(folder))
+    """With its statement. keys: that sign it, if any."""
+    sample = make_sample(folder)
     attest.attest(sample.paths, sample.release, keys or Keys())
-    (sample.folder / "smoke").mkdir()
-    (sample.folder / "smoke/server.log").write_text("ready\n")
     return sample
 
 
 def listed(sample: Sample) -> Sample:
-    """With the listings of its layers."""
+    """With the listings of its layers, which a build writes."""
     for diff_id, tar in layers_of(sample).items():
         write_contents(layer_file(sample.paths, diff_id), contents_of(read_layer(io.BytesIO(tar), everything=True)))
     return sample
@@ -56,69 +54,101 @@ def layers_of(sample: Sample) -> dict[str, bytes]:
 
 def write_sample(sample: Sample, target: Path) -> Path:
     """A bundle with the image, as `export` writes it from the layers that an engine gave it."""
-    layers = layers_of(sample)
-    config = sample.records[-1].config.encode()
-    sizes = [oci.OciLayer(diff_id, len(data)) for diff_id, data in layers.items()]
-    files = oci.layout(config, sizes, sample.release.tag) | {oci.blob(diff_id): d for diff_id, d in layers.items()}
-    pieces = export.release_pieces(sample.paths, sample.release, sample.records)
-    pieces += export.input_pieces(sample.paths, sample.release, sample.records)
-    pieces += [export.of_bytes(name, data) for name, data in files.items()]
-    export.write(target, sample.release, BundleParts(), pieces, quiet)
+    rows = export.release_rows(sample.paths, sample.release, sample.records, export.BundleParts())
+    layers = {diff_id: Slice(io.BytesIO(tar), 0, len(tar)) for diff_id, tar in layers_of(sample).items()}
+    export.write(target, export.layout_of(sample.release, sample.records, rows, layers), quiet)
     return target
 
 
 @dataclass
 class Parts:
-    """A bundle in pieces. members: all but the index, in their order; index: changes of it."""
+    """A bundle in pieces: what the artifact names, by title, and the image as its manifest has it.
+
+    edit_artifact, edit_image: change the manifests that follow from these before they are packed.
+    """
 
     members: dict[str, bytes]
-    index: dict[str, Any] = dataclasses.field(default_factory=dict)
+    tag: str
+    config: bytes
+    layers: dict[str, bytes]
+    edit_artifact: Callable[[dict[str, Any]], object] = lambda value: None
+    edit_image: Callable[[dict[str, Any]], object] = lambda value: None
 
     @classmethod
     def of(cls, path: Path) -> Parts:
-        with tarfile.open(path, "r:") as tar:
-            found = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
-        index = json.loads(found.pop(form.INDEX))
-        return cls(found, index)
+        files = members_of(path.read_bytes())
+        (row,) = json.loads(files[oci.INDEX])["manifests"]
+        made, image = (json.loads(files[oci.blob(d)]) for d in (row["annotations"][layout.ARTIFACT], row["digest"]))
+        titles = {one["annotations"][layout.TITLE]: files[oci.blob(one["digest"])] for one in made["layers"]}
+        layers = {one["digest"]: files[oci.blob(one["digest"])] for one in image["layers"]}
+        return cls(titles, row["annotations"][oci.REF_NAME], files[oci.blob(image["config"]["digest"])], layers)
+
+    def copy(self, **changes: Any) -> Parts:
+        return dataclasses.replace(self, members=dict(self.members), layers=dict(self.layers), **changes)
 
     def edit(self, name: str, change: Callable[[Any], Any]) -> None:
         """Change a JSON member."""
         value = json.loads(self.members[name])
         self.members[name] = export.as_json(change(value) or value)
 
+    def files(self) -> dict[str, bytes]:
+        """With manifests that fit: whoever rewrites a bundle rewrites them, too."""
+        sizes = [oci.OciLayer(diff_id, len(tar)) for diff_id, tar in self.layers.items()]
+        honest = oci.manifest(self.config, sizes)
+        image = changed(honest, self.edit_image)
+        rows = [Row(title, digest_of(data), len(data)) for title, data in self.members.items()]
+        made = changed(layout.artifact(self.tag, rows, image), self.edit_artifact)
+        files = layout.layout_files(self.tag, self.config, sizes, made)
+        del files[oci.blob(digest_of(honest))]
+        index = json.loads(files[oci.INDEX])
+        index["manifests"][0] |= oci.described(oci.MANIFEST_TYPE, image)
+        files |= {oci.INDEX: oci.text(index), oci.blob(digest_of(image)): image}
+        files |= {oci.blob(digest_of(data)): data for data in self.members.values()}
+        return files | {oci.blob(diff_id): tar for diff_id, tar in self.layers.items()}
+
     def pack(self) -> bytes:
-        """With an index that fits: whoever rewrites a bundle rewrites it, too."""
-        rows = [form.MemberRow(name="x", size=len(data), sha256=sha256(data)) for data in self.members.values()]
-        named = [row.model_copy(update={"name": name}) for row, name in zip(rows, self.members, strict=True)]
-        index = form.BundleIndex.model_validate({**self.index, "members": []}).model_copy(update={"members": named})
-        return tar_of({form.INDEX: index.text, **self.members})
+        return tar_of(self.files())
+
+
+def changed(manifest: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    value = json.loads(manifest)
+    change(value)
+    return oci.text(value)
+
+
+def members_of(data: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
 
 
 def with_checkpoint(parts: Parts, sample: Sample, files: list[str], data: bytes = b"x") -> Parts:
     """With a finished checkpoint, all of whose files have the same bytes."""
     row = {"size": len(data), "sha256": sha256(data)}
     value = {"model": sample.release.model, "key": sample.release.checkpoint_key, "files": dict.fromkeys(files, row)}
-    members = {**parts.members, form.CHECKPOINT: json.dumps(value).encode()}
-    members[form.CHECKPOINTS + sha256(data)] = data
-    return Parts(members, parts.index | {"checkpoint": True})
+    other = parts.copy()
+    other.members[layout.CHECKPOINT] = json.dumps(value).encode()
+    other.members[layout.CHECKPOINTS + sha256(data)] = data
+    return other
 
 
 def without_evidence(parts: Parts) -> Parts:
     """What whoever changes the records has to leave out."""
-    members = {name: data for name, data in parts.members.items() if not name.startswith(form.EVIDENCE)}
-    return Parts(members, parts.index)
+    other = parts.copy()
+    for name in layout.EVIDENCE:
+        other.members.pop(name, None)
+    return other
 
 
 def with_input(parts: Parts, path: str, data: bytes) -> Parts:
     """Another project file, by a sender who leaves the statement out."""
     other = without_evidence(parts)
-    release = json.loads(other.members[form.RELEASE])
+    release = json.loads(other.members[layout.RELEASE])
     old = release["inputs"].get(path)
     release["inputs"][path] = sha256(data)
     if old is not None and old not in release["inputs"].values():
-        del other.members[f"{form.INPUTS}{old}"]
-    other.members[form.RELEASE] = json.dumps(release).encode()
-    other.members[f"{form.INPUTS}{sha256(data)}"] = data
+        del other.members[f"{layout.INPUTS}{old}"]
+    other.members[layout.RELEASE] = json.dumps(release).encode()
+    other.members[f"{layout.INPUTS}{sha256(data)}"] = data
     return other
 
 
@@ -137,8 +167,8 @@ def with_store(parts: Parts, sample: Sample) -> Parts:
     wheel = {**row("made", "made-1.0.whl", WHEEL), "version": "1.0"}
     used = {"path": "made-1.0.whl", "size": len(WHEEL), "sha256": sha256(WHEEL), "what": "wheel made 1.0"}
     path, pins = f"pins/stacks/{release.stack}.lock", f"pins/models/{release.model}.lock"
-    lock = json.loads(parts.members[form.INPUTS + release.inputs[path]])
-    models = json.loads(parts.members[form.INPUTS + release.inputs[pins]])
+    lock = json.loads(parts.members[layout.INPUTS + release.inputs[path]])
+    models = json.loads(parts.members[layout.INPUTS + release.inputs[pins]])
     for name, data in FILES.items():
         files = [row("config.json", "config.json", data)]
         models["repositories"][name] |= {"files": files, "headers": [], "tensors": []}
@@ -147,14 +177,14 @@ def with_store(parts: Parts, sample: Sample) -> Parts:
     other = with_input(parts, path, json.dumps(lock | {"debs": [deb], "wheels": [wheel]}).encode())
     other = with_input(other, pins, json.dumps(models).encode())
     for record in sample.records:
-        value = json.loads(other.members[f"{form.IMAGES}{record.key}.json"])
+        value = json.loads(other.members[f"{layout.IMAGES}{record.key}.json"])
         value["context"] = [old for old in value["context"] if not old["what"].startswith("wheel ")]
         if record.rootfs:
             value["rootfs"]["debs"] = [deb]
             value["context"].append(used)
-        other.members[f"{form.IMAGES}{record.key}.json"] = json.dumps(value).encode()
-    other.members |= {form.STORE + sha256(data): data for data in (DEB, WHEEL, *MODELS)}
-    return Parts(other.members, other.index | {"store": True})
+        other.members[f"{layout.IMAGES}{record.key}.json"] = json.dumps(value).encode()
+    other.members |= {layout.STORE + sha256(data): data for data in (DEB, WHEEL, *MODELS)}
+    return other
 
 
 def row(name: str, file: str, data: bytes) -> dict[str, Any]:
@@ -170,23 +200,16 @@ def with_top_layer(parts: Parts, sample: Sample, tar: bytes) -> Parts:
     config["rootfs"]["diff_ids"] = diff_ids
     made = json.dumps(config).encode()
     other = without_evidence(parts)
-    sizes = [oci.OciLayer(diff_id, len(other.members[oci.blob(diff_id)])) for diff_id in release.diff_ids]
-    for name in oci.layout(record.config.encode(), sizes, release.tag):
-        del other.members[name]
-    del other.members[oci.blob(old)]
-    other.members |= oci.layout(made, [*sizes[:-1], oci.OciLayer(new, len(tar))], release.tag) | {oci.blob(new): tar}
-    other.members[form.listing(new)] = other.members.pop(form.listing(old))
-    other.edit(form.RELEASE, lambda value: value | {"image": digest_of(made), "diff_ids": diff_ids})
+    del other.layers[old]
+    other.layers[new], other.config = tar, made
+    other.edit(layout.RELEASE, lambda value: value | {"image": digest_of(made), "diff_ids": diff_ids})
     change = {"config": made.decode(), "config_digest": digest_of(made), "diff_ids": diff_ids, "layers": []}
-    other.edit(f"{form.IMAGES}{record.key}.json", lambda value: value | change)
+    other.edit(f"{layout.IMAGES}{record.key}.json", lambda value: value | change)
     return other
 
 
 def tar_of(members: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    for name, data in members.items():
-        out.write(oci.member(name, data))
-    return out.getvalue() + END
+    return b"".join(oci.member(name, data) for name, data in members.items()) + END
 
 
 def sha256(data: bytes) -> str:

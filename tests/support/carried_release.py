@@ -23,6 +23,7 @@ from sparkpin.distribute.attest import ensure_attested
 from sparkpin.fetch import model as hub
 from sparkpin.host.daemon import Daemon, start_engine
 from sparkpin.host.engine import Engine
+from sparkpin.image.layer_tar import read_layer
 from sparkpin.pins import manifests
 from sparkpin.releases.record import Release
 
@@ -77,6 +78,7 @@ def carried_release(folder: Path, *, python: bool = False) -> Iterator[Source]:
     tar = tiny_images.make_rootfs(folder / "rootfs.tar")
     if python:
         append(tar, image_tar())
+    tar.write_bytes(b"".join(read_layer(io.BytesIO(tar.read_bytes()), everything=True).chunks()))  # as a real one is
     with pytest.MonkeyPatch.context() as patch, engine_with_url() as (engine, _):
         patch.setattr(rootfs, "build_rootfs", lambda *args: tar)
         pairing = (pairings := pair(project, NAME))[-1]

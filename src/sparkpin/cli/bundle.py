@@ -79,16 +79,13 @@ def export(
         bool, "registry: whoever reads there may have its NVIDIA wheels (docs/registry.md)"
     ] = False,
     ca: Authority = "",
-    link: Annotated[
-        str, "ssh: the fast way, that host's address on a link, or this machine's interface on it", "ADDRESS"
-    ] = "",
     deep: Annotated[bool, "engine: hash all of a checkpoint that is there, as `promote --deep` does here"] = False,
 ) -> None:
     """Write a release to a file, a registry or another engine.
 
     invoke export v2-tq v2-tq.tar --with-checkpoint
     """
-    options = ExportOptions(with_store, with_checkpoint, no_image, redistribute, ca, link, deep)
+    options = ExportOptions(with_store, with_checkpoint, no_image, redistribute, ca, deep)
     require_fitting(place, {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()})
     paths = Paths.from_env()
     releases = Releases(paths)
@@ -169,7 +166,10 @@ def import_(
         show(check.line)
     tag = done.release.tag
     show(f"{tag} is here, {done.release.state}: another machine's smoke test proves nothing here")
-    if done.release.smoke_passed:
-        show(f"next: invoke promote {tag}, then {machine.serve_command(paths.project, done.release.recipe)}")
+    serve = machine.serve_command(paths.project, done.release.recipe)
+    if Releases(paths).current_tag(done.release.recipe) == tag:
+        show(f"it is the current release already; next: {serve}")
+    elif done.release.smoke_passed:
+        show(f"next: invoke promote {tag}, then {serve}")
     else:
         show(f"next: invoke smoke {tag}, then invoke serve {tag}")

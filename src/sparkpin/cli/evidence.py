@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.cli.tasks import task
@@ -18,20 +18,16 @@ from sparkpin.host.engine import engine_of
 from sparkpin.releases import current
 from sparkpin.releases.record import Release, Releases
 
+if TYPE_CHECKING:
+    from sparkpin.distribute.verify import Check
 
-def make_evidence(tag: str, *, builder: str | None = None) -> None:
-    """Make a release's SBOM, statement and, with a key, signature again. builder: add it to that builder's statement
-    instead."""
+
+def make_evidence(tag: str) -> None:
+    """Make a release's SBOM, statement and, with a key, signature again."""
     paths = Paths.from_env()
     with locks.claim(paths, say):
         release, keys = Releases(paths).get(tag), signing.Keys.from_env()
         require_consistent(paths, release)  # a signature says that this is what was built
-        if builder is not None:
-            from sparkpin.distribute import digests  # slow to import, for this alone
-
-            path = digests.confirm(paths, release, builder, keys.signing)
-            show(f"{path}: signed with {keys.signing}; to be counted, it and {path.name}.sig go into the project")
-            return
         made = attesting.attest(paths, release, keys)
     for path in made.files:
         show(str(path))
@@ -61,62 +57,66 @@ def verify(
     subject: Annotated[str, "tag of a release, or the file of a bundle", "TAG|FILE"],
     *,
     sign: Annotated[bool, "make SBOM, statement and, with a key, signature again first"] = False,
-    builder: Annotated[
-        str | None, "with --sign, instead: sign, under this name in pins/digests/builders, that it was built here"
-    ] = None,
     deep: Annotated[bool, "read and hash every layer and fetched file, too"] = False,
     require_signature: Annotated[bool, "fail unless somebody whom allowed_signers names has signed it"] = False,
 ) -> None:
     """Check a release or a bundle, and sign a release."""
-    from sparkpin.distribute import (
-        form,
-        imagecheck,  # slow to import, and no other task needs them
-    )
-    from sparkpin.distribute import verify as verifying
+    from sparkpin.distribute import verify as verifying  # slow to import, and no other task needs it
 
-    paths = Paths.from_env()
-    if builder is not None and not sign:
-        raise InputError("--builder: goes with --sign", next_step=f"invoke verify {subject} --sign --builder {builder}")
-    if sign and Path(subject).is_file():
-        raise InputError(f"{subject}: a bundle is signed where its release was made", next_step="leave --sign out")
-    if sign:
-        make_evidence(subject, builder=builder)
-    how_to_sign = "where it was exported: name a key in SPARKPIN_SIGNING_KEY, invoke verify TAG --sign, export it again"
     if Path(subject).is_file():
-        how = "get the bundle again from where it was exported"
-        if deep:
-            say("--deep adds nothing for a bundle: all of it is read and hashed in any case")
-        with form.open_bundle(Path(subject), say) as opened:
-            count = len(opened.index.members)
-            checks = [verifying.Check("bundle", "ok", f"{count} members, each of its size and hash"), *opened.checks]
-            for what, there in (
-                (verifying.PACKAGES, opened.index.store),
-                (verifying.MODELS, opened.index.store),
-                (verifying.LAYERS, opened.index.image),
-            ):
-                said = "in the bundle, each with its hash" if there else "not in the bundle"
-                checks.append(verifying.Check(what, "ok" if there else "open", said))
-            said = "not held against its sources" if opened.index.checkpoint else "not in the bundle"
-            checks.append(verifying.Check(verifying.CHECKPOINT, "open", said))
+        if sign:
+            step = "leave --sign out"
+            raise InputError(f"{subject}: a bundle is signed where its release was made", next_step=step)
+        checks, how = verify_file(Path(subject), deep=deep), "get the bundle again from where it was exported"
+        sign_step = "where it was exported: name a key in SPARKPIN_SIGNING_KEY, invoke verify TAG --sign, export again"
     else:
+        if sign:
+            make_evidence(subject)
+        paths = Paths.from_env()
         try:
             release = Releases(paths).get(subject)
         except InputError as error:
             raise InputError(f"{error.message}, and no file of that name", next_step=error.next_step) from None
-        key = "" if signing.Keys.from_env().signing else f"name a key in {signing.places(signing.SIGNING_KEY)}; then "
-        how_to_sign = f"{key}invoke verify {release.tag} --sign"
-        engine, evidence = engine_of(paths), imagecheck.evidence_of(paths, release)
-        checks = [*verifying.check_evidence(evidence), imagecheck.check_loaded(engine, release)]
-        allowed = signing.Keys.from_env().allowed
-        checks.append(imagecheck.check_published(paths.project, release, evidence.records, allowed))
-        if deep:
-            checks.append(imagecheck.check_fetched(paths, release, evidence.records))
-            checks += imagecheck.check_model(paths, release, say)
-            checks.append(imagecheck.check_saved(paths, engine, release, say))
+        checks = verify_release(paths, release, deep=deep)
         how = step_of([check.what for check in checks if check.result == "wrong"], paths, release)
+        key = "" if signing.Keys.from_env().signing else f"name a key in {signing.places(signing.SIGNING_KEY)}; then "
+        sign_step = f"{key}invoke verify {release.tag} --sign"
     if require_signature:
-        checks = [verifying.demanded(check, how_to_sign) for check in checks]
+        checks = [verifying.demanded(check, sign_step) for check in checks]
     for check in checks:
         show(check.line)
     show(verifying.conclusion(checks))
     verifying.require(checks, subject, next_step=how, told=True)
+
+
+def verify_file(path: Path, *, deep: bool) -> list[Check]:
+    from sparkpin.distribute import bundle
+    from sparkpin.distribute import verify as verifying
+
+    if deep:
+        say("--deep adds nothing for a bundle: all of it is read and hashed in any case")
+    with bundle.open_bundle(path, say) as opened:
+        checks = [verifying.Check("bundle", "ok", f"{len(opened.data)} rows, each of its size and hash")]
+        checks += opened.checks
+        for what in (verifying.PACKAGES, verifying.MODELS):
+            detail = "in the bundle, each with its hash" if opened.has_store else "not in the bundle"
+            checks.append(verifying.Check(what, "ok" if opened.has_store else "open", detail))
+        if not opened.layers:
+            checks.append(verifying.Check(verifying.LAYERS, "open", "not in the bundle"))
+        detail = "not compared with its sources" if opened.has_checkpoint else "not in the bundle"
+        return [*checks, verifying.Check(verifying.CHECKPOINT, "open", detail)]
+
+
+def verify_release(paths: Paths, release: Release, *, deep: bool) -> list[Check]:
+    from sparkpin.distribute import imagecheck
+    from sparkpin.distribute import verify as verifying
+
+    engine, evidence = engine_of(paths), imagecheck.evidence_of(paths, release)
+    checks = [*verifying.check_evidence(evidence), imagecheck.check_loaded(engine, release)]
+    allowed = signing.Keys.from_env().allowed
+    checks.append(imagecheck.check_published(paths.project, release, evidence.records, allowed))
+    if deep:
+        checks.append(imagecheck.check_fetched(paths, release, evidence.records))
+        checks += imagecheck.check_model(paths, release, say)
+        checks.append(imagecheck.check_saved(paths, engine, release, say))
+    return checks

@@ -1,8 +1,8 @@
 """What images these pins give, whoever builds them: the digests that the project publishes, and builders' statements.
 
 pins/digests/<stack>.yaml               by stage: build key, config digest, diff IDs of the layers that it adds
-pins/digests/builders/<name>.json       build keys, each with the config digest and diff IDs that came out
-pins/digests/builders/<name>.json.sig   the builder's signature over it, in a namespace of its own
+pins/digests/builders/<name>.json       the statement of a release that somebody else built (their provenance.json)
+pins/digests/builders/<name>.json.sig   their signature over it
 
 An entry is of one build key. Where a pin, a mod or a stage was changed the key is another, and nothing is published for
 it: that is no difference.
@@ -11,34 +11,28 @@ it: that is no difference.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
 
-from pydantic import ValidationError
-
-from sparkpin.build.consistent import is_from_elsewhere
 from sparkpin.build.image import build_image
 from sparkpin.build.make import fetch_for
-from sparkpin.build.record import BuildRecord, RenderedImage, read_record, record_file, records_of
+from sparkpin.build.record import BuildRecord, RenderedImage, read_record, record_file
 from sparkpin.build.render import render_chain
-from sparkpin.core.errors import InputError, IntegrityError, SparkpinError
+from sparkpin.core.errors import IntegrityError, SparkpinError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say, count
 from sparkpin.distribute import signing
 from sparkpin.host.engine import Engine
+from sparkpin.image import oci
 from sparkpin.pins import manifests, reading
 from sparkpin.pins.schema import Sha256, StrictModel
-from sparkpin.releases.record import Digest, Release
+from sparkpin.releases.record import Digest
 
 FOLDER = "pins/digests"
 BUILDERS = f"{FOLDER}/builders"
-NAMESPACE = "sparkpin-builder"  # who may say what came out need not be who may sign a release
-NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 HEAD = """\
 # The images of these pins: build key, config digest, diff IDs of the layers that each stage adds.
 # Written by `invoke lock --digests --stack {}` from images that it built; not to be edited.
@@ -169,23 +163,6 @@ def rows(images: dict[str, PublishedImage]) -> Iterator[str]:
         yield "\n"
 
 
-class BuiltImage(StrictModel):
-    """What came out of one build."""
-
-    stack: str
-    stage: str
-    image: Digest
-    layers: list[Digest]
-
-
-class Statement(StrictModel):
-    """images: by build key."""
-
-    statement: Literal["built"] = "built"
-    builder: str
-    images: dict[Sha256, BuiltImage]
-
-
 @dataclass(frozen=True)
 class Confirmations:
     """What builders say of one build key. builders: those that are trusted and have the same image; others: those that
@@ -202,73 +179,38 @@ class Confirmations:
         return f"confirmed by {count(len(self.builders), 'builder') if self.builders else 'no builder yet'}{names}"
 
 
-def confirm(paths: Paths, release: Release, name: str, key: Path | None) -> Path:
-    """Add a release and what it stands on to a builder's statement, and sign it. The statement's file."""
-    if not NAME.fullmatch(name):
-        form = "up to 64 lower-case letters, digits, `.` and `-`, first a letter or a digit"
-        raise InputError(f"--builder: got {name!r}, expected {form}", next_step="choose another name: --builder my-lab")
-    if key is None:
-        step = f"name a key in {signing.places(signing.SIGNING_KEY)}"
-        raise InputError("a builder's statement is signed, and there is no key", next_step=step)
-    if is_from_elsewhere(paths, release):
-        raise InputError(
-            f"{release.tag}: a bundle brought it, and a builder states what was built here",
-            next_step=f"invoke build --recipe {release.recipe} --stage {release.stage}",
-        )
-    path = paths.project / BUILDERS / f"{name}.json"
-    old = read_statement(path) if path.is_file() else None
-    images = dict(old[0].images) if old else {}
-    for one in records_of(paths, release):
-        images[one.key] = BuiltImage(stack=one.stack, stage=one.stage, image=one.config_digest, layers=one.diff_ids)
-    statement = Statement(builder=name, images=images).model_dump(mode="json")
-    data = json.dumps(statement, indent=1, sort_keys=True).encode() + b"\n"
-    signature = signing.sign(data, key, NAMESPACE)
-    if old and old[1] != signing.verify(data, signature, None, NAMESPACE):
-        raise InputError(f"{path} is signed with another key: {old[1]}", next_step="choose another --builder name")
-    for file, content in ((path, data), (signature_of(path), signature)):
-        with atomic_file(file) as out:
-            out.write(content)
-    return path
+def read_statement(path: Path, allowed: Path | None) -> tuple[dict[str, str], signing.Signer]:
+    """Build key -> config digest of the release that a builder's statement is about, and who signed it.
 
-
-def signature_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sig")
-
-
-def read_statement(path: Path, allowed: Path | None = None) -> tuple[Statement, signing.Signer]:
-    """A statement that is signed, and by whom. IntegrityError for any other; UntrustedError as `signing.verify`."""
+    UntrustedError for a stranger, IntegrityError for any other that does not count.
+    """
     try:
         data = path.read_bytes()
-        signer = signing.verify(data, signature_of(path).read_bytes(), allowed, NAMESPACE)
-        statement = Statement.model_validate_json(data)
-        if statement.builder != path.stem:
-            raise IntegrityError(f"got builder {statement.builder!r}, expected {path.stem!r}")
-        return statement, signer
-    except signing.UntrustedError:
-        raise
+        signer = signing.verify(data, path.with_name(f"{path.name}.sig").read_bytes(), allowed)
+        value = json.loads(data)
+        definition = value["predicate"]["buildDefinition"]
+        key = definition["internalParameters"]["buildKeys"][definition["externalParameters"]["stage"]]
+        (image,) = [row["digest"]["sha256"] for row in value["subject"] if row.get("mediaType") == oci.CONFIG_TYPE]
+        return {key: f"sha256:{image}"}, signer
     except FileNotFoundError:
-        fault = "it is not signed"
-    except ValidationError as error:
-        fault = f"no builder's statement: {error.errors()[0]['msg']}"
-    except IntegrityError as error:
-        fault = error.message
-    step = f"get {path.name} and {path.name}.sig from its builder again, or remove both"
-    raise IntegrityError(f"{path}: {fault}", next_step=step)
+        raise IntegrityError("it is not signed") from None
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise IntegrityError(f"no statement of a release: {type(error).__name__}") from None
 
 
 def confirmations(project: Path, key: str, image: str, allowed: Path | None) -> Confirmations:
-    """key: build key; image: the config digest that came out here. Who has several keys or files counts once."""
+    """key: build key; image: the config digest that came out here. Who has several statements counts once."""
     builders, others, uncounted = dict[str, None](), dict[str, None](), list[str]()
     for path in sorted((project / BUILDERS).glob("*.json")):
         try:
-            statement, signer = read_statement(path, allowed)
+            images, signer = read_statement(path, allowed)
         except SparkpinError as error:
-            uncounted.append(f"{path.name}: {error.message.removeprefix(f'{path}: ')}")
+            uncounted.append(f"{path.name}: {error.message}")
             continue
-        if (built := statement.images.get(key)) is None:
+        if key not in images:
             continue
         if signer.principal is None:
             uncounted.append(f"{path.name}: whose key it is nobody says: no {signing.places(signing.ALLOWED_SIGNERS)}")
         else:
-            (builders if built.image == image else others)[signer.principal] = None
+            (builders if images[key] == image else others)[signer.principal] = None
     return Confirmations(tuple(builders), tuple(others), tuple(uncounted))

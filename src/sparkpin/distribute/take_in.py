@@ -1,4 +1,4 @@
-"""Taking a bundle in: verified as a whole by `bundle` before anything is written or loaded, then put in its place.
+"""Taking a release in: loading its image, keeping its files, recording it.
 
 The release's record comes last: what a killed run leaves is complete files that nothing names yet, and the same command
 again goes on from there. No network, and nothing of this checkout but the program: the release brings its own pins.
@@ -8,25 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gzip
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, cast
 
 from sparkpin.build.consistent import IMPORTS, is_brought
-from sparkpin.build.record import (
-    BuildRecord,
-    layer_file,
-    read_record,
-    record_file,
-    records_of,
-    records_with_key,
-    write_record,
-)
+from sparkpin.build.record import BuildRecord, layer_file, record_file, records_of, records_with_key, write_record
 from sparkpin.checkpoint import content
 from sparkpin.checkpoint.content import RECORD, is_complete
 from sparkpin.checkpoint.write import hold_model, set_aside
@@ -35,27 +25,18 @@ from sparkpin.core.errors import EngineError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.distribute import copy as transfer
-from sparkpin.distribute import verify
-from sparkpin.distribute.form import (
-    CHECKPOINT,
-    CHECKPOINTS,
-    INPUTS,
-    LAYERS,
-    STORE,
-    Bundle,
-    copied,
-    listing,
-    open_bundle,
-)
-from sparkpin.distribute.verify import SBOM, SIGNATURE, STATEMENT, Check
+from sparkpin.distribute import layout, verify
+from sparkpin.distribute.bundle import Bundle, open_bundle
+from sparkpin.distribute.export import copied, saved_layers
+from sparkpin.distribute.verify import Check
 from sparkpin.fetch import model as hub
 from sparkpin.host.engine import Engine
+from sparkpin.image.layer_tar import read_layer
+from sparkpin.image.listing import contents_of, write_contents
 from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import Release, Releases, now
+from sparkpin.releases.record import STATEMENT, Release, Releases, now
 
-IMPORTED = "imported"  # folder of the evidence that other machines made
-TOGETHER = (STATEMENT, SBOM, SIGNATURE)
 HAPPENED = ("state", "smoke", "created", "build_seconds", "size", "host")  # another machine's record may differ here
 SHOWN = 100  # characters of a value in a message
 SPARE = 64 << 20  # bytes that stay free
@@ -71,7 +52,7 @@ class Imported:
 
 
 def import_bundle(paths: Paths, engine: Engine, path: Path, say: Say, *, signed: bool = False) -> Imported:
-    """Verify a bundle, load its image, keep its files, record its release: as built, for no smoke test ran here.
+    """Verify a file, load its image, keep its files, record its release: as built, for no smoke test ran here.
 
     signed: refuse what nobody signed whom `allowed_signers` names.
     Raises IntegrityError, before anything changes, for a bundle that is not whole and true or that contradicts what
@@ -84,26 +65,22 @@ def import_bundle(paths: Paths, engine: Engine, path: Path, say: Say, *, signed:
             return take_in(paths, engine, bundle, say)
 
 
-def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say, source: str = "") -> Imported:
-    """source: where it comes from, if that is no file."""
+def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say) -> Imported:
     is_own = require_no_conflict(paths, engine, bundle)
     require_space(paths, bundle)
     sent = load_image(engine, bundle, say)
     say("keeping its files")
     keep_files(paths, bundle, say)
-    if bundle.index.checkpoint and is_own:
+    keep_listings(paths, engine, bundle, say)
+    if bundle.has_checkpoint and is_own:
         say("its checkpoint is left out: this machine made the release, and makes its checkpoint")
-    elif bundle.index.checkpoint:
+    elif bundle.has_checkpoint:
         keep_checkpoint(paths, bundle, say)
     keep_evidence(paths, bundle)
     if not is_own:
-        row = {
-            "file": source or str(bundle.path.absolute()),
-            "with_store": bundle.index.store,
-            "with_statement": STATEMENT in bundle.evidence,
-            "checks": [check.line for check in bundle.checks],
-        }
-        add_row(Releases(paths).evidence(bundle.release) / IMPORTS, row)
+        lines = [check.line for check in bundle.checks]
+        row = {"file": bundle.source, "with_statement": STATEMENT in bundle.data, "checks": lines}
+        add_row(Releases(paths).evidence(bundle.release) / IMPORTS, row | {"with_store": bundle.has_store})
     release = Releases(paths).update(bundle.release.tag, lambda known: merged(bundle, known))
     return Imported(release, sent, bundle.checks)
 
@@ -132,7 +109,12 @@ def require_no_conflict(paths: Paths, engine: Engine, bundle: Bundle) -> bool:
         require_same_release(bundle, known)
     for record in bundle.records:
         require_same_record(paths, bundle, record)
-    require_same_files(paths, bundle)
+    for target, title in named_files(paths, bundle).items():
+        if target.is_file() and not target.name == sha256_of(title) and not is_same(target, title):
+            raise IntegrityError(
+                f"{bundle.source}: {title} differs from {target}",
+                next_step=f"if that one is damaged, move it away, then the same command again: {target}",
+            )
     transfer.require_free(engine, transfer.images_of(bundle.release, bundle.records))
     return known is not None and not is_brought(paths, known)
 
@@ -142,13 +124,13 @@ def require_same_release(bundle: Bundle, known: Release) -> None:
     theirs, tag = bundle.release, known.tag
     if known.image != theirs.image:
         raise IntegrityError(
-            f"{bundle.path} has {tag} with {theirs.image}; this machine made it with {known.image}",
+            f"{bundle.source} has {tag} with {theirs.image}; this machine made it with {known.image}",
             next_step=f"invoke reproduce {tag} tells which is right",
         )
     names = (field.name for field in dataclasses.fields(Release) if field.name not in HAPPENED)
     if other := [name for name in names if getattr(known, name) != getattr(theirs, name)]:
         raise IntegrityError(
-            f"{bundle.path} has {tag} with other {', '.join(other)} than this machine",
+            f"{bundle.source} has {tag} with other {', '.join(other)} than this machine",
             next_step="the release here stays as it is; take theirs in under another SPARKPIN_HOME to compare",
         )
 
@@ -159,16 +141,9 @@ def require_same_record(paths: Paths, bundle: Bundle, record: BuildRecord) -> No
         ours, theirs = stated(here), stated(record)
         if other := [name for name in ours if ours[name] != theirs[name]]:
             name = "config_digest" if "config_digest" in other else other[0]
-            seen = [str(value) if len(str(value)) < SHOWN else "another" for value in (theirs[name], ours[name])]
+            got = [str(value) if len(str(value)) < SHOWN else "another" for value in (theirs[name], ours[name])]
             raise IntegrityError(
-                f"{bundle.path} has {record.ref} with {name} {seen[0]}; this machine made {here.ref} with {seen[1]}",
-                next_step=which_is_right(paths, path, here),
-            )
-    path = record_file(paths, record)
-    with contextlib.suppress(FileNotFoundError):
-        if (here := read_record(path)).key != record.key:
-            raise IntegrityError(
-                f"{bundle.path} has {record.ref} with key {record.key}; this machine made it with {here.key}",
+                f"{bundle.source} has {record.ref} with {name} {got[0]}; this machine made {here.ref} with {got[1]}",
                 next_step=which_is_right(paths, path, here),
             )
 
@@ -188,52 +163,21 @@ def which_is_right(paths: Paths, path: Path, record: BuildRecord) -> str:
     return f"no release here is made of {path}: move it away, then the same command again"
 
 
-def require_same_files(paths: Paths, bundle: Bundle) -> None:
-    """What is named by its own hash is mended later; of all else nobody here knows which is right."""
-    for target, name in (home_files(paths, bundle) | cache_files(paths, bundle)).items():
-        if target.is_file() and not is_named_by_hash(bundle, name, target) and not is_same(bundle, name, target):
-            raise IntegrityError(
-                f"{bundle.path}: {name} differs from {target}",
-                next_step=f"if that one is damaged, move it away, then the same command again: {target}",
-            )
+def sha256_of(title: str) -> str:
+    """Of the inputs and stored files, whose titles end in it."""
+    return title.rpartition("/")[2]
 
 
-def is_named_by_hash(bundle: Bundle, name: str, target: Path) -> bool:
-    return target.name == bundle.sha256[name]
-
-
-def is_same(bundle: Bundle, name: str, target: Path) -> bool:
-    """The same bytes, or a listing that was packed otherwise (by another zlib)."""
-    data = bundle.data[name]
-    if target.stat().st_size == data.size and files.sha256_file(target) == (bundle.sha256[name], data.size):
-        return True
-    if not name.startswith(LAYERS):
-        return False
-    data.seek(0)
-    with target.open("rb") as file, gzip.GzipFile(fileobj=file) as ours, gzip.GzipFile(fileobj=data) as theirs:
-        try:
-            while (chunk := ours.read(files.CHUNK)) == theirs.read(files.CHUNK):
-                if not chunk:
-                    return True
-        except (OSError, EOFError, zlib.error):
-            pass
-    return False
+def is_same(target: Path, title: str) -> bool:
+    return files.sha256_file(target)[0] == sha256_of(title)
 
 
 def require_space(paths: Paths, bundle: Bundle) -> None:
-    """Room for what this machine lacks. The engine's own disk is the engine's to complain of."""
-
-    def lacking(wanted: Mapping[Path, str]) -> int:
-        return sum(bundle.data[name].size for target, name in wanted.items() if not target.is_file())
-
-    home, cache = lacking(home_files(paths, bundle)), lacking(cache_files(paths, bundle))
-    if bundle.index.checkpoint:
-        home += sum(file.size for file in bundle.checkpoint_files.values())
-    home, cache = home + SPARE, cache + (SPARE if cache else 0)
-    if files.existing_parent(paths.home).stat().st_dev == files.existing_parent(paths.cache).stat().st_dev:
-        home = cache = home + cache
-    files.require_space(paths.home, home, "the bundle's files", "SPARKPIN_HOME")
-    files.require_space(paths.cache, cache, "the bundle's files", "SPARKPIN_CACHE")
+    """Room for what this machine lacks, wherever it goes. The engine's own disk is the engine's to complain of."""
+    lacking = sum(bundle.data[title].size for path, title in named_files(paths, bundle).items() if not path.is_file())
+    lacking += sum(file.size for file in bundle.checkpoint_files.values()) + SPARE
+    for folder, variable in ((paths.home, "SPARKPIN_HOME"), (paths.cache, "SPARKPIN_CACHE")):
+        files.require_space(folder, lacking, "the bundle's files", variable)
 
 
 def load_image(engine: Engine, bundle: Bundle, say: Say) -> transfer.Sent | None:
@@ -241,60 +185,62 @@ def load_image(engine: Engine, bundle: Bundle, say: Say) -> transfer.Sent | None
     if transfer.is_there(engine, images):
         say("the engine has the image")
         return None
-    if bundle.index.image:
+    if bundle.layers:
         below = transfer.present(engine, bundle.release.diff_ids)
         return transfer.send(engine, images, bundle.layers, below, say)
     ref = current.present_ref(engine, bundle.release)
     if ref is None:
         raise EngineError(
-            f"{bundle.path} holds no image, and the engine has no {bundle.release.image}",
+            f"{bundle.source} holds no image, and the engine has no {bundle.release.image}",
             next_step=f"on the machine that has it: invoke export {bundle.release.tag} ssh://user@this-host",
         )
     engine.tag(ref, bundle.release.tag)
     return None
 
 
-def home_files(paths: Paths, bundle: Bundle) -> dict[Path, str]:
-    """Where the inputs and the listings of layers belong -> member."""
-    kept = KeptInputs.of(paths).kept
-    found = {kept.path(sha256): INPUTS + sha256 for sha256 in bundle.kept}
-    return found | {layer_file(paths, diff_id): listing(diff_id) for diff_id in bundle.release.diff_ids}
-
-
-def cache_files(paths: Paths, bundle: Bundle) -> dict[Path, str]:
-    """Where wheels, packages and what was fetched of the model belong -> member."""
-    if not bundle.index.store:
-        return {}
-    store = KeptInputs.of(paths).fetched
-    found = {store.path(file.sha256): STORE + file.sha256 for file in (*bundle.locked, *bundle.model_blobs)}
-    return found | {paths.models / path: STORE + file.sha256 for path, file in bundle.model_files.items()}
+def named_files(paths: Paths, bundle: Bundle) -> dict[Path, str]:
+    """Where inputs, wheels, packages and what was fetched of the model belong -> title."""
+    store = KeptInputs.of(paths)
+    found = {store.kept.path(sha256): layout.INPUTS + sha256 for sha256 in bundle.kept}
+    if bundle.has_store:
+        stored = (*bundle.locked, *bundle.model_blobs)
+        found |= {store.fetched.path(file.sha256): layout.STORE + file.sha256 for file in stored}
+        found |= {paths.models / path: layout.STORE + file.sha256 for path, file in bundle.model_files.items()}
+    return found
 
 
 def keep_files(paths: Paths, bundle: Bundle, say: Say) -> None:
     repositories = {"/".join(path.split("/")[:2]) for path in bundle.model_files}
     with hub.hold_repositories(paths, repositories, say):
-        for target, name in (home_files(paths, bundle) | cache_files(paths, bundle)).items():
+        for target, title in named_files(paths, bundle).items():
+            if target.is_file() and is_same(target, title):
+                os.utime(target)  # young again for `prune`, should the run be killed before its record is written
+                continue
             # Read-only as `hub` makes them: checkpoints hold hard links to the model's files.
-            put(bundle, name, target, mode=0o444 if target.is_relative_to(paths.models) else 0o644)
+            with files.atomic_file(target, 0o444 if target.is_relative_to(paths.models) else 0o644) as out:
+                copy(bundle, title, out, sha256_of(title))
     for record in bundle.records:
         if not record_file(paths, record).is_file():
             write_record(paths, record, imported=True)
 
 
-def put(bundle: Bundle, name: str, target: Path, *, mode: int = 0o644) -> None:
-    """Write a member to a file. One that is there stays, unless its name says that it is damaged."""
-    if target.is_file() and (not is_named_by_hash(bundle, name, target) or is_same(bundle, name, target)):
-        os.utime(target)  # young again for `prune`, should the run be killed before its record is written
-        return
-    with files.atomic_file(target, mode) as out:
-        copy(bundle, name, out)
+def copy(bundle: Bundle, title: str, out: IO[bytes], sha256: str) -> None:
+    if copied(bundle.data[title], out) != sha256:
+        step = "copy it to a disk of your own first"
+        raise IntegrityError(f"{bundle.source} changed while it was read: {title}", next_step=step)
 
 
-def copy(bundle: Bundle, name: str, out: IO[bytes]) -> None:
-    if copied(bundle.data[name], out)[0] != bundle.sha256[name]:
-        raise IntegrityError(
-            f"{bundle.path} changed while it was read: {name}", next_step="copy it to a disk of your own first"
-        )
+def keep_listings(paths: Paths, engine: Engine, bundle: Bundle, say: Say) -> None:
+    """What each layer holds, for `diff` and `why`: of the bytes that came, or of those that the engine has."""
+    found: Mapping[str, Any] = bundle.listings
+    lacking = [one for one in dict.fromkeys(bundle.release.diff_ids) if not layer_file(paths, one).is_file()]
+    with contextlib.ExitStack() as stack:
+        if set(lacking) - found.keys():
+            layers = saved_layers(paths, engine, bundle.release, stack, say)
+            read = {one: read_layer(cast(BinaryIO, layers[one]), everything=True) for one in lacking}
+            found = {one: contents_of(layer) for one, layer in read.items()}
+        for diff_id in lacking:
+            write_contents(layer_file(paths, diff_id), found[diff_id])
 
 
 def keep_checkpoint(paths: Paths, bundle: Bundle, say: Say) -> None:
@@ -307,27 +253,22 @@ def keep_checkpoint(paths: Paths, bundle: Bundle, say: Say) -> None:
         if folder.exists():
             set_aside(folder)
         with files.atomic_folder(folder) as partial:
-            members = {name: CHECKPOINTS + file.sha256 for name, file in bundle.checkpoint_files.items()}
-            for name, member in (members | {RECORD: CHECKPOINT}).items():
+            for name, file in bundle.checkpoint_files.items():
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)
                 with (partial / name).open("wb") as out:
-                    copy(bundle, member, out)
+                    copy(bundle, layout.CHECKPOINTS + file.sha256, out, file.sha256)
+            (partial / RECORD).write_bytes(layout.small(bundle.data, layout.CHECKPOINT))
             (partial / content.IMPORTED).touch()
 
 
 def keep_evidence(paths: Paths, bundle: Bundle) -> None:
-    """The statement is about the release, wherever it lies; what else other machines saw is kept as theirs.
-
-    Statement, SBOM and signature go together: where this machine has others, all of theirs lie with the rest.
-    """
+    """Statement, SBOM and signature go together: where this machine has another statement, its own three stay."""
     folder = Releases(paths).evidence(bundle.release)
-    there = {name: member for name, member in bundle.evidence.items() if name in TOGETHER}
-    others = [name for name in TOGETHER if (folder / name).is_file()]
-    if all(name in there and is_same(bundle, there[name], folder / name) for name in others):
-        place = folder
-    else:
-        place = folder / IMPORTED
-        for name in TOGETHER:  # of an earlier bundle
-            (place / name).unlink(missing_ok=True)
-    for name, member in bundle.evidence.items():
-        put(bundle, member, (place if name in there else folder / IMPORTED) / name)
+    there = {name: layout.small(bundle.data, name) for name in layout.EVIDENCE if name in bundle.data}
+    statement = folder / STATEMENT
+    if statement.is_file() and statement.read_bytes() != there.get(STATEMENT):
+        return
+    for name, data in there.items():
+        if not (folder / name).is_file():
+            with files.atomic_file(folder / name) as out:
+                out.write(data)

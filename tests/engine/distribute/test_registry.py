@@ -24,8 +24,9 @@ from sparkpin.build.pair import pair
 from sparkpin.cli import build, up
 from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
+from sparkpin.distribute import layout
 from sparkpin.distribute import registry as registries
-from sparkpin.distribute.registry import publish, pull, referrers_tag
+from sparkpin.distribute.registry import publish, pull
 from sparkpin.host.engine import Engine
 from sparkpin.host.skopeo import AbsentError, Registry
 from sparkpin.image import oci
@@ -87,14 +88,15 @@ def test_a_release_goes_over_and_can_be_promoted(
 ) -> None:
     _, below, top = source.releases
     place = sent(source, there, below)
-    assert place.tag == below.tag.rpartition(":")[2] and there.asked("PUT", "manifests") == 3
+    assert place.tag == below.tag.rpartition(":")[2] and there.asked("PUT", "manifests") == 2
     blobs = there.asked("PUT", "blobs", "201")
     sent(source, there, below)
     assert there.asked("PUT", "blobs", "201") == blobs, "nothing is sent twice"
     second = sent(source, there, top)
     common = len(set(top.diff_ids) & set(below.diff_ids))
     more = there.asked("PUT", "blobs", "201") - blobs
-    assert common and more == len(top.diff_ids) - common + 1 + 4, "a configuration, a record, three pieces of evidence"
+    own = blobs_of(second) - blobs_of(place)
+    assert common and more == len(top.diff_ids) - common + 1 + len(own), "layers, a configuration, what the record adds"
 
     done = pull(paths, empty, place, quiet)
     assert done.release.tag == below.tag and done.release.state == "built"
@@ -102,7 +104,9 @@ def test_a_release_goes_over_and_can_be_promoted(
     asked = there.asked("GET", "blobs")
     done = pull(paths, empty, second, quiet)
     layers = len(top.diff_ids) - common
-    assert there.asked("GET", "blobs") == asked + 1 + 4 + 1 + layers, "empty and own configuration, record, evidence"
+    assert there.asked("GET", "blobs") == asked + 2 + len(blobs_of(second)) + layers, (
+        "two configurations, record, layers"
+    )
     image = empty.image(top.tag)
     assert image and image.config_digest == top.image and image.diff_ids == top.diff_ids
     assert (Releases(paths).evidence(top) / SIGNATURE).is_file() and not list(paths.work.glob("pull-*"))
@@ -117,9 +121,18 @@ def test_a_release_goes_over_and_can_be_promoted(
 
 
 def digest_at(place: Registry) -> str:
-    image = place.manifest(place.reference)
-    assert image
-    return registries.digest_of(image)
+    return registries.digest_of(artifact_of(place))
+
+
+def artifact_of(place: Registry) -> bytes:
+    made = place.manifest(f"{place.reference}{registries.END}")
+    assert made
+    return made
+
+
+def blobs_of(place: Registry) -> set[str]:
+    """Digests of what the record consists of."""
+    return {row.digest for row in layout.read_rows(artifact_of(place))}
 
 
 def killed(work: Callable[[], object]) -> None:
@@ -155,13 +168,11 @@ def test_a_killed_pull_goes_on(
 
 def test_a_damaged_blob_is_refused(source: Source, there: LocalRegistry, paths: Paths, empty: Engine) -> None:
     place = sent(source, there)
-    image = place.manifest(place.reference)
-    (row,) = json.loads(place.manifest(referrers_tag(image or b"")) or b"")["manifests"]
-    record = json.loads(place.manifest(f"@{row['digest']}") or b"")["layers"][0]["digest"]
+    (record,) = (row.digest for row in layout.read_rows(artifact_of(place)) if row.title == layout.RELEASE)
     for digest in (record, source.release.diff_ids[-1]):
         blob = there.blob(digest)
         good = blob.read_bytes()
-        blob.write_bytes(good[:-1000] + b"!" + good[-999:])
+        blob.write_bytes(good[:-100] + b"!" + good[-99:])
         with pytest.raises(IntegrityError):
             pull(paths, empty, place, quiet)
         assert nothing_of(paths, empty)
@@ -170,41 +181,39 @@ def test_a_damaged_blob_is_refused(source: Source, there: LocalRegistry, paths: 
     assert empty.image(source.release.tag)
 
 
-def test_what_names_another_image_is_refused(
+def test_what_is_another_release_is_refused(
     source: Source, there: LocalRegistry, paths: Paths, empty: Engine, tmp_path: Path
 ) -> None:
+    """Image and record go under the names of others; one that subjects another image; a deleted one."""
     other, place = sent(source, there, source.releases[1]), sent(source, there)
-    layout = registries.Layout(tmp_path / "moved")
-    place.fetch(layout.folder, other.reference, "other")
-    place.push(layout.folder, "other", place.reference)  # the tag goes to another image
-    with pytest.raises(IntegrityError, match="no record"):
+    good, moved = artifact_of(place), tmp_path / "moved"
+    offer(place, moved, artifact_of(other))
+    with pytest.raises(IntegrityError, match="holds more than a record"):
         pull(paths, empty, place, quiet)
+    about = json.loads(good)
+    about["subject"] = json.loads(artifact_of(other))["subject"]
+    offer(place, moved, oci.text(about))
+    with pytest.raises(IntegrityError, match="this image"):
+        pull(paths, empty, place, quiet)
+    about["subject"]["digest"] = f"sha256:{'0' * 64}"
+    offer(place, moved, oci.text(about))
+    with pytest.raises(IntegrityError, match="does not have its image"):
+        pull(paths, empty, place, quiet)
+    place.fetch(moved, other.reference, "other")
+    place.push(moved, "other", place.reference)
     with pytest.raises(IntegrityError, match="another image"):
         sent(source, there)
-    image = place.manifest(other.reference) or b""
-    (row,) = json.loads(place.manifest(referrers_tag(image)) or b"")["manifests"]
-    about = json.loads(place.manifest(f"@{row['digest']}") or b"")
-    about["annotations"]["org.opencontainers.image.ref.name"] = source.release.tag  # and so does what belongs to it
-    replaced(place, image, about, tmp_path)
-    with pytest.raises(IntegrityError, match=source.releases[1].tag):
-        pull(paths, empty, place, quiet)
     with pytest.raises(AbsentError):
         pull(paths, empty, dataclasses.replace(place, tag="base-0123456789ab"), quiet)
     assert nothing_of(paths, empty)
 
 
-def replaced(place: Registry, image: bytes, about: dict[str, object], tmp_path: Path, *blobs: bytes) -> None:
-    """Another artifact belongs to the image."""
-    layout = registries.Layout(tmp_path / "replaced")
-    row = json.loads(place.manifest(referrers_tag(image)) or b"")["manifests"][0]
-    place.fetch(layout.folder, f"@{row['digest']}", "old")
-    for blob in blobs:
-        layout.add(blob)
-    data = oci.text(about)
-    layout.add(data, oci.MANIFEST_TYPE, "made")
-    place.push(layout.folder, "made", f"@{registries.digest_of(data)}")
-    layout.add(oci.index_of([oci.described(oci.MANIFEST_TYPE, data)]), oci.INDEX_TYPE, "index")
-    place.push_index(layout.folder, "index", referrers_tag(image))
+def offer(place: Registry, folder: Path, made: bytes) -> None:
+    """Another artifact under the name of a release."""
+    place.fetch(folder, f"{place.reference}{registries.END}", "good")
+    (folder / oci.blob(registries.digest_of(made))).write_bytes(made)
+    registries.name_manifests(folder, {"made": made})
+    place.push(folder, "made", f"{place.reference}{registries.END}")
 
 
 def test_only_a_trusted_signature_is_taken(

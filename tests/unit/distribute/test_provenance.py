@@ -170,13 +170,12 @@ def test_what_is_neither_a_release_nor_a_bundle(sample: Sample, tmp_path: Path) 
 
 
 def test_signing_with_verify(sample: Sample, tmp_path: Path) -> None:
-    """--sign makes what is missing before it is checked; it means nothing for a bundle, and --builder nothing alone."""
+    """--sign makes what is missing before it is checked; it means nothing for a bundle."""
     (sample.folder / STATEMENT).unlink()
     bundle = tmp_path / "x.tar"
     bundle.touch()
-    for subject, options in ((str(bundle), {"sign": True}), (sample.release.tag, {"builder": "me"})):
-        with pytest.raises(InputError):
-            commands_evidence.verify(subject, deep=False, require_signature=False, **options)
+    with pytest.raises(InputError):
+        commands_evidence.verify(str(bundle), deep=False, require_signature=False, sign=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commands_evidence, "engine_of", lambda paths: SimpleNamespace(image=lambda ref: None))
         with pytest.raises(IntegrityError):  # no engine has its image

@@ -19,8 +19,8 @@ from sparkpin.build import make
 from sparkpin.build.consistent import IMPORTS
 from sparkpin.build.pair import pair
 from sparkpin.build.record import LayerRecord
-from sparkpin.cli.evidence import step_of
-from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.cli.evidence import step_of, verify
+from sparkpin.core.errors import InputError, IntegrityError, ManifestError
 from sparkpin.core.files import sha256_file, write_json
 from sparkpin.core.names import is_plain
 from sparkpin.core.tags import tag_of
@@ -396,15 +396,15 @@ def test_model_and_checkpoint_are_read(with_checkpoint: Sample, tmp_path: Path) 
 
 
 def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_checkpoint: Sample) -> None:
-    pieces = export.store_pieces(with_checkpoint.paths, with_checkpoint.release, [])
+    rows = export.stored_rows(with_checkpoint.paths, with_checkpoint.release, [])
     project = with_checkpoint.paths.project
     lock = manifests.load_model_lock(project, manifests.load_model(project, with_checkpoint.release.model))
     base, donor = lock.repositories["int4"], lock.repositories["fp8"]
     texts = [file for file in donor.files if file.file in ("config.json", "model.safetensors.index.json")]
     tensors = [one for one in donor.tensors if not one.name.startswith("mtp.")]  # what stage v3 alone takes
     wanted = {file.sha256 for file in (*base.files, *texts, *donor.headers, *tensors)}
-    assert {piece.sha256 for piece in pieces} == wanted
-    assert all(piece.sha256 == sha256_file(Path(piece.what))[0] for piece in pieces)
+    assert {row.digest[7:] for row, _ in rows.values()} == wanted
+    assert all(row.digest[7:] == sha256_file(path)[0] for row, path in rows.values() if isinstance(path, Path))
 
 
 @pytest.mark.parametrize(
@@ -418,6 +418,22 @@ def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_ch
 def test_the_next_step_is_none_that_goes_by_what_is_wrong(sample: Sample, wrong: list[str], command: str) -> None:
     step = step_of(wrong, sample.paths, sample.release)
     assert [one for one in ("--sign", "invoke reproduce", "invoke import") if one in step] == [command]
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 2000, b"{}\n" * 1000])
+def test_what_is_no_bundle_is_one_clear_error(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError) as failed:
+        verify(str(path), deep=False, require_signature=False)
+    assert str(path) in failed.value.message and failed.value.next_step
+
+
+def test_a_folder_of_another_checkout_is_not_verified(tmp_path: Path) -> None:
+    """Where one of its name in this checkout might be."""
+    (tmp_path / ".venv").mkdir()
+    with pytest.raises(InputError):
+        verify(str(tmp_path / ".venv"), deep=False, require_signature=False)
 
 
 def test_the_conclusion_names_what_was_not_checked(sample: Sample) -> None:

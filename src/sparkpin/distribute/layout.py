@@ -1,0 +1,248 @@
+"""A release as an OCI image layout, in one tar file or in a folder that skopeo takes to and from a registry.
+
+    oci-layout, index.json, manifest.json     for every tool that reads OCI layouts, and for `docker load`
+    blobs/sha256/...                          the image: manifest, configuration, layers as plain tars
+    blobs/sha256/...                          the release: one artifact manifest, and a blob for each of its rows
+
+The artifact's `subject` is the image's manifest, so that a registry lists it for the image. A row has a title:
+
+    release.json                              the release's record
+    images/<key>.json                         build records of its image and of those that it stands on
+    provenance.json, .sig, sbom.cdx.json      statement, signature, SBOM
+    inputs/<sha256>                           what no lock names: pins, locks, stages, wheels of mods, tools
+    store/<sha256>                            with the store: wheels, Debian packages, what is fetched of the model
+    checkpoint.json, checkpoint/<sha256>      with the checkpoint: its record, its files
+
+Whoever has the record can compute every manifest to the byte, so what a stranger wrote is compared, not interpreted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import re
+import struct
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from pydantic import ValidationError
+
+from sparkpin.core import terminal
+from sparkpin.core.errors import DiskError, IntegrityError, SparkpinError, clipped
+from sparkpin.core.files import sha256_of
+from sparkpin.distribute.signing import UntrustedError
+from sparkpin.distribute.verify import strict_json
+from sparkpin.image import oci
+from sparkpin.image.archive import BLOCK, END, Slice, file_header
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT
+
+RELEASE, CHECKPOINT = "release.json", "checkpoint.json"
+EVIDENCE = (SBOM, STATEMENT, SIGNATURE)
+IMAGES, INPUTS, STORE, CHECKPOINTS = "images/", "inputs/", "store/", "checkpoint/"
+ARTIFACT = "application/vnd.sparkpin.release.v1"  # type of the artifact; in index.json, the key of its digest
+TYPES = {  # by title, or by the folder that it begins with
+    RELEASE: "application/vnd.sparkpin.release.v1+json",
+    CHECKPOINT: "application/vnd.sparkpin.checkpoint.v1+json",
+    SBOM: "application/vnd.cyclonedx+json",
+    STATEMENT: "application/vnd.in-toto+json",
+    SIGNATURE: "text/plain",
+    IMAGES: "application/vnd.sparkpin.build.v1+json",
+    INPUTS: "application/vnd.sparkpin.input.v1",
+    STORE: "application/vnd.sparkpin.stored.v1",
+    CHECKPOINTS: "application/vnd.sparkpin.checkpoint.file.v1",
+}
+EMPTY = b"{}"
+EMPTY_TYPE, TITLE = "application/vnd.oci.empty.v1+json", "org.opencontainers.image.title"
+JSON_LIMIT = 16 << 20  # bytes of what is read into memory as a whole
+MEMBERS = 8192  # files of a layout; the store of a large model has some thousand
+LARGEST = 1 << 40  # bytes of one blob
+BLOB = re.compile(r"blobs/sha256/[0-9a-f]{64}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+SAID, SAID_VALUE = 2000, 100  # characters of a refusal, and of a value in it: it may quote what a stranger wrote
+MISFITS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+AGAIN = "get it again from where it was exported, and compare its SHA-256 with the one there (sha256sum)"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the artifact. digest: "sha256:..."; size: bytes."""
+
+    title: str
+    digest: str
+    size: int
+
+    @property
+    def media_type(self) -> str:
+        return TYPES[self.title if self.title in TYPES else self.title.partition("/")[0] + "/"]
+
+
+class Refused(Exception):
+    """Why a layout is not taken."""
+
+
+@contextlib.contextmanager
+def refusing(source: object) -> Iterator[None]:
+    """Whatever is wrong with what a stranger wrote is one IntegrityError. source: where it lies."""
+    refused = f"{source} is refused, and nothing of it was used"
+    try:
+        yield
+    except DiskError:  # of this machine: the layout is not to blame
+        raise
+    except UntrustedError as error:
+        raise UntrustedError(f"{refused}: {error.message}", next_step=error.next_step) from None
+    except (Refused, SparkpinError) as error:
+        why = "\n".join(map(terminal.printable, str(getattr(error, "message", error))[:SAID].split("\n")))
+        raise IntegrityError(f"{refused}: {why}", next_step=AGAIN) from None
+    except (*MISFITS, ArithmeticError, tarfile.TarError, csv.Error, zlib.error, struct.error, EOFError) as error:
+        # A last net: what a stranger wrote met a reader that did not expect it.
+        why = terminal.printable(f"it cannot be read ({type(error).__name__}: {error})"[:SAID])
+        raise IntegrityError(f"{refused}: {why}", next_step=AGAIN) from None
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """What does not fit is Refused under this name."""
+    try:
+        yield
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where, got = ".".join(map(str, fault["loc"])), clipped(repr(fault["input"]), SAID_VALUE)
+        raise Refused(f"{what}: {where}: got {got}: {fault['msg']}") from None
+    except MISFITS as error:
+        raise Refused(f"{what}: {error or type(error).__name__}") from None
+
+
+def artifact(tag: str, rows: Sequence[Row], image: bytes | None) -> bytes:
+    """The manifest of a release. image: the manifest of its image, None where that stays behind."""
+    value = {
+        "schemaVersion": 2,
+        "mediaType": oci.MANIFEST_TYPE,
+        "artifactType": ARTIFACT,
+        "config": oci.described(EMPTY_TYPE, EMPTY),
+        "layers": [
+            {"mediaType": row.media_type, "digest": row.digest, "size": row.size, "annotations": {TITLE: row.title}}
+            for row in sorted(rows, key=lambda row: row.title)
+        ],
+        "annotations": {oci.REF_NAME: tag},
+    }
+    return oci.text(value | ({} if image is None else {"subject": oci.described(oci.MANIFEST_TYPE, image)}))
+
+
+def read_rows(made: bytes) -> list[Row]:
+    """The rows of an artifact that a stranger wrote. Refused for what cannot be one's, before a blob is asked for."""
+    with reading("the artifact"):
+        value = strict_json(made)
+        if value["artifactType"] != ARTIFACT or not 0 < len(value["layers"]) <= MEMBERS:
+            raise Refused(f"{len(value['layers']):,} rows of {value['artifactType']!r}: no release that was exported")
+        rows = []
+        for layer in value["layers"]:
+            row = Row(layer["annotations"][TITLE], layer["digest"], layer["size"])
+            if not DIGEST.fullmatch(row.digest) or type(row.size) is not int or not 0 <= row.size < LARGEST:
+                raise Refused(f"{row.title}: got digest {row.digest[:80]!r} and size {row.size!r}")
+            if layer["mediaType"] != row.media_type:
+                raise Refused(f"{row.title}: media type: got {layer['mediaType']!r}, expected {row.media_type!r}")
+            rows.append(row)
+    if len({row.title for row in rows}) != len(rows):
+        raise Refused("the artifact has a title twice")
+    return rows
+
+
+def read_image(image: bytes, diff_ids: Sequence[str], config: bytes) -> list[oci.OciLayer]:
+    """The layers of an image's manifest, of which only their sizes are new. Refused for any other image's."""
+    with reading("the image's manifest"):
+        found = strict_json(image)["layers"]
+        layers = [oci.OciLayer(digest, row["size"]) for digest, row in zip(diff_ids, found, strict=True)]
+        possible = all(type(layer.size) is int and 0 < layer.size < LARGEST for layer in layers)
+        if possible and image == oci.manifest(config, layers):
+            return layers
+    raise Refused("the image's manifest is not the one of an image with plain layers that the record describes")
+
+
+def layout_files(tag: str, config: bytes, layers: Sequence[oci.OciLayer] | None, made: bytes) -> dict[str, bytes]:
+    """The small files of a layout. layers: of the image, None where it stays behind; made: the artifact."""
+    digest = oci.digest_of(made)
+    files = {oci.LAYOUT: oci.LAYOUT_TEXT}
+    row: dict[str, Any] = {**oci.described(oci.MANIFEST_TYPE, made), "artifactType": ARTIFACT, "annotations": {}}
+    if layers is not None:
+        files = oci.layout(config, layers, tag)
+        (row,) = json.loads(files[oci.INDEX])["manifests"]
+    row["annotations"][ARTIFACT] = digest  # not a row of its own: skopeo takes a layout of one image without a name
+    files[oci.INDEX] = oci.index_of([row])
+    return files | {oci.blob(digest): made, oci.blob(oci.digest_of(EMPTY)): EMPTY}
+
+
+def read_archive(file: BinaryIO) -> dict[str, Slice]:
+    """The members of a plain tar of regular files, each under exactly the header that an export writes: so no link,
+    device, mode, extension or compression is ever interpreted.
+    """
+    total, position, found = file.seek(0, 2), 0, dict[str, Slice]()
+    while position < total - len(END):
+        file.seek(position)
+        head = file.read(BLOCK)
+        name, size = name_and_size(head)
+        if head != file_header(name, size):
+            raise Refused(f"the header at byte {position:,} ({name[:SAID_VALUE]!r}) is none that an export writes")
+        if name in found:
+            raise Refused(f"it has {name} twice")
+        if not (name in (oci.LAYOUT, oci.INDEX, oci.ARCHIVE_MANIFEST) or BLOB.fullmatch(name)):
+            raise Refused(f"it has {name!r}, which is no file of an OCI layout")
+        if len(found) == MEMBERS:
+            raise Refused(f"it has more than {MEMBERS:,} members")
+        found[name] = Slice(file, position + BLOCK, size)
+        position += BLOCK + size
+        if position > total:
+            raise Refused(f"it is cut short in {name}")
+        file.seek(position)
+        if file.read(-size % BLOCK).strip(b"\0"):
+            raise Refused(f"there are bytes between {name} and the next member")
+        position += -size % BLOCK
+    file.seek(min(position, total))
+    if not found or file.read() != END:
+        raise Refused("it does not end as an archive does: cut short, or added to" if found else "it is no OCI layout")
+    return found
+
+
+def name_and_size(head: bytes) -> tuple[str, int]:
+    if head[:2] == b"\x1f\x8b" or head[:4] == b"\x28\xb5\x2f\xfd":
+        raise Refused("it is compressed; an export writes a plain tar")
+    try:
+        return head[:100].rstrip(b"\0").decode("ascii"), int(head[124:135], 8)
+    except ValueError:
+        raise Refused("it is no tar of an OCI layout") from None
+
+
+def small(data: Mapping[str, Slice], name: str) -> bytes:
+    """All of a file that has to be there and to be small."""
+    if name not in data:
+        raise Refused(f"{name} is missing")
+    if data[name].size > JSON_LIMIT:
+        raise Refused(f"{name} has {data[name].size:,} bytes; {JSON_LIMIT:,} are allowed")
+    data[name].seek(0)
+    return data[name].read()
+
+
+def read_index(found: Mapping[str, Slice]) -> tuple[bytes, bytes | None]:
+    """The artifact, and the manifest of the image if that is there, which are yet to be compared."""
+    with reading(oci.INDEX):
+        (row,) = strict_json(small(found, oci.INDEX))["manifests"]
+        made = oci.blob(row["annotations"][ARTIFACT])
+        first = oci.blob(row["digest"])
+    return small(found, made), None if first == made else small(found, first)
+
+
+def rows_data(rows: Sequence[Row], found: Mapping[str, Slice]) -> dict[str, Slice]:
+    """Title -> bytes, each of its size and hash."""
+    data = {}
+    for row in rows:
+        if (blob := found.get(oci.blob(row.digest))) is None:
+            raise Refused(f"{row.title} is missing")
+        if blob.size != row.size:
+            raise Refused(f"{row.title}: its row says {row.size:,} bytes, it has {blob.size:,}")
+        if (got := sha256_of(blob)) != row.digest.removeprefix("sha256:"):
+            raise Refused(f"{row.title}: expected {row.digest}, got sha256:{got}")
+        data[row.title] = blob
+    return data

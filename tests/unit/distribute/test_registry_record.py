@@ -1,0 +1,46 @@
+"""What a hostile registry offers as a release's record, by a stand-in: refused before anything is fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkpin.core.errors import IntegrityError
+from sparkpin.distribute import layout, registry
+from sparkpin.distribute.layout import Row
+from sparkpin.image import oci
+from sparkpin.image.oci import digest_of
+
+IMAGE = b'{"layers": []}'
+LARGE = [Row(f"{layout.INPUTS}{number:064x}", f"sha256:{number:064x}", 1 << 28) for number in range(5)]
+HOSTILE = {
+    "too large": layout.artifact("a", LARGE, IMAGE),
+    "a row beyond all limits": layout.artifact("a", [Row(layout.RELEASE, LARGE[0].digest, 1 << 50)], IMAGE),
+    "no digest": layout.artifact("a", [Row(layout.RELEASE, "sha256:../../etc/passwd", 1)], IMAGE),
+    "no rows": layout.artifact("a", [], IMAGE),
+    "no subject": layout.artifact("a", LARGE[:1], None),
+    "a subject that leads elsewhere": layout.artifact("a", LARGE[:1], IMAGE).replace(
+        digest_of(IMAGE).encode(), b"sha256:../../etc/passwd"
+    ),
+    "an image": oci.manifest(b"{}", []),
+    "no manifest": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_record_is_refused_before_it_is_fetched(tmp_path: Path, case: str) -> None:
+    place: Any = "a place that nobody may ask"
+    with pytest.raises(IntegrityError) as refused:
+        registry.fetch_record(place, HOSTILE[case], tmp_path, print)
+    assert len(refused.value.message) < 3000 and not list(tmp_path.iterdir())
+
+
+def test_a_blob_that_a_killed_run_left_in_part_is_dropped(tmp_path: Path) -> None:
+    whole, broken = (tmp_path / oci.blob(digest_of(data)) for data in (b"whole", b"more than that"))
+    registry.drop_damaged(tmp_path)
+    whole.write_bytes(b"whole")
+    broken.write_bytes(b"more")
+    registry.drop_damaged(tmp_path)
+    assert whole.is_file() and not broken.exists()
