@@ -426,7 +426,6 @@ def bump(
     apply: Annotated[bool, "where the verdict is `promote`: promote it, and write the lock"] = False,
     quick: Annotated[bool, "fewer texts, questions and cells: sooner, and less sure"] = False,
     hold: Annotated[int, "days that a wheel must have been offered for (default: 7; 0: take all)"] = 7,
-    busy: Annotated[bool, "promote though the recipe's server answers requests"] = False,
 ) -> None:
     """Try newer versions against the current release, on the side."""
     cli.bump.bump(
@@ -436,7 +435,6 @@ def bump(
         apply=apply,
         quick=quick,
         hold=hold,
-        busy=busy,
         to=to,
     )
 
