@@ -37,7 +37,7 @@ from sparkpin.pins.schema import LockedDeb
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
-from sparkpin.upgrade.bisect import trial as trying
+from sparkpin.upgrade.bisect import plan as planning
 from sparkpin.upgrade.bump import record, run, steps
 from sparkpin.upgrade.bump.record import Bump
 
@@ -236,7 +236,7 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         monkeypatch.setattr(run, name, value)
     for name, value in (("at_work", at_work), ("fetch_missing", lambda *_: None), ("build_images", build_images)):
-        monkeypatch.setattr(trying, name, value)
+        monkeypatch.setattr(planning, name, value)
 
 
 @pytest.fixture

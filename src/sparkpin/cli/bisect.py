@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.upgrade.bisect import state as states
-from sparkpin.upgrade.bisect.changes import ReleaseChange
 from sparkpin.upgrade.bisect.check import Check
 from sparkpin.upgrade.bisect.plan import make_plan
 from sparkpin.upgrade.bisect.trial import Search
@@ -38,9 +36,13 @@ def bisect(*, good: str, bad: str, check: str, serve: bool, unstarted_is_bad: bo
         require_ends(search)
         found = search.culprits()
         without = search.trial(tuple(change for change in plan.changes if change not in found))
-    show(search, found)
+    terminal.show("the check fails on the good release with:")
+    for change in found:
+        terminal.show(f"  {terminal.printable(change.text)}")
     terminal.show(f"the bad release without this: {without.verdict} ({terminal.printable(without.how)})")
-    terminal.show(f"logs: {folder}")
+    if unresolved := sum(trial.verdict == "unresolved" for trial in search.state.trials):
+        terminal.show(f"{terminal.count(unresolved, 'combination')} unresolved: a smaller change may hide there")
+    terminal.show(f"trials and logs: {folder}")
 
 
 def require_ends(search: Search) -> None:
@@ -55,17 +57,3 @@ def require_ends(search: Search) -> None:
                 f"--{name} {release.tag} is {trial.verdict} ({trial.how}); log: {search.folder / trial.log}",
                 next_step=f"{step} (to forget what is known of this search: rm -r {search.folder})",
             )
-
-
-def show(search: Search, found: Sequence[ReleaseChange]) -> None:
-    trials = search.state.trials
-    rows = [
-        (place, search.plan.numbers(one.chosen), one.verdict, f"{one.seconds:.1f}", terminal.printable(one.how))
-        for place, one in enumerate(trials, start=1)
-    ]
-    terminal.table(("trial", "changes made", "verdict", "seconds", "result"), rows)
-    terminal.show("the check fails on the good release with:")
-    for change in found:
-        terminal.show(f"  {terminal.printable(change.text)}")
-    if unresolved := sum(trial.verdict == "unresolved" for trial in trials):
-        terminal.show(f"{terminal.count(unresolved, 'combination')} unresolved: a smaller change may hide there")

@@ -118,7 +118,9 @@ def tiles_of(item: Item, speed: Speed, memory: ReportMemory) -> Iterator[ReportR
     """What is known at a glance. What was not measured has no tile: its chart says how to measure it."""
     smoke, quality = item.smoke, item.quality
     verdict, _, rest = smoke.text.partition(" in ")
-    yield ReportRow("Smoke test", verdict.partition(":")[0], smoke.kind, rest or verdict.partition(": ")[2])
+    yield ReportRow(
+        "Smoke test", verdict.partition(":")[0], smoke.kind, rest or verdict.partition(": ")[2] or smoke.hint
+    )
     if speed.rate:
         yield ReportRow("Output", f"{terminal.figure(speed.rate)} tok/s", note=f"one request at a time, {by(speed)}")
     if speed.first:

@@ -18,7 +18,6 @@ from sparkpin.core import files
 from sparkpin.core.errors import BusyError, DiskError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release
-from sparkpin.upgrade.bisect import trial as trying
 from sparkpin.upgrade.bisect.changes import ReleaseChange
 from sparkpin.upgrade.bisect.check import Check, run_check
 from sparkpin.upgrade.bisect.mixed_project import Mixture
@@ -164,7 +163,7 @@ def test_what_says_nothing_of_a_release_ends_the_search(
     home: Ends, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault of the machine, which a test cannot have: a full disk at the third image. It leaves no verdict."""
-    whole, made = trying.make_release, list[object]()
+    whole, made = BisectPlan.combine, list[object]()
 
     def full(*asked: object) -> object:
         made.append(asked)
@@ -172,7 +171,7 @@ def test_what_says_nothing_of_a_release_ends_the_search(
             raise DiskError("no space left")
         return whole(*asked)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(trying, "make_release", full)
+    monkeypatch.setattr(BisectPlan, "combine", full)
     with pytest.raises(DiskError):
         search(home)
     assert [trial.verdict for trial in state_of(paths).trials] == ["good", "bad"]
@@ -253,11 +252,11 @@ def remade(tmp_path_factory: pytest.TempPathFactory) -> Remade:
 
 def test_each_combination_is_an_image_of_its_own(remade: Remade) -> None:
     """A remark in a stage decides no image, so it is no change. Only the ends are images that are there."""
-    _, plan = remade
+    paths, plan = remade
     ids = ["mod hybrid-int4-fp8", "wheel networkx", "deb base-files", "file dockerfiles/mods.Dockerfile.j2"]
     assert plan.mixture and ([change.id for change in plan.changes], plan.note) == (ids, "")
-    ends = [plan.image_of(chosen) for chosen in ((), plan.changes, plan.changes[:1])]
-    assert ends == [plan.good, plan.bad, None]
+    ends = [plan.combine(paths, chosen).image for chosen in ((), plan.changes)]
+    assert ends == [plan.good.image, plan.bad.image]
     mod, wheel, deb, template = plan.changes
     keys = {}
     for chosen in ((), (mod,), (wheel,), (deb,), (template,), (mod, wheel), plan.changes):

@@ -37,7 +37,7 @@ class ReleaseChange:
         return f"~ {self.id}: {self.before or '(empty)'} -> {self.after or '(empty)'}"
 
 
-def changes_of_command(found: Difference) -> Iterator[ReleaseChange]:
+def of_command(found: Difference) -> Iterator[ReleaseChange]:
     """Flags and variables: how the server is started."""
     for change in found.flags:  # their words begin with the flag's name, unless it was spelled in another way
         before, after = (words and words.removeprefix(change.name).strip() for words in (change.before, change.after))

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.build.make import checkpoint_of
-from sparkpin.core.errors import InputError, IntegrityError
+from sparkpin.core.errors import InputError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.engine import engine_of
 from sparkpin.pins.manifests import digest_of
 from sparkpin.pins.vllm_flags import served_name
-from sparkpin.releases.container import ready_timeout, require_readable
-from sparkpin.releases.current import present_ref
+from sparkpin.releases.container import ready_timeout, require_image, require_readable
 from sparkpin.releases.record import PRIVATE, Release, to_json
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.socket_port import listening
@@ -78,14 +77,11 @@ class Check:
         engine = engine_of(paths)
         if why := obstacle(paths, engine, release):
             raise InputError(f"{release.tag} cannot be served here: {why}", next_step="leave --serve out, or go there")
-        if (ref := present_ref(engine, release)) is None:
-            step = f"invoke reproduce {release.tag} --keep"
-            raise IntegrityError(f"the image of {release.tag} is not in the engine", next_step=step)
+        require_image(engine, release)
         source = plan.good if plan.good.checkpoint_key == release.checkpoint_key else plan.bad
         require_readable(checkpoint := checkpoint_of(paths, source))
         how: dict[str, Any] = {"gpus": uses_gpu(paths, release), "timeout": ready_timeout(checkpoint), "say": say}
-        named = dataclasses.replace(release, tag=ref)
-        with alone(paths, engine, say), started(paths, engine, named, checkpoint, **how) as server:
+        with alone(paths, engine, say), started(paths, engine, release, checkpoint, **how) as server:
             try:
                 with Client.unix(server.socket) as client:
                     server.wait_ready(client)

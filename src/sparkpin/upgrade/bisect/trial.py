@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.build.make import at_work, build_images, fetch_missing
 from sparkpin.core.errors import BuildError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable, say
-from sparkpin.releases.record import Release, release_key
+from sparkpin.releases.record import Release
 from sparkpin.upgrade.bisect import state as states
 from sparkpin.upgrade.bisect.changes import ReleaseChange, groups_of
 from sparkpin.upgrade.bisect.plan import BisectPlan
@@ -32,31 +31,6 @@ class Outcome:
 
 Judge = Callable[[Release, Path], Outcome]
 """The outcome of a combination, and a file for what there is to read of it."""
-
-
-def make_release(paths: Paths, plan: BisectPlan, chosen: Sequence[ReleaseChange]) -> Release:
-    """The combination as a release that has no record; its tag names its image in the engine.
-
-    No engine is asked where the image is one of the two that are there.
-    """
-    if not (base := plan.image_of(chosen)):
-        base = build_mixed(paths, plan, chosen)
-    checkpoint_key, argv, env = plan.checkpoint_of(chosen).checkpoint_key, plan.argv(chosen), plan.env(chosen)
-    key = release_key(base.build_key, checkpoint_key, argv, env)
-    made = dataclasses.replace(base, key=key, checkpoint_key=checkpoint_key, argv=argv, env=env)
-    return dataclasses.replace(made, smoke=None, state="built")
-
-
-def build_mixed(paths: Paths, plan: BisectPlan, chosen: Sequence[ReleaseChange]) -> Release:
-    """The good release with an image that is neither's."""
-    assert plan.mixture
-    with plan.mixture.pairings(plan.of_image(chosen)) as (project, pairings):
-        mixed = dataclasses.replace(paths, project=project)
-        with at_work(mixed) as engine:
-            fetch_missing(mixed, engine, pairings)
-            built = build_images(mixed, engine, pairings)[-1]
-    made = dataclasses.replace(plan.good, tag=built.ref, build_key=pairings[-1].rendered.key, size=built.size)
-    return dataclasses.replace(made, image=built.config_digest, diff_ids=built.diff_ids)
 
 
 @dataclass
@@ -89,7 +63,7 @@ class Search:
         log = self.folder / f"{number:03}.log"
         log.write_bytes(b"")  # a run that was killed within this trial may have left one
         try:
-            release = make_release(self.paths, self.plan, chosen)
+            release = self.plan.combine(self.paths, chosen)
         except UNFIT as error:
             log.write_text(f"{error}\n")
             outcome = Outcome("unresolved", f"cannot be made: {error.message.splitlines()[0]}")
