@@ -26,18 +26,19 @@ from stack_samples import locked
 from typed import typed
 from wheelhouse import Index, make_wheel
 
+from sparkpin.build.pair import Pairing
 from sparkpin.cli import bump as task
+from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.stack import lock_stack
-from sparkpin.host import preflight
 from sparkpin.measure.bench.ratios import ALL, ratio
 from sparkpin.measure.bench.record import Comparison, Conditions
 from sparkpin.pins.schema import LockedDeb
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
-from sparkpin.upgrade.bisect import trial as trying
-from sparkpin.upgrade.bump import record
+from sparkpin.upgrade.bisect import plan as planning
+from sparkpin.upgrade.bump import record, run, steps
 from sparkpin.upgrade.bump.record import Bump
 
 RECIPE, LOCK = "scripted-tiny", "pins/stacks/cpu.lock"
@@ -79,8 +80,8 @@ class Site:
         return next((what for what in self.faults if self.faults[what] == step and what in both(versions)), "")
 
 
-def make_paths(site: Site) -> task.Paths:
-    return task.Paths(site.project, site.where / "cache", site.where / "home")
+def make_paths(site: Site) -> Paths:
+    return Paths(site.project, site.where / "cache", site.where / "home")
 
 
 def both(versions: dict[str, str]) -> set[str]:
@@ -127,7 +128,7 @@ class Apt:
 
     def closure(self, _: object) -> list[LockedDeb]:
         with tempfile.TemporaryDirectory() as folder:
-            return locked(task.Paths(Path(folder, "project"), Path(folder, "cache"), Path(folder, "home"))).debs
+            return locked(Paths(Path(folder, "project"), Path(folder, "cache"), Path(folder, "home"))).debs
 
 
 @pytest.fixture
@@ -163,18 +164,18 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def at_work(paths: object) -> Iterator[None]:
         yield
 
-    def build(paths: task.Paths, engine: object, pairings: Sequence[task.Pairing]) -> Iterator[Release]:
+    def build(paths: Paths, engine: object, pairings: Sequence[Pairing]) -> Iterator[Release]:
         site.asked.append("build")
         copy = shutil.copytree(paths.project, site.where / f"made{len(site.asked)}")
         yield make_sample(site.where, "base", copy, "2026-01-03T00:00:00Z").release
 
-    def build_images(paths: task.Paths, engine: object, pairings: Sequence[task.Pairing]) -> list[object]:
+    def build_images(paths: Paths, engine: object, pairings: Sequence[Pairing]) -> list[object]:
         lock = json.loads((paths.project / LOCK).read_text())
         digest = f"sha256:{len(site.known) + 1:064x}"
         site.known[digest] = {row["name"]: row["version"] for row in lock["wheels"]}
         return [SimpleNamespace(ref="mixed", config_digest=digest, diff_ids=(digest,), size=1)]
 
-    def smoke(paths: task.Paths, releases: Sequence[Release]) -> None:
+    def smoke(paths: Paths, releases: Sequence[Release]) -> None:
         site.asked.append("smoke")
         for release in releases:
             what = site.turned(release, "smoke")
@@ -189,10 +190,10 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         what = site.turned(release, "smoke")
         return SimpleNamespace(checks=[SimpleNamespace(name="tool-call", passed=not what, detail=what)]), None
 
-    def compared(paths: object, engine: object, pair: task.Pair, plan: object) -> quality.QualityRecord:
+    def measure_quality(paths: object, engine: object, release: Release, reference: Release) -> quality.QualityRecord:
         site.asked.append("quality")
-        lost = 0.02 if site.turned(pair.release, "quality") else 0.0001
-        found = quality_record(pair.release, pair.reference, judged=())
+        lost = 0.02 if site.turned(release, "quality") else 0.0001
+        found = quality_record(release, reference, judged=())
         figure = quality.Figure(value=lost, low=lost * 0.9, high=lost * 1.1)
         same = quality.Figure(value=1.0, low=0.999, high=1.001)
         text = dataclasses.replace(found.overall, kl=figure, continued_kl=figure, top1=same, ratio=same)
@@ -201,59 +202,41 @@ def fake_engine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return dataclasses.replace(found, texts=(text,), skills=(skill,))
 
-    def compare(place: object, subjects: tuple[Release, Release], *rest: object, keep: bool = True) -> Comparison:
+    def measure_speed(paths: object, engine: object, before: Release, after: Release, keep: bool) -> Comparison:
         site.asked.append("speed")
-        factor = 0.8 if site.turned(subjects[1], "speed") else 1.0
+        factor = 0.8 if site.turned(after, "speed") else 1.0
         noisy = [10.0, 10.4, 9.7, 10.1]
-        rows = [
-            ratio(
-                ALL,
-                "decode_rate",
-                noisy,
-                [one * factor * n for one, n in zip(noisy, (1.02, 0.99, 1.0, 0.985), strict=True)],
-            )
-        ]
-        conditions = Conditions(release="", image="", host=HOST, vllm="", tool="", argv=(), env={}, server="started")
-        return Comparison(
-            time="", a=conditions, b=conditions, order="ABBA", restarted=False, ratios=tuple(rows), interval=""
-        )
-
-    def inspect(paths: object, engine: object, tag: str, **more: object) -> object:
-        return SimpleNamespace(errors=[], verdict="inspected")
-
-    for name, value in {
-        "at_work": at_work,
-        "fetch_missing": lambda *_: None,
-        "build_releases": build,
-        "ensure_attested": lambda *_: None,
-        "engine_of": lambda _: SimpleNamespace(version="", platform="linux/amd64"),
-        "obstacle": lambda *_: None,
-        "require_consistent": lambda *_: None,
-        "require_image": lambda *_: None,
-        "smoke_releases": smoke,
-        "run_smoke": run_smoke,
-        "checkpoint_of": lambda *_: Path(),
-        "uses_gpu": lambda *_: False,
-        "compared": compared,
-        "compare": compare,
-        "subject_of": lambda paths, release: release,
-        "plan_for": lambda *_: None,
-        "common": lambda plans: None,
-        "requests_of": lambda *_: 0,
-    }.items():
-        monkeypatch.setattr(task, name, value)
-    monkeypatch.setattr(task.BenchPlace, "here", lambda *_: None)
-    monkeypatch.setattr(task.inspecting, "inspect", inspect)
-    monkeypatch.setattr(preflight, "disk", lambda *_, **more: [])
-    for name, value in (("at_work", at_work), ("fetch_missing", lambda *_: None), ("build_images", build_images)):
-        monkeypatch.setattr(trying, name, value)
+        slowed = [one * factor * n for one, n in zip(noisy, (1.02, 0.99, 1.0, 0.985), strict=True)]
+        known = Conditions(release="", image="", host=HOST, vllm="", tool="", argv=(), env={}, server="started")
+        rows = (ratio(ALL, "decode_rate", noisy, slowed),)
+        return Comparison(time="", a=known, b=known, order="ABBA", restarted=False, ratios=rows, interval="")
 
     def promote(tag: str) -> None:
         records = site.records
         with records.locked(RECIPE):
             records.point(records.get(tag))
 
-    monkeypatch.setattr(task.commands, "releases", SimpleNamespace(promote=promote), raising=False)
+    commands = steps.Commands(lambda *_: None, smoke, measure_quality, measure_speed, promote)
+    monkeypatch.setattr(task, "commands", lambda quick: commands)
+    for name, value in {
+        "at_work": at_work,
+        "fetch_missing": lambda *_: None,
+        "build_releases": build,
+        "run_smoke": run_smoke,
+        "checkpoint_of": lambda *_: Path(),
+        "uses_gpu": lambda *_: False,
+        "inspect": lambda *_, **more: SimpleNamespace(errors=[], verdict="inspected"),
+    }.items():
+        monkeypatch.setattr(steps, name, value)
+    for name, value in {
+        "engine_of": lambda _: SimpleNamespace(version="", platform="linux/amd64"),
+        "obstacle": lambda *_: None,
+        "require_consistent": lambda *_: None,
+        "require_image": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(run, name, value)
+    for name, value in (("at_work", at_work), ("fetch_missing", lambda *_: None), ("build_images", build_images)):
+        monkeypatch.setattr(planning, name, value)
 
 
 @pytest.fixture

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
 from sparkpin.core import terminal
-from sparkpin.report.facts import LimitBar, ReportMemory, SpeedBar
+from sparkpin.report.facts import LimitBar, ReportMemory, ReportRow, SpeedBar
 
 WIDTH, SIDE, TOP, BAR = 340, 12, 26, 26
 ZERO, SPAN, LEAST, MOST = 50, 80, -0.5, 1.5  # of a limit: no loss, what may be lost, ends of the drawing as its shares
 LIMIT_WIDTH = 180
 FAR = 4  # times the longest bar: beyond that a ceiling would leave nothing of the bars
+IN_A_ROW = 13  # checks
 CHARACTER = 7  # width in units of the drawing, on average
 
 
@@ -72,6 +74,17 @@ def draw_shares(memory: ReportMemory) -> str:
 
 def share(x: float, width: float, kind: str, title: str) -> str:
     return f'<rect x="{x:.2f}" y="0" width="{width:.2f}" height="18" class="{kind}">{title}</rect>'
+
+
+def draw_checks(rows: Sequence[ReportRow]) -> str:
+    """A square for each, in rows."""
+    body = [
+        f'<rect x="{SIDE + place % IN_A_ROW * 24}" y="{6 + place // IN_A_ROW * 24}" width="18" height="18" rx="3"'
+        f' class="check {row.kind}"><title>{escape(row.name)}</title></rect>'
+        for place, row in enumerate(rows)
+    ]
+    height = 6 + math.ceil(len(rows) / IN_A_ROW) * 24
+    return svg(f"{WIDTH} {height}", "; ".join(f"{row.name}: {row.kind}" for row in rows), body)
 
 
 def draw_limit(bar: LimitBar) -> str:

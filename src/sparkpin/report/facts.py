@@ -14,11 +14,12 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One line of evidence: a check, or a figure."""
+    """One line of evidence: a check, or a figure. note: what it is of."""
 
     name: str
     text: str
     kind: Kind = "none"
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class LimitBar:
 
 @dataclass(frozen=True)
 class SpeedBar:
-    """Output tokens a second of one user, of the newest release of a stage. ceiling: what they could be at most."""
+    """Output tokens a second of one request at a time, of the newest release of a stage. ceiling: what they could be
+    at most."""
 
     stage: str
     rate: float
@@ -58,13 +60,14 @@ class ReportEvidence:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of a release; None where that was not measured."""
+    """Of a release; None where that was not measured. of_smoke: by the requests of its smoke test alone."""
 
     evidence: ReportEvidence
-    rate: float | None = None  # output tokens a second of one user, without the prefill
+    rate: float | None = None  # output tokens a second of one request at a time, without the prefill
     first: float | None = None  # seconds to the first token
     ceiling: float | None = None  # of `rate`
     machine: str = ""
+    of_smoke: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class RecipePart:
     machine: str  # that its figures, else its image, were made on
     tiles: tuple[ReportRow, ...]
     bars: tuple[SpeedBar, ...]
+    measured_by: str  # what the bars are from
     memory: ReportMemory
     items: tuple[Item, ...]  # from the newest to the oldest
     bumps: tuple[Bump, ...] = ()  # the same, those that were refused, too

@@ -24,8 +24,8 @@ from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases, now, read_json
 from sparkpin.releases.rollback import landing
 from sparkpin.report.facts import (
-    NOT_MEASURED,
     Item,
+    Kind,
     RecipePart,
     Report,
     ReportCommand,
@@ -39,6 +39,8 @@ from sparkpin.serve.memory.plan import MemoryPlan
 from sparkpin.serve.memory.text import log_line
 from sparkpin.serve.memory_limit import plan_of
 from sparkpin.upgrade.bump.record import Bump, bumps_of
+
+QUALITY: dict[Kind, str] = {"good": "within limits", "bad": "too much lost", "unclear": "unclear"}
 
 
 def gather(paths: Paths, recipe: str | None) -> Report:
@@ -87,7 +89,7 @@ def recipe_part(
             notes=tuple(filter(None, (pin.text if pin else "", *verdicts[-1:], confirmed_of(paths, release)))),
             command=f"invoke diff {former.tag} {release.tag}" if former else "",
         )
-    memory = memory_of(paths, shown)
+    memory, drawn = memory_of(paths, shown), speeds_to_draw(releases, speeds)
     return RecipePart(
         name=name,
         description=words,
@@ -97,7 +99,8 @@ def recipe_part(
         back=tuple(ways_back(paths, name, current, back)),
         machine=speeds[shown.tag].machine or (shown.host.line if shown.host else ""),
         tiles=tuple(tiles_of(items[shown.tag], speeds[shown.tag], memory)),
-        bars=tuple(bars_of(releases, speeds)),
+        bars=tuple(bars_of(releases, drawn)),
+        measured_by=next(map(by, drawn.values()), ""),
         memory=memory,
         items=tuple(reversed(items.values())),
         bumps=tuple(reversed(bumps)),
@@ -112,21 +115,45 @@ def confirmed_of(paths: Paths, release: Release) -> str:
 
 
 def tiles_of(item: Item, speed: Speed, memory: ReportMemory) -> Iterator[ReportRow]:
-    yield ReportRow("Output, one user", f"{terminal.figure(speed.rate)} tok/s" if speed.rate else NOT_MEASURED)
-    yield ReportRow("First token", duration(speed.first) if speed.first else NOT_MEASURED)
-    yield ReportRow("Quality", item.quality.text.partition(" (")[0], item.quality.kind)
-    known = f"{gib(memory.needed)} of {gib(memory.total)}"
-    yield ReportRow("Memory", known if memory.total else memory.headline, memory.kind)
-    yield ReportRow("Users that fit", memory.users or "no plan")
+    """What is known at a glance. What was not measured has no tile: its chart says how to measure it."""
+    smoke, quality = item.smoke, item.quality
+    verdict, _, rest = smoke.text.partition(" in ")
+    yield ReportRow(
+        "Smoke test", verdict.partition(":")[0], smoke.kind, rest or verdict.partition(": ")[2] or smoke.hint
+    )
+    if speed.rate:
+        yield ReportRow("Output", f"{terminal.figure(speed.rate)} tok/s", note=f"one request at a time, {by(speed)}")
+    if speed.first:
+        yield ReportRow("First token", duration(speed.first), note=f"the median, {by(speed)}")
+    if quality.kind != "none":
+        yield ReportRow("Quality", QUALITY[quality.kind], quality.kind, quality.text)
+    if memory.total:
+        note = f"needed of {gib(memory.total)}; {gib(memory.free)} are free"
+        yield ReportRow("Memory", gib(memory.needed), memory.kind, note)
+    if memory.users:
+        count, _, length = memory.users.partition(", ")
+        yield ReportRow("Requests at once", count, note=length)
 
 
-def bars_of(releases: Sequence[Release], speeds: Mapping[str, Speed]) -> Iterator[SpeedBar]:
-    """The newest of each stage that was measured on the machine of the newest: several machines do not compare."""
+def by(speed: Speed) -> str:
+    return "by the smoke test's own requests" if speed.of_smoke else "by invoke bench"
+
+
+def speeds_to_draw(releases: Sequence[Release], speeds: Mapping[str, Speed]) -> dict[str, Speed]:
+    """By tag, the newest of each stage that was measured on the machine of the newest: several machines do not compare,
+    nor do smoke tests with benchmarks."""
     measured = [release for release in releases if speeds[release.tag].rate]
+    measured = [one for one in measured if not speeds[one.tag].of_smoke] or measured
     machine = speeds[measured[-1].tag].machine if measured else ""
-    for release in {one.stage: one for one in measured if speeds[one.tag].machine == machine}.values():
-        speed = speeds[release.tag]
-        yield SpeedBar(release.stage, speed.rate or 0.0, "bad" if release.smoke_failed else "good", speed.ceiling)
+    newest = {one.stage: one for one in measured if speeds[one.tag].machine == machine}
+    return {one.tag: speeds[one.tag] for one in newest.values()}
+
+
+def bars_of(releases: Sequence[Release], drawn: Mapping[str, Speed]) -> Iterator[SpeedBar]:
+    for release in releases:
+        if speed := drawn.get(release.tag):
+            kind: Kind = "bad" if release.smoke_failed else "unclear" if speed.of_smoke else "good"
+            yield SpeedBar(release.stage, speed.rate or 0.0, kind, speed.ceiling)
 
 
 def ways_back(paths: Paths, recipe: str, current: Release | None, back: Release | None) -> list[ReportCommand]:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from sparkpin.core import terminal
 from sparkpin.core.terminal import gib
-from sparkpin.report.drawing import draw_limit, draw_shares, draw_speeds
+from sparkpin.report.drawing import draw_checks, draw_limit, draw_shares, draw_speeds
 from sparkpin.report.facts import RecipePart, Report
 
 TITLE = "<title>sparkpin: releases"
@@ -32,6 +32,7 @@ def html(report: Report) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
         "bytes": terminal.size,
+        "draw_checks": lambda rows: Markup(draw_checks(rows)),
         "draw_limit": lambda bar: Markup(draw_limit(bar)),
         "draw_shares": lambda memory: Markup(draw_shares(memory)),
         "draw_speeds": lambda bars: Markup(draw_speeds(bars)),

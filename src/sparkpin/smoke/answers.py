@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
-from sparkpin.smoke.replies import Reply
-from sparkpin.smoke.sse import parse_chunks
+from sparkpin.smoke.replies import Exchange, Reply
+from sparkpin.smoke.sse import BadStream, parse_chunks
 
 
 class Wrong(Exception):
@@ -156,3 +159,25 @@ def stream_answer(reply: Reply) -> tuple[Answer, int]:
     require_own_ids([call.identity for call in calls.values()])
     found = tuple((call.name, call.arguments) for call in calls.values())
     return Answer(content, reasoning, found, finish, tokens, prompt), parts
+
+
+@dataclass(frozen=True)
+class RequestSpeed:
+    """What the streamed requests of a test saw, one at a time. No benchmark: few of them, and short."""
+
+    first_token: float  # seconds, the median
+    tokens_a_second: float  # after the first token, of all of them together
+
+
+def speed_of(exchanges: Sequence[Exchange]) -> RequestSpeed | None:
+    """None where no whole answer of several tokens was streamed."""
+    first, tokens, seconds = list[float](), 0, 0.0
+    for one in exchanges:
+        if one.status != 200 or one.fault or one.first is None or not (one.request or {}).get("stream"):
+            continue
+        with contextlib.suppress(BadStream, Wrong):
+            count = max((tokens_of(chunk) for chunk in parse_chunks(one.body) if chunk.get("usage")), default=0)
+            if count > 1 and one.seconds > one.first:
+                first.append(one.first)
+                tokens, seconds = tokens + count - 1, seconds + one.seconds - one.first
+    return RequestSpeed(round(median(first), 4), round(tokens / seconds, 2)) if first else None

@@ -106,11 +106,12 @@ class Client(contextlib.AbstractContextManager["Client"]):
     def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout: float | None = None) -> Reply:
         """`timeout` bounds the whole exchange, not each read: a server that trickles on is cut off too."""
         start, timeout = time.monotonic(), timeout or self.timeout
-        status, content_type, received, fault = None, "", bytearray(), ""
+        status, content_type, received, fault, first = None, "", bytearray(), "", None
         try:
             with self._stream(method, path, body, timeout) as response:
                 status, content_type = response.status_code, response.headers.get("content-type", "")
                 for part in response.iter_raw():
+                    first = first or time.monotonic() - start
                     received += part
                     if len(received) > MAX_BYTES:
                         raise Fault(f"the answer is longer than {MAX_BYTES} bytes")
@@ -123,7 +124,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         except Fault as error:
             fault = str(error)
         self.exchanges.append(
-            Exchange(method, path, body, status, content_type, bytes(received), time.monotonic() - start, fault)
+            Exchange(method, path, body, status, content_type, bytes(received), time.monotonic() - start, fault, first)
         )
         if fault or status is None:
             raise Fault(f"{method} {path}: {fault}")

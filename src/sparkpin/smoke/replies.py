@@ -35,6 +35,7 @@ class Exchange:
     body: bytes
     seconds: float
     fault: str = ""
+    first: float | None = None  # seconds until the answer began
 
     def as_dict(self) -> dict[str, Any]:
         """The body as text, or as Base64 where it is not UTF-8."""
@@ -50,5 +51,6 @@ class Exchange:
             "content_type": self.content_type,
             **body,
             "seconds": round(self.seconds, 3),
+            **({"first_seconds": round(self.first, 4)} if self.first is not None else {}),
             **({"fault": self.fault} if self.fault else {}),
         }

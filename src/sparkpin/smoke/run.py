@@ -27,6 +27,7 @@ from sparkpin.pins.vllm_flags import served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.smoke import drafting, drift, metrics, mods
+from sparkpin.smoke.answers import RequestSpeed, speed_of
 from sparkpin.smoke.checks import CheckResult, run_check
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.demands import require_known
@@ -49,6 +50,7 @@ class SmokeResult:
     load_format: str  # the loader
     weights_seconds: float | None  # what it took, None where the log does not say
     log_path: Path  # the container's complete log
+    speed: RequestSpeed | None  # of its own requests
 
 
 @dataclass
@@ -195,6 +197,7 @@ def finished(
         load_format=load_format(evidence.argv),
         weights_seconds=weights_seconds(evidence.log),
         log_path=evidence_folder(paths, release) / "server.log",
+        speed=speed_of(evidence.exchanges),
     )
     record = record_of(result, release, host) | {
         "argv": list(evidence.argv),

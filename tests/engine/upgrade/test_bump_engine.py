@@ -20,7 +20,6 @@ from wheelhouse import Index, make_wheel
 
 from sparkpin.build import consistent, make, rootfs
 from sparkpin.build.pair import pair
-from sparkpin.cli.bump import Trial
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as lock_module
@@ -29,6 +28,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.pins.schema import LockedDeb
 from sparkpin.releases.record import Release, Releases
 from sparkpin.upgrade.bump.record import bumps_of
+from sparkpin.upgrade.bump.steps import Candidate
 
 BASE = tiny_images.BASE.replace("FROM {{ parent_ref }} AS config", "{tree}FROM {{ parent_ref }} AS config", 1).replace(
     "{tree}", "FROM scratch AS rest-tree\nCOPY wheels/rest/ /opt/rest/\n"
@@ -37,7 +37,7 @@ BASE += "COPY --from=rest-tree / /\n"
 FAULT = "beta-1.2-py3-none-any.whl"
 
 
-def look(self: Trial, release: Release) -> str:
+def look(self: Candidate, release: Release) -> str:
     argv = ["docker", "run", "--rm", "--network", "none", release.tag, "/bin/sh", "-c", f"test ! -e /opt/rest/{FAULT}"]
     if subprocess.run(argv).returncode:
         raise SmokeError("chat: no answer")
@@ -80,15 +80,15 @@ def current(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> It
     with records.locked(name):
         records.point(records.get(release.tag))
 
-    def smoke(self: Trial, made: Release) -> str:
+    def smoke(self: Candidate, made: Release) -> str:
         said = look(self, made)
         Releases(self.paths).smoked(made.tag, good)
         return said
 
-    monkeypatch.setattr(Trial, "smoke", smoke)
-    monkeypatch.setattr(Trial, "smoke_again", look)
+    monkeypatch.setattr(Candidate, "smoke", smoke)
+    monkeypatch.setattr(Candidate, "smoke_again", look)
     for step in ("quality", "speed"):
-        monkeypatch.setattr(Trial, step, lambda *_, **options: "not asked")
+        monkeypatch.setattr(Candidate, step, lambda *_, **options: "not asked")
     yield paths, name
     remove_built(Engine.connect(), paths, name)
 
@@ -104,7 +104,7 @@ def test_a_bad_wheel_among_good_ones_is_named_and_without_it_the_rest_is_promote
     before = {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
     line = f"bump --recipe {name} --hold 0 --apply"
     code, out, err = typed(line, capsys)
-    assert code == 19 and "turned by ~ wheel beta: 1.0 -> 1.2\n" in out, f"{out}\n{err}"
+    assert code == 19 and "~ wheel beta: 1.0 -> 1.2\n" in out, f"{out}\n{err}"
     assert before == {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
     assert records.current_tag(name) == former
     [refused] = bumps_of(paths, name)

@@ -26,7 +26,7 @@ from sparkpin.releases import quality_record as quality
 from sparkpin.releases.keep import pins_file
 from sparkpin.releases.record import Releases
 from sparkpin.report import drawing, measured
-from sparkpin.report.facts import LimitBar, Report, ReportMemory, SpeedBar
+from sparkpin.report.facts import LimitBar, Report, ReportMemory, ReportRow, SpeedBar
 from sparkpin.report.gather import gather
 from sparkpin.report.page import html, markdown
 from sparkpin.upgrade.bump import record
@@ -88,9 +88,27 @@ def test_a_release_of_which_little_was_measured_says_so(made: Made, copied: Path
         for name in ("bench", "quality"):
             shutil.rmtree(Releases(copied).evidence(release) / name, ignore_errors=True)
     [part] = gather(copied, "scripted-tiny").recipes
-    assert [tile.text for tile in part.tiles][:3] == ["not measured"] * 3
+    assert not {"Output", "First token", "Quality"} & {tile.name for tile in part.tiles}
     assert part.bars == ()
     assert not re.search("[0-9] tok/s", html(Report("2026-01-04T00:00:00Z", "", (part,))))
+
+
+def test_a_fresh_install_shows_what_its_smoke_test_saw(made: Made, copied: Paths) -> None:
+    """Marked as such, and not beside a benchmark."""
+    records, first, second = Releases(copied), made[1][0], made[1][2]
+    known = {**(second.smoke or {}), "speed": {"first_token": 0.0312, "tokens_a_second": 58.3}}
+    records.smoked(second.tag, known)
+    shutil.rmtree(records.evidence(second) / "bench")
+    assert [bar.rate for bar in gather(copied, "scripted-tiny").recipes[0].bars] == [28.3]
+    shutil.rmtree(records.evidence(first) / "bench")
+    [part] = gather(copied, "scripted-tiny").recipes
+    tiles = {tile.name: tile for tile in part.tiles}
+    assert (tiles["Output"].text, tiles["First token"].text) == ("58.3 tok/s", "31.2 ms")
+    assert all("smoke test" in tiles[name].note for name in ("Output", "First token")) and "smoke" in part.measured_by
+    assert [bar.rate for bar in part.bars] == [58.3] and part.shown.speed.hint == f"invoke bench {second.tag}"
+    for damaged in (None, 1, {}, {"first_token": "x", "tokens_a_second": None}):
+        records.smoked(second.tag, {**known, "speed": damaged})
+        assert measured.speed_of(copied, records.get(second.tag)).rate is None
 
 
 def test_damaged_records_are_named(made: Made, copied: Paths, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +218,8 @@ def test_words_in_drawings_are_escaped() -> None:
     """The template takes drawings as they are."""
     limit = LimitBar(HOSTILE, HOSTILE, HOSTILE, HOSTILE, "good", 0.5, -math.inf, math.inf)
     shares = drawing.draw_shares(ReportMemory(HOSTILE, "good", ((HOSTILE, 1, HOSTILE),)))
-    for drawn in (drawing.draw_speeds([SpeedBar(HOSTILE, 1.0)]), shares, drawing.draw_limit(limit)):
+    checks = drawing.draw_checks([ReportRow(HOSTILE, HOSTILE)])
+    for drawn in (drawing.draw_speeds([SpeedBar(HOSTILE, 1.0)]), shares, checks, drawing.draw_limit(limit)):
         assert "<script" not in drawn and "&lt;script&gt;" in drawn
 
 

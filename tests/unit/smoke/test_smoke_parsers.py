@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sparkpin.smoke import metrics
+from sparkpin.smoke.answers import RequestSpeed, speed_of
+from sparkpin.smoke.replies import Exchange
 from sparkpin.smoke.sse import BadStream, parse_chunks, parse_events
 
 
@@ -59,3 +61,26 @@ def test_metrics_are_summed_over_engines() -> None:
     assert seen == metrics.DraftCounts(drafted=200, accepted=161) and seen.share == 0.805
     assert metrics.by_position(METRICS) == (0.8, 0.6)
     assert metrics.acceptance("up 1\n") is None and metrics.by_position("up 1\n") == ()
+
+
+def test_the_speed_of_a_test_s_own_requests() -> None:
+    """Of whole streamed answers alone."""
+
+    def asked(tokens: int, first: float | None, seconds: float, **more: object) -> Exchange:
+        body = b'data: {"choices": []}\n\ndata: {"choices": [], "usage": {"completion_tokens": %d}}\n\n' % tokens
+        known = {"request": {"stream": True}, "status": 200, "body": body + b"data: [DONE]\n\n", **more}
+        return Exchange("POST", "/v1/chat/completions", content_type="", seconds=seconds, first=first, **known)  # type: ignore[arg-type]
+
+    whole = [asked(11, 0.1, 0.6), asked(21, 0.3, 0.8), asked(31, 0.2, 1.2)]
+    others = [
+        asked(1000, 0.1, 0.2, request={"stream": False}),
+        asked(1000, 0.1, 0.2, request=None),
+        asked(1000, 0.1, 0.2, status=400),
+        asked(1000, 0.1, 0.2, fault="broken off by the test"),
+        asked(1000, 0.1, 0.2, body=b"data: 1"),
+        asked(1000, None, 0.2),
+        asked(1, 0.1, 0.2),
+        asked(0, 0.1, 0.2, body=b"data: [DONE]\n\n"),
+    ]
+    assert speed_of([*whole, *others]) == RequestSpeed(first_token=0.2, tokens_a_second=30.0)
+    assert speed_of(others) is None

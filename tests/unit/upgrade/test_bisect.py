@@ -18,15 +18,17 @@ from sparkpin.core import files
 from sparkpin.core.errors import BusyError, DiskError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release
-from sparkpin.upgrade.bisect import trial as trying
 from sparkpin.upgrade.bisect.changes import ReleaseChange
+from sparkpin.upgrade.bisect.check import Check, run_check
 from sparkpin.upgrade.bisect.mixed_project import Mixture
-from sparkpin.upgrade.bisect.plan import BisectPlan, identity, make_plan
-from sparkpin.upgrade.bisect.state import State, Trial
+from sparkpin.upgrade.bisect.plan import BisectPlan, make_plan
+from sparkpin.upgrade.bisect.state import State
+from sparkpin.upgrade.bisect.trial import Outcome
 
 RECIPE = "recipes/scripted-tiny.yaml"
 Ends = tuple[Path, Release, Release]  # where their records are, the good and the bad release
 Remade = tuple[Paths, BisectPlan]
+TIME = "20270101T000000Z"
 LENGTH = r'case "$SPARKPIN_COMMAND" in *"--max-model-len 1024"*) echo too short; exit 1;; esac'
 """Cheap: a look at the command line. A prompt of 1,500 tokens would find the same."""
 
@@ -71,7 +73,7 @@ def test_the_setting_that_turns_the_check(home: Ends, paths: Paths, capsys: pyte
     search(home)
     text = capsys.readouterr().out
     assert [line[:3] for line in text.splitlines() if " -> " in line][:3] == ["  1", "  2", "  3"]
-    found = text[text.index("turns the check") :]
+    found = text[text.index("the check fails") :]
     assert "  ~ flag --max-model-len: 2048 -> 1024\n" in found
     assert "max-num-seqs" not in found and "OMP" not in found
     trials = state_of(paths).trials
@@ -83,15 +85,16 @@ def test_a_killed_search_goes_on(home: Ends, paths: Paths, tmp_path: Path, monke
     """Ctrl-C within the fourth trial: three are known, and none of them is tried again."""
     marks = tmp_path / "marks"
     check = f'echo "$SPARKPIN_COMMAND" >>{marks}; {LENGTH}'
-    whole = trying.Bench.attempt
+    whole, begun = Check.judge, list[object]()
 
-    def broken(self: trying.Bench, chosen: object, number: int) -> object:
-        if number == 4:
+    def broken(self: Check, *more: object) -> object:
+        begun.append(more)
+        if len(begun) == 4:
             raise KeyboardInterrupt
-        return whole(self, chosen, number)  # type: ignore[arg-type]
+        return whole(self, *more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(trying.Bench, "attempt", broken)
+        patched.setattr(Check, "judge", broken)
         with pytest.raises(KeyboardInterrupt):
             search(home, check)
     known = state_of(paths).trials
@@ -109,10 +112,28 @@ def test_a_state_that_is_none_and_one_that_another_run_holds(home: Ends, paths: 
     [path] = paths.home.glob("bisect/*/state.json")
     with files.lock(path.parent / ".lock"), pytest.raises(BusyError):
         search(home)
-    path.write_text("{}")
-    with pytest.raises(ManifestError) as caught:
+    for other in (
+        "{}",
+        "[]",
+        "no JSON",
+        '{"schema": 2}',
+        path.read_text().replace('"unresolved"', "1").replace("[", "{"),
+    ):
+        path.write_text(other)
+        with pytest.raises(ManifestError) as caught:
+            search(home)
+        assert f"rm {path}" in caught.value.next_step
+
+
+def test_nobody_else_reads_what_a_check_got_and_printed(home: Ends, paths: Paths) -> None:
+    old = os.umask(0)
+    try:
         search(home)
-    assert f"rm {path}" in caught.value.next_step
+    finally:
+        os.umask(old)
+    [folder] = paths.home.glob("bisect/*/")
+    assert folder.stat().st_mode & 0o077 == 0
+    assert not [path for path in folder.glob("*.json") if path.stat().st_mode & 0o077]
 
 
 def test_another_check_is_another_search(home: Ends, tmp_path: Path) -> None:
@@ -121,8 +142,8 @@ def test_another_check_is_another_search(home: Ends, tmp_path: Path) -> None:
     plan = make_plan(Paths(PROJECT, home[0] / "cache", home[0] / "home"), home[1].tag, home[2].tag)
     script.write_text("true")
 
-    def name(check: str, *, limit: float = 60) -> str:
-        return identity(plan, check, serve=False, unstarted_is_bad=False, limit=limit)
+    def name(check: str, *, limit: int = 60) -> str:
+        return Check(check, False, False, limit).identity(plan)
 
     found = [name(f"sh {script}"), name("true"), name("true", limit=61)]
     assert name(f"sh {script}") == found[0]
@@ -131,34 +152,36 @@ def test_another_check_is_another_search(home: Ends, tmp_path: Path) -> None:
     script.write_text("false")
     assert len({*found, name(f"sh {script}")}) == 4
     assert not {*before} & {name(check) for check in late}, "wherever in the command it stands"
-    written = name(f"true > {script}")
+    written = name(f"true >> {script}")
     script.write_text("another output")
-    assert name(f"true > {script}") == written, "what it writes is no part of it"
+    assert name(f"true >> {script}") == written, "what it writes is no part of it"
+    with pytest.raises(InputError):
+        name("echo 'never closed")
 
 
 def test_what_says_nothing_of_a_release_ends_the_search(
     home: Ends, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault of the machine, which a test cannot have: a full disk at the third image. It leaves no verdict."""
-    whole, made = trying.Bench.made, list[object]()
+    whole, made = BisectPlan.combine, list[object]()
 
-    def full(self: trying.Bench, chosen: object) -> object:
-        made.append(chosen)
+    def full(*asked: object) -> object:
+        made.append(asked)
         if len(made) == 3:
             raise DiskError("no space left")
-        return whole(self, chosen)  # type: ignore[arg-type]
+        return whole(*asked)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(trying.Bench, "made", full)
+    monkeypatch.setattr(BisectPlan, "combine", full)
     with pytest.raises(DiskError):
         search(home)
     assert [trial.verdict for trial in state_of(paths).trials] == ["good", "bad"]
 
 
 def test_an_end_that_does_not_start(home: Ends, paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of a server: tests/engine/history/test_bisect_engine.py has real ones. Words decide nothing."""
+    """In the place of a server: tests/engine/upgrade/test_bisect_engine.py has real ones. Words decide nothing."""
     for started in (False, True):
-        trial = Trial(chosen=[], verdict="unresolved", how="it does not start", started=started, seconds=0)
-        monkeypatch.setattr(trying.Bench, "attempt", lambda *_, trial=trial: trial)
+        outcome = Outcome("unresolved", "it does not start", started)
+        monkeypatch.setattr(Check, "judge", lambda *_, outcome=outcome: outcome)
         with pytest.raises(InputError) as caught:
             search(home, LENGTH if started else f"{LENGTH} ")
         assert ("--unstarted-is-bad" in caught.value.next_step) == (not started)
@@ -185,8 +208,8 @@ def test_what_a_check_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
         check = f"exec 9>{tmp_path / 'pipe'}; echo opened >&9; sleep 1000 & exit 0"
-        assert trying.run_check(check, {}, tmp_path / "log", limit=600) == ("good", "exit code 0")
-        assert trying.run_check("sleep 60 & sleep 60", {}, tmp_path / "late", limit=0.2)[0] == "unresolved"
+        assert run_check(check, {}, tmp_path / "log", limit=600).verdict == "good"
+        assert run_check("sleep 60 & sleep 60", {}, tmp_path / "late", limit=0.2).verdict == "unresolved"
         assert os.read(pipe, 100) == b"opened\n"
         assert select.select([pipe], [], [], 300)[0] and os.read(pipe, 100) == b""
     finally:
@@ -206,11 +229,16 @@ def test_what_a_check_is_told(home: Ends, paths: Paths, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def remade(tmp_path_factory: pytest.TempPathFactory) -> Remade:
-    """Two releases whose images differ: in a wheel of the lock, a mod and a template. A stage differs in a remark."""
+    """Two releases whose images differ: in a wheel and a package of the lock, a mod and a template. A stage differs
+    in a remark, and the packages were locked at another time."""
     where = tmp_path_factory.mktemp("remade")
     good = make_sample(where, "hybrid").release
     project = copy_of_project(where / "other")
     lock = json.loads((project / "pins/stacks/cpu.lock").read_text())
+    assert lock["time"] not in ("", TIME)
+    lock["time"] = TIME
+    deb = lock["debs"][0]
+    deb.update(version="9:9", file=f"{deb['name']}_9%3a9_amd64.deb", sha256="cd" * 32)
     wheel = next(row for row in lock["wheels"] if row["name"] == "networkx")
     wheel.update(version="0.1", file="networkx-0.1-py3-none-any.whl", sha256="ab" * 32)
     (project / "pins/stacks/cpu.lock").write_text(json.dumps(lock))
@@ -224,19 +252,20 @@ def remade(tmp_path_factory: pytest.TempPathFactory) -> Remade:
 
 def test_each_combination_is_an_image_of_its_own(remade: Remade) -> None:
     """A remark in a stage decides no image, so it is no change. Only the ends are images that are there."""
-    _, plan = remade
-    ids = ["mod hybrid-int4-fp8", "wheel networkx", "file dockerfiles/mods.Dockerfile.j2"]
-    assert plan.mixture and ([change.id for change in plan.changes], plan.notes) == (ids, ())
-    ends = [plan.image_of(chosen) for chosen in ((), plan.changes, plan.changes[:1])]
-    assert ends == [plan.good, plan.bad, None]
-    mod, wheel, template = plan.changes
+    paths, plan = remade
+    ids = ["mod hybrid-int4-fp8", "wheel networkx", "deb base-files", "file dockerfiles/mods.Dockerfile.j2"]
+    assert plan.mixture and ([change.id for change in plan.changes], plan.note) == (ids, "")
+    ends = [plan.combine(paths, chosen).image for chosen in ((), plan.changes)]
+    assert ends == [plan.good.image, plan.bad.image]
+    mod, wheel, deb, template = plan.changes
     keys = {}
-    for chosen in ((), (mod,), (wheel,), (template,), (mod, wheel), plan.changes):
+    for chosen in ((), (mod,), (wheel,), (deb,), (template,), (mod, wheel), plan.changes):
         with plan.mixture.pairings(chosen) as (project, pairings):
             keys[chosen] = [pairing.rendered.key for pairing in pairings]
             assert ("# edited" in (project / "dockerfiles/mods.Dockerfile.j2").read_text()) == (template in chosen)
-            assert ('"0.1"' in (project / "pins/stacks/cpu.lock").read_text()) == (wheel in chosen)
-    assert len({tuple(pair) for pair in keys.values()}) == 6
+            lock = (project / "pins/stacks/cpu.lock").read_text()
+            assert ('"0.1"' in lock, '"9:9"' in lock, TIME in lock) == (wheel in chosen, deb in chosen, deb in chosen)
+    assert len({tuple(pair) for pair in keys.values()}) == 7
     assert keys[()][-1] == plan.good.build_key and keys[plan.changes][-1] == plan.bad.build_key
     assert keys[(mod,)][0] == keys[()][0] != keys[(wheel,)][0]  # the first stage has no mod: its layers are used again
 
@@ -249,14 +278,14 @@ def test_images_whose_files_are_gone_are_taken_whole(remade: Remade, tmp_path: P
         path.unlink()
     found = make_plan(other, plan.good.tag, plan.bad.tag)
     assert [change.id for change in found.changes] == ["image as a whole"]
-    assert "dockerfiles/mods.Dockerfile.j2" in found.notes[0]
+    assert "dockerfiles/mods.Dockerfile.j2" in found.note
 
 
 def test_what_cannot_be_searched_between(remade: Remade) -> None:
     paths, plan = remade
     with pytest.raises(InputError, match="of another stack: cpu and spark"):
         Mixture.of(paths, plan.good, dataclasses.replace(plan.bad, stack="spark"))
-    with pytest.raises(InputError, match="are one release"):
+    with pytest.raises(InputError):
         make_plan(paths, plan.good.tag, plan.good.tag)
 
 
@@ -266,5 +295,5 @@ def test_flags_in_another_order(home: Ends) -> None:
     moved = (*good.argv[:3], "--seed", "0", "--dtype", "auto")
     bad = dataclasses.replace(good, argv=moved, env={**good.env, "A": "1", "B": "2"})
     some = tuple(ReleaseChange("variable", name, None, value) for name, value in (("A", "1"), ("B", "2")))
-    plan = BisectPlan(good, bad, some, None, ())
+    plan = BisectPlan(good, bad, some, None)
     assert [plan.argv(chosen) for chosen in ((), some[:1], some)] == [good.argv, good.argv, bad.argv]

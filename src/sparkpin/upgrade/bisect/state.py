@@ -1,5 +1,5 @@
 """What a search has found so far, so that a killed one goes on: SPARKPIN_HOME/bisect/<id>/state.json, and the logs of
-each trial beside it."""
+its trials beside it. Nobody else reads them: a check may print what is secret."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.pins.schema import StrictModel
-from sparkpin.releases.record import read_as
+from sparkpin.releases.record import PRIVATE, read_as
 from sparkpin.upgrade.bisect.search import Verdict
 
 FOLDER = "bisect"  # of SPARKPIN_HOME
@@ -25,7 +25,7 @@ class Trial(StrictModel):
     how: str  # what was seen, in a few words
     started: bool = True  # False where its server did not become ready
     seconds: float  # that it took
-    log: str = ""  # file beside
+    log: str = ""  # file in the same folder
 
 
 class State(StrictModel):
@@ -49,4 +49,4 @@ def read(path: Path) -> State | None:
 
 
 def write(path: Path, state: State) -> None:
-    write_json(path, state.model_dump(mode="json", by_alias=True))
+    write_json(path, state.model_dump(mode="json", by_alias=True), PRIVATE)

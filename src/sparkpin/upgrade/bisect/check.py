@@ -1,0 +1,135 @@
+"""The user's own command as the judge of a combination, with a server of it where that is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from sparkpin.build.make import checkpoint_of
+from sparkpin.core.errors import InputError
+from sparkpin.core.files import write_json
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say
+from sparkpin.host.engine import engine_of
+from sparkpin.pins.manifests import digest_of
+from sparkpin.pins.vllm_flags import served_name
+from sparkpin.releases.container import ready_timeout, require_image, require_readable
+from sparkpin.releases.record import PRIVATE, Release, to_json
+from sparkpin.releases.runs_here import obstacle, uses_gpu
+from sparkpin.serve.socket_port import listening
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.server import alone, started
+from sparkpin.smoke.startup import StartFault
+from sparkpin.upgrade.bisect.plan import BisectPlan
+from sparkpin.upgrade.bisect.search import Verdict
+from sparkpin.upgrade.bisect.trial import Outcome
+
+SKIP, CANNOT = 125, (126, 127)
+
+
+@dataclass(frozen=True)
+class Check:
+    command: str
+    serve: bool  # start a server for it
+    unstarted_is_bad: bool  # a server that does not become ready, which is unresolved otherwise
+    limit: int  # seconds that it may take
+
+    def identity(self, plan: BisectPlan) -> str:
+        """Names a search: the same one goes on where it was broken off. Files that the check names count by content."""
+        try:
+            words = ["", *shlex.shlex(self.command, posix=True, punctuation_chars=True)]
+        except ValueError as error:
+            raise InputError(f"--check: {error}", next_step="quote the command for your shell") from None
+        read = [word for before, word in pairwise(words) if ">" not in before]  # the others are written
+        scripts = [Path(os.path.expanduser(word)) for word in read]
+        content = [path.read_text(errors="replace") for path in scripts if os.path.isfile(path)]
+        ends = [plan.good.key, plan.bad.key, *(change.id for change in plan.changes)]
+        return digest_of([ends, dataclasses.asdict(self), content, os.getcwd()])[:12]
+
+    def judge(self, paths: Paths, plan: BisectPlan, release: Release, log: Path) -> Outcome:
+        try:
+            with self.endpoint(paths, plan, release, log) as endpoint:
+                return run_check(self.command, environment(release, endpoint, log), log, limit=self.limit)
+        except StartFault as fault:
+            log.write_text(f"{fault}\n")
+            verdict: Verdict = "bad" if self.unstarted_is_bad else "unresolved"
+            return Outcome(verdict, f"does not start: {str(fault).splitlines()[0]}", started=False)
+
+    @contextlib.contextmanager
+    def endpoint(self, paths: Paths, plan: BisectPlan, release: Release, log: Path) -> Iterator[str]:
+        """The address of its server, once it answers; "" where none is asked for. StartFault where it does not.
+
+        It is the smoke test's container, which has no network, behind a port of 127.0.0.1. The server's log is kept,
+        however that ends.
+        """
+        if not self.serve:
+            yield ""
+            return
+        engine = engine_of(paths)
+        if why := obstacle(paths, engine, release):
+            raise InputError(f"{release.tag} cannot be served here: {why}", next_step="leave --serve out, or go there")
+        require_image(engine, release)
+        source = plan.good if plan.good.checkpoint_key == release.checkpoint_key else plan.bad
+        require_readable(checkpoint := checkpoint_of(paths, source))
+        how: dict[str, Any] = {"gpus": uses_gpu(paths, release), "timeout": ready_timeout(checkpoint), "say": say}
+        with alone(paths, engine, say), started(paths, engine, release, checkpoint, **how) as server:
+            try:
+                with Client.unix(server.socket) as client:
+                    server.wait_ready(client)
+                with listening(server.socket) as port:
+                    yield f"http://127.0.0.1:{port}"
+            finally:
+                log.with_name(f"{log.stem}-server.log").write_bytes(server.log())
+
+
+def environment(release: Release, endpoint: str, log: Path) -> dict[str, str]:
+    """What the check gets besides this process's own environment."""
+    write_json(record := log.with_suffix(".json"), to_json(release), PRIVATE)
+    return {
+        "SPARKPIN_RELEASE": f"{release.recipe}:{release.name}",
+        "SPARKPIN_IMAGE": release.tag,
+        "SPARKPIN_COMMAND": shlex.join(release.argv),
+        "SPARKPIN_RECORD": str(record),
+        "SPARKPIN_MODEL": served_name(release.argv),
+        "SPARKPIN_ENDPOINT": endpoint,
+    }
+
+
+def run_check(command: str, env: Mapping[str, str], log: Path, *, limit: float) -> Outcome:
+    """As for `git bisect run` 0 is good, 125 unresolved, any other up to 124 bad. What the command prints goes into the
+    log; what it left behind ends with it.
+
+    InputError where the shell cannot run it, or a signal ended it: that shows nothing about a release.
+    """
+    argv, environ = ["/bin/sh", "-c", command], {**os.environ, **env}
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            argv, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return Outcome("unresolved", f"the check took more than {limit:.0f} s")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    last = next(
+        (line.strip()[:200] for line in reversed(log.read_text(errors="replace").split("\n")) if line.strip()), ""
+    )
+    if code in CANNOT or not 0 <= code <= 127:
+        why = f"signal {-code} ended it" if code < 0 else f"exit code {code}"
+        step = "correct --check, then run the same command again"
+        raise InputError(f"the check {command!r} did not run: {why} ({last})", next_step=step)
+    if code == SKIP:
+        return Outcome("unresolved", "exit code 125")
+    return Outcome("bad" if code else "good", f"exit code {code}" + f": {last}" * bool(code and last))
