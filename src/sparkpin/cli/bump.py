@@ -36,7 +36,7 @@ LONGEST = 3650  # days
 def bump(
     *,
     stack: Stack = None,
-    what: Annotated[What, "update only this component (default: all)", "PART"] = "all",
+    what: Annotated[What, "update only this component: vllm, python, debian or model (default: all)", "PART"] = "all",
     to: Annotated[
         str, "a version that the stack is to pin, such as vllm==0.34.0; --apply writes it", "NAME==VERSION"
     ] = "",
