@@ -208,12 +208,9 @@ def prune(
     ] = 5,
     dry_run: Annotated[bool, "print what would be removed, and change nothing"] = False,
     store: Annotated[bool, "also remove fetched files that no lock and no remaining release needs"] = False,
-    build_cache: Annotated[
-        bool, "also clear the engine's build cache, including that of other projects' builds"
-    ] = False,
 ) -> None:
     """Remove old releases, and what only they needed."""
-    cli.prune.prune(keep=keep, dry_run=dry_run, store=store, build_cache=build_cache)
+    cli.prune.prune(keep=keep, dry_run=dry_run, store=store)
 
 
 @task("releases")

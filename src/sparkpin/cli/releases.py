@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from sparkpin import cli
@@ -18,8 +20,8 @@ from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.pins.vllm_flags import parse_flags
 from sparkpin.releases import current, quality_gate
-from sparkpin.releases import keep as pinned
 from sparkpin.releases import rollback as rolling
+from sparkpin.releases.protection import protect, unprotect
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import linked
 from sparkpin.serve.served import running_release
@@ -31,18 +33,17 @@ def images(*, as_json: bool) -> None:
     """What can be read of the releases; then ManifestError for a record that is damaged."""
     paths = Paths.from_env()
     with waiting(say, "asking the engine for its images"):
-        rows, shared = current.rows(paths, engine_of(paths))
+        found = current.list_images(paths, engine_of(paths))
     if as_json:
-        show_json(rows)
-    elif rows:
-        tables.show_images(rows, shared)
+        show_json(found.rows)
+    elif found.rows:
+        tables.show_images(found.rows, found.shared)
     else:
         show("no release yet; next: invoke up")
-    faults = Releases(paths).faults()
-    for fault in faults[1:]:
+    for fault in found.faults[1:]:
         say(f"damaged, too: {fault}")
-    if faults:
-        raise faults[0]
+    if found.faults:
+        raise found.faults[0]
 
 
 def promote(tag: str, *, recipe: str | None = None, accept_loss: str = "", deep: bool = False) -> None:
@@ -51,29 +52,29 @@ def promote(tag: str, *, recipe: str | None = None, accept_loss: str = "", deep:
     deep: hash all of its checkpoint, not only what is small or has another time (`checkpoint.content`)."""
     paths = Paths.from_env()
     accept_loss = accept_loss.strip()  # blanks are no reason
-    asked = Releases(paths).get(tag, recipe)
-    told = quality_gate.check(paths, asked, accepted=accept_loss)
+    release = Releases(paths).get(tag, recipe)
+    notes = quality_gate.check(paths, release, accepted=accept_loss)
     engine = engine_of(paths)
-    from sparkpin.build.consistent import require_consistent  # slow to import
-
-    hashed: list[Path] = []
-
-    def look(wanted: Release) -> None:
-        linked.require_there(paths, wanted)
-        hashed.extend(
-            require_consistent(paths, wanted, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
-        )
-
-    release = current.promote(paths, engine, asked.tag, look)
+    hashed = require_as_recorded(paths, release, deep=deep) if release.is_good else []
+    release = current.promote(paths, engine, release)
     show(f"current release of {release.recipe}: {release.tag}")
     if deep:
         total = terminal.size(sum(file.stat().st_size for file in hashed))
         show(f"hashed: {terminal.count(len(hashed), 'file')} of its checkpoint, {total}, each as its record names it")
-    for line in told:
+    for line in notes:
         show(line)
     if accept_loss:
         quality_gate.note_accepted(paths, release, accept_loss)
     next_serve(paths, engine, release)
+
+
+def require_as_recorded(paths: Paths, release: Release, *, deep: bool = False) -> Sequence[Path]:
+    """Raises where a release is not what its record says, here or on the machines that its recipe is served on. The
+    files of its checkpoint that were hashed."""
+    from sparkpin.build.consistent import require_consistent  # slow to import
+
+    linked.require_there(paths, release)
+    return require_consistent(paths, release, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
 
 
 def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
@@ -89,8 +90,9 @@ def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
 def rollback(
     *, recipe: str | None, to: str = "", serve_it: bool = False, drain: int | None = None, dry_run: bool = False
 ) -> None:
-    """to: a release that was current before, further back. serve_it: serve what came back, too; where it does not
-    become ready, nothing has changed."""
+    """to: a release that was current before, further back. serve_it: serve what comes back first; where it does not
+    become ready, nothing has changed. What is killed before its last line has changed nothing that is current, and the
+    same command again does it all."""
     paths = Paths.from_env()
     records = Releases(paths)
     if to and not recipe:
@@ -98,31 +100,25 @@ def rollback(
             recipe = records.get(to).recipe
     name = choose_known(paths, recipe)
     for fault in require_recipe(paths, records, name):
-        say(f"passed over: {fault}")
-    current.require_pointer(records, name)  # before an engine is started
+        say(f"damaged, so not gone back to: {fault}")
+    former = current.require_current(records, name)  # before an engine is started
     engine = engine_of(paths)
-    running = running_release(paths, engine, name)
-    from sparkpin.build.consistent import require_consistent  # slow to import
-
-    def look(wanted: Release) -> None:
-        linked.require_there(paths, wanted)
-        require_consistent(paths, wanted, finished=True)
-
-    def then(former: Release, release: Release) -> None:
-        for line in went_back(former, release, running):
-            show(line)
-        if serve_it:
-            cli.serve.serve(recipe=name, release=release.tag, drain=drain)
-        else:
-            next_serve(paths, engine, release)
-
-    if dry_run:
-        former, release, _ = rolling.way_back(paths, engine, name, say, look, to=to)
-        for line in (*went_back(former, release, running, "would go back"), *differences(paths, former, release)):
-            show(line)
-        show("image and checkpoint are there; nothing was changed")
+    check = partial(require_as_recorded, paths)
+    if to:
+        release = rolling.require_target(paths, engine, name, to, check)
     else:
-        rolling.rollback(paths, engine, name, say, look, then, to=to)
+        release = rolling.find_target(paths, engine, name, say, check)
+    running = running_release(paths, engine, name)
+    if dry_run:
+        lines = (*went_back(former, release, running, "would go back"), *differences(paths, former, release))
+        show("\n".join((*lines, "image and checkpoint are there; nothing was changed")))
+        return
+    if serve_it:
+        cli.serve.serve(recipe=name, release=release.tag, drain=drain, becomes_current=True)
+    current.make_current(paths, engine, release, instead_of=former)
+    show("\n".join(went_back(former, release, running)))
+    if not serve_it:
+        next_serve(paths, engine, release)
 
 
 def differences(paths: Paths, former: Release, release: Release) -> list[str]:
@@ -141,6 +137,8 @@ def differences(paths: Paths, former: Release, release: Release) -> list[str]:
 
 def went_back(former: Release, release: Release, running: str | None, word: str = "back") -> list[str]:
     """What a rollback did. running: tag of what was served, which need not be what was current."""
+    if former.tag == release.tag:
+        return [f"{release.tag} is current already"]
     lines = [
         f"{word} from {former.tag}",
         f"to {release.tag}: image {terminal.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}",
@@ -168,10 +166,9 @@ def keep(tag: str, *, note: str = "", remove: bool = False) -> None:
         raise InputError(
             f"--note {note!r} is of what is kept, --remove of what is not", next_step=f"invoke keep {tag} --remove"
         )
+    release = records.get(tag)
     if remove:
-        was_kept = pinned.unpin(records, tag)
-        show(f"{records.get(tag).tag} is {'no longer' if was_kept else 'not'} kept")
+        show(f"{release.tag} is {'no longer' if unprotect(records, release) else 'not'} kept")
         return
-    release, made = pinned.pin(records, tag, note)
-    show(f"{release.tag} is {made.text}")
+    show(f"{release.tag} is {protect(records, release, note).text}")
     show(f"no prune removes it until: invoke keep {release.tag} --remove")

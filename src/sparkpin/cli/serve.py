@@ -36,9 +36,10 @@ def serve(
     unit: bool = False,
     where: tuple[str | None, str | None, bool] = (None, None, False),
     test: Test | None = None,
+    becomes_current: bool = False,
 ) -> None:
     """unit: print a systemd unit that does so after a reboot, and serve nothing. drain, test: as `service.start`;
-    where: the fields of `NodesOptions`."""
+    where: the fields of `NodesOptions`; becomes_current: the caller makes it the current release next."""
     paths = Paths.from_env()
     records = Releases(paths)
     if release:
@@ -94,9 +95,7 @@ def serve(
         for line in serving_tasks.told(paths, served, address.cert if address else "", context, scripted):
             show(line)
     current = records.current(chosen.recipe)
-    if current and current.tag == chosen.tag:
-        records.finish(chosen.recipe)
-    elif current:
+    if current and current.tag != chosen.tag and not becomes_current:
         show(f"note: current is {current.tag}, and rollback goes by that; this one: invoke promote {chosen.tag}")
 
 
