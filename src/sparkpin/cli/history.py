@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import show, show_json
-from sparkpin.history import operands
-from sparkpin.history import text as explain
-from sparkpin.history import why as finding
+from sparkpin.history.diff_text import difference_json, difference_lines
+from sparkpin.history.sides import difference
+from sparkpin.history.why import find_origin, origin_lines
 
 
 def diff(before: str, after: str, *, all_files: bool, as_json: bool) -> bool:
     """Whether the two differ."""
-    found = operands.difference(Paths.from_env(), before, after)
+    found = difference(Paths.from_env(), before, after)
     if as_json:
-        show_json(explain.difference_json(found))
+        show_json(difference_json(found))
     else:
-        show("\n".join(explain.difference_lines(found, all_files=all_files)))
+        show("\n".join(difference_lines(found, all_files=all_files)))
     return not found.identical
 
 
 def why(tag: str, path: str, *, as_json: bool) -> None:
-    origin = finding.why(Paths.from_env(), tag, path)
+    origin = find_origin(Paths.from_env(), tag, path)
     if as_json:
-        show_json(explain.origin_json(origin))
+        show_json(asdict(origin))
     else:
-        show("\n".join(explain.origin_lines(origin)))
+        show("\n".join(origin_lines(origin)))

@@ -123,11 +123,11 @@ def rollback(
 
 def differences(paths: Paths, former: Release, release: Release) -> list[str]:
     """The first lines of `diff`, without the sides."""
-    from sparkpin.history import operands, text  # slow to import
+    from sparkpin.history import diff_text, sides  # slow to import
 
     command = f"invoke diff {former.tag} {release.tag}"
     try:
-        found = text.difference_lines(operands.difference(paths, former.tag, release.tag), all_files=False)
+        found = diff_text.difference_lines(sides.difference(paths, former.tag, release.tag), all_files=False)
         lines = [line for line in list(found)[2:] if line]
     except SparkpinError as error:
         return [f"{command}: {error.message}"]

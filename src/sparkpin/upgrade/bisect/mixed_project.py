@@ -16,7 +16,7 @@ from typing import Any
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.history.comparison import Difference
+from sparkpin.history.diff import Difference
 from sparkpin.pins import manifests, reading
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release

@@ -15,7 +15,7 @@ from sparkpin.build.consistent import require_consistent
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.history import operands
+from sparkpin.history import sides
 from sparkpin.releases.kept_inputs import reason
 from sparkpin.releases.record import Release, Releases
 from sparkpin.upgrade.bisect.changes import STARTED, ReleaseChange, argv_with, mixed, of_command
@@ -68,7 +68,7 @@ def make_plan(paths: Paths, good_name: str, bad_name: str) -> BisectPlan:
         raise InputError(f"{good.tag} and {bad.tag} are one release", next_step="invoke images lists the releases")
     for release in (good, bad):
         require_consistent(paths, release)
-    found = operands.recorded_difference(paths, *(operands.release_side(paths, release) for release in (good, bad)))
+    found = sides.recorded_difference(paths, *(sides.release_side(paths, release) for release in (good, bad)))
     changes, notes, mixture = list(of_command(found)), [], None
     if good.checkpoint_key != bad.checkpoint_key:
         changes.append(ReleaseChange("checkpoint", "as a whole", good.checkpoint_key[:12], bad.checkpoint_key[:12]))
