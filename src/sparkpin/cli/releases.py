@@ -7,10 +7,12 @@ import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
-from sparkpin import cli
 from sparkpin.cli import tables
 from sparkpin.cli.choose import choose_known, require_recipe
+from sparkpin.cli.options import Drain, Json, Recipe
+from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -29,12 +31,13 @@ from sparkpin.serve.served import running_release
 FIRST = 12  # lines of `diff` in a dry run
 
 
-def images(*, as_json: bool) -> None:
-    """What can be read of the releases; then ManifestError for a record that is damaged."""
+@task("releases")
+def images(*, json: Json = False) -> None:
+    """List the releases with their images."""
     paths = Paths.from_env()
     with waiting(say, "asking the engine for its images"):
         found = current.list_images(paths, engine_of(paths))
-    if as_json:
+    if json:
         show_json(found.rows)
     elif found.rows:
         tables.show_images(found.rows, found.shared)
@@ -46,10 +49,20 @@ def images(*, as_json: bool) -> None:
         raise found.faults[0]
 
 
-def promote(tag: str, *, recipe: str | None = None, accept_loss: str = "", deep: bool = False) -> None:
-    """tag: or the name of a stage, of that recipe where one is given.
-    accept_loss: why a greater loss of quality than the stage allows is taken; it is kept with the release.
-    deep: hash all of its checkpoint, not only what is small or has another time (`checkpoint.content`)."""
+@task("releases")
+def promote(
+    tag: Annotated[str, "release that passed its smoke test"],
+    *,
+    recipe: Recipe = None,
+    accept_loss: Annotated[
+        str, "why it may lose more quality than its stage allows; recorded with the release", "WHY"
+    ] = "",
+    deep: Annotated[bool, "hash its whole checkpoint, not only small files and those whose time has changed"] = False,
+) -> None:
+    """Make a release the current one of its recipe.
+
+    invoke promote v2-tq
+    """
     paths = Paths.from_env()
     accept_loss = accept_loss.strip()  # blanks are no reason
     release = Releases(paths).get(tag, recipe)
@@ -87,12 +100,19 @@ def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
         show(f"next: {machine.serve_command(paths.project, release.recipe)}{until}")
 
 
+@task("releases")
 def rollback(
-    *, recipe: str | None, to: str = "", serve_it: bool = False, drain: int | None = None, dry_run: bool = False
+    *,
+    recipe: Recipe = None,
+    to: Annotated[str, "an earlier current release to go back to (default: the previous one)", "TAG"] = "",
+    serve: Annotated[bool, "also serve it; if it does not become ready, nothing changes"] = False,
+    drain: Drain = None,
+    dry_run: Annotated[bool, "print which release it would be and what differs, and change nothing"] = False,
 ) -> None:
-    """to: a release that was current before, further back. serve_it: serve what comes back first; where it does not
-    become ready, nothing has changed. What is killed before its last line has changed nothing that is current, and the
-    same command again does it all."""
+    """Restore the previous release; repeat to go further back.
+
+    invoke rollback --serve
+    """
     paths = Paths.from_env()
     records = Releases(paths)
     if to and not recipe:
@@ -113,11 +133,13 @@ def rollback(
         lines = (*went_back(former, release, running, "would go back"), *differences(paths, former, release))
         show("\n".join((*lines, "image and checkpoint are there; nothing was changed")))
         return
-    if serve_it:
-        cli.serve.serve(recipe=name, release=release.tag, drain=drain, becomes_current=True)
+    if serve:
+        from sparkpin.cli.serve import serve_release  # slow to import
+
+        serve_release(recipe=name, release=release.tag, drain=drain, becomes_current=True)
     current.make_current(paths, engine, release, instead_of=former)
     show("\n".join(went_back(former, release, running)))
-    if not serve_it:
+    if not serve:
         next_serve(paths, engine, release)
 
 
@@ -160,7 +182,14 @@ def changed_flags(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
     return [f"  - {flag}" for flag in old if flag not in new] + [f"  + {flag}" for flag in new if flag not in old]
 
 
-def keep(tag: str, *, note: str = "", remove: bool = False) -> None:
+@task("releases")
+def keep(
+    tag: Annotated[str, "release to keep"],
+    *,
+    note: Annotated[str, "why, in one line"] = "",
+    remove: Annotated[bool, "stop keeping it: `prune` may remove it again"] = False,
+) -> None:
+    """Protect a release from `prune`."""
     records = Releases(Paths.from_env())
     if remove and note:
         raise InputError(

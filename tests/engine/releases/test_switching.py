@@ -129,12 +129,12 @@ def test_a_rollback_serves_first_and_records_last(
             raise end("did not become ready")
 
     command(paths, engine, monkeypatch)
-    monkeypatch.setattr(commands_serve, "serve", serve)
+    monkeypatch.setattr(commands_serve, "serve_release", serve)
     before = Releases(paths).promotions_path("tiny").read_bytes()
     with pytest.raises(end):
-        commands_releases.rollback(recipe="tiny", serve_it=True)
+        commands_releases.rollback(recipe="tiny", serve=True)
     assert Releases(paths).promotions_path("tiny").read_bytes() == before
-    commands_releases.rollback(recipe="tiny", serve_it=True)
+    commands_releases.rollback(recipe="tiny", serve=True)
     assert served == [first.tag, first.tag] and Releases(paths).current_tag("tiny") == first.tag
 
 
