@@ -21,11 +21,9 @@ from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.pins.vllm_flags import parse_flags
-from sparkpin.releases import current, quality_gate
-from sparkpin.releases import rollback as rolling
+from sparkpin.releases import current
 from sparkpin.releases.protection import protect, unprotect
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import linked
 from sparkpin.serve.served import running_release
 
 FIRST = 12  # lines of `diff` in a dry run
@@ -63,6 +61,8 @@ def promote(
 
     invoke promote v2-tq
     """
+    from sparkpin.releases import quality_gate  # slow to import, and `images` is asked for often
+
     paths = Paths.from_env()
     accept_loss = accept_loss.strip()  # blanks are no reason
     release = Releases(paths).get(tag, recipe)
@@ -84,7 +84,8 @@ def promote(
 def require_as_recorded(paths: Paths, release: Release, *, deep: bool = False) -> Sequence[Path]:
     """Raises where a release is not what its record says, here or on the machines that its recipe is served on. The
     files of its checkpoint that were hashed."""
-    from sparkpin.build.consistent import require_consistent  # slow to import
+    from sparkpin.build.consistent import require_consistent  # slow to import, both
+    from sparkpin.serve import linked
 
     linked.require_there(paths, release)
     return require_consistent(paths, release, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
@@ -113,14 +114,16 @@ def rollback(
 
     invoke rollback --serve
     """
+    from sparkpin.releases import rollback as rolling  # slow to import
+
     paths = Paths.from_env()
     records = Releases(paths)
     if to and not recipe:
         with contextlib.suppress(InputError):  # it may be of several recipes
             recipe = records.get(to).recipe
     name = choose_known(paths, recipe)
-    for fault in require_recipe(paths, records, name):
-        say(f"damaged, so not gone back to: {fault}")
+    if not records.current_tag(name):
+        require_recipe(paths, records, name)  # an unknown name is another mistake
     former = current.require_current(records, name)  # before an engine is started
     engine = engine_of(paths)
     check = partial(require_as_recorded, paths)

@@ -12,7 +12,7 @@ from sparkpin.host import disk_usage
 from sparkpin.host.engine import Engine
 from sparkpin.releases.protection import protections_of
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.runs_here import obstacle_here, with_others
+from sparkpin.releases.runs_here import obstacle, with_others
 
 
 def promote(paths: Paths, engine: Engine, release: Release) -> Release:
@@ -95,7 +95,7 @@ def require_current(records: Releases, recipe: str) -> Release:
 
 def step_to_current(paths: Paths, newest: Release) -> str:
     """What makes a recipe have a current release, of which none has passed."""
-    if why := obstacle_here(paths, newest):
+    if why := obstacle(paths, None, newest):
         if step := with_others(paths, newest):
             return f"{step}; invoke promote {newest.tag}"
         there = f"invoke smoke {newest.tag} (invoke export takes it there)"

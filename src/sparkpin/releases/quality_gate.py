@@ -39,7 +39,7 @@ def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
             return ()
         why = f"nobody has measured what it lost against {stage.parent} (invoke quality {release.tag})"
         return (f"no quality record: {why}",)
-    lines = judged(paths, release, record)
+    lines = quality_allowance.judge(record.overall, record.skills, stage.quality) if stage else record.judged
     more = [line for line in lines if line.kept == "more"]
     former = accepted_reason(paths, release, record, more)
     if more and not accepted and not former:
