@@ -25,7 +25,7 @@ from pathlib import Path
 from sparkpin.build.record import BuildRecord, layer_file, records_of, write_record
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
-from sparkpin.history import operands
+from sparkpin.history import sides
 from sparkpin.image.listing import read_contents, write_contents
 from sparkpin.releases.record import Release, Releases, release_key
 
@@ -53,7 +53,7 @@ def main() -> None:
             (f"{first.stage} -> {last.stage}, one base", first, last),
             (f"{last.stage}, another {changed_layer(paths, last)[1]}", last, other),
         ):
-            files = operands.difference(paths, before.tag, after.tag).contents
+            files = sides.difference(paths, before.tag, after.tag).contents
             assert files and not files.identical
             print(f"{name}: {len(files.added):,} paths in, {len(files.removed):,} out, {len(files.changed):,} changes")
             report("  invoke diff", options.runs, lambda b=before, a=after: invoke(env, "diff", b.tag, a.tag))
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def compare(paths: Paths, before: Release, after: Release) -> None:
-    operands.difference(paths, before.tag, after.tag)
+    sides.difference(paths, before.tag, after.tag)
 
 
 def invoke(env: dict[str, str], *arguments: str) -> None:

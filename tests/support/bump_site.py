@@ -252,6 +252,6 @@ Ask = Callable[..., tuple[int, str, str]]
 
 def state(site: Site) -> dict[str, bytes]:
     """What is the user's: the project, and which release is current."""
-    pointer = site.where / "home/releases" / RECIPE / "current.json"
+    pointer = site.where / "home/releases" / RECIPE / "promotions.json"
     found = [path for path in site.project.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return {str(path): path.read_bytes() for path in (*found, pointer)}

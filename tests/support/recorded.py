@@ -18,8 +18,8 @@ from sparkpin.build import rootfs
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_file, write_record
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
-from sparkpin.history.comparison import Difference
-from sparkpin.history.text import difference_lines
+from sparkpin.history.diff import Difference
+from sparkpin.history.diff_text import difference_lines
 from sparkpin.image.listing import Contents, PathEntry, write_contents
 from sparkpin.pins import schema
 from sparkpin.releases.kept_inputs import KeptInputs

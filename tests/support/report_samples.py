@@ -1,4 +1,4 @@
-"""What a report is made of: four releases with smoke results, benchmarks, a comparison and a pin."""
+"""What a report is made of: four releases with smoke results, benchmarks, a comparison and a protected one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.measure.bench import record as bench
 from sparkpin.releases import quality_record as quality
-from sparkpin.releases.keep import pin
+from sparkpin.releases.protection import protect
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.memory_limit import plan_of
 
@@ -117,7 +117,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     current = smoked(paths, releases[2], passed=True, detail="24 tokens, exact", seconds=19.2)
     smoked(paths, releases[3], passed=False, detail=HOSTILE, seconds=77.7)
     records.point(current)
-    pin(records, releases[0].tag, HOSTILE)
+    protect(records, releases[0], HOSTILE)
     compared(paths, releases[2], releases[0])
     benched(paths, releases[0], 28.3)
     benched(paths, releases[2], 38.4)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 from sparkpin.cli.options import Json
 from sparkpin.cli.tasks import task
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import show, show_json
-from sparkpin.history import operands
-from sparkpin.history import text as explain
-from sparkpin.history import why as finding
+from sparkpin.history.diff_text import difference_json, difference_lines
+from sparkpin.history.sides import difference
+from sparkpin.history.why import find_origin, origin_lines
 
 
 @task("releases")
@@ -26,19 +27,19 @@ def diff(
 
     invoke diff v2 v2-tq
     """
-    found = operands.difference(Paths.from_env(), before, after)
+    found = difference(Paths.from_env(), before, after)
     if json:
-        show_json(explain.difference_json(found))
+        show_json(difference_json(found))
     else:
-        show("\n".join(explain.difference_lines(found, all_files=files)))
+        show("\n".join(difference_lines(found, all_files=files)))
     return int(exit_code and not found.identical)
 
 
 @task("prove and carry")
 def why(tag: Annotated[str, "release"], path: Annotated[str, "in its image"], *, json: Json = False) -> None:
     """Print which lock entry, stage and layer a file comes from."""
-    origin = finding.why(Paths.from_env(), tag, path)
+    origin = find_origin(Paths.from_env(), tag, path)
     if json:
-        show_json(explain.origin_json(origin))
+        show_json(asdict(origin))
     else:
-        show("\n".join(explain.origin_lines(origin)))
+        show("\n".join(origin_lines(origin)))

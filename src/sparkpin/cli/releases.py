@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +21,9 @@ from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.pins.vllm_flags import parse_flags
-from sparkpin.releases import current, quality_gate
-from sparkpin.releases import keep as pinned
-from sparkpin.releases import rollback as rolling
+from sparkpin.releases import current
+from sparkpin.releases.protection import protect, unprotect
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import linked
 from sparkpin.serve.served import running_release
 
 FIRST = 12  # lines of `diff` in a dry run
@@ -34,18 +34,17 @@ def images(*, json: Json = False) -> None:
     """List the releases with their images."""
     paths = Paths.from_env()
     with waiting(say, "asking the engine for its images"):
-        rows, shared = current.rows(paths, engine_of(paths))
+        found = current.list_images(paths, engine_of(paths))
     if json:
-        show_json(rows)
-    elif rows:
-        tables.show_images(rows, shared)
+        show_json(found.rows)
+    elif found.rows:
+        tables.show_images(found.rows, found.shared)
     else:
         show("no release yet; next: invoke up")
-    faults = Releases(paths).faults()
-    for fault in faults[1:]:
+    for fault in found.faults[1:]:
         say(f"damaged, too: {fault}")
-    if faults:
-        raise faults[0]
+    if found.faults:
+        raise found.faults[0]
 
 
 @task("releases")
@@ -62,31 +61,34 @@ def promote(
 
     invoke promote v2-tq
     """
+    from sparkpin.releases import quality_gate  # slow to import, and `images` is asked for often
+
     paths = Paths.from_env()
     accept_loss = accept_loss.strip()  # blanks are no reason
-    asked = Releases(paths).get(tag, recipe)
-    told = quality_gate.check(paths, asked, accepted=accept_loss)
+    release = Releases(paths).get(tag, recipe)
+    notes = quality_gate.check(paths, release, accepted=accept_loss)
     engine = engine_of(paths)
-    from sparkpin.build.consistent import require_consistent  # slow to import
-
-    hashed: list[Path] = []
-
-    def look(wanted: Release) -> None:
-        linked.require_there(paths, wanted)
-        hashed.extend(
-            require_consistent(paths, wanted, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
-        )
-
-    release = current.promote(paths, engine, asked.tag, look)
+    hashed = require_as_recorded(paths, release, deep=deep) if release.is_good else []
+    release = current.promote(paths, engine, release)
     show(f"current release of {release.recipe}: {release.tag}")
     if deep:
         total = terminal.size(sum(file.stat().st_size for file in hashed))
         show(f"hashed: {terminal.count(len(hashed), 'file')} of its checkpoint, {total}, each as its record names it")
-    for line in told:
+    for line in notes:
         show(line)
     if accept_loss:
         quality_gate.note_accepted(paths, release, accept_loss)
     next_serve(paths, engine, release)
+
+
+def require_as_recorded(paths: Paths, release: Release, *, deep: bool = False) -> Sequence[Path]:
+    """Raises where a release is not what its record says, here or on the machines that its recipe is served on. The
+    files of its checkpoint that were hashed."""
+    from sparkpin.build.consistent import require_consistent  # slow to import, both
+    from sparkpin.serve import linked
+
+    linked.require_there(paths, release)
+    return require_consistent(paths, release, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
 
 
 def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
@@ -112,49 +114,45 @@ def rollback(
 
     invoke rollback --serve
     """
+    from sparkpin.releases import rollback as rolling  # slow to import
+
     paths = Paths.from_env()
     records = Releases(paths)
     if to and not recipe:
         with contextlib.suppress(InputError):  # it may be of several recipes
             recipe = records.get(to).recipe
     name = choose_known(paths, recipe)
-    for fault in require_recipe(paths, records, name):
-        say(f"passed over: {fault}")
-    current.require_pointer(records, name)  # before an engine is started
+    if not records.current_tag(name):
+        require_recipe(paths, records, name)  # an unknown name is another mistake
+    former = current.require_current(records, name)  # before an engine is started
     engine = engine_of(paths)
-    running = running_release(paths, engine, name)
-    from sparkpin.build.consistent import require_consistent  # slow to import
-
-    def look(wanted: Release) -> None:
-        linked.require_there(paths, wanted)
-        require_consistent(paths, wanted, finished=True)
-
-    def then(former: Release, release: Release) -> None:
-        for line in went_back(former, release, running):
-            show(line)
-        if serve:
-            from sparkpin.cli.serve import serve_release  # slow to import
-
-            serve_release(recipe=name, release=release.tag, drain=drain)
-        else:
-            next_serve(paths, engine, release)
-
-    if dry_run:
-        former, release, _ = rolling.way_back(paths, engine, name, say, look, to=to)
-        for line in (*went_back(former, release, running, "would go back"), *differences(paths, former, release)):
-            show(line)
-        show("image and checkpoint are there; nothing was changed")
+    check = partial(require_as_recorded, paths)
+    if to:
+        release = rolling.require_target(paths, engine, name, to, check)
     else:
-        rolling.rollback(paths, engine, name, say, look, then, to=to)
+        release = rolling.find_target(paths, engine, name, say, check)
+    running = running_release(paths, engine, name)
+    if dry_run:
+        lines = (*went_back(former, release, running, "would go back"), *differences(paths, former, release))
+        show("\n".join((*lines, "image and checkpoint are there; nothing was changed")))
+        return
+    if serve:
+        from sparkpin.cli.serve import serve_release  # slow to import
+
+        serve_release(recipe=name, release=release.tag, drain=drain, becomes_current=True)
+    current.make_current(paths, engine, release, instead_of=former)
+    show("\n".join(went_back(former, release, running)))
+    if not serve:
+        next_serve(paths, engine, release)
 
 
 def differences(paths: Paths, former: Release, release: Release) -> list[str]:
     """The first lines of `diff`, without the sides."""
-    from sparkpin.history import operands, text  # slow to import
+    from sparkpin.history import diff_text, sides  # slow to import
 
     command = f"invoke diff {former.tag} {release.tag}"
     try:
-        found = text.difference_lines(operands.difference(paths, former.tag, release.tag), all_files=False)
+        found = diff_text.difference_lines(sides.difference(paths, former.tag, release.tag), all_files=False)
         lines = [line for line in list(found)[2:] if line]
     except SparkpinError as error:
         return [f"{command}: {error.message}"]
@@ -164,6 +162,8 @@ def differences(paths: Paths, former: Release, release: Release) -> list[str]:
 
 def went_back(former: Release, release: Release, running: str | None, word: str = "back") -> list[str]:
     """What a rollback did. running: tag of what was served, which need not be what was current."""
+    if former.tag == release.tag:
+        return [f"{release.tag} is current already"]
     lines = [
         f"{word} from {former.tag}",
         f"to {release.tag}: image {terminal.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}",
@@ -198,10 +198,9 @@ def keep(
         raise InputError(
             f"--note {note!r} is of what is kept, --remove of what is not", next_step=f"invoke keep {tag} --remove"
         )
+    release = records.get(tag)
     if remove:
-        was_kept = pinned.unpin(records, tag)
-        show(f"{records.get(tag).tag} is {'no longer' if was_kept else 'not'} kept")
+        show(f"{release.tag} is {'no longer' if unprotect(records, release) else 'not'} kept")
         return
-    release, made = pinned.pin(records, tag, note)
-    show(f"{release.tag} is {made.text}")
+    show(f"{release.tag} is {protect(records, release, note).text}")
     show(f"no prune removes it until: invoke keep {release.tag} --remove")

@@ -106,8 +106,9 @@ def serve_release(
     drain: int | None = None,
     where: NodesOptions = ANYWHERE,
     test: Test | None = None,
+    becomes_current: bool = False,
 ) -> None:
-    """drain, test: as `service.start`."""
+    """drain, test: as `service.start`; becomes_current: the caller makes it the current release next."""
     paths = Paths.from_env()
     records = Releases(paths)
     chosen = chosen_release(paths, recipe, release)
@@ -139,9 +140,7 @@ def serve_release(
         for line in serving_tasks.told(paths, served, address.cert if address else "", context, scripted):
             show(line)
     current = records.current(chosen.recipe)
-    if current and current.tag == chosen.tag:
-        records.finish(chosen.recipe)
-    elif current:
+    if current and current.tag != chosen.tag and not becomes_current:
         show(f"note: current is {current.tag}, and rollback goes by that; this one: invoke promote {chosen.tag}")
 
 

@@ -33,7 +33,7 @@ def show_built(made: Sequence[Release]) -> None:
 
 
 def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
-    """rows: and shared: see `current.rows`."""
+    """rows: and shared: see `current.ImageRows`."""
     tables(
         ("release", "state", "smoke", "size", "own size", "created"),
         [r["tag"] for r in rows],
@@ -52,9 +52,9 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
         name = end_of(row["tag"])
         if ":" in row["smoke"]:
             terminal.show(f"{name}: smoke test {row['smoke']}")
-        if row["pin"]:
-            note = terminal.printable(row["pin"]["note"])
-            terminal.show(f"{name}: kept since {row['pin']['since'][:10]}{f': {note}' if note else ''}")
+        if protection := row["protected"]:
+            note = terminal.printable(protection["note"])
+            terminal.show(f"{name}: kept since {protection['since'][:10]}{f': {note}' if note else ''}")
     if gone := [row["tag"] for row in rows if not row["image"]]:
         terminal.show(f"missing: the engine has not {images_gone(gone)}")
     if shared is not None:

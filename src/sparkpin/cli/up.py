@@ -286,5 +286,6 @@ def first_is_current(paths: Paths, newest: Release) -> None:
     if why := quality_gate.refusal(paths, newest):
         say(f"{newest.tag} passed, and is not current: {why}")
         return
-    current.promote(paths, engine_of(paths), newest.tag, partial(require_consistent, paths, finished=True))
+    require_consistent(paths, newest, finished=True)
+    current.promote(paths, engine_of(paths), newest)
     say(f"{newest.tag} is the first release that passed, so it is current")

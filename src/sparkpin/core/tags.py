@@ -2,7 +2,6 @@
 
 sparkpin/<recipe>:<stage>-<key12>          a release
 sparkpin/<recipe>:<stage>                  moves: the release of the stage that was made last
-sparkpin/<recipe>:current                  moves: the release that was promoted
 sparkpin/stack-<stack>:<stage>-<key12>     the image of a stage, which recipes share
 sparkpin/rootfs:<suite>-<key12>            what the first stage stands on
 sparkpin/unsealed:<stage>-<key12>          the engine's own, dated image, which lives as long as its build
@@ -30,10 +29,6 @@ def tag_of(recipe: str, stage: str, key: str) -> str:
 
 def stage_tag(recipe: str, stage: str) -> str:
     return f"{OURS}{recipe}:{stage}"
-
-
-def current_tag(recipe: str) -> str:
-    return f"{OURS}{recipe}:current"
 
 
 def image_ref(stack: str, stage: str, key: str) -> str:

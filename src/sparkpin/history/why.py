@@ -6,7 +6,7 @@ From records alone.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from sparkpin.build.record import BuildInput, BuildRecord, layer_file, records_of
-from sparkpin.core import names
+from sparkpin.core import names, terminal
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable
-from sparkpin.image.listing import MARKS, Contents, PathEntry, above, image_contents, parents_of, read_contents
+from sparkpin.history.diff_text import columns, tame
+from sparkpin.image.listing import PathEntry, image_contents, parents_of, read_contents
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
@@ -52,11 +53,7 @@ class TracedPackage:
 
 @dataclass(frozen=True)
 class PathOrigin:
-    """links: that lead from the path asked for to `path`.
-
-    entry, layer: None of a folder that no layer names; replaced: lower layers that have the path, too; hidden: a layer
-    over `layer` deletes or covers it, so that it is not in the image.
-    """
+    """links: that lead from the path asked for to `path`; entry, layer: None of a folder that no layer names."""
 
     release: str
     asked: str
@@ -64,36 +61,25 @@ class PathOrigin:
     path: str
     entry: PathEntry | None
     layer: TracedLayer | None
-    replaced: tuple[TracedLayer, ...]
     package: TracedPackage | None
-    hidden: bool = False
 
 
-def why(paths: Paths, tag: str, path: str) -> PathOrigin:
-    """Raises InputError, with the nearest names, for a path that no layer has."""
+def find_origin(paths: Paths, tag: str, path: str) -> PathOrigin:
+    """Raises InputError, with the nearest names, for a path that the image does not have."""
     release = Releases(paths).get(tag)
     records = records_of(paths, release)
     layers = layers_of(records)
-    contents = [read_contents(layer_file(paths, layer.diff_id)) for layer in layers]
-    seen = image_contents(contents)
-    links, end = follow(seen, path)
-    holding = naming(layers, contents, end)
-    if not holding and end not in parents_of(seen) and end:
-        near = nearest(seen, end)
+    visible = image_contents([read_contents(layer_file(paths, layer.diff_id)) for layer in layers])
+    links, end = follow(visible, path)
+    if end in visible:
+        number, entry = visible[end]
+        package = package_of(paths, release, records, entry, layers[number])
+        return PathOrigin(release.tag, path, links, end, entry, layers[number], package)
+    if end and end not in parents_of(visible):
+        near = nearest(visible, end)
         step = f"did you mean: {', '.join('/' + printable(name) for name in near)}" if near else f"invoke why {tag} /"
         raise InputError(f"{release.tag} has no /{printable(end)}", next_step=step)
-    layer, entry = (layers[seen[end][0]], seen[end][1]) if end in seen else holding[-1] if holding else (None, None)
-    return PathOrigin(
-        release.tag,
-        path,
-        links,
-        end,
-        entry,
-        layer,
-        tuple(lower for lower, _ in holding if layer and lower.number < layer.number),
-        package_of(paths, release, records, entry, layer) if entry and layer else None,
-        hidden=bool(holding) and end not in seen,
-    )
+    return PathOrigin(release.tag, path, links, end, None, None, None)
 
 
 def layers_of(records: Sequence[BuildRecord]) -> list[TracedLayer]:
@@ -103,18 +89,6 @@ def layers_of(records: Sequence[BuildRecord]) -> list[TracedLayer]:
     stages = [next(r.stage for r in records if len(r.diff_ids) > at) for at in range(len(ids))]
     return [
         TracedLayer(at + 1, len(ids), names.get(diff_id, ""), stages[at], diff_id) for at, diff_id in enumerate(ids)
-    ]
-
-
-def naming(
-    layers: Sequence[TracedLayer], contents: Sequence[Contents], path: str
-) -> list[tuple[TracedLayer, PathEntry]]:
-    """The layers that hold a path, visible or not, lowest first."""
-    return [
-        (layer, entry)
-        for layer, entries in zip(layers, contents, strict=True)
-        for entry in entries
-        if entry.path == path and entry.kind not in MARKS
     ]
 
 
@@ -141,16 +115,11 @@ def clean(path: str) -> str:
     return posixpath.normpath(posixpath.join("/", path)).strip("/")
 
 
-def nearest(seen: Iterable[str], path: str) -> list[str]:
-    """Paths that a person may have meant: that name in another folder, or like names in the folder that exists."""
-    known, name = list(seen), posixpath.basename(path)
-    folders = parents_of(known)
-    folder = next(parent for parent in above(path) if parent in folders or not parent)
-    start = f"{folder}/" if folder else ""
-    here = {one[len(start) :].split("/")[0] for one in known if one.startswith(start)}
-    like = names.nearest(path[len(start) :].split("/")[0], sorted(here), most=NEAR)
-    same = [one for one in known if posixpath.basename(one) == name][:50]  # comparing is slow
-    return list(dict.fromkeys([*names.nearest(path, same, most=2, cutoff=0), *(start + one for one in like)]))[:NEAR]
+def nearest(visible: Iterable[str], path: str) -> list[str]:
+    """Paths that a person may have meant: of that name in another folder, or like it in the same."""
+    folder, name = posixpath.split(path)
+    near = [one for one in visible if posixpath.basename(one) == name or posixpath.dirname(one) == folder]
+    return names.nearest(path, near, most=NEAR)
 
 
 def package_of(
@@ -196,3 +165,45 @@ def distribution_in(rows: Iterable[BuildInput], name: str, lock: str) -> TracedP
                 what, called, version, Path(file.path).name, file.sha256, "" if what == "mod" else lock
             )
     return None
+
+
+def origin_lines(origin: PathOrigin) -> Iterator[str]:
+    """The whole answer of `invoke why`."""
+    yield from map(tame, columns(origin_rows(origin)))
+
+
+def origin_rows(origin: PathOrigin) -> Iterator[tuple[str, str]]:
+    """(label, text); a text that goes on has no label."""
+    yield from (("link", f"/{link}") for link in origin.links)
+    yield "path", f"/{origin.path}"
+    if origin.entry and origin.layer:
+        yield "what", entry_text(origin.entry)
+        if origin.entry.sha256:
+            yield "sha256", origin.entry.sha256
+        name = f" ({origin.layer.name})" if origin.layer.name else ""
+        yield "layer", f"{origin.layer.number} of {origin.layer.of}{name}, stage {origin.layer.stage}"
+        yield "", origin.layer.diff_id
+    else:
+        yield "what", "a folder that no layer names: it came with what is in it"
+    if origin.package:
+        yield from package_rows(origin.package)
+
+
+def entry_text(entry: PathEntry) -> str:
+    words = {"dir": "folder", "symlink": "link to", "hardlink": "another name of", "char": "device", "block": "device"}
+    kind = words.get(entry.kind, entry.kind)
+    parts = [f"{kind} {entry.link}" if entry.link else kind]
+    parts += [terminal.size(entry.size)] if entry.kind == "file" else []
+    parts += [f"mode {entry.mode:04o}"] if entry.kind != "symlink" else []
+    parts += [f"owner {entry.uid}:{entry.gid}", *([f"capability {entry.capability}"] if entry.capability else [])]
+    return ", ".join(parts)
+
+
+def package_rows(package: TracedPackage) -> Iterator[tuple[str, str]]:
+    yield "package", f"{'Debian package' if package.kind == 'deb' else package.kind} {package.name} {package.version}"
+    yield "", package.file
+    yield "", f"sha256 {package.sha256}"
+    locked = f"in {package.lock}" if package.lock else "by nobody: its wheel is made here, of the project's files"
+    yield "locked", locked
+    asked = [f"in {where}" for where in package.asked] or ["not by name: another package needs it"]
+    yield from zip(["asked for", *[""] * len(asked)], asked, strict=False)

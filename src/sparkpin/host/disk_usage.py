@@ -69,14 +69,6 @@ def engine_image(engine: Engine, image_id: str) -> EngineImage | None:
     )
 
 
-def clear_build_cache(engine: Engine) -> tuple[int, int]:
-    """Of everybody's builds, for a record does not name its owner; what builds use at the moment stays. How many
-    records went, and their bytes."""
-    with engine_errors():
-        answer = engine.client.api.prune_builds(all=True)
-    return len(answer.get("CachesDeleted") or ()), int(answer["SpaceReclaimed"])
-
-
 def all_layers(images: Iterable[EngineImage]) -> dict[str, int]:
     return {chain: size for image in images for chain, size in (image.layers or {}).items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkpin.releases.keep import Pin
+from sparkpin.releases.protection import Protection
 from sparkpin.releases.record import Release
 from sparkpin.releases.rollback import landing
 
@@ -19,17 +19,17 @@ class Verdict:
 
 
 def verdicts(
-    releases: list[Release],
+    releases: Sequence[Release],
     before: Sequence[str],
     keep: int,
-    pins: Mapping[str, Pin],
+    protections: Mapping[str, Protection],
     used: Mapping[str, str],
     refused: Callable[[Release], bool],
 ) -> list[Verdict]:
     """For the releases of one recipe (from the oldest to the newest), the most worthy first.
 
     The first `keep` stay, the current one counted. Whatever `keep` is, so do the current one, what was current before
-    and a rollback would land on, the newest that passed, the pinned, and those whose image a container uses.
+    and a rollback would land on, the newest that passed, the protected, and those whose image a container uses.
     before: `Releases.before`; used: release tag -> name of the container; refused: whether a rollback passes it over.
     """
     current = next((release for release in releases if release.state == "current"), None)
@@ -38,13 +38,13 @@ def verdicts(
     by_worth = sorted(releases, key=lambda r: (r == current, r == back, r.is_good, r.age), reverse=True)
     found = []
     for place, release in enumerate(by_worth):
-        user = used.get(release.tag)
-        pin = pins.get(release.tag)
+        container = used.get(release.tag)
+        protection = protections.get(release.tag)
         reasons = (
             "current" if release == current else "",
             "passed last" if release == passed_last else "",
-            pin.text if pin else "",
-            f"in use by the container {user}" if user else "",
+            protection.text if protection else "",
+            f"in use by the container {container}" if container else "",
             f"one of the {keep} to keep" if place < keep else "",
             "to roll back to" if release == back and (place < keep or release.tag in before) else "",
         )

@@ -2,78 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.core.errors import CheckpointError, EngineError, InputError, SparkpinError
+from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.core.tags import current_tag, image_ref
+from sparkpin.core.tags import image_ref
 from sparkpin.host import disk_usage
 from sparkpin.host.engine import Engine
-from sparkpin.releases.keep import all_pins
+from sparkpin.releases.protection import protections_of
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.runs_here import obstacle_here, with_others
-
-Look = Callable[[Release], object]
-"""Raises where a release is not what its record says: `build.consistent`, which this room cannot reach."""
+from sparkpin.releases.runs_here import obstacle, with_others
 
 
-def promote(paths: Paths, engine: Engine, tag: str, look: Look = lambda release: None) -> Release:
-    """Make a release that passed its smoke test the current one of its recipe; the former one retires.
+def promote(paths: Paths, engine: Engine, release: Release) -> Release:
+    """Make a release that passed its smoke test the current one of its recipe. Running it again changes nothing more.
 
-    Running it again completes a promotion that was killed half-way. look: is asked before anything changes.
+    The caller has looked whether the release is what its record says.
     """
+    if not release.is_good:
+        raise not_passed(paths, release)
+    make_current(paths, engine, release)
+    return Releases(paths).get(release.tag)
+
+
+def not_passed(paths: Paths, release: Release) -> InputError:
+    only = "only a release that passed its smoke test is promoted"
+    if release.smoke_inspected:
+        return InputError(
+            f"{release.tag} is {release.smoke_text}, and no server of it has run: {release.smoke_why}; {only}",
+            next_step=with_others(paths, release)
+            or f"where it can run: invoke smoke {release.tag} (invoke export takes it there)",
+        )
+    why = f" (smoke test {release.smoke_text})" if release.smoke else ""
+    return InputError(f"{release.tag} is {release.state}{why}; {only}", next_step=f"invoke smoke {release.tag}")
+
+
+def make_current(paths: Paths, engine: Engine, release: Release, *, instead_of: Release | None = None) -> None:
+    """Note the promotion, or, `instead_of` the current release, the rollback. Nothing changes unless image and
+    checkpoint are there."""
     records = Releases(paths)
-    with records.locked(records.get(tag).recipe):
-        release = records.get(tag)
-        if not release.is_good:
-            if release.smoke_inspected:
-                raise InputError(
-                    f"{release.tag} is {release.smoke_text}, and no server of it has run: {release.smoke_why}; "
-                    "only a release that passed its smoke test is promoted",
-                    next_step=with_others(paths, release)
-                    or f"where it can run: invoke smoke {release.tag} (invoke export takes it there)",
-                )
-            why = f" (smoke test {release.smoke_text})" if release.smoke else ""
+    with records.locked(release.recipe):
+        ref = require_parts(paths, engine, release)
+        now_current = records.current_tag(release.recipe)
+        if instead_of and now_current not in (instead_of.tag, release.tag):
             raise InputError(
-                f"{release.tag} is {release.state}{why}; only a release that passed its smoke test is promoted",
-                next_step=f"invoke smoke {release.tag}",
+                f"{now_current} was promoted meanwhile, so {release.tag} does not become current",
+                next_step=f"invoke images; invoke promote {release.tag} goes there all the same",
             )
-        look(release)
-        switch(paths, engine, records, release)
-        return records.get(release.tag)
+        if ref != release.tag:
+            engine.tag(ref, release.tag)
+        records.point(release, rollback=instead_of is not None)
 
 
-def switch(paths: Paths, engine: Engine, records: Releases, release: Release, *, back_from: str = "") -> None:
-    """First the image's tags, then the pointer, which is the truth. The caller holds the recipe's lock.
-
-    back_from: as of `Releases.point`.
-    """
-    ref = present_ref(engine, release)
-    if why := gone(paths, release, ref):
-        raise why
-    assert ref
-    if ref != release.tag:
-        engine.tag(ref, release.tag)
-    engine.tag(ref, current_tag(release.recipe))
-    records.point(release, back_from=back_from)
-
-
-def gone(paths: Paths, release: Release, ref: str | None) -> SparkpinError | None:
-    """That the engine lacks the release's image, or the home its checkpoint; None where both are there.
-
-    ref: as of `present_ref`.
-    """
+def require_parts(paths: Paths, engine: Engine, release: Release) -> str:
+    """A name of the release's image (`present_ref`). EngineError where the engine lacks it, CheckpointError where the
+    data directory lacks the checkpoint."""
+    ref, folder = present_ref(engine, release), Releases(paths).checkpoint(release)
     if ref is None:
-        return EngineError(
+        raise EngineError(
             f"the image of {release.tag} ({release.image}) is not in the engine", next_step=how_to_rebuild(release)
         )
-    folder = Releases(paths).checkpoint(release)
     if not folder.is_dir():
-        return CheckpointError(
+        raise CheckpointError(
             f"the checkpoint of {release.tag} is gone: no folder {folder}", next_step=how_to_rebuild(release)
         )
-    return None
+    return ref
 
 
 def present_ref(engine: Engine, release: Release) -> str | None:
@@ -88,30 +82,20 @@ def present_ref(engine: Engine, release: Release) -> str | None:
     return None
 
 
-def require_pointer(records: Releases, recipe: str) -> None:
-    """InputError where no release of the recipe is current."""
-    if not records.pointer_path(recipe).exists():
-        raise nothing_current(records, recipe)
-
-
 def require_current(records: Releases, recipe: str) -> Release:
     if current := records.current(recipe):
         return current
-    raise nothing_current(records, recipe)
-
-
-def nothing_current(records: Releases, recipe: str) -> InputError:
     known = records.of_recipe(recipe)
     step = f"invoke up --recipe {recipe} (it builds and smokes; the first release that passes becomes current)"
     if known:
         good = next((release for release in reversed(known) if release.is_good), None)
         step = f"invoke promote {good.tag}" if good else step_to_current(records.paths, known[-1])
-    return InputError(f"recipe {recipe!r} has no current release", next_step=step)
+    raise InputError(f"recipe {recipe!r} has no current release", next_step=step)
 
 
 def step_to_current(paths: Paths, newest: Release) -> str:
     """What makes a recipe have a current release, of which none has passed."""
-    if why := obstacle_here(paths, newest):
+    if why := obstacle(paths, None, newest):
         if step := with_others(paths, newest):
             return f"{step}; invoke promote {newest.tag}"
         there = f"invoke smoke {newest.tag} (invoke export takes it there)"
@@ -123,30 +107,41 @@ def how_to_rebuild(release: Release) -> str:
     return f"invoke reproduce {release.tag} --keep makes image and checkpoint again; then the same command"
 
 
-def rows(paths: Paths, engine: Engine) -> tuple[list[dict[str, Any]], int | None]:
-    """One mapping per release for `invoke images`, from the newest to the oldest in each recipe; plain JSON values.
-    Besides, the bytes of the layers of these images that are in no row's unique_size, each counted once.
+@dataclass(frozen=True)
+class ImageRows:
+    """rows: one mapping for each release, from the newest to the oldest in each recipe; plain JSON values.
 
-    Records that are damaged are left out: `Releases.faults` tells of them.
+    shared: bytes of the layers of these images that are in no row's unique_size, each counted once; None where they
+    are not known. faults: what is wrong with records that are damaged, and left out.
+    """
 
-    image is None where the engine does not hold the recorded image; sizes in bytes; unique_size counts the layers that
-    no other image of the engine shares, None where the engine does not tell; pin: since when and why, None for most;
-    host: the machine that made it, None in old records.
+    rows: list[dict[str, Any]]
+    shared: int | None
+    faults: list[ManifestError]
+
+
+def list_images(paths: Paths, engine: Engine) -> ImageRows:
+    """For `invoke images`. In a row, image is None where the engine does not hold the recorded image; sizes are in
+    bytes; unique_size counts the layers that no other image of the engine shares, None where the engine does not tell;
+    protected: since when and why, None for most; host: the machine that made it, None in old records.
     """
     records = Releases(paths)
-    releases = [release for recipe in records.recipes() for release in records.readable(recipe)[0]]
-    pins = all_pins(records)
+    recipes = records.recipes()
+    known = [records.readable(recipe) for recipe in recipes]
+    releases = [release for found, _ in known for release in found]
+    protections = {tag: one for recipe in recipes for tag, one in protections_of(records, recipe).items()}
     images = disk_usage.inventory(engine)
     by_tag = {tag: image for image in images for tag in image.tags}
-    found: list[dict[str, Any]] = []
     present: dict[str, disk_usage.EngineImage] = {}
+    rows: list[dict[str, Any]] = []
     for release in sorted(releases, key=lambda release: release.age, reverse=True):
         image = by_tag.get(release.tag)
         if image and image.config_digest != release.image:  # the tag names another one
             image = None
         if image:
             present[image.id] = image
-        found.append(
+        protection = protections.get(release.tag)
+        rows.append(
             {
                 "tag": release.tag,
                 "recipe": release.recipe,
@@ -158,12 +153,12 @@ def rows(paths: Paths, engine: Engine) -> tuple[list[dict[str, Any]], int | None
                 "created": release.created,
                 "state": release.state,
                 "smoke": release.smoke_text,
-                "pin": pins[release.tag].model_dump() if release.tag in pins else None,
+                "protected": protection.model_dump() if protection else None,
                 "host": release.host.model_dump() if release.host else None,
             }
         )
     own = [disk_usage.unique_size(image, images) for image in present.values()]
-    shared = None
-    if present and None not in own:
-        shared = sum(disk_usage.all_layers(present.values()).values()) - sum(filter(None, own))
-    return sorted(found, key=lambda row: str(row["recipe"])), shared
+    total = sum(disk_usage.all_layers(present.values()).values())
+    shared = total - sum(filter(None, own)) if present and None not in own else None
+    rows.sort(key=lambda row: str(row["recipe"]))
+    return ImageRows(rows, shared, [fault for _, faults in known for fault in faults])

@@ -52,13 +52,9 @@ def meant(name: str, releases: Sequence[Release]) -> str:
     """The next step after an unknown name: the nearest tags, the newest first where it is a wrong stage's."""
     if not releases:
         return "invoke up (there is no release yet; invoke build makes one without its smoke test)"
-    tail = name.rpartition(":")[2]
-    newest_first = list(reversed(releases))
     known = {near: release.tag for release in releases for near in (release.stage, release.name)}
-    near = nearest(tail, [r.name for r in newest_first] + sorted({r.stage for r in releases}), most=3)
-    tags = list(dict.fromkeys(known[text] for text in near))
-    if tags:
-        return f"did you mean {' or '.join(tags)}? `invoke images` lists them all"
-    if len(releases) <= FEW:
-        return f"choose one of: {', '.join(release.tag for release in newest_first)}"
-    return "choose one that `invoke images` lists; the end of a tag will do, and a stage's name for its newest release"
+    tags = dict.fromkeys(known[near] for near in nearest(name.rpartition(":")[2], reversed(known), most=3))
+    if not tags and len(releases) <= FEW:
+        tags = dict.fromkeys(release.tag for release in reversed(releases))
+    guess = f"did you mean {' or '.join(tags)}? " if tags else ""
+    return f"{guess}`invoke images` lists them; the end of a tag will do, and a stage's name for its newest release"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from sparkpin.pins.schema import Quality
-from sparkpin.releases.quality_record import Figure, Judged, Kept, QualityRecord, Skill, Texts
+from sparkpin.releases.quality_record import Figure, Judged, Kept, Skill, Texts
 
 SKILLS = {"tool_calls": "tool calls", "needles": "needles"}  # key of the stage's file -> name of the skill
 AT_LEAST = ("top1",)  # of the others the limit is the most
@@ -24,20 +24,23 @@ def judge(texts: Texts, skills: Sequence[Skill], allowed: Quality) -> tuple[Judg
     seen: dict[str, Figure] = {"kl": texts.kl, "top1": texts.top1}
     seen |= {} if is_guessing(texts) else {"perplexity": texts.ratio}
     seen |= {"continued_kl": texts.continued_kl} if texts.continued else {}  # of no token it is 0
-    seen |= {
-        key: skill.lost for key, name in SKILLS.items() for skill in skills if skill.name == name and skill.reference
-    }
-    limits = allowed.model_dump()
+    by_name = {skill.name: skill for skill in skills if skill.reference}
+    seen |= {key: by_name[name].lost for key, name in SKILLS.items() if name in by_name}
+    limits = limits_of(allowed)
     return tuple(
-        Judged(
-            name=name,
-            limit=limit,
-            seen=figure,
-            kept=kept(figure, limit, least=name in AT_LEAST, room=room_of(name, limit)),
-        )
+        Judged(name=name, limit=limits[name], seen=figure, kept=kept_of(name, figure, limits[name]))
         for name, figure in seen.items()
-        if (limit := limits[name]) is not None
+        if name in limits
     )
+
+
+def kept_of(name: str, figure: Figure, limit: float) -> Kept:
+    return kept(figure, limit, least=name in AT_LEAST, room=room_of(name, limit))
+
+
+def limits_of(allowed: Quality) -> dict[str, float]:
+    """Those that the stage sets."""
+    return {name: limit for name, limit in allowed.model_dump().items() if limit is not None}
 
 
 def is_guessing(texts: Texts) -> bool:
@@ -47,11 +50,11 @@ def is_guessing(texts: Texts) -> bool:
 
 def notes(texts: Texts, skills: Sequence[Skill], allowed: Quality) -> tuple[str, ...]:
     """Why a limit that the stage sets judges nothing."""
-    guess = allowed.perplexity is not None and is_guessing(texts)
+    limits = limits_of(allowed)
+    guess = "perplexity" in limits and is_guessing(texts)
     found = ["perplexity is not judged: the reference is worse than a uniform guess"] if guess else []
-    limits = allowed.model_dump()
-    untold = [SKILLS[key] for key in without_reference(skills) if limits[key] is not None]
-    return (*found, *(f"{name} are not judged: the reference has none right, so none can be lost" for name in untold))
+    without = [SKILLS[key] for key in without_reference(skills) if key in limits]
+    return (*found, *(f"{name} are not judged: the reference has none right, so none can be lost" for name in without))
 
 
 def without_reference(skills: Sequence[Skill]) -> tuple[str, ...]:
@@ -76,17 +79,12 @@ def room_of(name: str, limit: float) -> float:
     return abs(limit - 1) if name in ("top1", "perplexity") else limit
 
 
-def again(record: QualityRecord, allowed: Quality) -> tuple[Judged, ...]:
-    """A record against what the stage allows now."""
-    return judge(record.overall, record.skills, allowed)
-
-
 def unmeasured(judged: Sequence[Judged], skills: Sequence[Skill], allowed: Quality) -> tuple[str, ...]:
     """Limits that the stage sets and nobody could hold against anything: a prompt too long for the recipe, say. Not
     those that `notes` gives a reason for.
     """
     names = {line.name for line in judged} | {"perplexity", *without_reference(skills)}  # those are always measured
-    return tuple(name for name, limit in allowed.model_dump().items() if limit is not None and name not in names)
+    return tuple(name for name in limits_of(allowed) if name not in names)
 
 
 def would_tell(judged: Judged, texts: int, skills: Sequence[Skill]) -> str:

@@ -23,8 +23,9 @@ def stage_of(paths: Paths, release: Release) -> Stage | None:
 
 
 def judged(paths: Paths, release: Release, record: QualityRecord) -> tuple[Judged, ...]:
+    """A record against what the stage allows now."""
     stage = stage_of(paths, release)
-    return quality_allowance.again(record, stage.quality) if stage else record.judged
+    return quality_allowance.judge(record.overall, record.skills, stage.quality) if stage else record.judged
 
 
 def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
@@ -32,12 +33,13 @@ def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
 
     QualityError where the record shows a loss that the stage does not allow and nobody accepts or has accepted.
     """
-    record = against_parent(paths, release)
+    record, stage = against_parent(paths, release), stage_of(paths, release)
     if record is None:
-        return tuple(unknown(paths, release))
-    lines = judged(paths, release, record)
-    stage = stage_of(paths, release)
-    lacking = quality_allowance.unmeasured(lines, record.skills, stage.quality) if stage else ()
+        if stage is None or stage.parent is None:
+            return ()
+        why = f"nobody has measured what it lost against {stage.parent} (invoke quality {release.tag})"
+        return (f"no quality record: {why}",)
+    lines = quality_allowance.judge(record.overall, record.skills, stage.quality) if stage else record.judged
     more = [line for line in lines if line.kept == "more"]
     former = accepted_reason(paths, release, record, more)
     if more and not accepted and not former:
@@ -49,17 +51,19 @@ def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
         )
     if accepted and not more:
         return (f"nothing to accept: {summary(record, lines)}",)
-    told = [
+    notes = [
         f"{quality_allowance.line(line)} ({quality_allowance.would_tell(line, record.overall.texts, record.skills)}); "
         "promoted all the same"
         for line in lines
         if line.kept == "unclear"
     ]
-    told += [f"accepted: {quality_allowance.line(line)}" for line in more]
-    told += [f"accepted before: {former}"] if former and not accepted else []
-    told += [f"not measured: {', '.join(lacking)}"] if lacking else []
-    told += quality_allowance.notes(record.overall, record.skills, stage.quality) if stage else ()
-    return (*told, summary(record, lines))
+    notes += [f"accepted: {quality_allowance.line(line)}" for line in more]
+    notes += [f"accepted before: {former}"] if former and not accepted else []
+    if stage:
+        lacking = quality_allowance.unmeasured(lines, record.skills, stage.quality)
+        notes += [f"not measured: {', '.join(lacking)}"] if lacking else []
+        notes += quality_allowance.notes(record.overall, record.skills, stage.quality)
+    return (*notes, summary(record, lines))
 
 
 def refusal(paths: Paths, release: Release) -> QualityError | ManifestError | None:
@@ -75,19 +79,10 @@ def is_refused(paths: Paths, release: Release) -> bool:
     return refusal(paths, release) is not None
 
 
-def unknown(paths: Paths, release: Release) -> list[str]:
-    stage = stage_of(paths, release)
-    if stage is None or stage.parent is None:
-        return []
-    return [
-        f"no quality record: nobody has measured what it lost against {stage.parent} (invoke quality {release.tag})"
-    ]
-
-
 def summary(record: QualityRecord, lines: Sequence[Judged]) -> str:
-    seen = [line.kept for line in lines]
-    limits = f"{seen.count('within')} of {len(lines)} limits kept" if lines else "its stage sets no limits"
-    limits += f", {number} cannot tell" if (number := seen.count("unclear")) else ""
+    verdicts = [line.kept for line in lines]
+    limits = f"{verdicts.count('within')} of {len(lines)} limits kept" if lines else "its stage sets no limits"
+    limits += f", {number} cannot tell" if (number := verdicts.count("unclear")) else ""
     return f"quality against {record.reference}: {limits}, measured {record.time}"
 
 
@@ -95,10 +90,9 @@ def note_accepted(paths: Paths, release: Release, reason: str) -> None:
     """Keep why a greater loss was taken, with what it was. Call it once the release is promoted."""
     record = against_parent(paths, release)
     more = [line for line in judged(paths, release, record) if line.kept == "more"] if record else []
-    if record is None or not more:
-        return
-    row = Accepted(time=now(), reason=reason, reference=record.reference, lost=tuple(more))
-    records.accept(paths, release, row)
+    if record and more:
+        row = Accepted(time=now(), reason=reason, reference=record.reference, lost=tuple(more))
+        records.accept(paths, release, row)
 
 
 def accepted_reason(paths: Paths, release: Release, record: QualityRecord, more: Sequence[Judged]) -> str:

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.host.fingerprint import Fingerprint
-from sparkpin.releases.record import Release, Releases, parse, read_as
+from sparkpin.releases.record import Release, Releases, read_as
 
 SCHEMA: Literal[1] = 1
 FOLDER = "quality"
@@ -150,10 +150,6 @@ def folder_of(paths: Paths, release: Release) -> Path:
     return Releases(paths).evidence(release) / FOLDER
 
 
-def path_of(paths: Paths, release: Release, reference: Release, *, quick: bool) -> Path:
-    return folder_of(paths, release) / f"{reference.recipe}-{reference.name}{'-quick' if quick else ''}.json"
-
-
 def to_json(record: QualityRecord) -> dict[str, Any]:
     value: dict[str, Any] = RECORD.dump_python(record, mode="json")
     return value
@@ -161,21 +157,17 @@ def to_json(record: QualityRecord) -> dict[str, Any]:
 
 def save(paths: Paths, release: Release, reference: Release, record: QualityRecord) -> Path:
     """Where the same two were compared before, that record goes."""
-    path = path_of(paths, release, reference, quick=record.quick)
+    name = f"{reference.recipe}-{reference.name}{'-quick' if record.quick else ''}.json"
+    path = folder_of(paths, release) / name
     with Releases(paths).locked(release.recipe):
         write_json(path, to_json(record))
     return path
 
 
-def read(path: Path) -> QualityRecord:
-    """ManifestError for a file that is damaged or that a newer sparkpin wrote."""
-    return read_as(path, RECORD, next_step=f"rm {path}, then invoke quality")
-
-
 def records_of(paths: Paths, release: Release) -> tuple[QualityRecord, ...]:
     """From the oldest to the newest. ManifestError for the first that is damaged."""
     files = [path for path in folder_of(paths, release).glob("*.json") if path.name != ACCEPTED]
-    found = [read(path) for path in sorted(files)]
+    found = [read_as(path, RECORD, next_step=f"rm {path}, then invoke quality") for path in sorted(files)]
     return tuple(sorted(found, key=lambda record: record.time))
 
 
@@ -188,12 +180,11 @@ def against_parent(paths: Paths, release: Release) -> QualityRecord | None:
 def accepted_of(paths: Paths, release: Release) -> tuple[Accepted, ...]:
     """From the oldest to the newest. ManifestError for a file that is damaged: what it said must not get lost."""
     path = folder_of(paths, release) / ACCEPTED
+    step = f"restore {path} from a backup, or move it away and promote with --accept-loss REASON again"
     try:
-        text = path.read_bytes()
+        return read_as(path, ACCEPTANCES, next_step=step)
     except FileNotFoundError:
         return ()
-    step = f"restore {path} from a backup, or move it away and promote with --accept-loss REASON again"
-    return parse(path, text, ACCEPTANCES, next_step=step)
 
 
 def accept(paths: Paths, release: Release, row: Accepted) -> None:

@@ -1,12 +1,12 @@
-"""Release records: one JSON file per release, one pointer file per recipe that says which release is current.
+"""Release records: one JSON file for each release, and one list of promotions for each recipe.
 
     releases/<recipe>/<stage>-<key12>.json   the record
     releases/<recipe>/<stage>-<key12>/       its evidence (logs, benchmark results)
-    releases/<recipe>/current.json           the pointer: the truth about what is current, and was before (`HISTORY`)
-    releases/<recipe>/pinned.json            see `keep`
+    releases/<recipe>/promotions.json        which release is current, and was before: see `promotions`
+    releases/<recipe>/protected.json         see `protection`
 
-The states "current" and "retired" follow from the pointer, whatever a record says, so a run that was killed between
-writing the two leaves nothing wrong.
+A record holds what its smoke test made of it. That it is current, or was, follows from the promotions alone, so no
+command has two files to keep in step.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.tags import INTERNAL, ROOTFS, TAG, UNSEALED, is_internal, name_of, tag_of
 from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.pins.schema import Name, Sha256, Size, StrictModel
-from sparkpin.releases import lookup
+from sparkpin.releases import lookup, promotions
+from sparkpin.releases.promotions import Promotion, Promotions
 
 SCHEMA: Literal[1] = 1
-POINTER = "current.json"
-HISTORY = 100  # promotions that a pointer remembers as `before`, the last at the end; `rollback` goes back through them
-PRIVATE = 0o600  # of a record: command and environment are nobody else's, and early ones may hold a key
+PRIVATE = 0o600  # of a record: command and environment are nobody else's
 STATEMENT, SIGNATURE, SBOM = "provenance.json", "provenance.json.sig", "sbom.cdx.json"  # in the evidence folder
 
 T = TypeVar("T")
@@ -196,6 +195,8 @@ class Release:
 
 
 RELEASE = TypeAdapter(Release)
+PROMOTIONS = TypeAdapter(Promotions)
+DERIVED: tuple[State, ...] = ("current", "retired")  # states that no record holds
 
 
 def state_text(state: str) -> str:
@@ -208,25 +209,20 @@ def to_json(release: Release) -> dict[str, Any]:
     return value
 
 
-def with_state(release: Release, current: str | None) -> Release:
-    """The release in the state that the pointer gives it."""
-    if release.tag == current:
+def with_state(release: Release, rows: Sequence[Promotion]) -> Release:
+    """The release in the state that the promotions give it. One that failed a later smoke test while it was current is
+    nothing to go back to."""
+    if release.tag == promotions.current_of(rows):
         return dataclasses.replace(release, state="current")
-    if release.state == "current":
-        return dataclasses.replace(release, state=after_current(release))
-    return release
-
-
-def after_current(release: Release) -> State:
-    """A release that fails a later smoke test while it is current is nothing to go back to."""
-    return "failed" if release.smoke_failed else "inspected" if release.smoke_inspected else "retired"
+    was_current = release.state == "passed" and any(row.tag == release.tag for row in rows)
+    return dataclasses.replace(release, state="retired") if was_current else release
 
 
 def after_smoke(release: Release) -> State:
-    """What a release that is not current becomes by its smoke test."""
-    if not release.smoke_passed:
-        return "inspected" if release.smoke_inspected else "failed"
-    return "retired" if release.state == "retired" else "passed"
+    """What the last smoke test makes of a release."""
+    if release.smoke is None:
+        return "built"
+    return "passed" if release.smoke_passed else "inspected" if release.smoke_inspected else "failed"
 
 
 class Releases:
@@ -239,26 +235,21 @@ class Releases:
     def record_path(self, release: Release) -> Path:
         return self.root / release.recipe / f"{release.name}.json"
 
-    @staticmethod
-    def evidence_name(release: Release) -> str:
-        """The evidence folder of a release, relative to the folder of all releases."""
-        return f"{release.recipe}/{release.name}"
-
     def evidence(self, release: Release) -> Path:
-        return self.root / self.evidence_name(release)
+        return self.root / release.recipe / release.name
 
     def checkpoint(self, release: Release) -> Path:
         return self.paths.checkpoints / release.model / release.checkpoint_key[:16]
 
-    def pointer_path(self, recipe: str) -> Path:
-        return self.root / recipe / POINTER
+    def promotions_path(self, recipe: str) -> Path:
+        return self.root / recipe / promotions.FILE
 
     @contextlib.contextmanager
     def locked(self, recipe: str) -> Iterator[None]:
         """One writer per recipe. The lock lies with the records, which several caches may share."""
         with files.lock(self.root / recipe / ".lock"):
             with contextlib.suppress(PermissionError):  # somebody else's folder, who lets this user write
-                self.root.chmod(0o700)  # evidence repeats the command, and early records have mode 644
+                self.root.chmod(0o700)  # evidence repeats the command
             files.sweep(self.root / recipe)  # what lies there directly is written under this lock only
             yield
 
@@ -280,24 +271,21 @@ class Releases:
         return found
 
     def readable(self, recipe: str) -> tuple[list[Release], list[ManifestError]]:
-        """The releases, from the oldest to the newest, and what is wrong with a pointer or records that are damaged."""
+        """The releases, from the oldest to the newest, and what is wrong with promotions or records that are
+        damaged."""
         found: list[Release] = []
         faults: list[ManifestError] = []
-        current = None
+        rows: Sequence[Promotion] = ()
         try:
-            current = self.current_tag(recipe)
+            rows = self.promotions(recipe)
         except ManifestError as fault:
             faults.append(fault)
         for path in self.record_files(recipe):
             try:
-                found.append(with_state(read_record(path), current))
+                found.append(with_state(read_record(path), rows))
             except ManifestError as fault:
                 faults.append(fault)
         return sorted(found, key=lambda release: release.age), faults
-
-    def faults(self) -> list[ManifestError]:
-        """What is wrong with damaged records and pointers, of all recipes."""
-        return [fault for recipe in self.recipes() for fault in self.readable(recipe)[1]]
 
     def find(self, tag: str) -> Release | None:
         """The release of a tag, with or without `sparkpin/` in front."""
@@ -308,7 +296,7 @@ class Releases:
             release = read_record(self.root / parts["recipe"] / f"{parts['name']}.json")
         except FileNotFoundError:
             return None
-        return with_state(release, self.current_tag(release.recipe))
+        return with_state(release, self.promotions(release.recipe))
 
     def get(
         self, name: str, recipe: str | None = None, *, has_image: Callable[[Release], bool] | None = None
@@ -328,61 +316,41 @@ class Releases:
             )
         return release
 
-    def current_tag(self, recipe: str) -> str | None:
-        value = self._pointer(recipe)
-        return value["tag"] if value else None
-
-    def _pointer(self, recipe: str) -> dict[str, Any] | None:
-        path = self.pointer_path(recipe)
+    def promotions(self, recipe: str) -> tuple[Promotion, ...]:
+        """The first one first; none where no release of the recipe was ever current."""
+        path = self.promotions_path(recipe)
+        step = f"rm {path}; invoke images lists the releases, and invoke promote TAG makes one of them current"
         try:
-            value = read_json(path)
+            return read_as(path, PROMOTIONS, next_step=step).promotions
         except FileNotFoundError:
-            return None
-        check_schema(path, value)
-        tag, before = value.get("tag"), value.get("before", [])
-        if not isinstance(tag, str) or not TAG.match(tag):
-            raise ManifestError(path, "tag", tag, "the tag of a release", next_step=ANEW.format(path))
-        if not isinstance(before, list) or not all(isinstance(one, str) for one in before):
-            raise ManifestError(path, "before", before, "a list of tags", next_step=ANEW.format(path))
-        return value
+            return ()
+
+    def current_tag(self, recipe: str) -> str | None:
+        return promotions.current_of(self.promotions(recipe))
 
     def before(self, recipe: str) -> list[str]:
-        """The tags that were current before the current one, the last promoted at the end; each promotion counts, and
-        what was rolled back is undone.
-        """
-        value = self._pointer(recipe) or {}
-        known = value.get("before", [])
-        if "back_from" in value:  # it has not ended: what it undoes is there still, to go back to if it fails
-            last = max((at for at, tag in enumerate(known) if tag == value["tag"]), default=0)
-            return list(known[:last])
-        return list(known)
-
-    def unfinished(self, recipe: str) -> tuple[Release, Release] | None:
-        """The release that a rollback left, and the one that it went to, where it did not end."""
-        try:
-            value = self._pointer(recipe) or {}
-            pair = [self.find(str(value.get(key))) for key in ("back_from", "tag")]
-        except ManifestError:
-            return None
-        return (pair[0], pair[1]) if pair[0] and pair[1] else None
-
-    def finish(self, recipe: str) -> None:
-        """The rollback that moved the pointer has ended."""
-        with self.locked(recipe):
-            if (value := self._pointer(recipe)) and "back_from" in value:
-                value["before"] = self.before(recipe)
-                del value["back_from"]
-                files.write_json(self.pointer_path(recipe), value)
+        """See `promotions.former_of`."""
+        return promotions.former_of(self.promotions(recipe))
 
     def current(self, recipe: str) -> Release | None:
-        """What the pointer names; a pointer to a release without a record is an error, not "none"."""
+        """What was promoted last; a promotion of a release without a record is an error, not "none"."""
         tag = self.current_tag(recipe)
-        if tag is None:
-            return None
-        release = self.find(tag)
-        if release is None:
-            raise ManifestError(self.pointer_path(recipe), "tag", tag, "a release that has a record", next_step=AGAIN)
+        release = self.find(tag) if tag else None
+        if tag and release is None:
+            path, step = self.promotions_path(recipe), "invoke images lists the releases; invoke promote TAG takes one"
+            raise ManifestError(path, "promotions", tag, "a release that has a record", next_step=step)
         return release
+
+    def point(self, release: Release, *, rollback: bool = False) -> None:
+        """Make a release the current one. The caller holds the recipe's lock.
+
+        rollback: it is gone back to. What is current already is not promoted once more.
+        """
+        rows = self.promotions(release.recipe)
+        if promotions.current_of(rows) != release.tag:
+            rows = (*rows, Promotion(tag=release.tag, time=now(), rollback=rollback))
+            value = PROMOTIONS.dump_python(Promotions(promotions=rows), mode="json", by_alias=True)
+            files.write_json(self.promotions_path(release.recipe), value)
 
     def save(self, release: Release) -> None:
         """Write a record, whole or not at all. The image of the current release cannot be changed under it."""
@@ -427,8 +395,7 @@ class Releases:
         place: puts its evidence where it belongs. Called under the recipe's lock, and only for a result that is kept,
         so that record and evidence are of one test.
 
-        The current release stays current; a result of it that fails is told by `smoke` and keeps it from being
-        gone back to later. That a server passed stays when its image is merely inspected afterwards.
+        The current release stays current. That a server passed stays when its image is merely inspected afterwards.
         """
         with self.locked(self.get(tag).recipe):
             return self.keep_smoke(self.get(tag), result, place)
@@ -441,108 +408,46 @@ class Releases:
             return known
         place()
         release = dataclasses.replace(known, smoke=smoke)
-        if release.state != "current":
-            release = dataclasses.replace(release, state=after_smoke(release))
+        release = dataclasses.replace(release, state=after_smoke(release))
         self._write(release)
-        return release
-
-    def point(self, release: Release, *, back_from: str = "") -> None:
-        """Make a release the current one. The caller holds the recipe's lock.
-
-        back_from: the release that a rollback leaves, until `finish` says that it has ended. Until then, pointing at
-        that release again undoes the rollback.
-        """
-        old = self._pointer(release.recipe) or {}
-        before = self.before(release.recipe)
-        if old.get("back_from") == release.tag:
-            before = old["before"]
-        elif old and not back_from and old["tag"] != release.tag:
-            before.append(old["tag"])
-        value = {"schema": SCHEMA, "tag": release.tag, "promoted": now(), "before": before[-HISTORY:]}
-        value |= {"back_from": back_from} if back_from else {}
-        files.write_json(self.pointer_path(release.recipe), value)
-        for path in self.record_files(release.recipe):
-            try:
-                written = read_record(path)
-            except ManifestError:  # another record is damaged: it has no state to settle
-                continue
-            if (settled := with_state(written, release.tag)) != written:
-                self._write(settled)
+        return with_state(release, self.promotions(release.recipe))
 
     def _write(self, release: Release) -> None:
+        if release.state in DERIVED:
+            release = dataclasses.replace(release, state=after_smoke(release))
         files.write_json(self.record_path(release), to_json(release), mode=PRIVATE)
 
 
-ANEW = "rm {0}; invoke images lists the releases, and invoke promote TAG makes one of them current"
-AGAIN = "invoke images lists the releases; invoke promote TAG writes the pointer anew"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or ManifestError that names the file; FileNotFoundError passes through. InputError for another
-    user's file."""
+def read_as(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T:
+    """A JSON file with a schema. ManifestError for one that is damaged or that a newer sparkpin wrote, InputError for
+    another user's; FileNotFoundError passes through."""
     try:
-        return object_of(path, path.read_bytes())
+        text = path.read_bytes()
     except PermissionError:
         raise InputError(
             f"{path}: only its owner may read it", next_step="the same command as the user who owns SPARKPIN_HOME"
         ) from None
-
-
-def object_of(path: Path, text: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ManifestError(path, "(whole file)", str(error), "JSON", next_step=REPAIR.format(path)) from None
-    if not isinstance(value, dict):
-        raise ManifestError(path, "(whole file)", type(value).__name__, "an object", next_step=REPAIR.format(path))
-    return value
-
-
-REPAIR = "restore {0} from a backup, or move it away and build that release again"
-
-
-def check_schema(path: Path, value: dict[str, Any]) -> None:
-    schema = value.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise ManifestError(
-            path,
-            "schema",
-            schema,
-            f"{SCHEMA} or less",
-            next_step="a newer sparkpin wrote this file: update this checkout",
-        )
-
-
-def read_as(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T:
-    """A file with a schema, or ManifestError for one that is damaged or that a newer sparkpin wrote."""
-    text = path.read_bytes()
-    check_schema(path, object_of(path, text))
-    return parse(path, text, adapter, next_step=next_step)
-
-
-def parse(path: Path, text: bytes, adapter: TypeAdapter[T], *, next_step: str) -> T:
-    """text: of the file `path`. ManifestError where it is not what the adapter wants."""
     try:
         return adapter.validate_json(text)  # a strict dataclass takes its parts as objects of JSON only
     except ValidationError as error:
-        raise first_fault(path, error, next_step) from None
+        require_known_schema(path, text)
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
+        got = "(missing)" if first["type"].startswith("missing") else first["input"]
+        raise ManifestError(path, key, got, first["msg"], next_step=next_step) from None
 
 
-def first_fault(path: Path, error: ValidationError, next_step: str) -> ManifestError:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
-    seen = "(missing)" if first["type"].startswith("missing") else first["input"]
-    return ManifestError(path, key, seen, first["msg"], next_step=next_step)
+def require_known_schema(path: Path, text: bytes) -> None:
+    """ManifestError for a file that a newer sparkpin wrote."""
+    with contextlib.suppress(ValueError, AttributeError):
+        if isinstance(schema := json.loads(text).get("schema"), int) and schema > SCHEMA:
+            newer = "a newer sparkpin wrote this file: update this checkout"
+            raise ManifestError(path, "schema", schema, f"{SCHEMA} or less", next_step=newer)
 
 
 def read_record(path: Path) -> Release:
-    value = read_json(path)
-    check_schema(path, value)
-    try:
-        release = Release(**value)
-    except ValidationError as error:
-        raise first_fault(path, error, REPAIR.format(path)) from None
+    step = f"restore {path} from a backup, or move it away and build that release again"
+    release = read_as(path, RELEASE, next_step=step)
     if path.parent.name != release.recipe or path.stem != release.name:
-        step = REPAIR.format(path)
         raise ManifestError(path, "key", release.name, f"{path.stem}, as the file is called", next_step=step)
     return release

@@ -31,25 +31,17 @@ def uses_gpu(paths: Paths, release: Release) -> bool:
     return stack is not None and stack.gpu is not None
 
 
-def obstacle(paths: Paths, engine: Engine, release: Release, *, nodes: int | None = None) -> str:
+def obstacle(paths: Paths, engine: Engine | None, release: Release, *, nodes: int | None = None) -> str:
     """Why no server of the release can run on this machine; "" when one can, or when its stack is nowhere any more.
 
-    nodes: how many of the release's are to be on this machine; None: all.
+    engine: None for any engine of this machine; nodes: how many of the release's are to be here; None: all.
     """
     stack = stack_of(paths, release)
     if stack is None:
         return ""
-    gpus = read_gpus() if stack.gpu and not engine.elsewhere else ()
-    return obstacle_of(stack, engine.platform, gpus, engine.elsewhere, nodes=nodes or nodes_of(release.argv))
-
-
-def obstacle_here(paths: Paths, release: Release, *, nodes: int | None = None) -> str:
-    """As `obstacle`, without an engine: of this machine, which a server needs whatever engine there is."""
-    stack = stack_of(paths, release)
-    if stack is None:
-        return ""
-    gpus = read_gpus() if stack.gpu else ()
-    return obstacle_of(stack, machine.this_platform(), gpus, nodes=nodes or nodes_of(release.argv))
+    platform, elsewhere = (engine.platform, engine.elsewhere) if engine else (machine.this_platform(), "")
+    gpus = read_gpus() if stack.gpu and not elsewhere else ()
+    return obstacle_of(stack, platform, gpus, elsewhere, nodes=nodes or nodes_of(release.argv))
 
 
 def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu], elsewhere: str = "", *, nodes: int = 1) -> str:
@@ -74,7 +66,7 @@ def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu], elsewhere: str
 def with_others(paths: Paths, release: Release) -> str:
     """The commands that smoke a release on this machine and others; "" where it needs no other, or not this one."""
     nodes = nodes_of(release.argv)
-    if nodes == 1 or not obstacle_here(paths, release) or obstacle_here(paths, release, nodes=1):
+    if nodes == 1 or not obstacle(paths, None, release) or obstacle(paths, None, release, nodes=1):
         return ""
     tag, others = release.tag, example(nodes).split(",")[1:]
     copies = "; ".join(f"invoke export {tag} {url} --with-checkpoint" for url in others)

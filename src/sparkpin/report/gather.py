@@ -18,10 +18,10 @@ from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store, find_missing
 from sparkpin.host.machine import serve_command
 from sparkpin.pins import manifests
-from sparkpin.releases.keep import Pin, pins_of
 from sparkpin.releases.kept_inputs import project_of, reason
+from sparkpin.releases.protection import Protection, protections_of
 from sparkpin.releases.quality_gate import is_refused
-from sparkpin.releases.record import Release, Releases, now, read_json
+from sparkpin.releases.record import Release, Releases, now
 from sparkpin.releases.rollback import landing
 from sparkpin.report.facts import (
     Item,
@@ -70,23 +70,28 @@ def recipe_part(
     back = landing(releases, current, records.before(name), partial(is_refused, paths)) if current else None
     speeds = {release.tag: speed_of(paths, release) for release in releases}
     faults = [fault.message for fault in broken]
-    words, pins, bumps = "", dict[str, Pin](), tuple[Bump, ...]()
+    words, protections, bumps = "", dict[str, Protection](), tuple[Bump, ...]()
     with contextlib.suppress(SparkpinError), project_of(paths, shown) as project:  # as it was; its files may be gone
         words = manifests.load_recipe(project, name).description
     try:
-        pins = pins_of(records, name)
+        protections = protections_of(records, name)
         bumps = bumps_of(paths, name)
     except ManifestError as fault:
         faults.append(fault.message)
     items = {}
     for former, release in zip([None, *releases], releases, strict=False):
-        pin, verdicts = pins.get(release.tag), [bump.text for bump in bumps if bump.release == release.tag]
+        protection, verdicts = (
+            protections.get(release.tag),
+            [bump.text for bump in bumps if bump.release == release.tag],
+        )
         items[release.tag] = Item(
             release=release,
             smoke=smoke_of(release),
             quality=quality_of(paths, release),
             speed=speeds[release.tag].evidence,
-            notes=tuple(filter(None, (pin.text if pin else "", *verdicts[-1:], confirmed_of(paths, release)))),
+            notes=tuple(
+                filter(None, (protection.text if protection else "", *verdicts[-1:], confirmed_of(paths, release)))
+            ),
             command=f"invoke diff {former.tag} {release.tag}" if former else "",
         )
     memory, drawn = memory_of(paths, shown), speeds_to_draw(releases, speeds)
@@ -95,7 +100,7 @@ def recipe_part(
         description=words,
         shown=items[shown.tag],
         current=current is not None,
-        promoted=str(read_json(records.pointer_path(name)).get("promoted", "")) if current else "",
+        promoted=records.promotions(name)[-1].time if current else "",
         back=tuple(ways_back(paths, name, current, back)),
         machine=speeds[shown.tag].machine or (shown.host.line if shown.host else ""),
         tiles=tuple(tiles_of(items[shown.tag], speeds[shown.tag], memory)),

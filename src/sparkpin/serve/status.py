@@ -136,7 +136,7 @@ def how_to_serve(paths: Paths, recipe: str | None = None) -> str:
     """
     records = Releases(paths)
     if recipe is None:
-        current = [name for name in records.recipes() if records.pointer_path(name).is_file()]
+        current = [name for name in records.recipes() if records.promotions_path(name).is_file()]
         if not current:
             return "invoke up"
         recipe = current[0] if len(current) == 1 else None

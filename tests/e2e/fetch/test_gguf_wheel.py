@@ -28,7 +28,7 @@ from sparkpin.fetch.model import absent_bytes, fetch_model
 from sparkpin.fetch.packed import commit_of
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import ModelLock
-from sparkpin.prune.garbage import model_blobs
+from sparkpin.prune.unneeded_files import model_blobs
 from sparkpin.releases.record import Release
 from sparkpin.smoke.checks import run_check
 

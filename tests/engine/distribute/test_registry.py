@@ -112,8 +112,10 @@ def test_a_release_goes_over_and_can_be_promoted(
     assert (Releases(paths).evidence(top) / SIGNATURE).is_file() and not list(paths.work.glob("pull-*"))
     shutil.copytree(source.paths.models, paths.models)
     Releases(paths).update(top.tag, lambda known: dataclasses.replace(known, state="passed"))
-    checkpoint_of(paths, Releases(paths).get(top.tag))
-    current.promote(paths, empty, top.tag, lambda release: require_consistent(paths, release, finished=True))
+    release = Releases(paths).get(top.tag)
+    checkpoint_of(paths, release)
+    require_consistent(paths, release, finished=True)
+    current.promote(paths, empty, release)
     assert Releases(paths).current_tag(top.recipe) == top.tag
     asked = there.asked("GET", "blobs/" + top.diff_ids[-1])
     pull(paths, empty, dataclasses.replace(second, tag="", digest=digest_at(second)), quiet)

@@ -12,8 +12,8 @@ from recorded import sections, sha
 from sparkpin.build import reproduce
 from sparkpin.build.image import cached_contents
 from sparkpin.build.record import layer_file
-from sparkpin.history import operands
-from sparkpin.history.why import why
+from sparkpin.history import sides
+from sparkpin.history.why import find_origin
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
@@ -49,7 +49,7 @@ def test_real_images_before_and_after_an_edit(site: Site) -> None:
     before = real_release(site, "--quiet")
     tiny_images.write(site.paths.project / HELLO, '"""Made up."""\nVALUE = 2\n')
     after = real_release(site, "--loud")
-    found = operands.difference(site.paths, before.tag, after.tag)
+    found = sides.difference(site.paths, before.tag, after.tag)
     told = sections(found)
     assert told["mods"][0] == "changed hello 0.1.0" and told["mods"][-2:] == ["-VALUE = 1", "+VALUE = 2"]
     assert told["vllm serve"] == ["- --quiet", "+ --loud"]
@@ -58,10 +58,10 @@ def test_real_images_before_and_after_an_edit(site: Site) -> None:
         "opt/hello/sparkpin_hello-0.1.0-py3-none-any.whl",
     ]
     assert not found.debs and not found.wheels
-    wheel = why(site.paths, after.tag, "/opt/hello/sparkpin_hello-0.1.0-py3-none-any.whl")
+    wheel = find_origin(site.paths, after.tag, "/opt/hello/sparkpin_hello-0.1.0-py3-none-any.whl")
     assert wheel.layer and (wheel.layer.name, wheel.layer.stage) == ("hello", "one")
-    assert wheel.entry != why(site.paths, before.tag, wheel.asked).entry
-    shell = why(site.paths, after.tag, "/bin/sh")
+    assert wheel.entry != find_origin(site.paths, before.tag, wheel.asked).entry
+    shell = find_origin(site.paths, after.tag, "/bin/sh")
     assert shell.layer and shell.layer.name == "root file system"
 
 
@@ -73,13 +73,13 @@ def test_a_rebuild_brings_a_lost_listing_back(
     for part in ("checkpoint_of", "absent_inputs"):
         monkeypatch.setattr(reproduce, part, lambda *args: None)
     release = real_release(site)
-    found = operands.difference(site.paths, release.tag, release.tag)
+    found = sides.difference(site.paths, release.tag, release.tag)
     listings = {layer_file(site.paths, diff_id): diff_id for diff_id in release.diff_ids}
     before = {path: path.read_bytes() for path in listings}
     for path, diff_id in listings.items():
         path.unlink()
         cached_contents(site.paths, diff_id).unlink()
-    assert operands.difference(site.paths, release.tag, release.tag).contents is None and found.contents
+    assert sides.difference(site.paths, release.tag, release.tag).contents is None and found.contents
     try:
         reproduce.restore(site.paths, release)
     finally:

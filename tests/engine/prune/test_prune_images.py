@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,12 @@ from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.prune import plan as pruning
-from sparkpin.prune.image_tags import STALE_AFTER
-from sparkpin.prune.plan import Pruned
+from sparkpin.prune.images import STALE_AFTER
+from sparkpin.prune.plan import Pruned, PruneOptions
 from sparkpin.releases import current as retention
 from sparkpin.releases.container import CACHE_LABEL, cache_volume
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import Releases
+from sparkpin.releases.record import Release, Releases
 
 pytest_plugins = ["empty_engine"]
 LATER = STALE_AFTER + 60
@@ -44,20 +44,24 @@ def engine(empty_engine: Engine) -> Engine:
 
 def prune(paths: Paths, engine: Engine, keep: int, *, later: float = 0, say: Callable[[str], None] = quiet) -> Pruned:
     """later: seconds from now, as if all there is had been made that long ago."""
-    return pruning.prune(paths, engine, keep, say, now=time.time() + later)
+    return pruning.prune(paths, engine, PruneOptions(keep=keep, now=time.time() + later), say)
+
+
+def tags_of(releases: Iterable[Release]) -> list[str]:
+    return [release.tag for release in releases]
 
 
 def test_prune_keeps_the_newest_and_the_current(paths: Paths, engine: Engine) -> None:
     one, two, three, four = (built(paths, engine, number) for number in (1, 2, 3, 4))
     other = built(paths, engine, 5, recipe="another")
-    retention.promote(paths, engine, one.tag)
+    retention.promote(paths, engine, one)
     kept_volume, _ = cache_volume(engine, one), cache_volume(engine, two)
     freed = prune(paths, engine, 2)
-    assert set(freed.tags) == {two.tag, three.tag}
+    assert set(tags_of(freed.removed)) == {two.tag, three.tag}
     volumes = engine.client.volumes.list(filters={"label": CACHE_LABEL})
     assert [volume.name for volume in volumes] == [kept_volume]
     assert len(freed.volumes) == 1
-    assert set(freed.kept) == {one.tag, four.tag, other.tag}
+    assert set(tags_of(freed.staying)) == {one.tag, four.tag, other.tag}
     records = Releases(paths)
     assert [release.tag for release in records.all()] == [other.tag, one.tag, four.tag]
     for gone in (two, three):
@@ -68,10 +72,9 @@ def test_prune_keeps_the_newest_and_the_current(paths: Paths, engine: Engine) ->
         assert (records.checkpoint(kept) / "model.safetensors").is_file()
         assert (records.evidence(kept) / "server.log").is_file()
         assert digest(engine, kept.tag) == kept.image
-    assert digest(engine, "sparkpin/tiny:current") == one.image
     assert digest(engine, "sparkpin/tiny:v2") == four.image
     again = prune(paths, engine, 2)
-    assert (again.tags, again.images, again.volumes, dict(again.files)) == ((), (), (), {})
+    assert (again.removed, again.tags, again.volumes, dict(again.files)) == ([], (), (), {})
 
 
 def test_prune_leaves_what_a_container_uses(paths: Paths, engine: Engine) -> None:
@@ -87,16 +90,17 @@ def test_prune_leaves_what_a_container_uses(paths: Paths, engine: Engine) -> Non
         first.tag, ["/bin/sleep", "600"], detach=True, network_mode="none", name="sp-serving", stop_signal="SIGKILL"
     )
     freed = prune(paths, engine, 1)
-    assert freed.tags == ()
-    assert freed.kept[first.tag] == "in use by the container sp-serving"
+    assert not freed.removed
+    [verdict] = [verdict for verdict in freed.verdicts if verdict.release.tag == first.tag]
+    assert verdict.reasons == ("in use by the container sp-serving",)
     assert digest(engine, first.tag) == running
     assert Releases(paths).checkpoint(first).is_dir()
     assert second.tag in tags(engine)
     container = engine.client.containers.get("sp-serving")
-    options = {"now": time.time(), "dry_run": True, "ignored": [container.id]}
-    assert pruning.prune(paths, engine, 1, quiet, **options).tags == (first.tag,)
+    options = PruneOptions(keep=1, now=time.time(), dry_run=True, ignored=[container.id])
+    assert tags_of(pruning.prune(paths, engine, options, quiet).removed) == [first.tag]
     container.remove(force=True)
-    assert prune(paths, engine, 1).tags == (first.tag,)
+    assert tags_of(prune(paths, engine, 1).removed) == [first.tag]
 
 
 def test_prune_keeps_a_checkpoint_and_an_image_that_another_release_needs(paths: Paths, engine: Engine) -> None:
@@ -108,7 +112,7 @@ def test_prune_keeps_a_checkpoint_and_an_image_that_another_release_needs(paths:
     Releases(paths).save(twin)
     engine.tag(first.tag, twin.tag)
     freed = prune(paths, engine, 1)
-    assert freed.tags == (first.tag,)
+    assert tags_of(freed.removed) == [first.tag]
     assert Releases(paths).checkpoint(second).is_dir()
     assert digest(engine, twin.tag) == first.image
     assert f"sparkpin/stack-cpu:v2-{first.build_key[:12]}" in tags(engine), "the twin's image stands on it"
@@ -139,7 +143,7 @@ def test_prune_leaves_the_work_of_a_build_that_runs_now(paths: Paths, engine: En
 
     freed = prune(paths, engine, 1, later=LATER)
     assert tags(engine) == before - {"sparkpin/stack-cpu:base-bbbbbbbbbbbb"}
-    assert freed.images == ("sparkpin/stack-cpu:base-bbbbbbbbbbbb",) and not mark.exists()
+    assert freed.tags == ("sparkpin/stack-cpu:base-bbbbbbbbbbbb",) and not mark.exists()
     assert not young.exists() and not partial.exists() and not cached.exists()
     assert Releases(paths).checkpoint(kept).is_dir()
 
@@ -155,10 +159,10 @@ def test_a_prune_that_was_killed_is_completed_by_the_next(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(pruning, "remove_path", killed)
         prune(paths, engine, 1)
-    assert {row["tag"]: row["image"] for row in retention.rows(paths, engine)[0]}[first.tag] is None
-    assert prune(paths, engine, 1).tags == (first.tag,)
+    assert {row["tag"]: row["image"] for row in retention.list_images(paths, engine).rows}[first.tag] is None
+    assert tags_of(prune(paths, engine, 1).removed) == [first.tag]
     assert not Releases(paths).checkpoint(first).exists()
-    assert len(retention.rows(paths, engine)[0]) == 1
+    assert len(retention.list_images(paths, engine).rows) == 1
 
 
 def snapshot(paths: Paths, engine: Engine) -> tuple[object, ...]:
@@ -187,15 +191,16 @@ def test_a_dry_run_changes_nothing_and_names_what_the_real_run_then_removes(path
     load_image(engine, "sparkpin/stack-cpu:base-eeeeeeeeeeee", [BASE])
     with locks.claim(paths, quiet):
         pass  # as each build: the lock's folder stays
-    before, now = snapshot(paths, engine), time.time()
+    before, options = snapshot(paths, engine), PruneOptions(keep=1, now=time.time())
+    dry_run = dataclasses.replace(options, dry_run=True)
     with claimed(paths):  # a dry run waits for nobody
-        dry = pruning.prune(paths, engine, 1, quiet, now=now, dry_run=True)
+        dry = pruning.prune(paths, engine, dry_run, quiet)
     assert snapshot(paths, engine) == before
-    assert dry.tags == (two.tag, one.tag)
-    assert pruning.prune(paths, engine, 1, quiet, now=now) == dry
+    assert tags_of(dry.removed) == [two.tag, one.tag]
+    assert pruning.prune(paths, engine, options, quiet) == dry
     assert all(not path.exists() for files in dry.files.values() for path in files)
     assert records.all() == [three] and model.stat().st_nlink == 2
-    assert not pruning.prune(paths, engine, 1, quiet, now=now, dry_run=True).files
+    assert not pruning.prune(paths, engine, dry_run, quiet).files
 
 
 # Files that no release needs
@@ -204,11 +209,11 @@ def test_a_dry_run_changes_nothing_and_names_what_the_real_run_then_removes(path
 def test_the_store_is_only_pruned_when_told_to(paths: Paths, engine: Engine) -> None:
     unneeded = write(paths.store / "ab" / ("ab" * 32), 10)
     done = prune(paths, engine, 1, later=LATER)
-    assert (done.store, dict(done.files), unneeded.is_file()) == (1, {}, True)
-    now = time.time() + LATER
-    done = pruning.prune(paths, engine, 1, quiet, now=now, dry_run=True, store=True)
+    assert (done.in_store, dict(done.files), unneeded.is_file()) == (1, {}, True)
+    options = PruneOptions(keep=1, now=time.time() + LATER, dry_run=True, store=True)
+    done = pruning.prune(paths, engine, options, quiet)
     assert (done.files, unneeded.is_file()) == ({"store": (unneeded,)}, True)
-    assert pruning.prune(paths, engine, 1, quiet, now=now, store=True).files == done.files
+    assert pruning.prune(paths, engine, dataclasses.replace(options, dry_run=False), quiet).files == done.files
     assert not unneeded.exists()
 
 
@@ -256,5 +261,5 @@ def test_what_a_running_build_takes_over_from_a_release_stays(
                 holder.kill()
 
         freed = prune(paths, engine, 1, say=say)
-    assert freed.tags == (second.tag, first.tag) and len(freed.files["checkpoints"]) == 2
+    assert tags_of(freed.removed) == [second.tag, first.tag] and len(freed.files["checkpoints"]) == 2
     assert "kept inputs" not in freed.files and KeptInputs.of(paths).kept.path(inputs["recipes/tiny.yaml"]).is_file()

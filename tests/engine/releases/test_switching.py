@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_releases import built, digest, states
+from made_releases import built, states, tags
 
 from sparkpin.build import consistent
 from sparkpin.cli import releases as commands_releases
@@ -40,34 +41,57 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("state", ["built", "failed"])
 def test_only_what_passed_is_promoted(paths: Paths, engine: Engine, state: str) -> None:
     made = built(paths, engine, 1, state)
-    with pytest.raises(InputError, match=f"is {state}") as caught:
-        retention.promote(paths, engine, made.tag)
+    with pytest.raises(InputError) as caught:
+        retention.promote(paths, engine, made)
     assert caught.value.next_step == f"invoke smoke {made.tag}"
-    assert digest(engine, "sparkpin/tiny:current") is None
     assert Releases(paths).current("tiny") is None
+
+
+def roll_back(paths: Paths, engine: Engine, say: Callable[[str], None] = print) -> Release:
+    """As the task does; the release that is current then."""
+    former = retention.require_current(Releases(paths), "tiny")
+    target = rolling.find_target(paths, engine, "tiny", say, lambda release: None)
+    retention.make_current(paths, engine, target, instead_of=former)
+    return retention.require_current(Releases(paths), "tiny")
 
 
 def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
     first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
     built(paths, engine, 4, "failed")
     told: list[str] = []
-    assert retention.promote(paths, engine, first.tag).state == "current"
-    assert retention.promote(paths, engine, third.tag).tag == third.tag
+    before = tags(engine)
+    assert retention.promote(paths, engine, first).state == "current"
+    assert retention.promote(paths, engine, third).tag == third.tag
     assert states(paths) == ["retired", "passed", "current", "failed"]
-    former, back = rolling.rollback(paths, engine, "tiny", told.append)
-    assert former.tag == third.tag
+    back = roll_back(paths, engine, told.append)
     assert (back.tag, back.checkpoint_key, back.argv) == (first.tag, first.checkpoint_key, first.argv)
-    assert digest(engine, "sparkpin/tiny:current") == first.image
     assert states(paths) == ["current", "passed", "retired", "failed"] and not told
-    with pytest.raises(InputError, match="no release of 'tiny' to go back to"):
-        rolling.rollback(paths, engine, "tiny", print)
+    with pytest.raises(InputError):
+        roll_back(paths, engine)
+    assert tags(engine) == before, "what is current is the data directory's to say: several may share an engine"
     assert Releases(paths).current("tiny") == dataclasses.replace(first, state="current")
-    assert retention.promote(paths, engine, second.tag).state == "current"
-    assert retention.promote(paths, engine, third.tag).state == "current", "a previous release may come back"
-    assert rolling.rollback(paths, engine, "tiny", print, to=first.name)[1].tag == first.tag, "two steps at once"
-    for other in (first, second):  # undone with them
+    for one in (second, third):
+        assert retention.promote(paths, engine, one).state == "current", "a previous release may come back"
+
+
+@pytest.mark.usefixtures("made_up")
+def test_the_same_rollback_again_changes_nothing_more(
+    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = promoted(paths, engine, 3)
+    command(paths, engine, monkeypatch)
+    for _ in range(2):
+        commands_releases.rollback(recipe=None, to=first.tag)
+        assert Releases(paths).current_tag("tiny") == first.tag, "the tag names its recipe; two steps at once"
+    for other in (second, third):  # undone with it
         with pytest.raises(InputError):
-            rolling.rollback(paths, engine, "tiny", print, to=other.tag)
+            commands_releases.rollback(recipe="tiny", to=other.tag)
+    assert len(Releases(paths).promotions("tiny")) == 4
+
+
+def command(paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Paths, "from_env", lambda: paths)
+    monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
 
 
 @pytest.mark.usefixtures("made_up")
@@ -76,73 +100,70 @@ def test_a_dry_run_says_where_a_rollback_goes_and_changes_nothing(
 ) -> None:
     first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
     for one in (first, second, third):
-        retention.promote(paths, engine, one.tag)
+        retention.promote(paths, engine, one)
     Releases(paths).record_path(second).unlink()
-    pointer = Releases(paths).pointer_path("tiny")
-    before = pointer.read_bytes()
-    monkeypatch.setattr(Paths, "from_env", lambda: paths)
-    monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
+    path = Releases(paths).promotions_path("tiny")
+    before = path.read_bytes()
+    command(paths, engine, monkeypatch)
     commands_releases.rollback(recipe="tiny", dry_run=True)
     said = capsys.readouterr()
     assert second.tag in said.err and f"invoke diff {third.tag} {first.tag}" in said.out
     for text in (third.tag, f"to {first.tag}: image {first.image[7:19]}", first.checkpoint_key[:12], "--number 1"):
         assert text in said.out
-    assert pointer.read_bytes() == before and digest(engine, "sparkpin/tiny:current") == third.image
-    commands_releases.rollback(recipe=None, to=first.tag)
-    assert Releases(paths).current_tag("tiny") == first.tag, "the tag names its recipe"
+    assert path.read_bytes() == before
 
 
 @pytest.mark.usefixtures("made_up")
-def test_a_rollback_that_cannot_be_served_changes_nothing(
-    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", [SmokeError, KeyboardInterrupt])
+def test_a_rollback_serves_first_and_records_last(
+    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
 ) -> None:
+    """So what ends it before has changed nothing, and the same command again does it all."""
     first, second = promoted(paths, engine, 2)
+    served: list[str] = []
 
-    def refused(*, release: str, **_: object) -> None:
-        assert release == first.tag and Releases(paths).current_tag("tiny") == first.tag
-        raise SmokeError("did not become ready")
+    def serve(*, release: str, **_: object) -> None:
+        assert Releases(paths).current_tag("tiny") == second.tag
+        served.append(release)
+        if len(served) == 1:
+            raise end("did not become ready")
 
-    monkeypatch.setattr(Paths, "from_env", lambda: paths)
-    monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
-    monkeypatch.setattr(commands_serve, "serve_release", refused)
-    with pytest.raises(SmokeError):
+    command(paths, engine, monkeypatch)
+    monkeypatch.setattr(commands_serve, "serve_release", serve)
+    before = Releases(paths).promotions_path("tiny").read_bytes()
+    with pytest.raises(end):
         commands_releases.rollback(recipe="tiny", serve=True)
-    assert Releases(paths).current_tag("tiny") == second.tag
-    assert Releases(paths).unfinished("tiny") is None
-    assert digest(engine, "sparkpin/tiny:current") == second.image
+    assert Releases(paths).promotions_path("tiny").read_bytes() == before
+    commands_releases.rollback(recipe="tiny", serve=True)
+    assert served == [first.tag, first.tag] and Releases(paths).current_tag("tiny") == first.tag
 
 
-def test_a_rollback_that_fails_leaves_what_somebody_promoted_meanwhile(paths: Paths, engine: Engine) -> None:
-    first, *_ = promoted(paths, engine, 3)
-
-    def then(*_: Release) -> None:
-        retention.promote(paths, engine, first.tag)
-        raise SmokeError("did not become ready")
-
-    with pytest.raises(SmokeError):
-        rolling.rollback(paths, engine, "tiny", print, then=then)
+def test_a_rollback_leaves_what_somebody_promoted_meanwhile(paths: Paths, engine: Engine) -> None:
+    first, second, third = promoted(paths, engine, 3)
+    retention.promote(paths, engine, first)
+    with pytest.raises(InputError):
+        retention.make_current(paths, engine, second, instead_of=third)
     assert Releases(paths).current_tag("tiny") == first.tag
-    assert digest(engine, "sparkpin/tiny:current") == first.image
 
 
 def promoted(paths: Paths, engine: Engine, count: int) -> list[Release]:
     """So many releases, each of which was current once; the last one is."""
     made = [built(paths, engine, number) for number in range(1, count + 1)]
-    return [retention.promote(paths, engine, one.tag) for one in made]
+    return [retention.promote(paths, engine, one) for one in made]
 
 
 def test_a_release_that_promote_refuses_comes_back_by_its_name_alone(paths: Paths, engine: Engine) -> None:
     first, worse, last = promoted(paths, engine, 3)
     told: list[str] = []
     spoil(paths, worse)
-    assert rolling.rollback(paths, engine, "tiny", told.append)[1].tag == first.tag
-    assert len(told) == 1 and told[0].startswith(f"passed over {worse.tag}: ") and "mtp.json" in told[0]
-    retention.promote(paths, engine, last.tag)
+    assert roll_back(paths, engine, told.append).tag == first.tag
+    assert len(told) == 1 and worse.tag in told[0] and "mtp.json" in told[0]
+    retention.promote(paths, engine, last)
     spoil(paths, first)
     with pytest.raises(ManifestError) as caught:
-        rolling.rollback(paths, engine, "tiny", print)
+        roll_back(paths, engine)
     assert caught.value.file.endswith("mtp.json")
-    assert retention.promote(paths, engine, worse.tag).state == "current"
+    assert retention.promote(paths, engine, worse).state == "current"
 
 
 def spoil(paths: Paths, made: Release) -> None:
@@ -155,7 +176,7 @@ def spoil(paths: Paths, made: Release) -> None:
 @pytest.mark.parametrize("lost", ["image", "checkpoint"])
 def test_rollback_changes_nothing_when_a_part_is_gone(paths: Paths, engine: Engine, lost: str) -> None:
     first, second = (built(paths, engine, number) for number in (1, 2))
-    retention.promote(paths, engine, second.tag)
+    retention.promote(paths, engine, second)
     folder = Releases(paths).checkpoint(first)
     if lost == "image":
         engine.client.api.remove_image(first.image, force=True)
@@ -163,6 +184,5 @@ def test_rollback_changes_nothing_when_a_part_is_gone(paths: Paths, engine: Engi
         folder.rename(folder.with_name("away"))
     error, where = (EngineError, first.image) if lost == "image" else (CheckpointError, str(folder))
     with pytest.raises(error, match=where):
-        rolling.rollback(paths, engine, "tiny", print)
-    assert digest(engine, "sparkpin/tiny:current") == second.image
+        roll_back(paths, engine)
     assert states(paths) == ["passed", "current"]

@@ -25,7 +25,7 @@ from sparkpin.fetch import model
 from sparkpin.fetch import stack as fetch
 from sparkpin.fetch.stack import FetchReport
 from sparkpin.pins import manifests, schema
-from sparkpin.prune.garbage import Referenced
+from sparkpin.prune.unneeded_files import marks_of_record
 
 
 @pytest.fixture
@@ -141,9 +141,9 @@ def test_a_recorded_build_runs_where_it_ran_though_the_pins_have_moved_on(paths:
     image = cross_build.again(record, "linux/amd64")
     assert (image.builder, uv_of(image)) == (then, uv_of(record.rendered))
     assert BuildRecord.model_validate_json(record.model_dump_json(by_alias=True)) == record
-    needs = Referenced()
-    needs.add(record)
-    assert record.rootfs and needs.rootfs == {record.rootfs.key, then.key}, "prune keeps what both are made from"
+    assert record.rootfs
+    both = {key[:12] for key in (record.rootfs.key, then.key)}
+    assert both <= marks_of_record(record), "prune keeps what both are made from"
 
 
 def test_a_build_that_ran_on_its_own_architecture_runs_where_today_s_pins_say(

@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """With one release of a stage; the records of it are not read."""
     folder = tmp_path / "home/releases/tiny"
     folder.mkdir(parents=True)
-    for name in ("v2-0123456789ab.json", "current.json", "pinned.json"):
+    for name in ("v2-0123456789ab.json", "promotions.json", "protected.json"):
         (folder / name).touch()
     monkeypatch.setenv("SPARKPIN_HOME", str(tmp_path / "home"))
     return tmp_path / "home"

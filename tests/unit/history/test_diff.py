@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ from recorded import SITE, Site, file, sections, sha
 from sparkpin.build.record import layer_file, records_of, write_record
 from sparkpin.core.errors import ManifestError
 from sparkpin.fetch.store import Store
-from sparkpin.history import operands
-from sparkpin.history.comparison import Difference, PartChange, Side, ValueChange, compare_files, text_diff
-from sparkpin.history.text import difference_json, difference_lines
+from sparkpin.history import sides
+from sparkpin.history.diff import Difference, PartChange, ValueChange, debian_direction, direction, text_diff
+from sparkpin.history.diff_text import difference_json, difference_lines
 
 HELLO = "mods/hello/sparkpin_hello/__init__.py"
 
@@ -32,7 +33,7 @@ def verdicts(found: tuple[PartChange, ...]) -> dict[str, str]:
 
 
 def test_everything_that_differs(site: Site) -> None:
-    found = operands.difference(site.paths, site.first().tag, site.second().tag)
+    found = sides.difference(site.paths, site.first().tag, site.second().tag)
     assert verdicts(found.debs) == {"dash": "up", "new": "added", "old": "removed"}
     assert verdicts(found.wheels) == {"alpha": "up", "beta": "bytes", "gamma": "removed"}
     assert verdicts(found.mods) == {"hello": "changed"}
@@ -41,7 +42,7 @@ def test_everything_that_differs(site: Site) -> None:
     assert told["mods"] == [
         *("changed hello 0.1.0", f"~ {HELLO}", "@@ -1,2 +1,2 @@", '"""Made up."""', "-VALUE = 1", "+VALUE = 2"),
     ]
-    assert told["vllm serve"] == ["~ --port 8000 -> 8001", "- --quiet", "+ --loud"]
+    assert told["vllm serve"] == ["~ --port 8000 -> --port 8001", "- --quiet", "+ --loud"]
     assert told["checkpoint"] == [f"~ key {'c' * 16} -> {'d' * 16}"]
     assert told["files that people edit"][0] == "~ stages/one.yaml"
     assert {
@@ -52,7 +53,7 @@ def test_everything_that_differs(site: Site) -> None:
 
 def test_a_release_and_itself(site: Site) -> None:
     tag = site.first().tag
-    found = operands.difference(site.paths, tag, tag.removeprefix("sparkpin/"))
+    found = sides.difference(site.paths, tag, tag.removeprefix("sparkpin/"))
     assert found.identical
     other = dataclasses.replace(found, after=dataclasses.replace(found.after, image=f"sha256:{'e' * 64}"))
     assert not other.identical
@@ -65,7 +66,7 @@ def test_a_difference_that_only_layers_have(site: Site) -> None:
     changed = site.listed((file(f"{SITE}/beta/__init__.py", "other", "wheel:beta"),))
     made = one.model_copy(update={"diff_ids": [*one.diff_ids, changed], "key": "e" * 64})
     write_record(site.paths, made)
-    found = operands.difference(site.paths, first.tag, site.release(made, ["--port", "8000", "--quiet"]).tag)
+    found = sides.difference(site.paths, first.tag, site.release(made, ["--port", "8000", "--quiet"]).tag)
     assert not found.wheels
     assert sections(found)["files in the images"] == [
         f"~ {SITE}/beta/__init__.py: content {sha('b')[:12]} -> {sha('other')[:12]}"
@@ -75,7 +76,7 @@ def test_a_difference_that_only_layers_have(site: Site) -> None:
 def test_without_a_listing_the_rest_is_there(site: Site) -> None:
     first, second = site.first(), site.second()
     layer_file(site.paths, second.diff_ids[0]).unlink()
-    found = operands.difference(site.paths, first.tag, second.tag)
+    found = sides.difference(site.paths, first.tag, second.tag)
     assert found.contents is None and found.debs
     [line] = sections(found)["files in the images"]
     assert f"invoke reproduce {second.tag} --keep" in line
@@ -87,7 +88,7 @@ def test_what_a_terminal_would_obey_is_escaped_and_tabs_stay(site: Site) -> None
     tiny_images.write(template, f"{template.read_text()}# a\tb\x1b[2J\n")
     second = site.second()
     other = site.release(records_of(site.paths, second)[-1], ["--port", "8001", "--evil", "\x1b]0;me\x07\n"], "d")
-    found = operands.difference(site.paths, first.tag, other.tag)
+    found = sides.difference(site.paths, first.tag, other.tag)
     found = dataclasses.replace(found, env=(ValueChange("A", "\x1b[2J", "a\tb"),))
     lines = list(difference_lines(found, all_files=True))
     assert "  ~ A \\x1b[2J -> a\tb" in lines and "  + --evil '\\x1b]0;me\\x07\\n'" in lines
@@ -97,7 +98,7 @@ def test_what_a_terminal_would_obey_is_escaped_and_tabs_stay(site: Site) -> None
 def test_texts_that_cannot_be_compared(site: Site) -> None:
     first, second = site.first(), site.second()
     Store(site.paths.inputs).path(first.inputs[HELLO]).unlink()
-    found = operands.difference(site.paths, first.tag, second.tag)
+    found = sides.difference(site.paths, first.tag, second.tag)
     assert [bool(change.note) and not change.diff for change in found.files if change.path == HELLO] == [True]
     for one, other in ((b"a\n", b"a\r\n"), (b"\xff", b"\xff\x00")):
         lines, why = text_diff(one, other)
@@ -105,7 +106,7 @@ def test_texts_that_cannot_be_compared(site: Site) -> None:
 
 
 def test_the_answer_for_machines_is_json(site: Site) -> None:
-    found = operands.difference(site.paths, site.first().tag, site.second().tag)
+    found = sides.difference(site.paths, site.first().tag, site.second().tag)
     value = json.loads(json.dumps(difference_json(found)))
     assert value["identical"] is False and value["after"]["stage"] == "one"
     assert value["debs"][0]["before"] == {"version": "1.0~rc1", "sha256": sha("dash 1.0~rc1")}
@@ -119,7 +120,7 @@ def tree(tmp_path: Path) -> Sample:
 
 
 def against_the_tree(sample: Sample) -> Difference:
-    return operands.difference(sample.paths, sample.release.tag, operands.TREE)
+    return sides.difference(sample.paths, sample.release.tag, sides.TREE)
 
 
 def test_the_working_tree_and_a_release(tree: Sample) -> None:
@@ -143,23 +144,27 @@ def test_a_pin_that_is_not_locked_yet(tree: Sample) -> None:
     assert caught.value.next_step.startswith("invoke lock --stack cpu")
 
 
-def test_another_drafter_s_pin_is_compared_with_the_former_one_s(site: Site) -> None:
-    def side_of(name: str) -> Side:
-        side = operands.release_side(site.paths, dataclasses.replace(site.first(), drafter=name))
-        return dataclasses.replace(
-            side, files={f"pins/models/{name}.{end}": sha(name + end) for end in ("lock", "yaml")}
-        )
-
-    texts = {sha(name + "yaml"): f"of {name}\n".encode() for name in ("a", "b")}
-    found = operands.recorded_difference(site.paths, side_of("a"), side_of("b"))
-    assert found.names == (ValueChange("drafter", "a", "b"),)
-    assert [change.path.count(" -> ") for change in found.files] == [1, 1]
-    assert list(compare_files(side_of("a"), side_of("b"), texts.get))[1].diff == ("@@ -1 +1 @@", "-of a", "+of b")
+@pytest.mark.parametrize(
+    ("order", "before", "after", "wanted"),
+    [
+        (debian_direction, "1.0~rc1", "1.0", "up"),
+        (debian_direction, "1:0.1", "2.0", "down"),
+        (debian_direction, "2.36-9", "2.36-9+deb12u1", "up"),
+        (debian_direction, "--help", "1", "changed"),
+        (direction, "1.9", "1.10", "up"),
+        (direction, "1.0", "1.0.0", "changed"),
+        (direction, "1.0rc1", "1.0", "up"),
+        (direction, "one", "two", "changed"),
+    ],
+)
+def test_which_version_is_the_later_one(order: Callable[[str, str], str], before: str, after: str, wanted: str) -> None:
+    assert order(before, after) == wanted
+    assert order(after, before) == {"up": "down", "down": "up"}.get(wanted, wanted)
 
 
 def test_stages_of_one_recipe(tmp_path: Path) -> None:
     base, mtp = (listed(make_sample(tmp_path, stage)) for stage in ("base", "mtp"))
-    found = operands.difference(base.paths, base.release.tag, mtp.release.tag)
+    found = sides.difference(base.paths, base.release.tag, mtp.release.tag)
     assert found.names == (ValueChange("stage", "base", "mtp"),)
     changed = {change.name: change for change in found.checkpoint}
     assert changed["steps"] == ValueChange("steps", "copy", "copy + hybrid + mtp")

@@ -10,8 +10,7 @@ import recorded
 from recorded import ROOT, SITE, Site, deb, link
 
 from sparkpin.core.errors import InputError
-from sparkpin.history.text import origin_lines
-from sparkpin.history.why import PathOrigin, why
+from sparkpin.history.why import PathOrigin, find_origin, origin_lines
 
 STACK, MOD = "pins/stacks/made.yaml", f"{SITE}/sparkpin_hello"
 
@@ -22,31 +21,29 @@ def site(tmp_path: Path) -> Site:
 
 
 def facts(origin: PathOrigin) -> tuple[object, ...]:
-    """Layer, package, who asked for it, numbers of the layers that it replaces, whether it is hidden."""
+    """Layer, package, who asked for it."""
     layer, package = origin.layer, origin.package
     named = (f"{package.kind} {package.name} {package.version}", package.asked) if package else ("", ())
-    over = [lower.number for lower in origin.replaced]
-    return ((layer.number, layer.name, layer.stage) if layer else None, *named, over, origin.hidden)
+    return ((layer.number, layer.name, layer.stage) if layer else None, *named)
 
 
 LOWEST, HELLO = (1, "root file system", "base"), (5, "hello", "one")
 ALPHA = (f"python.requirements of {STACK}: alpha==1.0",)
 DASH = ("deb dash 1.0~rc1", (f"debian.packages of {STACK}",))
 FOUND: dict[str, tuple[object, ...]] = {
-    f"/{SITE}/alpha/__init__.py": ((3, "first", "base"), "wheel alpha 1.0", ALPHA, [], False),
-    f"/{SITE}/beta/__init__.py": ((4, "rest", "base"), "wheel beta 1.0", (), [], False),
-    "/bin/sh": (LOWEST, *DASH, [], False),
-    "/usr/bin/awk": (LOWEST, "", (), [], False),
-    "/etc/gone": (LOWEST, *DASH, [], True),
-    "/opt/vllm/pyvenv.cfg": (HELLO, "", (), [2], False),
-    f"/{MOD}/__init__.py": (HELLO, "mod hello 0.1.0", ("mods of stages/one.yaml",), [], False),
-    "/opt/vllm/lib": (None, "", (), [], False),
+    f"/{SITE}/alpha/__init__.py": ((3, "first", "base"), "wheel alpha 1.0", ALPHA),
+    f"/{SITE}/beta/__init__.py": ((4, "rest", "base"), "wheel beta 1.0", ()),
+    "/bin/sh": (LOWEST, *DASH),
+    "/usr/bin/awk": (LOWEST, "", ()),
+    "/opt/vllm/pyvenv.cfg": (HELLO, "", ()),
+    f"/{MOD}/__init__.py": (HELLO, "mod hello 0.1.0", ("mods of stages/one.yaml",)),
+    "/opt/vllm/lib": (None, "", ()),
 }
 
 
 @pytest.mark.parametrize("path", FOUND)
 def test_where_a_path_comes_from(site: Site, path: str) -> None:
-    assert facts(why(site.paths, site.first().tag, path)) == FOUND[path]
+    assert facts(find_origin(site.paths, site.first().tag, path)) == FOUND[path]
 
 
 LINKS = (
@@ -68,7 +65,7 @@ def test_links_are_followed(
     site: Site, monkeypatch: pytest.MonkeyPatch, path: str, links: tuple[str, ...], end: str
 ) -> None:
     monkeypatch.setattr(recorded, "ROOT", (*ROOT, *LINKS))
-    found = why(site.paths, site.first().tag, path)
+    found = find_origin(site.paths, site.first().tag, path)
     assert (found.links, found.path) == (links, end)
 
 
@@ -77,11 +74,12 @@ def test_links_are_followed(
     [
         ("/opt/vllm/site-packages/beta/__init__.py", f"/{SITE}/beta/__init__.py"),
         ("/bin/dish", "/usr/bin/dash"),
+        ("/etc/gone", "invoke why"),  # an upper layer deletes it
     ],
 )
 def test_a_path_that_no_layer_has_names_its_neighbours(site: Site, path: str, near: str) -> None:
     with pytest.raises(InputError) as error:
-        why(site.paths, site.first().tag, path)
+        find_origin(site.paths, site.first().tag, path)
     assert near in error.value.next_step
 
 
@@ -90,11 +88,11 @@ def test_what_a_terminal_would_obey_is_escaped(site: Site) -> None:
     evil = deb("dash", "1").model_copy(update={"version": "1\x1b[2J"})
     release = site.release(site.record("base", None, [("", ROOT)], [], site.spec(evil)))
     for tag, path in ((release.tag, "/bin/dash"), (site.second().tag, "/etc/odd\udcff")):
-        assert all(line.isprintable() for line in origin_lines(why(site.paths, tag, path)))
+        assert all(line.isprintable() for line in origin_lines(find_origin(site.paths, tag, path)))
 
 
 @pytest.mark.parametrize("path", ["/usr/one", "/usr/self"])
 def test_links_in_a_circle_end(site: Site, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(recorded, "ROOT", (*ROOT, *LINKS))
     with contextlib.suppress(InputError):
-        why(site.paths, site.first().tag, path)
+        find_origin(site.paths, site.first().tag, path)

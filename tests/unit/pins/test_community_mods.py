@@ -19,7 +19,7 @@ from sparkpin.build.render import require_closed
 from sparkpin.cli import lint
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.history import operands
+from sparkpin.history import sides
 from sparkpin.pins import manifests
 from sparkpin.pins.mods import in_workspace, to_fetch
 from sparkpin.pins.vllm_flags import flag_value
@@ -113,11 +113,11 @@ def test_a_template_that_changed_is_another_and_diff_shows_its_lines(project: Pa
     like, found = made_releases.release(3, recipe="scripted-tiny", stage="v2-tq"), []
     for text in ("{{ 1 }}\n", "{{ 2 }}\n"):
         add_template(project, "own", text)
-        found.append((pair(project, "scripted-tiny")[-1], operands.tree_side(paths, like)))
+        found.append((pair(project, "scripted-tiny")[-1], sides.tree_side(paths, like)))
         KeptInputs.of(paths).keep_project(project, found[-1][0].inputs)
     (was, before), (now, after) = found
     assert now.key != was.key and now.rendered.key != was.rendered.key
-    changed = {change.path: change.diff for change in operands.recorded_difference(paths, before, after).files}
+    changed = {change.path: change.diff for change in sides.recorded_difference(paths, before, after).files}
     assert changed["pins/chat_templates/own.jinja"][1:] == ("-{{ 1 }}", "+{{ 2 }}")
     (project / "pins/chat_templates/own.jinja").write_text("{{ 3 }}\n")
     with pytest.raises(IntegrityError):

@@ -21,24 +21,24 @@ from private_engine import quiet
 
 from sparkpin.build import make as jobs
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, begun_mark, keys_here, layer_file, write_record
-from sparkpin.build.rootfs import RootfsSpec
+from sparkpin.build.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.cli import build as commands_build
 from sparkpin.cli import evidence as commands_evidence
 from sparkpin.core import locks
-from sparkpin.core.errors import BusyError, DiskError, ManifestError
+from sparkpin.core.errors import BusyError, DiskError, IntegrityError, ManifestError
 from sparkpin.core.files import atomic_file, lock, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import take_in
 from sparkpin.host import disk_usage as layer_sizes
 from sparkpin.host.engine import Engine
 from sparkpin.measure.quality.measured import place
-from sparkpin.prune import image_tags
-from sparkpin.prune.garbage import GarbageSearch, project_needs
-from sparkpin.prune.image_tags import STALE_AFTER
-from sparkpin.prune.plan import remove_path
+from sparkpin.pins.manifests import load_stack, load_stack_lock
+from sparkpin.prune.images import STALE_AFTER, EngineState, unneeded_tags
+from sparkpin.prune.plan import PruneOptions, make_plan, project_marks, remove_path
+from sparkpin.prune.unneeded_files import marks_of_project
 from sparkpin.prune.verdicts import verdicts
-from sparkpin.releases.keep import Pin
 from sparkpin.releases.kept_inputs import KeptInputs
+from sparkpin.releases.protection import Protection, protect
 from sparkpin.releases.record import Release, Releases
 from sparkpin.upgrade.bisect import state as bisect
 
@@ -63,7 +63,7 @@ HELD = {1: "current", 5: "passed last, to roll back to", 3: "in use by the conta
     [
         ("passed, retired, passed base, current, built, failed", 3, BACK | {3: "one of the 3 to keep"}),
         ("passed, passed refused, current", 2, {3: "current, passed last, one of the 2 to keep", 1: "+"}),
-        ("current, failed pinned, built used, passed, retired, built", 0, HELD),
+        ("current, failed kept, built used, passed, retired, built", 0, HELD),
         ("failed, built", 1, {2: "one of the 1 to keep"}),
     ],
 )
@@ -75,31 +75,21 @@ def test_what_stays_and_why(states: str, keep: int, reasons: dict[int, str]) -> 
         release(day, state, stage="base" if more == "base" else "v2") for day, (state, _, more) in enumerate(words, 1)
     ]
     about = {more: one for (_, _, more), one in zip(words, made, strict=True)}
-    pins = {about["pinned"].tag: Pin(since="2026-01-09T00:00:00Z", note="evidence")} if "pinned" in about else {}
+    since = "2026-01-09T00:00:00Z"
+    kept = {about["kept"].tag: Protection(since=since, note="evidence")} if "kept" in about else {}
     used = {about["used"].tag: "tiny"} if "used" in about else {}
     before = [one.tag for one in made if one.state == "retired"]
-    found = verdicts(made, before, keep, pins, used, lambda one: one == about.get("refused"))
+    found = verdicts(made, before, keep, kept, used, lambda one: one == about.get("refused"))
     told = {int(one.release.created[8:10]): ", ".join(one.reasons) for one in found if one.reasons}
     assert list(told) == list(reasons) and all(reason in ("+", told[day]) for day, reason in reasons.items())
 
 
-def test_what_a_home_has_made_or_begun_to_make(paths: Paths) -> None:
-    """By the first digits of keys. The mark of a build that was killed goes after its images."""
-    home = Home.make(paths)
-    assert {n * 6 for n in ("01", "02", "a0")} <= keys_here(paths)
-    shutil.rmtree(paths.images)
-    mark = begun_mark(paths.images / f"cpu-v2-{'a0' * 6}.json")
-    mark.parent.mkdir()
-    mark.touch()
-    assert "a0" * 6 in keys_here(paths) and "01" * 6 not in keys_here(paths)
-    unsealed = engine_image(f"sparkpin/unsealed:v2-{'a0' * 6}", diff_id(1))
-    search = dataclasses.replace(home.search([], [], later=LATER), images=[unsealed])
-    assert mark not in search.files()["left by killed runs"]
-    assert mark in dataclasses.replace(search, images=[]).files()["left by killed runs"]
-
-
 def engine_image(ref: str, *diff_ids: str) -> layer_sizes.EngineImage:
     return layer_sizes.EngineImage(ref, ref, (ref,), diff_ids, {}, "2026-01-01T00:00:00Z")
+
+
+def state_of(images: list[layer_sizes.EngineImage]) -> EngineState:
+    return EngineState(tuple(images), {}, {})
 
 
 @pytest.mark.parametrize("age", [60, LATER])
@@ -112,28 +102,24 @@ def test_root_file_systems_and_unfinished_images_go_once_nothing_needs_them(age:
         engine_image("sparkpin/unsealed:v2-cccccccccccc", kept.diff_ids[0]),
     ]
     then = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-    gone = tuple(image.tags[0] for image in images[2:])
-    keys = [tag[-12:] for tag in gone]
-    plan = image_tags.plan_tags(images, (), [kept], [], keys, then + age)
-    assert plan.untag == plan.internal == (() if age < STALE_AFTER else gone)
-    assert image_tags.plan_tags(images, (), [kept], [], keys[:1], then + LATER).untag == gone[:1], "not another home's"
-    assert plan.applied(images) == tuple(image for image in images if image.tags[0] not in plan.untag)
+    old = tuple(image.tags[0] for image in images[2:])
+    keys, state = [tag[-12:] for tag in old], state_of(images)
+    gone = unneeded_tags(state, [kept], [], keys, then + age)
+    assert gone == (() if age < STALE_AFTER else old)
+    assert unneeded_tags(state, [kept], [], keys[:1], then + LATER) == old[:1], "not another home's"
+    assert state.without(gone) == [image for image in images if image.tags[0] not in gone]
 
 
 @pytest.mark.parametrize("others", [False, True])
-def test_a_moving_tag_that_another_home_moved_stays_where_it_is(others: bool) -> None:
-    """others: their images have our moving tags."""
-    here = [release(1, "passed"), release(2, "current"), release(3, "passed", stage="base")]
-    moving = ("sparkpin/tiny:current", "sparkpin/tiny:v2", "sparkpin/tiny:base")
-    own, theirs = (moving, ()) if not others else ((), moving)
-    images = [engine_image(one.tag, *one.diff_ids) for one in here]
-    images[0] = dataclasses.replace(images[0], tags=(here[0].tag, *own))
-    images.append(
-        dataclasses.replace(engine_image("theirs", "sha256:9"), tags=(*theirs, "sparkpin/tiny:v2-999999999999"))
-    )
-    plan = image_tags.plan_tags(images, (), here[1:2], [here[0], here[2]], (), 0)
-    assert dict(plan.retag) == ({} if others else dict.fromkeys(moving[:2], here[1].tag))
-    assert plan.untag == (here[0].tag, here[2].tag, *(() if others else moving[2:]))
+def test_a_moving_tag_goes_with_the_image_that_it_names(others: bool) -> None:
+    """others: another data directory has moved ours to its own image."""
+    gone, stays, moving = release(1, "passed"), release(2, "current"), "sparkpin/tiny:v2"
+    images = [engine_image(one.tag, *one.diff_ids) for one in (gone, stays)]
+    images.append(engine_image("sparkpin/tiny:v2-999999999999", "sha256:9"))
+    place = 2 if others else 0
+    images[place] = dataclasses.replace(images[place], tags=(*images[place].tags, moving))
+    found = unneeded_tags(state_of(images), [stays], [gone], (), 0)
+    assert found == (gone.tag, *(() if others else (moving,)))
 
 
 def write(path: Path, content: int | bytes) -> Path:
@@ -210,24 +196,38 @@ class Home:
 
     def release(self, number: int) -> Release:
         inputs = {"recipes/tiny.yaml": keep(self.paths, b"recipe of %d" % number)}
-        return release(number, "passed", diff_ids=(diff_id(0xA0), diff_id(number)), inputs=inputs)
+        return release(number, "failed", diff_ids=(diff_id(0xA0), diff_id(number)), inputs=inputs)
 
-    def search(self, staying: list[int], removed: list[int], *, later: float = 0) -> GarbageSearch:
-        images = [engine_image(f"sparkpin/stack-cpu:v2-{f'{n:02x}' * 6}", diff_id(0xA0), diff_id(n)) for n in staying]
-        if staying:
-            images.append(engine_image(f"sparkpin/stack-cpu:v2-{'a0' * 6}", diff_id(0xA0)))
-        return GarbageSearch(
-            self.paths,
-            [self.release(number) for number in staying],
-            [self.release(number) for number in removed],
-            images,
-            project_needs(self.paths.project),
-            time.time() + later,
-        )
+    def images(self, *numbers: int) -> list[layer_sizes.EngineImage]:
+        """Of the stages that releases 1 and 2 are of; 0xA0: of the one below."""
+        return [
+            engine_image(f"sparkpin/stack-cpu:v2-{f'{n:02x}' * 6}", *{diff_id(0xA0): 0, diff_id(n): 0}) for n in numbers
+        ]
 
-
-def going(search: GarbageSearch) -> dict[str, set[Path]]:
-    return {kind: set(paths) for kind, paths in search.files().items() if paths}
+    def going(
+        self,
+        staying: list[int],
+        removed: list[int],
+        *,
+        later: float = 0,
+        images: list[layer_sizes.EngineImage] | None = None,
+    ) -> dict[str, set[Path]]:
+        """By kind, with the store. images: of the engine, which containers use; None: of what stays."""
+        records, known = Releases(self.paths), [self.release(number) for number in (*staying, *removed)]
+        shutil.rmtree(records.root, ignore_errors=True)
+        for one in known:
+            records.save(one)
+        for one in known[: len(staying)]:
+            protect(records, one)
+        used = {image.id: "container" for image in images or ()}
+        if images is None:
+            images = self.images(*staying, *([0xA0] if staying else []))
+        project = project_marks(self.paths, quiet, required=False)
+        options = PruneOptions(keep=0, now=time.time() + later, store=True)
+        done = make_plan(self.paths, EngineState(tuple(images), used, {}), project, options)
+        found = {kind: set(paths) for kind, paths in done.files.items()}
+        assert len(found.pop("release records", ())) == len(removed)
+        return found
 
 
 def place_of(paths: Paths, data: bytes) -> Path:
@@ -237,24 +237,21 @@ def place_of(paths: Paths, data: bytes) -> Path:
 def test_what_only_a_removed_release_refers_to_goes_at_once(paths: Paths) -> None:
     home = Home.make(paths)
     layer_notes = paths.cache / "layers"
-    search = home.search([2], [1])
-    assert going(search) == {
+    assert home.going([2], [1]) == {
         "layer contents": {layer_file(paths, diff_id(1))},
         "layer notes": {layer_notes / f"{'01' * 32}.json", layer_notes / f"{1:064x}.jsonl.gz"},
         "kept inputs": {place_of(paths, b"tool of 1"), place_of(paths, b"recipe of 1")},
+        "store": {home.wheel(1)},
         "build records": {paths.images / f"cpu-v2-{'01' * 6}.json"},
     }
-    assert search.store() == (home.wheel(1),)
 
 
 def test_nothing_of_a_release_that_stays_goes_however_old_it_is(paths: Paths) -> None:
     home = Home.make(paths)
-    everything = [path for root in (paths.home, paths.cache) for path in root.rglob("*") if path.is_file()]
-    search = home.search([1, 2], [], later=LATER)
-    assert (going(search), search.store()) == ({}, ())
-    search = home.search([], [1, 2], later=LATER)
-    gone = {path for paths in (*search.files().values(), search.store() or ()) for path in paths}
-    assert gone == {*everything, place_of(paths, b"recipe of 1"), place_of(paths, b"recipe of 2")}
+    everything = {path for root in (paths.home, paths.cache) for path in root.rglob("*") if path.is_file()}
+    assert home.going([1, 2], [], later=LATER) == {}
+    gone = {path for paths in home.going([], [1, 2], later=LATER).values() for path in paths}
+    assert gone == everything | {place_of(paths, b"recipe of 1"), place_of(paths, b"recipe of 2")}
 
 
 def test_what_no_release_has_named_goes_once_it_is_old(paths: Paths) -> None:
@@ -264,13 +261,11 @@ def test_what_no_release_has_named_goes_once_it_is_old(paths: Paths) -> None:
     lonely, fetched = place_of(paths, b"lonely"), home.wheel(9)
     keep(paths, b"lonely")
     rootfs = write(paths.cache / f"rootfs/{'cc' * 32}.tar", b"tar")
-    search = home.search([1, 2], [])
-    assert (going(search), search.store()) == ({}, ())
-    search = home.search([1, 2], [], later=LATER)
-    gone = going(search)
+    assert home.going([1, 2], []) == {}
+    gone = home.going([1, 2], [], later=LATER)
     assert gone["kept inputs"] == {lonely, place_of(paths, b"tool of 3")} and gone["root file systems"] == {rootfs}
     assert gone["build records"] == {paths.images / f"cpu-v2-{'03' * 6}.json"}
-    assert set(search.store() or ()) == {fetched, home.wheel(3)}
+    assert gone["store"] == {fetched, home.wheel(3)}
 
 
 def test_what_was_measured_goes_with_its_release_and_what_nobody_knows_once_it_is_old(paths: Paths) -> None:
@@ -280,73 +275,76 @@ def test_what_was_measured_goes_with_its_release_and_what_nobody_knows_once_it_i
         write(folder / "measured.json", b"{}")
         write(folder.with_suffix(".json"), b"[]")
     of_first, of_third = ({folder, folder.with_suffix(".json")} for folder in (measured[1], measured[3]))
-    assert going(home.search([2], [1]))["quality measurements"] == of_first
-    assert going(home.search([2], [1], later=LATER))["quality measurements"] == of_first | of_third
+    assert home.going([2], [1])["quality measurements"] == of_first
+    assert home.going([2], [1], later=LATER)["quality measurements"] == of_first | of_third
 
 
-def test_searches_of_bisect_go_with_a_release_of_theirs(paths: Paths) -> None:
-    """Not one that runs, and a damaged one once it is old."""
+def test_searches_of_bisect_stay_with_their_releases(paths: Paths) -> None:
     home = Home.make(paths)
-    tags = {number: release(number).tag for number in (1, 2, 3)}
     folders = {}
-    for good, bad in ((1, 2), (2, 3), (3, 3)):
-        folders[good, bad] = paths.home / bisect.FOLDER / f"{good}{bad}"
-        made = bisect.State(good=tags[good], bad=tags[bad], check="true", changes=[], trials=[])
-        bisect.write(folders[good, bad] / bisect.FILE, made)
-        (folders[good, bad] / "001.log").write_text("seen")
+    for good, bad in ((1, 2), (2, 3)):
+        folder = folders[good, bad] = paths.home / bisect.FOLDER / f"{good}{bad}"
+        tags = {"good": release(good).tag, "bad": release(bad).tag}
+        bisect.write(folder / bisect.FILE, bisect.State(**tags, check="true", changes=[], trials=[]))
     damaged = write(paths.home / bisect.FOLDER / "x" / bisect.FILE, b"{").parent
-    kind = "searches of bisect"
-    assert going(home.search([1, 2, 3], [])) == {}
-    assert going(home.search([2, 3], [1]))[kind] == {folders[1, 2]}
-    assert going(home.search([1, 2], [], later=LATER))[kind] == {folders[2, 3], folders[3, 3], damaged}
-    with lock(folders[1, 2] / bisect.LOCK):
-        assert kind not in going(home.search([2, 3], [1]))
+    assert home.going([1, 2], []) == {}
+    assert home.going([1, 2], [], later=LATER)["searches of bisect"] == {folders[2, 3], damaged}
 
 
-def test_the_record_of_an_image_that_the_engine_still_has_stays_with_what_it_refers_to(paths: Paths) -> None:
+def test_what_an_image_of_the_engine_was_made_from_stays(paths: Paths) -> None:
+    """A loaded root file system, a stage's image whose record no release names, a build that was killed."""
     home = Home.make(paths)
-    search = home.search([1], [], later=LATER)
-    with_two = [*search.images, engine_image(f"sparkpin/stack-cpu:v2-{'02' * 6}", diff_id(0xA0), diff_id(2))]
-    assert set(going(dataclasses.replace(search, images=with_two))) == set()
-    assert going(search)["build records"] == {paths.images / f"cpu-v2-{'02' * 6}.json"}
+    mark = begun_mark(paths.images / f"cpu-v2-{'bb' * 6}.json")
+    mark.touch()
+    rootfs = write(paths.cache / f"rootfs/{'cc' * 32}.tar", b"tar")
+    both, unsealed = home.images(1, 2, 0xA0), engine_image(f"sparkpin/unsealed:v2-{'bb' * 6}", diff_id(1))
+    of_root = engine_image(f"sparkpin/rootfs:bookworm-{'cc' * 6}", diff_id(0xA0))
+    assert home.going([1], [], later=LATER, images=[*both, unsealed, of_root]) == {}
+    gone = home.going([1], [], later=LATER, images=both[:1])
+    assert gone["build records"] == {paths.images / f"cpu-v2-{'02' * 6}.json"}
+    assert (gone["begun builds"], gone["root file systems"]) == ({mark}, {rootfs})
 
 
-def test_a_root_file_system_of_a_loaded_image_or_of_the_project_stays(paths: Paths, project: Path) -> None:
+def test_what_this_data_directory_has_made_or_begun_to_make(paths: Paths) -> None:
+    """By the first digits of keys."""
+    Home.make(paths)
+    assert {n * 6 for n in ("01", "02", "a0")} <= keys_here(paths)
+    shutil.rmtree(paths.images)
+    mark = begun_mark(paths.images / f"cpu-v2-{'a0' * 6}.json")
+    mark.parent.mkdir()
+    mark.touch()
+    assert "a0" * 6 in keys_here(paths) and "01" * 6 not in keys_here(paths)
+
+
+def test_a_root_file_system_of_the_project_stays(paths: Paths, project: Path) -> None:
     home = Home.make(dataclasses.replace(paths, project=project))
-    needed = project_needs(project)
-    assert len(needed.rootfs) == 2, "of the stacks cpu and spark"
-    for own in needed.rootfs:
+    for own in (rootfs_spec(load_stack(project, name), load_stack_lock(project, load_stack(project, name))).key
+                for name in ("cpu", "spark")):  # fmt: skip
         write(paths.cache / f"rootfs/{own}.tar", b"tar")
-    loaded = write(paths.cache / f"rootfs/{'cc' * 32}.tar", b"tar")
-    search = home.search([1, 2], [], later=LATER)
-    assert going(search) == {"root file systems": {loaded}}
-    images = [*search.images, engine_image(f"sparkpin/rootfs:bookworm-{'cc' * 6}", diff_id(0xA0))]
-    assert going(dataclasses.replace(search, images=images)) == {}
+    assert home.going([1, 2], [], later=LATER) == {}
 
 
-def test_of_what_cannot_be_read_nothing_is_taken_for_unneeded(paths: Paths, project: Path) -> None:
-    """A record of an earlier version says nothing about its inputs; a broken lock nothing about the store."""
+def test_where_something_cannot_be_read_nothing_is_taken_for_unneeded(paths: Paths, project: Path) -> None:
+    """The build record of a release that stays; a lock of the project, without which root file systems stay, too."""
     home = Home.make(paths)
     record = paths.images / f"cpu-v2-{'02' * 6}.json"
     record.write_text('{"seconds": 1.0}')
-    search = home.search([2], [1], later=LATER)
-    assert "kept inputs" not in going(search) and "layer contents" not in going(search)
-    assert record not in going(search)["build records"]
-    assert search.store() is None
-    assert record in going(home.search([1], [2]))["build records"]
-    search = dataclasses.replace(home.search([1], [2], later=LATER), project=None)
-    assert search.store() is None
-    assert "root file systems" not in going(search)
+    with pytest.raises(IntegrityError, match=str(record)):
+        home.going([2], [1], later=LATER)
+    assert record in home.going([1], [2])["build records"]
+    home = Home.make(dataclasses.replace(paths, project=project))
+    write(paths.cache / f"rootfs/{'cc' * 32}.tar", b"tar")
     (project / MODEL_LOCK).write_text("{")
+    assert home.going([1, 2], [], later=LATER) == {}
     with pytest.raises(ManifestError, match=r"scripted-tiny\.lock"):
-        project_needs(project)
+        marks_of_project(project)
 
 
 def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path) -> None:
     """Where the home lies in the cache, its files are met twice."""
     paths = Paths(tmp_path / "project", tmp_path / "state", tmp_path / "state/home")
     work = [paths.work / "context-0123456789ab-x", paths.work / "seal-0123456789ab-y"]
-    left = {*work, paths.releases / "tiny/.partial-abc"}
+    left = {*work, paths.checkpoints / "tiny/.partial-abc"}
     for folder in left:
         folder.mkdir(parents=True)
     if (pid := os.fork()) == 0:  # an `import` that is killed while it keeps an input
@@ -355,10 +353,13 @@ def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     left |= set(paths.inputs.glob("??/*"))
-    search = GarbageSearch(paths, [], [], [], None, time.time())
-    assert going(search) == {}
-    search = dataclasses.replace(search, now=time.time() + LATER)
-    assert (going(search), len(search.files()["left by killed runs"])) == ({"left by killed runs": left}, 4)
+    options = PruneOptions(keep=0, now=time.time())
+    assert make_plan(paths, state_of([]), set(), options).files == {}
+    found = make_plan(paths, state_of([]), set(), dataclasses.replace(options, now=time.time() + LATER)).files
+    assert ({kind: set(files) for kind, files in found.items()}, len(found["left by killed runs"])) == (
+        {"left by killed runs": left},
+        4,
+    )
 
 
 @pytest.mark.parametrize(("path", "part"), [(OLD_LOCK, "wheels"), (MODEL_LOCK, "headers"), (MODEL_LOCK, "tensors")])
@@ -370,12 +371,13 @@ def test_the_store_keeps_what_the_lock_of_a_release_names(paths: Paths, project:
     old, new = home.wheel(7), home.wheel(8)
     value = json.loads(lock)
     first = value.get("repositories", {}).get("fp8", value)[part][0]["sha256"].encode()
-    kept_lock = keep(paths, lock.replace(first, old.name.encode()))
+    locked = dataclasses.replace(home.release(1), inputs={path: keep(paths, lock.replace(first, old.name.encode()))})
     write(project / path, lock.replace(first, new.name.encode()))
-    search = home.search([1, 2], [], later=LATER)
-    assert search.store() == (old,)
-    with_lock = dataclasses.replace(search.staying[0], inputs={path: kept_lock})
-    assert dataclasses.replace(search, staying=[with_lock, search.staying[1]]).store() == ()
+    assert home.going([1, 2], [], later=LATER)["store"] == {old}
+    Releases(paths).save(locked)
+    options = PruneOptions(keep=5, now=time.time() + LATER, store=True)
+    done = make_plan(paths, state_of(home.images(1, 2, 0xA0)), marks_of_project(project), options)
+    assert old not in done.files.get("store", ())
 
 
 @pytest.mark.parametrize("run", ["build", "import", "sign"])

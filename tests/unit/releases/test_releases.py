@@ -1,4 +1,4 @@
-"""Records of releases: whole or refused, and what the pointer makes of them."""
+"""Records of releases: whole or refused, and what the promotions make of them."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def test_the_newest_of_a_stage_is_not_told_from_what_is_left(paths: Paths) -> No
     assert records.get(release(1).name) == release(1)
     with pytest.raises(ManifestError):
         records.get("v2")
-    assert records.readable("tiny")[0] == [release(1)]
-    assert [fault.file for fault in records.faults()] == [str(records.record_path(release(2)))]
+    found, faults = records.readable("tiny")
+    assert (found, [fault.file for fault in faults]) == ([release(1)], [str(records.record_path(release(2)))])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_wrong_record_is_named(paths: Paths, change: dict[str, Any], key: str)
 def test_a_corrupt_record_or_pointer_is_named(paths: Paths, content: bytes) -> None:
     records = Releases(paths)
     records.save(release(1))
-    for path in (records.record_path(release(1)), records.pointer_path("tiny")):
+    for path in (records.record_path(release(1)), records.promotions_path("tiny")):
         path.write_bytes(content)
         with pytest.raises(ManifestError) as caught:
             records.all()
@@ -184,16 +184,18 @@ def test_names_of_internal_images_are_not_for_recipes(paths: Paths) -> None:
         Releases(paths).save(release(1, recipe="stack-cpu"))
 
 
-def test_the_pointer_decides_what_is_current(paths: Paths) -> None:
+def test_the_promotions_decide_what_is_current(paths: Paths) -> None:
     records = Releases(paths)
     for number in (1, 2):
         records.save(release(number, "passed"))
+    texts = [records.record_path(release(number)).read_text() for number in (1, 2)]
     records.point(release(1))
     assert states(paths) == ["current", "passed"]
-    text = records.record_path(release(1)).read_text()
     records.point(release(2))
-    records.record_path(release(1)).write_text(text)  # as if the run had been killed before it wrote this record
     assert states(paths) == ["retired", "current"]
+    for one in records.of_recipe("tiny"):
+        records.save(one)
+    assert [records.record_path(release(number)).read_text() for number in (1, 2)] == texts, "one file says it"
     assert records.find(release(1).tag).state == "retired"  # type: ignore[union-attr]
 
 

@@ -16,7 +16,7 @@ from sparkpin.cli import releases as commands_releases
 from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import HISTORY, Release, Releases
+from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.rollback import chosen, landing
 
 
@@ -33,16 +33,12 @@ def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
         ("A B C < <", "ABCBA"),
         ("A B C < < D <", "ABCBADA"),
         ("C B < <", "CBCA"),  # B was undone, and does not come back by itself
-        ("A B C refused:B killed failed allowed:B <", "ABCCACCB"),
+        ("A B C refused:B < allowed:B C <", "ABCCAACA"),
         ("A B B <", "ABBA"),
         ("B C < <", "BCBA"),  # A passed and never was current: only when nothing else is left
         ("C D < B <", "CDCBC"),
         ("A C < <", "ACA-"),
         ("D < < < <", "DCBA-"),
-        ("A B C killed C <", "ABCBCB"),
-        ("A B C killed D < <", "ABCBDBA"),
-        ("A B C killed ended <", "ABCBBA"),
-        ("A B C killed failed < <", "ABCBCBA"),
         ("A B C removed:B <", "ABCCA"),
         ("A B C refused:B < D <", "ABCCADA"),
     ],
@@ -55,33 +51,27 @@ def test_a_rollback_undoes_the_last_promotion_that_is_not_undone(tmp_path: Path,
     names = {one.tag: name for name, one in made.items()}
     for one in made.values():
         records.save(one)
-    seen = ""
+    trace = ""
     for word in script.split():
         current, (what, _, which) = records.current("tiny"), word.partition(":")
         if what in made:
             records.point(made[what])
-        elif what in ("<", "killed"):
+        elif what == "<":
             assert current
             known, before = records.of_recipe("tiny"), records.before("tiny")
-            if target := landing(known, current, before, lambda one: names[one.tag] in refused):
-                records.point(target, back_from=current.tag)
-            else:
-                seen += "-"
+            target = landing(known, current, before, lambda one: names[one.tag] in refused)
+            if not target:
+                trace += "-"
                 continue
-        if what in ("<", "ended"):
-            records.finish("tiny")
-        elif what == "failed":
-            unfinished = records.unfinished("tiny")
-            assert unfinished
-            records.point(unfinished[0])
+            records.point(target, rollback=True)
         elif what == "removed":
             records.record_path(made[which]).unlink()
         elif what == "refused":
             refused.add(which)
         elif what == "allowed":
             refused.remove(which)
-        seen += names[str(records.current_tag("tiny"))]
-    assert seen == trail
+        trace += names[str(records.current_tag("tiny"))]
+    assert trace == trail
 
 
 def test_what_never_was_current_is_gone_back_to_last_and_of_the_same_stage_first() -> None:
@@ -102,26 +92,30 @@ def test_what_never_was_current_is_gone_back_to_last_and_of_the_same_stage_first
     assert landing([failed, current], current, [failed.tag], lambda one: False) is None
 
 
-def test_a_pointer_remembers_no_more_than_the_last_promotions(tmp_path: Path) -> None:
+def test_promotions_are_appended_and_the_same_one_is_noted_once(tmp_path: Path) -> None:
     records = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"))
-    made = [release(1, "passed"), release(2, "passed")]
-    for one in made:
-        records.save(one)
-    for number in range(HISTORY + 10):
-        records.point(made[number % 2])
-    assert records.before("tiny") == [made[number % 2].tag for number in range(9, HISTORY + 9)]
+    first, second = release(1, "passed"), release(2, "passed")
+    for one in (first, second, second):
+        records.point(one)
+    for _ in range(2):  # as after a kill: nobody knows whether the first had ended
+        records.point(first, rollback=True)
+    assert [(row.tag, row.rollback) for row in records.promotions("tiny")] == [
+        (first.tag, False),
+        (second.tag, False),
+        (first.tag, True),
+    ]
+    assert records.before("tiny") == []
 
 
-@pytest.mark.parametrize("before", ["x", [1]])
-def test_a_damaged_history_is_told(tmp_path: Path, before: object) -> None:
+@pytest.mark.parametrize("rows", ["x", [1], [{"tag": "../..", "time": "2026"}], []])
+def test_damaged_promotions_are_named(tmp_path: Path, rows: object) -> None:
     records = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"))
     records.save(release(1, "passed"))
-    records.point(release(1, "passed"))
-    path = records.pointer_path("tiny")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"before": before}))
+    path = records.promotions_path("tiny")
+    path.write_text(json.dumps({"schema": 1, "promotions": rows}))
     with pytest.raises(ManifestError) as caught:
         records.before("tiny")
-    assert caught.value.key == "before" and f"rm {path}" in caught.value.next_step
+    assert caught.value.key.startswith("promotions") and f"rm {path}" in caught.value.next_step
 
 
 def complete_checkpoint(paths: Paths, wanted: Release) -> Path:

@@ -168,7 +168,7 @@ def test_what_the_record_and_the_tables_say(records: Releases, results: list[Any
 def test_what_was_only_inspected_is_not_promoted(records: Releases) -> None:
     made = kept(records, EMULATED)
     with pytest.raises(InputError) as caught:
-        current.promote(records.paths, Any, made.tag)  # type: ignore[arg-type]  # no engine is asked
+        current.promote(records.paths, Any, made)  # type: ignore[arg-type]  # no engine is asked
     assert WHY in caught.value.message and f"invoke smoke {made.tag}" in caught.value.next_step
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkpin.history.comparison import Difference, PartChange, flag_words
+from sparkpin.history.diff import Difference, PartChange, flag_words
 
 Kind = Literal["flag", "variable", "checkpoint", "mod", "wheel", "deb", "file", "stage", "image"]
 STARTED: tuple[Kind, ...] = ("flag", "variable", "checkpoint")

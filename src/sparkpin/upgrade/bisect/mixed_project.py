@@ -15,7 +15,7 @@ from pathlib import Path
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.history.comparison import Difference
+from sparkpin.history.diff import Difference
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release

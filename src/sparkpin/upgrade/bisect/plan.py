@@ -10,7 +10,7 @@ from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import at_work, build_images, fetch_missing
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.history import operands
+from sparkpin.history import sides
 from sparkpin.releases.kept_inputs import reason
 from sparkpin.releases.record import Release, Releases, release_key
 from sparkpin.upgrade.bisect.changes import STARTED, ReleaseChange, mix_argv, mix_values, names_of, of_command
@@ -74,7 +74,7 @@ def make_plan(paths: Paths, good_name: str, bad_name: str) -> BisectPlan:
     good, bad = records.get(good_name), records.get(bad_name)
     for release in (good, bad):
         require_consistent(paths, release)
-    found = operands.recorded_difference(paths, *(operands.release_side(paths, release) for release in (good, bad)))
+    found = sides.recorded_difference(paths, *(sides.release_side(paths, release) for release in (good, bad)))
     changes, mixture, note = [*of_command(found)], None, ""
     if good.checkpoint_key != bad.checkpoint_key:  # as a whole: its steps stand on each other
         changes.append(ReleaseChange("checkpoint", "as a whole", good.checkpoint_key[:12], bad.checkpoint_key[:12]))

@@ -19,7 +19,7 @@ from sparkpin.core.terminal import say
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.stack import lock_stack
 from sparkpin.fetch.wheels import Newer
-from sparkpin.history.comparison import VersionedPart, parts_apart
+from sparkpin.history.diff import VersionedPart, parts_apart
 from sparkpin.pins.manifests import load_stack
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelPin, Recipe, Stack
 from sparkpin.upgrade.bisect.changes import ReleaseChange, changes_of_parts

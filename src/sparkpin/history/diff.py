@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import shlex
+import subprocess
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkpin.history.versions import direction
+from packaging.version import InvalidVersion, Version
+
 from sparkpin.image.listing import Contents
 from sparkpin.image.listing_diff import ContentsDifference, compare_images
 from sparkpin.pins.vllm_flags import parse_flags
@@ -54,19 +56,6 @@ class Side:
         found = {name: getattr(self, name) for name in ("recipe", "stage", "stack", "model", "drafter")}
         return {name: value for name, value in found.items() if value}
 
-    @property
-    def roles(self) -> dict[str, str]:
-        """The files that stand for the same thing under another name in another release -> what they are."""
-        return {
-            f"recipes/{self.recipe}.yaml": "recipe",
-            f"pins/stacks/{self.stack}.yaml": "stack",
-            f"pins/stacks/{self.stack}.lock": "stack.lock",
-            f"pins/models/{self.model}.yaml": "model",
-            f"pins/models/{self.model}.lock": "model.lock",
-            f"pins/models/{self.drafter}.yaml": "drafter",
-            f"pins/models/{self.drafter}.lock": "drafter.lock",
-        }
-
 
 @dataclass(frozen=True)
 class PartChange:
@@ -91,7 +80,7 @@ class ValueChange:
 
 @dataclass(frozen=True)
 class TextChange:
-    """A file. path: "old -> new" where the names differ; before, after: SHA-256, None where it is absent.
+    """A file of the project. before, after: SHA-256, None where it is absent.
 
     diff: unified, without heads and line ends; note: why there is none of a text that both sides have.
     """
@@ -191,25 +180,42 @@ def part_verdict(kind: str, old: VersionedPart | None, new: VersionedPart | None
     if old is None or new is None:
         return "added" if new else "removed"
     if old.version != new.version:
-        found = direction("deb" if kind == "debs" else "", old.version, new.version)
-        return found if found in ("up", "down") else "changed"
+        return debian_direction(old.version, new.version) if kind == "debs" else direction(old.version, new.version)
     return "bytes" if old.sha256 and new.sha256 and old.sha256 != new.sha256 else None
 
 
+def direction(before: str, after: str) -> Verdict:
+    """In Python's order (PEP 440). "changed" where that does not know a version, or counts both as one (1.0, 1.0.0)."""
+    try:
+        was, now = Version(before), Version(after)
+    except InvalidVersion:
+        return "changed"
+    return "changed" if was == now else "up" if was < now else "down"
+
+
+def debian_direction(before: str, after: str) -> Verdict:
+    """In dpkg's order; "changed" without dpkg, and for what it does not take."""
+    if not (before[:1].isalnum() and after[:1].isalnum()):  # a stranger's version must be no option of it
+        return "changed"
+    try:
+        return "up" if is_older_deb(before, after) else "down" if is_older_deb(after, before) else "changed"
+    except FileNotFoundError:
+        return "changed"
+
+
+def is_older_deb(one: str, other: str) -> bool:
+    command = ["dpkg", "--compare-versions", one, "lt", other]
+    return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
 def compare_files(before: Side, after: Side, read: Read) -> Iterator[TextChange]:
-    old = {before.roles.get(path, path): path for path in before.files}
-    new = {after.roles.get(path, path): path for path in after.files}
-    for role in sorted({*old, *new}, key=lambda role: old.get(role) or new[role]):
-        was, now = old.get(role), new.get(role)
-        one, other = before.files[was] if was else None, after.files[now] if now else None
-        if one == other:
-            continue
-        path = f"{was} -> {now}" if was and now and was != now else was or now or ""
+    for path in sorted({*before.files, *after.files}):
+        one, other = before.files.get(path), after.files.get(path)
         if one is None or other is None:
             yield TextChange(path, one, other)
-        elif path.endswith(LOCKS):
+        elif one != other and path.endswith(LOCKS):
             yield TextChange(path, one, other, note="its contents are compared above")
-        else:
+        elif one != other:
             yield TextChange(path, one, other, *text_diff(read(one), read(other)))
 
 

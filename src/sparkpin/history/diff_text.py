@@ -1,4 +1,4 @@
-"""Differences and origins in a person's words: lines of text, and the same as plain data for machines. Pure."""
+"""What differs in a person's words: lines of text, and the same as plain data for machines. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from sparkpin.core import terminal
-from sparkpin.history.comparison import TREE_NAME, Difference, PartChange, Side, TextChange, ValueChange
-from sparkpin.history.why import PathOrigin, TracedLayer, TracedPackage
-from sparkpin.image.listing import PathEntry
+from sparkpin.history.diff import TREE_NAME, Difference, PartChange, Side, TextChange, ValueChange
 
 SIDE = ("name", "key", "recipe", "stage", "stack", "model", "image")  # what machines are given of a side
 TITLES = {"debs": "Debian packages", "wheels": "Python packages", "tools": "tools of the build", "mods": "mods"}
 WORDS = {"up": "up", "down": "down", "changed": "changed", "bytes": "other file", "added": "in", "removed": "out"}
 SHOWN = 20  # paths, where not all are asked for
-WIDTH = 80  # of a name and two values that still stand on one line
 
 
 def difference_lines(found: Difference, *, all_files: bool) -> Iterator[str]:
@@ -80,16 +77,7 @@ def value_lines(changes: Iterable[ValueChange]) -> Iterator[str]:
         if change.before is None or change.after is None:
             yield f"{'+' if change.before is None else '-'} {change.name} {change.after or change.before or ''}"
         else:
-            yield from arrow(change.name, change.before, change.after)
-
-
-def arrow(name: str, before: str, after: str) -> Iterator[str]:
-    if len(name) + len(before) + len(after) > WIDTH:
-        yield f"~ {name}"
-        yield f"    - {before or '(empty)'}"
-        yield f"    + {after or '(empty)'}"
-    else:
-        yield f"~ {name} {before or '(empty)'} -> {after or '(empty)'}"
+            yield f"~ {change.name} {change.before or '(empty)'} -> {change.after or '(empty)'}"
 
 
 def part_lines(changes: Sequence[PartChange]) -> list[str]:
@@ -122,11 +110,8 @@ def flag_lines(found: Difference) -> Iterator[str]:
     if found.moved:
         yield "the same flags in another order"
     for change in found.flags:
-        old, new = (change.before or "").partition(" "), (change.after or "").partition(" ")
         if change.before is None or change.after is None:
             yield f"{'+' if change.before is None else '-'} {change.after or change.before}"
-        elif old[0] == new[0] and old[0].startswith("-"):
-            yield from arrow(old[0], old[2], new[2])
         else:
             yield f"~ {change.before} -> {change.after}"
 
@@ -161,55 +146,3 @@ def difference_json(found: Difference) -> dict[str, Any]:
     for name in ("before", "after"):
         value[name] = {key: value[name][key] for key in SIDE}
     return {"identical": found.identical, **value}
-
-
-def origin_lines(origin: PathOrigin) -> Iterator[str]:
-    """The whole answer of `invoke why`."""
-    yield from map(tame, columns(origin_rows(origin)))
-
-
-def origin_rows(origin: PathOrigin) -> Iterator[tuple[str, str]]:
-    """(label, text); a text that goes on has no label."""
-    yield from (("link", f"/{link}") for link in origin.links)
-    yield "path", f"/{origin.path}"
-    if origin.entry and origin.layer:
-        yield "what", entry_text(origin.entry) + (", which a layer above hides" if origin.hidden else "")
-        if origin.entry.sha256:
-            yield "sha256", origin.entry.sha256
-        yield "layer", layer_text(origin.layer)
-        yield "", origin.layer.diff_id
-        if origin.entry.kind != "dir":
-            yield from (("over", f"the one in layer {layer_text(layer)}") for layer in origin.replaced)
-    else:
-        yield "what", "a folder that no layer names: it came with what is in it"
-    if origin.package:
-        yield from package_rows(origin.package)
-
-
-def layer_text(layer: TracedLayer) -> str:
-    name = f" ({layer.name})" if layer.name else ""
-    return f"{layer.number} of {layer.of}{name}, stage {layer.stage}"
-
-
-def entry_text(entry: PathEntry) -> str:
-    words = {"dir": "folder", "symlink": "link to", "hardlink": "another name of", "char": "device", "block": "device"}
-    kind = words.get(entry.kind, entry.kind)
-    parts = [f"{kind} {entry.link}" if entry.link else kind]
-    parts += [terminal.size(entry.size)] if entry.kind == "file" else []
-    parts += [f"mode {entry.mode:04o}"] if entry.kind != "symlink" else []
-    parts += [f"owner {entry.uid}:{entry.gid}", *([f"capability {entry.capability}"] if entry.capability else [])]
-    return ", ".join(parts)
-
-
-def package_rows(package: TracedPackage) -> Iterator[tuple[str, str]]:
-    yield "package", f"{'Debian package' if package.kind == 'deb' else package.kind} {package.name} {package.version}"
-    yield "", package.file
-    yield "", f"sha256 {package.sha256}"
-    locked = f"in {package.lock}" if package.lock else "by nobody: its wheel is made here, of the project's files"
-    yield "locked", locked
-    asked = [f"in {where}" for where in package.asked] or ["not by name: another package needs it"]
-    yield from zip(["asked for", *[""] * len(asked)], asked, strict=False)
-
-
-def origin_json(origin: PathOrigin) -> dict[str, Any]:
-    return asdict(origin)

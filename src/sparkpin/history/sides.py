@@ -1,4 +1,4 @@
-"""What `comparison` compares, read from records and from the project: no engine, no image.
+"""The two sides that `diff` compares, read from records and from the project: no engine, no image.
 
 A side is a release, with its build records and the project as it was, or the working tree, whose image is looked at
 where a build has made it already.
@@ -7,7 +7,6 @@ where a build has made it already.
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositories
 from sparkpin.core.errors import InputError, IntegrityError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.history.comparison import TREE_NAME, Difference, Side, VersionedPart, compare
+from sparkpin.history.diff import TREE_NAME, Difference, Side, VersionedPart, compare
 from sparkpin.image.listing import read_contents
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.mods import Mod
@@ -44,14 +43,7 @@ def difference(paths: Paths, before: str, after: str) -> Difference:
             return (paths.project / edited[sha256]).read_bytes()
         return kept_text(paths, sha256)
 
-    # Listings are some 100,000 objects without a cycle: collecting would look at all of them again and again.
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        return compare(left, right, read, lambda diff_id: read_contents(layer_file(paths, diff_id)))
-    finally:
-        if was_on:
-            gc.enable()
+    return compare(left, right, read, lambda diff_id: read_contents(layer_file(paths, diff_id)))
 
 
 def recorded_difference(paths: Paths, before: Side, after: Side) -> Difference:

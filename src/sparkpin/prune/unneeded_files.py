@@ -1,0 +1,250 @@
+"""Files of SPARKPIN_HOME and SPARKPIN_CACHE that nothing needs any more: mark and sweep.
+
+A mark is a name: a SHA-256, a diff ID, the first digits of a key. What stays (releases, images of the engine, locks of
+the project) marks the names of all that it needs. A file whose name has no mark goes at once where a removed release
+had marked it, else when nothing has touched it for `STALE_AFTER`. A prune waits for builds and imports (`core/locks`),
+but not for the making of a checkpoint, and a dry run waits for nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin.build.record import BuildRecord, imported_mark, read_record
+from sparkpin.build.rootfs import rootfs_spec
+from sparkpin.core import files
+from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.model_files import blobs_of
+from sparkpin.host.disk_usage import EngineImage
+from sparkpin.pins.manifests import former_model_lock, load_stack, load_stack_lock
+from sparkpin.pins.schema import ModelLock, StackLock
+from sparkpin.prune.images import STALE_AFTER
+from sparkpin.releases.kept_inputs import KeptInputs
+from sparkpin.releases.quality_record import KEY_DIGITS
+from sparkpin.releases.record import Release
+from sparkpin.upgrade.bisect import state as bisect
+
+WORK = ("context-*", "saved-*", "seal-*", "publish-*", "pull-*")
+"""What a build works in, whose next run looks for its own key only, and layers for registries."""
+STORE, RECORDS, ROOT_FILE_SYSTEMS = "store", "build records", "root file systems"
+
+
+def hex_of(diff_id: str) -> str:
+    return diff_id.removeprefix("sha256:")
+
+
+def stem(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def noted_layer(path: Path) -> str:
+    """The diff ID that a file of the cache's layers is about; "" when it does not say."""
+    if path.suffix != ".json":
+        return stem(path)
+    try:
+        return hex_of(json.loads(path.read_text(encoding="utf-8"))["diff_id"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def key_of_record(path: Path) -> str:
+    """The first 12 digits of a build's key: of its record, and of the mark that it has begun."""
+    return path.name.partition(".json")[0][-12:]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where files of a kind lie. mark: of one of them."""
+
+    folder: Path
+    pattern: str
+    mark: Callable[[Path], str] = stem
+
+
+def places_of(paths: Paths) -> dict[str, Place]:
+    """By kind, in the order in which they are to go: what tells what is needed goes last. What is half written, and
+    locks, begin with a dot."""
+    return {
+        "checkpoints": Place(paths.checkpoints, "*/[!.]*"),
+        "layer contents": Place(paths.layers, "[!.]*"),
+        # Notes spare the making of a layer that the engine has. Data directories share them, as they share the engine.
+        "layer notes": Place(paths.cache / "layers", "[!.]*", noted_layer),
+        ROOT_FILE_SYSTEMS: Place(paths.cache / "rootfs", "[!.]*", lambda path: path.stem[:12]),
+        "kept inputs": Place(paths.inputs, "[0-9a-f][0-9a-f]/[!.]*"),
+        STORE: Place(paths.store, "[0-9a-f][0-9a-f]/[!.]*"),
+        "quality measurements": Place(paths.cache / "quality", "[!.]*", lambda path: path.name[:KEY_DIGITS]),
+        "searches of bisect": Place(paths.home / bisect.FOLDER, "[!.]*", lambda path: path.name),
+        "begun builds": Place(paths.images, "[!.]*.begun", key_of_record),
+        RECORDS: Place(paths.images, "[!.]*.json", key_of_record),
+    }
+
+
+@dataclass(frozen=True)
+class BuildRecords:
+    """By the first 12 digits of their keys. unreadable: why those cannot be read."""
+
+    readable: Mapping[str, Sequence[BuildRecord]]
+    unreadable: Mapping[str, IntegrityError]
+
+    @classmethod
+    def read(cls, paths: Paths) -> BuildRecords:
+        readable: dict[str, list[BuildRecord]] = {}
+        unreadable: dict[str, IntegrityError] = {}
+        for path in sorted(paths.images.glob("*.json")):
+            try:
+                readable.setdefault(key_of_record(path), []).append(read_record(path))
+            except IntegrityError as error:
+                unreadable[key_of_record(path)] = error
+        return cls(readable, unreadable)
+
+    def marks(self, keys: Iterable[str], *, required: bool = True) -> set[str]:
+        """What the builds with these keys were made from, and those that they stand on. IntegrityError where a record
+        that is `required` cannot be read: nobody knows then what it needs."""
+        found, left = set[str](), [key[:12] for key in keys]
+        while left:
+            key = left.pop()
+            if key in found:
+                continue
+            found.add(key)
+            if required and key in self.unreadable:
+                raise self.unreadable[key]
+            for record in self.readable.get(key, ()):
+                found |= marks_of_record(record)
+                left += [record.parent_key[:12]] if record.parent_key else []
+        return found
+
+
+def marks_of_record(record: BuildRecord) -> set[str]:
+    found = {file.sha256 for file in record.context} | {hex_of(diff_id) for diff_id in record.diff_ids}
+    for spec in record.root_file_systems:
+        found |= {spec.key[:12], *(deb.sha256 for deb in spec.debs)}
+    return found
+
+
+def marks_of_releases(
+    paths: Paths, releases: Sequence[Release], records: BuildRecords, *, required: bool = True
+) -> set[str]:
+    """required: as of `BuildRecords.marks`."""
+    found = records.marks((release.build_key for release in releases), required=required)
+    for release in releases:
+        found |= {release.checkpoint_key[:16], release.key[:KEY_DIGITS], *release.inputs.values()}
+        found |= {hex_of(diff_id) for diff_id in release.diff_ids}
+    return found | marks_of_locks(paths, releases) | marks_of_searches(paths, releases)
+
+
+def marks_of_engine(images: Sequence[EngineImage], records: BuildRecords) -> set[str]:
+    """Images that the engine has stay explained, whoever made them."""
+    keys = {tag[-12:] for image in images for tag in image.tags}
+    return records.marks(keys, required=False) | {hex_of(one) for image in images for one in image.diff_ids}
+
+
+def marks_of_project(project: Path) -> set[str]:
+    """What the locks of the project name. Raises ManifestError."""
+    found = set[str]()
+    for path in sorted((project / "pins/stacks").glob("*.yaml")):
+        if not path.with_suffix(".lock").is_file():
+            continue  # not locked yet: nothing was fetched for it
+        stack = load_stack(project, path.stem)
+        lock = load_stack_lock(project, stack)
+        found |= {rootfs_spec(stack, lock).key[:12], *(file.sha256 for file in lock.files)}
+    for path in sorted((project / "pins/models").glob("*.lock")):
+        found |= model_blobs(former_model_lock(project, path.stem))
+    return found
+
+
+def model_blobs(lock: ModelLock) -> set[str]:
+    """SHA-256 of the headers and tensors that a lock names, and of the wheel that its model is made from."""
+    wheel = {lock.gguf.wheel.sha256} if lock.gguf else set()
+    return wheel | {blob.sha256 for entry in lock.repositories.values() for blob in blobs_of(entry)}
+
+
+def marks_of_locks(paths: Paths, releases: Sequence[Release]) -> set[str]:
+    """What the releases' own locks name, of which their images may use less."""
+    found, inputs = set[str](), KeptInputs.of(paths)
+    for name, sha256 in sorted({row for release in releases for row in release.inputs.items()}):
+        if not name.endswith(".lock") or not inputs.has_all([sha256]):
+            continue
+        text = inputs.read(sha256, name)
+        if name.startswith("pins/models/"):
+            found |= model_blobs(ModelLock.model_validate_json(text))
+        elif name.startswith("pins/stacks/"):
+            found |= {file.sha256 for file in StackLock.model_validate_json(text).files}
+    return found
+
+
+def marks_of_searches(paths: Paths, releases: Sequence[Release]) -> set[str]:
+    """The searches of bisect both of whose releases are among these."""
+    tags, found = {release.tag for release in releases}, set[str]()
+    for path in (paths.home / bisect.FOLDER).glob("[!.]*"):
+        with contextlib.suppress(ManifestError):
+            if (search := bisect.read(path / bisect.FILE)) and {search.good, search.bad} <= tags:
+                found.add(path.name)
+    return found
+
+
+def marks_of_begun_builds(paths: Paths, records: BuildRecords, removed: set[str], now: float) -> set[str]:
+    """A build may be under way, whose images have records already and whose release has none yet."""
+    young = {key_of_record(path) for path in paths.images.glob("*.json") if not is_stale(path, now)}
+    return records.marks(young - removed, required=False)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """marks: of all that stays; removed: of what goes at once, unless something else needs it; now: seconds since the
+    epoch."""
+
+    paths: Paths
+    marks: set[str]
+    removed: set[str]
+    now: float
+
+    def files(self) -> dict[str, tuple[Path, ...]]:
+        """By kind, in the order in which they are to go."""
+        found = {kind: tuple(self.unneeded(place)) for kind, place in places_of(self.paths).items()}
+        found["left by killed runs"] = tuple(
+            path for path in dict.fromkeys(left_over(self.paths)) if is_stale(path, self.now)
+        )
+        # The mark goes after its record, which would pass for our own without it.
+        found[RECORDS] = tuple(
+            file for path in found.pop(RECORDS) for file in (path, imported_mark(path)) if file.is_file()
+        )
+        return found
+
+    def unneeded(self, place: Place) -> Iterator[Path]:
+        for path in sorted(place.folder.glob(place.pattern)):
+            mark = place.mark(path)
+            if mark not in self.marks and (mark in self.removed or is_stale(path, self.now)):
+                yield path
+
+
+def is_stale(path: Path, now: float) -> bool:
+    try:
+        return now - last_touched(path) > STALE_AFTER
+    except FileNotFoundError:  # a run that works there has just ended
+        return False
+
+
+def last_touched(path: Path) -> float:
+    """Seconds since the epoch of the last change of a file or of anything in a folder; a new link to a file is one."""
+    times = [path.lstat().st_ctime]
+    for entry in path.rglob("*") if path.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # a run that works there is the newest of all
+            times.append(entry.lstat().st_ctime)
+    return max(times)
+
+
+def left_over(paths: Paths) -> Iterator[Path]:
+    """What runs have begun and not finished, or been killed at."""
+    for root in (paths.home, paths.cache):
+        for parent, folders, names in os.walk(root):
+            found = sorted(name for name in (*folders, *names) if name.startswith(files.PARTIAL))
+            yield from (Path(parent, name) for name in found)
+            folders[:] = [name for name in folders if name not in found]
+    for pattern in WORK:
+        yield from sorted(paths.work.glob(pattern))

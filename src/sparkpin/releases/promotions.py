@@ -1,0 +1,53 @@
+"""Which release of a recipe is current, and which were before: what an append-only list of promotions comes to. Pure.
+
+releases/<recipe>/promotions.json: {"schema": 1, "promotions": [{"tag": TAG, "time": ..., "rollback": false}, ...]}
+
+The last row names the current release. A command appends one row, and does so last: killed before that, it has changed
+nothing, and the same command again does it all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sparkpin.core.tags import TAG
+from sparkpin.pins.schema import StrictModel
+
+FILE = "promotions.json"
+
+
+class Promotion(StrictModel):
+    """time: ISO 8601, UTC; rollback: it undoes the promotions since the tag was current last."""
+
+    tag: Annotated[str, Field(pattern=TAG.pattern)]
+    time: str
+    rollback: bool = False
+
+
+class Promotions(StrictModel):
+    """The file. promotions: the first one first."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    promotions: Annotated[tuple[Promotion, ...], Field(strict=False, min_length=1)]
+
+
+def current_of(promotions: Sequence[Promotion]) -> str | None:
+    return promotions[-1].tag if promotions else None
+
+
+def former_of(promotions: Sequence[Promotion]) -> list[str]:
+    """Tags that were current before the current one, the last promoted at the end: the order, reversed, in which
+    `rollback` goes back. Each promotion counts, and what was rolled back is undone."""
+    before: list[str] = []
+    current = None
+    for row in promotions:
+        if row.rollback:
+            while before and before.pop() != row.tag:
+                pass
+        elif current not in (None, row.tag):
+            before.append(str(current))
+        current = row.tag
+    return before
