@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.cli.choose import choose_known, require_recipe
-from sparkpin.cli.options import Json, Recipe
+from sparkpin.cli.options import Json, KnownRecipe
 from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
@@ -67,7 +67,7 @@ def bench(
         str | None, "release to measure (default: what is served of the recipe, else its current release)"
     ] = None,
     *,
-    recipe: Recipe = None,
+    recipe: KnownRecipe = None,
     compare: Annotated[str, "measure TAG_A and TAG in turns", "TAG_A"] = "",
     rounds: Annotated[int | None, "of a comparison, a turn of each (default: 4)", "COUNT"] = None,
     only: Annotated[

@@ -21,11 +21,19 @@ def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
 
 
 def choose_known(paths: Paths, recipe: str | None) -> str:
-    """For a command about releases: the recipe asked for, else the default one, but the only one that has any."""
+    """For a command about releases: the recipe asked for, else the one whose release became current last, else the
+    only one that has releases, else the default one."""
     if recipe:
         return recipe
     records = Releases(paths)
-    known = [name for name in records.recipes() if records.record_files(name)]  # a damaged one of another stops nobody
+    known = [name for name in records.recipes() if records.record_files(name)]
+    promoted = {}
+    for name in known:
+        with contextlib.suppress(ManifestError):  # a damaged list of another stops nobody
+            if rows := records.promotions(name):
+                promoted[name] = rows[-1].time
+    if promoted:
+        return max(promoted, key=promoted.__getitem__)
     return known[0] if len(known) == 1 else machine.default_recipe(paths.project)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 Recipe = Annotated[str | None, "recipe of recipes/ (default: the stack's)"]
+KnownRecipe = Annotated[str | None, "recipe with releases (default: the one promoted last)", "RECIPE"]
 Stage = Annotated[str | None, "stage of stages/ (default: the recipe's)"]
 Stack = Annotated[str | None, "stack of pins/stacks/ (default: the one for this machine)"]
 Json = Annotated[bool, "machine-readable"]

@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.cli.choose import choose_known, require_recipe
-from sparkpin.cli.options import Json, Recipe
+from sparkpin.cli.options import Json, KnownRecipe
 from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import CorruptionError, InputError, SmokeError, UntoldError
@@ -69,7 +69,7 @@ def prove(
         str | None, "tag of a release, or URL of an OpenAI endpoint (default: the recipe's current release)", "TAG|URL"
     ] = None,
     *,
-    recipe: Recipe = None,
+    recipe: KnownRecipe = None,
     model: Annotated[str, "name of the model at a URL (default: the first that it lists)"] = "",
     key_env: Annotated[
         str, "variable with the API key of a URL (default: on this machine OPENAI_API_KEY)", "NAME"

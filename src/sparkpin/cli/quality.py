@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.record import records_of as build_records
 from sparkpin.cli.choose import choose_known, newest_of_stage, stages_upon
-from sparkpin.cli.options import Json, Recipe
+from sparkpin.cli.options import Json, KnownRecipe
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import InputError, QualityError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -87,7 +87,7 @@ def chosen(paths: Paths, recipe: str | None, tag: str | None, against: str | Non
 def quality(
     tag: Annotated[str | None, "release to measure (default: the newest that passed, of a stage with a parent)"] = None,
     *,
-    recipe: Recipe = None,
+    recipe: KnownRecipe = None,
     against: Annotated[
         str | None, "tag or stage to compare it with (default: its parent stage, which `promote` goes by)", "TAG"
     ] = None,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from sparkpin.cli import tables
 from sparkpin.cli.choose import choose_known, require_recipe
-from sparkpin.cli.options import Drain, Json, Recipe
+from sparkpin.cli.options import Drain, Json, KnownRecipe
 from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, SparkpinError
@@ -51,7 +51,7 @@ def images(*, json: Json = False) -> None:
 def promote(
     tag: Annotated[str, "release that passed its smoke test"],
     *,
-    recipe: Recipe = None,
+    recipe: KnownRecipe = None,
     accept_loss: Annotated[
         str, "why it may lose more quality than its stage allows; recorded with the release", "WHY"
     ] = "",
@@ -104,7 +104,7 @@ def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
 @task("releases")
 def rollback(
     *,
-    recipe: Recipe = None,
+    recipe: KnownRecipe = None,
     to: Annotated[str, "an earlier current release to go back to (default: the previous one)", "TAG"] = "",
     serve: Annotated[bool, "also serve it; if it does not become ready, nothing changes"] = False,
     drain: Drain = None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from sparkpin.build import reproduce as reproducing
 from sparkpin.cli.choose import choose_known, newest_of_stage, require_trust
-from sparkpin.cli.options import Recipe
+from sparkpin.cli.options import KnownRecipe
 from sparkpin.cli.tasks import task
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import DifferenceError
@@ -22,7 +22,7 @@ def reproduce(
     tag: Annotated[str | None, "release to build again (default: the newest of --stage)"] = None,
     *,
     stage: Annotated[str | None, "the newest release of this stage (default: the recipe's)"] = None,
-    recipe: Recipe = None,
+    recipe: KnownRecipe = None,
     keep: Annotated[bool, "in this machine's engine: its images, and its checkpoint, stay"] = False,
     trust: Annotated[bool, "also build an imported release: its steps run as root"] = False,
 ) -> None:

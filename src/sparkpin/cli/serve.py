@@ -10,7 +10,7 @@ from sparkpin.build.make import checkpoint_of
 from sparkpin.cli.choose import choose_known, choose_recipe, require_recipe
 from sparkpin.cli.client import told_context
 from sparkpin.cli.notes import how_to_carry, say_overruled_of
-from sparkpin.cli.options import Drain, Link, Machines, Recipe, SharedLink, Stack
+from sparkpin.cli.options import Drain, KnownRecipe, Link, Machines, SharedLink, Stack
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import BusyError, InputError
 from sparkpin.core.paths import Paths
@@ -35,7 +35,7 @@ ANYWHERE = NodesOptions()
 def serve(
     tag: Annotated[str | None, "release to serve (default: the recipe's current one)"] = None,
     *,
-    recipe: Recipe = None,
+    recipe: KnownRecipe = None,
     stack: Stack = None,
     port: Annotated[int | None, "port on this machine (default: the last one used, else the recipe's)"] = None,
     host: Annotated[

@@ -168,7 +168,6 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin keep v2 --", ["--note", "--remove", "--help"], True),
         ("sparkpin build --stage v2 --stack ", ["cpu", "spark"], True),
         ("sparkpin keep v2 --note ", [], True),
-        ("sparkpin export v2 ssh://x --link ", [], True),
         ("sparkpin recipe ", ["list", "check", "show", "import", "export"], True),
         ("sparkpin bench --only ", ["prompts", "sweep"], True),
         ("sparkpin --ver", ["--version"], False),

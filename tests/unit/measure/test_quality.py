@@ -356,6 +356,10 @@ def test_the_only_recipe_with_releases_is_meant(paths: Paths, monkeypatch: pytes
     records.save(release(2, recipe="other"))
     records.record_path(release(2, recipe="other")).write_text("{")
     assert choose.choose_known(paths, None) == "default"
+    records.point(records.get(release(1).tag))
+    assert choose.choose_known(paths, None) == release(1).recipe, "of several, the one that became current last"
+    records.promotions_path("other").write_text("{")
+    assert choose.choose_known(paths, None) == release(1).recipe
 
 
 def test_a_release_is_compared_with_its_parent_stage_or_with_what_a_person_names(paths: Paths) -> None:
