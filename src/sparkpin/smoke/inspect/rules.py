@@ -159,9 +159,8 @@ def plugin_findings(facts: ImageFacts, mods: Sequence[str]) -> Iterator[ImageFin
             yield ImageFinding("warning", "plugins", package.name, text, step)
         elif package.accepts and vllm and not any(same_release(vllm.version, version) for version in package.accepts):
             text = f"{what} is made for vLLM {', '.join(package.accepts)}, the image has {vllm.version}"
-            if vllm.version.partition("+")[0].rpartition(".")[0] in {
-                version.rpartition(".")[0] for version in package.accepts
-            }:
+            patched = vllm.version.partition("+")[0].rpartition(".")[0]
+            if patched in {version.rpartition(".")[0] for version in package.accepts}:
                 step = "smoke test it: the mod starts only if this patch release left what it replaces as it was"
                 yield ImageFinding("warning", "plugins", package.name, text, step)
             else:
