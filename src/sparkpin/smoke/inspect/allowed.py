@@ -12,9 +12,7 @@ TORCHVISION = (
 )
 DEBUGGER = "only a debugger loads it, and has these symbols"
 RDMA = "GPUDirect Storage over RDMA: libcufile loads it where it finds the network's libraries, else goes without"
-OTHER_TORCH = (
-    "for torch 2.7 to 2.9, which no stack has; the package does without what is for another torch"
-)
+OTHER_TORCH = "for torch 2.7 to 2.9, which no stack has; the package does without what is for another torch"
 NETWORKS = "NVSHMEM tries the networks and launchers that it knows, one library each, and one host has none of them"
 AFTER_TORCH = "cuda.core imports it once torch is there, which has these symbols"
 CUFFT = "cuFFT keeps its kernels in a form of its own, in .data; what it has besides is one stub"
