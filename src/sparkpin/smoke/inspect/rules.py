@@ -154,14 +154,13 @@ def plugin_findings(facts: ImageFacts, mods: Sequence[str]) -> Iterator[ImageFin
     for package in (package for package in facts.packages if package.plugins):
         what = f"{', '.join(package.plugins)} {package.version}"
         if not package.accepts and package.name in mods:
-            text, step = (
-                f"{what} does not say which vLLM it is made for",
-                "name the releases in its TOUCHES, as a literal",
-            )
+            text = f"{what} does not say which vLLM it is made for"
+            step = "name the releases in its TOUCHES, as a literal"
             yield ImageFinding("warning", "plugins", package.name, text, step)
         elif package.accepts and vllm and not any(same_release(vllm.version, version) for version in package.accepts):
             text = f"{what} is made for vLLM {', '.join(package.accepts)}, the image has {vllm.version}"
-            if vllm.version.rpartition(".")[0] in {version.rpartition(".")[0] for version in package.accepts}:
+            patched = vllm.version.partition("+")[0].rpartition(".")[0]
+            if patched in {version.rpartition(".")[0] for version in package.accepts}:
                 step = "smoke test it: the mod starts only if this patch release left what it replaces as it was"
                 yield ImageFinding("warning", "plugins", package.name, text, step)
             else:

@@ -62,11 +62,7 @@ def open_image(paths: Paths, engine: Engine, ref: str, say: Say) -> Iterator[Ope
     if info is None:
         raise InputError(f"the engine has no image {ref}", next_step="invoke images")
     say("the engine exports the files")
-    with (
-        saving_folder(paths) as work,
-        progress(say, info.size) as came,
-        exported(engine, ref, came) as archive,
-    ):
+    with saving_folder(paths) as work, progress(say, info.size) as came, exported(engine, ref, came) as archive:
         files = in_archive(archive, work)
         platform = f"{info.os}/{info.architecture}"
         yield Opened(files, platform, info.labels.get(STACK, ""), info.labels.get(STAGE, ""))

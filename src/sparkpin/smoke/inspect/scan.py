@@ -68,17 +68,7 @@ def scan(found: Iterable[FoundPath], say: Say) -> ImageFacts:
                 libraries[file.path] = library
                 if len(libraries) % EVERY == 0:
                     say(f"  {len(libraries)} libraries and programs read")
-    return ImageFacts(
-        libraries,
-        links,
-        packages_of(texts),
-        torch_of(texts),
-        broken,
-        cubins,
-        files,
-        size,
-        manifests,
-    )
+    return ImageFacts(libraries, links, packages_of(texts), torch_of(texts), broken, cubins, files, size, manifests)
 
 
 def may_be_library(file: FoundPath) -> bool:

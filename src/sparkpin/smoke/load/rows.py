@@ -65,11 +65,6 @@ def row_of(text: bytes) -> LoadRow | None:
     return LoadRow(kind, name, state, detail, seconds) if kind in (*DONE, "end") and state in STATES else None
 
 
-def open_step(rows: Sequence[LoadRow]) -> LoadRow | None:
-    """The step that has begun and not ended."""
-    return rows[-1] if rows and rows[-1].state == "begin" else None
-
-
 def outcomes(log: bytes, libraries: Sequence[str], wanted: Iterable[str], ending: str) -> tuple[LoadRow, ...]:
     """One row for each step, in order. libraries, wanted: those that must load, and mods that must register.
 
@@ -77,9 +72,9 @@ def outcomes(log: bytes, libraries: Sequence[str], wanted: Iterable[str], ending
     """
     rows = read_rows(log)
     done = [row for row in rows if row.state != "begin"]
-    if last := open_step(rows):
-        done.append(LoadRow(last.kind, last.name, "failed", f"the process {ending}"))
-    if not any(row.kind == "end" for row in done) and not last:
+    if rows and rows[-1].state == "begin":
+        done.append(LoadRow(rows[-1].kind, rows[-1].name, "failed", f"the process {ending}"))
+    elif not any(row.kind == "end" for row in done):
         done.append(LoadRow("run", "load", "failed", f"the process {ending}"))
     return (*judged(done, mods.reports(log)), *lacking(done, libraries, wanted))
 
