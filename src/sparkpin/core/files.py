@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import glob
 import hashlib
 import json
 import os
@@ -106,39 +105,22 @@ def existing_parent(path: Path) -> Path:
 
 @contextlib.contextmanager
 def atomic_file(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
-    """A file that appears under `path` complete and synced, or not at all."""
+    """A file that appears under `path` complete and synced, or not at all; `prune` finds what a killed writer left."""
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, partial = half_written(path)
+        fd, name = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
+        partial = Path(name)
         try:
             with os.fdopen(fd, "wb") as file:
                 yield file
                 file.flush()
                 os.fchmod(file.fileno(), mode)
                 os.fsync(file.fileno())
-                partial.replace(path)  # while its lock is held
+            partial.replace(path)
             sync_folder(path.parent)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-
-
-def half_written(path: Path) -> tuple[int, Path]:
-    """A new file, open, beside `path`. Those that killed writers of `path` left there go: a living one holds its lock.
-
-    Without it a partial file would lie about until `prune` finds it old.
-    """
-    before, after = f"{PARTIAL}{path.name[:100]}.", ".half"
-    for left in path.parent.glob(f"{glob.escape(before)}*{after}"):
-        with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError), left.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            left.unlink()
-    while True:
-        fd, name = tempfile.mkstemp(prefix=before, suffix=after, dir=path.parent)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        if os.fstat(fd).st_nlink:
-            return fd, Path(name)
-        os.close(fd)  # another writer of `path` came between the two lines, and took it for a dead one's
 
 
 @contextlib.contextmanager

@@ -131,14 +131,12 @@ def start_engine(paths: Paths, say: Say, daemon: Daemon | None = None) -> str:
         return version
     if named:
         raise HostError(f"{url}, which DOCKER_HOST or docker's context names, does not answer", next_step=NAMED_NEXT)
-    has_systemd = not daemon and Path("/run/systemd/system").is_dir()
     if os.geteuid() != 0:
+        has_systemd = not daemon and Path("/run/systemd/system").is_dir()
         raise HostError("no Docker engine answers, and only root may start one", next_step=start_command(has_systemd))
     folder = daemon.folder if daemon else paths.engine
     with files.lock(folder / ".lock", on_wait=lambda: say("another run is starting the Docker engine")):
-        if version := ask(url):
-            return version
-        return start_by_systemd(url, say) if has_systemd else start_directly(daemon, folder / "dockerd.log", url, say)
+        return ask(url) or run_engine(daemon, folder / "dockerd.log", url, say)
 
 
 def start_command(has_systemd: bool) -> str:
@@ -146,19 +144,8 @@ def start_command(has_systemd: bool) -> str:
     return "sudo systemctl start docker" if has_systemd else "sudo sh -c 'setsid dockerd >/dev/null 2>&1 &'"
 
 
-def start_by_systemd(url: str, say: Say) -> str:
-    say("starting the Docker engine: systemctl start docker")
-    done = subprocess.run(["systemctl", "start", "docker"], capture_output=True, text=True, check=False)
-    if done.returncode == 0 and (version := wait_for(url, lambda: True, say)):
-        return version
-    raise HostError(
-        f"`systemctl start docker` did not bring up an engine at {url}: {done.stderr.strip()}",
-        next_step="journalctl -u docker -n 50 shows why",
-    )
-
-
-def start_directly(daemon: Daemon | None, log: Path, url: str, say: Say) -> str:
-    """Run dockerd in a session of its own, so that it outlives this process."""
+def run_engine(daemon: Daemon | None, log: Path, url: str, say: Say) -> str:
+    """In a session of its own, so that it outlives this process; systemd, if any, runs the machine's own."""
     command = find_program("dockerd")
     if command is None:
         raise HostError("no Docker engine answers and there is no dockerd to start", next_step="invoke doctor")
@@ -168,6 +155,8 @@ def start_directly(daemon: Daemon | None, log: Path, url: str, say: Say) -> str:
         config = daemon.folder / "daemon.json"
         config.write_text(json.dumps(daemon.settings))
         argv = [*daemon.wrapper, command, f"--config-file={config}"]
+    elif Path("/run/systemd/system").is_dir():
+        argv = ["systemctl", "start", "docker"]
     say(f"starting the Docker engine (log: {log})")
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -179,10 +168,12 @@ def start_directly(daemon: Daemon | None, log: Path, url: str, say: Say) -> str:
             env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"},
             start_new_session=True,
         )
-    if version := wait_for(url, lambda: process.poll() is None, say):
+    with waiting(say, "waiting for the Docker engine"):
+        until(lambda: ask(url) is not None or bool(process.poll()), START_TIMEOUT)
+    if version := ask(url):
         return version
     code = process.poll()
-    why = f"no answer within {START_TIMEOUT:.0f} s" if code is None else f"it ended with exit code {code}"
+    why = f"it ended with exit code {code}" if code else f"no answer within {START_TIMEOUT:.0f} s"
     process.terminate()
     last = "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-LOG_LINES:])
     raise HostError(
@@ -197,13 +188,6 @@ def clear_pidfiles(daemon: Daemon, say: Say) -> None:
         if pidfile.exists() and owner_of(pidfile, name) is None:
             say(f"removing {pidfile}: the engine that wrote it is gone")
             pidfile.unlink()
-
-
-def wait_for(url: str, runs: Callable[[], bool], say: Say) -> str | None:
-    """The engine's version once it answers; None when it does not run any more or did not answer in time."""
-    with waiting(say, "waiting for the Docker engine"):
-        until(lambda: ask(url) is not None or not runs(), START_TIMEOUT)
-    return ask(url)
 
 
 def owner_of(pidfile: Path, name: str, proc: Path = Path("/proc")) -> int | None:

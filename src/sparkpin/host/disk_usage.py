@@ -12,7 +12,8 @@ from hashlib import sha256
 from itertools import accumulate
 from typing import Any
 
-from sparkpin.core.errors import EngineError
+from docker.errors import ImageNotFound
+
 from sparkpin.host.engine import Engine, engine_errors
 
 
@@ -48,14 +49,12 @@ def inventory(engine: Engine) -> list[EngineImage]:
 def engine_image(engine: Engine, image_id: str) -> EngineImage | None:
     """None for an image that was removed since the list was made."""
     api: Any = engine.client.api
-    try:
-        with engine_errors():
+    with engine_errors():
+        try:
             details, history = api.inspect_image(image_id), api.history(image_id)
-        known = engine.image(image_id) if not engine.keeps_layers else None
-    except EngineError:
-        if engine.image(image_id) is None:
+        except ImageNotFound:
             return None
-        raise
+    known = engine.image(image_id) if not engine.keeps_layers else None
     diff_ids = tuple(details["RootFS"].get("Layers") or ())
     sizes = [item["Size"] for item in reversed(history)]  # with an entry for each layer in what we sealed
     tagged = details.get("Metadata", {}).get("LastTagTime") or ""

@@ -61,6 +61,10 @@ class Api(docker.APIClient):
 
 
 class Client(docker.DockerClient):
+    """host: the environment that leads the CLI to the same engine."""
+
+    host: Mapping[str, str]
+
     def __init__(self, *args: Any, **options: Any) -> None:
         self.api = Api(*args, **options)
 
@@ -85,7 +89,8 @@ class Engine:
         where = "" if host is not None else environment().get("DOCKER_HOST", "the default socket")
         host = environment() if host is None else host
         with engine_errors(where and f" at {where}"):
-            client = Client.from_env(timeout=CONNECT_SECONDS, environment=dict(host))
+            client: Any = Client.from_env(timeout=CONNECT_SECONDS, environment=dict(host))
+        client.host = host
         client.api.timeout = WORK_SECONDS
         if client.api.base_url.startswith("http+docker://"):  # a socket: no proxy and no .netrc to look for each time
             client.api.trust_env = False

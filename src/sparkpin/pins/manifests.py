@@ -163,7 +163,8 @@ def _pin_of(project: Path, recipe: Recipe, key: str, repo: str, asked: str) -> M
     if not found and faults:
         raise faults[0]  # it may be of the one that was meant
     if len(found) != 1:
-        expected = f"the base repository of one pin of pins/models/ ({', '.join(pin.name for pin in found or pins)})"
+        known = ", ".join(f"{pin.repositories[pin.base].repo} of {pin.name}" for pin in found or pins)
+        expected = f"the base repository of one pin of pins/models/ ({known})"
         raise ManifestError(path, key, repo, expected, next_step=f"correct it in {path}, or pin that model once")
     pin = found[0]
     revision, where = pin.repositories[pin.base].revision, f"pins/models/{pin.name}.yaml"

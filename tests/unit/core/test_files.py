@@ -24,23 +24,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_write_removes_what_a_killed_one_of_the_same_file_left(tmp_path: Path) -> None:
-    path, others = tmp_path / "a[1]", [tmp_path / f"{files.PARTIAL}a[1].gguf", tmp_path / f"{files.PARTIAL}b.x.half"]
-    for other in others:
-        other.write_bytes(b"another file's")
-    killed = os.fork()
-    if not killed:
-        with files.atomic_file(path):
-            os._exit(9)
-    os.waitpid(killed, 0)
-    assert len(list(tmp_path.iterdir())) == 3
-    with files.atomic_file(path) as first, files.atomic_file(path) as second:  # two that live let each other be
-        first.write(b"first")
-        second.write(b"second")
-    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
-    assert path.read_bytes() == b"first"
-
-
 def test_many_who_write_one_file_at_once_all_succeed(tmp_path: Path) -> None:
     def write(number: int) -> None:
         for _ in range(30):

@@ -1,11 +1,9 @@
-"""A plain connection to a program in a container. The engine's end is a stand-in: tests/engine has the real one."""
+"""A plain connection to a program in a container. Docker's CLI is a stand-in here: tests/engine has the real one."""
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import struct
-import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,51 +12,30 @@ import pytest
 from sparkpin.host.containers import connected
 
 
-@pytest.fixture
-def ends() -> Any:
-    """(ours, the program's as Docker wraps it)."""
-    inner, outer = socket.socketpair()
-    container: Any = SimpleNamespace(exec_run=lambda *_, **__: SimpleNamespace(output=inner))
-    ours = connected(container, ["program"])
+def dial(folder: Path, monkeypatch: pytest.MonkeyPatch, *argv: str) -> socket.socket:
+    (folder / "docker").write_text('#!/bin/sh\necho "$1 $3 at $DOCKER_HOST"\nshift 3\nexec "$@"\n')
+    (folder / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    container: Any = SimpleNamespace(id="abc", client=SimpleNamespace(host={"DOCKER_HOST": "unix:///x"}))
+    ours = connected(container, argv)
     ours.settimeout(10)
-    outer.settimeout(10)
-    yield ours, outer
-    ours.close()
-    outer.close()
-    names = ("to a container", "from a container")
-    for thread in threading.enumerate():
-        if thread.name in names:
-            thread.join(timeout=10)
-            assert not thread.is_alive(), "a thread stays"
+    return ours
 
 
-def test_both_ways(ends: Any) -> None:
-    ours, program = ends
-    ours.sendall(b"asked")
-    assert program.recv(99) == b"asked"
-    program.sendall(struct.pack(">BxxxL", 1, 3) + b"one" + struct.pack(">BxxxL", 1, 3) + b"two")
-    assert ours.recv(3) + ours.recv(3) == b"onetwo"
+def read(ours: socket.socket) -> bytes:
+    found = b""
+    while piece := ours.recv(4096):
+        found += piece
+    return found
 
 
-def test_the_program_s_end_is_ours(ends: Any) -> None:
-    ours, program = ends
-    program.close()
-    assert ours.recv(1) == b""
+def test_both_ways_until_we_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dial(tmp_path, monkeypatch, "cat") as ours:
+        ours.sendall(b"asked\n")
+        ours.shutdown(socket.SHUT_WR)
+        assert read(ours) == b"exec abc at unix:///x\nasked\n"
 
 
-def test_a_client_that_leaves_ends_the_program(ends: Any) -> None:
-    ours, program = ends
-    ours.close()
-    assert program.recv(1) == b""
-
-
-def test_a_program_that_ends_while_it_is_sent_more_than_it_reads_leaves_no_thread(ends: Any) -> None:
-    ours, program = ends
-    ours.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        while True:
-            ours.send(b"x" * 65536)
-    program.shutdown(socket.SHUT_WR)
-    ours.settimeout(10)
-    with contextlib.suppress(ConnectionResetError):  # what was sent and not read makes it one
-        assert ours.recv(1) == b""
+def test_the_program_s_end_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dial(tmp_path, monkeypatch, "true") as ours:
+        assert read(ours).startswith(b"exec")
