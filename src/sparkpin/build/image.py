@@ -256,9 +256,8 @@ def require_parent(paths: Paths, engine: Engine, rendered: RenderedImage, say: S
     """The image that the stage stands on; the root file system is made when the engine lacks it."""
     if rendered.rootfs:
         tar, parent = require_rootfs(paths, engine, rendered.rootfs, rendered.parent_ref, say)
-        if not is_listed(paths, parent.diff_ids):
-            with tar.open("rb") as file:
-                keep_contents(paths, parent.diff_ids[0], lambda: contents_of(read_layer(file, everything=True)))
+        with tar.open("rb") as file:
+            keep_contents(paths, parent.diff_ids[0], lambda: contents_of(read_layer(file, everything=True)))
         return parent
     if (found := engine.image(rendered.parent_ref)) is None:
         raise BuildError(f"{rendered.stage}: the engine has no {rendered.parent_ref}", next_step="invoke build")
