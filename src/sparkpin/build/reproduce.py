@@ -90,11 +90,9 @@ def recorded_builds(paths: Paths, release: Release, machine: str, say: Say) -> l
             last = pair(project, release.recipe, stage=release.stage)[-1]
             fetch.fetch_stack(paths, last.stack, last.stack_lock, say)
     if lost := absent_inputs(paths, images):
-        raise IntegrityError(
-            f"{len(lost)} inputs of {release.tag} are gone from {paths.inputs}, the first: {lost[0].name} "
-            f"(sha256={lost[0].sha256})",
-            next_step="import a bundle of the release (`invoke import FILE`)",
-        )
+        first = f"{lost[0].name} (sha256={lost[0].sha256})"
+        cause = f"{len(lost)} inputs of {release.tag} are gone from {paths.inputs}, the first: {first}"
+        raise IntegrityError(cause, next_step="import a bundle of the release (`invoke import FILE`)")
     return list(zip(records, images, strict=True))
 
 
