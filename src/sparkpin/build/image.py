@@ -148,13 +148,14 @@ class ImageBuild:
         The engine's own, dated image lives only meanwhile, under a tag that nothing else reads.
         """
         try:
-            image = steps.build_config(parent)
             layers = self.layers_here(parent)
             new = [name for name, _ in self.rendered.layers[len(layers) :]]
             with contextlib.ExitStack() as opened:
                 with ThreadPoolExecutor(PARALLEL_TREES) as pool:
+                    config = pool.submit(steps.build_config, parent)
                     trees = zip(new, pool.map(lambda name: steps.build_tree(name, opened), new), strict=True)
                     filled = {name: tree for name, tree in trees if tree.members}
+                image = config.result()
                 self.report("sealing and loading")
                 below, far = [*parent.diff_ids, *layers.values()], {"os": image.os, "architecture": image.architecture}
                 sizes = Sizes(self.paths.cache / "layers")

@@ -73,7 +73,7 @@ class Tree:
 
 
 def render(
-    project: Path, stack: Stack, lock: StackLock, stage: Stage, parent: RenderedImage | None, templates: Templates
+    project: Path, stack: Stack, lock: StackLock, stage: Stage, parent: RenderedImage | None, templates: Templates = ()
 ) -> RenderedImage:
     spec = None
     if parent:
