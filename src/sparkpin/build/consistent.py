@@ -22,6 +22,7 @@ from sparkpin.image.oci import digest_of
 from sparkpin.releases.record import Release, Releases, release_key
 
 IMPORTS = "imports.json"  # in a release's evidence: the bundles that it came from
+Hashing = Callable[[Path], object]  # gets each file that is hashed
 SHOWN = 200  # characters of a value that is wrong
 
 
@@ -32,21 +33,14 @@ def is_brought(paths: Paths, release: Release) -> bool:
 
 def is_from_elsewhere(paths: Paths, release: Release) -> bool:
     """Whether a bundle brought the release, or the record of how one of its images was made: not to be run unasked."""
-    if is_brought(paths, release):
-        return True
-    try:
-        return any(is_imported(paths, record) for record in records_of(paths, release))
-    except IntegrityError:  # the record is lost: there is nothing to build of it
-        return False
+    return is_brought(paths, release) or any(is_imported(paths, record) for record in records_of(paths, release))
 
 
 def has_statement(paths: Paths, release: Release) -> bool:
     """Whether whoever made the release left a statement: every build does; a bundle may have come without one."""
-    try:
-        rows = json.loads((Releases(paths).evidence(release) / IMPORTS).read_text(encoding="utf-8"))
-        return any(row.get("with_statement", True) for row in rows)
-    except (OSError, ValueError, TypeError, AttributeError):
-        return True
+    file = Releases(paths).evidence(release) / IMPORTS
+    rows = json.loads(file.read_bytes()) if file.is_file() else [{}]
+    return not all(isinstance(row, dict) and row.get("with_statement") is False for row in rows)
 
 
 def ready_checkpoint(paths: Paths, release: Release) -> Path | None:
@@ -56,12 +50,7 @@ def ready_checkpoint(paths: Paths, release: Release) -> Path | None:
 
 
 def require_consistent(
-    paths: Paths,
-    release: Release,
-    *,
-    finished: bool = False,
-    hashing: Callable[[Path], object] | None = None,
-    deep: bool = False,
+    paths: Paths, release: Release, *, finished: bool = False, hashing: Hashing | None = None, deep: bool = False
 ) -> list[Path]:
     """The files of its checkpoint that were hashed. IntegrityError where the record was changed, or names another image
     than was built from its inputs. CheckpointError where a file of its checkpoint was changed.

@@ -148,13 +148,14 @@ class ImageBuild:
         The engine's own, dated image lives only meanwhile, under a tag that nothing else reads.
         """
         try:
-            image = steps.build_config(parent)
             layers = self.layers_here(parent)
             new = [name for name, _ in self.rendered.layers[len(layers) :]]
             with contextlib.ExitStack() as opened:
                 with ThreadPoolExecutor(PARALLEL_TREES) as pool:
+                    config = pool.submit(steps.build_config, parent)
                     trees = zip(new, pool.map(lambda name: steps.build_tree(name, opened), new), strict=True)
                     filled = {name: tree for name, tree in trees if tree.members}
+                image = config.result()
                 self.report("sealing and loading")
                 below, far = [*parent.diff_ids, *layers.values()], {"os": image.os, "architecture": image.architecture}
                 sizes = Sizes(self.paths.cache / "layers")
@@ -256,9 +257,8 @@ def require_parent(paths: Paths, engine: Engine, rendered: RenderedImage, say: S
     """The image that the stage stands on; the root file system is made when the engine lacks it."""
     if rendered.rootfs:
         tar, parent = require_rootfs(paths, engine, rendered.rootfs, rendered.parent_ref, say)
-        if not is_listed(paths, parent.diff_ids):
-            with tar.open("rb") as file:
-                keep_contents(paths, parent.diff_ids[0], lambda: contents_of(read_layer(file, everything=True)))
+        with tar.open("rb") as file:
+            keep_contents(paths, parent.diff_ids[0], lambda: contents_of(read_layer(file, everything=True)))
         return parent
     if (found := engine.image(rendered.parent_ref)) is None:
         raise BuildError(f"{rendered.stage}: the engine has no {rendered.parent_ref}", next_step="invoke build")

@@ -18,7 +18,6 @@ from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import stage_tag
 from sparkpin.core.terminal import say
-from sparkpin.fetch import stack as fetching
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.pins.schema import Stack, StackLock
@@ -48,6 +47,8 @@ def fetch_for(
     """As `fetch_missing`, for one image; and what stands in for the stack where the engine's machine is another."""
     if image.parent_key is not None or find_built(paths, engine, image):
         return  # what stands on an image of ours needs nothing else
+    from sparkpin.fetch import stack as fetching  # slow to import, and a build that finds all there fetches nothing
+
     cross_build.require_own_uv(image, engine.platform)  # before gigabytes are fetched for nothing
     far = (machine := engine.platform) != stack.platform
     for one, lock in ((stack, stack_lock), *([cross_build.native_stack(paths, stack, machine)] if far else [])):

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from sparkpin.build import render
 from sparkpin.build.record import RenderedImage
+from sparkpin.build.render import Templates
 from sparkpin.checkpoint.steps import checkpoint_key, checkpoint_steps, lock_for, require, rules_of
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
 from sparkpin.fetch.model_files import config_here
 from sparkpin.pins import drafters, manifests, schema, vllm_command
-from sparkpin.pins.mods import CarriedTemplate, Mod, in_workspace, read_templates
+from sparkpin.pins.mods import Mod, in_workspace, read_templates
 from sparkpin.pins.nodes import nodes_of, spread
 from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
@@ -70,10 +71,8 @@ def pair(
     """The pairings of the chain from the first stage to `stage` (the recipe's own when None)."""
     recipe = manifests.load_recipe(project, recipe_name)
     if stack_name not in (None, recipe.stack):
-        raise InputError(
-            f"recipe {recipe.name!r} is pinned to the stack {recipe.stack!r}, not {stack_name!r}",
-            next_step=f"leave --stack out, or choose a recipe of {stack_name!r}",
-        )
+        step = f"leave --stack out, or choose a recipe of {stack_name!r}"
+        raise InputError(f"recipe {recipe.name!r} is for stack {recipe.stack!r}, not {stack_name!r}", next_step=step)
     stack = manifests.load_stack(project, recipe.stack)
     stack_lock = manifests.load_stack_lock(project, stack)
     model = manifests.model_of(project, recipe)
@@ -96,7 +95,7 @@ def pair(
         require_drafter(below[-1], recipe.name, argv)
         mods = [file.source for one in rendered[:end] for file in one.context if isinstance(file.source, Mod)]
         files = {f"mods/{mod.name}/{file.path}": file for mod in mods for file in mod.files}
-        names = input_names(project, recipe, stack, model, below, templates)
+        names = input_names(project, recipe, model, below, templates)
         pairings.append(
             Pairing(
                 recipe=recipe,
@@ -155,18 +154,13 @@ def require_no_secrets(files: Mapping[str, bytes]) -> None:
 
 
 def input_names(
-    project: Path,
-    recipe: schema.Recipe,
-    stack: schema.Stack,
-    model: schema.ModelPin,
-    chain: Sequence[schema.Stage],
-    templates: Sequence[CarriedTemplate],
+    project: Path, recipe: schema.Recipe, model: schema.ModelPin, chain: Sequence[schema.Stage], templates: Templates
 ) -> list[str]:
     """The files that people edit, and the locks, by their paths below the project.
 
     All templates of dockerfiles/: those of the stages may import the others.
     """
-    pins = [f"stacks/{stack.name}", f"models/{model.name}"]
+    pins = [f"stacks/{recipe.stack}", f"models/{model.name}"]
     pins += [f"models/{model.drafter.name}"] if model.drafter else []
     names = [f"recipes/{recipe.name}.yaml", *(f"pins/{pin}.{end}" for pin in pins for end in ("yaml", "lock"))]
     names += [f"stages/{stage.name}.yaml" for stage in chain]

@@ -135,10 +135,7 @@ class BuildRecord(StrictModel):
         """What a build needs, from the record alone."""
         return RenderedImage(
             **shared_fields(self),
-            context=tuple(
-                ContextFile(row.path, row.sha256, row.size, row.what, row.locked, row.executable)
-                for row in self.context
-            ),
+            context=tuple(ContextFile(**dict(row), source=row.locked) for row in self.context),
             layers=tuple((layer.name, layer.key) for layer in self.layers),
             builder=self.builder,
         )

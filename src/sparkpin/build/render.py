@@ -30,6 +30,7 @@ from sparkpin.pins.manifests import wheel_groups
 from sparkpin.pins.mods import CarriedTemplate, Mod, read_mod
 from sparkpin.pins.schema import LINKS, RESERVED, STACK_MODS, VENV, Stack, StackLock, Stage
 
+Templates = Sequence[CarriedTemplate]
 BUILDER = "BUILDER"  # the argument that names where the steps run: what the image stands on, or a native stand-in
 DIRECTIVE = re.compile(r"#\s*(syntax|escape|check)\s*=", re.I)
 FROM = re.compile(r"(?:--platform=\S+\s+)?(?P<image>\S+)(?:\s+as\s+(?P<name>\S+))?\s*$", re.I)
@@ -40,7 +41,7 @@ SOURCE = re.compile(r"from=(?P<image>[^\s,]+)", re.I)
 
 
 def render_chain(
-    project: Path, stack: Stack, lock: StackLock, chain: Sequence[Stage], templates: Sequence[CarriedTemplate] = ()
+    project: Path, stack: Stack, lock: StackLock, chain: Sequence[Stage], templates: Templates = ()
 ) -> tuple[RenderedImage, ...]:
     """The images of a chain, first stage first. templates: of the recipe, in all of them, on top of the first.
 
@@ -72,20 +73,15 @@ class Tree:
 
 
 def render(
-    project: Path,
-    stack: Stack,
-    stack_lock: StackLock,
-    stage: Stage,
-    parent: RenderedImage | None,
-    templates: Sequence[CarriedTemplate],
+    project: Path, stack: Stack, lock: StackLock, stage: Stage, parent: RenderedImage | None, templates: Templates = ()
 ) -> RenderedImage:
     spec = None
     if parent:
         below, parent_ref = parent.key, parent.ref
     else:
-        spec = rootfs_spec(stack, stack_lock)
+        spec = rootfs_spec(stack, lock)
         below, parent_ref = spec.key, rootfs_ref(spec.suite, spec.key)
-    trees = [] if parent else [*base_trees(project, stack, stack_lock)]
+    trees = [] if parent else [*base_trees(project, stack, lock)]
     trees += [mods_tree(stack, name, [read_mod(project, name)]) for name in stage.mods]
     trees += [Tree(one.mod, (template_file(project, one),), is_template=True) for one in templates]
     require_possible(stack, stage, trees)
@@ -127,10 +123,10 @@ def render(
     )
 
 
-def base_trees(project: Path, stack: Stack, stack_lock: StackLock) -> Iterator[Tree]:
+def base_trees(project: Path, stack: Stack, lock: StackLock) -> Iterator[Tree]:
     """What the first stage has below its mods, from the lowest."""
     yield Tree(VENV, ())
-    for name, wheels in wheel_groups(project, stack, stack_lock).items():
+    for name, wheels in wheel_groups(project, stack, lock).items():
         yield Tree(name, tuple(wheel_files(name, wheels)))
     if stack.image.links:
         yield Tree(LINKS, tuple(link_files(stack)))

@@ -90,11 +90,9 @@ def recorded_builds(paths: Paths, release: Release, machine: str, say: Say) -> l
             last = pair(project, release.recipe, stage=release.stage)[-1]
             fetch.fetch_stack(paths, last.stack, last.stack_lock, say)
     if lost := absent_inputs(paths, images):
-        raise IntegrityError(
-            f"{len(lost)} inputs of {release.tag} are gone from {paths.inputs}, the first: {lost[0].name} "
-            f"(sha256={lost[0].sha256})",
-            next_step="import a bundle of the release (`invoke import FILE`)",
-        )
+        first = f"{lost[0].name} (sha256={lost[0].sha256})"
+        cause = f"{len(lost)} inputs of {release.tag} are gone from {paths.inputs}, the first: {first}"
+        raise IntegrityError(cause, next_step="import a bundle of the release (`invoke import FILE`)")
     return list(zip(records, images, strict=True))
 
 
@@ -175,11 +173,10 @@ def result_of(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord
 
 def differences(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> Iterator[str]:
     """Each setting and each field of a path that differs, with both values."""
-    texts = [
-        json.dumps(json.loads(record.config), indent=1, sort_keys=True).split("\n") for _, record in (before, after)
-    ]
-    rows = difflib.unified_diff(*texts, n=0, lineterm="")
-    yield from (f"configuration: {row}" for row in rows if row[:3] not in ("---", "+++", "@@ "))
+    old, new = (json.dumps(json.loads(record.config), indent=1, sort_keys=True) for _, record in (before, after))
+    for row in difflib.unified_diff(old.split("\n"), new.split("\n"), n=0, lineterm=""):
+        if row[:3] not in ("---", "+++", "@@ "):
+            yield f"configuration: {row}"
     listings = [[layer_file(paths, diff_id) for diff_id in record.diff_ids] for paths, record in (before, after)]
     if lost := [path for path in listings[0] if not path.is_file()]:
         yield f"files are not compared: the listing {lost[0]} is gone; invoke reproduce --keep brings it back"

@@ -104,10 +104,9 @@ def make_rootfs(work: Path, engine: Engine, spec: RootfsSpec, store: Store) -> P
     except BuildError as error:
         if "exec format error" not in error.message:
             raise
-        raise HostError(
-            f"the engine's machine, {engine.platform}, runs no programs for {spec.platform}",
-            next_step="invoke doctor --stack STACK --fix switches emulation on, for the stack that is built",
-        ) from error
+        step = "invoke doctor --stack STACK --fix switches emulation on, for the stack that is built"
+        cause = f"the engine's machine, {engine.platform}, runs no programs for {spec.platform}"
+        raise HostError(cause, next_step=step) from error
     return raw
 
 

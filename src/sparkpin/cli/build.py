@@ -23,7 +23,6 @@ from sparkpin.core.terminal import say, show
 from sparkpin.distribute import digests
 from sparkpin.distribute.attest import ensure_attested
 from sparkpin.distribute.signing import Keys
-from sparkpin.fetch import stack as fetching
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import this_platform
@@ -166,7 +165,8 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -
 
 def fetch(*, recipe: str | None, stack: str | None) -> None:
     """All that the locks of a recipe name."""
-    from sparkpin.fetch import model as hub  # slow to import
+    from sparkpin.fetch import model as hub  # slow to import, both
+    from sparkpin.fetch import stack as fetching
 
     paths, pairings = pairings_of(recipe, None, stack)
     last = pairings[-1]

@@ -19,7 +19,7 @@ from private_engine import tags_in
 from sparkpin.build import image as build
 from sparkpin.build import render, rootfs
 from sparkpin.build.image import build_image, find_built
-from sparkpin.build.record import read_record, record_file
+from sparkpin.build.record import record_file
 from sparkpin.core.errors import BuildError, EngineError
 from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
@@ -44,20 +44,6 @@ def test_chain_is_built_once(site: Site) -> None:
     again = site.build_all()
     assert again == [replace(image, cached=True) for image in images]
     assert leftovers(site) == []
-
-
-def test_a_record_alone_gives_the_same_image(site: Site, tmp_path: Path) -> None:
-    """Without the project, the host's tools, or the mods' sources."""
-    first = site.build_all()
-    records = [read_record(record_file(site.paths, image)) for image in site.chain()]
-    site.paths.project.rename(tmp_path / "away")
-    site.forget_images(first)
-    again = [site.build(record.rendered) for record in records]
-    assert [image.config_digest for image in again] == [image.config_digest for image in first]
-    assert [read_record(record_file(site.paths, record.rendered)).context for record in records] == [
-        record.context for record in records
-    ]
-    (tmp_path / "away").rename(site.paths.project)
 
 
 def test_layers_that_the_engine_lost_are_made_again(site: Site) -> None:

@@ -48,7 +48,7 @@ def test_an_image_for_another_architecture_without_emulation(
         records = [read_record(record_file(paths, image)) for image in chain]
         assert [record.builder for record in records] == [then, None, None]  # the others' steps are none of its own
         write_stack(paths.project, "native", "3.11.2-7", platform=machine)
-        again = cross_build.again(paths, records[0], machine)
+        again = cross_build.again(records[0], machine)
         engine.untag(again.ref)
         assert build_image(paths, engine, again, lambda _: None).config_digest == built[0].config_digest
     finally:

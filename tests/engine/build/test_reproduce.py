@@ -77,6 +77,7 @@ def test_the_same_images_come_out_when_the_project_has_moved_on(site: Site, monk
     release = site.build()[-1]
     tiny_images.write(site.paths.project / "mods/hello/sparkpin_hello/__init__.py", '"""Made up."""\nVALUE = 3\n')
     shutil.rmtree(site.paths.project / "stages")
+    layer_file(site.paths, release.diff_ids[-1]).unlink()  # which only a comparison of files would read
     results = site.reproduce(release)
     assert {result.stage: result.verdict for result in results} == dict.fromkeys(("base", "one", "two"), "identical")
     assert results[-1].got == release.image
@@ -159,16 +160,6 @@ def test_a_record_of_other_bytes_is_not_taken_for_the_release(site: Site, monkey
             task(release)
     image = site.engine.image(release.tag)
     assert image is not None and image.config_digest == release.image
-
-
-def test_without_a_listing_digests_are_compared_and_files_are_not(site: Site) -> None:
-    release = site.build()[0]
-    lost = layer_file(site.paths, release.diff_ids[-1])
-    lost.unlink()
-    assert [result.verdict for result in site.reproduce(release)] == ["identical"]
-    site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
-    *settings, files = site.reproduce(release)[0].lines
-    assert any("GREETING=bye" in line for line in settings) and str(lost) in files
 
 
 def test_damaged_inputs_are_mended_by_the_next_build(site: Site) -> None:

@@ -33,7 +33,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(make, "record_release", record)
     monkeypatch.setattr(make, "build_image", build_image)
     monkeypatch.setattr(make, "find_built", lambda *_: "there" in done)
-    monkeypatch.setattr(make.fetching, "fetch_stack", lambda *args: done.append(f"fetched {args[1].name}"))
+    monkeypatch.setattr("sparkpin.fetch.stack.fetch_stack", lambda *args: done.append(f"fetched {args[1].name}"))
     monkeypatch.setattr(build, "ensure_attested", lambda paths, release, say: done.append(f"attested {release}"))
     return done
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from private_engine import quiet
+from recorded import Site, sha
 
 from sparkpin.build import reproduce
+from sparkpin.build.record import layer_file, records_of
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
 from sparkpin.host import daemon
@@ -50,3 +52,15 @@ def test_an_engine_that_does_not_stop_is_found_by_the_next_run(tmp_path: Path, m
             process.wait()
     reproduce.remove_run(folder, quiet)
     assert not folder.exists() and not sockets.exists()
+
+
+def test_what_differs_is_told_field_by_field(tmp_path: Path) -> None:
+    site = Site.make(tmp_path)
+    first, second = (records_of(site.paths, release)[0] for release in (site.first(), site.second()))
+    lines = [*reproduce.differences((site.paths, first), (site.paths, second))]
+    assert "/etc/passwd: mode 0644 -> 0600" in lines
+    assert f"/usr/bin/dash: content {sha('shell')} -> {sha('new shell')}" in lines
+    assert any(line.startswith("only in the image built now: /etc/odd") for line in lines)
+    layer_file(site.paths, first.diff_ids[0]).unlink()
+    *settings, last = reproduce.differences((site.paths, first), (site.paths, second))
+    assert all(line.startswith("configuration: ") for line in settings) and str(tmp_path) in last
