@@ -92,21 +92,21 @@ def layers_of(records: Sequence[BuildRecord]) -> list[TracedLayer]:
     ]
 
 
-def follow(seen: Mapping[str, tuple[int, PathEntry]], path: str) -> tuple[tuple[str, ...], str]:
+def follow(visible: Mapping[str, tuple[int, PathEntry]], path: str) -> tuple[tuple[str, ...], str]:
     """(links on the way, where they lead), as the kernel goes, below the image's root. A link to nothing is where the
     way ends; links that lead round in a circle end after HOPS."""
     rest, links, is_link = clean(path), list[str](), False
     while len(links) < HOPS:
         parts = rest.split("/")
         starts = ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
-        link = next((one for one in starts if one in seen and seen[one][1].kind == "symlink"), None)
+        link = next((one for one in starts if one in visible and visible[one][1].kind == "symlink"), None)
         if link is None:
             break
-        target = posixpath.join("/", posixpath.dirname(link), seen[link][1].link)
+        target = posixpath.join("/", posixpath.dirname(link), visible[link][1].link)
         is_link = link == rest
         links.append(link)
         rest = clean(posixpath.join(target, rest[len(link) :].strip("/")))
-    if is_link and rest and rest not in seen and rest not in parents_of(seen):
+    if is_link and rest and rest not in visible and rest not in parents_of(visible):
         return tuple(links[:-1]), links[-1]
     return tuple(links), rest
 

@@ -203,20 +203,6 @@ def test_a_dry_run_changes_nothing_and_names_what_the_real_run_then_removes(path
     assert not pruning.prune(paths, engine, dry_run, quiet).files
 
 
-# Files that no release needs
-
-
-def test_the_store_is_only_pruned_when_told_to(paths: Paths, engine: Engine) -> None:
-    unneeded = write(paths.store / "ab" / ("ab" * 32), 10)
-    done = prune(paths, engine, 1, later=LATER)
-    assert (done.in_store, dict(done.files), unneeded.is_file()) == (1, {}, True)
-    options = PruneOptions(keep=1, now=time.time() + LATER, dry_run=True, store=True)
-    done = pruning.prune(paths, engine, options, quiet)
-    assert (done.files, unneeded.is_file()) == ({"store": (unneeded,)}, True)
-    assert pruning.prune(paths, engine, dataclasses.replace(options, dry_run=False), quiet).files == done.files
-    assert not unneeded.exists()
-
-
 # Runs at the same time
 
 HOLD = """\

@@ -362,6 +362,15 @@ def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path) -> None:
     )
 
 
+def test_the_store_is_only_pruned_when_told_to(paths: Paths) -> None:
+    unneeded = Home.make(paths).wheel(9)
+    options = PruneOptions(keep=0, now=time.time() + LATER)
+    done = make_plan(paths, state_of([]), set(), options)
+    assert "store" not in done.files and done.in_store
+    assert unneeded in make_plan(paths, state_of([]), set(), dataclasses.replace(options, store=True)).files["store"]
+    assert make_plan(paths, state_of([]), None, options).in_store is None, "the pins cannot be read"
+
+
 @pytest.mark.parametrize(("path", "part"), [(OLD_LOCK, "wheels"), (MODEL_LOCK, "headers"), (MODEL_LOCK, "tensors")])
 def test_the_store_keeps_what_the_lock_of_a_release_names(paths: Paths, project: Path, path: str, part: str) -> None:
     """Wheels, and of a model's repositories headers and tensors; the lock of the working tree has moved on."""
