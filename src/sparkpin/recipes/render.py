@@ -14,8 +14,9 @@ from sparkpin.pins.nodes import MOST_NODES, PIPELINE, TENSOR
 from sparkpin.pins.values import ENV_NAME
 from sparkpin.pins.vllm_flags import drop_flags, flag_value
 from sparkpin.recipes import placeholders, structured
-from sparkpin.recipes.recipe import CommunityRecipe, whole
+from sparkpin.recipes.recipe import LINE, CommunityRecipe, whole
 from sparkpin.recipes.shell import ShellCommand, commands
+from sparkpin.recipes.sources import unwrapped, vllm_serve
 
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 NAMED = re.compile(r"vllm |sglang |python3? -m sglang")  # servers that take --served-model-name
@@ -64,6 +65,8 @@ def render(
         ManifestError: what the runner could not start either, or only a shell could tell.
         InputError: a recipe for several machines on one.
     """
+    if recipe.version == LINE:
+        return read_script(recipe, recipe.command or "", dict(recipe.env))
     given = dict(overrides or {})
     if nodes == 1 and recipe.nodes > 1:
         raise InputError(
@@ -143,25 +146,14 @@ def read_script(recipe: CommunityRecipe, text: str, env: dict[str, str]) -> Rend
         raise ManifestError(recipe.path, "command", f"{len(server.words):,} words", f"at most {WORDS:,}")
     if server is None:
         raise ManifestError(recipe.path, "command", recipe.command, "a command that starts a server")
-    words, given = unwrapped(server)
+    words, given = unwrapped(server.words)
     return RenderedRecipe(
-        argv=words,
-        env=env | given,
+        argv=tuple(words),
+        env=env | dict(server.assigned) | given,
         before=tuple(before),
         lost=tuple(lost),
         plumbing=server.plumbing,
     )
-
-
-def unwrapped(command: ShellCommand) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The words and variables of what `exec`, `nohup` and `env NAME=value` start."""
-    words, given = list(command.words), dict(command.assigned)
-    while words[1:] and words[0] in ("exec", "nohup", "env") and not words[1].startswith("-"):
-        if words.pop(0) == "env":
-            while words[1:] and (pair := words[0].partition("="))[1]:
-                given[pair[0]] = pair[2]
-                del words[0]
-    return tuple(words), given
 
 
 def machines_of(recipe: CommunityRecipe) -> int:
@@ -214,16 +206,6 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
         step = "serve it with its own runner, on another port, beside a model of sparkpin's"
         raise ManifestError(recipe.path, "command", pooled[0] if pooled else model, expected, next_step=step)
     return model
-
-
-def vllm_serve(argv: Sequence[str]) -> tuple[str, ...]:
-    """`vllm serve MODEL ...`, where that is what the words mean: vLLM's module, the model as a flag."""
-    words = list(argv)
-    if words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]:
-        words[:3] = ["vllm", "serve"]
-    if words[:2] == ["vllm", "serve"] and (named := flag_value(words, "--model")):
-        words[2:] = [named, *drop_flags(words, "--model")[2:]]
-    return tuple(words)
 
 
 def shown(command: ShellCommand) -> str:

@@ -41,11 +41,13 @@ def forms_of(parser: VllmParser) -> list[list[str]]:
 
 def is_taken(parser: VllmParser, form: list[str]) -> bool:
     head, flags = parse_flags(form)
+    if head:
+        return False
     try:
         parser.parsed(flags)
     except Refused:
         return False
-    return not head
+    return True
 
 
 @pytest.mark.slow
