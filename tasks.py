@@ -501,6 +501,7 @@ def recipe(
     ] = (),
     *,
     name: Annotated[str, "import: name of the new recipe (default: the file's)"] = "",
+    model: Annotated[str, "import: OWNER/NAME of the Hub, where the file serves a folder"] = "",
     stack: Annotated[
         str | None, "import, check and show of a file: stack of pins/stacks/ (default: its container's)"
     ] = None,
@@ -513,7 +514,7 @@ def recipe(
 ) -> None:
     """List, check, show, import and export recipes."""
     if not cli.recipe.recipe(action, what, name=name, stack=stack, stage=stage, lock=not no_lock,
-                                  dry_run=dry_run, as_json=json, form=format, output=output):  # fmt: skip
+                                  dry_run=dry_run, as_json=json, form=format, output=output, model=model):  # fmt: skip
         raise Exit(code=4)
 
 

@@ -74,7 +74,7 @@ class ImportedRecipe:
 
 def recipe(
     action: Literal["list", "check", "show", "import", "export"], what: Sequence[str], *, name: str, stack: str | None,
-    stage: str | None, lock: bool, dry_run: bool, as_json: bool, form: str, output: str,
+    stage: str | None, lock: bool, dry_run: bool, as_json: bool, form: str, output: str, model: str = "",
 ) -> bool:  # fmt: skip
     """One of the five; False when mistakes were found."""
     paths = Paths.from_env()
@@ -91,7 +91,9 @@ def recipe(
     elif action == "show":
         recipe_show(paths, first, stack=stack, stage=stage, as_json=as_json)
     elif action == "import":
-        return recipe_import(paths, first, name=name, stack=stack, stage=stage, lock=lock, dry_run=dry_run).good
+        return recipe_import(
+            paths, first, name=name, stack=stack, stage=stage, lock=lock, dry_run=dry_run, model=model
+        ).good
     else:
         recipe_export(paths, first, form=form, release=more[0] if more else None, stage=stage, output=output)
     return True
@@ -115,7 +117,7 @@ def names_of(paths: Paths) -> list[str]:
 
 def recipe_import(
     paths: Paths, file: str, *, name: str = "", stack: str | None = None, stage: str | None = None, lock: bool = True,
-    dry_run: bool = False,
+    dry_run: bool = False, model: str = "",
 ) -> ImportedRecipe:  # fmt: skip
     """Write recipes/NAME.yaml, and pins/models/MODEL.yaml with its lock where that model is not pinned yet.
 
@@ -123,7 +125,7 @@ def recipe_import(
     and nothing with dry_run.
     """
     with mirrored(paths) if dry_run else contextlib.nullcontext(paths) as to:
-        made = imported(to, file, name=name, stack=stack, stage=stage, lock=lock and not dry_run)
+        made = imported(to, file, name=name, stack=stack, stage=stage, lock=lock and not dry_run, model=model)
         if dry_run:
             show(tame(made.target.read_text(encoding="utf-8")))
     for line in made.lines:
@@ -150,9 +152,12 @@ def mirrored(paths: Paths) -> Iterator[Paths]:
             raise
 
 
-def imported(paths: Paths, file: str, *, name: str, stack: str | None, stage: str | None, lock: bool) -> ImportedRecipe:
+def imported(
+    paths: Paths, file: str, *, name: str, stack: str | None, stage: str | None, lock: bool, model: str = ""
+) -> ImportedRecipe:
     project, path = paths.project, Path(file)
-    recipe, rendered = adopt.as_served(foreign.load(path))
+    read = foreign.load(path)
+    recipe, rendered = adopt.as_served(replace(read, model=model) if model else read)
     found = mapping.mapped(recipe, stack=stack, stage=stage)
     chosen = manifests.load_stack(project, found.stack)
     manifests.load_chain(project, found.stage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -14,21 +15,10 @@ from sparkpin.core.terminal import printable
 from sparkpin.recipes import yamlfile
 from sparkpin.recipes.sources import Launch, vllm_serve
 
-V1_NEEDED = ("name", "recipe_version", "container", "command")
-V1_KEYS = {
-    *V1_NEEDED, "description", "model", "mods", "defaults", "env", "build_args", "cluster_only", "solo_only",
-}  # fmt: skip
-V2_KEYS = {
-    "benchmark", "builder", "builder_config", "capabilities", "cluster_config", "cluster_only", "command",
-    "container", "containers", "defaults", "description", "distribution_config", "env", "executor",
-    "executor_config", "include", "layout", "max_nodes", "metadata", "min_nodes", "min_sparkrun_version", "mode",
-    "model", "model_revision", "mods", "name", "overrides", "post_commands", "post_exec", "pre_exec", "readiness",
-    "recipe_version", "runtime", "runtime_cache", "runtime_config", "runtime_version", "scheduler", "solo_only",
-    "sparkrun_version", "stop_after_post", "unsupported_capabilities",
-}  # fmt: skip
-ELSEWHERE = {"benchmark", "capabilities", "description", "distribution_config", "draft_model", "maintainer",
-             "metadata", "min_sparkrun_version", "name", "recipe_version", "runbook", "sparkrun_version",
-             "unsupported_capabilities"}  # fmt: skip
+RUNNERS: dict[str, Any] = json.loads((Path(__file__).parent / "runners.json").read_text(encoding="utf-8"))
+"""What the two runners know: keys of a recipe, settings that become flags. Read in their sources of 2026."""
+V1_NEEDED = tuple(RUNNERS["v1_needed"])
+V1_KEYS, V2_KEYS, ELSEWHERE = {*V1_NEEDED, *RUNNERS["v1_keys"]}, {*RUNNERS["v2_keys"]}, {*RUNNERS["elsewhere"]}
 """Keys that say nothing about what is served."""
 
 OURS = ("stack", "stage", "model_revision")

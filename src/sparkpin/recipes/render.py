@@ -12,18 +12,15 @@ from typing import Any
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.pins.nodes import MOST_NODES, PIPELINE, TENSOR
 from sparkpin.pins.values import ENV_NAME
-from sparkpin.pins.vllm_flags import drop_flags, flag_value
+from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.recipes import placeholders, structured
-from sparkpin.recipes.recipe import LINE, CommunityRecipe, whole
+from sparkpin.recipes.recipe import LINE, RUNNERS, CommunityRecipe, whole
 from sparkpin.recipes.shell import ShellCommand, commands
 from sparkpin.recipes.sources import unwrapped, vllm_serve
 
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 NAMED = re.compile(r"vllm |sglang |python3? -m sglang")  # servers that take --served-model-name
-ENGINES = {
-    "sglang": "SGLang", "ollama": "Ollama", "llama": "llama.cpp", "trtllm": "TensorRT-LLM", "atlas": "Atlas",
-    "modular": "Modular MAX", "tokenary": "Tokenary", "tensorfold": "TensorFold", "ds4": "ds4",
-}  # fmt: skip
+ENGINES: dict[str, str] = RUNNERS["engines"]
 """Others that recipes are for, by a part of sparkrun's `runtime` or of their program's name."""
 REPO = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 POOLING = re.compile(r"(?:^|[-_./])(?:embed(?:dings?)?|rerank(?:er)?)(?:$|[-_.])", re.IGNORECASE)
@@ -36,6 +33,8 @@ PREPARING = {
     ".", ":", "apt", "apt-get", "cd", "chmod", "cp", "curl", "echo", "export", "git", "ln", "mkdir", "mv", "patch",
     "pip", "pip3", "ray", "rm", "sed", "set", "sleep", "source", "touch", "true", "ulimit", "unset", "uv", "wget",
 }  # fmt: skip
+OF_THE_IMAGE = re.compile(r"(?<=export)[ \t]+(PATH|LD_LIBRARY_PATH|PYTHONPATH)=[^\s'\";&|]*\$\{?\1\b[^\s'\";&|]*")
+"""Additions to what an image sets, which is no matter of the server's words."""
 ONLY_BASH = "(only bash could tell)"
 EATEN = re.compile(r'(?<!\\)(?:\\\\)*["`$]')
 
@@ -124,6 +123,9 @@ def read_script(recipe: CommunityRecipe, text: str, env: dict[str, str]) -> Rend
     before: list[str] = []
     server: ShellCommand | None = None
     lost: list[str] = []
+    for found in OF_THE_IMAGE.finditer(text):
+        before.append(f"export {found[0].strip()}")
+    text = OF_THE_IMAGE.sub(" ", text)
     for command in commands(text + "\n", env, recipe.path):  # a script's last line ends
         if server is not None:
             lost.append(shown(command))
@@ -196,7 +198,8 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
         raise other_engine(recipe, argv)
     model = argv[2] if REPO.fullmatch(argv[2]) else recipe.origin.model if recipe.origin else recipe.model
     if not REPO.fullmatch(model):
-        raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME")
+        step = f"say which one it is: invoke recipe import {recipe.path} --model OWNER/NAME"
+        raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME", next_step=step)
     said = [f"{flag} {value}" for flag in ("--runner", "--convert", "--task") if (value := flag_value(argv, flag))]
     pooled = [text for text in said if text.partition(" ")[2] not in TEXT]
     if pooled or (not said and POOLING.search(model)):

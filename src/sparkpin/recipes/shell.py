@@ -17,16 +17,20 @@ from sparkpin.recipes.placeholders import LONGEST
 
 KEY = "command"
 TOKEN = re.compile(
-    r"""(?P<join>\\\n) | (?P<blank>[ \t]+) | (?P<end>\n|;|&&) | (?P<comment>\#[^\n]*) | (?P<plumbing>(?:\d*[<>]|[|&])[^\n]*)
+    r"""(?P<join>\\\n) | (?P<blank>[ \t]+) | (?P<end>\n|;|&&) | (?P<comment>\#[^\n]*)
+    | (?P<plumbing>(?:\d*[<>]|[|&])[^\n]*)
     | (?P<word>(?:\$\{\w+:?-[^${}'"\\`]*\} | \\. | '[^']*' | "(?:\\.|[^"\\])*" | (?!\$\()[^\\'"`\ \t\n;&|<>()])+)""",
     re.VERBOSE | re.DOTALL,
 )
 PART = re.compile(
-    r"""(?P<join>\\\n) | \\(?P<escaped>.) | '(?P<single>[^']*)' | "(?P<double>(?:\\.|[^"\\])*)" | (?P<variable>\$[\w{@*\#?$!-])
-    | (?P<plain>[^\\'"$]+|\$)""",
+    r"""(?P<join>\\\n) | \\(?P<escaped>.) | '(?P<single>[^']*)' | "(?P<double>(?:\\.|[^"\\])*)"
+    | (?P<variable>\$[\w{@*\#?$!-]) | (?P<plain>[^\\'"$]+|\$)""",
     re.VERBOSE | re.DOTALL,
 )
-IN_QUOTES = re.compile(r"""\\(?P<escaped>[$`"\\]) | (?P<join>\\\n) | (?P<variable>\$[\w{(@*\#?$!-]) | (?P<plain>[^$`\\]+|\\|\$)""", re.VERBOSE)
+IN_QUOTES = re.compile(
+    r"""\\(?P<escaped>[$`"\\]) | (?P<join>\\\n) | (?P<variable>\$[\w{(@*\#?$!-]) | (?P<plain>[^$`\\]+|\\|\$)""",
+    re.VERBOSE,
+)
 VARIABLE = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*+)(?!\\\n\w)|\{(?P<name>[A-Za-z_]\w*)(?:(?P<operator>:?-)(?P<default>[^${}'\"\\`]*))?\})",
     re.ASCII,

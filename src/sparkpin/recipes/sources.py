@@ -35,7 +35,9 @@ NOT_OF_THE_SERVER = re.compile(
     r"-[ditq]+|--(?:detach|rm|init|interactive|tty|name|gpus|runtime|restart|ipc|shm-size|ulimit|quiet)"
     r"|image|command|entrypoint|environment|container_name|restart|deploy|ipc|shm_size|ulimits|runtime|gpus|healthcheck"
 )
-VARIABLE = re.compile(r"\$(?:\$|(?P<plain>[A-Za-z_]\w*)|\{(?P<name>[A-Za-z_]\w*)(?:(?P<operator>:?-)(?P<default>[^}]*))?\})")
+VARIABLE = re.compile(
+    r"\$(?:\$|(?P<plain>[A-Za-z_]\w*)|\{(?P<name>[A-Za-z_]\w*)(?:(?P<operator>:?-)(?P<default>[^}]*))?\})"
+)
 
 
 @dataclass
@@ -113,19 +115,29 @@ def of_docker(file: Path, words: Sequence[str], environment: Mapping[str, str]) 
 
 def of_compose(file: Path, services: object, environment: Mapping[str, str]) -> Launch:
     found = services if isinstance(services, dict) else {}
-    serving = [name for name, one in found.items() if isinstance(one, dict) and "vllm" in f"{one.get('image')} {one.get('command')}"]
+    serving = [
+        name
+        for name, one in found.items()
+        if isinstance(one, dict) and "vllm" in f"{one.get('image')} {one.get('command')}"
+    ]
     if len(serving) != 1:
         raise ManifestError(file, "services", ", ".join(map(str, serving or found)), "one service that runs vLLM")
     service, key = found[serving[0]], f"services.{serving[0]}"
     launch = Launch([], image=filled(file, f"{key}.image", service.get("image") or "", environment))
     said = service.get("environment") or {}
-    rows = [name if value is None else f"{name}={value}" for name, value in said.items()] if isinstance(said, dict) else said
+    rows = (
+        [name if value is None else f"{name}={value}" for name, value in said.items()]
+        if isinstance(said, dict)
+        else said
+    )
     for row in rows if isinstance(rows, list) else []:
         try:
             launch.set(filled(file, f"{key}.environment", row, environment), environment)
         except ManifestError as error:
             launch.left.append(f"env {str(row).partition('=')[0]}: missing, {error.expected}")
-    words = {part: words_of(file, f"{key}.{part}", service.get(part), environment) for part in ("entrypoint", "command")}
+    words = {
+        part: words_of(file, f"{key}.{part}", service.get(part), environment) for part in ("entrypoint", "command")
+    }
     launch.left += [f"{key}.{name}: {short(value)}" for name, value in service.items()
                     if not NOT_OF_THE_SERVER.fullmatch(str(name))]  # fmt: skip
     launch.left += [f"services.{name}: another service" for name in found if name != serving[0]]
@@ -183,7 +195,7 @@ def unwrapped(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         places = [at for at, word in enumerate(words) if at and word.rpartition("/")[2] in (*STARTERS, *WRAPPERS)]
         plain = [at for at, word in enumerate(words) if at and not word.startswith("-") and "=" not in word]
         at = (places or plain or [0])[0]
-        if not at or words[1].startswith("-") and not places:
+        if not at or (words[1].startswith("-") and not places):
             break
         pairs = [word.partition("=") for word in words[1:at] if name == "env" and "=" in word]
         given |= {variable: value for variable, _, value in pairs}
