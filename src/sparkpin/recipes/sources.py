@@ -19,10 +19,11 @@ from sparkpin.recipes.shell import commands
 
 MODULE = ["-m", "vllm.entrypoints.openai.api_server"]
 STARTERS = ("vllm", "python", "python3")
+ENGINES = ("docker", "podman")
 SHELLS = ("bash", "sh")
 WRAPPERS = ("exec", "nohup", "env", "nice", "ionice", "numactl", "timeout", "time", "taskset", "sudo", "uv", "stdbuf")
 START = re.compile(
-    r"^[ \t]*(?:(?:exec|sudo|nohup)[ \t]+)*(?:(?:docker|podman)[ \t]+(?:container[ \t]+)?run\b"
+    rf"^[ \t]*(?:(?:{'|'.join(WRAPPERS)})[ \t]+(?:[-\d]\S*[ \t]+)*)*(?:(?:docker|podman)[ \t]+(?:container[ \t]+)?run\b"
     r"|(?:\w+=\S*[ \t]+)*(?:\S*/)?vllm[ \t]+serve\b|(?:\S*/)?python3?[ \t]+-m[ \t]+vllm\.entrypoints)",
     re.MULTILINE,
 )
@@ -77,7 +78,7 @@ def of_script(file: Path, before: str, body: str, environment: Mapping[str, str]
     command = next(commands(body + "\n", variables, file))
     words, own = unwrapped(command.words)
     own = dict(command.assigned) | own
-    if words[0].rpartition("/")[2] not in ("docker", "podman"):
+    if words[0].rpartition("/")[2] not in ENGINES:
         exported = {line.split()[1].partition("=")[0] for line in given if line.startswith("export")}
         launch = Launch(words, {name: variables[name] for name in exported if name in variables} | own)
     else:
@@ -192,7 +193,9 @@ def unwrapped(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The words and variables of what `exec`, `nice`, `env NAME=value` and their like start; vLLM without its path."""
     words, given = list(command), dict[str, str]()
     while words[1:] and (name := words[0].rpartition("/")[2]) in WRAPPERS:
-        places = [at for at, word in enumerate(words) if at and word.rpartition("/")[2] in (*STARTERS, *WRAPPERS)]
+        places = [
+            at for at, word in enumerate(words) if at and word.rpartition("/")[2] in (*ENGINES, *STARTERS, *WRAPPERS)
+        ]
         plain = [at for at, word in enumerate(words) if at and not word.startswith("-") and "=" not in word]
         at = (places or plain or [0])[0]
         if not at or (words[1].startswith("-") and not places):

@@ -24,11 +24,6 @@ from sparkpin.recipes.shell import commands
 
 CORPUS = [path for name in ("recipes", "public") for path in (PROJECT.parent / "shared/corpus" / name).glob("*.yaml")]
 DRAFT, PATCHED, POOLED, PLUGIN = "the draft model", "has no flag --mxfp4-", "/v1/embeddings", "parser-plugin"
-    "the draft model",
-    "has no flag --mxfp4-",
-    "/v1/embeddings",
-    "--reasoning-parser-plugin",
-)
 REFUSED = {  # how the name ends -> how its errors begin; all others that are for one machine pass
     "recipes-0xBakeer__qwen3.8-27b-nvfp4-dspark-vllm": DRAFT,
     "recipes-laguna-s-2.1": DRAFT,
