@@ -90,6 +90,7 @@ def recipe(
     ] = (),
     *,
     name: Annotated[str, "import: name of the new recipe (default: the file's)"] = "",
+    model: Annotated[str, "import: OWNER/NAME of the Hub, where the file serves a folder", "OWNER/NAME"] = "",
     stack: Annotated[
         str | None, "import, check and show of a file: stack of pins/stacks/ (default: its container's)"
     ] = None,
@@ -119,7 +120,8 @@ def recipe(
     elif action == "show":
         recipe_show(paths, first, stack=stack, stage=stage, as_json=json)
     elif action == "import":
-        made = recipe_import(paths, first, name=name, stack=stack, stage=stage, lock=not no_lock, dry_run=dry_run)
+        given = {"name": name, "stack": stack, "stage": stage, "lock": not no_lock, "dry_run": dry_run, "model": model}
+        made = recipe_import(paths, first, **given)
         return MISTAKES * (not made.good)
     else:
         recipe_export(paths, first, form=format, release=more[0] if more else None, stage=stage, output=output)
@@ -144,7 +146,7 @@ def names_of(paths: Paths) -> list[str]:
 
 def recipe_import(
     paths: Paths, file: str, *, name: str = "", stack: str | None = None, stage: str | None = None, lock: bool = True,
-    dry_run: bool = False,
+    dry_run: bool = False, model: str = "",
 ) -> ImportedRecipe:  # fmt: skip
     """Write recipes/NAME.yaml, and pins/models/MODEL.yaml with its lock where that model is not pinned yet.
 
@@ -152,7 +154,7 @@ def recipe_import(
     and nothing with dry_run.
     """
     with mirrored(paths) if dry_run else contextlib.nullcontext(paths) as to:
-        made = imported(to, file, name=name, stack=stack, stage=stage, lock=lock and not dry_run)
+        made = imported(to, file, name=name, stack=stack, stage=stage, lock=lock and not dry_run, model=model)
         if dry_run:
             show(tame(made.target.read_text(encoding="utf-8")))
     for line in made.lines:
@@ -179,9 +181,12 @@ def mirrored(paths: Paths) -> Iterator[Paths]:
             raise
 
 
-def imported(paths: Paths, file: str, *, name: str, stack: str | None, stage: str | None, lock: bool) -> ImportedRecipe:
+def imported(
+    paths: Paths, file: str, *, name: str, stack: str | None, stage: str | None, lock: bool, model: str = ""
+) -> ImportedRecipe:
     project, path = paths.project, Path(file)
-    recipe, rendered = adopt.as_served(foreign.load(path))
+    read = foreign.load(path)
+    recipe, rendered = adopt.as_served(replace(read, model=model) if model else read)
     found = mapping.mapped(recipe, stack=stack, stage=stage)
     chosen = manifests.load_stack(project, found.stack)
     manifests.load_chain(project, found.stage)

@@ -29,11 +29,12 @@ from sparkpin.pins.vllm_flags import (
 )
 from sparkpin.recipes import mapping, template
 from sparkpin.recipes.finding import LONGEST
+from sparkpin.recipes.flags import PLUGINS, lacking_files
 from sparkpin.recipes.recipe import CommunityRecipe, divided
-from sparkpin.recipes.render import ONLY_BASH, RenderedRecipe, eaten, machines_of, render, served_model, vllm_serve
+from sparkpin.recipes.render import ONLY_BASH, RenderedRecipe, eaten, machines_of, render, served_model
+from sparkpin.recipes.sources import vllm_serve
 
 HERE = "127.0.0.1"
-TEMPLATE = "--chat-template"
 REVISION = "--revision"
 
 
@@ -145,10 +146,11 @@ def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[t
     for flag in tls_flags(argv):
         dropped.append(flag)
         lacking.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
-    file = flag_value(argv, TEMPLATE)
-    if file and "{" not in file and file.rpartition("/")[2] not in template_names(project, mods):
-        dropped.append(TEMPLATE)
-        lacking.append(f"{TEMPLATE} {file}: that file is not here; the model's own template is used")
+    for flag, file in lacking_files(argv, template_names(project, mods)).items():
+        parsers = [parser for parser, plugin in PLUGINS.items() if plugin == flag and parser in said]
+        dropped += [flag, *parsers]
+        lost = "".join(f", and with it {parser} {flag_value(argv, parser)}" for parser in parsers)
+        lacking.append(f"{flag} {file}: that file is not here{lost}")
     plan = read_json(flag_value(argv, drafters.FLAG) or "")
     draft = drafters.second_model(plan) if isinstance(plan, dict) else None
     pinned = {pin.repositories[pin.base].repo for pin in manifests.readable_models(project)[0] if pin.drafts}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from sparkpin.checkpoint.steps import checkpoint_steps, rules_of
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError
 from sparkpin.core.names import did_you_mean
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import count
 from sparkpin.fetch.model_files import config_here
 from sparkpin.pins import manifests, schema, vllm_command
 from sparkpin.pins.mods import read_templates, template_names
@@ -23,15 +25,21 @@ from sparkpin.pins.values import BETTER, value_faults
 from sparkpin.pins.vllm_flags import CACHE_TYPE, drop_flags, flag_value
 from sparkpin.recipes import flags, keys, known_issues
 from sparkpin.recipes import recipe as foreign
-from sparkpin.recipes.finding import RecipeFinding, ordered
+from sparkpin.recipes.finding import RecipeFinding, ordered, warning
 from sparkpin.recipes.finding import error as mistake
 from sparkpin.recipes.flags import PlannedServer
 from sparkpin.recipes.mapping import stage_of, useless
-from sparkpin.recipes.render import machines_of, render, served_model, vllm_serve
+from sparkpin.recipes.render import machines_of, render, served_model
+from sparkpin.recipes.sources import vllm_serve
 from sparkpin.recipes.vllm_parser import nearest, parser_of
+from sparkpin.serve.memory.estimates import SPARK_TOTAL
 from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE, share_faults
 
 T = TypeVar("T")
+PARSERS = ("--tool-call-parser", "--reasoning-parser")
+BITS = {r"fp8|int8|w8a|8bit": 8.0, r"nvfp4|fp4|int4|awq|gptq|4bit|w4a|autoround|prismaquant": 4.0,
+        r"exl\d|gguf|[23]bit|bpw|ternary|reap": 0.0}  # fmt: skip
+"""Of a weight, by what a model's name says; 0: too different to tell."""
 LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
 
 
@@ -182,13 +190,40 @@ def of_server(
         chain=chain,
     )
     issues = manifests.load_known_issues(project)
-    found = [*flags.findings(served), *known_issues.findings(served, issues)]
+    found = [*flags.findings(served), *known_issues.findings(served, issues), *of_family(project, served)]
+    found += of_weights(served)
     known, wanted = served.parser.version, served.parser.wanted
     if known != wanted:
         text = f"nothing is recorded of vLLM {wanted}: compared with {known}"
         hint = "python benchmarks/vllm_parser.py records a release"
         found.append(RecipeFinding("note", "stack", text, hint))
     return found
+
+
+def of_family(project: Path, served: PlannedServer) -> Iterator[RecipeFinding]:
+    """Of a parser that is another one than the model's family has: calls and thoughts would come as text."""
+    family = vllm_command.family_of(manifests.load_families(project), served.model)
+    for choice in family.serve if family else ():
+        given, known = served.value(choice.flag), str(choice.value)
+        if choice.flag in PARSERS and given and given.partition("_")[0] != known.partition("_")[0]:
+            text = f"{choice.flag} {given}: models of the family {family.name if family else ''} write for {known}"
+            yield warning(text, f"{choice.flag} {known}, or leave the flag out")
+
+
+def of_weights(served: PlannedServer) -> Iterator[RecipeFinding]:
+    """Of weights that fill more than the memory of the machines, by the numbers in a model's name."""
+    size, machines = weights_of(served.model, served.value("--quantization") or ""), nodes_of(served.argv)
+    if served.gpu and size > SPARK_TOTAL * machines:
+        text = f"{served.model}: its weights are about {size / 1e9:.0f} GB, and {count(machines, 'machine')} of 128 GB"
+        yield mistake(f"{text} cannot hold them", "name more machines, or take a smaller model")
+
+
+def weights_of(model: str, quantization: str) -> float:
+    """Bytes; 0 where the name does not tell."""
+    name = model.rpartition("/")[2]
+    billions = re.search(r"(?<![\dA-Za-z.])(\d+(?:\.\d+)?)B(?![a-z])", name, re.IGNORECASE)
+    kinds = [bits for pattern, bits in BITS.items() if re.search(pattern, f"{name} {quantization}", re.IGNORECASE)]
+    return float(billions[1]) * 1e9 * min(kinds, default=16) / 8 if billions else 0
 
 
 def former_lock(project: Path, stack: schema.Stack) -> schema.StackLock | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from sparkpin.core.errors import short
 from sparkpin.pins.drafters import SHORTS
 from sparkpin.pins.schema import Stage
-from sparkpin.pins.vllm_flags import MODEL_PATH, SPECULATION, Flag, parse_flags, read_json
+from sparkpin.pins.vllm_flags import MODEL_PATH, SPECULATION, Flag, flag_value, parse_flags, read_json
 from sparkpin.recipes.finding import RecipeFinding, error, warning
 from sparkpin.recipes.vllm_parser import Refused, VllmParser, nearest
 
@@ -131,13 +131,24 @@ def of_value(served: PlannedServer, name: str, value: str) -> Iterator[RecipeFin
         unknown, hint = (warning, "") if entry.get("open") else (error, IMAGE if name == "--quantization" else "")
         few = f"it has {', '.join(known)}" if len(known) < 100 else ""
         yield unknown(f"{name} {value}: not among what {vllm} has", nearest(value, known) or hint or few)
-    if name not in FILES or value.lower() in NO_FILE or value in (MODEL_PATH, served.model):
-        return
-    if name == TEMPLATE and ("{" in value or value.rpartition("/")[2] in served.templates):
-        return
-    if not value.startswith(f"{MODEL_PATH}/"):
+    if lacks_file(name, value, served.model, served.templates):
         hint = "leave the flag out" + (": the model's repository has a template of its own" if name == TEMPLATE else "")
         yield error(f"{name} {value}: nothing of this project brings that file to the server", hint)
+
+
+def lacks_file(flag: str, value: str, model: str, templates: Collection[str]) -> bool:
+    """Whether a value names a file, or a repository, that no container has."""
+    if flag not in FILES or value.lower() in NO_FILE or value in (MODEL_PATH, model):
+        return False
+    if flag == TEMPLATE and ("{" in value or value.rpartition("/")[2] in templates):
+        return False
+    return not value.startswith(f"{MODEL_PATH}/")
+
+
+def lacking_files(argv: Sequence[str], templates: Collection[str]) -> dict[str, str]:
+    """Flags of a command that name such a file."""
+    found = {flag: flag_value(argv, flag) or "" for flag in FILES}
+    return {flag: value for flag, value in found.items() if lacks_file(flag, value, argv[2], templates)}
 
 
 def of_pairs(served: PlannedServer) -> Iterator[RecipeFinding]:

@@ -10,22 +10,12 @@ from sparkpin.pins.nodes import PIPELINE, TENSOR
 from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.recipes import placeholders, structured
 from sparkpin.recipes.finding import RecipeFinding, error, note
-from sparkpin.recipes.recipe import MOST, V1_KEYS, V2_KEYS, CommunityRecipe, divided
+from sparkpin.recipes.recipe import LINE, MOST, RUNNERS, V1_KEYS, V2_KEYS, CommunityRecipe, divided
 from sparkpin.recipes.render import ON_A_SPARK, ONLY_BASH, RenderedRecipe, eaten
 from sparkpin.recipes.vllm_parser import nearest
 
-READ_ANYWAY = {"tensor_parallel", "pipeline_parallel", "data_parallel", "port", "host", "served_model_name",
-               "distributed_executor_backend", "max_model_len", "gpu_memory_utilization", "kv_cache_dtype",
-               "speculative_config", "expert_parallel", "ep_size", "init_port", "api_key", "data_parallel_rpc_port",
-               "executor", "image_prefix", "launcher_image", "use_sentinel_image", "save_build_logs", "transformers",
-               "kubectl", "benchmark_framework", "benchmark_output_dir"}  # fmt: skip
+READ_ANYWAY = {*RUNNERS["read_anyway"]}
 """What sparkrun reads of `defaults` beside the command: its runtimes/base.py of 0.4.2 has the list."""
-DESCRIBED = re.compile(
-    r"\b(?:[2-9]|two|dual|three|four|eight)(?:x|×)?[ -]?(?:x |× )?(?:NVIDIA )?(?:DGX )?(?:sparks?|nodes?|machines?)\b",
-    re.I,
-)
-"""A description of what needs several machines."""
-
 JINJA = re.compile(r"(?<!\$)\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 
 
@@ -77,7 +67,7 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
 
 def of_recipe(recipe: CommunityRecipe) -> Iterator[RecipeFinding]:
     """Of the file itself."""
-    if recipe.said_version != recipe.version:
+    if recipe.version != LINE and recipe.said_version != recipe.version:
         text = f"{recipe.said_version}, as sparkrun does: no runner knows such a version"
         yield RecipeFinding("warning", "recipe_version", text, 'write "1" or "2"')
     for name in recipe.repeated:
@@ -111,16 +101,14 @@ def of_size(recipe: CommunityRecipe, argv: Sequence[str]) -> Iterator[RecipeFind
     several = divided(recipe)
     if not several or any(flag_value(argv, flag) not in (None, "1") for flag in (TENSOR, PIPELINE)):  # told as a flag
         return
-    described = DESCRIBED.search(f"{recipe.name}\n{recipe.description}")
     text = f"{' and '.join(several)}: on one machine with one GPU it is 1"
-    text += f", and {described[0]!r} says that the model needs more" if described else ""
     first = recipe.version == "1"
     hint = (
         "cluster_only: true, where it needs them"
         if first
         else "write -tp {tensor_parallel} into the command, or 1 here"
     )
-    yield (error if described or not first else note)(text, hint)
+    yield (note if first else error)(text, hint)
 
 
 def of_rendered(recipe: CommunityRecipe, rendered: RenderedRecipe) -> Iterator[RecipeFinding]:

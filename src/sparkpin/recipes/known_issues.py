@@ -19,6 +19,11 @@ HYBRID = re.compile(r"qwen3\.[5-9]|qwen3-(coder-)?next|nemotron-(3|h)|granite-4|
 """Models with linear attention or state-space layers beside full attention."""
 LOADERS = {"fastsafetensors": "fastsafetensors", "instanttensor": "instanttensor",
            "runai_streamer": "runai-model-streamer", "tensorizer": "tensorizer"}  # fmt: skip
+BACKENDS = (
+    ("--distributed-executor-backend", "ray"), ("--moe-backend", "b12x"), ("--linear-backend", "b12x"),
+    ("--attention-backend", "b12x"),
+)  # fmt: skip
+"""Values that need a distribution of the same name."""
 PARALLEL = (TENSOR, PIPELINE, "--data-parallel-size")
 COMPARISON = re.compile(r"([<>]=?) *(\d+(?:\.\d+)?)")
 OR = "unset or "
@@ -102,8 +107,9 @@ def machine(served: PlannedServer) -> Iterator[RecipeFinding]:
             yield error(f"{flag} {count:.0f}: one machine has one GPU here", f"{flag} 1, or the key `nodes`")
     loader = served.value("--load-format") or ""
     wanted = [(LOADERS[loader], f"--load-format {loader}")] if loader in LOADERS else []
-    if served.value("--distributed-executor-backend") == "ray":
-        wanted.append(("ray", "--distributed-executor-backend ray"))
+    for flag, package in BACKENDS:
+        if (served.value(flag) or "").lower() == package:
+            wanted.append((package, f"{flag} {package}"))
     for package, flag in wanted:
         if served.packages is not None and package not in served.packages:
             yield error(f"{flag}: the stack's lock has no {package}", "leave the flag out")

@@ -20,6 +20,7 @@ from sparkpin.releases import compile_caches
 
 STACK = "spark"
 VLLM_IMAGE = re.compile(r"(?:.*/)?vllm-openai(?:-\w+)?:v?(\d+)\.(\d+)[\w.-]*")
+NVIDIA = re.compile(r"nvcr\.io/nvidia/vllm:(\S+)")
 NIGHTLY = re.compile(r"vllm-node(-tf5)?(:.*)?|.*/dgx-vllm-eugr-nightly(-tf5)?(:.*)?")
 WITHOUT_EFFECT = {
     "--tf5", "--pre-tf", "--pre-transformers", "--use-wheels", "--rebuild-flashinfer", "--rebuild-vllm",
@@ -55,6 +56,7 @@ def mapped(recipe: CommunityRecipe, *, stack: str | None, stage: str | None) -> 
         unmapped.append(
             f"container {recipe.container}: nobody here knows what is in it; stack {chosen} takes its place"
         )
+    unmapped += recipe.left
     unmapped += build_args(recipe.build_args)
     unmapped += keys(recipe)
     return Mapping(chosen, stage or stage_of(recipe), tuple(told), tuple(unmapped))
@@ -71,6 +73,8 @@ def stack_of(container: str) -> tuple[str | None, str | None, str]:
         return ours[1], ours[2], ""
     if version := VLLM_IMAGE.fullmatch(container):
         return STACK, None, f" (it is vLLM {version[1]}.{version[2]} there)"
+    if version := NVIDIA.fullmatch(container):
+        return STACK, None, f" (there it is NVIDIA's build of {version[1]})"
     if not container or NIGHTLY.fullmatch(container):
         return STACK, None, " (there it is what was newest on the day of its build)"
     return None, None, ""

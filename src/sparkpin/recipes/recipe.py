@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,26 +13,17 @@ from typing import Any
 from sparkpin.core.errors import WHOLE, ManifestError, clipped
 from sparkpin.core.terminal import printable
 from sparkpin.recipes import yamlfile
+from sparkpin.recipes.sources import Launch, vllm_serve
 
-V1_NEEDED = ("name", "recipe_version", "container", "command")
-V1_KEYS = {
-    *V1_NEEDED, "description", "model", "mods", "defaults", "env", "build_args", "cluster_only", "solo_only",
-}  # fmt: skip
-V2_KEYS = {
-    "benchmark", "builder", "builder_config", "capabilities", "cluster_config", "cluster_only", "command",
-    "container", "containers", "defaults", "description", "distribution_config", "env", "executor",
-    "executor_config", "include", "layout", "max_nodes", "metadata", "min_nodes", "min_sparkrun_version", "mode",
-    "model", "model_revision", "mods", "name", "overrides", "post_commands", "post_exec", "pre_exec", "readiness",
-    "recipe_version", "runtime", "runtime_cache", "runtime_config", "runtime_version", "scheduler", "solo_only",
-    "sparkrun_version", "stop_after_post", "unsupported_capabilities",
-}  # fmt: skip
-ELSEWHERE = {"benchmark", "capabilities", "description", "distribution_config", "draft_model", "maintainer",
-             "metadata", "min_sparkrun_version", "name", "recipe_version", "runbook", "sparkrun_version",
-             "unsupported_capabilities"}  # fmt: skip
+RUNNERS: dict[str, Any] = json.loads((Path(__file__).parent / "runners.json").read_text(encoding="utf-8"))
+"""What the two runners know: keys of a recipe, settings that become flags. Read in their sources of 2026."""
+V1_NEEDED = tuple(RUNNERS["v1_needed"])
+V1_KEYS, V2_KEYS, ELSEWHERE = {*V1_NEEDED, *RUNNERS["v1_keys"]}, {*RUNNERS["v2_keys"]}, {*RUNNERS["elsewhere"]}
 """Keys that say nothing about what is served."""
 
 OURS = ("stack", "stage", "model_revision")
 """What every recipe of ours has beside version 1's keys."""
+LINE = "line"  # the version of a command that no recipe holds
 NODES = "nodes"  # and what some have
 MOST = 250  # keys of one mapping: each that is not known is compared with all that are
 
@@ -48,7 +42,7 @@ class RecipeOrigin:
 @dataclass(frozen=True)
 class CommunityRecipe:
     path: Path
-    version: str  # "1" or "2"
+    version: str  # "1", "2", or LINE
     name: str  # the key's, of version 2 the file's
     description: str
     model: str
@@ -66,9 +60,12 @@ class CommunityRecipe:
     repeated: tuple[str, ...]  # keys that stand twice
     raw: Mapping[str, Any]  # all of it
     origin: RecipeOrigin | None  # None for the community's
+    left: tuple[str, ...] = ()  # what of a container's options is not carried over
 
     @property
     def said_version(self) -> str:
+        if self.version == LINE:
+            return "none (a command)"
         said = clipped(printable(str(self.raw.get("recipe_version", "2"))))
         return said if said == self.version else f"{said}, read as {self.version}"
 
@@ -80,11 +77,24 @@ class CommunityRecipe:
 
 def load(path: Path) -> CommunityRecipe:
     """ManifestError for what its runner, too, could not start from."""
+    if launch := yamlfile.launch(path, os.environ):
+        return of_launch(launch, path)
     value, repeated = yamlfile.read(path)
     version = "1" if str(value.get("recipe_version", "2")) == "1" else "2"
     if version == "2":
         require_one_file(value, path)
     return of(value, path, version, repeated)
+
+
+def of_launch(launch: Launch, path: Path) -> CommunityRecipe:
+    """Of a command that no recipe holds."""
+    words = vllm_serve(launch.words)
+    model = words[2] if words[:2] == ("vllm", "serve") and len(words) > 2 else ""
+    return CommunityRecipe(
+        path=path, version=LINE, name=path.stem, description="", model=model, revision="", runtime="vllm",
+        container=launch.image, command=shlex.join(words), build_args=(), mods=(), defaults={}, env=launch.env, nodes=1,
+        most_nodes=None, others=(), repeated=(), raw={}, origin=None, left=tuple(launch.left),
+    )  # fmt: skip
 
 
 def require_one_file(value: Mapping[str, Any], path: Path) -> None:

@@ -12,17 +12,15 @@ from typing import Any
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.pins.nodes import MOST_NODES, PIPELINE, TENSOR
 from sparkpin.pins.values import ENV_NAME
-from sparkpin.pins.vllm_flags import drop_flags, flag_value
+from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.recipes import placeholders, structured
-from sparkpin.recipes.recipe import CommunityRecipe, whole
+from sparkpin.recipes.recipe import LINE, RUNNERS, CommunityRecipe, whole
 from sparkpin.recipes.shell import ShellCommand, commands
+from sparkpin.recipes.sources import unwrapped, vllm_serve
 
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 NAMED = re.compile(r"vllm |sglang |python3? -m sglang")  # servers that take --served-model-name
-ENGINES = {
-    "sglang": "SGLang", "ollama": "Ollama", "llama": "llama.cpp", "trtllm": "TensorRT-LLM", "atlas": "Atlas",
-    "modular": "Modular MAX", "tokenary": "Tokenary", "tensorfold": "TensorFold", "ds4": "ds4",
-}  # fmt: skip
+ENGINES: dict[str, str] = RUNNERS["engines"]
 """Others that recipes are for, by a part of sparkrun's `runtime` or of their program's name."""
 REPO = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 POOLING = re.compile(r"(?:^|[-_./])(?:embed(?:dings?)?|rerank(?:er)?)(?:$|[-_.])", re.IGNORECASE)
@@ -35,6 +33,8 @@ PREPARING = {
     ".", ":", "apt", "apt-get", "cd", "chmod", "cp", "curl", "echo", "export", "git", "ln", "mkdir", "mv", "patch",
     "pip", "pip3", "ray", "rm", "sed", "set", "sleep", "source", "touch", "true", "ulimit", "unset", "uv", "wget",
 }  # fmt: skip
+OF_THE_IMAGE = re.compile(r"(?<=export)[ \t]+(PATH|LD_LIBRARY_PATH|PYTHONPATH)=[^\s'\";&|]*\$\{?\1\b[^\s'\";&|]*")
+"""Additions to what an image sets, which is no matter of the server's words."""
 ONLY_BASH = "(only bash could tell)"
 EATEN = re.compile(r'(?<!\\)(?:\\\\)*["`$]')
 
@@ -64,6 +64,8 @@ def render(
         ManifestError: what the runner could not start either, or only a shell could tell.
         InputError: a recipe for several machines on one.
     """
+    if recipe.version == LINE:
+        return read_script(recipe, recipe.command or "", dict(recipe.env))
     given = dict(overrides or {})
     if nodes == 1 and recipe.nodes > 1:
         raise InputError(
@@ -121,6 +123,9 @@ def read_script(recipe: CommunityRecipe, text: str, env: dict[str, str]) -> Rend
     before: list[str] = []
     server: ShellCommand | None = None
     lost: list[str] = []
+    for found in OF_THE_IMAGE.finditer(text):
+        before.append(f"export {found[0].strip()}")
+    text = OF_THE_IMAGE.sub(" ", text)
     for command in commands(text + "\n", env, recipe.path):  # a script's last line ends
         if server is not None:
             lost.append(shown(command))
@@ -143,25 +148,14 @@ def read_script(recipe: CommunityRecipe, text: str, env: dict[str, str]) -> Rend
         raise ManifestError(recipe.path, "command", f"{len(server.words):,} words", f"at most {WORDS:,}")
     if server is None:
         raise ManifestError(recipe.path, "command", recipe.command, "a command that starts a server")
-    words, given = unwrapped(server)
+    words, given = unwrapped(server.words)
     return RenderedRecipe(
-        argv=words,
-        env=env | given,
+        argv=tuple(words),
+        env=env | dict(server.assigned) | given,
         before=tuple(before),
         lost=tuple(lost),
         plumbing=server.plumbing,
     )
-
-
-def unwrapped(command: ShellCommand) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The words and variables of what `exec`, `nohup` and `env NAME=value` start."""
-    words, given = list(command.words), dict(command.assigned)
-    while words[1:] and words[0] in ("exec", "nohup", "env") and not words[1].startswith("-"):
-        if words.pop(0) == "env":
-            while words[1:] and (pair := words[0].partition("="))[1]:
-                given[pair[0]] = pair[2]
-                del words[0]
-    return tuple(words), given
 
 
 def machines_of(recipe: CommunityRecipe) -> int:
@@ -204,7 +198,8 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
         raise other_engine(recipe, argv)
     model = argv[2] if REPO.fullmatch(argv[2]) else recipe.origin.model if recipe.origin else recipe.model
     if not REPO.fullmatch(model):
-        raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME")
+        step = f"say which one it is: invoke recipe import {recipe.path} --model OWNER/NAME"
+        raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME", next_step=step)
     said = [f"{flag} {value}" for flag in ("--runner", "--convert", "--task") if (value := flag_value(argv, flag))]
     pooled = [text for text in said if text.partition(" ")[2] not in TEXT]
     if pooled or (not said and POOLING.search(model)):
@@ -214,16 +209,6 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
         step = "serve it with its own runner, on another port, beside a model of sparkpin's"
         raise ManifestError(recipe.path, "command", pooled[0] if pooled else model, expected, next_step=step)
     return model
-
-
-def vllm_serve(argv: Sequence[str]) -> tuple[str, ...]:
-    """`vllm serve MODEL ...`, where that is what the words mean: vLLM's module, the model as a flag."""
-    words = list(argv)
-    if words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]:
-        words[:3] = ["vllm", "serve"]
-    if words[:2] == ["vllm", "serve"] and (named := flag_value(words, "--model")):
-        words[2:] = [named, *drop_flags(words, "--model")[2:]]
-    return tuple(words)
 
 
 def shown(command: ShellCommand) -> str:

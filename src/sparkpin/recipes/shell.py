@@ -1,8 +1,8 @@
 """The commands of a launch script with their words as bash makes them, without running bash.
 
 Read: quotes, escapes, continuation lines, comments, `;`, `&&`, `$NAME`, `${NAME}` and `${NAME:-text}` of variables that
-are known. ManifestError for what only a shell could expand: command substitution, loops, brace expansion, and a text
-that holds variables or quotes itself.
+are known. ManifestError for what only a shell could expand: command substitution, loops, brace expansion. `shlex` alone
+forgets which dollar stood in single quotes, so it cannot be asked for the words.
 """
 
 from __future__ import annotations
@@ -17,27 +17,34 @@ from sparkpin.recipes.placeholders import LONGEST
 
 KEY = "command"
 TOKEN = re.compile(
-    r"""(?P<join>\\\n) | \\(?P<escaped>.) | '(?P<single>[^']*)' | "(?P<double>(?:\\.|[^"\\])*)" | (?P<blank>[ \t]+)
-    | (?P<end>\n|;|&&) | (?P<plumbing>[|<>&][^\n]*) | (?P<dollar>\$) | (?P<plain>[^\\'"$`\ \t\n;&|<>()]+)""",
+    r"""(?P<join>\\\n) | (?P<blank>[ \t]+) | (?P<end>\n|;|&&) | (?P<comment>\#[^\n]*)
+    | (?P<plumbing>(?:\d*[<>]|[|&])[^\n]*)
+    | (?P<word>(?:\$\{\w+:?-[^${}'"\\`]*\} | \\. | '[^']*' | "(?:\\.|[^"\\])*" | (?!\$\()[^\\'"`\ \t\n;&|<>()])+)""",
     re.VERBOSE | re.DOTALL,
 )
-IN_QUOTES = re.compile(r"\\(?P<escaped>[$`\"\\])|(?P<join>\\\n)|(?P<dollar>\$)|(?P<plain>[^$`\\]+|\\)")
+PART = re.compile(
+    r"""(?P<join>\\\n) | \\(?P<escaped>.) | '(?P<single>[^']*)' | "(?P<double>(?:\\.|[^"\\])*)"
+    | (?P<variable>\$[\w{@*\#?$!-]) | (?P<plain>[^\\'"$]+|\$)""",
+    re.VERBOSE | re.DOTALL,
+)
+IN_QUOTES = re.compile(
+    r"""\\(?P<escaped>[$`"\\]) | (?P<join>\\\n) | (?P<variable>\$[\w{(@*\#?$!-]) | (?P<plain>[^$`\\]+|\\|\$)""",
+    re.VERBOSE,
+)
 VARIABLE = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*+)(?!\\\n\w)|\{(?P<name>[A-Za-z_]\w*)(?:(?P<operator>:?-)(?P<default>[^${}'\"\\`]*))?\})",
     re.ASCII,
 )
-SPECIAL = re.compile(r"\$[{(\w@*#?$!-]", re.ASCII)
+BRACES = re.compile(r"\{[^{}]*(?:,|\w\.\.-?\w)[^{}]*\}")
+PAIR = re.compile(r"\{([^{},]*)\}")  # braces that bash leaves alone
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
-SEQUENCE = re.compile(r"-?\w+\.\.-?\w+(\.\.-?\d+)?")
-HOME_MARK = re.compile(r"~(?=[/ \t\n;&|<>()]|$)")
 HOME = "/root"  # both runners' containers run as root unless told otherwise
-SETS_ITSELF = re.compile(
-    r"BASH\w*|E?UID|PPID|PWD|OLDPWD|IFS|_|GROUPS|DIRSTACK|FUNCNAME|LINENO|S?RANDOM|SECONDS|EPOCH(SECONDS|REALTIME)|SHLVL"
-    r"|SHELLOPTS|PIPESTATUS|OPT(IND|ERR|ARG)|(HOST|OS|MACH)TYPE|PS4"
+SET_ELSEWHERE = re.compile(
+    r"BASH\w*|E?UID|PPID|PWD|OLDPWD|IFS|_|GROUPS|DIRSTACK|FUNCNAME|LINENO|S?RANDOM|SECONDS|EPOCH\w+|SHLVL|SHELLOPTS"
+    r"|PIPESTATUS|OPT(?:IND|ERR|ARG)|(?:HOST|OS|MACH)TYPE|PS4"
 )
-"""Bash has a value of its own for these. Of most it takes none from the environment, and some cannot be exported."""
-GIVEN = {"HOME", "PATH", "HOSTNAME", "SHELL", "TERM", "USER", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VERSION",
-         "VIRTUAL_ENV", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}  # fmt: skip
+"""Bash has a value of its own for these, and of most it takes none from the environment."""
+GIVEN = re.compile(r"HOME|PATH|HOSTNAME|SHELL|TERM|USER|LD_LIBRARY_PATH|CUDA_(?:HOME|VERSION)|VIRTUAL_ENV|NVIDIA_\w+")
 """Bash, Docker or the usual images set these where the recipe does not."""
 SIMPLE = "plain words, $NAME or ${NAME:-text} without quotes and variables in the text: only a shell could expand this"
 KEYWORDS = {"if", "for", "while", "until", "case", "function", "select", "{", "[[", "do", "then"}
@@ -52,150 +59,105 @@ class ShellCommand:
 
 def commands(text: str, variables: Mapping[str, str], file: object) -> Iterator[ShellCommand]:
     """One after the other; `variables` is asked when a command is read, so that an `export` before it counts."""
-    yield from iter(ShellReader(text, variables, file).command, None)
-
-
-class ShellReader:
-    def __init__(self, text: str, variables: Mapping[str, str], file: object) -> None:
-        self.text, self.variables, self.file = text, variables, file
-        self.at = 0  # place in the text
-        self.word: list[str] | None = None  # parts of the word that is open; None for no open word
-        self.mask: list[str] = []  # the same with what was quoted as `x`
-        self.words: list[tuple[str, str]] = []
-        self.length = 0  # of all words so far
-
-    def command(self) -> ShellCommand | None:
-        """The next command that has words or assignments; None at the end."""
-        self.words, plumbing = [], ""
-        while self.at < len(self.text):
-            begin = self.at
-            if self.word is None and self.text[begin] == "#":
-                self.at = (self.text + "\n").index("\n", begin)
+    reader = Reader(variables, file)
+    at, words, assigned, plumbing, raw = 0, list[str](), list[tuple[str, str]](), "", ""
+    while at < len(text):
+        found = TOKEN.match(text, at)
+        kind = found.lastgroup if found else None
+        if found is None or (kind == "comment" and raw):
+            reader.refuse(text[at : at + 20])
+        reader.line += text[at : found.end()].count("\n")
+        at = found.end()
+        if kind == "word" or (kind == "join" and raw):
+            raw += found[0]
+            following = TOKEN.match(text, at)
+            if following and following.lastgroup in ("word", "join"):
                 continue
-            if self.word is None and HOME_MARK.match(self.text, begin):
-                self.add(self.variables.get("HOME", HOME), "x")
-                self.at += 1
-                continue
-            found = TOKEN.match(self.text, begin)
-            if not found:
-                self.refuse(begin)
-            self.at, kind = found.end(), found.lastgroup or ""
-            if kind == "blank":
-                self.close()
-            elif kind == "end":
-                self.close()
-                if self.words:
-                    return self.made(plumbing)
-            elif kind == "plumbing":
-                plumbing = self.number_before(found[kind]) + found[kind].strip()
-                self.close()
-            elif kind == "double":
-                self.quoted(found[kind], begin)
-            elif kind == "dollar":
-                self.unquoted(begin)
-            elif kind != "join":
-                self.add(found[kind], found[kind] if kind == "plain" else "x" * len(found[kind]))
-        self.close()
-        return self.made(plumbing) if self.words else None
-
-    def made(self, plumbing: str) -> ShellCommand:
-        count = 0
-        while count < len(self.words) and ASSIGNMENT.match(self.words[count][1]):
-            count += 1
-        pairs = [word.partition("=") for word, _ in self.words[:count]]
-        words = tuple(word for word, _ in self.words[count:])
-        if words and words[0] in KEYWORDS and self.words[count][1] == words[0]:
-            self.refuse(self.at, words[0], "plain commands, one after the other")
-        return ShellCommand(words, tuple((name, value) for name, _, value in pairs), plumbing)
-
-    def add(self, text: str, mask: str) -> None:
-        if self.word is None:
-            self.word, self.mask = [], []
-        self.length += len(text)
-        if self.length > LONGEST:
-            got, most = f"{self.length:,} characters", f"at most {LONGEST:,}, with the values of variables"
-            self.refuse(self.at, got, most)
-        self.word.append(text)
-        self.mask.append(mask)
-
-    def close(self) -> None:
-        """End the open word."""
-        if self.word is None:
-            return
-        word, mask = "".join(self.word), "".join(self.mask)
-        self.word = None
-        inside: list[list[str]] = [[]]  # of each brace that is open what stands in it, other braces as `x`
-        for part in re.split(r"([{}])", mask):
-            if part == "{":
-                inside.append([])
-            elif part == "}" and len(inside) > 1:
-                text = "".join(inside.pop())
-                if "," in text or SEQUENCE.fullmatch(text):
-                    step = "braces in quotes: bash makes several words of these; put single quotes around JSON"
-                    self.refuse(self.at, word, step)
-                inside[-1].append("x")
+            made = reader.words_of(raw)
+            if not words and (name := ASSIGNMENT.match(raw)):
+                assigned.append((name[1], " ".join(made)[name.end() :]))
+            elif not words and raw in KEYWORDS:
+                reader.refuse(raw)
             else:
-                inside[-1].append(part)
-        self.words.append((word, mask))
+                words += made
+            raw = ""
+        elif kind == "plumbing":
+            plumbing = found[0].strip()
+        if (kind == "end" or at == len(text)) and (words or assigned):
+            yield ShellCommand(tuple(words), tuple(assigned), plumbing)
+            words, assigned, plumbing = [], [], ""
 
-    def quoted(self, text: str, begin: int) -> None:
-        """What stands in double quotes."""
-        self.add("", "")
+
+@dataclass
+class Reader:
+    variables: Mapping[str, str]
+    file: object
+    line: int = 1
+    length: int = 0  # of all words so far
+
+    def words_of(self, raw: str) -> list[str]:
+        """A word as it stands becomes one, or several or none where it has a variable outside of quotes."""
+        made, bare, is_quoted = [""], "", False
+        if re.match(r"~(?:/|$)", raw):
+            made, raw = [self.variables.get("HOME", HOME)], raw[1:]
         at = 0
+        while at < len(raw):
+            found = PART.match(raw, at)
+            if found is None:
+                self.refuse(raw)
+            at, kind = found.end(), found.lastgroup
+            if kind == "variable":
+                value, at = self.value(raw, found.start())
+                first, *rest = re.split(r"[ \t\n]+", value)
+                made[-1] += first
+                made += rest
+            elif kind == "double":
+                made[-1] += self.quoted(found["double"])
+            elif kind == "plain" and found[0] == "$" and raw[at : at + 1] in ("'", '"'):
+                self.refuse(raw)
+            elif kind != "join":
+                made[-1] += found[kind or 0]
+            is_quoted = is_quoted or kind in ("single", "double")
+            bare += found[0] if kind == "plain" else "" if kind == "join" else "x"
+            self.length += sum(map(len, made))
+            if self.length > LONGEST * 2:
+                self.refuse(f"{self.length:,} characters", f"at most {LONGEST:,}, with the values of variables")
+        while BRACES.search(bare) is None and PAIR.search(bare):
+            bare = PAIR.sub("x", bare)
+        if BRACES.search(bare):
+            step = "braces in quotes: bash makes several words of these; put single quotes around JSON"
+            self.refuse(raw, step)
+        return made if is_quoted and len(made) == 1 else [word for word in made if word or is_quoted]
+
+    def quoted(self, text: str) -> str:
+        made, at = "", 0
         while at < len(text):
-            variable = self.variable(text, at, begin + 1 + at)
-            found = variable or IN_QUOTES.match(text, at)
-            if not found:
-                self.refuse(begin + 1 + at)
-            value = variable and self.value(variable, begin + 1 + at)
-            value = found[found.lastgroup or 0].replace("\\\n", "") if value is None else value
-            self.add(value, "x" * len(value))
+            found = IN_QUOTES.match(text, at)
+            if found is None:
+                self.refuse(text[at:])
             at = found.end()
+            if found["variable"]:
+                value, at = self.value(text, found.start())
+                made += value
+            elif not found["join"]:
+                made += found[found.lastgroup or 0]
+        return made
 
-    def unquoted(self, begin: int) -> None:
-        """A `$` outside of quotes: bash splits what it stands for."""
-        found = self.variable(self.text, begin, begin)
-        if not found:
-            if self.text[begin + 1 : begin + 2] in ("'", '"'):
-                self.refuse(begin)
-            self.add("$", "x")
-            return
-        self.at = found.end()
-        for index, part in enumerate(re.split(r"[ \t\n]+", self.value(found, begin))):
-            if index:
-                self.close()
-            if part:
-                self.add(part, "x" * len(part))
-
-    def variable(self, text: str, at: int, place: int) -> re.Match[str] | None:
-        """The variable that begins there; None for other text, such as a `$` alone."""
+    def value(self, text: str, at: int) -> tuple[str, int]:
+        """Of the variable that begins there, or its default: with a colon for an empty one, too; and where it ends."""
         found = VARIABLE.match(text, at)
-        if not found and SPECIAL.match(text, at):
-            self.refuse(place)
-        return found
-
-    def value(self, found: re.Match[str], begin: int) -> str:
-        """Of a variable, or its default: with a colon for an empty one, too. It is not read again, as in bash."""
+        if found is None:
+            self.refuse(text[at : at + 20])
         name, operator = found["plain"] or found["name"], found["operator"] or ""
         value = self.variables.get(name)
-        if SETS_ITSELF.fullmatch(name) or (operator and value is None and name in GIVEN):
-            self.refuse(begin, found[0], "a variable that neither bash nor the container sets")
+        if SET_ELSEWHERE.fullmatch(name) or (operator and value is None and GIVEN.fullmatch(name)):
+            self.refuse(found[0], "a variable that neither bash nor the container sets")
         if operator and (value is None or (operator == ":-" and not value)):
-            return found["default"]
+            value = found["default"]
         if value is None:
-            self.refuse(begin, found[0], "a variable of `env`: what the container has of others is not known")
-        return value
+            self.refuse(found[0], "a variable of `env`: what the container has of others is not known")
+        return value, found.end()
 
-    def number_before(self, plumbing: str) -> str:
-        """The number of a redirection, such as 2>, which is no word."""
-        number = "".join(self.word or ())
-        if not (number.isdecimal() and plumbing[0] in "<>"):
-            return ""
-        self.word = None
-        return number
-
-    def refuse(self, at: int, got: str = "", expected: str = "") -> NoReturn:
-        char = self.text[at : at + 1]
-        expected = expected or ("a closing quote" if char in ("'", '"') else SIMPLE)
-        line = self.text.count("\n", 0, at) + 1
-        raise ManifestError(self.file, f"{KEY}, line {line}", got or self.text[at : at + 20], expected)
+    def refuse(self, got: str, expected: str = "") -> NoReturn:
+        expected = expected or ("a closing quote" if got[:1] in ("'", '"') else SIMPLE)
+        raise ManifestError(self.file, f"{KEY}, line {self.line}", got, expected)

@@ -7,38 +7,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from sparkpin.recipes.recipe import RUNNERS
+
 SHORT = {"tensor_parallel": "-tp", "pipeline_parallel": "-pp", "data_parallel": "--data-parallel-size"}
-FLAGS = [
-    "allowed_local_media_path", "api_key", "async_scheduling", "attention_backend", "attention_config",
-    "block_size", "chat_template", "compilation_config", "data_parallel", "dcp_comm_backend",
-    "decode_refill_target", "default_chat_template_kwargs", "disable_custom_all_reduce", "dtype",
-    "enable_auto_tool_choice", "enable_chunked_prefill", "enable_flashinfer_autotune", "enable_force_include_usage",
-    "enable_mamba_shared_prefix_checkpoint", "enable_prefix_caching", "enable_prompt_tokens_details",
-    "enable_request_id_headers", "enforce_eager", "engram_config", "gdn_decode_kernel", "gdn_prefill_backend",
-    "generation_config", "gpu_memory_utilization", "hf_overrides", "host", "jit_monitor_mode",
-    "kda_prefill_backend", "kv_cache_dtype", "kv_cache_memory_bytes", "limit_mm_per_prompt", "linear_backend",
-    "load_format", "long_prefill_token_threshold", "mamba_backend", "mamba_cache_dtype", "mamba_cache_mode",
-    "mamba_ssm_cache_dtype", "max_cudagraph_capture_size", "max_model_len", "max_num_batched_tokens",
-    "max_num_seqs", "max_parallel_prefills", "media_io_kwargs", "mm_encoder_tp_mode", "mm_processor_cache_gb",
-    "model_loader_extra_config", "moe_backend", "otlp_traces_endpoint", "pipeline_parallel", "port",
-    "prefill_compute_half_life", "prefill_compute_share", "prefill_policy", "prefill_schedule_interval",
-    "prefix_cache_retention_interval", "prefix_match_unit", "quantization", "reasoning_parser",
-    "reasoning_parser_plugin", "recurrent_checkpoint_policy", "safetensors_load_strategy",
-    "scheduler_reserve_full_isl", "seed", "served_model_name", "speculative_config", "tokenizer_mode",
-    "tool_call_parser", "trust_remote_code", "video_pruning_rate",
-]  # fmt: skip
-"""Settings that become flags; other ones are left out, and nobody is told: sparkrun does so. (The order is ours. The
-table is that of its runtimes/_vllm_common.py, 0.4.2.)"""
-BARE = {
-    "async_scheduling", "disable_custom_all_reduce", "enable_auto_tool_choice", "enable_chunked_prefill",
-    "enable_flashinfer_autotune", "enable_force_include_usage", "enable_mamba_shared_prefix_checkpoint",
-    "enable_prefix_caching", "enable_prompt_tokens_details", "enable_request_id_headers", "enforce_eager",
-    "scheduler_reserve_full_isl", "trust_remote_code",
-}  # fmt: skip
-ON_BY_DEFAULT = {
-    "async_scheduling", "enable_chunked_prefill", "enable_flashinfer_autotune", "enable_prefix_caching",
-    "scheduler_reserve_full_isl",
-}  # fmt: skip
+FLAGS: list[str] = RUNNERS["flags"]
+"""Settings that become flags; other ones are left out, and nobody is told: sparkrun does so. (The order is ours.)"""
+BARE, ON_BY_DEFAULT = {*RUNNERS["bare"]}, {*RUNNERS["on_by_default"]}
 TRUE = {"true", "yes", "1", "on", "t", "y"}
 
 

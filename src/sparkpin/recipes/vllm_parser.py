@@ -166,7 +166,7 @@ class VllmParser:
                 hint = nearest(key, self.configs.get(name, ()))
                 rows[key] = f"no key {key!r}" + (f" ({hint.rstrip('?')}?)" if hint else "")
             elif one["type"] == "literal_error":
-                rows[where] = among(where or "the value", one["input"], error_of_literal(one["msg"]))
+                rows[where] = among(where or "the value", one["input"], one["msg"])
             else:
                 rows.setdefault(where, f"{where}: {one['msg']}" if where else one["msg"])
         return "; ".join(rows.values())
@@ -202,24 +202,15 @@ class VllmParser:
         if "config" in form:
             return self.model(form["config"])
         limits = {key: value for key, value in form.items() if key != "of"}
-        return limited(form["of"], limits, self)
+        forms = form["of"] if isinstance(form["of"], list) else [form["of"]]  # what else it may be has no bounds
+        kinds = [Annotated[self.typed(one), Field(**limits if one in ("int", "float") else {})] for one in forms]
+        return Union[tuple(kinds)]  # noqa: UP007
 
 
-def among(name: str, value: object, options: Sequence[str]) -> str:
-    hint = nearest(str(value), options).rstrip("?") or f"it has {', '.join(options)}"
-    return f"{name} is {short(value)} ({hint}?)" if "mean" in hint else f"{name} is {short(value)}; {hint}"
-
-
-def error_of_literal(message: str) -> list[str]:
-    return re.findall(r"'([^']*)'", message)
-
-
-def limited(form: Any, limits: Mapping[str, Any], parser: VllmParser) -> Any:
-    """A number with bounds; what else it may be has none."""
-    forms = form if isinstance(form, list) else [form]
-    kinds = [Annotated[parser.typed(one), Field(**limits)] if one in ("int", "float") else parser.typed(one)
-             for one in forms]  # fmt: skip
-    return Union[tuple(kinds)]  # noqa: UP007
+def among(name: str, value: object, message: str) -> str:
+    """message: pydantic's, with what it expects in quotes."""
+    options = re.findall(r"'([^']*)'", message)
+    return f"{name} is {short(value)} ({nearest(str(value), options) or 'it has ' + ', '.join(options)})"
 
 
 def size(text: str) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import yaml
 
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, clipped
 from sparkpin.core.terminal import printable
-from sparkpin.pins.reading import load_yaml
+from sparkpin.pins.reading import YAML_LIMIT, load_yaml
+from sparkpin.recipes.sources import Launch, launch_of
 
 DIGITS = 64  # of a number; those of thousands of digits take Python minutes, or end in an error
 UNREAD = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("set", "omap", "pairs", "binary"))
@@ -30,6 +33,20 @@ def read(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     if not isinstance(value, dict):
         raise ManifestError(path, WHOLE, type(value).__name__, "a mapping of keys")
     return value, tuple(loader.repeated)
+
+
+def launch(path: Path, environment: Mapping[str, str]) -> Launch | None:
+    """How a file that is no recipe starts a server; None for a recipe, and for what is neither."""
+    if not path.is_file() or path.stat().st_size > YAML_LIMIT:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
+    except ValueError:
+        return None
+    value: object = None
+    with contextlib.suppress(ManifestError):
+        value, _ = load_yaml(path, Tolerant)
+    return launch_of(path, text, value, environment)
 
 
 class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -22,7 +22,7 @@ ELSEWHERE = ("--config", "--lora-modules")  # vLLM's own parser reads their file
 TOGETHER = (  # fields that vLLM judges by others, or by Python's types
     "ec_connector", "kv_connector", "manager_config", "backend_per_kind", "rms_norm", "fused_add_rms_norm",
     "gelu_and_mul_sparse", "torch_profiler_dir", "proton_profiler_dir", "proton_mode", "proton_graph_attribution",
-    "capture_torch_profiler",
+    "capture_torch_profiler", "linear", "moe", "targets", "disable_additional_properties", "disable_any_whitespace",
 )  # fmt: skip
 
 
@@ -41,11 +41,13 @@ def forms_of(parser: VllmParser) -> list[list[str]]:
 
 def is_taken(parser: VllmParser, form: list[str]) -> bool:
     head, flags = parse_flags(form)
+    if head:
+        return False
     try:
         parser.parsed(flags)
     except Refused:
         return False
-    return not head
+    return True
 
 
 @pytest.mark.slow

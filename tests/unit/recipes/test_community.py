@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from sparkpin.core.errors import InputError, ManifestError
-from sparkpin.recipes import placeholders, recipe, render, yamlfile
+from sparkpin.recipes import placeholders, recipe, render, sources, yamlfile
 from sparkpin.recipes.shell import commands
 
 V1 = {"recipe_version": "1", "name": "R", "model": "a/b", "container": "c"}
@@ -192,7 +192,7 @@ def test_what_starts_the_server_is_no_part_of_it(tmp_path: Path) -> None:
 )
 def test_spellings_of_vllm_serve(tmp_path: Path, command: str) -> None:
     argv = render.render(made(tmp_path, V2, command)).argv
-    assert render.vllm_serve(argv) == ("vllm", "serve", "a/b", "--port", "1")
+    assert sources.vllm_serve(argv) == ("vllm", "serve", "a/b", "--port", "1")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

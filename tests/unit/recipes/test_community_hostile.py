@@ -202,19 +202,13 @@ def test_what_sparkrun_sets_on_a_spark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
-    [("on 4 DGX Spark nodes", "error"), ("needs four Sparks", "error"), ("4x DGX Spark", "error"),
-     ("a 4-node cluster", "error"), ("on a single node", "note"), ("35B, 4 bits", "note")],
+    ("model", "machines", "fits"),
+    [("a/Big-397B-A17B-FP8", 1, False), ("a/Big-397B-A17B-FP8", 4, True), ("a/Big-397B-int4-AutoRound", 2, True),
+     ("a/Big-122B-A10B", 1, False), ("a/Big-122B-A10B-NVFP4", 1, True), ("a/Big-397B-gguf", 1, True), ("a/b", 1, True)],
 )  # fmt: skip
-def test_a_recipe_for_several_machines_that_does_not_say_so(tmp_path: Path, said: str, wanted: str) -> None:
-    value = V1 | {
-        "description": said,
-        "defaults": {"tensor_parallel": 4},
-        "command": "vllm serve acme/sample-int4 -tp {tensor_parallel}",
-    }
-    (line,) = (line for line in found(tmp_path, value) if "tensor_parallel 4" in line)
-    assert line.startswith(wanted)
-    assert not [line for line in found(tmp_path, value | {"cluster_only": True}) if "tensor_parallel" in line]
+def test_weights_that_no_machine_holds(tmp_path: Path, model: str, machines: int, fits: bool) -> None:
+    value = {"model": model, "command": "vllm serve {model} -tp {n}", "defaults": {"n": machines}}
+    assert ([line for line in errors(tmp_path, **value) if "weights" in line] == []) is fits
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from sparkpin.recipes.mapping import of_mods
 from sparkpin.recipes.shell import commands
 
 CORPUS = [path for name in ("recipes", "public") for path in (PROJECT.parent / "shared/corpus" / name).glob("*.yaml")]
-DRAFT, PATCHED, POOLED = "the draft model", "has no flag --mxfp4-", "/v1/embeddings"
+DRAFT, PATCHED, POOLED, PLUGIN = "the draft model", "has no flag --mxfp4-", "/v1/embeddings", "parser-plugin"
 REFUSED = {  # how the name ends -> how its errors begin; all others that are for one machine pass
     "recipes-0xBakeer__qwen3.8-27b-nvfp4-dspark-vllm": DRAFT,
     "recipes-laguna-s-2.1": DRAFT,
@@ -33,7 +33,10 @@ REFUSED = {  # how the name ends -> how its errors begin; all others that are fo
     "recipes-qwen3.6-35b-a3b-fp8-dflash": DRAFT,
     "openai-gpt-oss-120b-vllm": PATCHED,  # a fork's flags
     "qwen3.6-27b-fp8-dflash-vllm": DRAFT,
-    "recipes-4x-spark-cluster-qwen3.5-397b-int4-autoround": "says that the model needs more",
+    "recipes-4x-spark-cluster-qwen3.5-397b-int4-autoround": "its weights are",
+    "recipes-4x-spark-cluster-qwen3.5-397b-a17B-fp8": "its weights are",
+    "recipes-nemotron-3-nano-nvfp4": PLUGIN,
+    "vllm-nemotron-3-nano-nvfp4-vllm": PLUGIN,
     "recipes-nomic-embed-v2-moe": POOLED,
     "vl-embedding-8b-vllm": POOLED,
     "vl-reranker-8b-vllm": POOLED,

@@ -1,0 +1,170 @@
+"""Servers that no recipe starts: `vllm serve`, `docker run`, Compose, scripts; and small inputs that once failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from places import PROJECT
+
+from sparkpin.cli import recipe as tasks
+from sparkpin.core.errors import ManifestError, SparkpinError
+from sparkpin.core.paths import Paths
+from sparkpin.pins import manifests
+from sparkpin.pins.vllm_flags import parse_flags
+from sparkpin.recipes import recipe, render, sources
+from sparkpin.recipes.vllm_parser import Refused, parser_of
+
+CASES = PROJECT.parent / "shared/cases"
+SERVED = ("vllm", "serve", "a/b", "--port", "1")
+DOCKER = """docker run -d --gpus all -p 8000:8000 -e A=1 --env B -eC=3 --env=D vllm/vllm-openai:v0.30.0 \\
+  --model a/b \\
+  --port 1
+"""
+
+
+@pytest.fixture
+def paths(project: Path, tmp_path: Path) -> Paths:
+    return Paths(project, tmp_path / "cache", tmp_path / "home")
+
+
+def read(folder: Path, text: str) -> recipe.CommunityRecipe:
+    (folder / "r.yaml").write_text(text)
+    return recipe.load(folder / "r.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve a/b --port 1\n",
+        "FOO=1 vllm serve a/b \\\n  --port 1",
+        "#!/bin/bash\nset -e\nM=a/b\nexport P=1\ncd /x\nexec vllm serve $M --port ${P}\n",
+        "numactl --cpunodebind=0 /opt/env/bin/vllm serve a/b --port 1",
+        "python3 -m vllm.entrypoints.openai.api_server --model a/b --port 1",
+        DOCKER,
+        "docker run image:1 vllm serve a/b --port 1",
+        "sudo podman run --rm --entrypoint python3 x -m vllm.entrypoints.openai.api_server --model a/b --port 1",
+        "docker run -v $(pwd):/x -v $HOME:/h x bash -c 'pip install y && exec vllm serve a/b --port 1'",
+        "services: {v: {image: vllm/vllm-openai, command: a/b --port 1}, web: {image: nginx}}",
+        "services: {v: {image: x/vllm, command: [vllm, serve, '${M:-a/b}', --port, 1]}}",
+        "services: {v: {image: x/vllm, entrypoint: [vllm, serve], command: a/b --port 1}}",
+    ],
+)
+def test_each_form_comes_to_the_same_words(tmp_path: Path, text: str) -> None:
+    if not text.startswith("services"):
+        text = f"# a comment\n{text}"
+    assert sources.vllm_serve(render.render(read(tmp_path, text)).argv) == SERVED
+
+
+def test_variables_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"B": "from here", "HF_TOKEN": "hf_secret"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("D", raising=False)
+    made = read(tmp_path, DOCKER)
+    assert dict(made.env) == {"A": "1", "B": "from here", "C": "3"} and made.container == "vllm/vllm-openai:v0.30.0"
+    assert any("env D" in line for line in made.left) and any("-p" in line for line in made.left)
+    for environment in (["A=1", "B", "D", "HF_TOKEN", "E=${D}"], {"A": 1, "B": None, "D": None, "HF_TOKEN": None}):
+        service = {"image": "vllm/vllm-openai", "command": "a/b", "environment": environment, "volumes": ["/a:/b"]}
+        made = read(tmp_path, yaml.safe_dump({"services": {"v": service}}))
+        assert dict(made.env) == {"A": "1", "B": "from here"}
+        assert all(any(name in line for line in made.left) for name in ("env D", "env HF_TOKEN", "volumes"))
+        assert not any("hf_secret" in line for line in made.left)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "- 1\n- {a: b}", "docker run", "docker run -e", "docker run x", "vllm serve", "docker run 'x",
+        "services: 1", "services: {}", "services: {v: 1}", "services: {v: {image: [vllm]}}", "{" * 5000,
+        "services: {a: {image: vllm}, b: {image: vllm}}", "services: {v: {image: vllm, command: 'a \"b'}}",
+        "services: {v: {image: vllm, command: [[1], {a: b}], environment: 3, entrypoint: 1}}",
+        "services: {v: {image: '${NOBODY_SETS_THIS}/vllm'}}",
+        "services: {v: {image: vllm, command: ['bash', '-c', '(']}}",
+        "!!python/object:x {}", "a: !!set {b}", "model: [a]\ncommand: {b: 1}", "model: a/b\ndefaults: 1\nenv: [x]",
+        "docker run x $(y)", "if true; then\nvllm serve a/b; fi", "vllm serve a/b <(x)", "vllm serve a/b --port `x`",
+        "vllm serve a/b " + "--speculative-config " + "[" * 5000, "vllm serve a/b --port " + "9" * 5000,
+        "vllm serve a/b -cc.a", "vllm serve a/b -cc.a.b 1 -cc.a 2 -cc.a.b.c 3",
+        "vllm serve a/b --x.y=1 -O -Ox --no- --",
+    ],
+)  # fmt: skip
+def test_what_is_malformed_ends_without_a_traceback(paths: Paths, tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.sh").write_text(text)
+    for task in (tasks.recipe_check, tasks.recipe_import):
+        try:
+            subject: Any = [str(tmp_path / "r.sh")] if task is tasks.recipe_check else str(tmp_path / "r.sh")
+            task(paths, subject)
+        except SparkpinError as error:
+            assert len(str(error)) < 5000
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"\x00" * 100, b"vllm serve a/b \x1b[2J"])
+def test_bytes_that_are_no_text(paths: Paths, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "r.sh").write_bytes(content)
+    with pytest.raises(SparkpinError):
+        tasks.recipe_import(paths, str(tmp_path / "r.sh"))
+
+
+def test_a_folder_is_served_and_its_repository_is_named(paths: Paths, tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text("docker run -v /m:/m vllm/vllm-openai --model /m/x --gpu-memory-utilization 0.7\n")
+    with pytest.raises(ManifestError) as caught:
+        tasks.recipe_import(paths, str(file), lock=False)
+    assert "--model" in caught.value.next_step
+    made = tasks.recipe_import(paths, str(file), lock=False, model="a/b")
+    assert made.good and manifests.load_recipe(paths.project, "run").model == "a/b"
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        ("--max-num-seqs 1k", False), ("--max-num-seqs 0", False), ("--max-num-batched-tokens 1k", True),
+        ("--max-model-len auto", True), ("--attention-backend auto", True), ("--gpu-memory-utilization 1.5", False),
+        ("--limit-mm-per-prompt [1]", False), ("--compilation-config {", False), ("-cc.mode 3", True),
+        ("--compilation-config.nope 1", False), ("--kv-transfer-config {\"kv_role\":\"x\"}", False),
+        ("--hf-overrides none", True), ("--enforce-eager", True), ("--no-enforce-eager 1", False),
+    ],
+)  # fmt: skip
+def test_values_are_judged_by_the_type_of_their_flag(version: str, words: str, taken: bool) -> None:
+    parser, flags = parser_of(version), parse_flags(words.split())[1]
+    try:
+        fault = parser.later(parser.flag(flags[0].words[0]) or "", parser.parsed(flags))
+    except Refused as refused:
+        fault = str(refused)
+    assert (fault == "") is taken, fault
+
+
+if CASES.is_dir():  # a clone alone has none of them
+
+    @pytest.mark.parametrize(
+        ("name", "errors"),
+        [
+            ("02-attention-backend-auto/recipe.yaml", []),
+            ("21-max-num-seqs-1k/recipe.yaml", ["--max-num-seqs"]),
+            ("22-kv-connector-and-segments/recipe.yaml", ["PYTORCH_CUDA_ALLOC_CONF"]),
+            ("24-vllm-by-its-path/recipe.yaml", []),
+            ("25-not-a-recipe/compose.yaml", []),
+            ("25-not-a-recipe/run.yaml", []),
+            ("28-397-billion-on-one/recipe.yaml", ["weights"]),
+            ("models/01-qwen3.8-27b-docker-run/run.sh", []),
+            ("models/02-coder-next-docker-run/run.sh", ["--model"]),
+            ("models/05-glm-5.3-flash-exl3/recipe.yaml", ["--quantization exl3", "--chat-template", "draft model"]),
+            ("models/08-export-path/recipe.yaml", ["--max-num-partial-prefills"]),
+            ("models/09-wrong-tool-parser/recipe.yaml", []),
+        ],
+    )
+    def test_a_case_gives_what_it_is_expected_to(paths: Paths, name: str, errors: list[str]) -> None:
+        found = tasks.checked(paths, str(CASES / name), stack=None, alone=False)
+        assert len(found.errors) == len(errors), found.errors
+        assert all(part in str(error) for part, error in zip(errors, found.errors, strict=True)), found.errors
+
+    def test_what_a_case_is_warned_of(paths: Paths) -> None:
+        for name, parts in {
+            "27-hint-for-a-variable-that-is-gone/recipe.yaml": ["write --moe-backend", "write --attention-backend"],
+            "models/09-wrong-tool-parser/recipe.yaml": ["--tool-call-parser qwen3_coder"],
+            "models/04-glm-5.3-flash-b12x/recipe.yaml": ["--moe-backend b12x", "--linear-backend b12x"],
+        }.items():
+            found = tasks.checked(paths, str(CASES / name), stack=None, alone=False).found
+            assert all(any(part in str(one) for one in found) for part in parts), name
