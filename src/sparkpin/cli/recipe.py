@@ -120,8 +120,8 @@ def recipe(
     elif action == "show":
         recipe_show(paths, first, stack=stack, stage=stage, as_json=json)
     elif action == "import":
-        given = {"name": name, "stack": stack, "stage": stage, "lock": not no_lock, "dry_run": dry_run, "model": model}
-        made = recipe_import(paths, first, **given)
+        lock = not no_lock
+        made = recipe_import(paths, first, name=name, stack=stack, stage=stage, lock=lock, dry_run=dry_run, model=model)
         return MISTAKES * (not made.good)
     else:
         recipe_export(paths, first, form=format, release=more[0] if more else None, stage=stage, output=output)
