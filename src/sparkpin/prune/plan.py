@@ -98,7 +98,9 @@ def make_plan(paths: Paths, state: EngineState, project: set[str] | None, option
         kinds |= {STORE: (), ROOT_FILE_SYSTEMS: ()}
     if not options.store:
         kinds[STORE] = ()
-    kinds["release records"] = record_files(paths, removed)
+    known = Releases(paths)
+    places = (place for one in removed for place in (known.evidence(one), known.record_path(one)))
+    kinds["release records"] = tuple(place for place in places if place.exists())
     present = {image.config_digest for image in images}
     return Pruned(
         verdicts=found,
@@ -120,13 +122,6 @@ def remove(paths: Paths, engine: Engine, done: Pruned, say: Say) -> None:
         for path in some:
             remove_path(path)
         say(f"removed {kind}: {len(some)}")
-
-
-def record_files(paths: Paths, removed: Collection[Release]) -> tuple[Path, ...]:
-    """The evidence and then the record of each."""
-    known = Releases(paths)
-    files_of = [(known.evidence(release), known.record_path(release)) for release in removed]
-    return tuple(path for pair in files_of for path in pair if path.exists())
 
 
 @contextlib.contextmanager

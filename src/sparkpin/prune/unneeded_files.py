@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.build.record import BuildRecord, imported_mark, read_record
+from sparkpin.build.record import BuildRecord, read_record
 from sparkpin.build.rootfs import rootfs_spec
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError, ManifestError
@@ -32,7 +32,7 @@ from sparkpin.upgrade.bisect import state as bisect
 
 WORK = ("context-*", "saved-*", "seal-*", "publish-*", "pull-*")
 """What a build works in, whose next run looks for its own key only, and layers for registries."""
-STORE, RECORDS, ROOT_FILE_SYSTEMS = "store", "build records", "root file systems"
+STORE, ROOT_FILE_SYSTEMS = "store", "root file systems"
 
 
 def hex_of(diff_id: str) -> str:
@@ -54,7 +54,7 @@ def noted_layer(path: Path) -> str:
 
 
 def key_of_record(path: Path) -> str:
-    """The first 12 digits of a build's key: of its record, and of the mark that it has begun."""
+    """The first 12 digits of a build's key: of its record, and of the marks beside that."""
     return path.name.partition(".json")[0][-12:]
 
 
@@ -81,7 +81,9 @@ def places_of(paths: Paths) -> dict[str, Place]:
         "quality measurements": Place(paths.cache / "quality", "[!.]*", lambda path: path.name[:KEY_DIGITS]),
         "searches of bisect": Place(paths.home / bisect.FOLDER, "[!.]*", lambda path: path.name),
         "begun builds": Place(paths.images, "[!.]*.begun", key_of_record),
-        RECORDS: Place(paths.images, "[!.]*.json", key_of_record),
+        "build records": Place(paths.images, "[!.]*.json", key_of_record),
+        # A record would pass for our own without its mark.
+        "marks of imports": Place(paths.images, "[!.]*.imported", key_of_record),
     }
 
 
@@ -206,15 +208,9 @@ class Sweep:
 
     def files(self) -> dict[str, tuple[Path, ...]]:
         """By kind, in the order in which they are to go."""
-        found = {kind: tuple(self.unneeded(place)) for kind, place in places_of(self.paths).items()}
-        found["left by killed runs"] = tuple(
-            path for path in dict.fromkeys(left_over(self.paths)) if is_stale(path, self.now)
-        )
-        # The mark goes after its record, which would pass for our own without it.
-        found[RECORDS] = tuple(
-            file for path in found.pop(RECORDS) for file in (path, imported_mark(path)) if file.is_file()
-        )
-        return found
+        left = dict.fromkeys(left_over(self.paths))  # one data directory may lie in the other
+        found = {"left by killed runs": tuple(path for path in left if is_stale(path, self.now))}
+        return found | {kind: tuple(self.unneeded(place)) for kind, place in places_of(self.paths).items()}
 
     def unneeded(self, place: Place) -> Iterator[Path]:
         for path in sorted(place.folder.glob(place.pattern)):
@@ -224,19 +220,13 @@ class Sweep:
 
 
 def is_stale(path: Path, now: float) -> bool:
+    """Whether nothing has touched it, or anything in a folder, for `STALE_AFTER`. A new link to a file is a touch."""
     try:
-        return now - last_touched(path) > STALE_AFTER
-    except FileNotFoundError:  # a run that works there has just ended
+        entries = [path, *path.rglob("*")] if path.is_dir() else [path]
+        times = [entry.lstat().st_ctime for entry in entries]
+    except FileNotFoundError:  # a run works there
         return False
-
-
-def last_touched(path: Path) -> float:
-    """Seconds since the epoch of the last change of a file or of anything in a folder; a new link to a file is one."""
-    times = [path.lstat().st_ctime]
-    for entry in path.rglob("*") if path.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):  # a run that works there is the newest of all
-            times.append(entry.lstat().st_ctime)
-    return max(times)
+    return now - max(times) > STALE_AFTER
 
 
 def left_over(paths: Paths) -> Iterator[Path]:

@@ -107,6 +107,9 @@ def how_to_rebuild(release: Release) -> str:
     return f"invoke reproduce {release.tag} --keep makes image and checkpoint again; then the same command"
 
 
+AS_RECORDED = ("tag", "recipe", "stage", "key", "size", "created", "state")
+
+
 @dataclass(frozen=True)
 class ImageRows:
     """rows: one mapping for each release, from the newest to the oldest in each recipe; plain JSON values.
@@ -143,15 +146,9 @@ def list_images(paths: Paths, engine: Engine) -> ImageRows:
         protection = protections.get(release.tag)
         rows.append(
             {
-                "tag": release.tag,
-                "recipe": release.recipe,
-                "stage": release.stage,
-                "key": release.key,
+                **{name: getattr(release, name) for name in AS_RECORDED},
                 "image": release.image if image else None,
-                "size": release.size,
                 "unique_size": disk_usage.unique_size(image, images) if image else 0,
-                "created": release.created,
-                "state": release.state,
                 "smoke": release.smoke_text,
                 "protected": protection.model_dump() if protection else None,
                 "host": release.host.model_dump() if release.host else None,

@@ -20,7 +20,16 @@ from made_releases import release
 from private_engine import quiet
 
 from sparkpin.build import make as jobs
-from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, begun_mark, keys_here, layer_file, write_record
+from sparkpin.build.record import (
+    BuildInput,
+    BuildRecord,
+    LayerRecord,
+    begun_mark,
+    imported_mark,
+    keys_here,
+    layer_file,
+    write_record,
+)
 from sparkpin.build.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.cli import build as commands_build
 from sparkpin.cli import evidence as commands_evidence
@@ -237,7 +246,11 @@ def place_of(paths: Paths, data: bytes) -> Path:
 def test_what_only_a_removed_release_refers_to_goes_at_once(paths: Paths) -> None:
     home = Home.make(paths)
     layer_notes = paths.cache / "layers"
+    brought = [imported_mark(paths.images / f"cpu-v2-{f'{number:02x}' * 6}.json") for number in (1, 2)]
+    for mark in brought:
+        mark.touch()
     assert home.going([2], [1]) == {
+        "marks of imports": {brought[0]},
         "layer contents": {layer_file(paths, diff_id(1))},
         "layer notes": {layer_notes / f"{'01' * 32}.json", layer_notes / f"{1:064x}.jsonl.gz"},
         "kept inputs": {place_of(paths, b"tool of 1"), place_of(paths, b"recipe of 1")},
