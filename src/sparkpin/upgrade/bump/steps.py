@@ -28,16 +28,9 @@ from sparkpin.smoke.inspect.run import inspect
 from sparkpin.smoke.run import run_smoke
 from sparkpin.upgrade.bisect.trial import Judge, Outcome
 
-FAILURES = (
-    errors.BuildError,
-    errors.BumpError,
-    errors.CheckpointError,
-    errors.InspectionError,
-    errors.IntegrityError,
-    errors.ManifestError,
-    errors.QualityError,
-    errors.SmokeError,
-)
+UNFIT = (errors.BuildError, errors.CheckpointError, errors.IntegrityError, errors.ManifestError)
+WORSE = (errors.BumpError, errors.InspectionError, errors.QualityError, errors.SmokeError)
+FAILURES = (*UNFIT, *WORSE)
 """What is a verdict on newer versions. All else (no network, disk, engine) ends the run, which can go on later."""
 ALLOWED = Quality(kl=0.007, continued_kl=0.01, top1=0.96, perplexity=1.015, tool_calls=0.05, needles=0.1)
 """What newer versions of the same release may cost: reading, what another kernel may (docs/quality.md, stage mtp)."""
