@@ -15,10 +15,6 @@ from sparkpin.upgrade.bisect.trial import Search
 
 
 def bisect(*, good: str, bad: str, check: str, serve: bool, unstarted_is_bad: bool, limit: int) -> None:
-    for option, value in (("--good", good), ("--bad", bad), ("--check", check)):
-        if not value:
-            step = "invoke bisect --good TAG --bad TAG --check 'COMMAND' (docs/bisect.md)"
-            raise InputError(f"{option} is missing", next_step=step)
     if limit < 1:
         raise InputError(f"--limit: got {limit}, expected 1 or more (seconds)", next_step="--limit 1800")
     paths = Paths.from_env()

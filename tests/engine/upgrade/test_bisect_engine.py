@@ -23,7 +23,7 @@ from sparkpin.smoke.server import LABEL, owner
 from sparkpin.upgrade.bisect.changes import ReleaseChange
 from sparkpin.upgrade.bisect.check import Check
 from sparkpin.upgrade.bisect.plan import BisectPlan
-from sparkpin.upgrade.bisect.trial import Outcome
+from sparkpin.upgrade.bisect.state import Trial
 
 pytest_plugins = ["fake_release"]
 
@@ -103,13 +103,13 @@ def test_a_server_for_each_trial(
     )
     bad = dataclasses.replace(release, env={"FAKE_VLLM": "completions-500", "NOISE": "1"})
 
-    def attempt(plan: BisectPlan, chosen: ReleaseChange, name: str, unstarted_is_bad: bool = False) -> Outcome:
+    def attempt(plan: BisectPlan, chosen: ReleaseChange, name: str, unstarted_is_bad: bool = False) -> Trial:
         check = Check(ASK, True, unstarted_is_bad, 600)
         return check.judge(paths, plan.combine(paths, (chosen,)), tmp_path / f"{name}.log")
 
     plan = BisectPlan(release, bad, (fault, other), None)
     assert attempt(plan, other, "other").verdict == "good"
-    assert attempt(plan, fault, "fault") == Outcome("bad", "exit code 1: HTTP 500")
+    assert attempt(plan, fault, "fault") == Trial(verdict="bad", how="exit code 1: HTTP 500")
     assert b"version 0.32.0" in (tmp_path / "other-server.log").read_bytes()
     dead = dataclasses.replace(plan, bad=dataclasses.replace(release, env={"FAKE_VLLM": "exit"}))
     for unstarted_is_bad, wanted in ((False, "unresolved"), (True, "bad")):

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from sparkpin.core.errors import InputError, SmokeError
-from sparkpin.core.files import write_json
+from sparkpin.core.files import sha256_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.engine import engine_of
@@ -25,7 +25,7 @@ from sparkpin.releases.record import PRIVATE, Release, to_json
 from sparkpin.serve.socket_port import listening
 from sparkpin.upgrade.bisect.plan import BisectPlan
 from sparkpin.upgrade.bisect.search import Verdict
-from sparkpin.upgrade.bisect.trial import Outcome
+from sparkpin.upgrade.bisect.state import Trial
 
 SKIP, CANNOT = 125, (126, 127)
 
@@ -45,11 +45,11 @@ class Check:
             raise InputError(f"--check: {error}", next_step="quote the command for your shell") from None
         read = [word for before, word in pairwise(words) if ">" not in before]  # the others are written
         scripts = [Path(os.path.expanduser(word)) for word in read]
-        content = [path.read_text(errors="replace") for path in scripts if os.path.isfile(path)]
+        content = [sha256_file(path)[0] for path in scripts if os.path.isfile(path)]
         ends = [plan.good.key, plan.bad.key, *(change.id for change in plan.changes)]
         return digest_of([ends, dataclasses.asdict(self), content, os.getcwd()])[:12]
 
-    def judge(self, paths: Paths, release: Release, log: Path) -> Outcome:
+    def judge(self, paths: Paths, release: Release, log: Path) -> Trial:
         """The server of a combination has no network, and is behind a port of 127.0.0.1; its log is kept."""
         if not self.serve:
             return run_check(self.command, environment(release, "", log), log, limit=self.limit)
@@ -63,7 +63,7 @@ class Check:
         except SmokeError as error:
             log.write_text(f"{error.message}\n")
             verdict: Verdict = "bad" if self.unstarted_is_bad else "unresolved"
-            return Outcome(verdict, f"does not start: {error.message.splitlines()[0]}", started=False)
+            return Trial(verdict=verdict, how=f"does not start: {error.message.splitlines()[0]}", started=False)
 
 
 def environment(release: Release, endpoint: str, log: Path) -> dict[str, str]:
@@ -79,7 +79,7 @@ def environment(release: Release, endpoint: str, log: Path) -> dict[str, str]:
     }
 
 
-def run_check(command: str, env: Mapping[str, str], log: Path, *, limit: float) -> Outcome:
+def run_check(command: str, env: Mapping[str, str], log: Path, *, limit: float) -> Trial:
     """As for `git bisect run` 0 is good, 125 unresolved, any other up to 124 bad. What the command prints goes into the
     log; what it left behind ends with it.
 
@@ -93,7 +93,7 @@ def run_check(command: str, env: Mapping[str, str], log: Path, *, limit: float) 
         try:
             code = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
-            return Outcome("unresolved", f"the check took more than {limit:.0f} s")
+            return Trial(verdict="unresolved", how=f"the check took more than {limit:.0f} s")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -106,5 +106,5 @@ def run_check(command: str, env: Mapping[str, str], log: Path, *, limit: float) 
         step = "correct --check, then run the same command again"
         raise InputError(f"the check {command!r} did not run: {why} ({last})", next_step=step)
     if code == SKIP:
-        return Outcome("unresolved", "exit code 125")
-    return Outcome("bad" if code else "good", f"exit code {code}" + f": {last}" * bool(code and last))
+        return Trial(verdict="unresolved", how="exit code 125")
+    return Trial(verdict="bad" if code else "good", how=f"exit code {code}" + f": {last}" * bool(code and last))

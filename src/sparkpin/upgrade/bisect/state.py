@@ -21,11 +21,11 @@ LOCK = ".lock"
 
 
 class Trial(StrictModel):
-    chosen: list[str]  # ids of the changes
+    chosen: tuple[str, ...] = Field(default=(), strict=False)  # ids of the changes
     verdict: Verdict
     how: str  # what was seen, in a few words
     started: bool = True  # False where its server did not become ready
-    seconds: float  # that it took
+    seconds: float = 0.0  # that it took
     log: str = ""  # file in the same folder
 
 

@@ -26,7 +26,8 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import uses_gpu
 from sparkpin.smoke.inspect.run import inspect
 from sparkpin.smoke.run import run_smoke
-from sparkpin.upgrade.bisect.trial import Judge, Outcome
+from sparkpin.upgrade.bisect.state import Trial
+from sparkpin.upgrade.bisect.trial import Judge
 
 UNFIT = (errors.BuildError, errors.CheckpointError, errors.IntegrityError, errors.ManifestError)
 WORSE = (errors.BumpError, errors.InspectionError, errors.QualityError, errors.SmokeError)
@@ -129,12 +130,12 @@ class Candidate:
             "speed": partial(self.speed, keep=False),
         }
 
-        def judge(release: Release, log: Path) -> Outcome:
+        def judge(release: Release, log: Path) -> Trial:
             try:
-                return Outcome("good", again[step](release))
+                return Trial(verdict="good", how=again[step](release))
             except FAILURES as error:
                 log.write_text(f"{error}\n")
-                return Outcome("bad", error.message.splitlines()[0])
+                return Trial(verdict="bad", how=error.message.splitlines()[0])
 
         return judge
 
