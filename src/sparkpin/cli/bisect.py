@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated
 
 from sparkpin.cli.tasks import task
+from sparkpin.build.make import checkpoint_of
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -38,9 +39,11 @@ def bisect(
         terminal.show(f"note: {terminal.printable(plan.note)}")
     folder = paths.home / states.FOLDER / asked.identity(plan)
     with files.lock(folder / states.LOCK, wait=False):
-        search = Search.begin(paths, plan, partial(asked.judge, paths, plan), folder, check)
+        search = Search.begin(paths, plan, partial(asked.judge, paths), folder, check)
         if known := search.state.trials:
             terminal.say(f"known already: {terminal.count(len(known), 'trial')} ({folder})")
+        for release in (plan.good, plan.bad) if serve else ():
+            checkpoint_of(paths, release)
         require_ends(search)
         found = search.culprits()
         without = search.trial(tuple(change for change in plan.changes if change not in found))

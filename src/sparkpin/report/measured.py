@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from statistics import median
+from typing import TypeGuard
 
 from sparkpin.core import terminal
 from sparkpin.core.errors import SparkpinError
@@ -16,6 +17,7 @@ from sparkpin.releases import quality_record as quality
 from sparkpin.releases.record import Release
 from sparkpin.report.facts import NOT_MEASURED, Kind, LimitBar, ReportEvidence, ReportRow, Speed
 
+MOST = 1e6  # tokens a second, and seconds
 KEPT: dict[str, Kind] = {"within": "good", "unclear": "unclear", "more": "bad"}
 NAMES = {
     "kl": "KL, nats a token",
@@ -140,13 +142,17 @@ def speed_of(paths: Paths, release: Release) -> Speed:
 def smoke_speed(release: Release) -> Speed | None:
     """Of the smoke test's own requests: better than nothing until there is a benchmark."""
     speed = (release.smoke or {}).get("speed")
-    known = speed if isinstance(speed, dict) else {}
-    rate, first = (known.get(name) for name in ("tokens_a_second", "first_token"))
-    if not isinstance(rate, int | float) or not isinstance(first, int | float):
+    rate, first = (speed.get(name) if isinstance(speed, dict) else None for name in ("tokens_a_second", "first_token"))
+    if not (is_figure(rate) and is_figure(first)):
         return None
     text = f"{terminal.figure(rate)} tok/s in its smoke test"
     evidence = ReportEvidence("Speed", "none", text, hint=f"invoke bench {release.tag}")
     return Speed(evidence, rate, first, machine=release.host.line if release.host else "", of_smoke=True)
+
+
+def is_figure(value: object) -> TypeGuard[float]:
+    """Somebody's bundle may hold anything."""
+    return isinstance(value, int | float) and 0 < value < MOST
 
 
 def is_quick(found: bench.BenchRecord) -> bool:

@@ -17,12 +17,13 @@ from sparkpin.build.pair import pair
 from sparkpin.cli import bisect
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
+from sparkpin.measure import own_server as measuring
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.server import LABEL, owner
-from sparkpin.upgrade.bisect import trial
 from sparkpin.upgrade.bisect.changes import ReleaseChange
+from sparkpin.upgrade.bisect.check import Check
 from sparkpin.upgrade.bisect.plan import BisectPlan
-from sparkpin.upgrade.bisect.trial import Bench
+from sparkpin.upgrade.bisect.state import Trial
 
 pytest_plugins = ["fake_release"]
 
@@ -73,7 +74,7 @@ def test_two_changes_of_which_one_needs_the_other(
     before = {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
     bisect.bisect(good=good.tag, bad=bad.tag, check=CHECK, serve=False, unstarted_is_bad=False, limit=600)
     text = capsys.readouterr().out
-    found = text[text.index("these changes turn the check") :]
+    found = text[text.index("the check fails") :]
     assert [line for line in found.splitlines() if line.startswith("  ~ ")] == [
         "  ~ file dockerfiles/base.j2: good -> bad",
         "  ~ file dockerfiles/child.j2: good -> bad",
@@ -95,22 +96,24 @@ def test_a_server_for_each_trial(
 ) -> None:
     """A server that only plays vLLM, in a real container; it has no checkpoint to make. One that does not start is
     unresolved, unless that is what is looked for."""
-    monkeypatch.setattr(trial, "checkpoint_of", lambda *_: checkpoint)
+    monkeypatch.setattr(measuring, "checkpoint_of", lambda *_: checkpoint)
     fault, other = (
         ReleaseChange("variable", "FAKE_VLLM", None, "completions-500"),
         ReleaseChange("variable", "NOISE", None, "1"),
     )
     bad = dataclasses.replace(release, env={"FAKE_VLLM": "completions-500", "NOISE": "1"})
-    bench = Bench(
-        paths, BisectPlan(release, bad, (fault, other), None, ()), ASK, True, False, 600, tmp_path, lambda _: None
-    )
-    assert [(one.verdict, one.log) for one in (bench.attempt((other,), 1),)] == [("good", "001.log")]
-    assert [(one.verdict, one.how) for one in (bench.attempt((fault,), 2),)] == [("bad", "exit code 1: HTTP 500")]
-    assert b"version 0.32.0" in (tmp_path / "001-server.log").read_bytes()
-    dead = dataclasses.replace(bench.plan, bad=dataclasses.replace(release, env={"FAKE_VLLM": "exit"}))
+
+    def attempt(plan: BisectPlan, chosen: ReleaseChange, name: str, unstarted_is_bad: bool = False) -> Trial:
+        check = Check(ASK, True, unstarted_is_bad, 600)
+        return check.judge(paths, plan.combine(paths, (chosen,)), tmp_path / f"{name}.log")
+
+    plan = BisectPlan(release, bad, (fault, other), None)
+    assert attempt(plan, other, "other").verdict == "good"
+    assert attempt(plan, fault, "fault") == Trial(verdict="bad", how="exit code 1: HTTP 500")
+    assert b"version 0.32.0" in (tmp_path / "other-server.log").read_bytes()
+    dead = dataclasses.replace(plan, bad=dataclasses.replace(release, env={"FAKE_VLLM": "exit"}))
     for unstarted_is_bad, wanted in ((False, "unresolved"), (True, "bad")):
-        tried = dataclasses.replace(bench, plan=dead, unstarted_is_bad=unstarted_is_bad)
-        made = tried.attempt((fault,), 3)
+        made = attempt(dead, fault, "dead", unstarted_is_bad)
         assert (made.verdict, made.started) == (wanted, False)
-        assert "RuntimeError: no such architecture" in (tmp_path / made.log).read_text()
+        assert "RuntimeError: no such architecture" in (tmp_path / "dead.log").read_text()
     assert not fake_engine.client.containers.list(all=True, filters={"label": f"{LABEL}={owner(paths)}"})

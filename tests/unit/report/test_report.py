@@ -106,7 +106,13 @@ def test_a_fresh_install_shows_what_its_smoke_test_saw(made: Made, copied: Paths
     assert (tiles["Output"].text, tiles["First token"].text) == ("58.3 tok/s", "31.2 ms")
     assert all("smoke test" in tiles[name].note for name in ("Output", "First token")) and "smoke" in part.measured_by
     assert [bar.rate for bar in part.bars] == [58.3] and part.shown.speed.hint == f"invoke bench {second.tag}"
-    for damaged in (None, 1, {}, {"first_token": "x", "tokens_a_second": None}):
+    for damaged in (
+        None,
+        1,
+        {},
+        {"first_token": "x", "tokens_a_second": 1},
+        {"first_token": 1, "tokens_a_second": 1e300},
+    ):
         records.smoked(second.tag, {**known, "speed": damaged})
         assert measured.speed_of(copied, records.get(second.tag)).rate is None
 

@@ -8,30 +8,24 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from sparkpin.build.make import checkpoint_of
-from sparkpin.core.errors import InputError
-from sparkpin.core.files import write_json
+from sparkpin.core.errors import InputError, SmokeError
+from sparkpin.core.files import sha256_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.engine import engine_of
+from sparkpin.measure.own_server import own_server
 from sparkpin.pins.manifests import digest_of
 from sparkpin.pins.vllm_flags import served_name
-from sparkpin.releases.container import ready_timeout, require_image, require_readable
 from sparkpin.releases.record import PRIVATE, Release, to_json
-from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.socket_port import listening
-from sparkpin.smoke.client import Client
-from sparkpin.smoke.server import alone, started
-from sparkpin.smoke.startup import StartFault
 from sparkpin.upgrade.bisect.plan import BisectPlan
 from sparkpin.upgrade.bisect.search import Verdict
-from sparkpin.upgrade.bisect.trial import Outcome
+from sparkpin.upgrade.bisect.state import Trial
 
 SKIP, CANNOT = 125, (126, 127)
 
@@ -51,44 +45,25 @@ class Check:
             raise InputError(f"--check: {error}", next_step="quote the command for your shell") from None
         read = [word for before, word in pairwise(words) if ">" not in before]  # the others are written
         scripts = [Path(os.path.expanduser(word)) for word in read]
-        content = [path.read_text(errors="replace") for path in scripts if os.path.isfile(path)]
+        content = [sha256_file(path)[0] for path in scripts if os.path.isfile(path)]
         ends = [plan.good.key, plan.bad.key, *(change.id for change in plan.changes)]
         return digest_of([ends, dataclasses.asdict(self), content, os.getcwd()])[:12]
 
-    def judge(self, paths: Paths, plan: BisectPlan, release: Release, log: Path) -> Outcome:
-        try:
-            with self.endpoint(paths, plan, release, log) as endpoint:
-                return run_check(self.command, environment(release, endpoint, log), log, limit=self.limit)
-        except StartFault as fault:
-            log.write_text(f"{fault}\n")
-            verdict: Verdict = "bad" if self.unstarted_is_bad else "unresolved"
-            return Outcome(verdict, f"does not start: {str(fault).splitlines()[0]}", started=False)
-
-    @contextlib.contextmanager
-    def endpoint(self, paths: Paths, plan: BisectPlan, release: Release, log: Path) -> Iterator[str]:
-        """The address of its server, once it answers; "" where none is asked for. StartFault where it does not.
-
-        It is the smoke test's container, which has no network, behind a port of 127.0.0.1. The server's log is kept,
-        however that ends.
-        """
+    def judge(self, paths: Paths, release: Release, log: Path) -> Trial:
+        """The server of a combination has no network, and is behind a port of 127.0.0.1; its log is kept."""
         if not self.serve:
-            yield ""
-            return
-        engine = engine_of(paths)
-        if why := obstacle(paths, engine, release):
-            raise InputError(f"{release.tag} cannot be served here: {why}", next_step="leave --serve out, or go there")
-        require_image(engine, release)
-        source = plan.good if plan.good.checkpoint_key == release.checkpoint_key else plan.bad
-        require_readable(checkpoint := checkpoint_of(paths, source))
-        how: dict[str, Any] = {"gpus": uses_gpu(paths, release), "timeout": ready_timeout(checkpoint), "say": say}
-        with alone(paths, engine, say), started(paths, engine, release, checkpoint, **how) as server:
-            try:
-                with Client.unix(server.socket) as client:
-                    server.wait_ready(client)
-                with listening(server.socket) as port:
-                    yield f"http://127.0.0.1:{port}"
-            finally:
-                log.with_name(f"{log.stem}-server.log").write_bytes(server.log())
+            return run_check(self.command, environment(release, "", log), log, limit=self.limit)
+        try:
+            with own_server(paths, engine_of(paths), release, 0, say) as own, listening(own.server.socket) as port:
+                try:
+                    env = environment(release, f"http://127.0.0.1:{port}", log)
+                    return run_check(self.command, env, log, limit=self.limit)
+                finally:
+                    log.with_name(f"{log.stem}-server.log").write_bytes(own.server.log())
+        except SmokeError as error:
+            log.write_text(f"{error.message}\n")
+            verdict: Verdict = "bad" if self.unstarted_is_bad else "unresolved"
+            return Trial(verdict=verdict, how=f"does not start: {error.message.splitlines()[0]}", started=False)
 
 
 def environment(release: Release, endpoint: str, log: Path) -> dict[str, str]:
@@ -104,7 +79,7 @@ def environment(release: Release, endpoint: str, log: Path) -> dict[str, str]:
     }
 
 
-def run_check(command: str, env: Mapping[str, str], log: Path, *, limit: float) -> Outcome:
+def run_check(command: str, env: Mapping[str, str], log: Path, *, limit: float) -> Trial:
     """As for `git bisect run` 0 is good, 125 unresolved, any other up to 124 bad. What the command prints goes into the
     log; what it left behind ends with it.
 
@@ -118,7 +93,7 @@ def run_check(command: str, env: Mapping[str, str], log: Path, *, limit: float) 
         try:
             code = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
-            return Outcome("unresolved", f"the check took more than {limit:.0f} s")
+            return Trial(verdict="unresolved", how=f"the check took more than {limit:.0f} s")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -131,5 +106,5 @@ def run_check(command: str, env: Mapping[str, str], log: Path, *, limit: float) 
         step = "correct --check, then run the same command again"
         raise InputError(f"the check {command!r} did not run: {why} ({last})", next_step=step)
     if code == SKIP:
-        return Outcome("unresolved", "exit code 125")
-    return Outcome("bad" if code else "good", f"exit code {code}" + f": {last}" * bool(code and last))
+        return Trial(verdict="unresolved", how="exit code 125")
+    return Trial(verdict="bad" if code else "good", how=f"exit code {code}" + f": {last}" * bool(code and last))

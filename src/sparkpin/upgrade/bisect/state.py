@@ -4,7 +4,7 @@ its trials beside it. Nobody else reads them: a check may print what is secret."
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
@@ -14,17 +14,18 @@ from sparkpin.pins.schema import StrictModel
 from sparkpin.releases.record import PRIVATE, read_as
 from sparkpin.upgrade.bisect.search import Verdict
 
+T = TypeVar("T")
 FOLDER = "bisect"  # of SPARKPIN_HOME
 FILE = "state.json"
 LOCK = ".lock"
 
 
 class Trial(StrictModel):
-    chosen: list[str]  # ids of the changes
+    chosen: tuple[str, ...] = Field(default=(), strict=False)  # ids of the changes
     verdict: Verdict
     how: str  # what was seen, in a few words
     started: bool = True  # False where its server did not become ready
-    seconds: float  # that it took
+    seconds: float = 0.0  # that it took
     log: str = ""  # file in the same folder
 
 
@@ -39,12 +40,17 @@ class State(StrictModel):
 
 def read(path: Path) -> State | None:
     """ManifestError for what is no state."""
+    return read_saved(path, State, f"rm {path}: the search begins again")
+
+
+def read_saved(path: Path, kind: type[T], step: str) -> T | None:
+    """ManifestError for a file of another shape; step: what to do about it."""
     try:
-        return read_as(path, TypeAdapter(State), next_step="")
+        return read_as(path, TypeAdapter(kind), next_step=step)
     except FileNotFoundError:
         return None
     except ManifestError as error:
-        error.next_step = f"rm {path}: the search begins again"
+        error.next_step = step
         raise
 
 

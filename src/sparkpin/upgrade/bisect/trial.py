@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,22 +14,15 @@ from sparkpin.releases.record import Release
 from sparkpin.upgrade.bisect import state as states
 from sparkpin.upgrade.bisect.changes import ReleaseChange, groups_of
 from sparkpin.upgrade.bisect.plan import BisectPlan
-from sparkpin.upgrade.bisect.search import Verdict, minimal
+from sparkpin.upgrade.bisect.search import minimal
 from sparkpin.upgrade.bisect.state import State, Trial
 
 UNFIT = (BuildError, InputError, ManifestError)
 """What shows that a combination does not fit together. All else (no disk, no engine, no network) ends the search."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    verdict: Verdict
-    how: str  # what was seen, in a few words
-    started: bool = True  # False where its server did not become ready
-
-
-Judge = Callable[[Release, Path], Outcome]
-"""The outcome of a combination, and a file for what there is to read of it."""
+Judge = Callable[[Release, Path], Trial]
+"""Verdict on a combination, how that was seen, and a file for what there is to read of it."""
 
 
 @dataclass
@@ -55,7 +47,7 @@ class Search:
         return cls(paths, plan, judge, folder, states.read(folder / states.FILE) or fresh)
 
     def trial(self, chosen: Sequence[ReleaseChange]) -> Trial:
-        ids = sorted(change.id for change in chosen)
+        ids = tuple(sorted(change.id for change in chosen))
         if known := next((trial for trial in self.state.trials if trial.chosen == ids), None):
             return known
         number, began = len(self.state.trials) + 1, time.monotonic()
@@ -66,11 +58,11 @@ class Search:
             release = self.plan.combine(self.paths, chosen)
         except UNFIT as error:
             log.write_text(f"{error}\n")
-            outcome = Outcome("unresolved", f"cannot be made: {error.message.splitlines()[0]}")
+            made = Trial(verdict="unresolved", how=f"cannot be made: {error.message.splitlines()[0]}")
         else:
-            outcome = self.judge(release, log)
+            made = self.judge(release, log)
         seconds = round(time.monotonic() - began, 1)
-        made = Trial(chosen=ids, seconds=seconds, log=log.name, **dataclasses.asdict(outcome))
+        made = made.model_copy(update={"chosen": ids, "seconds": seconds, "log": log.name})
         self.state = self.state.model_copy(update={"trials": [*self.state.trials, made]})
         states.write(self.folder / states.FILE, self.state)
         say(f"trial {number}: {made.verdict}, {printable(made.how)}")

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
-from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.pins.schema import StrictModel
-from sparkpin.releases.record import PRIVATE, read_as
+from sparkpin.releases.record import PRIVATE
+from sparkpin.upgrade.bisect.state import read_saved
 
 FOLDER, FILE, LOCK = "bumps", "bump.json", ".lock"
 
 
 class Step(StrictModel):
-    name: Literal["lock", "build", "inspect", "smoke", "quality", "speed"]
+    name: str
     passed: bool
     detail: str  # what was seen, in a line
     seconds: float
@@ -47,13 +47,7 @@ class Bump(StrictModel):
 
 def read(folder: Path) -> Bump | None:
     """ManifestError for what is no such record."""
-    try:
-        return read_as(folder / FILE, TypeAdapter(Bump), next_step="")
-    except FileNotFoundError:
-        return None
-    except ManifestError as error:
-        error.next_step = f"rm -r {folder}: the same versions are tried again"
-        raise
+    return read_saved(folder / FILE, Bump, f"rm -r {folder}: the same versions are tried again")
 
 
 def write(folder: Path, bump: Bump) -> None:

@@ -59,9 +59,7 @@ class Run:
             show(f"  {terminal.printable(line)}")
         require_consistent(candidate.paths, candidate.current)
         if why := obstacle(candidate.paths, candidate.engine, candidate.current):
-            raise InputError(
-                f"neither {candidate.current.tag} nor newer ones can be served here: {why}", next_step="go there"
-            )
+            raise InputError(f"{candidate.current.tag} and what is newer cannot run here: {why}", next_step="go there")
         if known := record.read(folder):
             self.bump = known
             say(f"known already: {terminal.count(len(known.steps), 'step')} ({folder / record.FILE})")
@@ -94,14 +92,13 @@ class Run:
         self.keep(verdict="promote")
 
     def try_step(self, name: str) -> Step:
-        candidate, began, passed = self.candidate, time.monotonic(), True
+        candidate, began = self.candidate, time.monotonic()
         try:
-            detail = candidate.run(name)
+            return Step(name=name, passed=True, detail=candidate.run(name), seconds=seconds_since(began))
         except FAILURES as error:
             require_consistent(candidate.paths, candidate.current)  # raises where that is what is wrong
             require_image(candidate.engine, candidate.current)
-            passed, detail = False, error.message.splitlines()[0]
-        return make_step(name, passed, detail, began)
+            return Step(name=name, passed=False, detail=error.message.splitlines()[0], seconds=seconds_since(began))
 
     def blame(self, step: Step) -> str:
         """The changes that make a step fail, or why they cannot be found."""
@@ -111,10 +108,10 @@ class Run:
         except (InputError, IntegrityError) as error:
             return f"what cannot be searched: {error.message}"
         say(f"{step.name} failed; which of {terminal.count(len(plan.changes), 'change')} is to blame?")
-        ids = sorted(change.id for change in plan.changes)
-        known = [states.Trial(chosen=ids, verdict="bad", how=step.detail, seconds=0)]
+        ids = tuple(sorted(change.id for change in plan.changes))
+        known = [states.Trial(chosen=ids, verdict="bad", how=step.detail)]
         if step.name in ("quality", "speed"):  # they are against the good one itself
-            known.append(states.Trial(chosen=[], verdict="good", how="", seconds=0))
+            known.append(states.Trial(verdict="good", how=""))
         folder = self.folder / states.FOLDER
         search = Search.begin(candidate.paths, plan, candidate.judge(step.name), folder, step.name, known)
         if search.trial(()).verdict != "good":
@@ -122,9 +119,8 @@ class Run:
         return ", ".join(change.text for change in search.culprits())
 
 
-def make_step(name: str, passed: bool, detail: str, began: float) -> Step:
-    seconds = round(time.monotonic() - began, 1)
-    return Step.model_validate({"name": name, "passed": passed, "detail": detail, "seconds": seconds})
+def seconds_since(began: float) -> float:
+    return round(time.monotonic() - began, 1)
 
 
 def bump(paths: Paths, current: Release, asked: Asked, commands: Commands) -> None:
@@ -141,8 +137,9 @@ def bump(paths: Paths, current: Release, asked: Asked, commands: Commands) -> No
             pairings = pair(there.project, recipe.name, stage=current.stage)
             require_model_fits(paths, pairings[-1])
         except (IntegrityError, ManifestError) as error:
-            reason, steps = f"lock: {error.message}", (make_step("lock", False, error.message, began),)
-            fresh = fresh.model_copy(update={"steps": steps, "verdict": "stay", "reason": reason})
+            step = Step(name="lock", passed=False, detail=error.message, seconds=seconds_since(began))
+            reason = f"lock: {error.message}"
+            fresh = fresh.model_copy(update={"steps": (step,), "verdict": "stay", "reason": reason})
             record.write(root / manifests.digest_of([current.key, reason])[:12], fresh)
             raise BumpError(f"{current.tag} stays: {reason}", next_step=error.next_step) from None
         new, watched = pairings[-1], [*locks, *pairings[-1].inputs]
@@ -165,8 +162,8 @@ def bump(paths: Paths, current: Release, asked: Asked, commands: Commands) -> No
             return
         after = side.hashes(paths.project, watched)
         if edited := [name for name in watched if before.get(name) != after.get(name)]:
-            step = "nothing was promoted or written; the same command again"
-            raise InputError(f"{edited[0]} was changed while newer versions were tried", next_step=step)
+            next_step = "nothing was promoted or written; the same command again"
+            raise InputError(f"{edited[0]} was changed while newer versions were tried", next_step=next_step)
         commands.promote(new.tag)
         going.keep(applied=now())
         write_locks(paths, there, locks)

@@ -26,18 +26,12 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import uses_gpu
 from sparkpin.smoke.inspect.run import inspect
 from sparkpin.smoke.run import run_smoke
-from sparkpin.upgrade.bisect.trial import Judge, Outcome
+from sparkpin.upgrade.bisect.state import Trial
+from sparkpin.upgrade.bisect.trial import Judge
 
-FAILURES = (
-    errors.BuildError,
-    errors.BumpError,
-    errors.CheckpointError,
-    errors.InspectionError,
-    errors.IntegrityError,
-    errors.ManifestError,
-    errors.QualityError,
-    errors.SmokeError,
-)
+UNFIT = (errors.BuildError, errors.CheckpointError, errors.IntegrityError, errors.ManifestError)
+WORSE = (errors.BumpError, errors.InspectionError, errors.QualityError, errors.SmokeError)
+FAILURES = (*UNFIT, *WORSE)
 """What is a verdict on newer versions. All else (no network, disk, engine) ends the run, which can go on later."""
 ALLOWED = Quality(kl=0.007, continued_kl=0.01, top1=0.96, perplexity=1.015, tool_calls=0.05, needles=0.1)
 """What newer versions of the same release may cost: reading, what another kernel may (docs/quality.md, stage mtp)."""
@@ -136,12 +130,12 @@ class Candidate:
             "speed": partial(self.speed, keep=False),
         }
 
-        def judge(release: Release, log: Path) -> Outcome:
+        def judge(release: Release, log: Path) -> Trial:
             try:
-                return Outcome("good", again[step](release))
+                return Trial(verdict="good", how=again[step](release))
             except FAILURES as error:
                 log.write_text(f"{error}\n")
-                return Outcome("bad", error.message.splitlines()[0])
+                return Trial(verdict="bad", how=error.message.splitlines()[0])
 
         return judge
 
