@@ -57,9 +57,12 @@ if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
   echo 'making .venv from requirements.lock (each package is checked against its hash) ...'
   # A .venv that was cut off half-way has no stamp and is made again.
   "$python" -m venv --clear .venv
-  pip=(.venv/bin/python -m pip install -q --disable-pip-version-check) # with the indexes of the user's pip
-  "${pip[@]}" --require-hashes --only-binary :all: -r requirements.lock
-  "${pip[@]}" --no-deps --no-build-isolation --editable .
+  # uv alone by pip, the others by uv with the indexes of the user's pip: in 2 seconds instead of 20.
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+    -r <(awk '/^uv==/ { found = 1 } found { print } found && !/\\$/ { exit }' requirements.lock)
+  uv=(env PYTHONPATH=src .venv/bin/python -m sparkpin.fetch.pip_settings .venv/bin/uv pip install --quiet --no-cache)
+  "${uv[@]}" --python .venv/bin/python --require-hashes --only-binary :all: -r requirements.lock
+  "${uv[@]}" --python .venv/bin/python --no-deps --no-build-isolation --editable .
   .venv/bin/python -m compileall -q tasks.py src # invoke keeps nothing of what it compiles before tasks.py is read
   echo "$wanted" >"$stamp"
 fi

@@ -17,11 +17,7 @@ GATHERS, UNPACKS = "the engine gathers them", "the engine unpacks them"
 
 @contextlib.contextmanager
 def progress(
-    say: Say,
-    total: int | None = None,
-    *,
-    before: str = "",
-    after: str = "",
+    say: Say, total: int | None = None, *, before: str = "", after: str = ""
 ) -> Iterator[Callable[[int], None]]:
     """Gives a function to call with each number of bytes that is done, of `total` where that is known; it may be called
     from any thread.

@@ -86,9 +86,8 @@ class Engine:
     def connect(cls, host: Mapping[str, str] | None = None) -> Engine:
         """The engine of an environment (None: this process's), which answers. EngineError when none does, or the user
         may not talk to it."""
-        where = "" if host is not None else environment().get("DOCKER_HOST", "the default socket")
         host = environment() if host is None else host
-        with engine_errors(where and f" at {where}"):
+        with engine_errors(f" at {host.get('DOCKER_HOST', 'the default socket')}"):
             client: Any = Client.from_env(timeout=CONNECT_SECONDS, environment=dict(host))
         client.host = host
         client.api.timeout = WORK_SECONDS
@@ -277,8 +276,7 @@ class Engine:
             config = {"Labels": dict(labels)}
             self.load_sealed([layer], config, os="linux", architecture=architecture, tag=ref, sent=sent)
         image = self.image(ref)
-        if image is None:
-            raise EngineError(f"the engine took {ref} and does not have it", next_step="invoke doctor")
+        assert image
         return image
 
 

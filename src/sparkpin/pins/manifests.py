@@ -20,6 +20,7 @@ from sparkpin.pins.values import require_values
 
 N = TypeVar("N", Stack, Stage, ModelPin, Recipe)
 K = TypeVar("K", StackLock, ModelLock)
+F = TypeVar("F", bound=schema.StrictModel)
 FAMILIES, COMMUNITY_MODS = "pins/families.yaml", "pins/community_mods.yaml"
 
 
@@ -122,25 +123,25 @@ def load_recipe(project: Path, name: str) -> Recipe:
 
 def load_families(project: Path) -> tuple[schema.Family, ...]:
     """None where the file is not there, as in a project of somebody's own."""
-    path = project / FAMILIES
-    return tuple(parse(schema.Families, read_yaml(path), path).families) if path.is_file() else ()
+    return tuple(_read_optional(schema.Families, project / FAMILIES).families)
 
 
 def load_community_mods(project: Path) -> dict[str, schema.CommunityMod]:
     """By name; none where the file is not there, as in what is kept of a release without any."""
-    path = project / COMMUNITY_MODS
-    return {mod.name: mod for mod in parse(schema.CommunityMods, read_yaml(path), path).mods} if path.is_file() else {}
+    return {mod.name: mod for mod in _read_optional(schema.CommunityMods, project / COMMUNITY_MODS).mods}
 
 
 def load_known_issues(project: Path) -> tuple[schema.KnownIssue, ...]:
     """None where the file is not there, as in what was kept of releases from before it."""
-    path = project / "pins/known_issues.yaml"
-    return tuple(parse(schema.KnownIssues, read_yaml(path), path).issues) if path.is_file() else ()
+    return tuple(_read_optional(schema.KnownIssues, project / "pins/known_issues.yaml").issues)
 
 
 def load_published(project: Path) -> schema.PublishedSpeeds:
-    path = project / "pins/published.yaml"
-    return parse(schema.PublishedSpeeds, read_yaml(path) if path.is_file() else {}, path)
+    return _read_optional(schema.PublishedSpeeds, project / "pins/published.yaml")
+
+
+def _read_optional(kind: type[F], path: Path) -> F:
+    return parse(kind, read_yaml(path) if path.is_file() else {}, path)
 
 
 def model_of(project: Path, recipe: Recipe) -> ModelPin:

@@ -47,12 +47,9 @@ def known_keys(kind: type[BaseModel], location: Sequence[int | str]) -> list[str
     """The keys that the mapping at `location` may have, as far as the types tell."""
     current: Any = kind
     for part in location:
-        if isinstance(part, str) and isinstance(current, type) and issubclass(current, BaseModel):
-            current = current.model_fields[part].annotation if part in current.model_fields else current
-        current = next(iter(model_types(current)), current)
-    if not (isinstance(current, type) and issubclass(current, BaseModel)):
-        return []
-    return [name for name, field in current.model_fields.items() if not field.exclude]
+        fields = getattr(current, "model_fields", {})
+        current = next(iter(model_types(fields[part].annotation if part in fields else current)), current)
+    return [name for name, field in getattr(current, "model_fields", {}).items() if not field.exclude]
 
 
 def model_types(annotation: Any) -> list[type[BaseModel]]:

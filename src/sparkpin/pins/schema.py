@@ -265,7 +265,7 @@ class CommunityMod(StrictModel):
 class CommunityMods(StrictModel):
     """pins/community_mods.yaml"""
 
-    mods: list[CommunityMod]
+    mods: list[CommunityMod] = []
 
 
 class Stage(StrictModel):
@@ -554,13 +554,13 @@ class KnownIssue(StrictModel):
 class KnownIssues(StrictModel):
     """pins/known_issues.yaml"""
 
-    issues: list[KnownIssue]
+    issues: list[KnownIssue] = []
 
 
 class Families(StrictModel):
     """pins/families.yaml: the first family with a pattern that fits counts."""
 
-    families: list[Family]
+    families: list[Family] = []
 
 
 class Recipe(StrictModel):
