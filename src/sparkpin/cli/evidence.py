@@ -96,7 +96,7 @@ def verify_file(path: Path, *, deep: bool) -> list[Check]:
         for what in (verifying.PACKAGES, verifying.MODELS):
             detail = "in the bundle, each with its hash" if opened.has_store else "not in the bundle"
             checks.append(verifying.Check(what, "ok" if opened.has_store else "open", detail))
-        if not opened.layers:
+        if opened.layers is None:
             checks.append(verifying.Check(verifying.LAYERS, "open", "not in the bundle"))
         detail = "not compared with its sources" if opened.has_checkpoint else "not in the bundle"
         return [*checks, verifying.Check(verifying.CHECKPOINT, "open", detail)]

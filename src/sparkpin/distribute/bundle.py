@@ -57,11 +57,11 @@ class CheckpointFile(StrictModel):
 @dataclass(frozen=True)
 class Bundle:
     """source: a file or a place in a registry; data: title of a row -> bytes; layers: diff ID -> tar, of those that
-    came; listings: diff ID -> what the layer holds; model_files: path below the folder of models -> file."""
+    came, None where the image stayed behind; listings: diff ID -> what the layer holds; model_files: path below the folder of models -> file."""
 
     source: str
     data: Mapping[str, Slice]
-    layers: Mapping[str, Slice]
+    layers: Mapping[str, Slice] | None
     listings: Mapping[str, Contents]
     release: Release
     records: tuple[BuildRecord, ...]
@@ -169,10 +169,12 @@ def read_bundle(
     store = any(title.startswith(layout.STORE) for title in data)
     models, blobs = read_models(release, data) if store else ({}, ())
     files = read_checkpoint(release, data) if layout.CHECKPOINT in data else {}
-    bundle = Bundle(source, data, {}, {}, release, records, checks, models, blobs, files)
+    bundle = Bundle(source, data, None, {}, release, records, checks, models, blobs, files)
     require_rows(bundle, rows)
     if made != layout.artifact(release.tag, rows, image):
         raise Refused("the artifact is not the one of this release and this image")
+    if image is not None:
+        layout.read_image(image, release.diff_ids, records[-1].config.encode())
     more = [check_demands(release, data)]
     verify.require(checks, release.tag)  # last: what lacks trust alone is said to hold
     if files:

@@ -185,7 +185,7 @@ def load_image(engine: Engine, bundle: Bundle, say: Say) -> transfer.Sent | None
     if transfer.is_there(engine, images):
         say("the engine has the image")
         return None
-    if bundle.layers:
+    if bundle.layers is not None:
         below = transfer.present(engine, bundle.release.diff_ids)
         return transfer.send(engine, images, bundle.layers, below, say)
     ref = current.present_ref(engine, bundle.release)

@@ -193,7 +193,7 @@ def test_what_is_another_release_is_refused(
     about = json.loads(good)
     about["subject"] = json.loads(artifact_of(other))["subject"]
     offer(place, moved, oci.text(about))
-    with pytest.raises(IntegrityError, match="this image"):
+    with pytest.raises(IntegrityError, match="the image's manifest"):
         pull(paths, empty, place, quiet)
     about["subject"]["digest"] = f"sha256:{'0' * 64}"
     offer(place, moved, oci.text(about))

@@ -113,7 +113,7 @@ def test_whole_bundle_is_taken(sample: Sample, good: Path) -> None:
     with open_bundle(good) as opened:
         assert opened.release == sample.release
         assert opened.records == sample.records
-        assert list(opened.layers) == list(sample.release.diff_ids)
+        assert list(opened.layers or ()) == list(sample.release.diff_ids)
         assert {"provenance.json", "sbom.cdx.json"} < set(opened.data)
         assert {check.result for check in opened.checks} == {"ok", "open"}
 
@@ -292,7 +292,7 @@ def test_another_layer_in_its_canonical_form_is_taken(parts: Parts, tmp_path: Pa
     other = cast(Parts, change(parts, sample))
     path.write_bytes(other.pack())
     with open_bundle(path) as opened:
-        assert set(opened.layers) == set(other.layers) and opened.listings[list(other.layers)[-1]]
+        assert set(opened.layers or ()) == set(other.layers) and opened.listings[list(other.layers)[-1]]
 
 
 def test_all_layers_together_have_a_limit(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
