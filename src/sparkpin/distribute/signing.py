@@ -112,13 +112,13 @@ def verify(data: bytes, signature: bytes, allowed: Path | None, namespace: str =
         if allowed is None:
             return Signer(key, None)
         done = ssh_keygen("-Y", "find-principals", "-f", str(allowed), "-s", str(file))
-        why = reason(done)
-        for principal in filter(None, done.stdout.decode(errors="replace").splitlines()):
+        principal = next(iter(done.stdout.decode(errors="replace").splitlines()), "")
+        if principal:
             whose = ("-f", str(allowed), "-I", principal)
             done = ssh_keygen("-Y", "verify", *whose, "-n", namespace, "-s", str(file), data=data)
             if not done.returncode:
                 return Signer(key, principal)
-            why = reason(done)
+        why = reason(done)
     step = how_to_trust(allowed, namespace)
     raise UntrustedError(f"signed with {key}, which {allowed} does not allow: {why}", next_step=step)
 
