@@ -151,8 +151,8 @@ def test_a_killed_pull_goes_on(
     place, fetch = sent(source, there), Registry.fetch
     first, last = source.release.diff_ids[0], source.release.diff_ids[-1]
 
-    def cut_off(self: Registry, layout: Path, reference: str, image: str, *_: object) -> None:
-        fetch(self, layout, reference, image)
+    def cut_off(self: Registry, layout: Path, reference: str, image: str, largest: int) -> None:
+        fetch(self, layout, reference, image, largest)
         if image == "image":
             os.truncate(layout / oci.blob(last), 512)  # as a crash of the machine may leave it
             os.kill(os.getpid(), signal.SIGKILL)
@@ -177,6 +177,12 @@ def test_a_damaged_blob_is_refused(source: Source, there: LocalRegistry, paths: 
             pull(paths, empty, place, quiet)
         assert nothing_of(paths, empty)
         blob.write_bytes(good)
+    blob = there.blob(record)
+    good = blob.read_bytes()
+    blob.write_bytes(bytes(64 << 20))  # more than it says: cut off before the end
+    with pytest.raises(IntegrityError, match="file too large"):
+        pull(paths, empty, place, quiet)
+    blob.write_bytes(good)
     pull(paths, empty, place, quiet)
     assert empty.image(source.release.tag)
 
@@ -199,7 +205,7 @@ def test_what_is_another_release_is_refused(
     offer(place, moved, oci.text(about))
     with pytest.raises(IntegrityError, match="does not have its image"):
         pull(paths, empty, place, quiet)
-    place.fetch(moved, other.reference, "other")
+    place.fetch(moved, other.reference, "other", 1 << 30)
     place.push(moved, "other", place.reference)
     with pytest.raises(IntegrityError, match="another image"):
         sent(source, there)
@@ -210,7 +216,7 @@ def test_what_is_another_release_is_refused(
 
 def offer(place: Registry, folder: Path, made: bytes) -> None:
     """Another artifact under the name of a release."""
-    place.fetch(folder, f"{place.reference}{registries.END}", "good")
+    place.fetch(folder, f"{place.reference}{registries.END}", "good", 1 << 30)
     (folder / oci.blob(registries.digest_of(made))).write_bytes(made)
     registries.name_manifests(folder, {"made": made})
     place.push(folder, "made", f"{place.reference}{registries.END}")
