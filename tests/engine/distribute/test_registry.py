@@ -177,12 +177,6 @@ def test_a_damaged_blob_is_refused(source: Source, there: LocalRegistry, paths: 
             pull(paths, empty, place, quiet)
         assert nothing_of(paths, empty)
         blob.write_bytes(good)
-    blob = there.blob(record)
-    good = blob.read_bytes()
-    blob.write_bytes(bytes(64 << 20))  # more than it says: cut off before the end
-    with pytest.raises(IntegrityError, match="file too large"):
-        pull(paths, empty, place, quiet)
-    blob.write_bytes(good)
     pull(paths, empty, place, quiet)
     assert empty.image(source.release.tag)
 
