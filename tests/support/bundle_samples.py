@@ -23,6 +23,7 @@ from sparkpin.image.archive import BLOCK, END, Slice
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.listing import contents_of, write_contents
 from sparkpin.image.oci import digest_of
+from sparkpin.image.seal import image_config
 from sparkpin.releases.record import Releases
 
 
@@ -89,7 +90,7 @@ class Parts:
     def edit(self, name: str, change: Callable[[Any], Any]) -> None:
         """Change a JSON member."""
         value = json.loads(self.members[name])
-        self.members[name] = export.as_json(change(value) or value)
+        self.members[name] = layout.as_json(change(value) or value)
 
     def files(self) -> dict[str, bytes]:
         """With manifests that fit: whoever rewrites a bundle rewrites them, too."""
@@ -147,7 +148,7 @@ def with_input(parts: Parts, path: str, data: bytes) -> Parts:
     release["inputs"][path] = sha256(data)
     if old is not None and old not in release["inputs"].values():
         del other.members[f"{layout.INPUTS}{old}"]
-    other.members[layout.RELEASE] = json.dumps(release).encode()
+    other.members[layout.RELEASE] = layout.as_json(release)
     other.members[f"{layout.INPUTS}{sha256(data)}"] = data
     return other
 
@@ -182,7 +183,7 @@ def with_store(parts: Parts, sample: Sample) -> Parts:
         if record.rootfs:
             value["rootfs"]["debs"] = [deb]
             value["context"].append(used)
-        other.members[f"{layout.IMAGES}{record.key}.json"] = json.dumps(value).encode()
+        other.members[f"{layout.IMAGES}{record.key}.json"] = layout.as_json(value)
     other.members |= {layout.STORE + sha256(data): data for data in (DEB, WHEEL, *MODELS)}
     return other
 
@@ -196,9 +197,8 @@ def with_top_layer(parts: Parts, sample: Sample, tar: bytes) -> Parts:
     release, record = sample.release, sample.records[-1]
     old, new = release.diff_ids[-1], digest_of(tar)
     diff_ids = [*release.diff_ids[:-1], new]
-    config = json.loads(record.config)
-    config["rootfs"]["diff_ids"] = diff_ids
-    made = json.dumps(config).encode()
+    config = json.loads(record.config)["config"]
+    made = image_config(config, os="linux", architecture="amd64", diff_ids=diff_ids)
     other = without_evidence(parts)
     del other.layers[old]
     other.layers[new], other.config = tar, made

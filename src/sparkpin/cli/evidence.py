@@ -98,13 +98,10 @@ def verify_file(path: Path, *, deep: bool) -> list[Check]:
     with bundle.open_bundle(path, say) as opened:
         checks = [verifying.Check("bundle", "ok", f"{len(opened.data)} rows, each of its size and hash")]
         checks += opened.checks
-        for what in (verifying.PACKAGES, verifying.MODELS):
-            detail = "in the bundle, each with its hash" if opened.has_store else "not in the bundle"
-            checks.append(verifying.Check(what, "ok" if opened.has_store else "open", detail))
-        if not opened.layers:
-            checks.append(verifying.Check(verifying.LAYERS, "open", "not in the bundle"))
-        detail = "not compared with its sources" if opened.has_checkpoint else "not in the bundle"
-        return [*checks, verifying.Check(verifying.CHECKPOINT, "open", detail)]
+        detail = "in the bundle, each with its hash" if opened.has_store else "not in the bundle"
+        checks.append(verifying.Check(verifying.PACKAGES, "ok" if opened.has_store else "open", detail))
+        absent = [] if opened.layers is not None else [verifying.Check(verifying.LAYERS, "open", "not in the bundle")]
+        return [*checks, *absent]
 
 
 def verify_release(paths: Paths, release: Release, *, deep: bool) -> list[Check]:
@@ -117,6 +114,5 @@ def verify_release(paths: Paths, release: Release, *, deep: bool) -> list[Check]
     checks.append(imagecheck.check_published(paths.project, release, evidence.records, allowed))
     if deep:
         checks.append(imagecheck.check_fetched(paths, release, evidence.records))
-        checks += imagecheck.check_model(paths, release, say)
         checks.append(imagecheck.check_saved(paths, engine, release, say))
     return checks

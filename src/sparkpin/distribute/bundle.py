@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import json
 import posixpath
 import re
 import stat
@@ -34,6 +35,7 @@ from sparkpin.image import oci
 from sparkpin.image.archive import Slice
 from sparkpin.image.layer_tar import DEVICES, HARDLINK, SYMLINK, CanonicalLayer, Member, read_layer
 from sparkpin.image.listing import ENTRIES, Contents, contents_of, parents_of
+from sparkpin.image.seal import image_config
 from sparkpin.pins import manifests
 from sparkpin.pins.reading import LOCK_LIMIT, YAML_LIMIT
 from sparkpin.pins.schema import LockedFile, Sha256, Size, StrictModel
@@ -57,11 +59,13 @@ class CheckpointFile(StrictModel):
 @dataclass(frozen=True)
 class Bundle:
     """source: a file or a place in a registry; data: title of a row -> bytes; layers: diff ID -> tar, of those that
-    came; listings: diff ID -> what the layer holds; model_files: path below the folder of models -> file."""
+    came, None where the image stayed behind; listings: diff ID -> what the layer holds; model_files: path below the
+    folder of models -> file.
+    """
 
     source: str
     data: Mapping[str, Slice]
-    layers: Mapping[str, Slice]
+    layers: Mapping[str, Slice] | None
     listings: Mapping[str, Contents]
     release: Release
     records: tuple[BuildRecord, ...]
@@ -169,10 +173,12 @@ def read_bundle(
     store = any(title.startswith(layout.STORE) for title in data)
     models, blobs = read_models(release, data) if store else ({}, ())
     files = read_checkpoint(release, data) if layout.CHECKPOINT in data else {}
-    bundle = Bundle(source, data, {}, {}, release, records, checks, models, blobs, files)
+    bundle = Bundle(source, data, None, {}, release, records, checks, models, blobs, files)
     require_rows(bundle, rows)
     if made != layout.artifact(release.tag, rows, image):
         raise Refused("the artifact is not the one of this release and this image")
+    if image is not None:
+        layout.read_image(image, release.diff_ids, records[-1].config.encode())
     more = [check_demands(release, data)]
     verify.require(checks, release.tag)  # last: what lacks trust alone is said to hold
     if files:
@@ -185,7 +191,7 @@ def read_bundle(
 
 def read_release(content: bytes) -> Release:
     with reading(layout.RELEASE):
-        release = Release(**verify.strict_json(content))
+        release = Release(**layout.read_json(content))
     if len(release.diff_ids) > LAYER_LIMIT:
         raise Refused(f"{layout.RELEASE} names {len(release.diff_ids):,} layers; {LAYER_LIMIT} are allowed")
     return release
@@ -199,7 +205,7 @@ def read_records(data: Mapping[str, Slice], release: Release) -> tuple[BuildReco
         title = f"{layout.IMAGES}{key}.json"
         content = small(data, title)
         with reading(title):
-            record = BuildRecord.model_validate(verify.strict_json(content))
+            record = BuildRecord.model_validate(layout.read_json(content))
         if record.key != key or record in found:
             raise Refused(f"{title}: it is of the build key {record.key}")
         found.append(record)
@@ -236,10 +242,11 @@ def require_paths(release: Release, records: Sequence[BuildRecord]) -> None:
         if folders := [name for name in debs if "/" in name]:
             raise Refused(f"{what} names a package {folders[0]!r}")
         with reading(f"configuration of {record.stage}"):
-            config = verify.strict_json(record.config.encode())
-            got = (f"{config['os']}/{config['architecture']}", config["rootfs"]["diff_ids"])
-        if got != (platform, record.diff_ids) or record.platform != platform:
-            raise Refused(f"configuration of {record.stage}: platform and layers are not those of its record")
+            os, _, architecture = platform.partition("/")
+            config = json.loads(record.config)["config"]
+            made = image_config(config, os=os, architecture=architecture, diff_ids=record.diff_ids)
+        if made != record.config.encode() or record.platform != platform:
+            raise Refused(f"configuration of {record.stage}: it is not the one of its record's platform and layers")
 
 
 def require_names(names: Collection[str], what: str) -> None:
@@ -259,7 +266,7 @@ def require_plain(release: Release, records: Sequence[BuildRecord]) -> None:
     """What is built of a recipe here is held to the same."""
     require_values(release.argv, release.env, layout.RELEASE)
     for record in records:
-        env = (verify.strict_json(record.config.encode()).get("config") or {}).get("Env")
+        env = (json.loads(record.config).get("config") or {}).get("Env")
         require_values([], dict(row.split("=", 1) for row in env or ()), f"configuration of {record.stage}")
 
 
@@ -318,7 +325,7 @@ def read_checkpoint(release: Release, data: Mapping[str, Slice]) -> dict[str, Ch
     """File of the checkpoint -> size and SHA-256, as its record says."""
     content = small(data, layout.CHECKPOINT)
     with reading(layout.CHECKPOINT):
-        value = verify.strict_json(content)
+        value = json.loads(content)
         if (value["model"], value["key"]) != (release.model, release.checkpoint_key):
             raise Refused(f"{layout.CHECKPOINT} is of {value['model']} {value['key']}, not of the release's checkpoint")
         files = {name: CheckpointFile.model_validate(row) for name, row in value["files"].items()}

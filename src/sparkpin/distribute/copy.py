@@ -5,8 +5,8 @@ into volumes of it: only the files that they lack.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-import os
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +19,7 @@ from sparkpin.build.consistent import require_consistent
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.checkpoint.content import RECORD
 from sparkpin.checkpoint.write import SPARE
-from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError, DiskError, EngineError, HostError, IntegrityError
+from sparkpin.core.errors import BuildError, CheckpointError, DiskError, EngineError, HostError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.core.terminal import Say
@@ -30,7 +29,7 @@ from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.image import oci
-from sparkpin.image.archive import Slice
+from sparkpin.image.archive import END, Slice, padding
 from sparkpin.releases import volumes
 from sparkpin.releases.container import HOME, UID
 from sparkpin.releases.record import Release, Releases
@@ -97,20 +96,15 @@ def copy_with_checkpoint(
     anything is sent.
     """
     require_consistent(paths, release, finished=True)
-    folder = Releases(paths).checkpoint(release)
-    config = json.loads(records_of(paths, release)[-1].config)
-    wanted = f"{config['os']}/{config['architecture']}"
+    wanted = records_of(paths, release)[-1].platform
     with engine_at(url) as other:
         with errors_of(url):
-            seen = other.platform
-        if seen != wanted:
-            raise HostError(
-                f"{url} is {seen}, the image of {release.tag} is for {wanted}",
-                next_step="choose a release of a stack for that machine; without --with-checkpoint the image is sent",
-            )
+            if (got := other.platform) != wanted:
+                step = "choose a release of a stack for that machine; without --with-checkpoint the image is sent"
+                raise HostError(f"{url} is {got}, the image of {release.tag} is for {wanted}", next_step=step)
         sent = copy_image(paths, engine, release, other, url, say)
         with errors_of(url):
-            return sent, carry(other, release, folder, say, deep=deep)
+            return sent, carry(other, release, Releases(paths).checkpoint(release), say, deep=deep)
 
 
 def carry(engine: Engine, release: Release, folder: Path, say: Say, *, deep: bool = False) -> Carried:
@@ -162,16 +156,11 @@ def carrier(engine: Engine, release: Release) -> Iterator[Container]:
 
 def put_file(container: Container, name: str, size: int, chunks: Iterable[bytes]) -> None:
     """A file of the image's user, read-only, with the folders that it lies in."""
-
-    def archive() -> Iterator[bytes]:
-        for parent in reversed(PurePosixPath(name).parents[:-1]):
-            yield member(parent.as_posix(), type=tarfile.DIRTYPE, mode=0o755)
-        yield member(name, size=size, mode=0o444)
-        yield from chunks
-        yield bytes(-size % tarfile.BLOCKSIZE + 2 * tarfile.BLOCKSIZE)
-
+    folders = [parent.as_posix() for parent in reversed(PurePosixPath(name).parents[:-1])]
+    heads = [member(folder, type=tarfile.DIRTYPE, mode=0o755) for folder in folders]
+    heads.append(member(name, size=size, mode=0o444))
     with engine_errors():
-        container.put_archive(HOME, archive())
+        container.put_archive(HOME, itertools.chain(heads, chunks, [padding(size) + END]))
 
 
 def member(name: str, **attributes: Any) -> bytes:
@@ -186,13 +175,12 @@ def member(name: str, **attributes: Any) -> bytes:
 def chunks_of(path: Path, sent: Callable[[int], None]) -> Iterator[bytes]:
     """CheckpointError for a file that becomes shorter."""
     with path.open("rb") as file:
-        left = os.fstat(file.fileno()).st_size
-        while left:
-            if not (chunk := file.read(min(left, files.CHUNK))):
-                raise altered(path, "it is shorter than it was a moment ago")
-            yield chunk
-            sent(len(chunk))
-            left -= len(chunk)
+        try:
+            for chunk in Slice(file, 0, path.stat().st_size).chunks():
+                yield chunk
+                sent(len(chunk))
+        except BuildError:
+            raise altered(path, "it is shorter than it was a moment ago") from None
 
 
 def names_of(answer: Mapping[str, Any], rows: Mapping[str, Any]) -> list[str]:
@@ -241,24 +229,15 @@ def present(engine: Engine, diff_ids: Sequence[str]) -> int:
 def send(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Slice], below: int, say: Say) -> Sent:
     """Load images, then compare what the engine has with them. layers: diff ID -> tar; below: how many of the lowest
     layers the engine has.
-
-    An engine that wants layers that it should have gets all of them.
     """
-    diff_ids = images[-1].diff_ids
-    for first in (below, 0) if below else (0,):
-        try:
-            sent = load(engine, images, {diff_id: layers[diff_id] for diff_id in diff_ids[first:]}, say)
-            break
-        except EngineError as error:
-            if not first or len(layers) < len(set(diff_ids)):
-                raise
-            say(f"the engine wants more layers than it was sent: {error.message}")
+    lacking = dict.fromkeys(images[-1].diff_ids[below:])
+    sent = load(engine, images, {diff_id: layers[diff_id] for diff_id in lacking}, say)
     for image in images:
         for tag in image.tags:
-            if (seen := digest(engine, tag)) != image.config_digest:
+            if (got := digest(engine, tag)) != image.config_digest:
                 engine.untag(tag)
                 raise IntegrityError(
-                    f"{tag}: sent {image.config_digest}, the engine has {seen}", next_step="the same command again"
+                    f"{tag}: sent {image.config_digest}, the engine has {got}", next_step="the same command again"
                 )
     return sent
 

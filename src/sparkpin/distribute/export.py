@@ -100,16 +100,12 @@ def row_of(title: str, data: bytes) -> tuple[layout.Row, Source]:
 def record_rows(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> dict[str, tuple[layout.Row, Source]]:
     """The record as it was built: what this machine made of it (current, passed) is its own business."""
     bare = dataclasses.replace(release, state="built", smoke=None)
-    found = {layout.RELEASE: as_json(to_json(bare))}
+    found = {layout.RELEASE: layout.as_json(to_json(bare))}
     for record in records:
-        found[f"{layout.IMAGES}{record.key}.json"] = as_json(record.model_dump(mode="json", by_alias=True))
+        found[f"{layout.IMAGES}{record.key}.json"] = layout.as_json(record.model_dump(mode="json", by_alias=True))
     folder = Releases(paths).evidence(release)
     found |= {name: (folder / name).read_bytes() for name in layout.EVIDENCE if (folder / name).is_file()}
     return {title: row_of(title, data) for title, data in found.items()}
-
-
-def as_json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def input_rows(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> dict[str, tuple[layout.Row, Source]]:

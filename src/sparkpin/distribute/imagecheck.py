@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparkpin.build.consistent import has_statement, same
 from sparkpin.build.record import BuildRecord, records_of
-from sparkpin.checkpoint.content import RECORD, is_complete
-from sparkpin.checkpoint.plan import make_plan
-from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositories
-from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.core.errors import BuildError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors, require_space, sha256_file, sha256_of
 from sparkpin.core.locks import saving_folder
@@ -21,15 +16,13 @@ from sparkpin.core.progress import GATHERS, progress
 from sparkpin.core.terminal import Say
 from sparkpin.distribute import digests
 from sparkpin.distribute.materials import recorded
-from sparkpin.distribute.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Claimed, Open, checked
-from sparkpin.fetch.model_files import blobs_of, fetched_of, listing_of, places_of, repository_folder
+from sparkpin.distribute.verify import LAYERS, PACKAGES, Check, Claimed, Open, checked
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.image.oci import digest_of
 from sparkpin.image.saved import Saved, open_saved
 from sparkpin.image.seal import image_config
-from sparkpin.pins import manifests
-from sparkpin.releases.kept_inputs import KeptInputs, project_of
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
 
 
@@ -138,61 +131,3 @@ def check_fetched(paths: Paths, release: Release, records: Sequence[BuildRecord]
         return f"{len(there)} of {len(wanted)} packages and wheels are in the store, each with its hash"
 
     return checked(PACKAGES, look)
-
-
-def check_model(paths: Paths, release: Release, say: Say) -> list[Check]:
-    """The files that the checkpoint is made from, as far as they were fetched, and the checkpoint, if it is there.
-
-    Its bytes are those of its sources. Where these are not all there, it can only be held against its own record, which
-    tells damage and no more.
-    """
-    try:
-        with project_of(paths, release) as project:
-            pin = manifests.load_models(project, release.model, release.drafter)
-            steps = checkpoint_steps(manifests.load_chain(project, release.stage), pin)
-            lock = lock_for(pin, manifests.load_model_lock(project, pin), steps)
-            used = used_repositories(pin, steps)
-        locked = {name: lock.repositories[name] for name in used}
-    except (SparkpinError, KeyError) as error:
-        why = f"the release's pins cannot be read: {getattr(error, 'message', error)}"
-        return [Check(MODELS, "wrong", why), Check(CHECKPOINT, "open", why)]
-    wanted: dict[Path, str] = {}
-    store = Store(paths.store)
-    for name, entry in locked.items():
-        parts = fetched_of(entry, whole=pin.is_whole(name))
-        wanted |= {repository_folder(paths, entry) / file.file: file.sha256 for file in parts.files}
-        wanted |= {store.path(row.sha256): row.sha256 for row in blobs_of(parts)}
-        # Of the base they need not be there; where they are, its plan is made from them.
-        wanted |= {store.path(row.sha256): row.sha256 for row in entry.headers if store.has(row)}
-    there = [path for path in wanted if path.is_file()]
-
-    def look_at_files() -> str:
-        if not there:
-            raise Open(f"none of the {len(wanted)} is in the cache")
-        say(f"hashing {len(there)} files of the model")
-        for path in there:
-            same(f"{path}: sha256", sha256_file(path)[0], wanted[path])
-        return f"{len(there)} of {len(wanted)} are in the cache, each with its hash"
-
-    models = checked(MODELS, look_at_files)
-
-    def look_at_checkpoint() -> str:
-        folder = Releases(paths).checkpoint(release)
-        if not folder.is_dir():
-            raise Open(f"{folder} is not there")
-        if not is_complete(folder, release.checkpoint_key):
-            raise IntegrityError(f"{folder} is not whole, or of another release")
-        say("reading the checkpoint")
-        if models.result != "ok" or len(there) < len(wanted):
-            files = json.loads((folder / RECORD).read_bytes())["files"]
-            for name, row in files.items():
-                same(f"{folder / name}: sha256", sha256_file(folder / name)[0], row.get("sha256"))
-            return f"{len(files)} files with the hashes of its own record; not all that it was made from is there"
-        try:
-            listings = {name: listing_of(paths, pin, name, entry) for name, entry in locked.items()}
-            verify_checkpoint(folder, places_of(paths, pin, locked), make_plan(listings, pin, steps))
-        except SparkpinError as error:
-            raise IntegrityError(error.message) from None
-        return "every tensor and file has the bytes of what it was made from"
-
-    return [models, checked(CHECKPOINT, look_at_checkpoint)]

@@ -35,7 +35,6 @@ from sparkpin.core import terminal
 from sparkpin.core.errors import DiskError, IntegrityError, SparkpinError, clipped
 from sparkpin.core.files import sha256_of
 from sparkpin.distribute.signing import UntrustedError
-from sparkpin.distribute.verify import strict_json
 from sparkpin.image import oci
 from sparkpin.image.archive import BLOCK, END, Slice, file_header
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT
@@ -116,6 +115,19 @@ def reading(what: str) -> Iterator[None]:
         raise Refused(f"{what}: {error or type(error).__name__}") from None
 
 
+def as_json(value: Any) -> bytes:
+    """The form of records. ValueError for numbers and texts that JSON or UTF-8 have no words for."""
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def read_json(data: bytes) -> Any:
+    """ValueError for what `as_json` would not write: a key twice, an infinite number, half of a surrogate pair."""
+    value = json.loads(data)
+    if as_json(value) != data:
+        raise ValueError("it is not in the form that an export writes")
+    return value
+
+
 def artifact(tag: str, rows: Sequence[Row], image: bytes | None) -> bytes:
     """The manifest of a release. image: the manifest of its image, None where that stays behind."""
     value = {
@@ -135,7 +147,7 @@ def artifact(tag: str, rows: Sequence[Row], image: bytes | None) -> bytes:
 def read_rows(made: bytes) -> list[Row]:
     """The rows of an artifact that a stranger wrote. Refused for what cannot be one's, before a blob is asked for."""
     with reading("the artifact"):
-        value = strict_json(made)
+        value = json.loads(made)
         if value["artifactType"] != ARTIFACT or not 0 < len(value["layers"]) <= MEMBERS:
             raise Refused(f"{len(value['layers']):,} rows of {value['artifactType']!r}: no release that was exported")
         rows = []
@@ -154,7 +166,7 @@ def read_rows(made: bytes) -> list[Row]:
 def read_image(image: bytes, diff_ids: Sequence[str], config: bytes) -> list[oci.OciLayer]:
     """The layers of an image's manifest, of which only their sizes are new. Refused for any other image's."""
     with reading("the image's manifest"):
-        found = strict_json(image)["layers"]
+        found = json.loads(image)["layers"]
         layers = [oci.OciLayer(digest, row["size"]) for digest, row in zip(diff_ids, found, strict=True)]
         possible = all(type(layer.size) is int and 0 < layer.size < LARGEST for layer in layers)
         if possible and image == oci.manifest(config, layers):
@@ -228,7 +240,7 @@ def small(data: Mapping[str, Slice], name: str) -> bytes:
 def read_index(found: Mapping[str, Slice]) -> tuple[bytes, bytes | None]:
     """The artifact, and the manifest of the image if that is there, which are yet to be compared."""
     with reading(oci.INDEX):
-        (row,) = strict_json(small(found, oci.INDEX))["manifests"]
+        (row,) = json.loads(small(found, oci.INDEX))["manifests"]
         made = oci.blob(row["annotations"][ARTIFACT])
         first = oci.blob(row["digest"])
     return small(found, made), None if first == made else small(found, first)

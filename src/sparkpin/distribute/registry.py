@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -183,13 +184,14 @@ def drop_damaged(folder: Path) -> None:
 def fetch_record(place: Registry, made: bytes, folder: Path, say: Say) -> bytes:
     """Fetch what an artifact names, as far as its sizes are possible ones. Gives the manifest of its image."""
     with refusing(place):
-        total = sum(row.size for row in layout.read_rows(made))
-        subject = verify.strict_json(made)["subject"]["digest"]
+        rows = layout.read_rows(made)
+        total = sum(row.size for row in rows)
+        subject = json.loads(made)["subject"]["digest"]
         if total > RECORD_LIMIT or not layout.DIGEST.fullmatch(subject):
             raise Refused(f"its record has {total:,} bytes; {RECORD_LIMIT:,} are allowed")
     files.require_space(folder, total, "the record's bytes", "SPARKPIN_CACHE")
     say(f"fetching the record of {place}, {size(total)}")
-    place.fetch(folder, f"@{digest_of(made)}", "release")
+    place.fetch(folder, f"@{digest_of(made)}", "release", max(row.size for row in rows))
     if (image := place.manifest(f"@{subject}")) is None or digest_of(image) != subject:
         raise IntegrityError(f"{place}: the registry does not have its image {subject}", next_step=STRANGE)
     return image
@@ -217,7 +219,7 @@ def fetch_layers(
         with path.open("wb") as file:  # holes: skopeo takes the blob for fetched, and nobody reads it
             file.truncate(sizes[f"sha256:{path.name}"])
     with waiting(say, "skopeo fetches them"):
-        place.fetch(folder, f"@{digest_of(image)}", "image")
+        place.fetch(folder, f"@{digest_of(image)}", "image", max(sizes.values()))
     for path in stand_ins:
         path.unlink()
     with refusing(place):

@@ -56,11 +56,10 @@ def configured(variable: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def how_to_trust(where: object, namespace: str = NAMESPACE) -> str:
+def how_to_trust(where: object) -> str:
     """The next step where nobody said to trust a key, whose fingerprint was told."""
     look = "find out whose key that is: their `ssh-keygen -lf KEY.pub` shows the same"
-    line = LINE.replace(f'"{NAMESPACE}"', f'"{namespace}"')
-    return f"{look}; if you trust it, write into {where}: {line}"
+    return f"{look}; if you trust it, write into {where}: {LINE}"
 
 
 class UntrustedError(IntegrityError):
@@ -92,7 +91,7 @@ def sign(data: bytes, key: Path, namespace: str = NAMESPACE) -> bytes:
     return done.stdout
 
 
-def verify(data: bytes, signature: bytes, allowed: Path | None, namespace: str = NAMESPACE) -> Signer:
+def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
     """Who signed exactly these bytes.
 
     IntegrityError for a signature over other bytes or for another purpose, UntrustedError for a signer who is not in
@@ -101,7 +100,7 @@ def verify(data: bytes, signature: bytes, allowed: Path | None, namespace: str =
     with tempfile.TemporaryDirectory(prefix="sparkpin-signature-") as folder:
         file = Path(folder) / "signature"
         file.write_bytes(signature)
-        done = ssh_keygen("-Y", "check-novalidate", "-n", namespace, "-s", str(file), data=data)
+        done = ssh_keygen("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(file), data=data)
         found = re.search(rb"signature with (.*)", done.stdout)
         if done.returncode or not found:
             raise IntegrityError(
@@ -112,14 +111,14 @@ def verify(data: bytes, signature: bytes, allowed: Path | None, namespace: str =
         if allowed is None:
             return Signer(key, None)
         done = ssh_keygen("-Y", "find-principals", "-f", str(allowed), "-s", str(file))
-        why = reason(done)
-        for principal in filter(None, done.stdout.decode(errors="replace").splitlines()):
+        principal = next(iter(done.stdout.decode(errors="replace").splitlines()), "")
+        if principal:
             whose = ("-f", str(allowed), "-I", principal)
-            done = ssh_keygen("-Y", "verify", *whose, "-n", namespace, "-s", str(file), data=data)
+            done = ssh_keygen("-Y", "verify", *whose, "-n", NAMESPACE, "-s", str(file), data=data)
             if not done.returncode:
                 return Signer(key, principal)
-            why = reason(done)
-    step = how_to_trust(allowed, namespace)
+        why = reason(done)
+    step = how_to_trust(allowed)
     raise UntrustedError(f"signed with {key}, which {allowed} does not allow: {why}", next_step=step)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from sparkpin.build.consistent import IMPORTS, is_brought
-from sparkpin.build.record import BuildRecord, layer_file, record_file, records_of, records_with_key, write_record
+from sparkpin.build.record import BuildRecord, layer_file, record_file, records_with_key, write_record
 from sparkpin.checkpoint import content
 from sparkpin.checkpoint.content import RECORD, is_complete
 from sparkpin.checkpoint.write import hold_model, set_aside
@@ -38,7 +38,6 @@ from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import STATEMENT, Release, Releases, now
 
 HAPPENED = ("state", "smoke", "created", "build_seconds", "size", "host")  # another machine's record may differ here
-SHOWN = 100  # characters of a value in a message
 SPARE = 64 << 20  # bytes that stay free
 
 
@@ -81,7 +80,8 @@ def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say) -> Imported:
         lines = [check.line for check in bundle.checks]
         row = {"file": bundle.source, "with_statement": STATEMENT in bundle.data, "checks": lines}
         add_row(Releases(paths).evidence(bundle.release) / IMPORTS, row | {"with_store": bundle.has_store})
-    release = Releases(paths).update(bundle.release.tag, lambda known: merged(bundle, known))
+    brought = dataclasses.replace(bundle.release, state="built", smoke=None)
+    release = Releases(paths).update(bundle.release.tag, lambda known: known or brought)
     return Imported(release, sent, bundle.checks)
 
 
@@ -92,14 +92,6 @@ def add_row(path: Path, row: dict[str, Any]) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         rows = []
     files.write_json(path, [*rows, {**row, "time": now()}])
-
-
-def merged(bundle: Bundle, known: Release | None) -> Release:
-    """The record to be written: the one that is here."""
-    if known is None:
-        return dataclasses.replace(bundle.release, state="built", smoke=None)
-    require_same_release(bundle, known)
-    return known
 
 
 def require_no_conflict(paths: Paths, engine: Engine, bundle: Bundle) -> bool:
@@ -121,17 +113,12 @@ def require_no_conflict(paths: Paths, engine: Engine, bundle: Bundle) -> bool:
 
 def require_same_release(bundle: Bundle, known: Release) -> None:
     """Alike in all but what happened to it on each machine."""
-    theirs, tag = bundle.release, known.tag
-    if known.image != theirs.image:
+    names = [field.name for field in dataclasses.fields(Release) if field.name not in HAPPENED]
+    if other := [name for name in names if getattr(known, name) != getattr(bundle.release, name)]:
+        step = "the release here stays as it is; take theirs in under another SPARKPIN_HOME to compare"
         raise IntegrityError(
-            f"{bundle.source} has {tag} with {theirs.image}; this machine made it with {known.image}",
-            next_step=f"invoke reproduce {tag} tells which is right",
-        )
-    names = (field.name for field in dataclasses.fields(Release) if field.name not in HAPPENED)
-    if other := [name for name in names if getattr(known, name) != getattr(theirs, name)]:
-        raise IntegrityError(
-            f"{bundle.source} has {tag} with other {', '.join(other)} than this machine",
-            next_step="the release here stays as it is; take theirs in under another SPARKPIN_HOME to compare",
+            f"{bundle.source} has {known.tag} with other {', '.join(other)} than this machine",
+            next_step=f"invoke reproduce {known.tag} shows which is right" if "image" in other else step,
         )
 
 
@@ -140,11 +127,9 @@ def require_same_record(paths: Paths, bundle: Bundle, record: BuildRecord) -> No
     for path, here in records_with_key(paths, record.stack, record.key):
         ours, theirs = stated(here), stated(record)
         if other := [name for name in ours if ours[name] != theirs[name]]:
-            name = "config_digest" if "config_digest" in other else other[0]
-            got = [str(value) if len(str(value)) < SHOWN else "another" for value in (theirs[name], ours[name])]
             raise IntegrityError(
-                f"{bundle.source} has {record.ref} with {name} {got[0]}; this machine made {here.ref} with {got[1]}",
-                next_step=which_is_right(paths, path, here),
+                f"{bundle.source} has {record.ref} with other {', '.join(other)} than {here.ref} of this machine",
+                next_step=f"invoke verify {bundle.release.tag}; a record that no release here is made of: rm {path}",
             )
 
 
@@ -153,14 +138,6 @@ def stated(record: BuildRecord) -> dict[str, Any]:
     return record.model_dump(
         mode="json", exclude={"seconds": True, "size": True, "layers": {"__all__": {"diff_id": True}}}
     )
-
-
-def which_is_right(paths: Paths, path: Path, record: BuildRecord) -> str:
-    for release in Releases(paths).all():
-        with contextlib.suppress(IntegrityError):
-            if record in records_of(paths, release):
-                return f"invoke reproduce {release.tag} tells which is right"
-    return f"no release here is made of {path}: move it away, then the same command again"
 
 
 def sha256_of(title: str) -> str:
@@ -185,7 +162,7 @@ def load_image(engine: Engine, bundle: Bundle, say: Say) -> transfer.Sent | None
     if transfer.is_there(engine, images):
         say("the engine has the image")
         return None
-    if bundle.layers:
+    if bundle.layers is not None:
         below = transfer.present(engine, bundle.release.diff_ids)
         return transfer.send(engine, images, bundle.layers, below, say)
     ref = current.present_ref(engine, bundle.release)

@@ -7,16 +7,15 @@ bundles from elsewhere, whose every byte may be hostile.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
-import json
-import math
+import itertools
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from packaging.utils import canonicalize_name
 from pydantic import ValidationError
@@ -37,8 +36,9 @@ from sparkpin.releases.record import Release
 OF_RECORDS = ("image", "layers", "release key", "build records", "kept inputs", "locks")
 OF_STATEMENT = ("statement", "SBOM", "signature")
 NAMES = OF_RECORDS + OF_STATEMENT  # of the checks that every release gets, in their order
-LAYERS, PACKAGES, MODELS, CHECKPOINT = "the layers' bytes", "fetched packages", "model files", "checkpoint"
-DEEP = (PACKAGES, MODELS, CHECKPOINT, LAYERS)
+LAYERS, PACKAGES = "the layers' bytes", "fetched packages"
+DEEP = (PACKAGES, LAYERS)
+SHOWN, DIFFERENT = 200, 8  # characters and lines of a difference
 FINISHED, UNSIGNED = "finished checkpoint", "not in the statement"  # of a bundle
 NOT_SO = "is not what its evidence says"
 MARKS = {"ok": "ok", "wrong": "WRONG", "open": "--"}
@@ -108,27 +108,6 @@ def checked(what: str, check: Callable[[], str]) -> Check:
         return Check(what, "open", str(reason))
     except IntegrityError as error:
         return Check(what, "wrong", error.message, error.next_step)
-
-
-def strict_json(data: bytes) -> Any:
-    """Plain JSON: no key twice, no infinite number, no text that UTF-8 cannot hold. ValueError, RecursionError."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(pairs)
-        if len(value) != len(pairs):
-            raise ValueError("a key stands twice")
-        return value
-
-    def finite(text: str) -> float:
-        if not math.isfinite(number := float(text)):
-            raise ValueError(f"{text} is no number")
-        return number
-
-    text = data.decode()
-    value = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
-    if "\\u" in text:  # else there is no lone half of a surrogate pair
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
 
 
 def require(
@@ -263,16 +242,16 @@ def check_statement(evidence: Claimed) -> list[Check]:
     ]
 
 
-def same_text(seen: bytes | None, made: bytes, told: str) -> str:
-    """IntegrityError that names the first line in which two texts differ."""
-    if seen is None:
+def same_text(got: bytes | None, made: bytes, detail: str) -> str:
+    """IntegrityError that shows the first lines in which two texts differ."""
+    if got is None:
         raise IntegrityError("there is none, and the statement names one")
-    lines = enumerate(zip_longest(seen.split(b"\n"), made.split(b"\n"), fillvalue=b""), start=1)
-    for number, (one, other) in lines:
-        if one != other:
-            same(f"line {number}", one.decode(errors="replace").strip(), other.decode(errors="replace").strip())
-            raise IntegrityError(f"line {number}: other bytes than are made of the records")
-    return told
+    if got != made:
+        expected, found = (text.decode(errors="replace").splitlines() for text in (made, got))
+        lines = difflib.unified_diff(expected, found, "made of the records", "here", n=0, lineterm="")
+        shown = " ".join(line.strip()[:SHOWN] for line in itertools.islice(lines, DIFFERENT))
+        raise IntegrityError(f"it differs from what is made of the records: {shown}")
+    return detail
 
 
 def pin_names(release: Release) -> list[str]:

@@ -31,6 +31,7 @@ PLACE = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127})|@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:|$)")
+MANIFEST = 4 << 20  # bytes of a manifest: skopeo takes no more
 SECONDS = 120  # that a registry may take for a manifest
 # What skopeo prints -> the error, and the next command; {host} is the registry's. The first that fits counts.
 FAILURES: tuple[tuple[str, type[SparkpinError], str], ...] = (
@@ -41,7 +42,7 @@ FAILURES: tuple[tuple[str, type[SparkpinError], str], ...] = (
         "docker login {host}",
     ),
     (r"manifest unknown|name unknown|StatusCode: 404|unknown: .*not found", AbsentError, "correct the name"),
-    (r"did not match|digest mismatch|invalid digest|unexpected EOF", IntegrityError, "publish it there again"),
+    (r"did not match|digest mismatch|invalid digest|unexpected EOF|file too large", IntegrityError, "publish it there again"),
     (r"x509|certificate", NetworkError, "--ca FILE names the authority of a registry of your own"),
     (r"", NetworkError, "look at the host's name and the network, then the same command again"),
 )
@@ -90,25 +91,28 @@ class Registry:
         """An image of the layout, as it is: blobs that the registry has are not sent."""
         self.run("dest-", "copy", "-q", "--preserve-digests", f"oci:{layout}:{image}", self.at(reference))
 
-    def push_index(self, layout: Path, index: str, reference: str) -> None:
-        """An index alone: what it names is there. skopeo writes it again, and 1.9 without the types of artifacts."""
-        self.run("dest-", "copy", "-q", "--multi-arch", "index-only", f"oci:{layout}:{index}", self.at(reference))
+    def fetch(self, layout: Path, reference: str, image: str, largest: int) -> None:
+        """An image into the layout. A blob that lies there under its digest is not asked for, and not read.
 
-    def fetch(self, layout: Path, reference: str, image: str) -> None:
-        """An image into the layout. A blob that lies there under its digest is not asked for, and not read."""
-        self.run("src-", "copy", "-q", "--preserve-digests", self.at(reference), f"oci:{layout}:{image}")
+        largest: bytes of its blobs. skopeo compares digests at the end of a blob, so a registry that sends without end
+        is stopped by the kernel.
+        """
+        words = ("-q", "--preserve-digests", self.at(reference), f"oci:{layout}:{image}")
+        self.run("src-", "copy", *words, largest=largest + MANIFEST)
 
     def at(self, reference: str) -> str:
         return f"docker://{self.host}/{self.name}{reference}"
 
-    def run(self, side: str, command: str, *words: str, seconds: int | None = None) -> bytes:
-        """What a command of skopeo prints. side: of a copy, where the registry stands in it ("src-", "dest-")."""
+    def run(self, side: str, command: str, *words: str, seconds: int | None = None, largest: int = 0) -> bytes:
+        """What a command of skopeo prints. side: of a copy, where the registry stands in it ("src-", "dest-");
+        largest: bytes of a file that it may write, 0 for any number."""
         program = shutil.which("skopeo")
         if program is None:
             raise HostError("registries need skopeo, which is not there", next_step="apt-get install skopeo (as root)")
         # sparkpin decides what is trusted, so skopeo needs no policy of its own.
         with self.trust(side) as trust:
-            argv = [program, "--insecure-policy", command, *trust, *words]
+            limit = ["prlimit", f"--fsize={largest}"] if largest else []
+            argv = [*limit, program, "--insecure-policy", command, *trust, *words]
             try:
                 done = subprocess.run(argv, capture_output=True, env=environment(), timeout=seconds, check=False)
             except subprocess.TimeoutExpired:

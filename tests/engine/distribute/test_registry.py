@@ -153,8 +153,8 @@ def test_a_killed_pull_goes_on(
     place, fetch = sent(source, there), Registry.fetch
     first, last = source.release.diff_ids[0], source.release.diff_ids[-1]
 
-    def cut_off(self: Registry, layout: Path, reference: str, image: str, *_: object) -> None:
-        fetch(self, layout, reference, image)
+    def cut_off(self: Registry, layout: Path, reference: str, image: str, largest: int) -> None:
+        fetch(self, layout, reference, image, largest)
         if image == "image":
             os.truncate(layout / oci.blob(last), 512)  # as a crash of the machine may leave it
             os.kill(os.getpid(), signal.SIGKILL)
@@ -195,13 +195,13 @@ def test_what_is_another_release_is_refused(
     about = json.loads(good)
     about["subject"] = json.loads(artifact_of(other))["subject"]
     offer(place, moved, oci.text(about))
-    with pytest.raises(IntegrityError, match="this image"):
+    with pytest.raises(IntegrityError, match="the image's manifest"):
         pull(paths, empty, place, quiet)
     about["subject"]["digest"] = f"sha256:{'0' * 64}"
     offer(place, moved, oci.text(about))
     with pytest.raises(IntegrityError, match="does not have its image"):
         pull(paths, empty, place, quiet)
-    place.fetch(moved, other.reference, "other")
+    place.fetch(moved, other.reference, "other", 1 << 30)
     place.push(moved, "other", place.reference)
     with pytest.raises(IntegrityError, match="another image"):
         sent(source, there)
@@ -212,7 +212,7 @@ def test_what_is_another_release_is_refused(
 
 def offer(place: Registry, folder: Path, made: bytes) -> None:
     """Another artifact under the name of a release."""
-    place.fetch(folder, f"{place.reference}{registries.END}", "good")
+    place.fetch(folder, f"{place.reference}{registries.END}", "good", 1 << 30)
     (folder / oci.blob(registries.digest_of(made))).write_bytes(made)
     registries.name_manifests(folder, {"made": made})
     place.push(folder, "made", f"{place.reference}{registries.END}")

@@ -212,7 +212,7 @@ def test_what_another_machine_made_otherwise_is_refused(
         elsewhere = dataclasses.replace(opened.release, host=made.model_copy(update={"machine": "NVIDIA_DGX_Spark"}))
         require_no_conflict(paths, empty, dataclasses.replace(changed(opened, seconds=7.0, size=7), release=elsewhere))
         for values in RECORDS:
-            with pytest.raises(IntegrityError, match="this machine made sparkpin/stack-carried:two-") as caught:
+            with pytest.raises(IntegrityError, match=next(iter(values))) as caught:
                 require_no_conflict(paths, empty, changed(opened, **values))
             assert tag in caught.value.next_step
     Releases(paths).save(dataclasses.replace(source.release, host=None))
@@ -224,7 +224,7 @@ def test_another_release_or_image_under_the_tag_stays(
 ) -> None:
     Releases(paths).save(dataclasses.replace(source.release, image="sha256:" + "0" * 64))
     before = files_of(paths)
-    with pytest.raises(IntegrityError, match=r"this machine made it with sha256:0000"):
+    with pytest.raises(IntegrityError, match="with other image"):
         import_bundle(paths, empty, bundle, quiet)
     assert files_of(paths) == before and not empty.client.images.list()
     Releases(paths).record_path(source.release).unlink()

@@ -49,7 +49,6 @@ from sparkpin.core.tags import tag_of
 from sparkpin.distribute import bundle, layout, take_in
 from sparkpin.distribute.bundle import open_bundle
 from sparkpin.distribute.layout import CHECKPOINT, CHECKPOINTS, IMAGES, INPUTS, RELEASE, STORE
-from sparkpin.distribute.verify import strict_json
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.image import oci
@@ -113,7 +112,7 @@ def test_whole_bundle_is_taken(sample: Sample, good: Path) -> None:
     with open_bundle(good) as opened:
         assert opened.release == sample.release
         assert opened.records == sample.records
-        assert list(opened.layers) == list(sample.release.diff_ids)
+        assert list(opened.layers or ()) == list(sample.release.diff_ids)
         assert {"provenance.json", "sbom.cdx.json"} < set(opened.data)
         assert {check.result for check in opened.checks} == {"ok", "open"}
 
@@ -292,7 +291,7 @@ def test_another_layer_in_its_canonical_form_is_taken(parts: Parts, tmp_path: Pa
     other = cast(Parts, change(parts, sample))
     path.write_bytes(other.pack())
     with open_bundle(path) as opened:
-        assert set(opened.layers) == set(other.layers) and opened.listings[list(other.layers)[-1]]
+        assert set(opened.layers or ()) == set(other.layers) and opened.listings[list(other.layers)[-1]]
 
 
 def test_all_layers_together_have_a_limit(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,8 +351,8 @@ def test_values_that_json_has_no_words_for(parts: Parts, tmp_path: Path, literal
     """They pass a reader that is not strict, and end the run later, when half of it is done."""
     text = parts.members[RELEASE].decode()
     parts.members[RELEASE] = text.replace('"completion"', literal, 1).encode("utf-8", "surrogatepass")
-    refused(tmp_path, parts, f"{RELEASE}: ", "stands twice" if literal == TWICE else "")
-    assert strict_json(rb'["\ud83d\ude00", 1.5]') == ["\U0001f600", 1.5]
+    refused(tmp_path, parts, f"{RELEASE}: ")
+    assert layout.read_json(layout.as_json(["\U0001f600", 1.5])) == ["\U0001f600", 1.5]
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_what_every_import_would_refuse_is_not_exported(
     assert [child.name for child in tmp_path.iterdir()] == ["own"]
     path.write_bytes(whole)
     with open_bundle(exported(sample, tmp_path / "out.tar")) as opened:
-        assert not opened.layers
+        assert opened.layers is None
 
 
 @pytest.mark.parametrize(

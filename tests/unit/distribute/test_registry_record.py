@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from sparkpin.core.errors import IntegrityError
 from sparkpin.distribute import layout, registry
 from sparkpin.distribute.layout import Row
+from sparkpin.host.skopeo import Registry
 from sparkpin.image import oci
 from sparkpin.image.oci import digest_of
 
@@ -35,6 +37,18 @@ def test_a_record_is_refused_before_it_is_fetched(tmp_path: Path, case: str) -> 
     with pytest.raises(IntegrityError) as refused:
         registry.fetch_record(place, HOSTILE[case], tmp_path, print)
     assert len(refused.value.message) < 3000 and not list(tmp_path.iterdir())
+
+
+def test_a_blob_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """skopeo writes what comes and compares it at the end. Like any program in Go it goes on past the signal."""
+    tools, made = tmp_path / "tools", tmp_path / "made"
+    tools.mkdir()
+    (tools / "skopeo").write_text(f"#!/bin/sh\ntrap '' XFSZ\nexec dd if=/dev/zero bs=1M count=64 of={made}\n")
+    (tools / "skopeo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    with pytest.raises(IntegrityError):
+        Registry.parse("oci://localhost/a:b").fetch(tmp_path, ":b", "a", 1 << 20)
+    assert made.stat().st_size < 8 << 20
 
 
 def test_a_blob_that_a_killed_run_left_in_part_is_dropped(tmp_path: Path) -> None:

@@ -28,9 +28,8 @@ from sparkpin.distribute import export, imagecheck
 from sparkpin.distribute.attest import attest
 from sparkpin.distribute.signing import Keys, UntrustedError
 from sparkpin.distribute.verify import DEEP, NAMES, Check, Claimed, check_evidence, conclusion, demanded, require
-from sparkpin.fetch.store import Store
 from sparkpin.pins import manifests
-from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Releases, release_key
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, release_key
 
 
 @pytest.fixture(scope="module")
@@ -342,57 +341,6 @@ def with_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 def quiet(line: str) -> None:
     pass
-
-
-def deep(sample: Sample) -> list[tuple[str, str]]:
-    checks = imagecheck.check_model(sample.paths, sample.release, quiet)
-    assert [check.what for check in checks] == ["model files", "checkpoint"]
-    return [(check.result, check.detail) for check in checks]
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Not in place: a checkpoint's files are links to those of the model."""
-    path.unlink()
-    path.write_bytes(data)
-
-
-def test_model_and_checkpoint_are_read(with_checkpoint: Sample, tmp_path: Path) -> None:
-    sample = with_checkpoint.copied(tmp_path)
-    (models, checkpoint) = deep(sample)
-    assert models == ("ok", "29 of 29 are in the cache, each with its hash") and checkpoint[0] == "ok", checkpoint
-    assert "every tensor" in checkpoint[1]
-
-    folder = Releases(sample.paths).checkpoint(sample.release)
-    shard = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
-    data = shard.read_bytes()
-    replace(shard, data[:-1] + bytes([data[-1] ^ 1]))
-    (models, checkpoint) = deep(sample)
-    assert (models[0], checkpoint[0]) == ("ok", "wrong") and shard.name in checkpoint[1]
-
-    gone = next(sample.paths.models.rglob("config.json"))
-    gone.unlink()
-    (models, checkpoint) = deep(sample)
-    assert models == ("ok", "28 of 29 are in the cache, each with its hash")
-    assert checkpoint[0] == "wrong" and f"{shard}: sha256" in checkpoint[1]
-    replace(shard, data)
-    assert deep(sample)[1][0] == "ok" and "its own record" in deep(sample)[1][1]
-
-    damaged = next(sample.paths.models.rglob("tokenizer.json"))
-    replace(damaged, b"damaged")
-    assert deep(sample)[0][0] == "wrong" and str(damaged) in deep(sample)[0][1]
-
-    lock = json.loads((sample.paths.project / "pins/models/scripted-tiny.lock").read_text())
-    header = Store(sample.paths.store).path(lock["repositories"]["int4"]["headers"][0]["sha256"])
-    replace(damaged, (with_checkpoint.paths.cache / damaged.relative_to(sample.paths.cache)).read_bytes())
-    replace(header, header.read_bytes().replace(b'"F16"', b'"F61"'))
-    assert deep(sample)[0][0] == "wrong" and str(header) in deep(sample)[0][1]
-
-    shutil.rmtree(sample.paths.models)
-    shutil.rmtree(sample.paths.store)
-    shard.unlink()
-    assert [result for result, _ in deep(sample)] == ["open", "wrong"]
-    shutil.rmtree(folder)
-    assert [result for result, _ in deep(sample)] == ["open", "open"]
 
 
 def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_checkpoint: Sample) -> None:

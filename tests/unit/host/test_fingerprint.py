@@ -11,7 +11,7 @@ from made_releases import release
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.distribute import bundle, export
+from sparkpin.distribute import bundle, layout
 from sparkpin.host import fingerprint, machine
 from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.releases.record import Releases, release_key, to_json
@@ -69,7 +69,7 @@ def test_a_record_keeps_it_and_a_bundle_carries_it(root: Path, tmp_path: Path) -
     records = Releases(Paths(tmp_path, tmp_path / "cache", tmp_path / "home"))
     made = release(1, host=read(root))
     records.save(made)
-    assert records.find(made.tag) == made == bundle.read_release(export.as_json(to_json(made)))
+    assert records.find(made.tag) == made == bundle.read_release(layout.as_json(to_json(made)))
     path = records.record_path(made)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"host": {"hostname": "annas-spark"}}))
     with pytest.raises(ManifestError, match="host"):
