@@ -31,7 +31,7 @@ from sparkpin.recipes import mapping, template
 from sparkpin.recipes.finding import LONGEST
 from sparkpin.recipes.flags import PLUGINS, lacking_files
 from sparkpin.recipes.recipe import CommunityRecipe, divided
-from sparkpin.recipes.render import ONLY_BASH, RenderedRecipe, eaten, machines_of, render, served_model
+from sparkpin.recipes.render import ONLY_BASH, RenderedRecipe, as_run_here, eaten, machines_of, served_model
 from sparkpin.recipes.sources import vllm_serve
 
 HERE = "127.0.0.1"
@@ -58,7 +58,7 @@ def plain_name(text: str) -> str:
 def as_served(recipe: CommunityRecipe) -> tuple[CommunityRecipe, RenderedRecipe]:
     """The recipe with the model that its command serves, and what is run on one machine. ManifestError for what is not
     `vllm serve` of a repository."""
-    rendered = render(recipe, nodes=machines(recipe))
+    rendered = as_run_here(recipe)
     argv = vllm_serve(rendered.argv)
     model = served_model(recipe, argv)
     if rendered.missing:
@@ -69,11 +69,6 @@ def as_served(recipe: CommunityRecipe) -> tuple[CommunityRecipe, RenderedRecipe]
     require_values(argv, kept, recipe.path)
     revision = recipe.revision or flag_value(argv, REVISION) or ""
     return replace(recipe, model=model, revision=revision), replace(rendered, argv=argv)
-
-
-def machines(recipe: CommunityRecipe) -> int | None:
-    """For `render.render`: a recipe that runs on one machine, too, is taken over as it runs there."""
-    return None if recipe.origin or machines_of(recipe) > 1 else 1
 
 
 def adopt(
@@ -188,7 +183,7 @@ def with_settings(recipe: CommunityRecipe, argv: Sequence[str], dropped: Sequenc
     wanted = changed(argv, dropped)
     with contextlib.suppress(ManifestError):  # a placeholder that formats its value, or tells the shell something
         names = [name for name, value in recipe.defaults.items() if template.usable(value)]
-        words = changed(render(recipe, template.marked(names), nodes=machines(recipe)).argv, dropped)
+        words = changed(as_run_here(recipe, template.marked(names)).argv, dropped)
         marks = {mark for word in words for mark in template.MARK.findall(word)}
         values = {name: recipe.defaults[name] for name in names if name in marks}
         for name, value in (("host", HERE), ("tensor_parallel", 1)):  # what one machine of ours has

@@ -29,7 +29,7 @@ from sparkpin.recipes.finding import RecipeFinding, ordered, warning
 from sparkpin.recipes.finding import error as mistake
 from sparkpin.recipes.flags import PlannedServer
 from sparkpin.recipes.mapping import stage_of, useless
-from sparkpin.recipes.render import machines_of, render, served_model
+from sparkpin.recipes.render import as_run_here, machines_of, served_model
 from sparkpin.recipes.sources import vllm_serve
 from sparkpin.recipes.vllm_parser import nearest, parser_of
 from sparkpin.serve.memory.estimates import SPARK_TOTAL
@@ -51,14 +51,13 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
     found = [*keys.of_recipe(recipe)]
     try:
         nodes = machines_of(recipe)
-        rendered = render(recipe, nodes=1 if nodes == 1 else None)
+        rendered = as_run_here(recipe)
     except (InputError, ManifestError) as error:
         if not any(finding.severity == "error" for finding in found):  # else it is one of those
             found.append(of_error(error))
         return ordered(found)
     rendered = replace(rendered, argv=vllm_serve(rendered.argv))
     found += keys.of_rendered(recipe, rendered)
-    found += keys.of_size(recipe, rendered.argv) if nodes == 1 else ()
     try:
         served_model(recipe, rendered.argv)
     except ManifestError as error:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sparkpin.pins.nodes import PIPELINE, TENSOR
-from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.recipes import placeholders, structured
 from sparkpin.recipes.finding import RecipeFinding, error, note
-from sparkpin.recipes.recipe import LINE, MOST, RUNNERS, V1_KEYS, V2_KEYS, CommunityRecipe, divided
+from sparkpin.recipes.recipe import LINE, MOST, RUNNERS, V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.recipes.render import ON_A_SPARK, ONLY_BASH, RenderedRecipe, eaten
 from sparkpin.recipes.vllm_parser import nearest
 
@@ -80,7 +78,7 @@ def of_recipe(recipe: CommunityRecipe) -> Iterator[RecipeFinding]:
         for name in sorted(set(structured.unread(recipe.defaults)) - READ_ANYWAY):
             hint = nearest(name, structured.FLAGS)
             yield RecipeFinding("warning", f"defaults.{name}", "becomes no flag: sparkrun leaves it out", hint)
-    else:
+    elif recipe.version != LINE:
         yield from of_template(recipe.command, recipe.defaults, version=recipe.version)
         if recipe.version == "2" and "{{" in recipe.command:
             yield note("doubled braces are version 1's", "version 2 reads JSON as it is")
@@ -94,21 +92,6 @@ def of_recipe(recipe: CommunityRecipe) -> Iterator[RecipeFinding]:
     for name, value in recipe.env.items():
         if value == "None":
             yield RecipeFinding("warning", f"env.{name}", "no value: the variable is set to the word None", "remove it")
-
-
-def of_size(recipe: CommunityRecipe, argv: Sequence[str]) -> Iterator[RecipeFinding]:
-    """Of a recipe for one machine that divides its model over several."""
-    several = divided(recipe)
-    if not several or any(flag_value(argv, flag) not in (None, "1") for flag in (TENSOR, PIPELINE)):  # told as a flag
-        return
-    text = f"{' and '.join(several)}: on one machine with one GPU it is 1"
-    first = recipe.version == "1"
-    hint = (
-        "cluster_only: true, where it needs them"
-        if first
-        else "write -tp {tensor_parallel} into the command, or 1 here"
-    )
-    yield (note if first else error)(text, hint)
 
 
 def of_rendered(recipe: CommunityRecipe, rendered: RenderedRecipe) -> Iterator[RecipeFinding]:

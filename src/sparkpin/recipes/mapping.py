@@ -15,19 +15,14 @@ from sparkpin.core.tags import IMAGE
 from sparkpin.pins.manifests import load_community_mods
 from sparkpin.pins.mods import is_needless, mod_of
 from sparkpin.pins.schema import ChatTemplate
-from sparkpin.recipes.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
+from sparkpin.recipes.recipe import ELSEWHERE, OURS, RUNNERS, V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.releases import compile_caches
 
 STACK = "spark"
 VLLM_IMAGE = re.compile(r"(?:.*/)?vllm-openai(?:-\w+)?:v?(\d+)\.(\d+)[\w.-]*")
 NVIDIA = re.compile(r"nvcr\.io/nvidia/vllm:(\S+)")
 NIGHTLY = re.compile(r"vllm-node(-tf5)?(:.*)?|.*/dgx-vllm-eugr-nightly(-tf5)?(:.*)?")
-WITHOUT_EFFECT = {
-    "--tf5", "--pre-tf", "--pre-transformers", "--use-wheels", "--rebuild-flashinfer", "--rebuild-vllm",
-    "--force-flashinfer-download", "--force-vllm-download", "--force-download", "--copy-parallel", "--full-log",
-    "--no-cache",
-}  # fmt: skip
-WITH_VALUE = {"-j", "--build-jobs", "--gpu-arch", "--network", "-t", "--tag", "-u", "--user", "-c", "--copy-to"}
+WITHOUT_EFFECT, WITH_VALUE = {*RUNNERS["build_args_without_effect"]}, {*RUNNERS["build_args_with_value"]}
 OF_A_DOWNLOAD = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_ENABLE_HF_TRANSFER", "HF_ENDPOINT"}
 OF_ANOTHER_CONTAINER = {
     "HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "XDG_CACHE_HOME",

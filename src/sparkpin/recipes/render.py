@@ -29,10 +29,7 @@ WORDS = 500  # of a command; vLLM has some 300 flags
 SHARE = "gpu_memory_utilization"
 ON_A_SPARK = {SHARE: 0.8}
 """What sparkrun sets on a DGX Spark where nobody does, read in its platforms/dgx_spark.py, 0.4.2."""
-PREPARING = {
-    ".", ":", "apt", "apt-get", "cd", "chmod", "cp", "curl", "echo", "export", "git", "ln", "mkdir", "mv", "patch",
-    "pip", "pip3", "ray", "rm", "sed", "set", "sleep", "source", "touch", "true", "ulimit", "unset", "uv", "wget",
-}  # fmt: skip
+PREPARING = {*RUNNERS["preparing"]}
 OF_THE_IMAGE = re.compile(r"(?<=export)[ \t]+(PATH|LD_LIBRARY_PATH|PYTHONPATH)=[^\s'\";&|]*\$\{?\1\b[^\s'\";&|]*")
 """Additions to what an image sets, which is no matter of the server's words."""
 ONLY_BASH = "(only bash could tell)"
@@ -180,6 +177,11 @@ def machines_of(recipe: CommunityRecipe) -> int:
         expected = f"{recipe.nodes}" if recipe.nodes == most else f"{recipe.nodes} to {most}"
         raise ManifestError(recipe.path, "nodes", seen, f"{expected} machines")
     return found
+
+
+def as_run_here(recipe: CommunityRecipe, overrides: Mapping[str, Any] | None = None) -> RenderedRecipe:
+    """As on one machine where it runs on one, so that `check` and `import` judge and write the same words."""
+    return render(recipe, overrides, nodes=None if recipe.origin or machines_of(recipe) > 1 else 1)
 
 
 def other_engine(recipe: CommunityRecipe, argv: Sequence[str], key: str = "command") -> ManifestError:
