@@ -245,20 +245,19 @@ def content(path: Path, name: str) -> bytes:
         ) from None
 
 
-def files_of(folder: Path) -> Iterator[tuple[str, int, str, str]]:
-    """What a Hub lists of a repository's files: name, size, SHA-256 of a large file, git's blob hash of another."""
+def files_of(folder: Path) -> Iterator[tuple[str, int, str]]:
+    """What a Hub lists of a repository's files: name, size, SHA-256 of a large file, "" of another."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        large = path.suffix == ".safetensors"
-        hashes = (sha256_file(path)[0], "") if large else ("", git_blob_sha1(path.read_bytes()))
-        yield path.relative_to(folder).as_posix(), path.stat().st_size, *hashes
+        sha256 = sha256_file(path)[0] if path.suffix == ".safetensors" else ""
+        yield path.relative_to(folder).as_posix(), path.stat().st_size, sha256
 
 
 def commit_of(folder: Path) -> str:
     """40 hexadecimal digits that follow from the files, as a Hub's commit. git stores a pointer to a large file."""
     text = ""
-    for name, size, sha256, blob in files_of(folder):
+    for name, size, sha256 in files_of(folder):
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
-        text += f"{blob or git_blob_sha1(pointer.encode())} {name}\n"
+        text += f"{git_blob_sha1(pointer.encode() if sha256 else (folder / name).read_bytes())} {name}\n"
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -5,11 +5,12 @@ brought into the store. The only network use for a stack.
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -22,7 +23,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import TIME, fetch_debs, open_apt
 from sparkpin.fetch.store import Store, find_missing
-from sparkpin.fetch.wheels import DOWNLOADS, Newer, fetch_wheels, index_closure, target_of
+from sparkpin.fetch.wheels import Newer, fetch_wheels, index_closure, target_of
 from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
 from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock
 
@@ -60,8 +61,11 @@ def lock_stack(paths: Paths, name: str, say: Say, *, newer: Newer | None = None)
 def debian_closure(stack: Stack, store: Store, say: Say) -> list[LockedDeb]:
     """The root file system's packages. store: has room for apt's lists."""
     say(f"lock {stack.name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
-    with store.scratch() as folder:
-        debs = open_apt(folder, stack).closure(stack)
+    with files.disk_errors(store.root):
+        store.root.mkdir(parents=True, exist_ok=True)
+        files.sweep(store.root)
+        with tempfile.TemporaryDirectory(prefix=files.PARTIAL, dir=store.root) as folder:
+            debs = open_apt(Path(folder), stack).closure(stack)
     say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
     return debs
 
@@ -171,23 +175,21 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchR
     check_unique(lock, f"pins/stacks/{lock.stack}.lock")
     store = Store(paths.store)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
-        store.sweep()
-        places = ((file, store.path(file.sha256)) for file in lock.files)
-        absent = {file.sha256 for file in find_missing(places, say)}
-        wheels = [wheel for wheel in lock.wheels if wheel.sha256 in absent]
-        debs = [deb for deb in lock.debs if deb.sha256 in absent]
-        wanted = [*wheels, *debs]
+        absent = find_missing(((file, store.path(file.sha256)) for file in lock.files), say)
+        wanted = {file.sha256: file for file in absent}  # one content may have two names
         if wanted:
-            size, copies = sum(file.size for file in wanted), sorted(wheel.size for wheel in wheels)[-DOWNLOADS:]
-            files.require_space(paths.store, size + sum(copies), "the locked files", "SPARKPIN_CACHE")  # pip copies
+            size = sum(file.size for file in wanted.values())
+            files.require_space(paths.store, size, "the locked files", "SPARKPIN_CACHE")
             say(f"fetch {stack.name}: {len(wanted)} files, {size / 1e6:.1f} MB")
-            with ThreadPoolExecutor(1) as pool:  # what fails, the other part is fetched to its end
-                job = pool.submit(fetch_debs, stack, lock.time, debs, store, say)
-                if wheels:
-                    fetch_wheels(stack.python.torch_backend, target_of(stack, lock.debs), wheels, store, say)
-            job.result()
+            for part in store.incoming.glob("*.part"):
+                if part.stem not in wanted:  # begun for another lock
+                    part.unlink()
+            fetch_debs(stack, lock.time, [file for file in wanted.values() if isinstance(file, LockedDeb)], store, say)
+            wheels = [file for file in wanted.values() if not isinstance(file, LockedDeb)]
+            if wheels:
+                fetch_wheels(stack.python.torch_backend, target_of(stack, lock.debs), wheels, store, say)
     total = lock.files
-    return FetchReport(len(total), sum(f.size for f in total), sum(f.size for f in wanted))
+    return FetchReport(len(total), sum(f.size for f in total), sum(f.size for f in wanted.values()))
 
 
 def require_fetched(paths: Paths, lock: StackLock) -> None:
