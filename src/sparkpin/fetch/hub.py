@@ -24,11 +24,8 @@ UNREACHED = (
     "`folder` in pins/models/ (docs/checkpoints.md)"
 )
 REFUSALS = {  # class of huggingface_hub.errors -> cause, next step
-    "GatedRepoError": ("it is gated{token}", "accept its terms at {hub}/{repo}, then set HF_TOKEN to that account's"),
-    "RepositoryNotFoundError": (
-        "no such repository, or a private one{token}",
-        "check `repo` in the pin, and HF_TOKEN",
-    ),
+    "GatedRepoError": ("it is gated", "accept its terms at {hub}/{repo}, then set HF_TOKEN to that account's"),
+    "RepositoryNotFoundError": ("no such repository, or a private one", "check `repo` in the pin, and HF_TOKEN"),
     "RevisionNotFoundError": ("no such revision", "choose a commit of its history in pins/models/, then: invoke lock"),
     "RemoteEntryNotFoundError": ("no such file", "invoke lock for this model"),
     "OfflineModeIsEnabled": ("HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE"),
@@ -110,7 +107,7 @@ class HubRepository:
     @contextlib.contextmanager
     def plain_errors(self) -> Iterator[None]:
         """The library's errors as NetworkError with a next step, or as Temporary where asking again helps."""
-        from huggingface_hub import errors, get_token
+        from huggingface_hub import errors
         from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
         try:
@@ -124,7 +121,5 @@ class HubRepository:
                 limit = parse_ratelimit_headers(answer.headers)
                 reset = limit.reset_in_seconds + 1.0 if limit and limit.remaining == 0 else 0
                 raise Temporary(cause, retry_after(answer.headers) or reset) from error
-            token = "" if get_token() else ", and no token is set"
-            texts = REFUSALS.get(type(error).__name__, (cause, f"{AGAIN}; or check HF_TOKEN"))
-            words = [text.format(hub=self.host, repo=self.repo, token=token) for text in texts]
-            raise NetworkError(words[0], next_step=words[1]) from error
+            cause, step = REFUSALS.get(type(error).__name__, (cause, f"{AGAIN}; or check HF_TOKEN"))
+            raise NetworkError(cause, next_step=step.format(hub=self.host, repo=self.repo)) from error

@@ -97,10 +97,7 @@ class Locking:
         hashes = {row.file: row.sha256 for row in listed if row.sha256}
         texts = [row for row in entry.files if row.file in TEXTS or (key == self.pin.base and row.file not in hashes)]
         known = {file: row.sha256 for file, row in former.items()} | hashes
-        pieces = [
-            self.fetching.piece(key, revision, row.model_copy(update={"sha256": known.get(row.file, "")}))
-            for row in texts
-        ]
+        pieces = [self.fetching.piece(key, entry, row.file, known.get(row.file, "")) for row in texts]
         self.fetch(pieces)
         hashes |= {piece.file: files.sha256_file(piece.target)[0] for piece in pieces}
         rows = {row.file: row.model_copy(update={"sha256": hashes.get(row.file, "")}) for row in entry.files}
@@ -135,22 +132,16 @@ class Locking:
     def with_headers(self, key: str, entry: RepositoryLock) -> RepositoryLock:
         shards = [file for file in entry.files if is_shard(file.file)]
         ends = {row.file: row.size for row in self.former_rows(key, entry, "headers")}
-        lengths = [
-            self.fetching.piece(
-                key, entry.revision, row.model_copy(update={"sha256": ""}), (0, min(row.size, PREFIX_BYTES))
-            )
-            for row in shards
-            if row.file not in ends
-        ]
+        spans = {row.file: (0, min(row.size, PREFIX_BYTES)) for row in shards if row.file not in ends}
+        lengths = [self.fetching.piece(key, entry, file, span=span) for file, span in spans.items()]
         self.fetch(lengths)
         for piece in lengths:
-            step = piece.sources[0].next_step or OTHER
             try:
                 ends[piece.file] = PREFIX_BYTES + header_length(piece.target.read_bytes(), origin=piece.label)
+                if ends[piece.file] > piece.size:
+                    raise IntegrityError(f"{piece.label}: got a header that is longer than the file")
             except IntegrityError as error:
-                raise IntegrityError(error.message, next_step=step) from None
-            if ends[piece.file] > piece.size:
-                raise IntegrityError(f"{piece.label}: got a header that is longer than the file", next_step=step)
+                raise IntegrityError(error.message, next_step=OTHER) from None
         return self.with_parts(key, entry, "headers", {row.file: (row.file, 0, ends[row.file]) for row in shards})
 
     def with_parts(
@@ -161,12 +152,11 @@ class Locking:
         Nobody publishes hashes of parts of files, so those that the former lock lacks are believed. They stay under
         `Piece.target` until all of them are there, so that a lock that is killed goes on from them.
         """
-        whole = {row.file: row for row in entry.files}
         hashes = {row.name: row.sha256 for row in self.former_rows(key, entry, kind)}
-        pieces = {}
-        for name, (file, *span) in spans.items():
-            row = whole[file].model_copy(update={"sha256": hashes.get(name, "")})
-            pieces[name] = self.fetching.piece(key, entry.revision, row, (span[0], span[1]))
+        pieces = {
+            name: self.fetching.piece(key, entry, file, hashes.get(name, ""), (begin, end))
+            for name, (file, begin, end) in spans.items()
+        }
         self.fetch(list(pieces.values()))
         rows = []
         for name, piece in pieces.items():

@@ -69,7 +69,7 @@ def fetch_model(
                 folder = repository_folder(paths, entry)
                 remove_strays(folder, entry, say)
                 absent = find_missing(((file, folder / file.file) for file in entry.files), say, hashes.sha256)
-                complete += [fetching.piece(name, entry.revision, row) for row in absent]
+                complete += [fetching.piece(name, entry, row.file, row.sha256) for row in absent]
         fetching.fetch(complete + parts)
         for piece in complete:
             if piece.target.stat().st_nlink == 1:  # else somebody may write into it
@@ -159,27 +159,28 @@ class Fetching:
             self.made[owner.name] = self.end.enter_context(generated(self.paths, owner, self.gguf, self.say))
         return Folder(self.made[owner.name] / repo, self.advice)
 
-    def piece(self, name: str, revision: str, row: LockedFile, span: tuple[int, int] | None = None) -> Piece:
-        """All of a file, for the folder, or a span of it, for the store. row: name, size and hash of the file, or of
-        a span the size of the file and the span's hash, or "" as the hash of what no lock has."""
-        repository = self.pin.repositories[name].model_copy(update={"revision": revision})
-        folder, (begin, end) = repository_folder(self.paths, repository), span or (0, row.size)
-        grown = download_folder(self.paths, repository) / f"{quote(row.file, safe='')}.{begin}-{end}"
-        is_local = span and is_whole(folder / row.file, row.size)
-        source = Folder(folder, self.advice) if is_local else self.source(name, revision)
-        target = Store(self.paths.store).path(row.sha256) if row.sha256 else grown
-        part = grown.with_name(f"{grown.name}.part")
-        return Piece([source], row.file, row.size, begin, end, part, target if span else folder / row.file, row.sha256)
+    def piece(
+        self, name: str, entry: RepositoryLock, file: str, sha256: str = "", span: tuple[int, int] | None = None
+    ) -> Piece:
+        """All of a file, for the folder, or a span of it, for the store. sha256: "" for what no lock has yet."""
+        [size] = [row.size for row in entry.files if row.file == file]
+        folder, (begin, end) = repository_folder(self.paths, entry), span or (0, size)
+        grown = download_folder(self.paths, entry) / f"{quote(file, safe='')}.{begin}-{end}"
+        is_local = span and is_whole(folder / file, size)
+        source = Folder(folder, self.advice) if is_local else self.source(name, entry.revision)
+        stored = Store(self.paths.store).path(sha256) if sha256 else grown
+        part, target = grown.with_name(f"{grown.name}.part"), stored if span else folder / file
+        return Piece([source], file, size, begin, end, part, target, sha256)
 
     def outlines(self, entries: Mapping[str, RepositoryLock], *, remove: bool = True) -> list[Piece]:
         """Pieces for the headers, indexes and configs that are not here. remove: damaged ones go."""
         pieces = []
         for name, entry in entries.items():
-            sizes, folder = {file.file: file.size for file in entry.files}, repository_folder(self.paths, entry)
+            folder = repository_folder(self.paths, entry)
             rows = [(row, folder / row.file) for row in entry.files if row.file in TEXTS]
             for row in find_missing(rows + self.in_store(entry.headers), self.say, remove=remove):
                 span = None if row.file in TEXTS else (0, row.size)
-                pieces.append(self.piece(name, entry.revision, row.model_copy(update={"size": sizes[row.file]}), span))
+                pieces.append(self.piece(name, entry, row.file, row.sha256, span))
         return pieces
 
     def tensors(self, name: str, entry: RepositoryLock) -> list[Piece]:
@@ -193,8 +194,7 @@ class Fetching:
                 if info is None or info.nbytes != row.size:
                     expected = f"{info.nbytes} bytes, as in {file}" if info else f"a tensor of {file}"
                     raise ManifestError(f"the lock of {listing.origin}", row.name, f"{row.size} bytes", expected)
-                whole = row.model_copy(update={"size": listing.files[file]})
-                pieces.append(self.piece(name, entry.revision, whole, (info.begin, info.end)))
+                pieces.append(self.piece(name, entry, file, row.sha256, (info.begin, info.end)))
         return pieces
 
     def in_store(self, rows: Iterable[LockedFile]) -> list[tuple[LockedFile, Path]]:

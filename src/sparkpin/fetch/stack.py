@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,33 +90,25 @@ def require_forward(former: StackLock, lock: StackLock, file: str, say: Say) -> 
 
     Raises IntegrityError. New pins may want older versions, or another file of one: these are only reported.
     """
-    debs, wheels = ({row.name: row for row in rows} for rows in (former.debs, former.wheels))
-    rows: list[tuple[LockedFile, LockedFile]] = [(debs[deb.name], deb) for deb in lock.debs if deb.name in debs]
-    rows += [(wheels[wheel.name], wheel) for wheel in lock.wheels if wheel.name in wheels]
-    locked = {row.file: row.sha256 for row in former.files}
-    same_name = {row.file: None for row in lock.files if locked.get(row.file, row.sha256) != row.sha256}
+    before = {(type(row), row.name): row for row in former.files}
+    rows = [(before[key], row) for row in lock.files if (key := (type(row), row.name)) in before]
+    hashes = {row.file: row.sha256 for row in former.files}
+    same_name = [row.file for row in lock.files if hashes.get(row.file, row.sha256) != row.sha256]
     changed = [(old, new) for old, new in rows if old.file != new.file and old.sha256 != new.sha256]
     other = [f"{old.file} -> {new.file}" for old, new in changed if old.version == new.version]
     older = [f"{new.name} {old.version} -> {new.version}" for old, new in rows if is_older(new, old)]
     pins_are_same = former.inputs == lock.inputs
-    for found, what, step in (
-        (same_name, "other bytes than those locked, under the same names", "ask whoever runs the index or the mirror"),
-        (other if pins_are_same else [], "other files of locked versions", "see whether their project published them"),
-        (
-            older if pins_are_same else [],
-            "older versions than those locked",
-            "see whether the mirror is stale, or newer ones were withdrawn",
-        ),
+    for found, what, is_refused in (
+        (same_name, "other bytes than those locked, under the same names", True),
+        (other, "other files of locked versions", pins_are_same),
+        (older, "older versions than those locked", pins_are_same),
     ):
+        message = f"{file}: the index or the mirror offers {what}: {', '.join(found)}"
+        if found and is_refused:
+            step = f"ask whoever runs it; if that is meant: rm {file}, then invoke lock --stack {lock.stack}"
+            raise IntegrityError(message, next_step=step)
         if found:
-            raise IntegrityError(
-                f"{file}: the index or the mirror offers {what}: {', '.join(found)}",
-                next_step=f"{step}; if that is meant: rm {file}, then invoke lock --stack {lock.stack}",
-            )
-    for row in older:
-        say(f"  older than before: {row}")
-    for row in other:
-        say(f"  another file of the same version: {row}")
+            say(message)
 
 
 def is_older(new: LockedFile, old: LockedFile) -> bool:
@@ -130,31 +120,23 @@ def is_older(new: LockedFile, old: LockedFile) -> bool:
 
 
 def check_requirements(stack: Stack, file: str) -> None:
-    """No distribution is asked for twice, or both asked for and excluded."""
-    names = [canonicalize_name(Requirement(row).name) for row in stack.python.requirements]
-    for row in stack.python.overrides:
-        if canonicalize_name(Requirement(row).name) in names:
-            raise ManifestError(file, "python.overrides", row, "one that python.requirements does not ask for")
-    if twice := repeated(names):
-        raise ManifestError(file, "python.requirements", stack.python.requirements, f"{twice} only once")
-    for name in stack.python.exclude:
-        if canonicalize_name(name) != name:
-            raise ManifestError(file, "python.exclude", name, canonicalize_name(name))
-        if name in names:
-            raise ManifestError(file, "python.exclude", name, "one that python.requirements does not ask for")
+    """What is both asked for and excluded or overridden is a mistake that uv does not report."""
+    names = {canonicalize_name(Requirement(row).name) for row in stack.python.requirements}
+    overrides = {row: canonicalize_name(Requirement(row).name) for row in stack.python.overrides}
+    for key, rows in (("overrides", overrides), ("exclude", {name: name for name in stack.python.exclude})):
+        for row, name in rows.items():
+            if name in names or name != canonicalize_name(name):
+                wanted = "a canonical name that python.requirements does not ask for"
+                raise ManifestError(file, f"python.{key}", row, wanted)
 
 
 def check_unique(lock: StackLock, file: str) -> None:
     """A lock that a person merged may hold two versions of one package: which of them wins would be chance."""
     for key, rows in (("wheels", lock.wheels), ("debs", lock.debs)):
-        if twice := repeated(canonicalize_name(row.name) for row in rows):
-            versions = [row.version for row in rows if canonicalize_name(row.name) == twice]
-            seen, command = f"{twice} {' and '.join(versions)}", f"invoke lock --stack {lock.stack}"
-            raise ManifestError(file, key, seen, "one version", next_step=command)
-
-
-def repeated(names: Iterable[str]) -> str | None:
-    return next((name for name, count in Counter(names).items() if count > 1), None)
+        names = [canonicalize_name(row.name) for row in rows]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            command = f"invoke lock --stack {lock.stack}"
+            raise ManifestError(file, key, f"several versions of {', '.join(twice)}", "one version", next_step=command)
 
 
 @dataclass(frozen=True)

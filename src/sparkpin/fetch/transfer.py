@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -24,6 +25,7 @@ from sparkpin.fetch.store import LOST, Store
 from sparkpin.pins.schema import LockedFile
 
 T = TypeVar("T")
+Chunks = Iterable[bytes]
 CONNECTIONS = 8
 TRIES = 5  # failures in a row after which a server is given up, with 15 s of pauses between them
 PATIENCE = 600.0  # seconds of pauses in a row; the Hub counts requests in windows of five minutes
@@ -58,19 +60,15 @@ class Source(Protocol):
 
     @property
     def host(self) -> str: ...
-
     @property
     def next_step(self) -> str: ...
-
     def place(self, file: str) -> str:
         """For messages: without passwords."""
 
     def local(self, file: str, size: int) -> Path | None:
         """The file where it lies on this machine, which is only read."""
 
-    def open(
-        self, file: str, begin: int, end: int, size: int, *, again: bool
-    ) -> contextlib.AbstractContextManager[Iterable[bytes]]:
+    def open(self, file: str, begin: int, end: int, size: int, *, again: bool) -> AbstractContextManager[Chunks]:
         """The bytes `begin` to `end` of a file of `size` bytes, in chunks; fewer if the connection breaks.
 
         again: past caches, because what arrived was wrong. Raises Temporary, also in the body of the context,
@@ -89,11 +87,14 @@ class Folder:
     def place(self, file: str) -> str:
         return str(self.folder / file)
 
+    def size(self, file: str) -> int:
+        return (self.folder / file).stat().st_size
+
     def local(self, file: str, size: int) -> Path | None:
         return self.folder / file if is_whole(self.folder / file, size) else None
 
     @contextlib.contextmanager
-    def open(self, file: str, begin: int, end: int, size: int, *, again: bool) -> Iterator[Iterable[bytes]]:
+    def open(self, file: str, begin: int, end: int, size: int, *, again: bool) -> Iterator[Chunks]:
         message = f"{self.folder / file}: no such file, or one of another size than {size} bytes"
         raise IntegrityError(message, next_step=self.next_step or AGAIN)
         yield

@@ -74,7 +74,7 @@ class Address:
         with self.ask("GET", span_headers(begin, end, size, again=again)) as answer:
             yield content_of(answer, begin, end, size, self.place(file))
 
-    def size(self) -> int:
+    def size(self, file: str) -> int:
         with self.ask("HEAD", {}) as answer:
             return int(answer.headers.get("Content-Length", -1))
 

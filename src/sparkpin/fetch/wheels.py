@@ -6,6 +6,7 @@ is configured for, with its proxy and its certificates. The lock's SHA-256 decid
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -21,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 import uv
 from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from sparkpin.core.errors import ManifestError, NetworkError
@@ -111,8 +112,7 @@ def index_closure(
 
     former: wheels of the lock that is there: those that `newer` does not let move keep their versions, where all fit
     together. `python.exclude` goes with what only it needs.
-    Raises ManifestError (what is asked for does not fit together; an excluded distribution that nothing asks for) or
-    NetworkError.
+    Raises ManifestError (what is asked for does not fit together) or NetworkError.
     """
     python = stack.python
     asked = [Requirement(row) for row in (*python.requirements, *python.overrides)]
@@ -121,23 +121,24 @@ def index_closure(
     # An index may give no dates, and what stays or is pinned needs none.
     fixed = {row.name for row in asked if str(row.specifier).startswith("==")} | {wheel.name for wheel in stays}
 
-    def closure(exclude: Iterable[str], *versions: str) -> subprocess.CompletedProcess[str]:
-        bounds = {"constraints": [*python.constraints, *versions], "overrides": python.overrides, "excludes": exclude}
+    def closure(*versions: str) -> subprocess.CompletedProcess[str]:
+        constraints = [*python.constraints, *versions]
+        bounds = {"constraints": constraints, "overrides": python.overrides, "excludes": python.exclude}
         ages = list[str]()
         if newer and newer.before:
             ages = [f"--exclude-newer={newer.before}T00:00:00Z"]
             ages += [f"--exclude-newer-package={name}=false" for name in sorted(fixed)]
         return resolve(python.torch_backend, target, python.requirements, *ages, rows=bounds)
 
-    done = closure(python.exclude, *pinned)
+    done = closure(*pinned)
     if done.returncode == UNSATISFIABLE and pinned:
         say("  the former versions do not fit the requirements, or are gone: all are resolved again")
         pinned = []
-        done = closure(python.exclude)
+        done = closure()
     while newer and not done.returncode and (back := gone_back(former, packages(done))):
         pinned += [f"{wheel.name}=={wheel.version}" for wheel in back]
         fixed |= {wheel.name for wheel in back}  # locked before it was as old as is asked for now
-        done = closure(python.exclude, *pinned)
+        done = closure(*pinned)
     if done.returncode == UNSATISFIABLE:
         dates = newer.before if newer else ""
         among = f", of files from before {dates} (for an index without dates: --hold 0)" if dates else ""
@@ -145,11 +146,6 @@ def index_closure(
         raise ManifestError(file, "python.requirements", python.requirements, wanted)
     if done.returncode:
         raise NetworkError(f"uv could not resolve {python.requirements}:\n{tail(done, 15)}", next_step=CONFIG)
-    if python.exclude and (everything := closure(())).returncode == 0:
-        names = {package["name"] for package in packages(everything)}
-        for name in python.exclude:
-            if name not in names:
-                raise ManifestError(file, "python.exclude", name, "a distribution that the requirements would bring in")
     sizes = {wheel.sha256: wheel.size for wheel in former}
     return sorted((best(package, target, file, sizes, say) for package in packages(done)), key=lambda wheel: wheel.name)
 
@@ -214,11 +210,7 @@ def best(package: Mapping[str, Any], target: WheelTarget, file: str, sizes: Mapp
     tags, ranked = target.ranks(), []
     for wheel in package.get("wheels", []):
         name = file_of(wheel["url"])
-        try:
-            ranks = [tags[tag] for tag in parse_wheel_filename(name)[3] if tag in tags]
-        except InvalidWheelFilename:
-            continue
-        if ranks:
+        if ranks := [tags[tag] for tag in parse_wheel_filename(name)[3] if tag in tags]:
             ranked.append((min(ranks), name, wheel))
     if not ranked:
         wanted = "distributions with wheels for the stack's platform, Python and glibc"
@@ -229,11 +221,7 @@ def best(package: Mapping[str, Any], target: WheelTarget, file: str, sizes: Mapp
     sha256 = wheel["hashes"]["sha256"]
     if (size := wheel.get("size", sizes.get(sha256))) is None:
         with index_client() as client:
-            source = source_of(client, wheel["url"])
-            if isinstance(source, Folder):
-                size = (source.folder / name).stat().st_size
-            else:
-                size = patient(source.size, name, say)
+            size = patient(functools.partial(source_of(client, wheel["url"]).size, name), name, say)
     version, project = package["version"], canonicalize_name(package["name"])
     return LockedFile(name=project, version=version, file=name, size=size, sha256=sha256)
 
@@ -271,7 +259,7 @@ def index_client() -> httpx.Client:
 
 
 def source_of(client: httpx.Client, url: str) -> Address | Folder:
-    """With the login that the index of this server is configured with, or netrc has: uv prints none."""
+    """With the login that the index of this server is configured with: uv prints none."""
     parts, env = urlsplit(url), indexes()
     if parts.scheme == "file":
         return Folder(Path(unquote(parts.path)).parent, LOST)

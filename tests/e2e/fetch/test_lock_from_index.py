@@ -110,9 +110,8 @@ def test_an_override_takes_the_place_of_what_distributions_say(paths: Paths, ind
         (["app==1.0", "app==2.0"], {}, "python.requirements"),
         (["app==1.0"], {"app": "why"}, "python.exclude"),
         (["app==1.0"], {"Some_Dep": "why"}, "python.exclude"),
-        (["app==1.0"], {"misspelt": "why"}, "python.exclude"),
     ],
-    ids=["two-versions", "required-and-excluded", "not-canonical", "not-in-the-closure"],
+    ids=["two-versions", "required-and-excluded", "not-canonical"],
 )
 def test_what_cannot_be_meant_is_refused(
     paths: Paths, index: Index, requirements: list[str], exclude: dict[str, str], key: str
