@@ -74,11 +74,13 @@ def serve(
     storage: str = "127.0.0.1",
     log: list[Request] | None = None,
     sent: list[int] | None = None,
+    clients: set[str] | None = None,
 ) -> Iterator[str]:
     """Serve ``root/<owner>/<name>/`` while the context lasts; gives the endpoint's URL (for ``HF_ENDPOINT``).
 
     For tests: ``faults`` tells what goes wrong with a request; ``storage`` is the host's name in redirects to large
-    files; ``log`` receives every request, ``sent`` the bytes of files' content that left, chunk by chunk.
+    files; ``log`` receives every request, ``sent`` the bytes of files' content that left, chunk by chunk,
+    ``clients`` the connections.
     """
     repositories = {
         (name := folder.relative_to(root).as_posix()): scan(folder, name)
@@ -88,6 +90,7 @@ def serve(
     assert repositories, f"{root}: expected folders named <owner>/<name>"
     server = _Server(repositories, faults or (lambda request: None), storage, log if log is not None else [])
     server.sent = sent if sent is not None else []
+    server.clients = clients if clients is not None else set()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
@@ -109,6 +112,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     sent: list[int]
+    clients: set[str]
 
     def __init__(
         self, repositories: Mapping[str, Repository], faults: Faults, storage: str, log: list[Request]
@@ -145,6 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         names = ("Range", "Authorization", "Host", "Cache-Control")
         request = Request(self.command, self.path, *(self.headers.get(name, "") for name in names))
         self.server.log.append(request)
+        self.server.clients.add(str(self.client_address))
         self.fault = self.server.faults(request) or Fault()
         if self.fault.status:
             self._send(HTTPStatus(self.fault.status), self.fault.headers, b"")

@@ -43,8 +43,10 @@ class Repository:
 
 
 def scan(folder: Path, name: str) -> Repository:
-    rows = list(files_of(folder))
-    entries = {path: Entry(path, folder / path, size, sha256 or blob) for path, size, sha256, blob in rows}
+    entries = {
+        path: Entry(path, folder / path, size, sha256 or git_blob_sha1((folder / path).read_bytes()))
+        for path, size, sha256 in files_of(folder)
+    }
     return Repository(name, commit_of(folder), entries)
 
 

@@ -14,9 +14,8 @@ import hub
 import pytest
 from hub import Fault, Request
 
-from sparkpin.fetch import hub as hub_module
 from sparkpin.fetch import transfer
-from sparkpin.fetch.hub import Source
+from sparkpin.fetch.hub import HubRepository
 from sparkpin.fetch.transfer import Piece
 
 REPO = "acme/sample"
@@ -52,21 +51,21 @@ class Remote:
             yield url
 
     @property
-    def source(self) -> Source:
-        return Source(REPO, self.revision)
+    def source(self) -> HubRepository:
+        return HubRepository(REPO, self.revision, "do something")
 
-    def piece(self, source: Source, begin: int = 0, end: int = -1, file: str = BIG, **more: Any) -> Piece:
+    def piece(self, source: HubRepository, begin: int = 0, end: int = -1, file: str = BIG, **more: Any) -> Piece:
         size = len(DATA[file])
         end = size if end < 0 else end
         name = f"{file}.{begin}-{end}"
-        return Piece(source, file, size, begin, end, self.out / "parts" / name, self.out / name, **more)
+        return Piece([source], file, size, begin, end, self.out / "parts" / name, self.out / name, **more)
 
-    def known_piece(self, source: Source, begin: int = 0, end: int = -1) -> Piece:
+    def known_piece(self, source: HubRepository, begin: int = 0, end: int = -1) -> Piece:
         end = len(DATA[BIG]) if end < 0 else end
         return self.piece(source, begin, end, sha256=sha256(DATA[BIG][begin:end]))
 
     def fetch(self, pieces: list[Piece]) -> None:
-        transfer.fetch(pieces, self.said.append, title="fetching", advice="do something")
+        transfer.fetch(pieces, self.said.append, title="fetching")
 
     def is_there(self, piece: Piece) -> bool:
         return piece.target.read_bytes() == DATA[piece.file][piece.begin : piece.end]
@@ -95,11 +94,11 @@ def sha256(data: bytes) -> str:
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a run would have waited to ask again; it does not, in a file that imports this."""
-    seen, pause = list[float](), hub_module.pause
+    seen, pause = list[float](), transfer.pause
 
     def skip(stop: threading.Event, seconds: float) -> None:
         seen.extend([seconds] if seconds else [])
         pause(stop, 0)
 
-    monkeypatch.setattr(hub_module, "pause", skip)
+    monkeypatch.setattr(transfer, "pause", skip)
     return seen

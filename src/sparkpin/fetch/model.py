@@ -14,23 +14,20 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 from sparkpin.checkpoint.content import Hashes
 from sparkpin.checkpoint.repository import Listing, Places, header_of
-from sparkpin.checkpoint.write import link_or_copy
 from sparkpin.core import files, terminal
-from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import transfer
 from sparkpin.fetch.gguf_wheel import convert_wheel
-from sparkpin.fetch.hub import Source, is_whole
+from sparkpin.fetch.hub import HubRepository
 from sparkpin.fetch.model_files import (
     TEXTS,
     blobs_of,
@@ -43,8 +40,9 @@ from sparkpin.fetch.model_files import (
     require_sources,
     source_folder,
 )
-from sparkpin.fetch.store import HASH_WORKERS, Store, check, find_missing
-from sparkpin.fetch.transfer import Piece
+from sparkpin.fetch.packed import commit_of, unpack
+from sparkpin.fetch.store import FETCH, Store, find_missing
+from sparkpin.fetch.transfer import Folder, Piece, Source, is_whole
 from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, RepositoryLock
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -61,21 +59,21 @@ def fetch_model(
     """
     wanted = wanted_of(paths, pin, lock, only)
     donors = {name: entry for name, entry in wanted.items() if not pin.is_whole(name)}
-    with hold(paths, pin, say), sites(paths, pin, lock.gguf, say) as site_of:
-        fetch_pieces(paths, pin, outlines(site_of, donors, say), say)
+    with fetching_of(paths, pin, lock.gguf, say) as fetching:
+        fetching.fetch(fetching.outlines(donors))
         hashes, parts, complete = Hashes.here(paths, deep=deep), list[Piece](), list[Piece]()
         for name, entry in wanted.items():
-            site = site_of(name, entry.revision)
             if name in donors:
-                parts += tensor_pieces(site, listing_of(paths, pin, name, entry), entry.tensors, say)
+                parts += fetching.tensors(name, entry)
             else:
-                remove_strays(site.folder, entry, say)
-                places = ((file, site.folder / file.file) for file in entry.files)
-                absent = site.link(find_missing(places, say, hashes.sha256))
-                complete += [site.piece(row.file, row.size, sha256=row.sha256) for row in absent]
-        fetch_pieces(paths, pin, complete + parts, say)
+                folder = repository_folder(paths, entry)
+                remove_strays(folder, entry, say)
+                absent = find_missing(((file, folder / file.file) for file in entry.files), say, hashes.sha256)
+                complete += [fetching.piece(name, entry, row.file, row.sha256) for row in absent]
+        fetching.fetch(complete + parts)
         for piece in complete:
-            hashes.note(piece.target, piece.sha256)
+            if piece.target.stat().st_nlink == 1:  # else somebody may write into it
+                hashes.note(piece.target, piece.sha256)
         hashes.save()
         for entry in wanted.values():
             shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
@@ -93,8 +91,8 @@ def listings(
     if pin.gguf:
         fetch_model(paths, pin, lock, say, only=only)  # all that one conversion gives, and not its config alone
     wanted = wanted_of(paths, pin, lock, only)
-    with hold(paths, pin, say), sites(paths, pin, lock.gguf, say) as site_of:
-        fetch_pieces(paths, pin, outlines(site_of, wanted, say, remove=False), say)
+    with fetching_of(paths, pin, lock.gguf, say) as fetching:
+        fetching.fetch(fetching.outlines(wanted, remove=False))
     return {name: listing_of(paths, pin, name, entry) for name, entry in wanted.items()}
 
 
@@ -118,7 +116,7 @@ def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[
         if pin.owner(name).is_made or pin.repositories[name].folder:
             continue
         entry = lock.repositories[name]
-        folder, hub = repository_folder(paths, entry), Source(entry.repo, entry.revision)
+        folder, hub = repository_folder(paths, entry), HubRepository(entry.repo, entry.revision)
         parts, sizes = fetched_of(entry, whole=pin.is_whole(name)), {file.file: file.size for file in entry.files}
         absent = [row for row in parts.files if not is_whole(folder / row.file, row.size)]
         absent += [row for row in blobs_of(parts) if not store.has(row)]
@@ -136,162 +134,89 @@ def absent_wheel(paths: Paths, pin: ModelPin, lock: ModelLock) -> LockedFile | N
     return None if all(is_whole(folder / file.file, file.size) for file in entry.files) else lock.gguf.wheel
 
 
-@dataclass(eq=False)
-class Site:
-    """One repository. find: gives the source, once a byte of it is needed; folder: of complete files; parts: where
-    pieces grow, and stay until a lock has their hash."""
-
-    find: Callable[[], Source]
-    folder: Path
-    parts: Path
-    store: Store
-
-    @cached_property
-    def source(self) -> Source:
-        return self.find()
-
-    def piece(self, file: str, size: int, begin: int = 0, end: int = -1, sha256: str = "", git: str = "") -> Piece:
-        """All of a file of `size` bytes, for the folder, or the bytes `begin` to `end`, for the store."""
-        end = size if end < 0 else end
-        grown = self.parts / f"{quote(file, safe='')}.{begin}-{end}"
-        part, target = grown.with_name(f"{grown.name}.part"), self.store.path(sha256) if sha256 else grown
-        if (begin, end) == (0, size):
-            return Piece(self.source, file, size, begin, end, part, self.folder / file, sha256, git)
-        source = self.source if not is_whole(self.folder / file, size) else replace(self.source, folder=self.folder)
-        return Piece(source, file, size, begin, end, part, target, sha256)
-
-    def link(self, rows: Sequence[LockedFile]) -> list[LockedFile]:
-        """Hard-link what a person's folder or the Hub cache has to its place, which saves its bytes; gives the rest.
-
-        It stays the file of that folder, so it is not made read-only. IntegrityError for a folder's wrong file.
-        """
-        with ThreadPoolExecutor(HASH_WORKERS) as pool:
-            linked = list(pool.map(functools.partial(self.is_linked, self.source), rows)) if rows else []
-        return [row for row, done in zip(rows, linked, strict=True) if not done]
-
-    def is_linked(self, source: Source, row: LockedFile) -> bool:
-        path = source.local(row.file, row.size)
-        if path is None or not row.file.endswith(".safetensors") or (source.folder and not source.next_step):
-            return False
-        link, target = self.parts / f"{quote(row.file, safe='')}.link", self.folder / row.file
-        with files.disk_errors(self.parts):
-            self.parts.mkdir(parents=True, exist_ok=True)
-            link.unlink(missing_ok=True)
-            link_or_copy(path.resolve(), link)
-            try:
-                check(row, *files.sha256_file(link), str(path), source.next_step)
-            except IntegrityError:
-                link.unlink()
-                if source.folder:
-                    raise
-                return False  # a damaged cache is no reason to fail: the Hub has the file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            link.replace(target)
-            files.sync_folder(target.parent)
-        return True
-
-
-@contextlib.contextmanager
-def sites(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> Iterator[Callable[[str, str], Site]]:
-    """Gives the site of a repository of the pin at a revision. A model is generated when a byte of it is needed."""
-    with contextlib.ExitStack() as stack:
-        owners = {pin.owner(name).name: pin.owner(name) for name in pin.repositories}
-        made = functools.cache(lambda owner: stack.enter_context(generated(paths, owners[owner], gguf, say)))
-
-        @functools.cache
-        def site_of(name: str, revision: str) -> Site:
-            repository = pin.repositories[name].model_copy(update={"revision": revision})
-            owner, own = pin.owner(name), source_folder(paths, pin, name)
-
-            def find() -> Source:
-                folder = own or (made(owner.name) / repository.repo if owner.is_made else None)
-                return Source(repository.repo, revision, folder, mend_folder(own, pin) if own else "")
-
-            folder, parts = repository_folder(paths, repository), download_folder(paths, repository)
-            return Site(find, folder, parts, Store(paths.store))
-
-        yield site_of
-
-
-@contextlib.contextmanager
-def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> Iterator[Path]:
-    """A new folder with the repositories of a model that is made here. gguf: of its lock.
-
-    What makes it is part of what the pin freezes: ManifestError when it makes other commits than the pinned ones.
+@dataclass
+class Fetching:
+    """What the pieces of a pin's repositories have in common. gguf: of its lock; advice: what to do about wrong bytes;
+    made: pin's name -> folder of the repositories that were made here, until `end`.
     """
-    from sparkpin.fetch.packed import commit_of, unpack
 
-    pin_file, again = paths.project / f"pins/models/{pin.name}.yaml", f"invoke lock --model {pin.name}"
-    work = paths.work / f"model-{pin.name}"
-    with files.disk_errors(work):
-        work.mkdir(parents=True, exist_ok=True)
-        files.sweep(work)
-    with files.disk_errors(work), tempfile.TemporaryDirectory(prefix=files.PARTIAL, dir=work) as name:
-        folder = Path(name)
-        if pin.packed:
-            say(f"unpacking {pin.packed.path}")
-            unpack(paths.project, pin.name, pin.packed, pin.repositories, folder)
-        else:
-            assert gguf  # a lock without it is of other inputs than its pin
-            convert_wheel(paths, pin, gguf, folder, say)
-        made = {key: commit_of(folder / repository.repo) for key, repository in pin.repositories.items()}
-        if changed := {key: sha for key, sha in made.items() if sha != pin.repositories[key].revision}:
-            commits = ", ".join(f"repositories.{key}.revision to {sha}" for key, sha in changed.items())
-            step = f"if it was changed on purpose, set {commits} (and model_revision in its recipes), then: {again}"
-            key, sha = next(iter(changed.items()))
-            where, got = f"repositories.{key}.revision", pin.repositories[key].revision
-            raise ManifestError(pin_file, where, got, f"{sha}, which is made here", next_step=step)
-        yield folder
+    paths: Paths
+    pin: ModelPin
+    gguf: GgufLock | None
+    say: Say
+    advice: str
+    end: contextlib.ExitStack
+    made: dict[str, Path] = field(default_factory=dict)
+
+    def source(self, name: str, revision: str) -> Source:
+        """Where a repository's bytes are: a folder, or the Hub. A model that is made here is made now."""
+        repo, owner = self.pin.repositories[name].repo, self.pin.owner(name)
+        if own := source_folder(self.paths, self.pin, name):
+            return Folder(own, mend_folder(own, self.pin))
+        if not owner.is_made:
+            return HubRepository(repo, revision, self.advice)
+        if owner.name not in self.made:
+            self.made[owner.name] = self.end.enter_context(generated(self.paths, owner, self.gguf, self.say))
+        return Folder(self.made[owner.name] / repo, self.advice)
+
+    def piece(
+        self, name: str, entry: RepositoryLock, file: str, sha256: str = "", span: tuple[int, int] | None = None
+    ) -> Piece:
+        """All of a file, for the folder, or a span of it, for the store. sha256: "" for what no lock has yet."""
+        [size] = [row.size for row in entry.files if row.file == file]
+        folder, (begin, end) = repository_folder(self.paths, entry), span or (0, size)
+        grown = download_folder(self.paths, entry) / f"{quote(file, safe='')}.{begin}-{end}"
+        is_local = span and is_whole(folder / file, size)
+        source = Folder(folder, self.advice) if is_local else self.source(name, entry.revision)
+        stored = Store(self.paths.store).path(sha256) if sha256 else grown
+        part, target = grown.with_name(f"{grown.name}.part"), stored if span else folder / file
+        return Piece([source], file, size, begin, end, part, target, sha256)
+
+    def outlines(self, entries: Mapping[str, RepositoryLock], *, remove: bool = True) -> list[Piece]:
+        """Pieces for the headers, indexes and configs that are not here. remove: damaged ones go."""
+        pieces = []
+        for name, entry in entries.items():
+            folder = repository_folder(self.paths, entry)
+            rows = [(row, folder / row.file) for row in entry.files if row.file in TEXTS]
+            for row in find_missing(rows + self.in_store(entry.headers), self.say, remove=remove):
+                span = None if row.file in TEXTS else (0, row.size)
+                pieces.append(self.piece(name, entry, row.file, row.sha256, span))
+        return pieces
+
+    def tensors(self, name: str, entry: RepositoryLock) -> list[Piece]:
+        """Pieces for tensors that are not here. ManifestError for one that the header has not, or of another size."""
+        listing, pieces = listing_of(self.paths, self.pin, name, entry), []
+        absent = sorted(find_missing(self.in_store(entry.tensors), self.say), key=lambda row: row.file)
+        for file, group in itertools.groupby(absent, key=lambda row: row.file):
+            infos = header_of(listing, file).tensors
+            for row in group:
+                info = infos.get(row.name)
+                if info is None or info.nbytes != row.size:
+                    expected = f"{info.nbytes} bytes, as in {file}" if info else f"a tensor of {file}"
+                    raise ManifestError(f"the lock of {listing.origin}", row.name, f"{row.size} bytes", expected)
+                pieces.append(self.piece(name, entry, file, row.sha256, (info.begin, info.end)))
+        return pieces
+
+    def in_store(self, rows: Iterable[LockedFile]) -> list[tuple[LockedFile, Path]]:
+        """Where headers and tensors lie, each content once."""
+        store = Store(self.paths.store)
+        return [(row, store.path(sha256)) for sha256, row in {row.sha256: row for row in rows}.items()]
+
+    def fetch(self, pieces: Sequence[Piece]) -> None:
+        needed = sum(piece.length - piece.present for piece in pieces)
+        files.require_space(self.paths.models, needed, "the model's files", "SPARKPIN_CACHE")
+        if any(isinstance(source, HubRepository) for piece in pieces for source in piece.sources):
+            self.say(f"fetching {self.pin.name}: {terminal.size(needed)}")
+        transfer.fetch(pieces, self.say, title=f"fetching {self.pin.name}")
 
 
-def outlines(
-    site_of: Callable[[str, str], Site], entries: Mapping[str, RepositoryLock], say: Say, *, remove: bool = True
-) -> list[Piece]:
-    """Pieces for the headers, indexes and configs that are not here. remove: damaged ones go."""
-    pieces: list[Piece] = []
-    for name, entry in entries.items():
-        site, sizes = site_of(name, entry.revision), {file.file: file.size for file in entry.files}
-        rows = [(row, site.folder / row.file) for row in entry.files if row.file in TEXTS]
-        rows += in_store(site.store, entry.headers)
-        absent = find_missing(rows, say, remove=remove)
-        pieces += [site.piece(row.file, sizes[row.file], 0, row.size, row.sha256) for row in absent]
-    return pieces
-
-
-def in_store(store: Store, rows: Iterable[LockedFile]) -> list[tuple[LockedFile, Path]]:
-    """Where headers and tensors lie, each content once."""
-    return [(row, store.path(sha256)) for sha256, row in {row.sha256: row for row in rows}.items()]
-
-
-def tensor_pieces(site: Site, listing: Listing, rows: Iterable[LockedFile], say: Say) -> list[Piece]:
-    """Pieces for tensors that are not here. ManifestError for one that the header has not, or with another size."""
-    pieces = []
-    absent = sorted(find_missing(in_store(site.store, rows), say), key=lambda row: row.file)
-    for file, group in itertools.groupby(absent, key=lambda row: row.file):
-        infos = header_of(listing, file).tensors
-        for row in group:
-            info = infos.get(row.name)
-            if info is None or info.nbytes != row.size:
-                expected = f"{info.nbytes} bytes, as in {file}" if info else f"a tensor of {file}"
-                raise ManifestError(f"the lock of {listing.origin}", row.name, f"{row.size} bytes", expected)
-            pieces.append(site.piece(file, listing.files[file], info.begin, info.end, row.sha256))
-    return pieces
-
-
-def fetch_pieces(paths: Paths, pin: ModelPin, pieces: Sequence[Piece], say: Say, advice: str = "") -> None:
-    """advice: what to do about bytes that are wrong, twice."""
-    needed = sum(piece.length for piece in pieces)
-    needed -= sum(piece.part.stat().st_size for piece in pieces if piece.part.is_file())
-    files.require_space(paths.models, needed, "the model's files", "SPARKPIN_CACHE")
-    if any(piece.source.folder is None for piece in pieces):
-        say(f"fetching {pin.name}: {terminal.size(needed)}")
-    usual = f"invoke build --fetch-only; if that fails, too, the Hub has another file: invoke lock --model {pin.name}"
-    transfer.fetch(pieces, say, title=f"fetching {pin.name}", advice=advice or usual)
-
-
-def hold(paths: Paths, pin: ModelPin, say: Say) -> contextlib.AbstractContextManager[None]:
-    """Lock the model's repositories, which another model may share."""
-    return hold_repositories(paths, {repository.repo for repository in pin.repositories.values()}, say)
+@contextlib.contextmanager
+def fetching_of(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say, advice: str = "") -> Iterator[Fetching]:
+    """Locks the model's repositories, which another model may share."""
+    usual = f"{FETCH}; if that fails, too, the Hub has another file: invoke lock --model {pin.name}"
+    with contextlib.ExitStack() as end:
+        end.enter_context(hold_repositories(paths, {row.repo for row in pin.repositories.values()}, say))
+        yield Fetching(paths, pin, gguf, say, advice or usual, end)
 
 
 @contextlib.contextmanager
@@ -306,6 +231,33 @@ def hold_repositories(paths: Paths, repos: Collection[str], say: Say) -> Iterato
             for folder in (paths.models / repo).glob("*.download"):
                 with contextlib.suppress(OSError):  # where a piece was begun
                     folder.rmdir()
+
+
+@contextlib.contextmanager
+def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> Iterator[Path]:
+    """A new folder with the repositories of a model that is made here. gguf: of its lock.
+
+    What makes it is part of what the pin freezes: ManifestError when it makes other commits than the pinned ones.
+    """
+    work = paths.work / f"model-{pin.name}"
+    with files.disk_errors(work):
+        work.mkdir(parents=True, exist_ok=True)
+        files.sweep(work)
+    with files.disk_errors(work), tempfile.TemporaryDirectory(prefix=files.PARTIAL, dir=work) as name:
+        folder = Path(name)
+        if pin.packed:
+            say(f"unpacking {pin.packed.path}")
+            unpack(paths.project, pin.name, pin.packed, pin.repositories, folder)
+        else:
+            assert gguf  # a lock without it is of other inputs than its pin
+            convert_wheel(paths, pin, gguf, folder, say)
+        made = {key: commit_of(folder / repository.repo) for key, repository in pin.repositories.items()}
+        if made != {key: repository.revision for key, repository in pin.repositories.items()}:
+            commits = ", ".join(f"repositories.{key}.revision to {sha}" for key, sha in made.items())
+            step = f"if it was changed on purpose, set {commits} (and model_revision in its recipes), then lock again"
+            file, got = paths.project / f"pins/models/{pin.name}.yaml", pin.repositories[pin.base].revision
+            raise ManifestError(file, "repositories", got, f"{made[pin.base]}, which is made here", next_step=step)
+        yield folder
 
 
 def remove_strays(folder: Path, repository: RepositoryLock, say: Say) -> None:

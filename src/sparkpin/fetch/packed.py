@@ -25,7 +25,7 @@ from sparkpin.checkpoint.from_gguf import SAFETENSORS, bf16
 from sparkpin.checkpoint.repository import CONFIG
 from sparkpin.checkpoint.repository import INDEX as INDEX_FILE
 from sparkpin.checkpoint.safetensors import TensorSource, parse_header, write_file
-from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
+from sparkpin.core.errors import IntegrityError
 from sparkpin.core.files import atomic_file, atomic_folder, git_blob_sha1, sha256_file, write_json
 from sparkpin.core.paths import project_folder
 from sparkpin.pins.schema import Packed, PinnedRepository
@@ -137,7 +137,7 @@ def e4m3(values: Floats) -> NDArray[np.uint8]:
 def unpack(project: Path, name: str, packed: Packed, repositories: Mapping[str, PinnedRepository], out: Path) -> None:
     """Write the repositories of the pin `name` below `out`, each in a folder of its Hub id.
 
-    IntegrityError for bytes that are not the pinned ones, CheckpointError for weights that cannot be packed.
+    IntegrityError for bytes that are not the pinned ones.
     """
     path = path_of(project, packed)
     if path.suffix != ".xz":
@@ -158,15 +158,15 @@ def path_of(project: Path, packed: Packed) -> Path:
 def quantise(folder: Path, name: str, packed: Packed, int4: Path, fp8: Path) -> None:
     """Folders that are there are replaced."""
     plain, body, every = weights_of(folder / SAFETENSORS, name, packed), dict[str, Plain](), dict[str, Plain]()
-    for tensor, value in plain.items():
+    for tensor, value in plain.items():  # linear layers are of multiples of 128 both ways
         raw = np.frombuffer(value.data, "<u2").reshape(value.shape) if LINEAR.search(tensor) else None
         every |= {tensor: value} if raw is None else fp8_tensors(tensor, raw)
         if not tensor.startswith("mtp."):
             body |= {tensor: value} if raw is None or not is_int4(tensor) else int4_tensors(tensor, raw)
     mtp = {tensor: value for tensor, value in plain.items() if tensor.startswith("mtp.")}
     for target, config, tensors, extra in ((int4, INT4_CONFIG, body, mtp), (fp8, FP8_CONFIG, every, None)):
-        texts = {text: content(folder / text, name) for text in TEXTS} | {CONFIG: content(folder / config, name)}
-        write_repository(target, texts, tensors, config_of(folder / config, name)["num_hidden_layers"], extra)
+        texts = {text: (folder / text).read_bytes() for text in TEXTS} | {CONFIG: (folder / config).read_bytes()}
+        write_repository(target, texts, tensors, config_of(folder / config)["num_hidden_layers"], extra)
 
 
 def write_repository(
@@ -187,7 +187,7 @@ def config_ahead(project: Path, name: str, packed: Packed, repo: str) -> dict[st
     """config.json of a repository before it is unpacked; of BF16 weights that of the INT4 one."""
     path = path_of(project, packed)
     if path.suffix != ".xz":
-        return config_of(path / INT4_CONFIG, name)
+        return config_of(path / INT4_CONFIG)
     with tarfile.open(fileobj=io.BytesIO(pinned(path, name, packed)), mode="r|xz") as archive:
         for member in archive:  # the small files are its first
             if member.name == f"{repo}/{CONFIG}" and (file := archive.extractfile(member)):
@@ -195,25 +195,17 @@ def config_ahead(project: Path, name: str, packed: Packed, repo: str) -> dict[st
     raise IntegrityError(f"{path}: no {repo}/{CONFIG} in it", next_step=f"git restore {packed.path}")
 
 
-def config_of(path: Path, name: str) -> dict[str, Any]:
-    try:
-        value = json.loads(content(path, name))
-    except ValueError:
-        value = None
-    if not isinstance(value, dict) or not isinstance(value.get("num_hidden_layers"), int):
-        step = f"git restore {path}"
-        raise ManifestError(path, "num_hidden_layers", value, "a JSON object with a whole number", next_step=step)
-    return value
+def config_of(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_bytes()))
 
 
 def pinned(path: Path, name: str, packed: Packed) -> bytes:
     """The bytes of a file whose hash the pin has."""
-    data = content(path, name)
+    data = path.read_bytes() if path.is_file() else b""
     if (seen := hashlib.sha256(data).hexdigest()) != packed.sha256:
         raise IntegrityError(
             f"{path}: got SHA-256 {seen} of {len(data)} bytes, expected {packed.sha256}",
-            next_step=f"git restore {packed.path}; for new weights, set packed.sha256 in "
-            f"pins/models/{name}.yaml, then: invoke lock --model {name}",
+            next_step=f"git restore {packed.path}; for new weights, set packed.sha256 in pins/models/{name}.yaml",
         )
     return data
 
@@ -221,44 +213,23 @@ def pinned(path: Path, name: str, packed: Packed) -> bytes:
 def weights_of(path: Path, name: str, packed: Packed) -> Tensors:
     """Tensors by name, of bytes that were hashed before anything reads them."""
     data = pinned(path, name, packed)
-    found = dict[str, Plain]()
-    for info in parse_header(data, file_size=len(data), origin=str(path)).tensors.values():
-        found[info.name] = Plain(info.dtype, info.shape, data[info.begin : info.end])
-        if LINEAR.search(info.name):
-            fits = info.dtype == "BF16" and len(info.shape) == 2 and not any(size % GROUP for size in info.shape)
-            if not fits or (np.frombuffer(found[info.name].data, "<u2") & 0x7F80 == 0x7F80).any():
-                got = f"{info.dtype} {list(info.shape)}" if not fits else "NaN or infinity"
-                raise CheckpointError(
-                    f"{path}: {info.name}: got {got}, expected BF16 numbers in a matrix of multiples of {GROUP}",
-                    next_step=f"export the trained model again, then: invoke lock --model {name}",
-                )
-    return found
+    infos = parse_header(data, file_size=len(data), origin=str(path)).tensors.values()
+    return {info.name: Plain(info.dtype, info.shape, data[info.begin : info.end]) for info in infos}
 
 
-def content(path: Path, name: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise IntegrityError(
-            f"{path}: {error.strerror}, expected the file of pins/models/{name}.yaml",
-            next_step=f"git restore {path.parent}",
-        ) from None
-
-
-def files_of(folder: Path) -> Iterator[tuple[str, int, str, str]]:
-    """What a Hub lists of a repository's files: name, size, SHA-256 of a large file, git's blob hash of another."""
+def files_of(folder: Path) -> Iterator[tuple[str, int, str]]:
+    """What a Hub lists of a repository's files: name, size, SHA-256 of a large file, "" of another."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        large = path.suffix == ".safetensors"
-        hashes = (sha256_file(path)[0], "") if large else ("", git_blob_sha1(path.read_bytes()))
-        yield path.relative_to(folder).as_posix(), path.stat().st_size, *hashes
+        sha256 = sha256_file(path)[0] if path.suffix == ".safetensors" else ""
+        yield path.relative_to(folder).as_posix(), path.stat().st_size, sha256
 
 
 def commit_of(folder: Path) -> str:
     """40 hexadecimal digits that follow from the files, as a Hub's commit. git stores a pointer to a large file."""
     text = ""
-    for name, size, sha256, blob in files_of(folder):
+    for name, size, sha256 in files_of(folder):
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
-        text += f"{blob or git_blob_sha1(pointer.encode())} {name}\n"
+        text += f"{git_blob_sha1(pointer.encode() if sha256 else (folder / name).read_bytes())} {name}\n"
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The indexes that the user's pip is configured for, for uv, which does not read pip's configuration.
+"""The indexes that the user's pip is configured for, for uv, which does not read pip's configuration, and for fetching.
 
 As a program it runs a command with them: ./install.sh does so before .venv has any package, so this file and all that
 it imports use the standard library alone.
@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 
 from sparkpin.core.errors import HostError
-
-TRUE = ("y", "yes", "t", "true", "on", "1")  # as pip reads its settings
 
 
 def indexes(command: str = "download") -> dict[str, str]:
@@ -38,15 +36,14 @@ def indexes(command: str = "download") -> dict[str, str]:
         if section in sections:
             sections[section][name] = str(ast.literal_eval(value))
     found = sections["global"] | sections[command] | sections[":env:"]
+    proxy = found.get("proxy", "")
     words = {
         "UV_SYSTEM_CERTS": "1",  # as pip does
         "UV_INDEX_STRATEGY": "unsafe-best-match",  # pip prefers no index; hashes of the lock decide later
         "SSL_CERT_FILE": found.get("cert", ""),
         "UV_DEFAULT_INDEX": found.get("index-url", ""),
         "UV_INDEX": " ".join(found.get("extra-index-url", "").split()),
-        "UV_NO_INDEX": "1" if found.get("no-index", "").lower() in TRUE else "",  # our own: uv has an option alone
-        "UV_INSECURE_HOST": " ".join(found.get("trusted-host", "").split()),
-        "ALL_PROXY": "" if "all_proxy" in os.environ else with_scheme(found.get("proxy", "")),  # the others weigh more
+        "ALL_PROXY": f"http://{proxy}" if proxy and "://" not in proxy else proxy,
         "UV_FIND_LINKS": ",".join(absolute(place) for place in found.get("find-links", "").split()),
     }
     return {key: value for key, value in words.items() if value} | os.environ
@@ -56,10 +53,5 @@ def absolute(place: str) -> str:
     return place if "://" in place else os.path.abspath(Path(place).expanduser())
 
 
-def with_scheme(proxy: str) -> str:
-    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
-
-
 if __name__ == "__main__":
-    environment = indexes("install")
-    os.execvpe(sys.argv[1], [*sys.argv[1:], *(["--no-index"] if environment.get("UV_NO_INDEX") else [])], environment)
+    os.execvpe(sys.argv[1], sys.argv[1:], indexes("install"))

@@ -5,11 +5,10 @@ brought into the store. The only network use for a stack.
 from __future__ import annotations
 
 import subprocess
-from collections import Counter
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -22,7 +21,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import TIME, fetch_debs, open_apt
 from sparkpin.fetch.store import Store, find_missing
-from sparkpin.fetch.wheels import DOWNLOADS, Newer, fetch_wheels, index_closure, target_of
+from sparkpin.fetch.wheels import Newer, fetch_wheels, index_closure, target_of
 from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
 from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock
 
@@ -60,8 +59,11 @@ def lock_stack(paths: Paths, name: str, say: Say, *, newer: Newer | None = None)
 def debian_closure(stack: Stack, store: Store, say: Say) -> list[LockedDeb]:
     """The root file system's packages. store: has room for apt's lists."""
     say(f"lock {stack.name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
-    with store.scratch() as folder:
-        debs = open_apt(folder, stack).closure(stack)
+    with files.disk_errors(store.root):
+        store.root.mkdir(parents=True, exist_ok=True)
+        files.sweep(store.root)
+        with tempfile.TemporaryDirectory(prefix=files.PARTIAL, dir=store.root) as folder:
+            debs = open_apt(Path(folder), stack).closure(stack)
     say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
     return debs
 
@@ -88,33 +90,25 @@ def require_forward(former: StackLock, lock: StackLock, file: str, say: Say) -> 
 
     Raises IntegrityError. New pins may want older versions, or another file of one: these are only reported.
     """
-    debs, wheels = ({row.name: row for row in rows} for rows in (former.debs, former.wheels))
-    rows: list[tuple[LockedFile, LockedFile]] = [(debs[deb.name], deb) for deb in lock.debs if deb.name in debs]
-    rows += [(wheels[wheel.name], wheel) for wheel in lock.wheels if wheel.name in wheels]
-    locked = {row.file: row.sha256 for row in former.files}
-    same_name = {row.file: None for row in lock.files if locked.get(row.file, row.sha256) != row.sha256}
+    before = {(type(row), row.name): row for row in former.files}
+    rows = [(before[key], row) for row in lock.files if (key := (type(row), row.name)) in before]
+    hashes = {row.file: row.sha256 for row in former.files}
+    same_name = [row.file for row in lock.files if hashes.get(row.file, row.sha256) != row.sha256]
     changed = [(old, new) for old, new in rows if old.file != new.file and old.sha256 != new.sha256]
     other = [f"{old.file} -> {new.file}" for old, new in changed if old.version == new.version]
     older = [f"{new.name} {old.version} -> {new.version}" for old, new in rows if is_older(new, old)]
     pins_are_same = former.inputs == lock.inputs
-    for found, what, step in (
-        (same_name, "other bytes than those locked, under the same names", "ask whoever runs the index or the mirror"),
-        (other if pins_are_same else [], "other files of locked versions", "see whether their project published them"),
-        (
-            older if pins_are_same else [],
-            "older versions than those locked",
-            "see whether the mirror is stale, or newer ones were withdrawn",
-        ),
+    for found, what, is_refused in (
+        (same_name, "other bytes than those locked, under the same names", True),
+        (other, "other files of locked versions", pins_are_same),
+        (older, "older versions than those locked", pins_are_same),
     ):
+        message = f"{file}: the index or the mirror offers {what}: {', '.join(found)}"
+        if found and is_refused:
+            step = f"ask whoever runs it; if that is meant: rm {file}, then invoke lock --stack {lock.stack}"
+            raise IntegrityError(message, next_step=step)
         if found:
-            raise IntegrityError(
-                f"{file}: the index or the mirror offers {what}: {', '.join(found)}",
-                next_step=f"{step}; if that is meant: rm {file}, then invoke lock --stack {lock.stack}",
-            )
-    for row in older:
-        say(f"  older than before: {row}")
-    for row in other:
-        say(f"  another file of the same version: {row}")
+            say(message)
 
 
 def is_older(new: LockedFile, old: LockedFile) -> bool:
@@ -126,31 +120,23 @@ def is_older(new: LockedFile, old: LockedFile) -> bool:
 
 
 def check_requirements(stack: Stack, file: str) -> None:
-    """No distribution is asked for twice, or both asked for and excluded."""
-    names = [canonicalize_name(Requirement(row).name) for row in stack.python.requirements]
-    for row in stack.python.overrides:
-        if canonicalize_name(Requirement(row).name) in names:
-            raise ManifestError(file, "python.overrides", row, "one that python.requirements does not ask for")
-    if twice := repeated(names):
-        raise ManifestError(file, "python.requirements", stack.python.requirements, f"{twice} only once")
-    for name in stack.python.exclude:
-        if canonicalize_name(name) != name:
-            raise ManifestError(file, "python.exclude", name, canonicalize_name(name))
-        if name in names:
-            raise ManifestError(file, "python.exclude", name, "one that python.requirements does not ask for")
+    """What is both asked for and excluded or overridden is a mistake that uv does not report."""
+    names = {canonicalize_name(Requirement(row).name) for row in stack.python.requirements}
+    overrides = {row: canonicalize_name(Requirement(row).name) for row in stack.python.overrides}
+    for key, rows in (("overrides", overrides), ("exclude", {name: name for name in stack.python.exclude})):
+        for row, name in rows.items():
+            if name in names or name != canonicalize_name(name):
+                wanted = "a canonical name that python.requirements does not ask for"
+                raise ManifestError(file, f"python.{key}", row, wanted)
 
 
 def check_unique(lock: StackLock, file: str) -> None:
     """A lock that a person merged may hold two versions of one package: which of them wins would be chance."""
     for key, rows in (("wheels", lock.wheels), ("debs", lock.debs)):
-        if twice := repeated(canonicalize_name(row.name) for row in rows):
-            versions = [row.version for row in rows if canonicalize_name(row.name) == twice]
-            seen, command = f"{twice} {' and '.join(versions)}", f"invoke lock --stack {lock.stack}"
-            raise ManifestError(file, key, seen, "one version", next_step=command)
-
-
-def repeated(names: Iterable[str]) -> str | None:
-    return next((name for name, count in Counter(names).items() if count > 1), None)
+        names = [canonicalize_name(row.name) for row in rows]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            command = f"invoke lock --stack {lock.stack}"
+            raise ManifestError(file, key, f"several versions of {', '.join(twice)}", "one version", next_step=command)
 
 
 @dataclass(frozen=True)
@@ -171,23 +157,21 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchR
     check_unique(lock, f"pins/stacks/{lock.stack}.lock")
     store = Store(paths.store)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
-        store.sweep()
-        places = ((file, store.path(file.sha256)) for file in lock.files)
-        absent = {file.sha256 for file in find_missing(places, say)}
-        wheels = [wheel for wheel in lock.wheels if wheel.sha256 in absent]
-        debs = [deb for deb in lock.debs if deb.sha256 in absent]
-        wanted = [*wheels, *debs]
+        absent = find_missing(((file, store.path(file.sha256)) for file in lock.files), say)
+        wanted = {file.sha256: file for file in absent}  # one content may have two names
         if wanted:
-            size, copies = sum(file.size for file in wanted), sorted(wheel.size for wheel in wheels)[-DOWNLOADS:]
-            files.require_space(paths.store, size + sum(copies), "the locked files", "SPARKPIN_CACHE")  # pip copies
+            size = sum(file.size for file in wanted.values())
+            files.require_space(paths.store, size, "the locked files", "SPARKPIN_CACHE")
             say(f"fetch {stack.name}: {len(wanted)} files, {size / 1e6:.1f} MB")
-            with ThreadPoolExecutor(1) as pool:  # what fails, the other part is fetched to its end
-                job = pool.submit(fetch_debs, stack, lock.time, debs, store, say)
-                if wheels:
-                    fetch_wheels(stack.python.torch_backend, target_of(stack, lock.debs), wheels, store, say)
-            job.result()
+            for part in store.incoming.glob("*.part"):
+                if part.stem not in wanted:  # begun for another lock
+                    part.unlink()
+            fetch_debs(stack, lock.time, [file for file in wanted.values() if isinstance(file, LockedDeb)], store, say)
+            wheels = [file for file in wanted.values() if not isinstance(file, LockedDeb)]
+            if wheels:
+                fetch_wheels(stack.python.torch_backend, target_of(stack, lock.debs), wheels, store, say)
     total = lock.files
-    return FetchReport(len(total), sum(f.size for f in total), sum(f.size for f in wanted))
+    return FetchReport(len(total), sum(f.size for f in total), sum(f.size for f in wanted.values()))
 
 
 def require_fetched(paths: Paths, lock: StackLock) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkpin.checkpoint.write import link_or_copy
 from sparkpin.core.errors import IntegrityError
-from sparkpin.core.files import CHUNK, PARTIAL, atomic_file, disk_errors, sha256_file, sweep
+from sparkpin.core.files import CHUNK, atomic_file, disk_errors, sha256_file
 from sparkpin.core.terminal import Say
 from sparkpin.pins.schema import LockedFile
 
@@ -37,6 +34,11 @@ class Store:
 
     root: Path
     next_step: str = FETCH
+
+    @property
+    def incoming(self) -> Path:
+        """What is on its way here. Only for who holds the store's lock."""
+        return self.root / "incoming"
 
     def path(self, sha256: str) -> Path:
         return self.root / sha256[:2] / sha256
@@ -62,53 +64,23 @@ class Store:
 
     def add(self, source: Path, file: LockedFile) -> Path:
         """Take a copy of a file in. Raises IntegrityError, and keeps nothing, when it is not what was locked."""
-        with source.open("rb") as opened:
-            return self.receive(iter(lambda: opened.read(CHUNK), b""), file, f"{file.file} as fetched")
-
-    def receive(self, chunks: Iterable[bytes], file: LockedFile, what: str) -> Path:
-        """As `add`, of bytes that come in chunks; no more of them are read than were locked. what: for messages."""
         path, digest, size = self.path(file.sha256), hashlib.sha256(), 0
-        with atomic_file(path) as target:
-            for chunk in chunks:
+        with source.open("rb") as opened, atomic_file(path) as target:
+            while chunk := opened.read(CHUNK):
                 digest.update(chunk)
-                size += len(chunk)
-                if size > file.size:
-                    break
-                target.write(chunk)
-            check(file, digest.hexdigest(), size, what)
+                size += target.write(chunk)
+            check(file, digest.hexdigest(), size, str(source), self.next_step)
         return path
 
     def link(self, file: LockedFile, target: Path) -> None:
         """Put the verified file at `target`: a hard link, or a copy on another file system."""
         source = self.verified(file)
         with disk_errors(target.parent):
-            target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                os.link(source, target)
-            except OSError as error:
-                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
-                    raise
-                with atomic_file(target) as out, source.open("rb") as opened:
-                    shutil.copyfileobj(opened, out)
-
-    @contextmanager
-    def scratch(self) -> Iterator[Path]:
-        """A new folder for unfinished files, on the store's file system. Removes what killed runs left of theirs: call
-        it only while holding the store's lock."""
-        incoming = self.root / "incoming"
-        with disk_errors(self.root):
-            incoming.mkdir(parents=True, exist_ok=True)
-            sweep(incoming)
-            folder = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=incoming))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def sweep(self) -> None:
-        """Remove what killed runs left half-written. Call it only while holding the store's lock."""
-        for folder in self.root.glob("??"):
-            sweep(folder)
+                link_or_copy(source, target)
+            except OSError:
+                target.unlink(missing_ok=True)
+                raise
 
 
 def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = FETCH) -> None:

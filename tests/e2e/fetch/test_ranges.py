@@ -14,7 +14,7 @@ from remote_files import BIG, DATA, MB, NOWHERE, REPO, SMALL, Remote, once, sha2
 from remote_files import pauses as pauses
 
 from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
-from sparkpin.fetch import hub as hub_module
+from sparkpin.fetch import transfer
 
 WHOLE = len(DATA[BIG])
 BLOBS, RESOLVE = "/blobs/", "/resolve/"
@@ -49,7 +49,7 @@ def test_a_cut_connection_is_taken_up_where_it_broke(remote: Remote, pauses: lis
 
 
 def test_a_server_that_falls_silent_is_asked_again(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "SILENCE", 0.3)
+    monkeypatch.setattr("sparkpin.fetch.hub.SILENCE", 0.3)
     ever = threading.Event()
     with remote.serve(once(Fault(cut=1000, wait=ever))):
         piece = remote.known_piece(remote.source, 0, 3000)
@@ -82,12 +82,12 @@ def test_what_an_earlier_run_began(remote: Remote, known: bool, end: int, left: 
 
 
 def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses: list[float]) -> None:
-    cuts = [Fault(cut=10)] * hub_module.TRIES
+    cuts = [Fault(cut=10)] * transfer.TRIES
     with remote.serve(once(*cuts)):
         piece = remote.known_piece(remote.source, 0, 1000)
         with pytest.raises(NetworkError, match=REPO):
             remote.fetch([piece])
-        assert pauses == [1, 2, 4, 8, 16]
+        assert pauses == [1, 2, 4, 8]
         assert not piece.target.exists()
         assert piece.part.read_bytes() == DATA[BIG][: 10 * len(cuts)]
         remote.requests.clear()
@@ -102,7 +102,6 @@ def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses
         (BLOBS, 429, {"Retry-After": "17"}, 17),
         (RESOLVE, 429, {"RateLimit": '"resolvers";r=0;t=55'}, 56),
         (BLOBS, 503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 1),
-        (BLOBS, 503, {"Retry-After": "86400"}, hub_module.LONGEST_PAUSE),
         (BLOBS, 503, {"Retry-After": "Wed, 21 Oct 99999999999999999999 07:28:00 GMT"}, 1),
     ],
 )
@@ -115,6 +114,20 @@ def test_a_busy_server_is_asked_again_when_it_wants(
         remote.fetch([piece])
     assert remote.is_there(piece)
     assert pauses == [seconds]
+
+
+def test_a_server_that_asks_for_a_day_is_given_up(remote: Remote, pauses: list[float]) -> None:
+    with remote.serve(lambda request: Fault(503, {"Retry-After": "86400"})), pytest.raises(NetworkError):
+        remote.fetch([remote.piece(remote.source, 0, 1000)])
+    assert pauses == [] and len(remote.requests) == 1
+
+
+def test_pieces_share_connections(remote: Remote) -> None:
+    """One for each thread, to the Hub and to its storage."""
+    clients = set[str]()
+    with remote.serve(clients=clients):
+        remote.fetch([remote.piece(remote.source, begin, begin + 10) for begin in range(0, 1000, 10)])
+    assert len(remote.blobs) == 100 and len(clients) <= 2 * transfer.CONNECTIONS
 
 
 @pytest.mark.parametrize("code", ["", "GatedRepo", "RepoNotFound", "RevisionNotFound", "EntryNotFound"])
@@ -178,11 +191,6 @@ def test_wrong_bytes_twice_are_an_error_and_none_of_them_stays(remote: Remote) -
             remote.fetch([piece])
     assert all(text in caught.value.message for text in (BIG, wanted, seen))
     assert not piece.part.exists() and not piece.target.exists()
-
-
-def test_a_wrong_blob_of_git_is_noticed(remote: Remote) -> None:
-    with remote.serve(), pytest.raises(IntegrityError, match="0" * 40):
-        remote.fetch([remote.piece(remote.source, file=SMALL, git="0" * 40)])
 
 
 @pytest.mark.parametrize("right", [True, False])

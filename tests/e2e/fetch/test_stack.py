@@ -97,7 +97,7 @@ def test_no_network_names_the_file_and_what_to_do(
     wheelhouse.use_index(monkeypatch, "http://127.0.0.1:9/simple/")
     with pytest.raises(NetworkError) as caught:
         fetch_stack(paths, stack(), locked(paths, file), print)
-    assert file.file in caught.value.message
+    assert f"{file.name}=={file.version}" in caught.value.message
 
 
 def test_another_file_of_the_same_version_is_not_taken(paths: Paths, index: Index) -> None:
@@ -158,18 +158,5 @@ def test_pytorchs_own_index_is_asked_for_what_the_others_lack(
         fetch_stack(paths, stack(torch_backend="cpu"), lock, print)
         assert (set(index.asked), other.asked) == ({plain.file}, [torch.file])
         Store(paths.store).path(torch.sha256).unlink()
-        with pytest.raises(NetworkError, match=r"torch-1\.0\+cpu.* no longer offered"):
+        with pytest.raises(NetworkError, match=r"torch-1\.0\+cpu"):
             fetch_stack(paths, stack(), lock, print)
-
-
-def test_settings_of_pip_for_installations_are_no_obstacle(
-    paths: Paths, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Constraints on other versions, and a log that is longer than any wheel."""
-    (tmp_path / "constraints.txt").write_text("a==2.0\n")
-    (tmp_path / "pip.log").write_bytes(bytes(3 << 20))
-    more = {"constraint": tmp_path / "constraints.txt", "log": tmp_path / "pip.log"}
-    wheelhouse.use_pip_config(monkeypatch, tmp_path / "pip.conf", index_url=index.url, **more)
-    file = make_wheel(index.folder, "a")
-    fetch_stack(paths, stack(), locked(paths, file), print)
-    assert Store(paths.store).verified(file)

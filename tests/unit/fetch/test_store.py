@@ -60,15 +60,6 @@ def test_one_changed_byte_is_noticed(tmp_path: Path, store: Store) -> None:
     assert not (tmp_path / "b").exists()
 
 
-def test_sweep_removes_partial_files_only(tmp_path: Path, store: Store) -> None:
-    path, file = source(tmp_path)
-    stored = store.add(path, file)
-    left = stored.parent / ".partial-killed"
-    left.write_bytes(b"half")
-    store.sweep()
-    assert stored.exists() and not left.exists()
-
-
 @pytest.mark.parametrize("write", ["add", "link"])
 def test_full_disk_is_told_and_nothing_stays(tmp_path: Path, small_disk: Path, write: str) -> None:
     path, file = source(tmp_path, os.urandom(3_000_000))
