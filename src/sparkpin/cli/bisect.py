@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from sparkpin.cli.tasks import task
 from sparkpin.build.make import checkpoint_of
+from sparkpin.cli.tasks import task
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths

@@ -42,7 +42,11 @@ FAILURES: tuple[tuple[str, type[SparkpinError], str], ...] = (
         "docker login {host}",
     ),
     (r"manifest unknown|name unknown|StatusCode: 404|unknown: .*not found", AbsentError, "correct the name"),
-    (r"did not match|digest mismatch|invalid digest|unexpected EOF|file too large", IntegrityError, "publish it there again"),
+    (
+        r"did not match|digest mismatch|invalid digest|unexpected EOF|file too large",
+        IntegrityError,
+        "publish it there again",
+    ),
     (r"x509|certificate", NetworkError, "--ca FILE names the authority of a registry of your own"),
     (r"", NetworkError, "look at the host's name and the network, then the same command again"),
 )
