@@ -12,7 +12,8 @@ from unittest import mock
 
 from checkout import Checkout
 
-from sparkpin.cli.command_line import SparkpinProgram
+from sparkpin.cli.line import main
+from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
 
 
@@ -31,9 +32,11 @@ class CheckoutHere(Checkout):
             paths = replace(Paths.from_env(), project=self.folder)
             with mock.patch.object(Paths, "from_env", lambda *_: paths):
                 try:
-                    SparkpinProgram().run(["sparkpin", *arguments])
+                    main("sparkpin", arguments)
                 except SystemExit as end:
                     code = end.code if isinstance(end.code, int) else 1
+                finally:
+                    terminal.Typed.program = "invoke"
         return CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
     def start(self, *arguments: str) -> NoReturn:

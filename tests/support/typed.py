@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from sparkpin.cli.command_line import SparkpinProgram
+from sparkpin.cli.line import main
+from sparkpin.core import terminal
 
 
 def typed(line: str | list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -16,10 +17,11 @@ def typed(line: str | list[str], capsys: pytest.CaptureFixture[str]) -> tuple[in
     capsys.readouterr()
     code = 0
     try:
-        SparkpinProgram().run(["sparkpin", *words])
+        main("sparkpin", words)
     except SystemExit as ended:
         code = int(ended.code or 0)
     finally:
+        terminal.Typed.program = "invoke"
         for number, handler in former:
             signal.signal(number, handler)
     return code, *capsys.readouterr()

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import json as jsons
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.cli.choose import choose_known, require_recipe
+from sparkpin.cli.options import Json, Recipe
+from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
+from sparkpin.measure.bench import compare as comparing
 from sparkpin.measure.bench import plan, record, text
-from sparkpin.measure.bench.compare import compare
+from sparkpin.measure.bench import run as running
 from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits, cells_of
 from sparkpin.measure.bench.record import BenchRecord, Comparison
-from sparkpin.measure.bench.run import BenchPlace, bench
 from sparkpin.measure.bench.target import BenchSubject
-from sparkpin.releases import container as running
+from sparkpin.releases import container
 from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
@@ -59,6 +61,39 @@ class BenchOptions:
         return SPARK_BANDWIDTH if machine.read_host().is_spark else None
 
 
+@task("measure")
+def bench(
+    tag: Annotated[
+        str | None, "release to measure (default: what is served of the recipe, else its current release)"
+    ] = None,
+    *,
+    recipe: Recipe = None,
+    compare: Annotated[str, "measure TAG_A and TAG in turns", "TAG_A"] = "",
+    rounds: Annotated[int | None, "of a comparison, a turn of each (default: 4)", "COUNT"] = None,
+    only: Annotated[
+        Literal["", "prompts", "sweep"],
+        "the five prompts, or concurrent requests and longer prompts (default: both)",
+    ] = "",
+    quick: Annotated[bool, "short answers and few cells: whether it works at all"] = False,
+    full: Annotated[bool, "the cells with many long prompts at a time, too"] = False,
+    bandwidth: Annotated[
+        str, "of the memory in GB/s, for the ceiling (default: a DGX Spark's 273 on one, else no ceiling)"
+    ] = "",
+    dry_run: Annotated[bool, "print the plan and measure nothing"] = False,
+    json: Json = False,
+) -> None:
+    """Measure how fast a release is, or two in turns.
+
+    invoke bench --quick
+    invoke bench --compare v2 v2-tq
+    """
+    asked = BenchOptions(quick=quick, full=full, only=only, bandwidth=bandwidth, dry_run=dry_run, as_json=json)
+    if compare or rounds is not None:
+        run_compare(compare, tag or "", asked=asked, rounds=rounds)
+    else:
+        run(recipe=recipe, tag=tag, asked=asked)
+
+
 def run(*, recipe: str | None, tag: str | None, asked: BenchOptions) -> None:
     """One release: the one that is named, else the recipe's that is served, else its current one."""
     paths = Paths.from_env()
@@ -72,8 +107,8 @@ def run(*, recipe: str | None, tag: str | None, asked: BenchOptions) -> None:
     if asked.dry_run:
         terminal.show("Dry run: nothing was started.")
         return
-    place = BenchPlace.here(paths, engine, bandwidth, terminal.say)
-    show(bench(place, subject_of(paths, release), wanted), as_json=asked.as_json)
+    place = running.BenchPlace.here(paths, engine, bandwidth, terminal.say)
+    show(running.bench(place, subject_of(paths, release), wanted), as_json=asked.as_json)
 
 
 def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | None = None) -> None:
@@ -106,7 +141,7 @@ def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | N
         terminal.show("Dry run: nothing was started.")
         return
     a, b = (subject_of(paths, release) for release in releases)
-    made = compare(BenchPlace.here(paths, engine, None, terminal.say), (a, b), wanted, rounds)
+    made = comparing.compare(running.BenchPlace.here(paths, engine, None, terminal.say), (a, b), wanted, rounds)
     show(made, as_json=asked.as_json)
 
 
@@ -132,7 +167,7 @@ def chosen(paths: Paths, engine: Engine, recipe: str | None, tag: str | None) ->
 
 def require_measurable(paths: Paths, engine: Engine, release: Release) -> None:
     require_consistent(paths, release)
-    running.require_here(engine)
+    container.require_here(engine)
     if why := obstacle(paths, engine, release):
         raise InputError(f"{release.tag} cannot be measured here: {why}", next_step="measure it where it can be served")
     if not release.smoke_passed:
@@ -161,7 +196,7 @@ def config_tokens(checkpoint: Path) -> int:
     """What the model's configuration allows, of prompt and answer together. Of a checkpoint that is not made yet
     nobody knows: then as if it allowed all lengths."""
     try:
-        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        config = jsons.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return plan.LENGTHS[-1] + plan.SWEEP_OUTPUT
     return int((config.get("text_config") or config).get("max_position_embeddings", 0))

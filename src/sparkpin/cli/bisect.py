@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+from sparkpin.cli.tasks import task
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -57,11 +59,17 @@ class BisectSearch:
                 )
 
 
-def bisect(*, good: str, bad: str, check: str, serve: bool, unstarted_is_bad: bool, limit: int) -> None:
-    for option, value in (("--good", good), ("--bad", bad), ("--check", check)):
-        if not value:
-            step = "invoke bisect --good TAG --bad TAG --check 'COMMAND' (docs/bisect.md)"
-            raise InputError(f"{option} is missing", next_step=step)
+@task("measure")
+def bisect(
+    *,
+    good: Annotated[str, "release whose check is good", "TAG"],
+    bad: Annotated[str, "release whose check is bad", "TAG"],
+    check: Annotated[str, "shell command (docs/bisect.md): 0 is good, 125 inconclusive, any other code bad"],
+    serve: Annotated[bool, "start a server for each trial: its address is SPARKPIN_ENDPOINT"] = False,
+    unstarted_is_bad: Annotated[bool, "with --serve: a server that does not start is bad, not unresolved"] = False,
+    limit: Annotated[int, "seconds that the check may take (default: 1800)", "SECONDS"] = 1800,
+) -> None:
+    """Find the change between two releases that makes a check fail."""
     if limit < 1:
         raise InputError(f"--limit: got {limit}, expected 1 or more (seconds)", next_step="--limit 1800")
     paths = Paths.from_env()

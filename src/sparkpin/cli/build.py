@@ -5,13 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from sparkpin.build import cross_build
 from sparkpin.build.make import at_work, build_releases, fetch_missing
 from sparkpin.build.pair import Pairing
+from sparkpin.cli import checkpoint as checkpoints
 from sparkpin.cli import tables
 from sparkpin.cli.choose import pairings_of
 from sparkpin.cli.notes import finish, next_smoke, notes_of
+from sparkpin.cli.options import Recipe, Stack, Stage
+from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
@@ -49,14 +53,41 @@ class BuildPlan:
         return [file for file in self.pairings[-1].stack_lock.files if not store.has(file)]
 
 
-def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: bool) -> tuple[Release, ...]:
-    """offline: what is missing is an error."""
-    plan = plan_of(recipe, stage, stack)
-    for note in plan.notes:
-        say(note)
-    releases = carry_out(plan, offline=offline)
-    report(plan.paths, releases)
-    return releases
+@task("build")
+def build(
+    *,
+    stage: Stage = None,
+    recipe: Recipe = None,
+    stack: Stack = None,
+    offline: Annotated[bool, "fetch nothing: what is missing is an error"] = False,
+    render: Annotated[bool, "instead: print the Dockerfile of a stage and what its build sees"] = False,
+    fetch_only: Annotated[bool, "instead: fetch and verify everything that the locks name"] = False,
+    checkpoint_only: Annotated[bool, "instead: make the checkpoint of a stage from the pinned repositories"] = False,
+    model: Annotated[
+        str | None, "with --checkpoint-only: a model of pins/models/, without a recipe (default stage: all of its pin)"
+    ] = None,
+    dry_run: Annotated[bool, "with --checkpoint-only: print the plan, which only reads headers"] = False,
+    verify: Annotated[bool, "with --checkpoint-only: compare all bytes of a checkpoint with its sources"] = False,
+    deep: Annotated[bool, "with --checkpoint-only: hash the base again, though its files have not changed"] = False,
+) -> None:
+    """Build, seal and tag the images of a recipe up to a stage.
+
+    invoke build --stage v2-tq
+    """
+    only = checkpoints.CheckpointOptions(model=model, dry_run=dry_run, verify=verify, deep=deep)
+    kinds = {"render": render, "fetch-only": fetch_only, "checkpoint-only": checkpoint_only}
+    checkpoints.require_one(kinds, only, offline=offline)
+    if render:
+        show_rendered(recipe=recipe, stage=stage, stack=stack)
+    elif fetch_only:
+        fetch(recipe=recipe, stack=stack)
+    elif checkpoint_only:
+        checkpoints.checkpoint(recipe=recipe, stage=stage, stack=stack, asked=only)
+    else:
+        plan = plan_of(recipe, stage, stack)
+        for note in plan.notes:
+            say(note)
+        report(plan.paths, carry_out(plan, offline=offline))
 
 
 def plan_of(recipe: str | None, stage: str | None, stack: str | None) -> BuildPlan:

@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
-from sparkpin import cli
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import at_work, build_releases, checkpoint_of, fetch_missing
 from sparkpin.build.pair import Pairing, pair, require_model_fits
 from sparkpin.cli.bench import BenchOptions, common, plan_for, subject_of
 from sparkpin.cli.bisect import BisectSearch
 from sparkpin.cli.choose import choose_recipe, require_recipe
+from sparkpin.cli.options import Recipe, Stack
 from sparkpin.cli.quality import Pair, compared
+from sparkpin.cli.releases import promote
 from sparkpin.cli.smoke import smoke_releases
+from sparkpin.cli.tasks import task
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import (
     BuildError,
@@ -274,21 +277,25 @@ class Run:
         return ", ".join(change.text for change in minimal(groups_of(plan.changes), search.verdict))
 
 
+@task("measure")
 def bump(
     *,
-    stack: str | None,
-    what: str,
-    recipe: str | None,
-    apply: bool,
-    quick: bool,
-    hold: int,
-    busy: bool,
-    to: str = "",
+    stack: Stack = None,
+    what: Annotated[
+        Literal["all", "vllm", "python", "debian", "model"],
+        "update only this component: vllm, python, debian or model (default: all)",
+        "PART",
+    ] = "all",
+    to: Annotated[
+        str, "a version that the stack is to pin, such as vllm==0.34.0; --apply writes it", "NAME==VERSION"
+    ] = "",
+    recipe: Recipe = None,
+    apply: Annotated[bool, "where the verdict is `promote`: promote it, and write the lock"] = False,
+    quick: Annotated[bool, "fewer texts, questions and cells: sooner, and less sure"] = False,
+    hold: Annotated[int, "days that a wheel must have been offered for (default: 7; 0: take all)", "DAYS"] = 7,
+    busy: Annotated[bool, "promote though the recipe's server answers requests"] = False,
 ) -> None:
-    """to: a version to pin on the side, and with `apply` in the stack's file.
-
-    BumpError where the current release stays though there is something newer.
-    """
+    """Try newer versions against the current release, on the side."""
     if not 0 <= hold <= LONGEST:
         raise InputError(f"--hold: got {hold}, expected 0 to {LONGEST} (days)", next_step=f"--hold {HOLD}")
     paths = Paths.from_env()
@@ -404,7 +411,7 @@ def finish(
                 f"the server of {release.recipe} answers {terminal.count(asked, 'request')}, and nothing was promoted",
                 next_step="the same command again, later, or with --busy: what answers goes on until `invoke serve`",
             )
-        cli.releases.promote(release.tag)
+        promote(release.tag)
         going.keep(applied=now())
     for file in locks:
         if begun.get(file) != hash_of(there, file):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from sparkpin.cli.options import Authority
+from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -66,7 +68,30 @@ def require_fitting(place: str, given: Mapping[str, object]) -> None:
             )
 
 
-def export(tag: str, place: str, options: ExportOptions) -> None:
+@task("prove and carry")
+def export(
+    tag: Annotated[str, "release to export"],
+    place: Annotated[str, "file to write, registry (oci://HOST/NAME) or engine (ssh://HOST, unix://..., tcp://...)"],
+    *,
+    with_store: Annotated[
+        bool, "file: with every wheel, package and model file, to build image and checkpoint again offline"
+    ] = False,
+    with_checkpoint: Annotated[bool, "file, engine: with the finished checkpoint, to serve it offline"] = False,
+    no_image: Annotated[bool, "file: records and inputs only, for a machine that has the image"] = False,
+    redistribute: Annotated[
+        bool, "registry: whoever reads there may have its NVIDIA wheels (docs/registry.md)"
+    ] = False,
+    ca: Authority = "",
+    link: Annotated[
+        str, "ssh: the fast way, that host's address on a link, or this machine's interface on it", "ADDRESS"
+    ] = "",
+    deep: Annotated[bool, "engine: hash all of a checkpoint that is there, as `promote --deep` does here"] = False,
+) -> None:
+    """Write a release to a file, a registry or another engine.
+
+    invoke export v2-tq v2-tq.tar --with-checkpoint
+    """
+    options = ExportOptions(with_store, with_checkpoint, no_image, redistribute, ca, link, deep)
     require_fitting(place, {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()})
     paths = Paths.from_env()
     releases = Releases(paths)
@@ -126,8 +151,16 @@ def to_engine(paths: Paths, release: Release, url: str, options: ExportOptions) 
     show(f"next, for its record: invoke export {release.tag} {record} --no-image, and there: invoke import {record}")
 
 
-def import_release(place: str, *, signed: bool, unsigned: bool, ca: str) -> None:
-    require_fitting(place, {"--require-signature": signed, "--unsigned": unsigned, "--ca": ca})
+@task("prove and carry")
+def import_(
+    place: Annotated[str, "a file that `export` wrote, or oci://HOST/NAME:TAG (or @sha256:DIGEST) of a registry"],
+    *,
+    require_signature: Annotated[bool, "file: refuse what nobody signed whom allowed_signers names"] = False,
+    unsigned: Annotated[bool, "registry: take what nobody signed whom allowed_signers names, too"] = False,
+    ca: Authority = "",
+) -> None:
+    """Verify a release that was exported, then take it in."""
+    require_fitting(place, {"--require-signature": require_signature, "--unsigned": unsigned, "--ca": ca})
     paths = Paths.from_env()
     if kind_of(place) == "engine":
         raise InputError(
@@ -137,7 +170,7 @@ def import_release(place: str, *, signed: bool, unsigned: bool, ca: str) -> None
     if kind_of(place) == "registry":
         done = registry.pull(paths, engine_of(paths), Registry.parse(place, ca), say, unsigned=unsigned)
     else:
-        done = take_in.import_bundle(paths, engine_of(paths), Path(place), say, signed=signed)
+        done = take_in.import_bundle(paths, engine_of(paths), Path(place), say, signed=require_signature)
     for check in done.checks:
         show(check.line)
     tag = done.release.tag

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from sparkpin.build.pair import pair
 from sparkpin.cli.choose import choose_known
+from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import EngineError, InputError, SparkpinError
-from sparkpin.core.names import did_you_mean
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine
@@ -40,18 +41,32 @@ class FoundServer:
     keyed: bool = False
 
 
-def client(tool: str, *, recipe: str | None, url: str, key: str) -> None:
+@task("serve")
+def client(
+    tool: Annotated[
+        Literal["", "claude", "cline", "codex", "continue", "litellm", "llm", "open-webui", "openai", "opencode"],
+        "claude, cline, codex, continue, litellm, llm, open-webui, openai or opencode (default: list them)",
+        "TOOL",
+    ] = "",
+    *,
+    recipe: Annotated[str | None, "recipe whose server is meant (default: the running one, else the stack's)"] = None,
+    url: Annotated[
+        str, "the server's URL for the client, such as http://spark.local:8000/v1 (default: as on this machine)"
+    ] = "",
+    key_env: Annotated[str, "environment variable that holds the API key at the client (default: none)", "NAME"] = "",
+) -> None:
+    """Print a configuration for a tool, or list the tools.
+
+    invoke client claude --key-env SPARKPIN_API_KEY
+    """
     if not tool:
         return tools()
-    if tool not in CLIENTS:
-        guess = did_you_mean(tool, CLIENTS)
-        raise InputError(f"no tool {tool!r}", next_step=f"{guess}choose one of: {', '.join(CLIENTS)}")
-    if key and not key.isidentifier():
+    if key_env and not key_env.isidentifier():
         raise InputError(
-            f"--key-env: got {key!r}, expected the name of a variable of the environment",
+            f"--key-env: got {key_env!r}, expected the name of a variable of the environment",
             next_step="for example --key-env SPARKPIN_API_KEY: the key itself belongs into no configuration",
         )
-    written, chosen = facts(Paths.from_env(), recipe, url=url, key=key), CLIENTS[tool]
+    written, chosen = facts(Paths.from_env(), recipe, url=url, key=key_env), CLIENTS[tool]
     if chosen.too_long_for(written):
         terminal.say(
             f"warning: a context of {written.context:,} tokens is too short for {tool}: its own instructions and tools "

@@ -5,18 +5,17 @@ Asked at each TAB, so it reads names of files only: no engine, and nothing that 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 
-from invoke.parser.argument import Argument
-from invoke.parser.context import ParserContext
-
+from sparkpin.cli.tasks import TaskArgument, arguments_of, body_of, heads
 from sparkpin.core.errors import SparkpinError
-from sparkpin.core.paths import Paths
+from sparkpin.core.paths import PROJECT, Paths
 
 FOLDERS = {"stage": "stages", "model": "pins/models", "recipe": "recipes", "stack": "pins/stacks"}
 """Where the names lie that such an option takes."""
-TAGS = ("tag", "against", "before", "after", "compare", "release", "subject")
+PROGRAM_OPTIONS = ("--help", "--list", "--version", "--project", "--print-completion-script", "--quiet", "--verbose")
 PLAIN = re.compile(r"[A-Za-z0-9][\w.+-]*")  # no word that a shell would take for more than a word
 RELEASE = re.compile(rf"({PLAIN.pattern})-[0-9a-f]{{12}}")
 SCRIPTS = {
@@ -40,57 +39,49 @@ compdef _sparkpin sparkpin""",
 }
 
 
-def candidates(line: str, tasks: Mapping[str, ParserContext], core: ParserContext) -> list[str]:
+def candidates(line: str) -> list[str]:
     """line: as the shell has it, from the program's name to the word under the cursor, which may be empty."""
     *before, word = re.sub(r" ?= ?", "=", line).split(" ")[1:] or [""]  # bash takes --stage=v2 for three words
-    task, free, option = place(before, tasks)
+    if before[:1] == ["--project"]:
+        os.environ[PROJECT], before = before[1] if before[1:] else "", before[2:]
+    if not before:
+        return [*PROGRAM_OPTIONS] if word.startswith("-") else list(heads())
+    if before[0] not in heads():
+        return []
+    arguments = arguments_of(body_of(before[0]))
+    options = {one.flag: one for one in arguments if not one.positional}
     flag, equals, _ = word.partition("=")
-    if equals and word.startswith("--"):
-        found = values_of(task.flags.get(flag)) if task else []
-        return [f"{flag}={value}" if line.endswith(word) else value for value in found]
+    if equals and flag in options:
+        return [f"{flag}={value}" if line.endswith(word) else value for value in values(options[flag])]
+    option, free = place(before[1:], options, [one for one in arguments if one.positional])
     if option:
-        return values_of(option)
+        return values(option)
     if free and not word.startswith("-"):
-        return values_of(free[0])
-    if task or word.startswith("-"):
-        own = [flag for flag, one in task.flags.items() if not one.positional] if task else list(core.flags)
-        return [*own, *(["--help"] if task else [])]
-    return list(tasks)
+        return values(free[0])
+    return [*options, "--help"]
 
 
 def place(
-    before: Sequence[str], tasks: Mapping[str, ParserContext]
-) -> tuple[ParserContext | None, list[Argument], Argument | None]:
-    """The task of the words before the cursor, the positionals that it may still be given, and the option whose value
-    comes next."""
-    task: ParserContext | None = None
-    free: list[Argument] = []
-    option: Argument | None = None
+    before: Sequence[str], options: Mapping[str, TaskArgument], free: list[TaskArgument]
+) -> tuple[TaskArgument | None, list[TaskArgument]]:
+    """The option whose value comes next, and the positionals that may still be given."""
+    option: TaskArgument | None = None
     for word in before:
         if option:
             option = None
-        elif task and word.startswith("-"):
-            flag = task.flags.get(word)
-            option = flag if flag and flag.takes_value else None
-        elif word in tasks and not [one for one in free if getattr(one, "required", False)]:
-            task, free = tasks[word], list(tasks[word].positional_args)
-        elif free and free[0].kind is not list:
+        elif word.startswith("-"):
+            option = options.get(word)
+            option = None if option and option.kind is bool else option
+        elif free and not free[0].repeats:
             free = free[1:]
-    return task, free, option
+    return option, free
 
 
-def values_of(option: Argument | None) -> list[str]:
-    if option is None or not option.takes_value:
-        return []
-    name = "tag" if getattr(option, "metavar", "") == "TAG" else str(option.names[0])
-    return values(name, getattr(option, "choices", ()))
-
-
-def values(argument: str, choices: Sequence[str]) -> list[str]:
-    if choices:
-        return [choice for choice in choices if choice]
+def values(argument: TaskArgument) -> list[str]:
+    if argument.choices:
+        return list(argument.choices)
     try:
-        return tags() if argument in TAGS else names(argument)
+        return tags() if re.match(r"TAG", argument.metavar) else names(argument.name)
     except (OSError, SparkpinError):
         return []
 

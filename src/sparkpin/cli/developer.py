@@ -6,8 +6,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Annotated
 
+from sparkpin.cli.tasks import task
 from sparkpin.core.errors import InputError
+from sparkpin.core.paths import project_folder
 
 PYTHON = [sys.executable, "-m"]
 PYTEST = [*PYTHON, "pytest", "-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder", "--durations", "15"]
@@ -16,25 +19,30 @@ REAL = ["--maxprocesses", "4", "tests/engine", "tests/e2e", "tests/adversary"]  
 NOTHING_SELECTED = 5  # pytest's exit code
 
 
-def test(project: Path, *, fast: bool = False, whole: bool = False, select: str = "") -> int:
-    """Run a part of the tests, by default all except those marked slow; gives pytest's exit code.
-
-    fast: the unit tests alone; whole: the slow ones, too; select: pytest's -k expression, over that part.
-    """
-    if fast and whole:
+@task("for developers")
+def test(
+    *,
+    fast: Annotated[bool, "only the unit tests: no engine, no images"] = False,
+    all: Annotated[bool, "every test, the slow ones too"] = False,
+    select: Annotated[str, "pytest's -k expression", "EXPRESSION"] = "",
+) -> int:
+    """Run the tests; the slow ones only with --all."""
+    if fast and all:
         raise InputError("--fast and --all exclude each other", next_step="invoke test --all runs every test")
     chosen = ["-k", select] if select else []
     parts = {"unit tests": [*PYTEST, *UNIT, *chosen]}
     if not fast:
-        parts["tests with engine and servers"] = [*PYTEST, *REAL, *([] if whole else ["-m", "not slow"]), *chosen]
-    codes = run_all(project, parts)
+        parts["tests with engine and servers"] = [*PYTEST, *REAL, *([] if all else ["-m", "not slow"]), *chosen]
+    codes = run_all(project_folder(), parts)
     if select and set(codes) > {NOTHING_SELECTED}:
         codes = [code for code in codes if code != NOTHING_SELECTED]
     return first_failure(codes)
 
 
-def check(project: Path) -> int:
-    """Run ruff, mypy, shellcheck and hadolint; returns the exit code of the first that found something."""
+@task("for developers")
+def check() -> int:
+    """Run ruff, mypy, shellcheck and hadolint."""
+    project = project_folder()
     return first_failure(
         run_all(
             project,

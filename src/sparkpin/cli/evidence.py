@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from sparkpin.build.consistent import require_consistent
+from sparkpin.cli.tasks import task
 from sparkpin.core import locks
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -54,13 +56,18 @@ def step_of(wrong: Sequence[str], paths: Paths, release: Release) -> str:
     return current.how_to_rebuild(release)
 
 
+@task("prove and carry")
 def verify(
-    subject: str, *, deep: bool, require_signature: bool, sign: bool = False, builder: str | None = None
+    subject: Annotated[str, "tag of a release, or the file of a bundle", "TAG|FILE"],
+    *,
+    sign: Annotated[bool, "make SBOM, statement and, with a key, signature again first"] = False,
+    builder: Annotated[
+        str | None, "with --sign, instead: sign, under this name in pins/digests/builders, that it was built here"
+    ] = None,
+    deep: Annotated[bool, "read and hash every layer and fetched file, too"] = False,
+    require_signature: Annotated[bool, "fail unless somebody whom allowed_signers names has signed it"] = False,
 ) -> None:
-    """One line a check, then what was not checked; IntegrityError when one is wrong.
-
-    sign, builder: as of `make_evidence`.
-    """
+    """Check a release or a bundle, and sign a release."""
     from sparkpin.distribute import (
         form,
         imagecheck,  # slow to import, and no other task needs them

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -14,8 +16,14 @@ from sparkpin.host.machine import this_platform
 from sparkpin.pins import manifests
 
 
-def lock(*, stack: str | None, model: str | None, digests: bool = False) -> None:
-    """digests: no pin is resolved; the digests of the images that the locks give are written."""
+@task("inputs")
+def lock(
+    *,
+    stack: Annotated[str | None, "lock this stack only"] = None,
+    model: Annotated[str | None, "lock this model only"] = None,
+    digests: Annotated[bool, "resolve nothing: build what the locks give, write its digests to pins/digests"] = False,
+) -> None:
+    """Resolve the pins and write their locks (network)."""
     if digests:
         if model:
             raise InputError("--digests goes with --stack alone", next_step="invoke lock --digests")

@@ -8,10 +8,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.cli.choose import choose_known, require_recipe
+from sparkpin.cli.options import Json, Recipe
+from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import CorruptionError, InputError, SmokeError, UntoldError
 from sparkpin.core.paths import Paths
@@ -60,17 +63,33 @@ class ProveOptions:
             raise InputError("one session of one turn has nothing to compare", next_step="leave out --turns")
 
 
-def prove(what: str | None, *, recipe: str | None, asked: ProveOptions) -> None:
-    """what: a release's tag, or the URL of an endpoint.
-
-    CorruptionError where something is found, UntoldError where the result is inconclusive.
-    """
+@task("measure")
+def prove(
+    what: Annotated[
+        str | None, "tag of a release, or URL of an OpenAI endpoint (default: the recipe's current release)", "TAG|URL"
+    ] = None,
+    *,
+    recipe: Recipe = None,
+    model: Annotated[str, "name of the model at a URL (default: the first that it lists)"] = "",
+    key_env: Annotated[
+        str, "variable with the API key of a URL (default: on this machine OPENAI_API_KEY)", "NAME"
+    ] = "",
+    sessions: Annotated[int, "how many, all with one beginning (default: 4)"] = 4,
+    turns: Annotated[int, "of each (default: 3)"] = 3,
+    seed: Annotated[int, "of the texts (default: 1)"] = 1,
+    replay: Annotated[
+        str, "send the session of a file that an earlier run wrote, and say whether it differs", "FILE"
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Check that caching, concurrency and drafting do not change answers."""
+    asked = ProveOptions(model, key_env, seed, sessions, turns, replay, json)
     paths = Paths.from_env()
     name, folder, entered = target(paths, what, recipe, asked)
     with entered as client:
         met = meet(client, asked.model)
         if asked.replay:
-            replay(met, Path(asked.replay))
+            show_replay(met, Path(asked.replay))
             return
         require_provable(met, name)
         found = proved(met, name, folder, asked)
@@ -202,7 +221,7 @@ def proved(met: ProvedEndpoint, name: str, folder: Path, asked: ProveOptions) ->
     return verdict.concluded(proof, folder, name)
 
 
-def replay(met: ProvedEndpoint, path: Path) -> None:
+def show_replay(met: ProvedEndpoint, path: Path) -> None:
     """CorruptionError where a session's file shows its difference again."""
     sent = session.read(path)
     far = session.repeated(met, sent)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
 from sparkpin.cli.tables import tables
+from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
@@ -14,8 +16,19 @@ from sparkpin.prune import plan as pruning
 from sparkpin.smoke.server import clear_leftovers, leftovers
 
 
-def prune(*, keep: int, dry_run: bool, store: bool, build_cache: bool = False) -> None:
-    """build_cache: clear the engine's, too, of everybody's builds: it does not tell whose a record is."""
+@task("releases")
+def prune(
+    *,
+    keep: Annotated[
+        int, "releases to keep per recipe (default: 5); current, previous, kept and in-use ones always stay", "COUNT"
+    ] = 5,
+    dry_run: Annotated[bool, "print what would be removed, and change nothing"] = False,
+    store: Annotated[bool, "also remove fetched files that no lock and no remaining release needs"] = False,
+    build_cache: Annotated[
+        bool, "also clear the engine's build cache, including that of other projects' builds"
+    ] = False,
+) -> None:
+    """Remove old releases, and what only they needed."""
     paths = Paths.from_env()
     engine = engine_of(paths)
     ignored = leftovers(paths, engine) if dry_run else frozenset[str]()

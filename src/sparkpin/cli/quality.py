@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.record import records_of as build_records
 from sparkpin.cli.choose import choose_known, newest_of_stage, stages_upon
+from sparkpin.cli.options import Json, Recipe
+from sparkpin.cli.tasks import task
 from sparkpin.core.errors import InputError, QualityError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show, show_json
@@ -81,22 +83,25 @@ def chosen(paths: Paths, recipe: str, tag: str | None, against: str | None) -> P
     return Pair(release, reference, "parent" if is_parent else "named")
 
 
+@task("measure")
 def quality(
+    tag: Annotated[str | None, "release to measure (default: the newest that passed, of a stage with a parent)"] = None,
     *,
-    recipe: str | None,
-    release: str | None,
-    against: str | None,
-    quick: bool,
-    as_json: bool,
+    recipe: Recipe = None,
+    against: Annotated[
+        str | None, "tag or stage to compare it with (default: its parent stage, which `promote` goes by)", "TAG"
+    ] = None,
+    quick: Annotated[bool, "two texts of each kind, fewer questions: says less, and sooner"] = False,
+    json: Json = False,
 ) -> None:
-    """Measure both, keep the record, print it; QualityError for a greater loss than the release's stage allows."""
+    """Compare the quality of a release with its parent stage's."""
     paths = Paths.from_env()
-    pair = chosen(paths, choose_known(paths, recipe), release, against)
+    pair = chosen(paths, choose_known(paths, recipe), tag, against)
     for known in (pair.reference, pair.release):
         require_consistent(paths, known)
     found = compared(paths, engine_of(paths), pair, texts.load(quick=quick))
     path = quality_record.save(paths, pair.release, pair.reference, found)
-    if as_json:
+    if json:
         show_json(quality_record.to_json(found))
     else:
         report(found)

@@ -12,10 +12,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.write import checkpoint_folder
+from sparkpin.cli.tasks import task
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -38,6 +39,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 LAUNCHER = "launcher"
 UNREAD: tuple[str, int | str, str] = ("?", "?", "?")
+MISTAKES = 4  # exit code
 MIRRORED = (".", "pins", "pins/models", "recipes")
 
 
@@ -72,14 +74,40 @@ class ImportedRecipe:
         return not any(finding.severity == "error" for finding in self.found)
 
 
+@task("inputs")
 def recipe(
-    action: Literal["list", "check", "show", "import", "export"], what: Sequence[str], *, name: str, stack: str | None,
-    stage: str | None, lock: bool, dry_run: bool, as_json: bool, form: str, output: str,
-) -> bool:  # fmt: skip
-    """One of the five; False when mistakes were found."""
+    action: Annotated[
+        Literal["list", "check", "show", "import", "export"],
+        "list: those of recipes/; check: find mistakes; show: the command and environment that would run, and where "
+        "each word comes from; import: convert a recipe of spark-vllm-docker or sparkrun; export: write one for them, "
+        "with our image",
+    ],
+    what: Annotated[
+        tuple[str, ...],
+        "check: files, folders, globs or names of recipes/, all of these when left out; show: a file or a name; "
+        "import: a file; export: a name, and a release (default: what the working tree would build); list: none",
+        "FILE|NAME ...",
+    ] = (),
+    *,
+    name: Annotated[str, "import: name of the new recipe (default: the file's)"] = "",
+    stack: Annotated[
+        str | None, "import, check and show of a file: stack of pins/stacks/ (default: its container's)"
+    ] = None,
+    stage: Annotated[str | None, "show, import, export: stage of stages/ (default: base; the recipe's)"] = None,
+    no_lock: Annotated[bool, "import: do not ask the Hub for the model's commit"] = False,
+    dry_run: Annotated[bool, "import: print the new recipe, and write nothing"] = False,
+    json: Annotated[bool, "check, show: machine-readable"] = False,
+    format: Annotated[Literal["v1", "v2"], "export: for spark-vllm-docker or for sparkrun (default: v1)"] = "v1",
+    output: Annotated[str, "export: file to write (default: print it)", "FILE"] = "",
+) -> int:
+    """List, check, show, import and export recipes.
+
+    invoke recipe check their-recipe.yaml
+    invoke recipe import their-recipe.yaml --name mine
+    """
     paths = Paths.from_env()
     if action == "check":
-        return recipe_check(paths, what, stack=stack, as_json=as_json)
+        return MISTAKES * (not recipe_check(paths, what, stack=stack, as_json=json))
     most = {"list": 0, "export": 2}.get(action, 1)
     if len(what) > most:
         raise InputError(f"invoke recipe {action} does not take {what[most]!r}", next_step="invoke recipe --help")
@@ -89,12 +117,13 @@ def recipe(
     elif not first:
         raise InputError(f"invoke recipe {action}: of which?", next_step=f"invoke recipe {action} FILE|NAME")
     elif action == "show":
-        recipe_show(paths, first, stack=stack, stage=stage, as_json=as_json)
+        recipe_show(paths, first, stack=stack, stage=stage, as_json=json)
     elif action == "import":
-        return recipe_import(paths, first, name=name, stack=stack, stage=stage, lock=lock, dry_run=dry_run).good
+        made = recipe_import(paths, first, name=name, stack=stack, stage=stage, lock=not no_lock, dry_run=dry_run)
+        return MISTAKES * (not made.good)
     else:
-        recipe_export(paths, first, form=form, release=more[0] if more else None, stage=stage, output=output)
-    return True
+        recipe_export(paths, first, form=format, release=more[0] if more else None, stage=stage, output=output)
+    return 0
 
 
 def recipe_list(paths: Paths) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import shlex
 from pathlib import Path
+from typing import Annotated
 
-from sparkpin import cli
 from sparkpin.cli import tables
 from sparkpin.cli.choose import choose_known, require_recipe
+from sparkpin.cli.options import Drain, Json, Recipe
+from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -27,12 +29,13 @@ from sparkpin.serve.served import running_release
 FIRST = 12  # lines of `diff` in a dry run
 
 
-def images(*, as_json: bool) -> None:
-    """What can be read of the releases; then ManifestError for a record that is damaged."""
+@task("releases")
+def images(*, json: Json = False) -> None:
+    """List the releases with their images."""
     paths = Paths.from_env()
     with waiting(say, "asking the engine for its images"):
         rows, shared = current.rows(paths, engine_of(paths))
-    if as_json:
+    if json:
         show_json(rows)
     elif rows:
         tables.show_images(rows, shared)
@@ -45,10 +48,20 @@ def images(*, as_json: bool) -> None:
         raise faults[0]
 
 
-def promote(tag: str, *, recipe: str | None = None, accept_loss: str = "", deep: bool = False) -> None:
-    """tag: or the name of a stage, of that recipe where one is given.
-    accept_loss: why a greater loss of quality than the stage allows is taken; it is kept with the release.
-    deep: hash all of its checkpoint, not only what is small or has another time (`checkpoint.content`)."""
+@task("releases")
+def promote(
+    tag: Annotated[str, "release that passed its smoke test"],
+    *,
+    recipe: Recipe = None,
+    accept_loss: Annotated[
+        str, "why it may lose more quality than its stage allows; recorded with the release", "WHY"
+    ] = "",
+    deep: Annotated[bool, "hash its whole checkpoint, not only small files and those whose time has changed"] = False,
+) -> None:
+    """Make a release the current one of its recipe.
+
+    invoke promote v2-tq
+    """
     paths = Paths.from_env()
     accept_loss = accept_loss.strip()  # blanks are no reason
     asked = Releases(paths).get(tag, recipe)
@@ -86,11 +99,19 @@ def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
         show(f"next: {machine.serve_command(paths.project, release.recipe)}{until}")
 
 
+@task("releases")
 def rollback(
-    *, recipe: str | None, to: str = "", serve_it: bool = False, drain: int | None = None, dry_run: bool = False
+    *,
+    recipe: Recipe = None,
+    to: Annotated[str, "an earlier current release to go back to (default: the previous one)", "TAG"] = "",
+    serve: Annotated[bool, "also serve it; if it does not become ready, nothing changes"] = False,
+    drain: Drain = None,
+    dry_run: Annotated[bool, "print which release it would be and what differs, and change nothing"] = False,
 ) -> None:
-    """to: a release that was current before, further back. serve_it: serve what came back, too; where it does not
-    become ready, nothing has changed."""
+    """Restore the previous release; repeat to go further back.
+
+    invoke rollback --serve
+    """
     paths = Paths.from_env()
     records = Releases(paths)
     if to and not recipe:
@@ -111,8 +132,10 @@ def rollback(
     def then(former: Release, release: Release) -> None:
         for line in went_back(former, release, running):
             show(line)
-        if serve_it:
-            cli.serve.serve(recipe=name, release=release.tag, drain=drain)
+        if serve:
+            from sparkpin.cli.serve import serve_release  # slow to import
+
+            serve_release(recipe=name, release=release.tag, drain=drain)
         else:
             next_serve(paths, engine, release)
 
@@ -162,7 +185,14 @@ def changed_flags(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
     return [f"  - {flag}" for flag in old if flag not in new] + [f"  + {flag}" for flag in new if flag not in old]
 
 
-def keep(tag: str, *, note: str = "", remove: bool = False) -> None:
+@task("releases")
+def keep(
+    tag: Annotated[str, "release to keep"],
+    *,
+    note: Annotated[str, "why, in one line"] = "",
+    remove: Annotated[bool, "stop keeping it: `prune` may remove it again"] = False,
+) -> None:
+    """Protect a release from `prune`."""
     records = Releases(Paths.from_env())
     if remove and note:
         raise InputError(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
 from sparkpin.build import reproduce as reproducing
 from sparkpin.cli.choose import choose_known, newest_of_stage, require_trust
+from sparkpin.cli.options import Recipe
+from sparkpin.cli.tasks import task
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import DifferenceError
 from sparkpin.core.paths import Paths
@@ -14,11 +17,16 @@ from sparkpin.pins import manifests
 from sparkpin.releases.record import Releases, now
 
 
-def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted: bool, keep: bool = False) -> None:
-    """Build a release again from its record; DifferenceError unless every image came out identical.
-
-    keep: what is missing of its images and its checkpoint, in this machine's engine and data directory, to stay.
-    """
+@task("prove and carry")
+def reproduce(
+    tag: Annotated[str | None, "release to build again (default: the newest of --stage)"] = None,
+    *,
+    stage: Annotated[str | None, "the newest release of this stage (default: the recipe's)"] = None,
+    recipe: Recipe = None,
+    keep: Annotated[bool, "in this machine's engine: its images, and its checkpoint, stay"] = False,
+    trust: Annotated[bool, "also build an imported release: its steps run as root"] = False,
+) -> None:
+    """Build a release again from its record, and compare."""
     paths = Paths.from_env()
     records = Releases(paths)
     if tag:
@@ -26,7 +34,7 @@ def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted
     else:
         name = choose_known(paths, recipe)
         release = newest_of_stage(paths, name, stage or manifests.load_recipe(paths.project, name).stage)
-    require_trust(paths, release, trusted=trusted)
+    require_trust(paths, release, trusted=trust)
     if keep:
         reproducing.restore(paths, release)
         show(f"{release.tag} is there: image {release.image}, checkpoint {release.checkpoint_key[:16]}")

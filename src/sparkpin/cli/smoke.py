@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import json as jsons
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.cli import tables
 from sparkpin.cli.choose import choose_known, newest_of_stage, require_recipe
 from sparkpin.cli.notes import finish
+from sparkpin.cli.options import Json, Link, Machines, SharedLink
+from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import BusyError, EngineError, InputError, InspectionError, SmokeError
 from sparkpin.core.paths import Paths
@@ -49,16 +52,52 @@ def waiting_for_smoke(paths: Paths, made: Sequence[Release], *, load: bool = Fal
     return tuple(r for r in made if r.smoke_failed or owes(paths, engine, r, load=load))
 
 
+@task("measure")
 def smoke(
+    tag: Annotated[str | None, "release to smoke (default: each that is built and not yet smoked)"] = None,
     *,
-    tag: str | None,
-    stage: str | None,
-    recipe: str | None,
-    load: bool,
-    where: tuple[str | None, str | None, bool] = (None, None, False),
-) -> tuple[Release, ...]:
-    """where: the fields of `NodesOptions`."""
-    paths, asked = Paths.from_env(), NodesOptions(*where)
+    stage: Annotated[str | None, "smoke the newest release of this stage"] = None,
+    recipe: Annotated[
+        str | None, "smoke the releases of this recipe only (default: every recipe; with --stage the stack's own)"
+    ] = None,
+    load: Annotated[
+        bool,
+        "what this machine cannot serve and so inspects: load its libraries and plugins, too, emulated where that "
+        "must be (up to 15 minutes a release)",
+    ] = False,
+    inspect: Annotated[
+        bool,
+        "without running it, say what of TAG would fail on its GPU: of a release, another image of the engine or a "
+        "folder with a root file system",
+    ] = False,
+    sm: Annotated[str, "GPU for --inspect: 121, 12.1 or sm_121 (default: the one of the image's stack)"] = "",
+    json: Json = False,
+    kernels: Annotated[
+        bool, "without a server: compare the GPU kernels of one release with their specification, and print the table"
+    ] = False,
+    nodes: Machines = None,
+    link: Link = None,
+    shared_link: SharedLink = False,
+) -> None:
+    """Start each new image with a real server and check its answers.
+
+    invoke smoke v2-tq
+    invoke smoke v2-tq --inspect --sm 121
+    """
+    if inspect or sm or json:
+        if not inspect or kernels or load or stage or recipe or nodes or link:
+            raise InputError(
+                "--inspect goes with TAG, --sm and --json, and these with it alone", next_step="invoke smoke --help"
+            )
+        inspect_image(tag, sm=sm, as_json=json)
+    elif kernels:
+        compare_kernels(tag=tag, stage=stage, recipe=recipe)
+    else:
+        smoke_waiting(tag=tag, stage=stage, recipe=recipe, load=load, asked=NodesOptions(nodes, link, shared_link))
+
+
+def smoke_waiting(*, tag: str | None, stage: str | None, recipe: str | None, load: bool, asked: NodesOptions) -> None:
+    paths = Paths.from_env()
     records = Releases(paths)
     if recipe:
         require_recipe(paths, records, recipe)
@@ -79,7 +118,7 @@ def smoke(
                 if release.smoke_failed:
                     show(f"{release.tag} failed: {'; '.join(release.smoke_failures)}")
                     show(f"next: invoke smoke {release.tag}")
-            return ()
+            return
     over = {one.tag: partial(joined, paths, one, its) for one in wanted if (its := machines_of(paths, one, asked))}
     done = smoke_releases(paths, tuple(wanted), load=load, over=over)
     complete_above(paths, done)
@@ -90,7 +129,6 @@ def smoke(
             step = f"invoke smoke --recipe {one.recipe} --stage {one.demands.parent}, which compares the two"
             show(f"{one.tag} was compared with nothing; next: {step}")
     finish(records, done)
-    return done
 
 
 def smoke_releases(
@@ -182,7 +220,7 @@ def compare_kernels(*, tag: str | None, stage: str | None, recipe: str | None) -
     show(kernels.compare(paths, engine_of(paths), release, say))
 
 
-def inspect(subject: str | None, *, sm: str, as_json: bool) -> None:
+def inspect_image(subject: str | None, *, sm: str, as_json: bool) -> None:
     """Examine a release, another image of the engine, or a folder, without running it and with no record changed.
     InspectionError where it fails. sm: "" for what the image's stack names."""
     if not subject:
@@ -191,7 +229,7 @@ def inspect(subject: str | None, *, sm: str, as_json: bool) -> None:
     engine = None if Path(subject).is_dir() else engine_of(paths)
     result = inspecting.inspect(paths, engine, subject, sm=asked, say=say)
     if as_json:
-        show(json.dumps(result.as_json(), indent=1))
+        show(jsons.dumps(result.as_json(), indent=1))
     else:
         report.show(result)
     if errors := result.errors:

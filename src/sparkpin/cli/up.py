@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Annotated
 
 from sparkpin.build.consistent import is_brought, require_consistent
 from sparkpin.build.make import at_work
@@ -14,7 +15,9 @@ from sparkpin.checkpoint.steps import used_repositories
 from sparkpin.cli import serve as serving
 from sparkpin.cli.build import BuildPlan, carry_out, plan_of, report
 from sparkpin.cli.choose import choose_recipe
+from sparkpin.cli.options import Authority, DryRun, Recipe, Stack, Stage
 from sparkpin.cli.smoke import complete_above, smoke_of_served, smoke_releases, waiting_for_smoke
+from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import DiskError, InputError, IntegrityError, SmokeError
 from sparkpin.core.paths import Paths
@@ -36,26 +39,27 @@ from sparkpin.serve.served import find, name_of
 from sparkpin.smoke import drafting, drift
 
 
+@task("serve")
 def up(
     *,
-    recipe: str | None,
-    stage: str | None,
-    stack: str | None,
-    smoke: bool,
-    dry_run: bool,
-    yes: bool = False,
-    serve: bool = False,
-    published: tuple[str, str] = ("", ""),
+    stage: Stage = None,
+    recipe: Recipe = None,
+    stack: Stack = None,
+    no_smoke: Annotated[bool, "build only"] = False,
+    serve: Annotated[bool, "serve the last stage as soon as it has passed; the others are tested after it"] = False,
+    yes: Annotated[bool, "fetch the model's files without asking"] = False,
+    from_: Annotated[str, "fetch what is published there and signed, and build the rest", "oci://HOST/NAME"] = "",
+    ca: Authority = "",
+    dry_run: DryRun = False,
 ) -> None:
-    """The main job: what is missing of locks and programs, fetch, build, checkpoint and smoke, then the table.
+    """The main job: lock, fetch, build, checkpoint and smoke.
 
-    published: a place in a registry and its authority, to take from what is there of the chain.
-
-    yes: a large download is not asked for; serve: the last stage is served as soon as its smoke test has passed, unless
-    another release is current: then that one, at the end.
+    invoke up --serve
+    invoke up --recipe qwen3.5-122b --stage v2 --dry-run
     """
     paths = Paths.from_env()
-    place = Registry.parse(*published) if published[0] else None
+    smoke = not no_smoke
+    place = Registry.parse(from_, ca) if from_ else None
     unlocked = unlocked_models(paths, recipe, stack)
     if unlocked and dry_run:
         if stage:
@@ -90,7 +94,7 @@ def up(
     if serve and (tag := Releases(plan.paths).current_tag(made[-1].recipe)):
         if tag != made[-1].tag:
             show(f"{tag} is current, so that is served, and not {made[-1].tag}")
-        serving.serve(recipe=made[-1].recipe, release=None)  # what runs already is left alone
+        serving.serve_release(recipe=made[-1].recipe)  # what runs already is left alone
 
 
 def is_taken(paths: Paths, engine: Engine, release: Release) -> bool:
@@ -257,7 +261,7 @@ def smoke_as_served(plan: BuildPlan, end: Release, *, total: int) -> bool:
     say(f"smoke test 1 of {total}: {end.tag}")
     try:
         with smoke_of_served(plan.paths) as test:
-            serving.serve(recipe=None, release=end.tag, test=test)
+            serving.serve_release(release=end.tag, test=test)
     except SmokeError:
         if not Releases(plan.paths).get(end.tag).smoke_failed:
             raise

@@ -21,10 +21,21 @@ class Verbosity:
     verbose = False
 
 
+class Typed:
+    """The program that was typed: what it prints to type next names the same one."""
+
+    program = "invoke"
+
+
+def typed(text: str) -> str:
+    """A hint as it is to be typed. Hints are written with `invoke`, as the README types it."""
+    return text if Typed.program == "invoke" else re.sub(r"\binvoke (?=[a-z])", f"{Typed.program} ", text)
+
+
 def say(line: str) -> None:
     """One line of progress, to standard error so that --json output stays clean."""
     if not Verbosity.quiet or line.startswith("warning"):
-        print(f"[{time.monotonic() - STARTED:6.1f}s] {line}", file=sys.stderr, flush=True)
+        print(f"[{time.monotonic() - STARTED:6.1f}s] {typed(line)}", file=sys.stderr, flush=True)
 
 
 def detail(line: str) -> None:
@@ -34,7 +45,8 @@ def detail(line: str) -> None:
 
 
 def show(text: str = "") -> None:
-    print(text, flush=True)
+    """One line, or several, of what a command is for."""
+    print(typed(text) if text.startswith("next: ") else text, flush=True)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: str = "") -> None:

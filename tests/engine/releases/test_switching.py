@@ -104,9 +104,9 @@ def test_a_rollback_that_cannot_be_served_changes_nothing(
 
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
     monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
-    monkeypatch.setattr(commands_serve, "serve", refused)
+    monkeypatch.setattr(commands_serve, "serve_release", refused)
     with pytest.raises(SmokeError):
-        commands_releases.rollback(recipe="tiny", serve_it=True)
+        commands_releases.rollback(recipe="tiny", serve=True)
     assert Releases(paths).current_tag("tiny") == second.tag
     assert Releases(paths).unfinished("tiny") is None
     assert digest(engine, "sparkpin/tiny:current") == second.image

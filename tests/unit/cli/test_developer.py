@@ -17,7 +17,7 @@ def given(monkeypatch: pytest.MonkeyPatch, **options: bool | str) -> list[str]:
     """All that pytest is given."""
     words: list[str] = []
     monkeypatch.setattr(developer, "run_all", lambda _, parts: [words.extend(part) or 0 for part in parts.values()])
-    assert developer.test(PROJECT, **options) == 0
+    assert developer.test(**options) == 0
     return words
 
 
@@ -27,7 +27,7 @@ def folders(words: list[str]) -> set[str]:
 
 def test_each_part_has_its_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert folders(given(monkeypatch, fast=True)) == UNIT
-    usual, every = given(monkeypatch), given(monkeypatch, whole=True)
+    usual, every = given(monkeypatch), given(monkeypatch, all=True)
     assert folders(usual) == folders(every) == UNIT | REAL
     assert "not slow" in usual and "not slow" not in every
     found = {f"tests/{path.relative_to(PROJECT / 'tests').parts[0]}" for path in (PROJECT / "tests").rglob("test_*.py")}
@@ -36,7 +36,7 @@ def test_each_part_has_its_folders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_than_one_part_is_refused() -> None:
     with pytest.raises(InputError):
-        developer.test(PROJECT, fast=True, whole=True)
+        developer.test(fast=True, all=True)
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_a_part_without_a_selected_test_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, codes: tuple[int, int], select: str, code: int
 ) -> None:
     monkeypatch.setattr(developer, "run_all", lambda *_: list(codes))
-    assert developer.test(PROJECT, select=select) == code
+    assert developer.test(select=select) == code

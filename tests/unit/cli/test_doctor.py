@@ -217,7 +217,7 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
     monkeypatch.setattr(reading, "toolkit_version", lambda run: "")
     monkeypatch.setattr(command, "memory_of", lambda *_: NeededMemory("qwen3.5-122b", 97 * GIB))
     with pytest.raises(HostError, match="NVIDIA driver") as caught:
-        command.doctor(fix=False, stack=None, as_json=False, recipe_name="qwen3.5-122b")
+        command.doctor(recipe="qwen3.5-122b")
     assert caught.value.exit_code == 3
     assert "MISSING" in capsys.readouterr().out
 

@@ -6,24 +6,14 @@ from pathlib import Path
 
 import pytest
 from checkout import PROJECT
-from invoke import Collection
 
-import tasks
-from sparkpin.cli.command_line import Line, TaskProgram
+from sparkpin.cli.line import read_task
 from sparkpin.core.errors import InputError
 
 README = PROJECT / "README.md"
 PAGES = [README, *sorted(PROJECT.glob("docs/*.md")), PROJECT / "CONTRIBUTING.md", PROJECT / "SECURITY.md"]
 COMMAND = re.compile(r"^ {4,}(?:\.venv/bin/)?invoke (?P<words>.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:|mailto:)(?P<path>[^)#]*)(?:#(?P<part>[^)]*))?\)")
-
-
-@pytest.fixture(scope="module")
-def line() -> Line:
-    program = TaskProgram()
-    core = program.initial_context
-    contexts = Collection.from_module(tasks).to_contexts(ignore_unknown_help=None)
-    return Line("invoke", {str(one.name): one for one in contexts}, core)
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -37,17 +27,17 @@ def commands(page: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_are_taken(line: Line, page: Path) -> None:
-    for words in commands(page):
-        line.read(words)
+def test_commands_are_taken(page: Path) -> None:
+    for name, *words in commands(page):
+        read_task("invoke", name, words)
 
 
-def test_a_command_that_is_not_taken_is_found(line: Line, tmp_path: Path) -> None:
+def test_a_command_that_is_not_taken_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("    invoke serve --stag v2    # no such option\n")
-    [words] = commands(page)
+    [[name, *words]] = commands(page)
     with pytest.raises(InputError):
-        line.read(words)
+        read_task("invoke", name, words)
 
 
 def anchors(page: Path) -> set[str]:

@@ -102,11 +102,11 @@ def test_a_broken_file_of_shapes_is_an_error_of_that_file(copy: CheckoutHere) ->
 def test_the_lock_is_the_next_step(copy: CheckoutHere, line: tuple[str, ...]) -> None:
     result = copy.invoke(*line)
     assert (result.returncode, "Traceback" in result.stderr) == (4, False), result.stderr
-    assert f"invoke lock --model {MODEL}" in result.stderr
+    assert f"lock --model {MODEL}" in result.stderr
 
 
 def test_a_dry_run_of_up_locks_nothing(copy: CheckoutHere) -> None:
-    assert f"invoke lock --model {MODEL}" in copy.done("up", *LARGE, "--dry-run")
+    assert f"lock --model {MODEL}" in copy.done("up", *LARGE, "--dry-run")
     assert not (copy.folder / f"pins/models/{MODEL}.lock").exists()
 
 

@@ -35,7 +35,7 @@ from sparkpin.smoke.server import smoke_lock
 STAGES = ("base", "hybrid", "mtp", "v2", "v2-tq")
 LAYERS = tuple(f"sha256:{number:064}" for number in range(len(STAGES)))
 REST = ["base", "hybrid", "mtp"]
-FIRST_IS_CURRENT, HAS_ROOM, SERVE = up.first_is_current, up.has_room, commands_serve.serve
+FIRST_IS_CURRENT, HAS_ROOM, SERVE = up.first_is_current, up.has_room, commands_serve.serve_release
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Chain:
             write_json(folder / "result.json", result)
             self.records.smoked(release.tag, result)
 
-    def serve(self, *, recipe: None, release: str, test: switching.Test | None = None) -> None:
+    def serve(self, *, release: str, test: switching.Test | None = None) -> None:
         if test:
             self.smoke_releases(self.plan.paths, (self.records.get(release),))
             self.happened[-1] += " as served"
@@ -124,7 +124,7 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
     monkeypatch.setattr(up, "find", lambda engine, name: found.served)
     monkeypatch.setattr(up, "is_kept_up", lambda container: True)
     monkeypatch.setattr(up, "smoke_of_served", lambda paths: contextlib.nullcontext(len))
-    monkeypatch.setattr(up.serving, "serve", found.serve)
+    monkeypatch.setattr(up.serving, "serve_release", found.serve)
     return found
 
 
@@ -192,7 +192,7 @@ def test_a_server_that_is_not_reached_after_its_test_ends_it(chain: Chain, monke
         chain.serve(**asked)
         raise SmokeError("no answer at its port", next_step="is there a firewall?")
 
-    monkeypatch.setattr(up.serving, "serve", serve)
+    monkeypatch.setattr(up.serving, "serve_release", serve)
     with pytest.raises(SmokeError, match="no answer at its port"):
         chain.run(serve=True)
 
@@ -245,9 +245,9 @@ def test_a_server_that_is_asked_for_too_early_is_to_wait_for_the_test(
 ) -> None:
     monkeypatch.setattr(commands_serve.Paths, "from_env", lambda: chain.plan.paths)
     with held_lock(smoke_lock(chain.plan.paths)), pytest.raises(BusyError, match="a smoke test is under way"):
-        SERVE(recipe="scripted-tiny", release=None)
+        SERVE(recipe="scripted-tiny")
     with pytest.raises(InputError, match="no current release"):
-        SERVE(recipe="scripted-tiny", release=None)
+        SERVE(recipe="scripted-tiny")
 
 
 def test_other_bytes_than_published_are_a_warning_and_other_pins_are_none(

@@ -127,7 +127,7 @@ def test_what_a_bundle_cannot_name_is_left_out_and_told(sample: Sample, tmp_path
 )
 def test_an_option_that_does_not_fit_the_place(sample: Sample, place: str, options: dict[str, Any], home: None) -> None:
     with pytest.raises(InputError) as caught:
-        commands_bundle.export(sample.release.tag, place, commands_bundle.ExportOptions(**options))
+        commands_bundle.export(sample.release.tag, place, **options)
     assert "--" in caught.value.message
 
 
@@ -136,13 +136,13 @@ def test_an_option_that_does_not_fit_the_place(sample: Sample, place: str, optio
     [
         ("in.tar", {"unsigned": True}),
         ("in.tar", {"ca": "x.pem"}),
-        ("oci://host/name:tag", {"signed": True}),
+        ("oci://host/name:tag", {"require_signature": True}),
         ("ssh://host", {}),
     ],
 )
 def test_what_an_import_does_not_take(place: str, given: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        commands_bundle.import_release(place, **{"signed": False, "unsigned": False, "ca": "", **given})
+        commands_bundle.import_(place, **given)
 
 
 def test_whom_this_machine_trusts_stops_no_export(

@@ -117,9 +117,9 @@ def test_a_lost_state_is_found_and_its_session_shows_it_again(tmp_path: Path) ->
     assert len(sent["steps"]) == found.finding.requests > 1 and sent["difference"] > sent["bound"]
     assert sent["seed"] == ASKED.seed and sent["answers"][0] != sent["answers"][1]
     with toy.client() as client, pytest.raises(CorruptionError):
-        command.replay(meet(client), path)
+        command.show_replay(meet(client), path)
     with ToyEndpoint().client() as client:
-        command.replay(meet(client), path)
+        command.show_replay(meet(client), path)
     for odd in ({"bound": "nan"}, {"difference": None}, {"steps": []}, {"schema": 2}):
         path.write_text(json.dumps(sent | odd))
         with pytest.raises(InputError):

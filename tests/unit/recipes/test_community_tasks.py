@@ -27,8 +27,6 @@ from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases
 
 CORPUS = PROJECT.parent / "shared/corpus/recipes"
-OPTIONS: dict[str, Any] = {"name": "", "stack": None, "stage": None, "lock": False, "dry_run": False,
-                           "as_json": False, "form": "v1", "output": ""}  # fmt: skip
 OURS = """vllm serve /model \\
   --port {port} \\
   --host {host} \\
@@ -152,7 +150,7 @@ def test_the_list_of_recipes_tells_of_those_that_cannot_be_read(
 ) -> None:
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
     (paths.project / "recipes/broken.yaml").write_text("name: other\n")
-    assert tasks.recipe("list", [], **OPTIONS)
+    assert tasks.recipe("list") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line for line in lines if line[:1] == ["broken"]] and [line for line in lines if "v2-tq" in line]
 
@@ -325,18 +323,18 @@ def test_an_import_can_be_tried_and_one_with_errors_ends_as_such(
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
     file = written(tmp_path, V1 | {"mods": [], "defaults": V1["defaults"] | {"unused": 2}})
     before = sorted(paths.project.rglob("*"))
-    assert tasks.recipe("import", [file], **OPTIONS | {"dry_run": True})
+    assert tasks.recipe("import", (file,), no_lock=True, dry_run=True) == 0
     tried = capsys.readouterr().out
     assert sorted(paths.project.rglob("*")) == before
-    assert tasks.recipe("import", [file], **OPTIONS)
+    assert tasks.recipe("import", (file,), no_lock=True) == 0
     done = capsys.readouterr().out
     text = (paths.project / "recipes/some-recipe.yaml").read_text()
     assert tried == text + "\n" + done.replace("wrote", "would write")
     with pytest.raises(InputError, match=f"{paths.project}/recipes/some-recipe.yaml is there already"):
-        tasks.recipe("import", [file], **OPTIONS | {"dry_run": True})
+        tasks.recipe("import", (file,), no_lock=True, dry_run=True)
     bad = written(tmp_path, V1 | {"command": "vllm serve acme/sample-int4 --prot 1"}, "bad.yaml")
     for dry_run in (True, False):
-        assert not tasks.recipe("import", [bad], **OPTIONS | {"dry_run": dry_run})
+        assert tasks.recipe("import", (bad,), no_lock=True, dry_run=dry_run) == tasks.MISTAKES
         assert "has no flag --prot" in capsys.readouterr().out
     assert (paths.project / "recipes/bad.yaml").is_file()
 

@@ -108,7 +108,7 @@ def test_damaged_records_are_named(made: Made, copied: Paths, capsys: pytest.Cap
     assert {items[first.tag].speed.text, items[second.tag].quality.text} == {"record damaged"}
     for release in made[1]:
         records.record_path(release).write_text("{")
-    tasks.report(recipe=None, out="", as_markdown=True)
+    tasks.report(recipe=None, out="", markdown=True)
     seen = capsys.readouterr()
     assert all(f"{release.name}.json" in seen.err for release in made[1]) and ".json" not in seen.out
 
@@ -183,16 +183,16 @@ def test_a_loss_is_drawn_against_its_limit(made: Made) -> None:
 def test_the_task_writes_a_file_and_overwrites_its_own_only(made: Made, copied: Paths, tmp_path: Path) -> None:
     page, table = tmp_path / "page.html", tmp_path / "table.md"
     for _ in range(2):
-        tasks.report(recipe=None, out=str(page), as_markdown=False)
-    tasks.report(recipe=None, out=str(table), as_markdown=True)
+        tasks.report(recipe=None, out=str(page), markdown=False)
+    tasks.report(recipe=None, out=str(table), markdown=True)
     assert page.read_text().startswith("<!doctype html>") and "| release | state |" in table.read_text()
     for path, as_table in ((table, False), (table, True), (page, True)):
         before = path.read_bytes()
         with pytest.raises(InputError):
-            tasks.report(recipe=None, out=str(path), as_markdown=as_table)
+            tasks.report(recipe=None, out=str(path), markdown=as_table)
         assert path.read_bytes() == before
     recipe = made[1][0].recipe
-    tasks.report(recipe=recipe, out="", as_markdown=False)
+    tasks.report(recipe=recipe, out="", markdown=False)
     assert (copied.home / f"report-{recipe}.html").is_file()
 
 

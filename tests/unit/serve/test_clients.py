@@ -7,7 +7,7 @@ import os
 import subprocess
 import tomllib
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import jsonschema
 import pytest
@@ -15,8 +15,8 @@ import yaml
 from client_samples import BARE, FULL, URL
 from places import DATA, PROJECT
 
-import tasks
 from sparkpin.cli import client
+from sparkpin.cli.tasks import arguments_of
 from sparkpin.core.errors import InputError
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Family
@@ -150,15 +150,15 @@ def test_tools_of_this_machine(
         (tmp_path / name).touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert found_here() == ["llm", "opencode"]
-    client.client("", recipe=None, url="", key="")
+    client.client("")
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
     assert names[:2] == ["llm", "opencode"] and sorted(names) == sorted(CLIENTS)
 
 
 def test_the_task_names_them_all() -> None:
     """Its words are written out: completion and usage load no module."""
-    kind, _ = get_args(get_type_hints(tasks.client.body, include_extras=True)["tool"])
-    assert get_args(kind) == ("", *CLIENTS)
+    (tool, *_) = arguments_of(client.client)
+    assert tool.choices == tuple(CLIENTS)
 
 
 def test_limits() -> None:
@@ -201,7 +201,7 @@ def no_engine(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_of_a_recipe_that_does_not_run(no_engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    client.client("opencode", recipe="scripted-tiny", url="", key="")
+    client.client("opencode", recipe="scripted-tiny")
     said = capsys.readouterr()
     value = checked("opencode", said.out)
     assert "warning: a context of 2,048 tokens" in said.err
@@ -209,15 +209,14 @@ def test_of_a_recipe_that_does_not_run(no_engine: Path, capsys: pytest.CaptureFi
     assert provider["options"]["baseURL"] == "http://127.0.0.1:8000/v1"
     model = provider["models"]["scripted-tiny"]
     assert model["limit"] == {"context": 2048, "output": 512} and model["tool_call"] and model["reasoning"]
-    client.client("litellm", recipe="scripted-tiny", url="http://spark.local:9000", key="KEY")
+    client.client("litellm", recipe="scripted-tiny", url="http://spark.local:9000", key_env="KEY")
     (entry,) = checked("litellm", capsys.readouterr().out)["model_list"]
     assert entry["litellm_params"]["api_base"] == "http://spark.local:9000/v1"
 
 
-def test_unknown_tools_and_keys_are_refused(no_engine: Path) -> None:
-    for tool, key in (("curl", ""), ("openai", "sk-123")):
-        with pytest.raises(InputError):
-            client.client(tool, recipe=None, url="", key=key)
+def test_a_key_is_not_taken_for_the_name_of_a_variable(no_engine: Path) -> None:
+    with pytest.raises(InputError):
+        client.client("openai", key_env="sk-123")
 
 
 def test_every_recipe_has_a_family() -> None:

@@ -115,8 +115,8 @@ def test_watching_goes_on_when_a_server_or_the_engine_is_away(
     monkeypatch.setattr(commands_status, "engine_of", lambda _: None)
     monkeypatch.setattr(commands_status.serving, "status", look)
     monkeypatch.setattr(commands_status.time, "sleep", lambda _: None)
-    commands_status.status(as_json=False, watch=1)
+    commands_status.status(watch=1)
     assert looks == []
     looks.append(fault)
     with pytest.raises(type(fault)):
-        commands_status.status(as_json=False)
+        commands_status.status()

@@ -18,7 +18,7 @@ from made_releases import release
 from tiny_images import make_rootfs
 
 from sparkpin.build.pair import pair
-from sparkpin.cli.smoke import inspect
+from sparkpin.cli.smoke import inspect_image
 from sparkpin.core.errors import InputError, InspectionError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.kept_inputs import KeptInputs
@@ -75,7 +75,7 @@ def inspect_task(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     def run(subject: object, sm: str = "", as_json: bool = True) -> tuple[str, SparkpinError | None]:
         failed = None
         try:
-            inspect(str(subject), sm=sm, as_json=as_json)
+            inspect_image(str(subject), sm=sm, as_json=as_json)
         except SparkpinError as error:
             failed = error
         return capsys.readouterr().out, failed

