@@ -20,11 +20,10 @@ from sparkpin.build import image as build
 from sparkpin.build import render, rootfs
 from sparkpin.build.image import build_image, find_built
 from sparkpin.build.record import record_file
-from sparkpin.core.errors import BuildError, EngineError
+from sparkpin.core.errors import BuildError
 from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
 from sparkpin.image import listing
-from sparkpin.image.seal import Part
 
 fork = multiprocessing.get_context("fork")
 
@@ -56,24 +55,6 @@ def test_layers_that_the_engine_lost_are_made_again(site: Site) -> None:
         listing.write_contents(build.cached_contents(site.paths, gone), ())
     again = site.build_all()
     assert [image.config_digest for image in again] == [image.config_digest for image in first]
-
-
-def test_a_broken_engine_is_tried_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though layers that an earlier build made are left out of what it is sent."""
-    base = site.chain()[0]
-    site.build(base)
-    site.engine.tag(base.ref, f"{base.ref.partition(':')[0]}:other")
-    site.engine.untag(base.ref)
-    loads: list[int] = []
-
-    def load_sealed(engine: Engine, parts: list[Part], *args: Any, **options: Any) -> None:
-        loads.append(sum(isinstance(part, str) for part in parts))
-        raise EngineError("no Docker engine answers")
-
-    monkeypatch.setattr(Engine, "load_sealed", load_sealed)
-    with pytest.raises(EngineError, match="no Docker engine answers"):
-        site.build(base)
-    assert loads == [1 + len(base.layers)] and leftovers(site) == []
 
 
 def test_a_changed_mod_rebuilds_from_its_stage_on(site: Site) -> None:
