@@ -57,7 +57,7 @@ def verify(
     subject: Annotated[str, "tag of a release, or the file of a bundle", "TAG|FILE"],
     *,
     sign: Annotated[bool, "make SBOM, statement and, with a key, signature again first"] = False,
-    deep: Annotated[bool, "read and hash every layer and fetched file, too"] = False,
+    deep: Annotated[bool, "read and hash every layer and fetched package, too"] = False,
     require_signature: Annotated[bool, "fail unless somebody whom allowed_signers names has signed it"] = False,
 ) -> None:
     """Check a release or a bundle, and sign a release."""
