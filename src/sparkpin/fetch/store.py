@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.checkpoint.write import link_or_copy
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.files import CHUNK, atomic_file, disk_errors, sha256_file
 from sparkpin.core.terminal import Say
@@ -77,6 +76,8 @@ class Store:
         source = self.verified(file)
         with disk_errors(target.parent):
             try:
+                from sparkpin.checkpoint.write import link_or_copy  # slow to import
+
                 link_or_copy(source, target)
             except OSError:
                 target.unlink(missing_ok=True)

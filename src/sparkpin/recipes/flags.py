@@ -24,7 +24,6 @@ FILES = (
 )  # fmt: skip
 """Flags that name a file or a repository. A container has the checkpoint, the templates of mods, and no network."""
 NO_FILE = ("", "none", "auto", "vllm")
-IMAGE = "an image that has it can be a stack's base, by its digest (docs/spark-image.md)"
 GONE = {
     "VLLM_ATTENTION_BACKEND": "--attention-backend", "VLLM_USE_FLASHINFER_MOE_*": "--moe-backend",
     "VLLM_USE_TRITON_FLASH_ATTN": "--attention-backend", "VLLM_FLASHINFER_MOE_BACKEND": "--moe-backend",
@@ -128,7 +127,7 @@ def of_value(served: PlannedServer, name: str, value: str) -> Iterator[RecipeFin
     known = entry.get("known", ())
     is_named = value.lower() in {*(one.lower() for one in known), *NO_FILE} or "." in value
     if known and not is_named and served.value(PLUGINS.get(name, name)) in (None, value):
-        unknown, hint = (warning, "") if entry.get("open") else (error, IMAGE if name == "--quantization" else "")
+        unknown, hint = (warning, "") if entry.get("open") else (error, "")
         few = f"it has {', '.join(known)}" if len(known) < 100 else ""
         yield unknown(f"{name} {value}: not among what {vllm} has", nearest(value, known) or hint or few)
     if lacks_file(name, value, served.model, served.templates):

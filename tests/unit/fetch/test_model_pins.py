@@ -50,7 +50,7 @@ def test_two_pins_of_one_base_are_not_chosen_between_in_silence(project: Path) -
     """A copy with other rules is how people will try other formats."""
     recipe = manifests.load_recipe(project, "scripted-tiny")
     (project / "pins/models/copy.yaml").write_text((project / "pins/models/scripted-tiny.yaml").read_text())
-    with pytest.raises(ManifestError, match="copy and scripted-tiny"):
+    with pytest.raises(ManifestError, match=r"of copy, .* of scripted-tiny"):
         manifests.model_of(project, recipe)
 
 
