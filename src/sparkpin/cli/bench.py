@@ -183,8 +183,8 @@ def config_tokens(checkpoint: Path) -> int:
 
 
 def common(plans: Sequence[BenchPlan]) -> BenchPlan:
-    """What both can be asked alike, and of the sweep the longest of the short prompts, of one user and of as many as
-    both allow."""
+    """What both can be asked alike, and of the sweep the longest of the short prompts, of one request at a time and
+    of as many as both allow."""
     both = [cell for cell in plans[0].cells if cell in plans[1].cells]
     short = [cell for cell in both if cell.kind == "sweep" and cell.input_tokens <= LONGEST_COMPARED]
     if not both:  # a scripted model is kept from ending its answers, another is not

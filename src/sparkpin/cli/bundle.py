@@ -159,7 +159,10 @@ def import_(
             next_step="on that machine: invoke export TAG ssh://user@this-host",
         )
     if kind_of(place) == "registry":
-        done = registry.pull(paths, engine_of(paths), Registry.parse(place, ca), say, unsigned=unsigned)
+        source = Registry.parse(place, ca)
+        done = registry.pull(paths, engine_of(paths), source, say, unsigned=unsigned)
+    elif not Path(place).is_file():  # before an engine is asked
+        raise InputError(f"{place}: got no such file, expected one that `export` wrote", next_step="invoke import FILE")
     else:
         done = take_in.import_bundle(paths, engine_of(paths), Path(place), say, signed=require_signature)
     for check in done.checks:

@@ -42,8 +42,10 @@ compdef _sparkpin sparkpin""",
 def candidates(line: str) -> list[str]:
     """line: as the shell has it, from the program's name to the word under the cursor, which may be empty."""
     *before, word = re.sub(r" ?= ?", "=", line).split(" ")[1:] or [""]  # bash takes --stage=v2 for three words
-    if before[:1] == ["--project"]:
-        os.environ[PROJECT], before = before[1] if before[1:] else "", before[2:]
+    while before and (before[0] == "help" or before[0].startswith("-")):  # the program's own, before the task
+        first = before.pop(0)
+        if first.startswith("--project"):
+            os.environ[PROJECT] = first.partition("=")[2] or (before.pop(0) if before else "")
     if not before:
         return [*PROGRAM_OPTIONS] if word.startswith("-") else list(heads())
     if before[0] not in heads():

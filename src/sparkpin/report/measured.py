@@ -163,7 +163,9 @@ def is_quick(found: bench.BenchRecord) -> bool:
 def speed_row(row: bench.CellResult) -> ReportRow:
     cell = row.cell
     name = (
-        f"{cell.input_tokens:,} tokens, {terminal.count(cell.concurrency, 'user')}" if cell.input_tokens else cell.name
+        f"{cell.input_tokens:,} tokens, {terminal.count(cell.concurrency, 'request')} at once"
+        if cell.input_tokens
+        else cell.name
     )
     rates = {"output": row.output_rate, "decode": row.decode_rate, "prefill": row.prefill_rate}
     parts = [f"{what} {terminal.figure(rate)} tok/s" for what, rate in rates.items() if rate]

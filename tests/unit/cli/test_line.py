@@ -171,6 +171,8 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin recipe ", ["list", "check", "show", "import", "export"], True),
         ("sparkpin bench --only ", ["prompts", "sweep"], True),
         ("sparkpin --ver", ["--version"], False),
+        ("sparkpin -q bu", ["build", "bump"], False),
+        ("sparkpin help bu", ["build", "bump"], False),
     ],
 )
 def test_what_a_line_may_go_on_with(

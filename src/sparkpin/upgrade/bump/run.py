@@ -59,7 +59,10 @@ class Run:
             show(f"  {terminal.printable(line)}")
         require_consistent(candidate.paths, candidate.current)
         if why := obstacle(candidate.paths, candidate.engine, candidate.current):
-            raise InputError(f"{candidate.current.tag} and what is newer cannot run here: {why}", next_step="go there")
+            raise InputError(
+                f"{candidate.current.tag} and what is newer cannot run here: {why}",
+                next_step="run bump on a machine that can serve it",
+            )
         if known := record.read(folder):
             self.bump = known
             say(f"known already: {terminal.count(len(known.steps), 'step')} ({folder / record.FILE})")
