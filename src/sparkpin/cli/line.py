@@ -37,6 +37,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, allow_abbrev=False, **more)
         self.add_argument("-q", "--quiet", action="store_true", help="print no progress")
         self.add_argument("-v", "--verbose", action="store_true", help="print more, and the traceback of an error")
+        if prog.partition(" ")[0] == "sparkpin":
+            self.add_argument("--project", type=word, metavar="FOLDER", help="the nearest one upwards by default")
 
     def print_help(self, file: Any = None) -> None:
         terminal.show(self.format_help().rstrip())  # argparse passes over a reader that has gone
@@ -117,8 +119,8 @@ def run(program: str, words: Sequence[str]) -> int:
     if own.print_completion_script:
         terminal.show(completion.SCRIPTS[own.print_completion_script])
         return 0
-    if program == "sparkpin" and own.project:
-        os.environ[paths.PROJECT] = own.project
+    if project := getattr(own, "project", None):
+        os.environ[paths.PROJECT] = project
     rest = [*unknown, *own.rest]
     if rest[:1] == ["help"]:
         own.help, rest = True, rest[1:]
@@ -140,8 +142,6 @@ def top_parser(program: str) -> Parser:
     parser.add_argument("-l", "--list", action="store_true")
     parser.add_argument("--version", action="version", version=f"{program} {sparkpin.__version__}")
     parser.add_argument("--print-completion-script", choices=completion.SCRIPTS)
-    if program == "sparkpin":
-        parser.add_argument("--project", type=word)
     parser.add_argument("rest", nargs=argparse.REMAINDER)
     return parser
 
@@ -151,6 +151,8 @@ def read_task(program: str, name: str, words: Sequence[str]) -> tuple[Callable[.
     parser, body = task_parser(program, name)
     given, surplus = parser.parse_known_args(words)
     values = {name: value for name, value in vars(given).items() if value is not None}
+    if project := values.pop("project", None):
+        os.environ[paths.PROJECT] = project
     Verbosity.quiet |= values.pop("quiet")
     Verbosity.verbose |= values.pop("verbose")
     arguments = arguments_of(body)

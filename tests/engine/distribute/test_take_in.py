@@ -275,7 +275,7 @@ def test_an_import_of_what_is_current_hints_at_no_promote(
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
     import_bundle(paths, empty, bundle, quiet)
     Releases(paths).update(source.release.tag, lambda known: dataclasses.replace(known, state="passed"))
-    take = functools.partial(commands_bundle.import_release, str(bundle), signed=False, unsigned=False, ca="")
+    take = functools.partial(commands_bundle.import_, str(bundle))
     monkeypatch.setattr(Releases, "current_tag", lambda self, recipe: source.release.tag)
     take()
     assert "promote" not in capsys.readouterr().out

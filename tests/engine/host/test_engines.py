@@ -21,9 +21,9 @@ from newer_engine import NEWER, newer_cli, newer_engine
 from newer_engine import newer_root as newer_root
 from private_engine import file_layer, private_engine
 
-from sparkpin.build import image as build
 from sparkpin.build import render, rootfs
 from sparkpin.build.image import BuiltImage, build_image
+from sparkpin.build.record import record_file
 from sparkpin.core.errors import EngineError
 from sparkpin.core.paths import Paths
 from sparkpin.host import buildkit
@@ -176,7 +176,7 @@ def test_no_layer_is_sent_that_the_engine_has(site: Site, tmp_path: Path, monkey
         return load_sealed(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Engine, "load_sealed", load)
-    build.record_file(site.paths, site.stages[1]).unlink()
+    record_file(site.paths, site.stages[1]).unlink()
     assert identity(site.build_all()) == identity(first) and sent == [False] * 3
     again = site.elsewhere(tmp_path)
     sent.clear()
