@@ -124,7 +124,7 @@ def run(program: str, words: Sequence[str]) -> int:
     rest = [*unknown, *own.rest]
     if rest[:1] == ["help"]:
         own.help, rest = True, rest[1:]
-    if not rest:
+    if own.list or not rest:
         show_list(program)
         return 0
     if rest[0] not in heads():
