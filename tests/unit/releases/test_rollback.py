@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -22,6 +23,7 @@ from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.rollback import chosen, find_target, landing
+from sparkpin.serve import linked
 
 
 def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
@@ -220,3 +222,29 @@ def test_a_rollback_that_served_and_came_too_late_tells_how_to_serve_what_is_cur
     with pytest.raises(InputError) as caught:
         commands_releases.rollback(recipe="tiny", serve=True)
     assert f"invoke serve {other.tag}" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("away", "fault", "gone"),
+    [
+        (None, current.GoneError("no image"), True),
+        (None, CheckpointError("no checkpoint"), True),
+        (None, EngineError("refused"), False),
+        (EngineError("no answer"), current.GoneError("no image"), False),
+    ],
+)
+def test_another_machine_without_the_release_is_told_from_one_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: SparkpinError | None, fault: SparkpinError, gone: bool
+) -> None:
+    def model_there(*_: object) -> None:
+        raise fault
+
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    kept, reached = SimpleNamespace(urls=["here", "a", "b"]), (["a"], {"b": away} if away else {})
+    monkeypatch.setattr(linked.nodes, "kept", lambda *_: kept)
+    monkeypatch.setattr(linked.nodes, "model_there", model_there)
+    monkeypatch.setattr(linked, "nodes_in", lambda _: 3)
+    monkeypatch.setattr(linked, "reached", lambda _: contextlib.nullcontext(reached))
+    with pytest.raises(EngineError) as caught:
+        linked.require_there(paths, release(1))
+    assert isinstance(caught.value, current.GoneError) == gone
