@@ -106,6 +106,11 @@ def export(
 
 def to_file(paths: Paths, release: Release, file: Path, options: ExportOptions) -> None:
     store, checkpoint = options.with_store, options.with_checkpoint
+    if checkpoint and (Releases(paths).evidence(release) / SIGNATURE).is_file():
+        say(
+            "no signature covers the finished checkpoint, so `import --require-signature` refuses this bundle; "
+            "--with-store in its place takes along what the checkpoint is made from, which the signature covers"
+        )
     wanted = exporting.BundleParts(store=store, checkpoint=checkpoint, image=not options.no_image)
     size = exporting.export(paths, lambda: engine_of(paths), release, file, wanted, say)
     show(f"{file}: {release.tag}, {terminal.size(size)}")

@@ -46,7 +46,9 @@ def step_of(wrong: Sequence[str], paths: Paths, release: Release) -> str:
 
     if {*wrong} & {*verifying.OF_RECORDS}:
         record = Releases(paths).record_path(release)
-        return f"restore {record} from a backup, or invoke import a bundle of the release, or use another release"
+        return (
+            f"restore {record} from a backup, or invoke import FILE (a bundle of the release), or use another release"
+        )
     if {*wrong} <= {*verifying.OF_STATEMENT}:
         return f"invoke verify {release.tag} --sign"
     return current.how_to_rebuild(release)

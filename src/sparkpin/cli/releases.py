@@ -140,7 +140,12 @@ def rollback(
         from sparkpin.cli.serve import serve_release  # slow to import
 
         serve_release(recipe=name, release=release.tag, drain=drain, becomes_current=True)
-    current.make_current(paths, engine, release, instead_of=former)
+    try:
+        current.make_current(paths, engine, release, instead_of=former)
+    except InputError as error:
+        if serve and (now := records.current_tag(name)):  # it answers by now, and is not current
+            error.next_step = f"{release.tag} is being served; what is current: invoke serve {now}; {error.next_step}"
+        raise
     show("\n".join(went_back(former, release, running)))
     if not serve:
         next_serve(paths, engine, release)

@@ -123,6 +123,8 @@ def open_bundle(path: Path, say: Say = lambda line: None, keys: Keys | None = No
             require_layout(found, made, image, bundle)
             if image is not None:
                 bundle = with_layers(bundle, found, image)
+                if lacking := sorted(set(bundle.release.diff_ids) - set(bundle.layers or ())):
+                    raise Refused(f"layer {lacking[0]} is missing, which the image's manifest names")
         yield bundle
 
 

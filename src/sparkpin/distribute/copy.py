@@ -231,6 +231,8 @@ def send(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Sl
     layers the engine has.
     """
     lacking = dict.fromkeys(images[-1].diff_ids[below:])
+    if lost := [diff_id for diff_id in lacking if diff_id not in layers]:  # another run removed an image meanwhile
+        raise EngineError(f"the engine no longer has layer {lost[0]}", next_step="the same command again")
     sent = load(engine, images, {diff_id: layers[diff_id] for diff_id in lacking}, say)
     for image in images:
         for tag in image.tags:

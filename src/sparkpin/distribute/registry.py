@@ -232,4 +232,5 @@ def working(paths: Paths, name: str, say: Say) -> Iterator[Path]:
     folder = paths.work / name
     with files.lock(paths.locks / f"{name}.lock", on_wait=lambda: say("another run is at it; waiting")):
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # records lie in it, whose command and environment are nobody else's
         yield folder

@@ -76,13 +76,20 @@ def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say) -> Imported:
     elif bundle.has_checkpoint:
         keep_checkpoint(paths, bundle, say)
     keep_evidence(paths, bundle)
-    if not is_own:
+    release = Releases(paths).update(bundle.release.tag, lambda known: merged(paths, bundle, known))
+    return Imported(release, sent, bundle.checks)
+
+
+def merged(paths: Paths, bundle: Bundle, known: Release | None) -> Release:
+    """The record as it is to be, under the recipe's lock: a build may have recorded the same tag meanwhile, and its
+    release stays its own. known: what is recorded by now."""
+    if known:
+        require_same_release(bundle, known)
+    if known is None or is_brought(paths, known):
         lines = [check.line for check in bundle.checks]
         row = {"file": bundle.source, "with_statement": STATEMENT in bundle.data, "checks": lines}
         add_row(Releases(paths).evidence(bundle.release) / IMPORTS, row | {"with_store": bundle.has_store})
-    brought = dataclasses.replace(bundle.release, state="built", smoke=None)
-    release = Releases(paths).update(bundle.release.tag, lambda known: known or brought)
-    return Imported(release, sent, bundle.checks)
+    return known or dataclasses.replace(bundle.release, state="built", smoke=None)
 
 
 def add_row(path: Path, row: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sparkpin.build.record import keys_here
 from sparkpin.core import files, locks
-from sparkpin.core.errors import DiskError, InputError, ManifestError
+from sparkpin.core.errors import DiskError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say
@@ -26,6 +26,7 @@ from sparkpin.prune.unneeded_files import (
     marks_of_engine,
     marks_of_project,
     marks_of_releases,
+    marks_of_running_searches,
 )
 from sparkpin.prune.verdicts import Verdict, verdicts
 from sparkpin.releases.protection import protections_of
@@ -71,8 +72,6 @@ def prune(paths: Paths, engine: Engine, options: PruneOptions, say: Say) -> Prun
 
     Records of releases go last, so that a killed run can be repeated.
     """
-    if options.keep < 0:
-        raise InputError(f"--keep: got {options.keep}, expected 0 or more", next_step="invoke prune --keep 2")
     with contextlib.nullcontext() if options.dry_run else exclusive(paths, say, store=options.store):
         project = project_marks(paths, say, required=options.store)
         with waiting(say, "looking at what nothing needs"):
@@ -91,7 +90,7 @@ def make_plan(paths: Paths, state: EngineState, project: set[str] | None, option
     builds = BuildRecords.read(paths)
     going = marks_of_releases(paths, removed, builds, required=False)
     marks = marks_of_releases(paths, staying, builds) | marks_of_engine(images, builds) | (project or set())
-    marks |= marks_of_begun_builds(paths, builds, going, options.now)
+    marks |= marks_of_begun_builds(paths, builds, going, options.now) | marks_of_running_searches(paths)
     kinds = Sweep(paths, marks, going, options.now).files()
     in_store = len(kinds[STORE])
     if project is None:

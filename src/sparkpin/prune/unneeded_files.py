@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from sparkpin.build.record import BuildRecord, read_record
 from sparkpin.build.rootfs import rootfs_spec
 from sparkpin.core import files
-from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.errors import BusyError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model_files import blobs_of
 from sparkpin.host.disk_usage import EngineImage
@@ -27,7 +29,7 @@ from sparkpin.pins.schema import ModelLock, StackLock
 from sparkpin.prune.images import STALE_AFTER
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.quality_record import KEY_DIGITS
-from sparkpin.releases.record import Release
+from sparkpin.releases.record import Release, Releases
 from sparkpin.upgrade.bisect import state as bisect
 
 WORK = ("context-*", "saved-*", "seal-*", "publish-*", "pull-*")
@@ -137,7 +139,9 @@ def marks_of_releases(
     for release in releases:
         found |= {release.checkpoint_key[:16], release.key[:KEY_DIGITS], *release.inputs.values()}
         found |= {hex_of(diff_id) for diff_id in release.diff_ids}
-    return found | marks_of_locks(paths, releases) | marks_of_searches(paths, releases)
+    return (
+        found | marks_of_locks(paths, releases, required=required) | marks_of_searches(paths, releases, every=required)
+    )
 
 
 def marks_of_engine(images: Sequence[EngineImage], records: BuildRecords) -> set[str]:
@@ -166,27 +170,58 @@ def model_blobs(lock: ModelLock) -> set[str]:
     return wheel | {blob.sha256 for entry in lock.repositories.values() for blob in blobs_of(entry)}
 
 
-def marks_of_locks(paths: Paths, releases: Sequence[Release]) -> set[str]:
-    """What the releases' own locks name, of which their images may use less."""
+def marks_of_locks(paths: Paths, releases: Sequence[Release], *, required: bool = True) -> set[str]:
+    """What the releases' own locks name, of which their images may use less. IntegrityError for a lock of another shape
+    that is `required`: nobody knows then what its release needs."""
     found, inputs = set[str](), KeptInputs.of(paths)
-    for name, sha256 in sorted({row for release in releases for row in release.inputs.items()}):
+    users = {row: release for release in releases for row in release.inputs.items()}
+    for (name, sha256), release in sorted(users.items(), key=lambda item: item[0]):
         if not name.endswith(".lock") or not inputs.has_all([sha256]):
             continue
         text = inputs.read(sha256, name)
-        if name.startswith("pins/models/"):
-            found |= model_blobs(ModelLock.model_validate_json(text))
-        elif name.startswith("pins/stacks/"):
-            found |= {file.sha256 for file in StackLock.model_validate_json(text).files}
+        try:
+            if name.startswith("pins/models/"):
+                found |= model_blobs(ModelLock.model_validate_json(text))
+            elif name.startswith("pins/stacks/"):
+                found |= {file.sha256 for file in StackLock.model_validate_json(text).files}
+        except ValidationError as error:
+            if required:
+                record = Releases(paths).record_path(release)
+                raise IntegrityError(
+                    f"{release.tag}: its kept {name} is of another shape than this version reads "
+                    f"({error.error_count()} faults)",
+                    next_step=f"prune with the version that made it; or, if the release may go: rm {record}",
+                ) from None
     return found
 
 
-def marks_of_searches(paths: Paths, releases: Sequence[Release]) -> set[str]:
-    """The searches of bisect both of whose releases are among these."""
+def marks_of_searches(paths: Paths, releases: Sequence[Release], *, every: bool) -> set[str]:
+    """The searches of bisect that go by these releases. every: both are among them, else one is: a search stays while
+    both stay, and goes with the first."""
     tags, found = {release.tag for release in releases}, set[str]()
-    for path in (paths.home / bisect.FOLDER).glob("[!.]*"):
+    for path in searches(paths):
         with contextlib.suppress(ManifestError):
-            if (search := bisect.read(path / bisect.FILE)) and {search.good, search.bad} <= tags:
-                found.add(path.name)
+            if search := bisect.read(path / bisect.FILE):
+                its = {search.good, search.bad}
+                found |= {path.name} if (its <= tags if every else its & tags) else set()
+    return found
+
+
+def searches(paths: Paths) -> list[Path]:
+    return sorted((paths.home / bisect.FOLDER).glob("[!.]*"))
+
+
+def marks_of_running_searches(paths: Paths) -> set[str]:
+    """Whose lock somebody holds."""
+    found = set[str]()
+    for path in searches(paths):
+        if not (path / bisect.LOCK).is_file():  # to make it would be a touch
+            continue
+        try:
+            with files.lock(path / bisect.LOCK, wait=False):
+                pass
+        except BusyError:
+            found.add(path.name)
     return found
 
 

@@ -15,6 +15,10 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, with_others
 
 
+class GoneError(EngineError):
+    """The engine answers, and lacks the image of a release."""
+
+
 def promote(paths: Paths, engine: Engine, release: Release) -> Release:
     """Make a release that passed its smoke test the current one of its recipe. Running it again changes nothing more.
 
@@ -40,9 +44,12 @@ def not_passed(paths: Paths, release: Release) -> InputError:
 
 def make_current(paths: Paths, engine: Engine, release: Release, *, instead_of: Release | None = None) -> None:
     """Note the promotion, or, `instead_of` the current release, the rollback. Nothing changes unless image and
-    checkpoint are there."""
+    checkpoint are there, and the release is still good: a smoke test may have failed since its record was read."""
     records = Releases(paths)
     with records.locked(release.recipe):
+        release = records.get(release.tag)
+        if not release.is_good:
+            raise not_passed(paths, release)
         ref = require_parts(paths, engine, release)
         now_current = records.current_tag(release.recipe)
         if instead_of and now_current not in (instead_of.tag, release.tag):
@@ -56,11 +63,11 @@ def make_current(paths: Paths, engine: Engine, release: Release, *, instead_of: 
 
 
 def require_parts(paths: Paths, engine: Engine, release: Release) -> str:
-    """A name of the release's image (`present_ref`). EngineError where the engine lacks it, CheckpointError where the
+    """A name of the release's image (`present_ref`). GoneError where the engine lacks it, CheckpointError where the
     data directory lacks the checkpoint."""
     ref, folder = present_ref(engine, release), Releases(paths).checkpoint(release)
     if ref is None:
-        raise EngineError(
+        raise GoneError(
             f"the image of {release.tag} ({release.image}) is not in the engine", next_step=how_to_rebuild(release)
         )
     if not folder.is_dir():

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sparkpin.core.errors import InputError, IntegrityError, SparkpinError
+from sparkpin.core.errors import (
+    CheckpointError,
+    InputError,
+    IntegrityError,
+    ManifestError,
+    QualityError,
+    SparkpinError,
+)
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.releases import lookup, quality_gate
-from sparkpin.releases.current import require_current, require_parts
+from sparkpin.releases.current import GoneError, require_current, require_parts
 from sparkpin.releases.record import Release, Releases
 
 Check = Callable[[Release], object]
 """Raises where a release is not what its record says: `build.consistent`, which this package cannot import."""
+OF_THE_RELEASE = (GoneError, CheckpointError, IntegrityError, InputError, ManifestError, QualityError)
+"""It is removed, gone or refused. Anything else may pass, and says nothing about the release: a machine is away."""
 
 
 def find_target(paths: Paths, engine: Engine, recipe: str, say: Say, check: Check) -> Release:
     """Where a rollback lands: on what was current last before, or on the one before that where `promote` would refuse
-    it, or where image, checkpoint or record are gone; `say` is told. InputError where there is none."""
+    it, or where image, checkpoint or record are gone; `say` is told. InputError where there is none; what may
+    pass, such as an engine that does not answer, is raised."""
     records = Releases(paths)
     current, before = require_current(records, recipe), records.before(recipe)
     known = records.readable(recipe)[0]
@@ -29,7 +39,7 @@ def find_target(paths: Paths, engine: Engine, recipe: str, say: Say, check: Chec
             if tag not in named:
                 raise InputError("its record is gone, or cannot be read")
             require_good(paths, engine, named[tag], check)
-        except SparkpinError as refusal:
+        except OF_THE_RELEASE as refusal:
             say(f"passed over {tag}: {refusal.message}")
             refusals += [refusal] if tag in named else []
         else:

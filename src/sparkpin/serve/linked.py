@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sparkpin.core.errors import BusyError, EngineError, IntegrityError, SparkpinError
+from sparkpin.core.errors import BusyError, CheckpointError, EngineError, IntegrityError, SparkpinError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
@@ -20,6 +20,7 @@ from sparkpin.pins.nodes import NodeRank
 from sparkpin.pins.nodes import nodes_of as nodes_in
 from sparkpin.releases import compile_caches
 from sparkpin.releases.container import CACHE_LABEL, HOME_LABEL, Node
+from sparkpin.releases.current import GoneError
 from sparkpin.releases.inside import STAYS_DOWN
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import crash_facts, keys, launch, nodes
@@ -306,7 +307,8 @@ def deaths(container: Container, release: Release, folder: Path) -> list[str]:
 
 
 def require_there(paths: Paths, release: Release) -> None:
-    """EngineError that names each of the kept machines that cannot serve the release: it is away, or has not got it."""
+    """EngineError that names each of the kept machines that cannot serve the release: it is away, or has not got it.
+    GoneError where each answers."""
     its = nodes.kept(paths, release.recipe)
     if its is None or nodes_in(release.argv) == 1:
         return
@@ -317,7 +319,9 @@ def require_there(paths: Paths, release: Release) -> None:
                 nodes.model_there(machine, release, None)
             except SparkpinError as error:
                 faults.append(error)
-    nodes.raise_all([EngineError(error.message, next_step=error.next_step) for error in faults])
+    is_gone = all(isinstance(error, GoneError | CheckpointError | IntegrityError) for error in faults)
+    kind = GoneError if is_gone else EngineError
+    nodes.raise_all([kind(error.message, next_step=error.next_step) for error in faults])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 from sparkpin.core.errors import (
     BusyError,
     CheckpointError,
-    EngineError,
     HostError,
     InputError,
     IntegrityError,
@@ -33,6 +32,7 @@ from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.pins.nodes import MEETING_PORT, STORE_PORT, example, nodes_of
 from sparkpin.pins.vllm_flags import MODEL_PATH
 from sparkpin.releases import container as running
+from sparkpin.releases.current import GoneError
 from sparkpin.releases.record import Release
 from sparkpin.serve import inside_link
 from sparkpin.serve import link as links
@@ -234,7 +234,7 @@ def require_image(machine: Machine, release: Release) -> None:
         info = machine.engine.image(release.tag)
     seen = info.config_digest if info else "none"
     if seen != release.image:
-        kind = IntegrityError if info else EngineError
+        kind = IntegrityError if info else GoneError
         raise kind(f"{machine.where}: image {release.tag}: got {seen}, expected {release.image}", next_step=step)
 
 

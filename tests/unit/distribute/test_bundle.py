@@ -42,12 +42,14 @@ from evidence_samples import Sample
 from evidence_samples import sboms_made_once as sboms_made_once
 from layer_samples import CAPABILITY, hardlink, layer, member, symlink, tar_header
 
+from sparkpin.build.consistent import is_brought
 from sparkpin.core import files
-from sparkpin.core.errors import DiskError, InputError, IntegrityError
+from sparkpin.core.errors import DiskError, EngineError, InputError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
 from sparkpin.distribute import bundle, layout, take_in
 from sparkpin.distribute.bundle import open_bundle
+from sparkpin.distribute.copy import images_of, send
 from sparkpin.distribute.layout import CHECKPOINT, CHECKPOINTS, IMAGES, INPUTS, RELEASE, STORE
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
@@ -174,6 +176,11 @@ def other_layer(parts: Parts, sample: Sample) -> Parts:
     return parts
 
 
+def without_layer(parts: Parts, sample: Sample) -> bytes:
+    gone = oci.blob(sample.release.diff_ids[-1])
+    return tar_of({name: data for name, data in parts.files().items() if name != gone})
+
+
 def top(*members: tuple[tarfile.TarInfo, bytes | None]) -> Change:
     """Another topmost layer, in its canonical form, which everything names."""
     return top_tar(b"".join(read_layer(io.BytesIO(layer(members)), everything=True).chunks()))
@@ -255,6 +262,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "image that lies about a layer's size": (image(lambda v: v["layers"][0].update(size=7)), "says 7 bytes"),
     "a layer less": (image(lambda v: v["layers"].pop()), "the image's manifest"),
     "layer of another": (other_layer, "is not the canonical tar"),
+    "layer whose blob is not there": (without_layer, "is missing"),
     # its layers
     "layer with a device": (top(member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3)), "is a device"),
     "layer that links out": (top(symlink("a/link", "../../etc/passwd")), "links out of the image"),
@@ -292,6 +300,23 @@ def test_another_layer_in_its_canonical_form_is_taken(parts: Parts, tmp_path: Pa
     path.write_bytes(other.pack())
     with open_bundle(path) as opened:
         assert set(opened.layers or ()) == set(other.layers) and opened.listings[list(other.layers)[-1]]
+
+
+def test_a_layer_that_the_engine_lost_meanwhile(good: Path) -> None:
+    with open_bundle(good) as opened, pytest.raises(EngineError):
+        send(NO_ENGINE, images_of(opened.release, opened.records), {}, 0, quiet)
+
+
+def test_a_build_that_recorded_the_release_during_the_import_keeps_its_own(good: Path, tmp_path: Path) -> None:
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    with open_bundle(good) as opened:
+        built = dataclasses.replace(opened.release, created="2026-01-01T00:00:00Z")
+        assert take_in.merged(paths, opened, built) == built and not is_brought(paths, built)
+        with pytest.raises(IntegrityError):
+            take_in.merged(paths, opened, dataclasses.replace(built, image=f"sha256:{ZERO}"))
+        assert not is_brought(paths, built)
+        brought = take_in.merged(paths, opened, None)
+        assert brought.state == "built" and is_brought(paths, brought)
 
 
 def test_all_layers_together_have_a_limit(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from sparkpin.core import files
 from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
+from sparkpin.distribute import export as exporting
 from sparkpin.distribute import take_in
 from sparkpin.distribute.attest import attest
 from sparkpin.distribute.bundle import open_bundle
@@ -158,6 +159,24 @@ def test_no_signature_is_over_a_finished_checkpoint(
         with pytest.raises(IntegrityError, match=r"lacks a trusted signature: finished checkpoint"):
             take()
     assert not paths.home.exists() and not paths.cache.exists()
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_that_no_signature_covers_the_checkpoint_is_said_before_the_export(
+    sample: Sample,
+    tmp_path: Path,
+    signing_key: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    signed: bool,
+) -> None:
+    if signed:
+        attest(sample.paths, sample.release, Keys(signing_key))
+    said = list[str]()
+    monkeypatch.setattr(exporting, "export", lambda *_: said.append(capsys.readouterr().err) or 1)
+    options = commands_bundle.ExportOptions(with_checkpoint=True)
+    commands_bundle.to_file(sample.paths, sample.release, tmp_path / "out.tar", options)
+    assert ["--with-store" in text for text in said] == [signed]
 
 
 def test_what_a_killed_run_saved_goes_and_what_another_holds_stays(tmp_path: Path) -> None:

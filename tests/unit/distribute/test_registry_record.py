@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sparkpin.core.errors import IntegrityError
+from sparkpin.core.paths import Paths
 from sparkpin.distribute import layout, registry
 from sparkpin.distribute.layout import Row
 from sparkpin.host.skopeo import Registry
@@ -58,3 +59,9 @@ def test_a_blob_that_a_killed_run_left_in_part_is_dropped(tmp_path: Path) -> Non
     broken.write_bytes(b"more")
     registry.drop_damaged(tmp_path)
     assert whole.is_file() and not broken.exists()
+
+
+def test_records_that_lie_there_for_a_while_are_nobody_else_s(tmp_path: Path) -> None:
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    with registry.working(paths, "pull-x", print) as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700

@@ -44,7 +44,7 @@ from sparkpin.measure.quality.measured import place
 from sparkpin.pins.manifests import load_stack, load_stack_lock
 from sparkpin.prune.images import STALE_AFTER, EngineState, unneeded_tags
 from sparkpin.prune.plan import PruneOptions, make_plan, project_marks, remove_path
-from sparkpin.prune.unneeded_files import marks_of_project
+from sparkpin.prune.unneeded_files import marks_of_locks, marks_of_project
 from sparkpin.prune.verdicts import verdicts
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.protection import Protection, protect
@@ -302,6 +302,9 @@ def test_searches_of_bisect_stay_with_their_releases(paths: Paths) -> None:
     damaged = write(paths.home / bisect.FOLDER / "x" / bisect.FILE, b"{").parent
     assert home.going([1, 2], []) == {}
     assert home.going([1, 2], [], later=LATER)["searches of bisect"] == {folders[2, 3], damaged}
+    assert home.going([2], [1])["searches of bisect"] == {folders[1, 2]}, "one of its releases goes"
+    with lock(folders[1, 2] / bisect.LOCK):
+        assert "searches of bisect" not in home.going([2], [1]), "it is running"
 
 
 def test_what_an_image_of_the_engine_was_made_from_stays(paths: Paths) -> None:
@@ -400,6 +403,14 @@ def test_the_store_keeps_what_the_lock_of_a_release_names(paths: Paths, project:
     options = PruneOptions(keep=5, now=time.time() + LATER, store=True)
     done = make_plan(paths, state_of(home.images(1, 2, 0xA0)), marks_of_project(project), options)
     assert old not in done.files.get("store", ())
+
+
+@pytest.mark.parametrize("path", [OLD_LOCK, MODEL_LOCK])
+def test_a_kept_lock_of_another_shape_is_named_where_its_release_stays(paths: Paths, path: str) -> None:
+    old = release(1, inputs={path: keep(paths, b"{}")})
+    with pytest.raises(IntegrityError, match=old.tag) as caught:
+        marks_of_locks(paths, [old])
+    assert caught.value.next_step and marks_of_locks(paths, [old], required=False) == set()
 
 
 @pytest.mark.parametrize("run", ["build", "import", "sign"])

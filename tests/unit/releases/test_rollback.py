@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from made_releases import release
@@ -13,11 +16,14 @@ from made_releases import release
 from sparkpin.build import make
 from sparkpin.build.pair import pair
 from sparkpin.cli import releases as commands_releases
-from sparkpin.core.errors import CheckpointError, ManifestError
+from sparkpin.cli import serve as commands_serve
+from sparkpin.core.errors import CheckpointError, EngineError, InputError, IntegrityError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.rollback import chosen, landing
+from sparkpin.releases.rollback import chosen, find_target, landing
+from sparkpin.serve import linked
 
 
 def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
@@ -149,3 +155,96 @@ def test_a_stage_s_name_means_what_was_current_before_and_not_what_is(tmp_path: 
     records = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"))
     first, current = release(1, "retired"), release(2, "current")
     assert chosen(records, "tiny", first.stage, current, [first, current]) == first
+
+
+@pytest.fixture
+def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Paths, Any, list[Release]]:
+    """Three releases, each promoted after the one before, and an engine that has the image of each."""
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    made = [release(day, "passed") for day in (1, 2, 3)]
+    for one in made:
+        Releases(paths).save(one)
+        Releases(paths).checkpoint(one).mkdir(parents=True)
+        Releases(paths).point(one)
+    images = {one.tag: SimpleNamespace(config_digest=one.image) for one in made}
+    return paths, SimpleNamespace(image=images.get, images=images), made
+
+
+def test_what_failed_since_it_was_looked_at_does_not_become_current(three: tuple[Paths, Any, list[Release]]) -> None:
+    paths, engine, made = three
+    records = Releases(paths)
+    looked_at = records.get(made[0].tag)
+    records.update(looked_at.tag, lambda known: dataclasses.replace(known or looked_at, state="failed"))
+    for instead_of in (None, made[2]):
+        with pytest.raises(InputError):
+            current.make_current(paths, engine, looked_at, instead_of=instead_of)
+    assert records.current_tag("tiny") == made[2].tag
+
+
+@pytest.mark.parametrize(
+    ("fault", "passed_over"),
+    [(EngineError("no answer"), False), (IntegrityError("changed"), True), (CheckpointError("gone"), True)],
+)
+def test_a_rollback_passes_over_what_is_gone_or_refused_and_not_over_a_fault_that_passes(
+    three: tuple[Paths, Any, list[Release]], fault: SparkpinError, passed_over: bool
+) -> None:
+    paths, engine, made = three
+
+    def check(one: Release) -> None:
+        if one.tag == made[1].tag:
+            raise fault
+
+    if passed_over:
+        assert find_target(paths, engine, "tiny", print, check).tag == made[0].tag
+    else:
+        with pytest.raises(type(fault)):
+            find_target(paths, engine, "tiny", print, check)
+    del engine.images[made[1].tag]
+    assert find_target(paths, engine, "tiny", print, check).tag == made[0].tag, "its image is gone"
+
+
+def test_a_rollback_that_served_and_came_too_late_tells_how_to_serve_what_is_current(
+    three: tuple[Paths, Any, list[Release]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, engine, _ = three
+    other = release(4, "passed")
+
+    def serve(**_: object) -> None:
+        Releases(paths).save(other)
+        Releases(paths).point(other)
+
+    monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
+    monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
+    monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
+    monkeypatch.setattr(commands_releases, "running_release", lambda *_: None)
+    monkeypatch.setattr(commands_releases, "require_as_recorded", lambda *_: [])
+    monkeypatch.setattr(commands_serve, "serve_release", serve)
+    with pytest.raises(InputError) as caught:
+        commands_releases.rollback(recipe="tiny", serve=True)
+    assert f"invoke serve {other.tag}" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("away", "fault", "gone"),
+    [
+        (None, current.GoneError("no image"), True),
+        (None, CheckpointError("no checkpoint"), True),
+        (None, EngineError("refused"), False),
+        (EngineError("no answer"), current.GoneError("no image"), False),
+    ],
+)
+def test_another_machine_without_the_release_is_told_from_one_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: SparkpinError | None, fault: SparkpinError, gone: bool
+) -> None:
+    def model_there(*_: object) -> None:
+        raise fault
+
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    kept, reached = SimpleNamespace(urls=["here", "a", "b"]), (["a"], {"b": away} if away else {})
+    monkeypatch.setattr(linked.nodes, "kept", lambda *_: kept)
+    monkeypatch.setattr(linked.nodes, "model_there", model_there)
+    monkeypatch.setattr(linked, "nodes_in", lambda _: 3)
+    monkeypatch.setattr(linked, "reached", lambda _: contextlib.nullcontext(reached))
+    with pytest.raises(EngineError) as caught:
+        linked.require_there(paths, release(1))
+    assert isinstance(caught.value, current.GoneError) == gone
