@@ -76,7 +76,7 @@ def build(
     """
     only = checkpoints.CheckpointOptions(model=model, dry_run=dry_run, verify=verify, deep=deep)
     kinds = {"render": render, "fetch-only": fetch_only, "checkpoint-only": checkpoint_only}
-    checkpoints.require_one(kinds, only, offline=offline)
+    checkpoints.require_one(kinds, only, offline=offline, stage=stage)
     if render:
         show_rendered(recipe=recipe, stage=stage, stack=stack)
     elif fetch_only:

@@ -22,7 +22,7 @@ class CheckpointOptions:
     deep: bool
 
 
-def require_one(kinds: Mapping[str, bool], asked: CheckpointOptions, *, offline: bool) -> None:
+def require_one(kinds: Mapping[str, bool], asked: CheckpointOptions, *, offline: bool, stage: str | None) -> None:
     """InputError for options of `build` that do not go together."""
     given = [f"--{kind}" for kind, is_asked in kinds.items() if is_asked]
     own = {"--model": asked.model, "--dry-run": asked.dry_run, "--verify": asked.verify, "--deep": asked.deep}
@@ -30,6 +30,9 @@ def require_one(kinds: Mapping[str, bool], asked: CheckpointOptions, *, offline:
     if len(given) > 1 or (given and offline):
         others = [*given, *(["--offline"] if offline else [])]
         raise InputError(f"got {' and '.join(others)}, expected one of them", next_step=f"invoke build {given[0]}")
+    if stage and kinds["fetch-only"]:
+        step = "invoke build --fetch-only, which fetches for every stage"
+        raise InputError(f"--stage {stage} does not go with --fetch-only", next_step=step)
     if of_checkpoint and not kinds["checkpoint-only"]:
         words = [f"--model {asked.model}" if option == "--model" else option for option in of_checkpoint]
         step = f"invoke build --checkpoint-only {' '.join(words)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import os
 import re
 import shlex
@@ -20,7 +19,7 @@ from sparkpin.cli.tasks import task
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import count, printable, say, show, table, tame
+from sparkpin.core.terminal import count, printable, say, show, show_json, table, tame
 from sparkpin.fetch import lock_model
 from sparkpin.pins import drafters, manifests, schema, vllm_command, vllm_flags
 from sparkpin.pins.mods import in_workspace, templates_of, to_fetch
@@ -40,6 +39,13 @@ ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 LAUNCHER = "launcher"
 UNREAD: tuple[str, int | str, str] = ("?", "?", "?")
 MISTAKES = 4  # exit code
+OPTIONS = {
+    "list": (),
+    "check": ("--stack", "--json"),
+    "show": ("--stack", "--stage", "--json"),
+    "import": ("--name", "--model", "--stack", "--stage", "--no-lock", "--dry-run"),
+    "export": ("--stage", "--format", "--output"),
+}
 MIRRORED = (".", "pins", "pins/models", "recipes")
 
 
@@ -106,6 +112,11 @@ def recipe(
     invoke recipe check their-recipe.yaml
     invoke recipe import their-recipe.yaml --name mine
     """
+    given = {
+        "--name": name, "--model": model, "--stack": stack, "--stage": stage, "--no-lock": no_lock,
+        "--dry-run": dry_run, "--json": json, "--format": format != "v1", "--output": output,
+    }  # fmt: skip
+    require_taken(action, [option for option, value in given.items() if value])
     paths = Paths.from_env()
     if action == "check":
         return MISTAKES * (not recipe_check(paths, what, stack=stack, as_json=json))
@@ -126,6 +137,19 @@ def recipe(
     else:
         recipe_export(paths, first, form=format, release=more[0] if more else None, stage=stage, output=output)
     return 0
+
+
+def require_taken(action: str, given: Sequence[str]) -> None:
+    if others := [option for option in given if option not in OPTIONS[action]]:
+        step = f"leave {'it' if len(others) == 1 else 'them'} out, or see invoke recipe --help"
+        raise InputError(f"invoke recipe {action} does not take {' and '.join(others)}", next_step=step)
+
+
+def require_file(name: str, stack: str | None) -> None:
+    """InputError for --stack with a recipe of recipes/, which names its own."""
+    if stack is not None:
+        step = "leave --stack out, or change the key `stack` of the recipe"
+        raise InputError(f"--stack {stack} is for a file: {name} of recipes/ names its stack", next_step=step)
 
 
 def recipe_list(paths: Paths) -> None:
@@ -217,6 +241,8 @@ def recipe_show(
 ) -> None:
     """Print the command and environment of a server to be, with where each word is from. Nothing need be locked."""
     path, own = check.file_or_name(paths.project, what)
+    if own:
+        require_file(path.stem, stack)
     with contextlib.nullcontext(paths) if own else mirrored(paths) as to:
         made = None if own else imported(to, str(path), name=f"{path.stem}-shown", stack=stack, stage=stage, lock=False)
         read = manifests.load_recipe(to.project, made.target.stem if made else path.stem)
@@ -244,7 +270,7 @@ def recipe_show(
     if as_json:
         rows = {"command": words, "environment": variables}
         value = {key: [{"text": text, "from": place} for text, place in found] for key, found in rows.items()}
-        show(json.dumps({"recipe": what, **value, "notes": notes}, indent=2))
+        show_json({"recipe": what, **value, "notes": notes})
         return
     of = f"stack {chosen.name} (vLLM {chosen.vllm}), stage {chain[-1].name}, model {read.model}"
     show(printable(f"{what}: {of}"))
@@ -327,10 +353,6 @@ def recipe_export(
     paths: Paths, what: str, *, form: str, release: str | None = None, stage: str | None = None, output: str = ""
 ) -> None:
     """Print or write a recipe for spark-vllm-docker (v1) or sparkrun (v2), of the working tree or of a release."""
-    if form not in export.TOOLS:
-        raise InputError(
-            f"--format: got {form!r}, expected v1 or v2", next_step="invoke recipe export NAME --format v1"
-        )
     target = files.output_file("--output", output) if output else None
     subject = of_release(paths, what, release) if release else of_tree(paths, what, stage)
     if drafters.speculation(subject.argv).get("model") == drafters.PATH:
@@ -411,7 +433,7 @@ def recipe_check(paths: Paths, what: Sequence[str] = (), *, stack: str | None = 
     good = [one for one in every if not one.errors]
     if as_json:
         rows = [asdict(one) | {"verdict": one.verdict} for one in every]
-        show(json.dumps({"recipes": rows, "passed": len(good), "refused": len(every) - len(good)}, indent=2))
+        show_json({"recipes": rows, "passed": len(good), "refused": len(every) - len(good)})
     elif alone:
         one_check(every[0])
     else:
@@ -463,6 +485,7 @@ def checked(paths: Paths, word: str, *, stack: str | None, alone: bool) -> Check
     """alone: an error of the file itself is raised, since there is nothing else to tell."""
     path, own = check.file_or_name(paths.project, word)
     if own:
+        require_file(path.stem, stack)
         read, found = None, check.own_findings(paths.project, path.stem)
         with contextlib.suppress(SparkpinError):
             read = manifests.load_recipe(paths.project, path.stem)

@@ -10,7 +10,7 @@ from sparkpin.cli.choose import choose_known, newest_of_stage, require_trust
 from sparkpin.cli.options import KnownRecipe
 from sparkpin.cli.tasks import task
 from sparkpin.core import files, terminal
-from sparkpin.core.errors import DifferenceError
+from sparkpin.core.errors import DifferenceError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.pins import manifests
@@ -27,6 +27,9 @@ def reproduce(
     trust: Annotated[bool, "also build an imported release: its steps run as root"] = False,
 ) -> None:
     """Build a release again from its record, and compare."""
+    if tag and (stage or recipe):
+        others = " and ".join(option for option, value in (("--stage", stage), ("--recipe", recipe)) if value)
+        raise InputError(f"{tag} is one release, got {others}, too", next_step=f"invoke reproduce {tag}")
     paths = Paths.from_env()
     records = Releases(paths)
     if tag:

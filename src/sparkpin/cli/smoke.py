@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json as jsons
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import BusyError, EngineError, InputError, InspectionError, SmokeError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say, show
+from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors, engine_of
 from sparkpin.pins.nodes import nodes_of
@@ -229,7 +228,7 @@ def inspect_image(subject: str | None, *, sm: str, as_json: bool) -> None:
     engine = None if Path(subject).is_dir() else engine_of(paths)
     result = inspecting.inspect(paths, engine, subject, sm=asked, say=say)
     if as_json:
-        show(jsons.dumps(result.as_json(), indent=1))
+        show_json(result.as_json())
     else:
         report.show(result)
     if errors := result.errors:

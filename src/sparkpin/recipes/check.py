@@ -68,7 +68,8 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
     stage = stage_of(recipe)
     chain = loaded(found, str(recipe.path), "stage", lambda: manifests.load_chain(project, stage))
     argv, env = list(rendered.argv), rendered.env
-    found += [of_error(fault) for fault in value_faults(argv, env, recipe.path)]
+    kept = {name: value for name, value in env.items() if not useless(name)}  # what `import` keeps
+    found += [of_error(fault) for fault in value_faults(argv, kept, recipe.path)]
     if flag_value(argv, CACHE_TYPE) in BETTER:  # that is said already
         argv = drop_flags(argv, CACHE_TYPE)
     if recipe.origin:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from sparkpin.pins.values import ENV_NAME
 from sparkpin.pins.vllm_flags import flag_value
 from sparkpin.recipes import placeholders, structured
 from sparkpin.recipes.recipe import LINE, RUNNERS, CommunityRecipe, whole
-from sparkpin.recipes.shell import ShellCommand, commands
+from sparkpin.recipes.shell import ShellCommand, commands, shown
 from sparkpin.recipes.sources import unwrapped, vllm_serve
 
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
@@ -211,11 +210,6 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
         step = "serve it with its own runner, on another port, beside a model of sparkpin's"
         raise ManifestError(recipe.path, "command", pooled[0] if pooled else model, expected, next_step=step)
     return model
-
-
-def shown(command: ShellCommand) -> str:
-    words = [*(f"{name}={shlex.quote(value)}" for name, value in command.assigned), shlex.join(command.words)]
-    return " ".join(filter(None, [*words, command.plumbing]))
 
 
 def meant(value: str) -> str:

@@ -8,6 +8,7 @@ forgets which dollar stood in single quotes, so it cannot be asked for the words
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
@@ -86,6 +87,11 @@ def commands(text: str, variables: Mapping[str, str], file: object) -> Iterator[
         if (kind == "end" or at == len(text)) and (words or assigned):
             yield ShellCommand(tuple(words), tuple(assigned), plumbing)
             words, assigned, plumbing = [], [], ""
+
+
+def shown(command: ShellCommand) -> str:
+    words = [*(f"{name}={shlex.quote(value)}" for name, value in command.assigned), shlex.join(command.words)]
+    return " ".join(filter(None, [*words, command.plumbing]))
 
 
 @dataclass

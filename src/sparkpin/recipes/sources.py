@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sparkpin.core.errors import ManifestError, short
 from sparkpin.pins.values import SECRET_NAME
 from sparkpin.pins.vllm_flags import drop_flags, flag_value
-from sparkpin.recipes.shell import commands
+from sparkpin.recipes.shell import ShellCommand, commands, shown
 
 MODULE = ["-m", "vllm.entrypoints.openai.api_server"]
 STARTERS = ("vllm", "python", "python3")
@@ -27,7 +26,15 @@ START = re.compile(
     r"|(?:\w+=\S*[ \t]+)*(?:\S*/)?vllm[ \t]+serve\b|(?:\S*/)?python3?[ \t]+-m[ \t]+vllm\.entrypoints)",
     re.MULTILINE,
 )
-ASSIGNMENT = re.compile(r"(?:export[ \t]+)?[A-Za-z_]\w*=")
+SETTING = re.compile(r"(?:export[ \t]+)?[A-Za-z_]\w*=|export[ \t]+[A-Za-z_]")
+OWN_VALUE = re.compile(  # `-e NAME=$NAME`, which is `-e NAME`
+    r"(?<!\S)(?P<option>(?:-e|--env)(?:[ \t]+|=|(?=[\"\w])))(?P<all>\"?)(?P<name>[A-Za-z_]\w*)="
+    r"(?P<value>\"?)\$(?:(?P=name)|\{(?P=name)(?::?-)?\})(?P=value)(?P=all)(?=\s|$)"
+)
+FLAG_AFTER = re.compile(  # a redirection, of which bash makes a word of the command before it
+    r"(?:(?:\d*(?:>>|>\||[<>]&|<<<|<>|[<>])|&>>?)[ \t]*(?:\"[^\"]*\"|'[^']*'|\$\([^)]*\)|[^\s;|&\"'])++[ \t]*)++"
+    r"(?P<flag>-[-\w]\S*)"
+)
 ALONE = re.compile(  # options of `docker run` without a value
     r"-[ditPq]+|--(?:detach|rm|init|interactive|tty|privileged|read-only|publish-all|no-healthcheck|quiet"
     r"|oom-kill-disable|sig-proxy)"
@@ -68,34 +75,99 @@ def launch_of(file: Path, text: str, value: object, environment: Mapping[str, st
     return None
 
 
+@dataclass
+class Variables:
+    """Of a shell, as far as its script is read."""
+
+    values: dict[str, str]
+    exported: set[str] = field(default_factory=set)
+
+    def take(self, command: ShellCommand) -> bool:
+        """Whether the command is one that sets variables, and nothing else."""
+        if command.words and command.words[0] != "export":
+            return False
+        pairs = [word.partition("=") for word in command.words[1:]]
+        self.exported.update(name for name, _, _ in pairs)
+        self.values.update([*command.assigned, *((name, value) for name, equals, value in pairs if equals)])
+        return True
+
+    def told(self, command: ShellCommand) -> str:
+        """For people, and a recipe's file: without the values of secrets."""
+        text = shown(command)
+        for name, value in [*self.values.items(), *command.assigned]:
+            text = text.replace(value, f"${name}") if value and SECRET_NAME.search(name) else text
+        return text
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {name: value for name, value in self.values.items() if name in self.exported}
+
+
 def of_script(file: Path, before: str, body: str, environment: Mapping[str, str]) -> Launch:
     lines = [line.strip() for line in before.splitlines()]
-    given = [line for line in lines if ASSIGNMENT.match(line)]
-    others = [line for line in lines if line and line not in given and not re.match(r"#|set\b", line)]
-    home = {name: environment[name] for name in ("HOME", "USER") if name in environment}
-    variables = home | dict(pair for one in commands("\n".join(given) + "\n", home, file) for pair in pairs_of(one))
-    body = re.sub(r"\$\(pwd\)|\$\{?PWD\b\}?", ".", body)
-    command = next(commands(body + "\n", variables, file))
+    given = [line for line in lines if SETTING.match(line)]
+    left = [before_it(line) for line in lines if line and line not in given and not re.match(r"#|set\b", line)]
+    shell = Variables({name: environment[name] for name in ("HOME", "USER") if name in environment})
+    for one in commands("\n".join(given) + "\n", shell.values, file):
+        if not shell.take(one):
+            left.append(before_it(shell.told(one)))
+    body = OWN_VALUE.sub(r"\g<option>\g<name>", re.sub(r"\$\(pwd\)|\$\{?PWD\b\}?", ".", body))
+    command = server_of(file, body, shell, left, lambda one: bool(one.words))
     words, own = unwrapped(command.words)
     own = dict(command.assigned) | own
     if words[0].rpartition("/")[2] not in ENGINES:
-        exported = {line.split()[1].partition("=")[0] for line in given if line.startswith("export")}
-        launch = Launch(words, {name: variables[name] for name in exported if name in variables} | own)
+        launch = Launch(words, shell.env | own)
     else:
-        launch = of_docker(file, words[words.index("run") + 1 :], {**environment, **variables, **own})
-    launch.left += [f"line before the server: {short(line)}" for line in others]
+        launch = of_docker(file, words[words.index("run") + 1 :], {**environment, **shell.values, **own})
+    launch.left += left
     return launch
 
 
-def pairs_of(command: Any) -> list[tuple[str, str]]:
-    exported = [word.partition("=") for word in command.words[1:] if "=" in word]
-    return [*command.assigned, *((name, value) for name, _, value in exported)]
+def before_it(line: str) -> str:
+    return f"line before the server: {short(line)}"
+
+
+def server_of(
+    file: Path, text: str, shell: Variables, left: list[str], is_server: Callable[[ShellCommand], bool]
+) -> ShellCommand:
+    """The first such command of a script; `shell` gets the variables set before it, `left` all else that is there."""
+    found = commands(text + "\n", shell.values, file)
+    for one in found:
+        if is_server(one):
+            if flag := FLAG_AFTER.match(one.plumbing):
+                raise misplaced(file, flag["flag"])
+            left += [f"pipe or redirection: {short(one.plumbing)}"] if one.plumbing else []
+            left += after_it(file, shell, found)
+            return one
+        if not shell.take(one):
+            left.append(before_it(shell.told(one)))
+    raise ManifestError(file, "command", text, "a command that starts vLLM")
+
+
+def after_it(file: Path, shell: Variables, found: Iterator[ShellCommand]) -> Iterator[str]:
+    """What a script does after it has started the server need not be understood."""
+    while True:
+        try:
+            one = next(found, None)
+        except ManifestError as error:
+            yield f"lines after the server: all from {short(error.got)} on"
+            return
+        if one is None:
+            return
+        if one.words and one.words[0].startswith("-"):
+            raise misplaced(file, one.words[0])
+        yield f"line after the server: {short(shell.told(one))}"
+
+
+def misplaced(file: Path, flag: str) -> ManifestError:
+    return ManifestError(file, "command", f"{flag} after a redirection", "redirections and pipes after all flags")
 
 
 def of_docker(file: Path, words: Sequence[str], environment: Mapping[str, str]) -> Launch:
     rest, launch, entrypoint = list(words), Launch([]), None
     while rest and rest[0].startswith("-"):
         name, equals, value = rest.pop(0).partition("=")
+        name = re.sub(r"^-[ditPq]+(?=[A-Za-z])", "-", name)  # -dp is -d -p
         if ALONE.fullmatch(name):
             pass
         elif re.match(r"-\w.", name):  # -eNAME=value
@@ -135,7 +207,7 @@ def of_compose(file: Path, services: object, environment: Mapping[str, str]) -> 
         try:
             launch.set(filled(file, f"{key}.environment", row, environment), environment)
         except ManifestError as error:
-            launch.left.append(f"env {str(row).partition('=')[0]}: missing, {error.expected}")
+            launch.left.append(f"env {str(row).partition('=')[0]}: needs {error.expected}")
     words = {
         part: words_of(file, f"{key}.{part}", service.get(part), environment) for part in ("entrypoint", "command")
     }
@@ -161,6 +233,9 @@ def filled(file: Path, key: str, text: object, environment: Mapping[str, str]) -
     def value(found: re.Match[str]) -> str:
         if not (name := found["plain"] or found["name"]):
             return "$"
+        if SECRET_NAME.search(name):
+            expected = f"a value without {name}: a secret of your environment is not read"
+            raise ManifestError(file, key, found[0], expected)
         said = environment.get(name)
         if said is None or (not said and found["operator"] == ":-"):
             if found["default"] is None:
@@ -177,16 +252,17 @@ def started(file: Path, launch: Launch, entrypoint: list[str] | None, arguments:
     if entrypoint is None and name not in (*STARTERS, *SHELLS, *WRAPPERS):
         words = ["vllm", "serve", *arguments]
     if name in SHELLS and len(words) > 2 and words[1].startswith("-") and words[1].endswith("c"):
-        inner = list(commands(words[2] + "\n", launch.env, file))
-        server = next((one for one in inner if unwrapped(one.words)[0][:1] == ["vllm"] or "-m" in one.words), None)
-        if server is None:
-            raise ManifestError(file, "command", words[2], "a command that starts vLLM")
-        launch.left += [f"line before the server: {short(shlex.join(one.words))}" for one in inner if one is not server]
-        launch.env |= dict(server.assigned)
+        shell = Variables(dict(launch.env), set(launch.env))
+        server = server_of(file, words[2], shell, launch.left, starts_vllm)
+        launch.env = shell.env | dict(server.assigned)
         words = list(server.words)
     launch.words, given = unwrapped(words)
     launch.env |= given
     return launch
+
+
+def starts_vllm(command: ShellCommand) -> bool:
+    return unwrapped(command.words)[0][:1] == ["vllm"] or "-m" in command.words
 
 
 def unwrapped(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:

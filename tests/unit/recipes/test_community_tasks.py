@@ -418,7 +418,7 @@ def test_exports_that_cannot_be(paths: Paths) -> None:
     own = paths.project / "recipes/scripted-tiny.yaml"
     before = own.read_bytes()
     for name, form, output in (
-        ("scripted-tiny", "v3", ""), ("qwen3.5-122b", "v1", ""), ("qwen", "v1", ""), ("scripted-tiny", "v1", str(own)),
+        ("qwen3.5-122b", "v1", ""), ("qwen", "v1", ""), ("scripted-tiny", "v1", str(own)),
     ):  # fmt: skip
         with pytest.raises((InputError, ManifestError)):
             tasks.recipe_export(paths, name, form=form, output=output)

@@ -73,6 +73,63 @@ def test_variables_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert not any("hf_secret" in line for line in made.left)
 
 
+def test_no_secret_of_the_environment_is_read_under_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "of nobody's business")
+    service: dict[str, Any] = {"image": "vllm/vllm-openai", "environment": ["MY_VAR=${WANDB_API_KEY}", "A=1"]}
+    made = read(tmp_path, yaml.safe_dump({"services": {"v": service | {"command": "a/b"}}}))
+    assert dict(made.env) == {"A": "1"} and any("MY_VAR" in line for line in made.left)
+    with pytest.raises(ManifestError) as caught:
+        read(tmp_path, yaml.safe_dump({"services": {"v": service | {"command": "a/b --seed $WANDB_API_KEY"}}}))
+    assert not any("business" in text for text in (str(caught.value), *made.left))
+
+
+def test_a_token_that_is_left_out_is_no_fault_of_what_is_checked(paths: Paths, tmp_path: Path) -> None:
+    for variable, errors in (("HF_TOKEN", 0), ("VLLM_API_KEY", 1)):
+        service = {"image": "vllm/vllm-openai", "command": "a/b", "environment": {variable: "0123456789abcdef"}}
+        (tmp_path / "compose.yaml").write_text(yaml.safe_dump({"services": {"v": service}}))
+        found = tasks.checked(paths, str(tmp_path / "compose.yaml"), stack="cpu", alone=False)
+        assert len(found.errors) == errors, found.errors
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "left"),
+    [
+        ("export_dir=/tmp\nexport A=1 B=$export_dir # c\nC=3\nexport C\nvllm serve a/b --port 1", "A=1 B=/tmp C=3", []),
+        ("export\tA='x y=z' B=2\nD=1 pip install x==1\nvllm serve a/b --port 1", "A=x_y=z B=2", ["pip install"]),
+        ('docker run -e A=$A --env "B=${B}" -eC="$C" -e "HF_TOKEN=$HF_TOKEN" v a/b --port 1', "A=a B=b",
+         ["env C", "env HF"]),
+        ("docker run -dp 8000:8000 -ite A=1 -itdeB=2 v a/b --port 1", "A=1 B=2", ["docker run -p"]),
+        ("vllm serve a/b --port 1 2>&1 > 'a -b' | tee -a log\nsleep 1; curl x", "",
+         ["tee -a log", "sleep 1", "curl x"]),
+        ("A_TOKEN=secret\nvllm serve a/b --port 1\nB_TOKEN=a_secret curl $A_TOKEN", "", ["curl"]),
+        ("vllm serve a/b --port 1 &\nwhile true; do\ncurl x; done", "", ["'&'", "'while'"]),
+        ("vllm serve a/b --port 1 > x-$(date -u).log", "", ["date"]),
+        ("docker run -e A=1 -e B=2 v bash -c 'X=1; export C=3; B=4 && y; exec vllm serve a/b --port $X; z'",
+         "A=1 B=4 C=3", ["before the server: 'y", "after the server: 'z"]),
+    ],
+)  # fmt: skip
+def test_what_a_script_has_beside_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, env: str, left: list[str]
+) -> None:
+    for name, value in {"A": "a", "B": "b", "HF_TOKEN": "hf_secret"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("C", raising=False)
+    made = read(tmp_path, text)
+    assert sources.vllm_serve(render.render(made).argv) == SERVED
+    assert {f"{name}={value}".replace(" ", "_") for name, value in made.env.items()} == {*env.split()}
+    assert len(made.left) == len(left) and all(any(part in line for line in made.left) for part in left), made.left
+    assert not any("secret" in line.replace("a secret of", "") for line in made.left)
+
+
+@pytest.mark.parametrize("text", ["> log --port 2", "2>&1 >>log --port=2", "> 'a b' \\\n  --port 2", "< x -tp 2"])
+def test_no_flag_after_a_redirection_is_lost(tmp_path: Path, text: str) -> None:
+    for start in ("vllm serve a/b", "docker run v a/b"):
+        with pytest.raises(ManifestError):
+            read(tmp_path, f"{start} {text}\n")
+
+
 @pytest.mark.parametrize(
     "text",
     [
