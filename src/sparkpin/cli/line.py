@@ -61,6 +61,15 @@ def usage_of(parser: argparse.ArgumentParser) -> str:
     return parser.format_usage().removeprefix("usage: ").strip()
 
 
+def one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    def choice(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected one of: {', '.join(choices)}")
+        return text
+
+    return choice
+
+
 def number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number, 0 or more")
@@ -98,8 +107,8 @@ def add(parser: Parser, argument: TaskArgument) -> None:
         parser.add_argument(*flags, action="store_true", **how)
         return
     # No default here: argparse would read it like a word of the line.
-    how |= {"metavar": argument.metavar, "type": number if argument.kind is int else word}
-    how |= {"choices": argument.choices or None}
+    taken = one_of(argument.choices) if argument.choices else number if argument.kind is int else word
+    how |= {"metavar": argument.metavar, "type": taken}
     if argument.positional:
         how["nargs"] = "*" if argument.repeats else None if argument.required else "?"
         parser.add_argument(argument.name.replace("-", "_"), **how)

@@ -87,6 +87,7 @@ def recipe(
         "list: those of recipes/; check: find mistakes; show: the command and environment that would run, and where "
         "each word comes from; import: convert a recipe of spark-vllm-docker or sparkrun; export: write one for them, "
         "with our image",
+        "ACTION",
     ],
     what: Annotated[
         tuple[str, ...],

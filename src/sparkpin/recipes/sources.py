@@ -239,7 +239,9 @@ def filled(file: Path, key: str, text: object, environment: Mapping[str, str]) -
         said = environment.get(name)
         if said is None or (not said and found["operator"] == ":-"):
             if found["default"] is None:
-                raise ManifestError(file, key, found[0], f"{name} in your environment, or ${{{name}:-a default}}")
+                raise ManifestError(
+                    file, key, found[0], f"a value of {name}: export it, or write ${{{name}:-VALUE}} in the file"
+                )
             return found["default"]
         return said
 

@@ -138,7 +138,7 @@ def how_to_serve(paths: Paths, recipe: str | None = None) -> str:
     if recipe is None:
         current = [name for name in records.recipes() if records.promotions_path(name).is_file()]
         if not current:
-            return "invoke up"
+            return "invoke up --serve"
         recipe = current[0] if len(current) == 1 else None
     elif recipe not in records.recipes() and not (paths.project / f"recipes/{recipe}.yaml").is_file():
         return "invoke recipe list"

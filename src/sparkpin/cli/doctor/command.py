@@ -94,9 +94,11 @@ def check_machine(
     else:
         terminal.table(("", "what", "found", "fix"), [(f.state, f.name, f.detail, f.fix) for f in found])
     if lacking := [finding.name for finding in found if finding.state == "MISSING"]:
+        given = {"--recipe": recipe_name, "--stage": stage, "--stack": None if recipe_name else chosen.name}
+        typed = " ".join(f"{option} {value}" for option, value in given.items() if value)
         raise HostError(
             f"this machine lacks: {', '.join(lacking)}",
-            next_step="invoke doctor --fix (as root), or the commands in the table",
+            next_step=f"invoke doctor {typed} --fix (as root), or the commands in the table",
         )
 
 
