@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -59,6 +60,9 @@ def reproduce(paths: Paths, release: Release, say: Say) -> tuple[StageResult, ..
 
     Network only where a locked input is no longer in the store. Raises HostError without root or dockerd.
     """
+    if os.geteuid() != 0:  # before anything is fetched
+        step = f"sudo -E .venv/bin/invoke reproduce {release.tag}"
+        raise HostError("only root may start the second Docker engine that this needs", next_step=step)
     results, builds = list[StageResult](), recorded_builds(paths, release, this_platform(), say)
     with engine_apart(paths, say) as (apart, engine):
         for record, image in builds:
@@ -156,9 +160,11 @@ def daemon_of(folder: Path) -> Daemon:
 def remove_run(folder: Path, say: Say) -> None:
     """Its engine, then its folders. HostError, and nothing is removed, where the engine does not stop: its pid file is
     what finds it later."""
-    if sockets_of(folder).is_dir():
+    sockets = sockets_of(folder)
+    # In /tmp anybody may make that name again, once it is cleaned, and root would follow its pid files.
+    if sockets.is_dir() and not sockets.is_symlink() and sockets.stat().st_uid == os.geteuid():
         stop_engine(daemon_of(folder), say)
-        shutil.rmtree(sockets_of(folder), ignore_errors=True)
+        shutil.rmtree(sockets, ignore_errors=True)
     with waiting(say, f"removing {folder}"):
         shutil.rmtree(folder, ignore_errors=True)
 

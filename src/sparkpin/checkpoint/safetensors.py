@@ -144,6 +144,8 @@ def header_in_order(
     entries: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     position = 0
     for name, dtype, shape in specs:
+        if name in entries or name == _METADATA:
+            raise IntegrityError(f"tensor {name!r}: got it twice or under a reserved name, expected each name once")
         end = position + tensor_nbytes(dtype, shape)
         entries[name] = {"data_offsets": (position, end), "dtype": dtype, "shape": shape}
         position = end
@@ -187,7 +189,10 @@ def _load_json(text: bytes, origin: str) -> dict[str, Any]:
     try:
         if not text.startswith(b"{"):  # the reference reader refuses a space, too
             raise ValueError(f"it begins with {text[:1]!r}")
-        return dict(json.loads(text.decode(), object_pairs_hook=unique))
+        loaded = dict(json.loads(text.decode(), object_pairs_hook=unique))
+        if b"\\u" in text:
+            json.dumps(loaded, ensure_ascii=False).encode()  # half of a surrogate pair cannot be written again
+        return loaded
     except (ValueError, RecursionError) as error:
         raise _bad(origin, f"the header is no JSON object: {error}") from error
 

@@ -183,7 +183,8 @@ def fetch(
             while left:
                 done, left = wait(left, timeout=PROGRESS_SECONDS, return_when=FIRST_EXCEPTION)
                 failed = [error for job in done if (error := job.exception())]
-                if not all(go_on and isinstance(error, Missing | IntegrityError) for error in failed):
+                passing = (isinstance(e, NetworkError | IntegrityError) and not isinstance(e, Silent) for e in failed)
+                if failed and not (go_on and all(passing)):
                     stop.set()
                 elif left:
                     present = sum(piece.present for piece in pieces)

@@ -24,7 +24,17 @@ from sparkpin.host.engine import Engine
 SHAPES = "ssh://user@host[:port][/path/of/docker.sock], unix:///path/of/docker.sock or tcp://host:port"
 SSH = re.compile(r"(?P<host>ssh://([^@/?#:]+@)?(\[[0-9a-f:]+\]|[^@/?#:]+)(:\d+)?)(?P<socket>/[^?#:]*)?")
 LOCAL = re.compile(r"unix:///.+|tcp://[^@/?#:]+:\d+/?")
-OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ExitOnForwardFailure=yes")
+OPTIONS = (
+    "-T",
+    "-o",
+    "ControlPath=none",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ServerAliveInterval=15",
+    "-o",
+    "ExitOnForwardFailure=yes",
+)
 SECONDS = 30  # that a host may take to answer
 MACHINE_ID = Path("/etc/machine-id")
 

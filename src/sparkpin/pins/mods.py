@@ -74,7 +74,10 @@ def read_mod(project: Path, name: str) -> Mod:
     """Read a mod's folder. ManifestError when its pyproject.toml lacks what a wheel needs."""
     folder = project / "mods" / name
     pyproject = folder / "pyproject.toml"
-    value = tomllib.loads(pyproject.read_text(encoding="utf-8"))
+    try:
+        value = tomllib.loads(pyproject.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ManifestError(pyproject, "(whole file)", str(error), "TOML") from None
     table, system = value.get("project", {}), value.get("build-system", {})
     for key in ("name", "version"):
         if not isinstance(table.get(key), str):

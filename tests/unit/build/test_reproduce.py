@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from private_engine import quiet
@@ -64,3 +66,24 @@ def test_what_differs_is_told_field_by_field(tmp_path: Path) -> None:
     layer_file(site.paths, first.diff_ids[0]).unlink()
     *settings, last = reproduce.differences((site.paths, first), (site.paths, second))
     assert all(line.startswith("configuration: ") for line in settings) and str(tmp_path) in last
+
+
+def test_only_root_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is fetched; with the command that does it."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(HostError) as caught:
+        reproduce.reproduce(cast(Any, None), cast(Any, SimpleNamespace(tag="t")), print)
+    assert "invoke reproduce t" in caught.value.next_step
+
+
+def test_a_name_in_tmp_that_somebody_else_made_again_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[object] = []
+    monkeypatch.setattr(reproduce, "stop_engine", lambda *given: stopped.append(given))
+    monkeypatch.setattr(reproduce, "sockets_of", lambda folder: tmp_path / "link")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    (tmp_path / "left").mkdir()
+    reproduce.remove_run(tmp_path / "left", print)
+    assert not stopped and (tmp_path / "run").is_dir() and not (tmp_path / "left").exists()

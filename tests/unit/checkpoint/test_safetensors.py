@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkpin.checkpoint.safetensors import TensorSource, parse_header, read_header, write_file
+from sparkpin.checkpoint.safetensors import TensorSource, header_in_order, parse_header, read_header, write_file
 from sparkpin.core.errors import IntegrityError
 
 
@@ -80,6 +80,7 @@ def test_bytes_do_not_depend_on_the_order_of_the_sources(tmp_path: Path) -> None
         packed({"a": entry(), "b": entry(offsets=[1, 3])}),
         packed({"a": entry(), "b": entry(offsets=[3, 5])}),
         packed({"__metadata__": {"a": 1}}),
+        packed({"a\ud800": entry()}),  # it could be read, and not be written again
     ],
 )
 def test_bad_header_is_refused(data: bytes) -> None:
@@ -111,3 +112,9 @@ def test_source_of_the_wrong_length_keeps_the_old_file(tmp_path: Path, chunks: t
     with pytest.raises(IntegrityError, match="a"):
         write_file(path, [TensorSource("a", "BF16", (1,), chunks)])
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("__metadata__",)])
+def test_no_header_names_a_tensor_twice_or_as_its_metadata(names: tuple[str, ...]) -> None:
+    with pytest.raises(IntegrityError):
+        header_in_order([(name, "U8", (2,)) for name in names])

@@ -47,6 +47,7 @@ def test_a_package_may_have_any_name_below_the_mod_s_folder(mod: Path, tmp_path:
         ('version = "1"', "", "project.version"),
         ('build-backend = "flit_core.buildapi"', "", "build-system.build-backend"),
         ("[build", '[project.entry-points."sparkpin.kernels"]\nother = "a:b"\n[build', '"sparkpin.kernels"'),
+        ("[build", "[[[", "(whole file)"),
     ],
 )
 def test_a_mod_that_cannot_be_a_wheel_is_refused(mod: Path, tmp_path: Path, old: str, new: str, key: str) -> None:
