@@ -82,8 +82,7 @@ def word(text: str) -> str:
     return text
 
 
-def task_parser(program: str, name: str) -> tuple[Parser, Callable[..., int | None]]:
-    body = body_of(name)
+def task_parser(program: str, name: str, body: Callable[..., Any], arguments: Sequence[TaskArgument]) -> Parser:
     summary, _, examples = (inspect.getdoc(body) or "").partition("\n\n")
     parser = Parser(
         f"{program} {name}",
@@ -91,13 +90,12 @@ def task_parser(program: str, name: str) -> tuple[Parser, Callable[..., int | No
         epilog=terminal.typed(f"examples:\n{textwrap.indent(examples, '  ')}") if examples else None,
         formatter_class=Form,
     )
-    arguments = arguments_of(body)
     for argument in arguments:
         add(parser, argument)
     words = [one.metavar if one.required else f"[{one.metavar}]" for one in arguments if one.positional]
     words += [f"{one.flag} {one.metavar}" for one in arguments if one.required and not one.positional]
     parser.usage = " ".join([parser.prog, *words, *["[options]"] * any(not one.positional for one in arguments)])
-    return parser, body
+    return parser
 
 
 def add(parser: Parser, argument: TaskArgument) -> None:
@@ -128,8 +126,6 @@ def run(program: str, words: Sequence[str]) -> int:
     if own.print_completion_script:
         terminal.show(completion.SCRIPTS[own.print_completion_script])
         return 0
-    if project := getattr(own, "project", None):
-        os.environ[paths.PROJECT] = project
     rest = [*unknown, *own.rest]
     if rest[:1] == ["help"]:
         own.help, rest = True, rest[1:]
@@ -140,8 +136,10 @@ def run(program: str, words: Sequence[str]) -> int:
         kind = "option" if rest[0].startswith("-") else "task"
         step = f"{did_you_mean(rest[0], heads())}`{program}` alone lists the tasks"
         raise InputError(f"{program} has no {kind} {rest[0]!r}", next_step=step)
-    Verbosity.quiet, Verbosity.verbose = own.quiet, own.verbose
-    body, values = read_task(program, rest[0], ["--help"] if own.help else rest[1:])
+    early = ["-q"] * own.quiet + ["-v"] * own.verbose  # what stood before the task is as good as behind it
+    if project := getattr(own, "project", None):
+        early += ["--project", project]
+    body, values = read_task(program, rest[0], ["--help"] if own.help else [*early, *rest[1:]])
     return body(**values) or 0
 
 
@@ -157,14 +155,14 @@ def top_parser(program: str) -> Parser:
 
 def read_task(program: str, name: str, words: Sequence[str]) -> tuple[Callable[..., int | None], dict[str, Any]]:
     """The task and the arguments that the words after its name come to. InputError for the first mistake."""
-    parser, body = task_parser(program, name)
+    body = body_of(name)
+    arguments = arguments_of(body)
+    parser = task_parser(program, name, body, arguments)
     given, surplus = parser.parse_known_args(words)
     values = {name: value for name, value in vars(given).items() if value is not None}
     if project := values.pop("project", None):
         os.environ[paths.PROJECT] = project
-    Verbosity.quiet |= values.pop("quiet")
-    Verbosity.verbose |= values.pop("verbose")
-    arguments = arguments_of(body)
+    Verbosity.quiet, Verbosity.verbose = values.pop("quiet"), values.pop("verbose")
     for argument in arguments:
         if argument.repeats:  # argparse ends it at the first option
             more = [one for one in surplus if not one.startswith("-")]
