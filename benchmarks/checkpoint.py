@@ -244,7 +244,7 @@ def child_build(root: Path) -> dict[str, float]:
         for file in entry.files:
             hashes.note(root / name / file.file, file.sha256)
     planned = time.perf_counter()
-    write_checkpoint(root / "made", PIN, lock, plan, places, hashes, lambda line: None)
+    write_checkpoint(root / "made", PIN, lock, plan, places, hashes)
     ended = time.perf_counter()
     return {"seconds": ended - planned, "memory": high_water()}
 
@@ -262,7 +262,7 @@ def child_fetch(root: Path) -> dict[str, float]:
         (project / "pins/models").mkdir(parents=True)
         (project / "pins/models/bench.yaml").write_text(json.dumps(pin))
         begun = time.perf_counter()
-        lock = lock_model.lock_model(Paths(project, root / "cache", root / "home"), "bench", lambda line: None)
+        lock = lock_model.lock_model(Paths(project, root / "cache", root / "home"), "bench")
         seconds = time.perf_counter() - begun
     texts = {"model.safetensors.index.json", "config.json"}
     needed = total = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import wheelhouse
 from cpu_stages import main_job, server, smoked, stages
 from places import NO_ENGINE, PROJECT, copied_to, written_through
 from xdist.scheduler import LoadFileScheduling
+
+from sparkpin.core.terminal import LOG
 
 __all__ = ["main_job", "server", "smoked", "stages"]  # fixtures
 
@@ -40,6 +43,15 @@ def pytest_runtest_call() -> Generator[None]:
 def pytest_runtest_teardown() -> Generator[None]:
     yield from pytest_runtest_call()
     assert not written_through(), "a test wrote into a file that other copies of the project have, too: places.rewrite"
+
+
+@pytest.fixture(autouse=True)
+def _heard() -> Iterator[None]:
+    """Ends what heard.py began."""
+    before = list(LOG.handlers)
+    yield
+    LOG.handlers[:] = before
+    LOG.setLevel(logging.INFO)  # of a task's --quiet
 
 
 @pytest.fixture

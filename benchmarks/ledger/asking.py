@@ -20,7 +20,7 @@ from unittest import mock
 
 from sparkpin_sabotage import switch
 
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.measure.prove import passes, run, sessions, verdict
 from sparkpin.measure.prove.asking import meet
 from sparkpin.measure.prove.record import to_json
@@ -63,14 +63,14 @@ def subject_at(client: Client) -> SmokeSubject:
     return SmokeSubject(client, "m", shape_only(), bytes, DEMANDS, ("--max-model-len", str(2 * SHORT)))
 
 
-def measured(client: Client, say: Say) -> tuple[QualityMeasured, dict[str, Any]]:
+def measured(client: Client) -> tuple[QualityMeasured, dict[str, Any]]:
     """As `invoke quality`, with shorter answers, and with needles of more lengths."""
     begin, corpus, notes, subject = time.monotonic(), texts.load(), list[str](), subject_at(client)
-    readings = quality.read(subject, corpus, say, notes)
+    readings = quality.read(subject, corpus, notes)
     counts = metrics.acceptance(scraped := scraped_of(client))
     told: dict[str, Any] = {"drafted": counts.drafted, "accepted": counts.accepted} if counts else {}
     told["by_position"] = metrics.by_position(scraped)
-    found = needles(client, say)
+    found = needles(client)
     tools = skills.tool_questions(subject, corpus.questions, quick=False)
     with ThreadPoolExecutor(AT_ONCE) as threads:
         found += threads.map(lambda one: skills.asked(skills.TOOL_CALLS, *one), tools)
@@ -81,7 +81,7 @@ def measured(client: Client, say: Say) -> tuple[QualityMeasured, dict[str, Any]]
     return QualityMeasured(asking.version(client), seconds, readings, tuple(found), tuple(notes)), told
 
 
-def long_texts(client: Client, say: Say) -> QualityMeasured:
+def long_texts(client: Client) -> QualityMeasured:
     """Two files of Python's own library, each read in one request, in parts by place: does a loss grow on the way?"""
     begin, readings = time.monotonic(), list[Reading]()
     for module in (argparse, typing):
@@ -100,7 +100,7 @@ def part(whole: Reading, low: int, high: int) -> Reading:
     return Reading(f"{whole.name} from {low}", f"from {low:,}", first, rows, whole.continued)
 
 
-def needles(client: Client, say: Say) -> list[SkillAnswer]:
+def needles(client: Client) -> list[SkillAnswer]:
     """A line far up a log, whose beginning stands at its end: the word that follows is copied. Without a template."""
     cases = [(length, copy) for length in LENGTHS for copy in range(COPIES)]
     room = asking.room(client)
@@ -166,13 +166,13 @@ def first_words(client: Client) -> str:
     return str(only_choice(json_of(client.post("/v1/completions", body))).get("text"))
 
 
-def proved(client: Client, what: str, folder: Path, say: Say) -> tuple[dict[str, Any], run.Proof]:
+def proved(client: Client, what: str, folder: Path) -> tuple[dict[str, Any], run.Proof]:
     met = meet(client)
-    warm = run.begun(met, 2, (4, 2), say)  # kernels are compiled at their first use, and a cold pass's time is used
+    warm = run.begun(met, 2, (4, 2))  # kernels are compiled at their first use, and a cold pass's time is used
     warm.timed(passes.COLD, warm.read_cold)
     steps = passes.company(warm.prompts)
     warm.timed(passes.COMPANY, lambda seen: warm.send_all(passes.COMPANY, steps, seen))
-    proof = run.begun(met, 1, (4, 3), say)
+    proof = run.begun(met, 1, (4, 3))
     with mock.patch.object(run, "FILL_SECONDS", FILLING):
         proof.run()
     return to_json(verdict.concluded(proof, folder, what)), proof
@@ -186,10 +186,10 @@ def crossing() -> Iterator[None]:
         yield
 
 
-def crossed(client: Client, what: str, folder: Path, say: Say) -> dict[str, Any]:
+def crossed(client: Client, what: str, folder: Path) -> dict[str, Any]:
     """Turns that end just before a block does, so that decoding fills it; and each asked again from the cache."""
     with crossing():
-        proof = run.begun(meet(client), 3, (6, 3), say)
+        proof = run.begun(meet(client), 3, (6, 3))
         proof.done = {passes.EVICTED.name: run.Seen(hits=0)}  # asked before
         proof.run()
         return to_json(verdict.concluded(proof, folder, f"{what}, crossing"))

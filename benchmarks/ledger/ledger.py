@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import logging
 import multiprocessing
 import os
 import re
@@ -33,6 +34,7 @@ import compared  # noqa: E402
 from setups import BY_NAME, CALLS, GRAPHS, Setup  # noqa: E402
 from sparkpin_sabotage import install  # noqa: E402
 
+from sparkpin.core.terminal import LOG, say  # noqa: E402
 from sparkpin.measure.quality import measured as kept  # noqa: E402
 from sparkpin.smoke.client import Client  # noqa: E402
 
@@ -132,6 +134,7 @@ def one(setup: Setup, port: int, models: Path, until: float, cpu: str) -> None:
     found: dict[str, Any] = {"name": setup.name, "what": setup.what, "job": setup.job, "weights": setup.weights,
                              "flags": setup.flags, "mods_on": setup.mods}  # fmt: skip
     said = (WORK / "logs" / f"{setup.name}.said").open("w", buffering=1)
+    LOG.handlers[:] = [logging.StreamHandler(said)]  # this process is the setup's own
     server = None
     try:
         while not cpu and not (models / setup.weights).exists() and until - time.monotonic() > ENOUGH / 2:
@@ -147,22 +150,19 @@ def one(setup: Setup, port: int, models: Path, until: float, cpu: str) -> None:
                 server.wait(client.healthy, until - 15)
             found["ready_s"] = round(time.monotonic() - begin, 1)
 
-            def say(text: str) -> None:
-                said.write(f"{time.monotonic() - begin:6.1f} {text}\n")
-
             folder = WORK / "proofs" / setup.name
             folder.mkdir(parents=True, exist_ok=True)
             if setup.job == "boot":
                 found["text"], found["asked"] = asking.first_words(client), asking.drafted(client)
             elif setup.job == "ledger":
-                all_of, found["asked"] = asking.measured(client, say)
+                all_of, found["asked"] = asking.measured(client)
                 kept.keep(WORK / "rows" / setup.name, all_of)
-                kept.keep(WORK / "rows" / f"{setup.name}{compared.LONG}", asking.long_texts(client, say))
+                kept.keep(WORK / "rows" / f"{setup.name}{compared.LONG}", asking.long_texts(client))
             else:
-                found["record"], proof = asking.proved(client, setup.name, folder, say)
+                found["record"], proof = asking.proved(client, setup.name, folder)
                 if setup.crosses:
                     save(found | {"partly": True})
-                    found["crossing"] = asking.crossed(client, setup.name, folder / "crossing", say)
+                    found["crossing"] = asking.crossed(client, setup.name, folder / "crossing")
                 if setup.job == "control":
                     save(found | {"partly": True})
                     found["faults"] = []

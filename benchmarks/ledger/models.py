@@ -56,8 +56,8 @@ def main(project: Path, out: Path) -> None:
             where = other if name == "draft" else project
             paths = Paths(where, Path(work) / "cache", Path(work) / "home")
             try:
-                lock = lock_model(paths, NAME, print) if where == other else former_lock(where, NAME, print)
-                made = build_checkpoint(paths, manifests.load_model(where, NAME), lock, steps, print)
+                lock = lock_model(paths, NAME) if where == other else former_lock(where, NAME)
+                made = build_checkpoint(paths, manifests.load_model(where, NAME), lock, steps)
                 placed(made, out / name)
                 if name == "mtp":
                     placed(drafter_in_int4(made, Path(work) / "draft4"), out / "draft4")

@@ -220,11 +220,11 @@ def shapes_and_chain(out: Path) -> None:
         (out / name).mkdir(exist_ok=True)
         (out / name / "config.json").write_text(json.dumps(made) + "\n")
     pin = manifests.load_model(PROJECT, SCRIPTED)
-    lock = former_lock(PROJECT, SCRIPTED, print)
+    lock = former_lock(PROJECT, SCRIPTED)
     for name, steps in scripted_checkpoints().items():
         with tempfile.TemporaryDirectory() as work:
             paths = Paths(PROJECT, Path(work) / "cache", Path(work) / "home")
-            shutil.copytree(build_checkpoint(paths, pin, lock, steps, print), out / name, dirs_exist_ok=True)
+            shutil.copytree(build_checkpoint(paths, pin, lock, steps), out / name, dirs_exist_ok=True)
         path = out / name / "config.json"
         found = json.loads(path.read_text())
         path.write_text(json.dumps(found | {"max_position_embeddings": 65536}) + "\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from bundle_samples import quiet, sample_of, write_sample
+from bundle_samples import sample_of, write_sample
 
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths
@@ -81,7 +81,7 @@ def test_what_was_changed_is_refused(
             continue
         path.write_bytes(data)
         with pytest.raises(IntegrityError) as caught:
-            take_in.import_bundle(paths, cast(Engine, None), path, quiet)
+            take_in.import_bundle(paths, cast(Engine, None), path)
         assert caught.value.next_step
         assert [child.name for child in tmp_path.iterdir()] == ["bad.tar"]
         tried += 1

@@ -133,7 +133,7 @@ def test_rollback(source: Source, record_property: Callable[[str, object], None]
 def test_import(source: Source, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     bundle, paths = tmp_path / "release.tar", source.elsewhere(tmp_path)
     parts = BundleParts(store=True, checkpoint=True)
-    export(source.paths, lambda: source.engine, source.release, bundle, parts, print)
+    export(source.paths, lambda: source.engine, source.release, bundle, parts)
     with engine_with_url() as (engine, _):
 
         def nothing_here() -> None:

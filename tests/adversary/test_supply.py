@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import stack_samples
+from heard import heard
 from stack_samples import locked, stack, write
 from wheelhouse import Index, make_wheel
 
@@ -55,7 +56,7 @@ def test_fetch_takes_nothing_else_and_no_more(
     lie(index, file)
     begin = time.monotonic()
     with pytest.raises((IntegrityError, NetworkError), match=r"app-1\.0"):
-        fetch_stack(paths, stack(), locked(paths, file), print)
+        fetch_stack(paths, stack(), locked(paths, file))
     assert time.monotonic() - begin < 60
     assert index.sent < 1 << 25, "reading ends after the size that is locked; the rest is in the sockets' buffers"
     assert not Store(paths.store).path(file.sha256).exists()
@@ -69,12 +70,12 @@ def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypat
     make_wheel(index.folder, "dep", "1.9")
     file = paths.project / "pins/stacks/s.lock"
     write(paths, ["app==1.0"])
-    lock_stack(paths, "s", print)
+    lock_stack(paths, "s")
     before = file.read_bytes()
 
     def refused(match: str) -> None:
         with pytest.raises(IntegrityError, match=match) as caught:
-            lock_stack(paths, "s", print)
+            lock_stack(paths, "s")
         assert f"rm pins/stacks/{file.name}" in caught.value.next_step
         assert file.read_bytes() == before
 
@@ -89,7 +90,7 @@ def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypat
     make_wheel(index.folder, "app", requires=["dep"])
     file.write_bytes(before[:-9])
     with pytest.raises(ManifestError) as caught:
-        lock_stack(paths, "s", print)
+        lock_stack(paths, "s")
     assert f"rm pins/stacks/{file.name}" in caught.value.next_step
     file.write_bytes(before)
     libc, python = stack_samples.FakeApt().closure(None)
@@ -101,8 +102,8 @@ def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypat
             patched.setattr(stack_samples.FakeApt, "closure", lambda self, _, packages=packages: packages)
             refused(match)
     write(paths, ["app==1.0"], constraints={"dep<1.10": "1.10 is broken"})
-    told: list[str] = []
-    assert {wheel.version for wheel in lock_stack(paths, "s", told.append).wheels} == {"1.0", "1.9"}
+    told = heard()
+    assert {wheel.version for wheel in lock_stack(paths, "s").wheels} == {"1.0", "1.9"}
     assert any("dep 1.10 -> 1.9" in line for line in told), "new pins may want less, and it is said"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny_images
+from heard import heard
 from private_engine import remove_tags
 
 from sparkpin.build import render, rootfs
@@ -37,7 +38,7 @@ class Site:
         return render.render_chain(self.paths.project, self.stack, self.lock, chain)
 
     def build(self, image: RenderedImage) -> BuiltImage:
-        return build_image(self.paths, self.engine, image, self.said.append)
+        return build_image(self.paths, self.engine, image)
 
     def build_all(self) -> list[BuiltImage]:
         return [self.build(image) for image in self.chain()]
@@ -63,7 +64,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     lock = lock.model_copy(update={"debs": [deb.model_copy(update={"name": name}) for deb in lock.debs]})
     stack = stack.model_copy(update={"python": stack.python.model_copy(update={"layers": stack.python.layers[1:]})})
     engine = Engine.connect()
-    site = Site(Paths(project, tmp_path / "cache", tmp_path / "home"), engine, stack, lock, [])
+    site = Site(Paths(project, tmp_path / "cache", tmp_path / "home"), engine, stack, lock, heard())
     yield site
     remove_tags(engine, f"stack-{name}")
     engine.untag(site.chain()[0].parent_ref)

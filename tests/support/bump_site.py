@@ -108,7 +108,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with wheelhouse.serve(site.index.folder) as index, pytest.MonkeyPatch.context() as patch:
         wheelhouse.use_index(patch, index.url)
         patch.setattr(lock_module, "open_apt", lambda root, stack: Apt())
-        lock_stack(paths, "cpu", print)
+        lock_stack(paths, "cpu")
     make_current(site, "made")
     locked(paths)
     yield where

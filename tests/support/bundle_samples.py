@@ -27,10 +27,6 @@ from sparkpin.image.seal import image_config
 from sparkpin.releases.record import Releases
 
 
-def quiet(line: str) -> None:
-    pass
-
-
 def sample_of(folder: Path, keys: Keys | None = None) -> Sample:
     """With its statement. keys: that sign it, if any."""
     sample = make_sample(folder)
@@ -57,7 +53,7 @@ def write_sample(sample: Sample, target: Path) -> Path:
     """A bundle with the image, as `export` writes it from the layers that an engine gave it."""
     rows = export.release_rows(sample.paths, sample.release, sample.records, export.BundleParts())
     layers = {diff_id: Slice(io.BytesIO(tar), 0, len(tar)) for diff_id, tar in layers_of(sample).items()}
-    export.write(target, export.layout_of(sample.release, sample.records, rows, layers), quiet)
+    export.write(target, export.layout_of(sample.release, sample.records, rows, layers))
     return target
 
 

@@ -14,7 +14,7 @@ import pytest
 import tiny_images
 from fake_image import image_tar
 from places import PROJECT
-from private_engine import daemon_folder, quiet
+from private_engine import daemon_folder
 
 from sparkpin.build import make, rootfs
 from sparkpin.build.pair import pair
@@ -59,7 +59,7 @@ class Source:
 def engine_with_url() -> Iterator[tuple[Engine, str]]:
     with daemon_folder() as folder:
         daemon = Daemon.private(folder)
-        start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, daemon)
+        start_engine(Paths(folder, folder / "cache", folder / "home"), daemon)
         url = f"unix://{daemon.socket}"
         engine = Engine.at(url)
         with contextlib.closing(engine.client):
@@ -84,9 +84,9 @@ def carried_release(folder: Path, *, python: bool = False) -> Iterator[Source]:
         pairing = (pairings := pair(project, NAME))[-1]
         made = []
         for release in make.build_releases(paths, engine, pairings):
-            ensure_attested(paths, release, quiet)
+            ensure_attested(paths, release)
             made.append(release)
-        hub.fetch_model(paths, pairing.model, pairing.model_lock, quiet, only=["int4"])
+        hub.fetch_model(paths, pairing.model, pairing.model_lock, only=["int4"])
         yield Source(paths, engine, tuple(made))
 
 

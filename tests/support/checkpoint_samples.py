@@ -154,7 +154,7 @@ class Sample:
         pin, folders = self.pin, self.folders()
         plan, lock, places = make_plan(listings_of(folders), pin, steps), lock_of(folders, pin), places_of(folders)
         made = self.root / name
-        write_checkpoint(made, pin, lock, plan, places, Hashes(self.root / "hashed.json"), lambda line: None)
+        write_checkpoint(made, pin, lock, plan, places, Hashes(self.root / "hashed.json"))
         verify_checkpoint(made, places, plan)
         planned = {placed.source.info.name: placed.file for placed in final_tensors(plan, listings_of(folders))}
         assert planned == {name: tensor[0] for name, tensor in read_tensors(made).items()}

@@ -79,7 +79,7 @@ class Service(Checkout):
         the former proxy has its port until the new one answers."""
         options = AddressOptions(self.port if host == LOCAL else free_port(), host=host, limit=limit)
         checkpoint = checkpoint_of(self.paths, self.last)
-        return service.start(self.paths, Engine.connect(), self.last, checkpoint, options=options, say=print)
+        return service.start(self.paths, Engine.connect(), self.last, checkpoint, options=options)
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +92,7 @@ def server(
         shutil.copytree(main_job.paths.home / name, home / name)
     made = Service(PROJECT, home, stages["v2-tq"], free_port())
     yield made
-    service.stop(made.paths, Engine.connect(), None, print)
+    service.stop(made.paths, Engine.connect(), None)
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def ready(own: Paths, release: Release, model: Path, timeout: float = 1200) -> I
     """A server of the release that answers. own: with a home of the test's, so that its container is no leftover of
     ours; timeout: seconds of an answer."""
     with (
-        started(own, Engine.connect(), release, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
+        started(own, Engine.connect(), release, model, gpus=False, timeout=ready_timeout(model)) as server,
         Client.unix(server.socket, timeout=timeout) as client,
     ):
         server.wait_ready(client)

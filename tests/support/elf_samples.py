@@ -123,7 +123,7 @@ def put(folder: Path, files: Mapping[str, bytes | Elf | str]) -> Path:
 
 
 def facts_of(folder: Path) -> ImageFacts:
-    return scan(in_folder(folder), lambda line: None)
+    return scan(in_folder(folder))
 
 
 SAMPLE_ROOT: dict[str, bytes | Elf | str] = {

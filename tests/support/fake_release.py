@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from fake_image import image_tar
+from heard import heard
 from watched import free_port
 
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
-from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.releases.compile_caches import volume_name
 from sparkpin.releases.container import HOME_LABEL
@@ -80,12 +80,10 @@ class Standing:
 def standing(fake_engine: Engine, shared_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     folder = tmp_path_factory.mktemp("standing")
     paths, checkpoint = Paths(shared_project, folder / "cache", folder / "home"), made_checkpoint(folder / "checkpoint")
-    release, said = made_release(fake_engine), list[str]()
-    served = service.start(
-        paths, fake_engine, release, checkpoint, options=AddressOptions(free_port()), say=said.append
-    )
+    release, said = made_release(fake_engine), heard()
+    served = service.start(paths, fake_engine, release, checkpoint, options=AddressOptions(free_port()))
     yield Standing(paths, release, checkpoint, served, said)
-    service.stop(paths, fake_engine, None, said.append)
+    service.stop(paths, fake_engine, None)
 
 
 @pytest.fixture
@@ -113,12 +111,12 @@ class FakeSite:
     checkpoint: Path
     port: int
 
-    def start(self, release: Release | None = None, say: Say = len, **options: Any) -> Served:
+    def start(self, release: Release | None = None, **options: Any) -> Served:
         """Serve it, or another one of the same image. options: those of `service.start`, and of the address."""
         names = [name for name in options if name in AddressOptions.__dataclass_fields__]
         address = AddressOptions(**{name: options.pop(name) for name in names})
         release = release or self.release
-        return service.start(self.paths, self.engine, release, self.checkpoint, options=address, say=say, **options)
+        return service.start(self.paths, self.engine, release, self.checkpoint, options=address, **options)
 
     def faulty(self, fault: str) -> Release:
         return dataclasses.replace(self.release, env={"FAKE_VLLM": fault})
@@ -130,7 +128,7 @@ def site(fake_engine: Engine, paths: Paths, release: Release, checkpoint: Path) 
     yield FakeSite(paths, fake_engine, release, checkpoint, free_port())
     for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={paths.home}"}):
         container.kill() if container.status == "running" else None
-    service.stop(paths, fake_engine, None, len)
+    service.stop(paths, fake_engine, None)
 
 
 def made_release(engine: Engine) -> Release:

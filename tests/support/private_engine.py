@@ -25,10 +25,6 @@ from sparkpin.host.engine import Engine, ImageInfo
 from sparkpin.host.machine import SYSTEM_PATH
 
 
-def quiet(line: str) -> None:
-    pass
-
-
 @contextlib.contextmanager
 def daemon_folder() -> Iterator[Path]:
     """Where a private engine may live: a short path, since sockets lie below it."""
@@ -37,10 +33,10 @@ def daemon_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="sp-", dir="/tmp"))
     try:
         yield folder
-        stop_engine(Daemon.private(folder), quiet)
+        stop_engine(Daemon.private(folder))
     except BaseException:
         with contextlib.suppress(Exception):
-            stop_engine(Daemon.private(folder), quiet)
+            stop_engine(Daemon.private(folder))
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -51,7 +47,7 @@ def private_engine(change: Callable[[Daemon], Daemon] = lambda daemon: daemon) -
     """change: what is different from the engine that this machine has."""
     with daemon_folder() as folder:
         daemon = change(Daemon.private(folder))
-        start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, daemon)
+        start_engine(Paths(folder, folder / "cache", folder / "home"), daemon)
         engine = Engine.at(f"unix://{daemon.socket}")
         try:
             yield engine

@@ -12,6 +12,7 @@ from typing import Any
 
 import hub
 import pytest
+from heard import heard
 from hub import Fault, Request
 
 from sparkpin.fetch import transfer
@@ -35,7 +36,7 @@ class Remote:
             hub.use(monkeypatch, NOWHERE)
         self.root, self.out = root / "remote", root / "out"
         self.requests: list[Request] = []
-        self.said: list[str] = []
+        self.said = heard()
         for name, data in DATA.items():
             path = self.root / REPO / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +66,7 @@ class Remote:
         return self.piece(source, begin, end, sha256=sha256(DATA[BIG][begin:end]))
 
     def fetch(self, pieces: list[Piece]) -> None:
-        transfer.fetch(pieces, self.said.append, title="fetching")
+        transfer.fetch(pieces, title="fetching")
 
     def is_there(self, piece: Piece) -> bool:
         return piece.target.read_bytes() == DATA[piece.file][piece.begin : piece.end]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from private_engine import private_engine, quiet
+from private_engine import private_engine
 from ssh_host import SshHost, ssh_host
 
 from sparkpin.core.paths import Paths
@@ -44,7 +44,7 @@ class OtherHost:
     def boot(self) -> None:
         """As far as Docker can tell: its engine starts with those of its containers that should run."""
         folder = self.daemon.socket.parent
-        start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, self.daemon)
+        start_engine(Paths(folder, folder / "cache", folder / "home"), self.daemon)
 
 
 def ip(*words: str) -> None:

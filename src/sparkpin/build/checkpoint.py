@@ -15,15 +15,13 @@ from sparkpin.checkpoint.write import checkpoint_folder, disk_needed, hold_model
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
 from sparkpin.pins.schema import ModelLock, ModelPin
 
 
-def build_checkpoint(
-    paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say, *, deep: bool = False
-) -> Path:
+def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], *, deep: bool = False) -> Path:
     """The folder of the checkpoint that `steps` make of the model; built if it is not there yet.
 
     deep: from a base that is read again, though it was found right before. What a bundle brought is built again: of it
@@ -35,25 +33,25 @@ def build_checkpoint(
     folder = checkpoint_folder(paths, pin, lock, steps)
     if is_made_here(folder, key):
         return folder
-    with hold_model(paths, pin.name, say):
+    with hold_model(paths, pin.name):
         if is_made_here(folder, key):
             return folder
         used = used_repositories(pin, steps)
-        plan = make_plan(model.listings(paths, pin, lock, say, only=used), pin, steps)  # before 72 GB are fetched
-        places = model.fetch_model(paths, pin, lock, say, only=used, deep=deep)
+        plan = make_plan(model.listings(paths, pin, lock, only=used), pin, steps)  # before 72 GB are fetched
+        places = model.fetch_model(paths, pin, lock, only=used, deep=deep)
         for note in plan.notes:
             say(note)
-        write_checkpoint(folder, pin, lock, plan, places, Hashes.here(paths), say)
+        write_checkpoint(folder, pin, lock, plan, places, Hashes.here(paths))
     return folder
 
 
-def plan_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> CheckpointPlan:
+def plan_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> CheckpointPlan:
     """What `build_checkpoint` would do; `summary` prints it. Fetches headers only; a model from
     a GGUF file has them once it is converted. Writes nothing else."""
-    return make_plan(model.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
+    return make_plan(model.listings(paths, pin, lock, only=used_repositories(pin, steps)), pin, steps)
 
 
-def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> Path:
+def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> Path:
     """Compare a checkpoint that was built before with its sources, all bytes of it. Gives its folder.
 
     Sources that are no longer in the cache are fetched. Raises CheckpointError if it is not there or differs.
@@ -63,8 +61,8 @@ def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[s
         step = f"invoke build --checkpoint-only --model {pin.name}, or with its --stage, makes it"
         raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step=step)
     used = used_repositories(pin, steps)
-    places = model.fetch_model(paths, pin, lock, say, only=used, deep=True)
-    plan = make_plan(model.listings(paths, pin, lock, say, only=used), pin, steps)
+    places = model.fetch_model(paths, pin, lock, only=used, deep=True)
+    plan = make_plan(model.listings(paths, pin, lock, only=used), pin, steps)
     written = verify_checkpoint(folder, places, plan)
     written |= {text.path: hashlib.sha256(text.data).hexdigest() for text in plan.texts}
     is_whole = is_complete(folder, checkpoint_key(pin, lock, steps))

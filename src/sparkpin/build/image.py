@@ -28,7 +28,7 @@ from sparkpin.core.files import lock, sha256_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.core.tags import rootfs_ref, unsealed_ref
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host import buildkit
 from sparkpin.host.content_store import Sizes
 from sparkpin.host.engine import Engine, ImageInfo
@@ -69,14 +69,12 @@ def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: 
     return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, known.seconds, cached=True, tags=image.tags)
 
 
-def build_image(
-    paths: Paths, engine: Engine, rendered: RenderedImage, say: Say, *, expected: str | None = None
-) -> BuiltImage:
+def build_image(paths: Paths, engine: Engine, rendered: RenderedImage, *, expected: str | None = None) -> BuiltImage:
     """Build, seal, load, tag and record one stage. Of two runs at once the second waits and finds it done.
 
     expected: the config digest that must come out; another is a DifferenceError, with neither tag nor record.
     """
-    job = ImageBuild(paths, engine, rendered, say)
+    job = ImageBuild(paths, engine, rendered)
     with lock(
         paths.locks / f"image-{rendered.key}.lock", on_wait=lambda: job.report("another run is building it; waiting")
     ):
@@ -95,15 +93,14 @@ class ImageBuild:
     paths: Paths
     engine: Engine
     rendered: RenderedImage
-    say: Say
 
     def report(self, line: str) -> None:
-        self.say(f"{self.rendered.stage}: {line}")
+        say(f"{self.rendered.stage}: {line}")
 
     def run(self, expected: str | None) -> BuiltImage:
         started, rendered = time.monotonic(), self.rendered
         builder = self.prepare()
-        parent = require_parent(self.paths, self.engine, rendered, self.say)
+        parent = require_parent(self.paths, self.engine, rendered)
         # Made again from such a record it stays one, and its layers are none that another build may take.
         imported = expected is not None and records.is_imported(self.paths, rendered)
         with (
@@ -140,7 +137,7 @@ class ImageBuild:
         for left in self.paths.work.glob(f"*-{self.rendered.key[:12]}-*"):  # by a killed run
             shutil.rmtree(left, ignore_errors=True)
         records.mark_begun(self.paths, self.rendered)
-        return require_builder(self.paths, self.engine, self.rendered, self.say)
+        return require_builder(self.paths, self.engine, self.rendered)
 
     def make(self, steps: DockerfileSteps, parent: ImageInfo) -> tuple[OciImage, dict[str, str]]:
         """The image, loaded, and what its trees became: name -> diff ID, of those that are not empty.
@@ -159,7 +156,7 @@ class ImageBuild:
                 self.report("sealing and loading")
                 below, far = [*parent.diff_ids, *layers.values()], {"os": image.os, "architecture": image.architecture}
                 sizes = Sizes(self.paths.cache / "layers")
-                with progress(self.say, sum(tree.size for tree in filled.values()), after=UNPACKS) as sent:
+                with progress(sum(tree.size for tree in filled.values()), after=UNPACKS) as sent:
                     sealed = self.engine.load_sealed(
                         [*below, *filled.values()], image.config, **far, tag=self.rendered.ref, sizes=sizes, sent=sent
                     )
@@ -208,7 +205,7 @@ class DockerfileSteps:
     context: Path
     work: Path
     native: str | None
-    say: Say
+    report: Callable[[str], None]
 
     @property
     def unsealed(self) -> str:
@@ -250,13 +247,13 @@ class DockerfileSteps:
     def build(self, context: Path, target: str, *words: str) -> None:
         words += ("--target", target, "--platform", self.rendered.platform)
         words += ("--build-arg", f"{BUILDER}={self.native}") if self.native else ()
-        buildkit.build(context, *words, say=self.say, host=self.engine.host)
+        buildkit.build(context, *words, report=self.report, host=self.engine.host)
 
 
-def require_parent(paths: Paths, engine: Engine, rendered: RenderedImage, say: Say) -> ImageInfo:
+def require_parent(paths: Paths, engine: Engine, rendered: RenderedImage) -> ImageInfo:
     """The image that the stage stands on; the root file system is made when the engine lacks it."""
     if rendered.rootfs:
-        tar, parent = require_rootfs(paths, engine, rendered.rootfs, rendered.parent_ref, say)
+        tar, parent = require_rootfs(paths, engine, rendered.rootfs, rendered.parent_ref)
         with tar.open("rb") as file:
             keep_contents(paths, parent.diff_ids[0], lambda: contents_of(read_layer(file, everything=True)))
         return parent
@@ -265,28 +262,28 @@ def require_parent(paths: Paths, engine: Engine, rendered: RenderedImage, say: S
     return found
 
 
-def require_rootfs(paths: Paths, engine: Engine, spec: rootfs.RootfsSpec, ref: str, say: Say) -> tuple[Path, ImageInfo]:
+def require_rootfs(paths: Paths, engine: Engine, spec: rootfs.RootfsSpec, ref: str) -> tuple[Path, ImageInfo]:
     """The root file system's tar, and the image of it, which is loaded when the engine lacks it."""
-    tar = rootfs.build_rootfs(paths, engine, spec, say)
+    tar = rootfs.build_rootfs(paths, engine, spec)
     found = engine.image(ref)
     # Labels are inherited: only the bytes show that it is this root file system and nothing on top of it.
     if found is None or found.diff_ids != (f"sha256:{sha256_file(tar)[0]}",):
         say(f"loading the root file system for {spec.platform}")
         architecture = spec.platform.partition("/")[2]
         labels = {"sparkpin.rootfs": spec.key}
-        with progress(say, tar.stat().st_size, after=UNPACKS) as sent:
+        with progress(tar.stat().st_size, after=UNPACKS) as sent:
             found = engine.import_rootfs(tar, ref, architecture=architecture, labels=labels, sent=sent)
     return tar, found
 
 
-def require_builder(paths: Paths, engine: Engine, rendered: RenderedImage, say: Say) -> rootfs.RootfsSpec | None:
+def require_builder(paths: Paths, engine: Engine, rendered: RenderedImage) -> rootfs.RootfsSpec | None:
     """What the steps run in where the engine's machine is of another architecture than the image; else None."""
     if f"ARG {BUILDER}=" not in rendered.dockerfile or (machine := engine.platform) == rendered.platform:
         return None
     spec = rendered.builder
     if spec is None or spec.platform != machine:
         spec = cross_build.stand_in(paths, rendered.stack, machine)
-    require_rootfs(paths, engine, spec, rootfs_ref(spec.suite, spec.key), say)
+    require_rootfs(paths, engine, spec, rootfs_ref(spec.suite, spec.key))
     return spec
 
 

@@ -28,7 +28,7 @@ from sparkpin.releases.record import Release, Releases, now
 @contextlib.contextmanager
 def at_work(paths: Paths) -> Iterator[Engine]:
     """The engine, while `prune` is kept from taking what is fetched and made for a release."""
-    with locks.claim(paths, say):
+    with locks.claim(paths):
         yield engine_of(paths)
 
 
@@ -55,17 +55,17 @@ def fetch_for(
         if offline:
             fetching.require_fetched(paths, lock)
         else:
-            fetching.fetch_stack(paths, one, lock, say)
+            fetching.fetch_stack(paths, one, lock)
 
 
 def build_images(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> tuple[BuiltImage, ...]:
-    return tuple(build_image(paths, engine, pairing.rendered, say) for pairing in pairings)
+    return tuple(build_image(paths, engine, pairing.rendered) for pairing in pairings)
 
 
 def build_releases(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> Iterator[Release]:
     """Build what is not built; each release comes, recorded, as soon as its image is there."""
     for pairing in pairings:
-        yield record_release(paths, engine, pairing, build_image(paths, engine, pairing.rendered, say))
+        yield record_release(paths, engine, pairing, build_image(paths, engine, pairing.rendered))
 
 
 def record_release(paths: Paths, engine: Engine, pairing: Pairing, built: BuiltImage) -> Release:
@@ -126,7 +126,7 @@ def checkpoint_of(paths: Paths, release: Release) -> Path:
     with project_of(paths, release) as project:
         for pairing in pair(project, release.recipe, stage=release.stage):
             if pairing.checkpoint_key == release.checkpoint_key:
-                return build_checkpoint(paths, pairing.model, pairing.model_lock, pairing.steps, say)
+                return build_checkpoint(paths, pairing.model, pairing.model_lock, pairing.steps)
     lost = f"the checkpoint of {release.tag} ({Releases(paths).checkpoint(release)}) is gone or damaged"
     step = f"use the sparkpin that made it, or `invoke build --recipe {release.recipe} --stage {release.stage}`"
     raise CheckpointError(f"{lost}, and this sparkpin makes another of its pins", next_step=step)

@@ -11,7 +11,6 @@ from sparkpin.checkpoint.steps import checkpoint_key, lock_for, used_repositorie
 from sparkpin.checkpoint.write import checkpoint_folder, disk_needed
 from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
 from sparkpin.host import preflight
@@ -35,7 +34,7 @@ class ModelNeeds:
         return preflight.disk_rows([*folders, *(preflight.folders_of(paths, images) if images else ())])
 
 
-def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple[str, ...]], say: Say) -> ModelNeeds:
+def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple[str, ...]]) -> ModelNeeds:
     """chain: the steps of each checkpoint. Fetches the headers that are not here."""
     steps = list(dict.fromkeys(chain))
     used = {name for one in steps for name in used_repositories(pin, one)}
@@ -44,7 +43,7 @@ def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple
         folder = checkpoint_folder(paths, pin, lock, one)
         if not is_made_here(folder, checkpoint_key(pin, lock, one)):
             base = repository_folder(paths, lock.repositories[pin.base])
-            found += disk_needed(folder, base, plan_checkpoint(paths, pin, lock, one, say))
+            found += disk_needed(folder, base, plan_checkpoint(paths, pin, lock, one))
     fetch = model.absent_bytes(paths, pin, lock_for(pin, lock, steps[-1]), used)
     return ModelNeeds(tuple(sorted(pin.repositories[name].repo for name in used)), fetch, found)
 

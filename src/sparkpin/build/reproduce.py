@@ -28,7 +28,7 @@ from sparkpin.core.errors import HostError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.tags import image_ref, rootfs_ref
-from sparkpin.core.terminal import Say, printable, say
+from sparkpin.core.terminal import printable, say
 from sparkpin.fetch import stack as fetch
 from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
@@ -55,7 +55,7 @@ class StageResult:
     lines: tuple[str, ...]
 
 
-def reproduce(paths: Paths, release: Release, say: Say) -> tuple[StageResult, ...]:
+def reproduce(paths: Paths, release: Release) -> tuple[StageResult, ...]:
     """Build every image of the release's chain again and compare it with the record.
 
     Network only where a locked input is no longer in the store. Raises HostError without root or dockerd.
@@ -63,10 +63,10 @@ def reproduce(paths: Paths, release: Release, say: Say) -> tuple[StageResult, ..
     if os.geteuid() != 0:  # before anything is fetched
         step = f"sudo -E .venv/bin/invoke reproduce {release.tag}"
         raise HostError("only root may start the second Docker engine that this needs", next_step=step)
-    results, builds = list[StageResult](), recorded_builds(paths, release, this_platform(), say)
-    with engine_apart(paths, say) as (apart, engine):
+    results, builds = list[StageResult](), recorded_builds(paths, release, this_platform())
+    with engine_apart(paths) as (apart, engine):
         for record, image in builds:
-            build_image(apart, engine, image, say)
+            build_image(apart, engine, image)
             results.append(result_of((paths, record), (apart, read_record(record_file(apart, image)))))
     return tuple(results)
 
@@ -74,14 +74,14 @@ def reproduce(paths: Paths, release: Release, say: Say) -> tuple[StageResult, ..
 def restore(paths: Paths, release: Release) -> None:
     """Make what is missing of a release's images and checkpoint again, from its record, and tag it: to stay."""
     with at_work(paths) as engine:
-        builds = recorded_builds(paths, release, engine.platform, say)
+        builds = recorded_builds(paths, release, engine.platform)
         for record, image in builds:
-            build_image(paths, engine, image, say, expected=record.config_digest)
+            build_image(paths, engine, image, expected=record.config_digest)
         engine.tag(builds[-1][1].ref, release.tag)
         checkpoint_of(paths, release)
 
 
-def recorded_builds(paths: Paths, release: Release, machine: str, say: Say) -> list[tuple[BuildRecord, RenderedImage]]:
+def recorded_builds(paths: Paths, release: Release, machine: str) -> list[tuple[BuildRecord, RenderedImage]]:
     """The records of a release, and the builds that can run on a machine (its platform).
 
     Fetches what the stores lack of the release's own lock; what nobody offers is an error of `fetch`.
@@ -92,7 +92,7 @@ def recorded_builds(paths: Paths, release: Release, machine: str, say: Say) -> l
     if absent_inputs(paths, images):
         with project_of(paths, release) as project:
             last = pair(project, release.recipe, stage=release.stage)[-1]
-            fetch.fetch_stack(paths, last.stack, last.stack_lock, say)
+            fetch.fetch_stack(paths, last.stack, last.stack_lock)
     if lost := absent_inputs(paths, images):
         first = f"{lost[0].name} (sha256={lost[0].sha256})"
         cause = f"{len(lost)} inputs of {release.tag} are gone from {paths.inputs}, the first: {first}"
@@ -123,13 +123,13 @@ def absent_inputs(paths: Paths, images: Sequence[RenderedImage]) -> list[LockedF
 
 
 @contextlib.contextmanager
-def engine_apart(paths: Paths, say: Say) -> Iterator[tuple[Paths, Engine]]:
+def engine_apart(paths: Paths) -> Iterator[tuple[Paths, Engine]]:
     """One run at a time, so all that is there when it begins is of a killed one: its engine, which may still run, and
     its folders."""
     with files.lock(paths.locks / "reproduce.lock", on_wait=lambda: say("waiting for another reproduce")):
         for left in paths.work.glob(f"{PREFIX}*"):
             say(f"removing what a killed reproduce left: {left}")
-            remove_run(left, say)
+            remove_run(left)
         sockets = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))  # short: a socket's path has at most 107 bytes
         folder = paths.work / sockets.name
         try:
@@ -140,11 +140,11 @@ def engine_apart(paths: Paths, say: Say) -> Iterator[tuple[Paths, Engine]]:
                     target.mkdir(parents=True, exist_ok=True)
                     link.symlink_to(target)
             daemon = daemon_of(folder)
-            start_engine(apart, say, daemon)
+            start_engine(apart, daemon)
             yield apart, Engine.at(f"unix://{daemon.socket}")
         finally:
             try:
-                remove_run(folder, say)
+                remove_run(folder)
             except HostError as error:  # it must not hide why the run ended; the next run finds all of it
                 say(f"warning: {folder} stays: {error}")
 
@@ -157,15 +157,15 @@ def daemon_of(folder: Path) -> Daemon:
     return Daemon.private(sockets_of(folder), folder / "engine-data")
 
 
-def remove_run(folder: Path, say: Say) -> None:
+def remove_run(folder: Path) -> None:
     """Its engine, then its folders. HostError, and nothing is removed, where the engine does not stop: its pid file is
     what finds it later."""
     sockets = sockets_of(folder)
     # In /tmp anybody may make that name again, once it is cleaned, and root would follow its pid files.
     if sockets.is_dir() and not sockets.is_symlink() and sockets.stat().st_uid == os.geteuid():
-        stop_engine(daemon_of(folder), say)
+        stop_engine(daemon_of(folder))
         shutil.rmtree(sockets, ignore_errors=True)
-    with waiting(say, f"removing {folder}"):
+    with waiting(f"removing {folder}"):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -23,7 +23,7 @@ from sparkpin.core import files
 from sparkpin.core.errors import BuildError, HostError
 from sparkpin.core.files import EPOCH, atomic_file, disk_errors, sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import detail, say
 from sparkpin.fetch.store import Store
 from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
@@ -65,7 +65,7 @@ def rootfs_spec(stack: Stack, lock: StackLock) -> RootfsSpec:
     return RootfsSpec(suite=suite, platform=platform, debs=lock.debs, merged=merged, script=script, time=lock.time)
 
 
-def build_rootfs(paths: Paths, engine: Engine, spec: RootfsSpec, say: Say) -> Path:
+def build_rootfs(paths: Paths, engine: Engine, spec: RootfsSpec) -> Path:
     """The tar of the root file system, from the cache or made; the same bytes whenever and wherever it is made.
 
     Touches no network. Raises IntegrityError (a package is missing in the store or damaged), BuildError, HostError (the
@@ -100,7 +100,7 @@ def make_rootfs(work: Path, engine: Engine, spec: RootfsSpec, store: Store) -> P
     write_first_root(context / "root.tar", spec, store)
     try:
         words = ("--no-cache", "--platform", spec.platform, "--output", f"type=tar,dest={raw}")
-        buildkit.build(context, *words, say=lambda line: None, host=engine.host)
+        buildkit.build(context, *words, report=detail, host=engine.host)
     except BuildError as error:
         if "exec format error" not in error.message:
             raise

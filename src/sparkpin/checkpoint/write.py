@@ -27,7 +27,7 @@ from sparkpin.checkpoint.verify import check_files
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.pins.schema import DRAFTER, ModelLock, ModelPin
 
 SPARE = 64 << 20
@@ -55,7 +55,7 @@ def partial_folder(folder: Path) -> Path:
     return folder.with_name(f"{files.PARTIAL}{folder.name}")
 
 
-def hold_model(paths: Paths, model: str, say: Say) -> contextlib.AbstractContextManager[None]:
+def hold_model(paths: Paths, model: str) -> contextlib.AbstractContextManager[None]:
     """One run at a time makes a checkpoint of a model."""
     return files.lock(
         paths.locks / f"checkpoint-{model}.lock",
@@ -64,7 +64,7 @@ def hold_model(paths: Paths, model: str, say: Say) -> contextlib.AbstractContext
 
 
 def write_checkpoint(
-    folder: Path, pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, places: Places, hashes: Hashes, say: Say
+    folder: Path, pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, places: Places, hashes: Hashes
 ) -> None:
     """Write everything next to `folder` and rename it last. Only while holding the model's lock.
 
@@ -83,7 +83,7 @@ def write_checkpoint(
         set_aside(folder)
     with files.disk_errors(folder.parent):
         partial.mkdir(parents=True, exist_ok=True)
-        written = write_shards(partial, plan, places, hashes, say)
+        written = write_shards(partial, plan, places, hashes)
         try:
             check_sources(lock, places, hashes)
             # Without index and config, which come last, nobody takes the folder for a model.
@@ -106,7 +106,7 @@ def write_checkpoint(
     hashes.save()
 
 
-def write_shards(partial: Path, plan: CheckpointPlan, places: Places, hashes: Hashes, say: Say) -> dict[str, str]:
+def write_shards(partial: Path, plan: CheckpointPlan, places: Places, hashes: Hashes) -> dict[str, str]:
     """Let a folder hold the shards of the plan, several at once; gives their SHA-256. What a killed run finished is
     hashed, and written again if it differs; everything else there is removed."""
     sizes, stop = {shard.path: shard.size for shard in plan.shards}, threading.Event()

@@ -104,7 +104,7 @@ def bench(
     if dry_run:
         terminal.show("Dry run: nothing was started.")
         return
-    place = running.BenchPlace.here(paths, engine, speed, terminal.say)
+    place = running.BenchPlace.here(paths, engine, speed)
     subjects = [subject_of(paths, release) for release in releases]
     if compare:
         show(comparing.compare(place, (subjects[0], subjects[1]), wanted, turns), as_json=json)

@@ -112,7 +112,7 @@ def carry_out(plan: BuildPlan, *, offline: bool = False, take: Take = lambda eng
 
 def attest(paths: Paths, release: Release) -> Release:
     """Before the next stage is built, so that one that fails leaves the evidence of those below it."""
-    ensure_attested(paths, release, say)
+    ensure_attested(paths, release)
     return release
 
 
@@ -174,13 +174,13 @@ def fetch(*, recipe: str | None, stack: str | None) -> None:
     if (machine := this_platform()) in last.stack.build_on:
         wanted.append(cross_build.native_stack(paths, last.stack, machine))
     for one, lock in wanted:
-        report = fetching.fetch_stack(paths, one, lock, say)
+        report = fetching.fetch_stack(paths, one, lock)
         what = "stack" if one is last.stack else "root file system to build it in, stack"
         show(
             f"{what} {one.name}: {report.files} files, {terminal.size(report.bytes_total)} verified, "
             f"{terminal.size(report.bytes_fetched)} fetched"
         )
-    places = hub.fetch_model(paths, last.model, last.model_lock, say)
+    places = hub.fetch_model(paths, last.model, last.model_lock)
     for name, folder in places.folders.items():
         show(f"model {last.model.name}: {name} in {folder}")
     for name, tensors in places.tensors.items():

@@ -14,7 +14,6 @@ from sparkpin.cli.smoke import smoke_releases
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
 from sparkpin.distribute.attest import ensure_attested
 from sparkpin.host.engine import Engine
 from sparkpin.measure.bench.compare import compare
@@ -60,7 +59,7 @@ def bump(
 
 def commands(quick: bool) -> Commands:
     return Commands(
-        attest=lambda paths, release: ensure_attested(paths, release, say),
+        attest=lambda paths, release: ensure_attested(paths, release),
         smoke=smoke_releases,
         quality=partial(measure_quality, quick),
         speed=partial(measure_speed, quick),
@@ -76,4 +75,4 @@ def measure_speed(quick: bool, paths: Paths, engine: Engine, before: Release, af
     asked = BenchOptions(quick, False, "", "", dry_run=False, as_json=False)
     plan = common([plan_for(paths, one, asked) for one in (before, after)])
     subjects = subject_of(paths, before), subject_of(paths, after)
-    return compare(BenchPlace.here(paths, engine, None, say), subjects, plan, ROUNDS, keep=keep)
+    return compare(BenchPlace.here(paths, engine, None), subjects, plan, ROUNDS, keep=keep)

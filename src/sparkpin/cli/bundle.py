@@ -93,7 +93,7 @@ def export(
         target = Registry.parse(place, options.ca)
         show(f"before anyone publishes an image: {registry.TERMS}, says what may be given to others")
         release = releases.get(tag)
-        done = registry.publish(paths, engine_of(paths), release, target, say, agreed=options.redistribute)
+        done = registry.publish(paths, engine_of(paths), release, target, agreed=options.redistribute)
         show(f"{tag} is published; elsewhere: invoke import {done}")
         if not (releases.evidence(release) / SIGNATURE).is_file():
             again = f"with a key: invoke verify {release.tag} --sign, then export again"
@@ -112,7 +112,7 @@ def to_file(paths: Paths, release: Release, file: Path, options: ExportOptions) 
             "--with-store in its place takes along what the checkpoint is made from, which the signature covers"
         )
     wanted = exporting.BundleParts(store=store, checkpoint=checkpoint, image=not options.no_image)
-    size = exporting.export(paths, lambda: engine_of(paths), release, file, wanted, say)
+    size = exporting.export(paths, lambda: engine_of(paths), release, file, wanted)
     show(f"{file}: {release.tag}, {terminal.size(size)}")
     if not store and not checkpoint:
         show(
@@ -127,9 +127,9 @@ def to_engine(paths: Paths, release: Release, url: str, options: ExportOptions) 
         raise InputError("--deep: goes with --with-checkpoint", next_step=f"invoke export {release.tag} {url}")
     engine = engine_of(paths)
     if options.with_checkpoint:
-        sent, carried = transfer.copy_with_checkpoint(paths, engine, release, url, say, deep=options.deep)
+        sent, carried = transfer.copy_with_checkpoint(paths, engine, release, url, deep=options.deep)
     else:
-        sent = transfer.copy(paths, engine, release, url, say)
+        sent = transfer.copy(paths, engine, release, url)
     show(
         f"{release.tag} is at {url}: sent {terminal.count(sent.layers, 'layer')}, {terminal.size(sent.bytes)}; "
         f"{terminal.count(sent.skipped, 'layer')} were there"
@@ -165,11 +165,11 @@ def import_(
         )
     if kind_of(place) == "registry":
         source = Registry.parse(place, ca)
-        done = registry.pull(paths, engine_of(paths), source, say, unsigned=unsigned)
+        done = registry.pull(paths, engine_of(paths), source, unsigned=unsigned)
     elif not Path(place).is_file():  # before an engine is asked
         raise InputError(f"{place}: got no such file, expected one that `export` wrote", next_step="invoke import FILE")
     else:
-        done = take_in.import_bundle(paths, engine_of(paths), Path(place), say, signed=require_signature)
+        done = take_in.import_bundle(paths, engine_of(paths), Path(place), signed=require_signature)
     for check in done.checks:
         show(check.line)
     tag = done.release.tag

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparkpin.checkpoint.steps import all_steps, checkpoint_steps, lock_for, require
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say, show
+from sparkpin.core.terminal import show
 from sparkpin.pins import manifests
 
 
@@ -61,10 +61,10 @@ def checkpoint(*, recipe: str | None, stage: str | None, stack: str | None, aske
         paths, pairings = pairings_of(recipe, stage, stack)
         pin, lock, steps = pairings[-1].model, pairings[-1].model_lock, pairings[-1].steps
     if asked.dry_run:
-        plan = building.plan_checkpoint(paths, pin, lock, steps, say)
+        plan = building.plan_checkpoint(paths, pin, lock, steps)
         for line in [*summary(plan), building.disk_line(paths, pin, lock, plan)]:
             show(line)
     elif asked.verify:
-        show(f"{building.verify_built(paths, pin, lock, steps, say)}: every byte is that of its sources")
+        show(f"{building.verify_built(paths, pin, lock, steps)}: every byte is that of its sources")
     else:
-        show(str(building.build_checkpoint(paths, pin, lock, steps, say, deep=asked.deep)))
+        show(str(building.build_checkpoint(paths, pin, lock, steps, deep=asked.deep)))

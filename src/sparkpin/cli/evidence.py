@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def make_evidence(tag: str) -> None:
     """Make a release's SBOM, statement and, with a key, signature again."""
     paths = Paths.from_env()
-    with locks.claim(paths, say):
+    with locks.claim(paths):
         release, keys = Releases(paths).get(tag), signing.Keys.from_env()
         require_consistent(paths, release)  # a signature says that this is what was built
         made = attesting.attest(paths, release, keys)
@@ -97,7 +97,7 @@ def verify_file(path: Path, *, deep: bool) -> list[Check]:
 
     if deep:
         say("--deep adds nothing for a bundle: all of it is read and hashed in any case")
-    with bundle.open_bundle(path, say) as opened:
+    with bundle.open_bundle(path) as opened:
         checks = [verifying.Check("bundle", "ok", f"{len(opened.data)} rows, each of its size and hash")]
         checks += opened.checks
         detail = "in the bundle, each with its hash" if opened.has_store else "not in the bundle"
@@ -116,5 +116,5 @@ def verify_release(paths: Paths, release: Release, *, deep: bool) -> list[Check]
     checks.append(imagecheck.check_published(paths.project, release, evidence.records, allowed))
     if deep:
         checks.append(imagecheck.check_fetched(paths, release, evidence.records))
-        checks.append(imagecheck.check_saved(paths, engine, release, say))
+        checks.append(imagecheck.check_saved(paths, engine, release))
     return checks

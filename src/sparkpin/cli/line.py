@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import gc
 import inspect
+import logging
 import os
 import re
 import signal
@@ -25,7 +26,7 @@ from sparkpin.cli.tasks import SHORT, TaskArgument, arguments_of, body_of, heads
 from sparkpin.core import paths, terminal
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.names import did_you_mean
-from sparkpin.core.terminal import Verbosity, tame
+from sparkpin.core.terminal import LOG, tame
 
 WIDTH = 80
 
@@ -162,7 +163,8 @@ def read_task(program: str, name: str, words: Sequence[str]) -> tuple[Callable[.
     values = {name: value for name, value in vars(given).items() if value is not None}
     if project := values.pop("project", None):
         os.environ[paths.PROJECT] = project
-    Verbosity.quiet, Verbosity.verbose = values.pop("quiet"), values.pop("verbose")
+    verbose, quiet = values.pop("verbose"), values.pop("quiet")
+    LOG.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
     for argument in arguments:
         if argument.repeats:  # argparse ends it at the first option
             more = [one for one in surplus if not one.startswith("-")]
@@ -207,7 +209,7 @@ def ends() -> Iterator[None]:
         finally:
             sys.stdout.flush()  # here, where a reader that has gone is one of the errors
     except SparkpinError as error:
-        if Verbosity.verbose:
+        if LOG.isEnabledFor(logging.DEBUG):
             traceback.print_exception(error)
         fail(f"error: {tame(str(error))}", error.exit_code)
     except ImportError as error:

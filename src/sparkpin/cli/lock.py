@@ -9,7 +9,7 @@ from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say, show
+from sparkpin.core.terminal import show
 from sparkpin.fetch import lock_model
 from sparkpin.fetch.stack import lock_stack
 from sparkpin.host.machine import this_platform
@@ -37,13 +37,13 @@ def lock(
     paths = Paths.from_env()
     everything = not stack and not model
     for name in [stack] if stack else names(paths.project / "pins/stacks") if everything else []:
-        made = lock_stack(paths, name, say)
+        made = lock_stack(paths, name)
         show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels")
     for name in [model] if model else names(paths.project / "pins/models") if everything else []:
         if not model and not (paths.project / f"pins/models/{name}.lock").is_file():
             show(f"pins/models/{name}.yaml has no lock; to make it: invoke lock --model {name}")
             continue
-        locked = lock_model.lock_model(paths, name, say)
+        locked = lock_model.lock_model(paths, name)
         for repository in locked.repositories.values():
             parts = f"{len(repository.files)} files, {len(repository.headers)} headers"
             if repository.tensors:
@@ -68,7 +68,7 @@ def publish_digests(stack: str | None) -> None:
         for name in wanted:
             file = published.file_of(name)
             if stack or manifests.load_stack(paths.project, name).platform == machine:
-                show(f"{file}: {published.publish(paths, engine, name, say)} images")
+                show(f"{file}: {published.publish(paths, engine, name)} images")
             elif gone := published.remove_stale(paths.project, name):
                 show(f"{file}: removed, of other pins: {', '.join(gone)}; invoke lock --digests --stack {name}")
             else:

@@ -202,12 +202,12 @@ def at(url: str, variable: str) -> Iterator[Client]:
 
 @contextlib.contextmanager
 def served(paths: Paths, release: Release) -> Iterator[Client]:
-    with own_server(paths, engine_of(paths), release, KEPT, say) as own:
+    with own_server(paths, engine_of(paths), release, KEPT) as own:
         yield own.client
 
 
 def proved(met: ProvedEndpoint, name: str, folder: Path, asked: ProveOptions) -> ProveRecord:
-    proof = run.begun(met, asked.seed, (asked.sessions, asked.turns), say)
+    proof = run.begun(met, asked.seed, (asked.sessions, asked.turns))
     if len(proof.turns) < 2:
         raise UntoldError(
             f"{name}: a request may have {met.room} tokens, and a block of its cache has {proof.shape.block}: no room "

@@ -9,7 +9,6 @@ from sparkpin.cli.tables import tables
 from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
 from sparkpin.host.engine import engine_of
 from sparkpin.prune import plan as pruning
 from sparkpin.smoke.server import clear_leftovers, leftovers
@@ -29,9 +28,9 @@ def prune(
     engine = engine_of(paths)
     ignored = leftovers(paths, engine) if dry_run else frozenset[str]()
     if not dry_run:
-        clear_leftovers(paths, engine, say)
+        clear_leftovers(paths, engine)
     options = pruning.PruneOptions(keep=keep, now=time.time(), dry_run=dry_run, store=store, ignored=ignored)
-    show_prune(pruning.prune(paths, engine, options, say), options)
+    show_prune(pruning.prune(paths, engine, options), options)
 
 
 def show_prune(done: pruning.Pruned, options: pruning.PruneOptions) -> None:

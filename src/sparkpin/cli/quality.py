@@ -116,8 +116,8 @@ def quality(
 
 def compared(paths: Paths, engine: Engine, pair: Pair, corpus: Corpus) -> QualityRecord:
     """The reference first: it is the one that other comparisons have measured, maybe."""
-    p = run.measure(paths, engine, pair.reference, corpus, say)
-    q = run.measure(paths, engine, pair.release, corpus, say)
+    p = run.measure(paths, engine, pair.reference, corpus)
+    q = run.measure(paths, engine, pair.release, corpus)
     figures = compare.texts(p, q, asking.TOP)
     skills = compare.skills(p, q)
     stage = quality_gate.stage_of(paths, pair.release) if pair.role == "parent" else None

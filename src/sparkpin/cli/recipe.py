@@ -343,7 +343,7 @@ def locked(paths: Paths, name: str, *, lock: bool) -> str:
     if not lock:
         return pinned.repositories[pinned.base].revision
     try:
-        return lock_model.lock_model(paths, name, say).repositories[pinned.base].revision
+        return lock_model.lock_model(paths, name).repositories[pinned.base].revision
     except SparkpinError as error:
         hint = "or the same command with --no-lock, and `invoke lock` later"
         error.next_step = f"{error.next_step}; {hint}" if error.next_step else hint

@@ -33,7 +33,7 @@ FIRST = 12  # lines of `diff` in a dry run
 def images(*, json: Json = False) -> None:
     """List the releases with their images."""
     paths = Paths.from_env()
-    with waiting(say, "asking the engine for its images"):
+    with waiting("asking the engine for its images"):
         found = current.list_images(paths, engine_of(paths))
     if json:
         show_json(found.rows)
@@ -130,7 +130,7 @@ def rollback(
     if to:
         release = rolling.require_target(paths, engine, name, to, check)
     else:
-        release = rolling.find_target(paths, engine, name, say, check)
+        release = rolling.find_target(paths, engine, name, check)
     running = running_release(paths, engine, name)
     if dry_run:
         lines = (*went_back(former, release, running, "would go back"), *differences(paths, former, release))

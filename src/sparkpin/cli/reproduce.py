@@ -43,7 +43,7 @@ def reproduce(
         show(f"{release.tag} is there: image {release.image}, checkpoint {release.checkpoint_key[:16]}")
         return
     say(f"building {release.tag} again from its record, in an engine of its own")
-    results = reproducing.reproduce(paths, release, say)
+    results = reproducing.reproduce(paths, release)
     verdict = "identical" if all(result.verdict == "identical" for result in results) else "different"
     value = {"release": release.tag, "verdict": verdict, "at": now(), "stages": [asdict(result) for result in results]}
     files.write_json(records.evidence(release) / "reproduced.json", value)

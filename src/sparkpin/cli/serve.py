@@ -122,11 +122,11 @@ def serve_release(
         say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
     require_consistent(paths, chosen)
     say_overruled_of(paths, chosen)
-    clear_leftovers(paths, engine, say)  # a killed smoke test's server has the memory that this one wants
+    clear_leftovers(paths, engine)  # a killed smoke test's server has the memory that this one wants
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     try:
         served = service.start(
-            paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, say=say, where=where, test=test
+            paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, where=where, test=test
         )
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
@@ -153,8 +153,8 @@ def stop(
     engine = engine_of(paths)
     known = [its for name in nodes.recipes_kept(paths) if recipe in (None, name) and (its := nodes.kept(paths, name))]
     with linked.reached(sorted({url for its in known for url in its.urls} - {nodes.HERE})) as (machines, _):
-        clear_leftovers(paths, engine, say, [machine.engine for machine in machines])
-    stopped = service.stop(paths, engine, recipe, say)
+        clear_leftovers(paths, engine, [machine.engine for machine in machines])
+    stopped = service.stop(paths, engine, recipe)
     for name in stopped:
         show(f"stopped {name}")
     if not stopped:

@@ -157,15 +157,15 @@ def smoke_releases(
                     f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}",
                     next_step=f"invoke smoke {release.tag} --inspect, which changes no record",
                 )
-            found.append(kept(paths, release, *run_inspection(paths, engine, release, why, say, load=load)))
+            found.append(kept(paths, release, *run_inspection(paths, engine, release, why, load=load)))
         else:
             gpus = uses_gpu(paths, release)
             checkpoint = checkpoint_of(paths, release)
             if gpus and not machines:  # else vLLM refuses to start next to a server, and the release would be at fault
-                with alone(paths, engine, say):
-                    memory_limit.make_room(paths, engine, release, checkpoint, say)
+                with alone(paths, engine):
+                    memory_limit.make_room(paths, engine, release, checkpoint)
             with machines(checkpoint) if machines else contextlib.nullcontext(()) as places:
-                result, write = run_smoke(paths, engine, release, checkpoint, say, gpus=gpus, places=places)
+                result, write = run_smoke(paths, engine, release, checkpoint, gpus=gpus, places=places)
             found.append(kept(paths, release, result, write))
     return tuple(found)
 
@@ -173,7 +173,7 @@ def smoke_releases(
 @contextlib.contextmanager
 def smoke_of_served(paths: Paths) -> Iterator[Test]:
     """The smoke test of a server that is about to be served. No other one runs meanwhile, from before its start."""
-    with alone(paths, engine_of(paths), say):
+    with alone(paths, engine_of(paths)):
         yield partial(smoke_served, paths)
 
 
@@ -184,7 +184,7 @@ def smoke_served(paths: Paths, container: Container, order: LaunchOrder) -> None
     release, found = order.release, None
     try:
         with reached(container) as port:
-            found = run.smoke_served(paths, engine_of(paths), release, container, port, order.timeout, say)
+            found = run.smoke_served(paths, engine_of(paths), release, container, port, order.timeout)
     except EngineError:
         if not was_stopped(container):
             raise
@@ -216,7 +216,7 @@ def compare_kernels(*, tag: str | None, stage: str | None, recipe: str | None) -
             )
         release = max(known, key=lambda one: (bool(one.demands.kernels), one.created))
     kernels.require_kernels(release)
-    show(kernels.compare(paths, engine_of(paths), release, say))
+    show(kernels.compare(paths, engine_of(paths), release))
 
 
 def inspect_image(subject: str | None, *, sm: str, as_json: bool) -> None:
@@ -226,7 +226,7 @@ def inspect_image(subject: str | None, *, sm: str, as_json: bool) -> None:
         raise InputError("--inspect: got no TAG", next_step="give a release, another image of the engine, or a folder")
     paths, asked = Paths.from_env(), known_sm(sm)
     engine = None if Path(subject).is_dir() else engine_of(paths)
-    result = inspecting.inspect(paths, engine, subject, sm=asked, say=say)
+    result = inspecting.inspect(paths, engine, subject, sm=asked)
     if as_json:
         show_json(result.as_json())
     else:
@@ -265,9 +265,9 @@ def joined(paths: Paths, release: Release, its: Nodes, checkpoint: Path) -> Iter
     """The machines, each with all that the release needs; they are the recipe's from now on, where it had none."""
     engine = engine_of(paths)
     with nodes.connected(engine, its.urls) as machines:
-        clear_leftovers(paths, engine, say, [machine.engine for machine in machines[1:]])  # they have memory and ports
+        clear_leftovers(paths, engine, [machine.engine for machine in machines[1:]])  # they have memory and ports
         require_not_served(engine, release)
-        checked = nodes.check(paths, machines, its, release, checkpoint, LOCAL, say, busy=False)
+        checked = nodes.check(paths, machines, its, release, checkpoint, LOCAL, busy=False)
         if nodes.kept(paths, release.recipe) is None:
             nodes.keep(paths, release.recipe, checked.nodes)
         yield tuple(place_of(checked, machine, release, checkpoint) for machine in machines)
@@ -300,7 +300,7 @@ def complete_above(paths: Paths, done: Sequence[Release]) -> None:
         for other in records.readable(recipe)[0]:
             below = any(other.diff_ids[: len(one.diff_ids)] == one.diff_ids for one in done)
             if below and other.smoke_passed and not drift.is_compared(other):
-                drift.complete(paths, other, say)
+                drift.complete(paths, other)
 
 
 def nothing_to_smoke(recipe: str | None, *, known: int, left_out: int) -> str:

@@ -69,7 +69,7 @@ def up(
         return
     for name in unlocked:
         say(f"{name} is not locked yet: invoke lock --model {name}, which fetches headers and what steps take")
-        lock_model(paths, name, say)
+        lock_model(paths, name)
     plan = plan_of(recipe, stage, stack)
     announce(plan, place)
     download = model_download(plan, dry_run=dry_run) if smoke else None
@@ -83,7 +83,7 @@ def up(
     if download:
         typed = [f"--stack {stack}"] * bool(stack) + ["--serve"] * serve
         agree(plan, download, yes=yes, typed=typed)
-    preflight.install(lacking, machine, say)
+    preflight.install(lacking, machine)
     if download:
         fetch_download(plan)
     made = carry_out(plan, take=partial(take_published, plan, place) if place else lambda engine: {})
@@ -117,7 +117,7 @@ def take_published(plan: BuildPlan, place: Registry, engine: Engine) -> dict[str
         known = records.find(pairing.tag)
         if known is None or (is_brought(plan.paths, known) and not is_taken(plan.paths, engine, known)):
             try:
-                known = pull(plan.paths, engine, replace(place, tag=pairing.tag.rpartition(":")[2]), say).release
+                known = pull(plan.paths, engine, replace(place, tag=pairing.tag.rpartition(":")[2])).release
             except (AbsentError, IntegrityError) as error:
                 say(f"{pairing.stage.name} is built here: {error.message}")
                 continue
@@ -146,7 +146,7 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
         show(f"No server can run here, so no more of {last.model.name} is fetched than its lock takes: {why}.")
     if why and not dry_run:
         return None
-    needs = needs_of(plan.paths, last.model, last.model_lock, [pairing.steps for pairing in plan.pairings], say)
+    needs = needs_of(plan.paths, last.model, last.model_lock, [pairing.steps for pairing in plan.pairings])
     if not needs.fetch:
         return None
     stack = sum(file.size for file in plan.absent)
@@ -189,7 +189,7 @@ def fetch_download(plan: BuildPlan) -> None:
     last = plan.pairings[-1]
     used = {name for pairing in plan.pairings for name in used_repositories(last.model, pairing.steps)}
     with at_work(plan.paths):
-        fetch_model(plan.paths, last.model, last.model_lock, say, only=used)
+        fetch_model(plan.paths, last.model, last.model_lock, only=used)
 
 
 def announce(plan: BuildPlan, place: Registry | None = None) -> None:

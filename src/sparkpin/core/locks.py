@@ -11,13 +11,13 @@ from pathlib import Path
 from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 
 PRUNE_LOCK = "prune.lock"
 
 
 @contextlib.contextmanager
-def claim(paths: Paths, say: Say, *, exclusive: bool = False) -> Iterator[None]:
+def claim(paths: Paths, *, exclusive: bool = False) -> Iterator[None]:
     """Builds and imports keep what they have written, or found, until a release's record names it: no prune removes
     anything meanwhile, and they do not wait for each other.
 

@@ -9,16 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 
 EVERY = 5.0  # seconds between two lines
 GATHERS, UNPACKS = "the engine gathers them", "the engine unpacks them"
 
 
 @contextlib.contextmanager
-def progress(
-    say: Say, total: int | None = None, *, before: str = "", after: str = ""
-) -> Iterator[Callable[[int], None]]:
+def progress(total: int | None = None, *, before: str = "", after: str = "") -> Iterator[Callable[[int], None]]:
     """Gives a function to call with each number of bytes that is done, of `total` where that is known; it may be called
     from any thread.
 
@@ -42,7 +40,7 @@ def progress(
 
 
 @contextlib.contextmanager
-def waiting(say: Say, what: str) -> Iterator[None]:
+def waiting(what: str) -> Iterator[None]:
     """For work of unknown length."""
     began = time.monotonic()
     with ticking(lambda: say(f"  {what}, {time.monotonic() - began:.0f} s")):

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 STARTED = time.monotonic()
-Say = Callable[[str], None]
-"""Takes one line of progress for a person; `say` is one."""
-
-
-class Verbosity:
-    """How much of a command's work a person asked to see: --quiet, --verbose."""
-
-    quiet = False
-    verbose = False
+LOG = logging.getLogger("sparkpin")
 
 
 class Typed:
@@ -33,15 +26,25 @@ def typed(text: str) -> str:
 
 
 def say(line: str) -> None:
-    """One line of progress, to standard error so that --json output stays clean."""
-    if not Verbosity.quiet or line.startswith("warning"):
-        print(f"[{time.monotonic() - STARTED:6.1f}s] {typed(line)}", file=sys.stderr, flush=True)
+    """One line of progress, to standard error so that --json output stays clean; of any thread."""
+    LOG.log(logging.WARNING if line.startswith("warning") else logging.INFO, line)
 
 
 def detail(line: str) -> None:
     """One line of progress that only --verbose asks for."""
-    if Verbosity.verbose:
-        say(line)
+    LOG.debug(line)
+
+
+class Progress(logging.Handler):
+    """Prints each line with the seconds since the start."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"[{time.monotonic() - STARTED:6.1f}s] {typed(record.msg)}", file=sys.stderr, flush=True)
+
+
+LOG.propagate = False
+LOG.addHandler(Progress())
+LOG.setLevel(logging.INFO)  # --verbose: DEBUG, --quiet: WARNING
 
 
 def show(text: str = "") -> None:

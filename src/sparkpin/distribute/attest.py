@@ -11,7 +11,7 @@ from sparkpin.build.record import record_path
 from sparkpin.core.errors import HostError, IntegrityError, SparkpinError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.distribute.signing import Keys, sign, verify
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
@@ -26,7 +26,7 @@ class Attested:
     signer: str  # whose signature is there, "" for none
 
 
-def ensure_attested(paths: Paths, release: Release, say: Say) -> None:
+def ensure_attested(paths: Paths, release: Release) -> None:
     """For builds: make what is missing, cheaply when nothing is. A key that cannot be used is told, and no failure."""
     folder = Releases(paths).evidence(release)
     try:

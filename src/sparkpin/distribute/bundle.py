@@ -24,7 +24,7 @@ from sparkpin.core.files import existing_parent
 from sparkpin.core.names import is_plain
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import image_ref
-from sparkpin.core.terminal import Say, size
+from sparkpin.core.terminal import say, size
 from sparkpin.distribute import layout, verify
 from sparkpin.distribute.layout import Refused, Row, reading, small
 from sparkpin.distribute.materials import model_inputs
@@ -108,7 +108,7 @@ def locked_files(records: Sequence[BuildRecord]) -> tuple[LockedFile, ...]:
 
 
 @contextlib.contextmanager
-def open_bundle(path: Path, say: Say = lambda line: None, keys: Keys | None = None) -> Iterator[Bundle]:
+def open_bundle(path: Path, keys: Keys | None = None) -> Iterator[Bundle]:
     """The release in a file, after all of it was verified; nothing is written. keys: as of `read_bundle`.
 
     Raises InputError when there is no such file, IntegrityError for anything that is not exactly what an export writes,

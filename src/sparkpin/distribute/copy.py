@@ -22,7 +22,7 @@ from sparkpin.checkpoint.write import SPARE
 from sparkpin.core.errors import BuildError, CheckpointError, DiskError, EngineError, HostError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.distribute import export
 from sparkpin.host.containers import Container
 from sparkpin.host.disk_usage import inventory
@@ -67,13 +67,13 @@ def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.OciI
     ]
 
 
-def copy(paths: Paths, engine: Engine, release: Release, url: str, say: Say) -> Sent:
+def copy(paths: Paths, engine: Engine, release: Release, url: str) -> Sent:
     """Send the image of a release to the engine at a url."""
     with engine_at(url) as other:
-        return copy_image(paths, engine, release, other, url, say)
+        return copy_image(paths, engine, release, other, url)
 
 
-def copy_image(paths: Paths, engine: Engine, release: Release, other: Engine, url: str, say: Say) -> Sent:
+def copy_image(paths: Paths, engine: Engine, release: Release, other: Engine, url: str) -> Sent:
     images = images_of(release, records_of(paths, release))
     with contextlib.ExitStack() as stack:
         with errors_of(url):
@@ -82,13 +82,13 @@ def copy_image(paths: Paths, engine: Engine, release: Release, other: Engine, ur
                 return Sent(0, len(release.diff_ids), 0)
             below = present(other, release.diff_ids)
         lacks_none = below == len(release.diff_ids)
-        layers = {} if lacks_none else export.saved_layers(paths, engine, release, stack, say)
+        layers = {} if lacks_none else export.saved_layers(paths, engine, release, stack)
         with errors_of(url):
-            return send(other, images, layers, below, say)
+            return send(other, images, layers, below)
 
 
 def copy_with_checkpoint(
-    paths: Paths, engine: Engine, release: Release, url: str, say: Say, *, deep: bool = False
+    paths: Paths, engine: Engine, release: Release, url: str, *, deep: bool = False
 ) -> tuple[Sent, Carried]:
     """As `copy`, and the release's checkpoint into a volume there. deep: all of what is there is hashed again.
 
@@ -102,12 +102,12 @@ def copy_with_checkpoint(
             if (got := other.platform) != wanted:
                 step = "choose a release of a stack for that machine; without --with-checkpoint the image is sent"
                 raise HostError(f"{url} is {got}, the image of {release.tag} is for {wanted}", next_step=step)
-        sent = copy_image(paths, engine, release, other, url, say)
+        sent = copy_image(paths, engine, release, other, url)
         with errors_of(url):
-            return sent, carry(other, release, Releases(paths).checkpoint(release), say, deep=deep)
+            return sent, carry(other, release, Releases(paths).checkpoint(release), deep=deep)
 
 
-def carry(engine: Engine, release: Release, folder: Path, say: Say, *, deep: bool = False) -> Carried:
+def carry(engine: Engine, release: Release, folder: Path, *, deep: bool = False) -> Carried:
     """A checkpoint into the release's volume of an engine that has its image. A file that is there and right stays.
     Every byte is hashed there, and the record comes last.
 
@@ -128,7 +128,7 @@ def carry(engine: Engine, release: Release, folder: Path, say: Say, *, deep: boo
         raise DiskError(f"the checkpoint needs {size + SPARE:,} bytes in volume {volume}, {answer['free']:,} are free")
     say(f"sending {len(lacking)} of {len(rows)} files of the checkpoint, {size / 1e6:.1f} MB")
     began = time.monotonic()
-    with carrier(engine, release) as container, progress(say, size) as sent:
+    with carrier(engine, release) as container, progress(size) as sent:
         for name in lacking:
             put_file(container, name, (folder / name).stat().st_size, chunks_of(folder / name, sent))
         seconds = time.monotonic() - began
@@ -226,14 +226,14 @@ def present(engine: Engine, diff_ids: Sequence[str]) -> int:
     return max((sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) for pairs in standing), default=0)
 
 
-def send(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Slice], below: int, say: Say) -> Sent:
+def send(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Slice], below: int) -> Sent:
     """Load images, then compare what the engine has with them. layers: diff ID -> tar; below: how many of the lowest
     layers the engine has.
     """
     lacking = dict.fromkeys(images[-1].diff_ids[below:])
     if lost := [diff_id for diff_id in lacking if diff_id not in layers]:  # another run removed an image meanwhile
         raise EngineError(f"the engine no longer has layer {lost[0]}", next_step="the same command again")
-    sent = load(engine, images, {diff_id: layers[diff_id] for diff_id in lacking}, say)
+    sent = load(engine, images, {diff_id: layers[diff_id] for diff_id in lacking})
     for image in images:
         for tag in image.tags:
             if (got := digest(engine, tag)) != image.config_digest:
@@ -244,7 +244,7 @@ def send(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Sl
     return sent
 
 
-def load(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Slice], say: Say) -> Sent:
+def load(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Slice]) -> Sent:
     total, count = sum(tar.size for tar in layers.values()), len(dict.fromkeys(images[-1].diff_ids))
     rest = "; the engine has the others" if len(layers) < count else ""
     say(f"sending {len(layers)} of {count} layers, {total / 1e6:.1f} MB{rest}")
@@ -257,6 +257,6 @@ def load(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Sl
             yield chunk
             sent(len(chunk))
 
-    with progress(say, total, after=UNPACKS) as sent:
+    with progress(total, after=UNPACKS) as sent:
         engine.load(counted(sent))
     return Sent(len(layers), count - len(layers), written)

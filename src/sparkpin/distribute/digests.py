@@ -23,7 +23,7 @@ from sparkpin.build.render import render_chain
 from sparkpin.core.errors import IntegrityError, SparkpinError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say, count
+from sparkpin.core.terminal import count
 from sparkpin.distribute import signing
 from sparkpin.host.engine import Engine
 from sparkpin.image import oci
@@ -101,7 +101,7 @@ def compare(
     return Comparison(last.image, "each layer is the same, the configuration is another")
 
 
-def publish(paths: Paths, engine: Engine, name: str, say: Say) -> int:
+def publish(paths: Paths, engine: Engine, name: str) -> int:
     """Write the file of a stack, of every stage: what is not built is. The number of images."""
     stack = manifests.load_stack(paths.project, name)
     lock = manifests.load_stack_lock(paths.project, stack)
@@ -111,7 +111,7 @@ def publish(paths: Paths, engine: Engine, name: str, say: Say) -> int:
         for image in render_chain(paths.project, stack, lock, manifests.load_chain(paths.project, stage)):
             if image.stage not in found:
                 fetch_for(paths, engine, image, stack, lock)
-                build_image(paths, engine, image, say)
+                build_image(paths, engine, image)
             record = read_record(record_file(paths, image))
             found.setdefault(image.stage, entry_of(record, below))
             below = len(record.diff_ids)

@@ -22,7 +22,7 @@ from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import progress
-from sparkpin.core.terminal import Say, size
+from sparkpin.core.terminal import say, size
 from sparkpin.distribute import bundle, layout
 from sparkpin.distribute.imagecheck import saved_image
 from sparkpin.distribute.materials import model_inputs
@@ -49,9 +49,7 @@ class BundleParts:
     image: bool = True
 
 
-def export(
-    paths: Paths, connect: Callable[[], Engine], release: Release, target: Path, wanted: BundleParts, say: Say
-) -> int:
+def export(paths: Paths, connect: Callable[[], Engine], release: Release, target: Path, wanted: BundleParts) -> int:
     """Write the layout of a release to a file; its size in bytes. The file appears whole or not at all.
 
     connect: gives the engine, which is asked only when the image is wanted. Raises InputError for a file that is there
@@ -62,9 +60,9 @@ def export(
     records = records_of(paths, release)
     rows = release_rows(paths, release, records, wanted)
     with contextlib.ExitStack() as stack:
-        layers = saved_layers(paths, connect(), release, stack, say) if wanted.image else None
+        layers = saved_layers(paths, connect(), release, stack) if wanted.image else None
         found = layout_of(release, records, rows, layers)
-        written = write(target, found, say)
+        written = write(target, found)
     say("reading it as an import would")
     with importable(release, on_refusal=target.unlink), bundle.open_bundle(target, keys=Keys()):
         return written
@@ -164,9 +162,7 @@ def checkpoint_rows(paths: Paths, release: Release) -> dict[str, tuple[layout.Ro
     return found
 
 
-def saved_layers(
-    paths: Paths, engine: Engine, release: Release, stack: contextlib.ExitStack, say: Say
-) -> dict[str, Slice]:
+def saved_layers(paths: Paths, engine: Engine, release: Release, stack: contextlib.ExitStack) -> dict[str, Slice]:
     """Diff ID -> tar, as the engine gives them out, which is not verified; there while `stack` is open."""
     ref = current.present_ref(engine, release)
     if ref is None:
@@ -176,7 +172,7 @@ def saved_layers(
         )
     files.require_space(paths.work, release.size + release.size // 16, "an image's layers", "SPARKPIN_CACHE")
     with files.disk_errors(paths.work):
-        saved = stack.enter_context(saved_image(paths, engine, release, ref, say))
+        saved = stack.enter_context(saved_image(paths, engine, release, ref))
     if tuple(saved.diff_ids) != release.diff_ids:
         raise EngineError(f"the engine saved another image than {release.tag}", next_step="the same command again")
     return dict(zip(release.diff_ids, saved.layers, strict=True))
@@ -221,13 +217,13 @@ def copied(source: Source, out: IO[bytes], written: Callable[[int], object] = la
     return digest.hexdigest()
 
 
-def write(target: Path, found: Mapping[str, Source], say: Say) -> int:
+def write(target: Path, found: Mapping[str, Source]) -> int:
     """A layout as one tar. What is wrong with it is found when it is read again."""
     lengths = {name: length_of(source) for name, source in found.items()}
     total = sum(BLOCK + length + -length % BLOCK for length in lengths.values()) + len(END)
     files.require_space(target.parent, total, "the release's bytes", "the file")
     say(f"writing {target}: {len(found)} members, {size(total)}")
-    with files.atomic_file(target) as out, progress(say, total) as written:
+    with files.atomic_file(target) as out, progress(total) as written:
         for name, source in found.items():
             out.write(file_header(name, lengths[name]))
             copied(source, out, written)

@@ -13,7 +13,7 @@ from sparkpin.core.files import disk_errors, require_space, sha256_file, sha256_
 from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import GATHERS, progress
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.distribute import digests
 from sparkpin.distribute.materials import recorded
 from sparkpin.distribute.verify import LAYERS, PACKAGES, Check, Claimed, Open, checked
@@ -80,25 +80,25 @@ def check_loaded(engine: Engine, release: Release) -> Check:
 
 
 @contextlib.contextmanager
-def saved_image(paths: Paths, engine: Engine, release: Release, ref: str, say: Say) -> Iterator[Saved]:
+def saved_image(paths: Paths, engine: Engine, release: Release, ref: str) -> Iterator[Saved]:
     """The image that the engine has under a name, in a temporary file."""
     say(f"reading {len(release.diff_ids)} layers from the engine, {release.size / 1e6:.1f} MB")
     with saving_folder(paths) as work:
-        with (work / "image.tar").open("wb") as file, progress(say, release.size, before=GATHERS) as came:
+        with (work / "image.tar").open("wb") as file, progress(release.size, before=GATHERS) as came:
             engine.save(ref, file, came)
         with open_saved(work / "image.tar") as saved:
             yield saved
 
 
-def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Check:
+def check_saved(paths: Paths, engine: Engine, release: Release) -> Check:
     """Every byte of the layers, as the engine gives them out."""
 
     def look() -> str:
         require_space(paths.work, release.size + (64 << 20), "the image's layers", "SPARKPIN_CACHE")
-        with disk_errors(paths.work), saved_image(paths, engine, release, release.tag, say) as saved:
+        with disk_errors(paths.work), saved_image(paths, engine, release, release.tag) as saved:
             say("hashing them")
             size = sum(layer.size for layer in saved.layers)
-            with progress(say, size) as hashed:
+            with progress(size) as hashed:
                 found = []
                 for layer in saved.layers:
                     found.append(f"sha256:{sha256_of(layer)}")

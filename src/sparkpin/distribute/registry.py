@@ -19,7 +19,7 @@ from sparkpin.core import files, locks
 from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
-from sparkpin.core.terminal import Say, count, size
+from sparkpin.core.terminal import count, say, size
 from sparkpin.distribute import bundle as bundles
 from sparkpin.distribute import copy as transfer
 from sparkpin.distribute import export, layout, take_in, verify
@@ -45,7 +45,7 @@ def name_in(release: Release) -> str:
     return release.tag.rpartition(":")[2]
 
 
-def publish(paths: Paths, engine: Engine, release: Release, place: Registry, say: Say, *, agreed: bool) -> Registry:
+def publish(paths: Paths, engine: Engine, release: Release, place: Registry, *, agreed: bool) -> Registry:
     """Send a release: the image, then its artifact, whose tag an import begins with. Gives where it is.
 
     agreed: that its proprietary wheels may be redistributed there. InputError where that is to be said first,
@@ -61,10 +61,10 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, say
         require_agreed(records, release, place, agreed=agreed)
     else:
         require_image(image, release, config, place)
-    with locks.claim(paths, say), working(paths, f"publish-{release.key[:12]}", say) as folder:
+    with locks.claim(paths), working(paths, f"publish-{release.key[:12]}") as folder:
         rows = export.release_rows(paths, release, records, export.BundleParts(image=False))
         with contextlib.ExitStack() as stack:
-            layers = None if image else export.saved_layers(paths, engine, release, stack, say)
+            layers = None if image else export.saved_layers(paths, engine, release, stack)
             if layers:
                 image = oci.manifest(config, [OciLayer(one, layers[one].size) for one in release.diff_ids])
             assert image
@@ -82,7 +82,7 @@ def publish(paths: Paths, engine: Engine, release: Release, place: Registry, say
         if layers:
             total = size(sum(tar.size for tar in layers.values()))
             say(f"sending what {place.host} lacks of its image: {count(len(layers), 'layer')}, {total}")
-            with waiting(say, "skopeo sends it"):
+            with waiting("skopeo sends it"):
                 place.push(folder, "image", place.reference)
         say(f"sending the record of {release.tag}, {size(sum(row.size for row, _ in rows.values()))}")
         place.push(folder, "release", f":{place.tag}{END}")
@@ -137,7 +137,7 @@ def blobs_in(folder: Path) -> Iterator[dict[str, Slice]]:
         yield {f"blobs/sha256/{path.name}": Slice(file, 0, path.stat().st_size) for path, file in opened.items()}
 
 
-def pull(paths: Paths, engine: Engine, place: Registry, say: Say, *, unsigned: bool = False) -> take_in.Imported:
+def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = False) -> take_in.Imported:
     """Fetch the record, verify it, fetch the layers that the engine lacks, verify them, then go on as an import does.
 
     unsigned: take what nobody signed whom `allowed_signers` names, too. InputError for a place that names no release,
@@ -151,12 +151,12 @@ def pull(paths: Paths, engine: Engine, place: Registry, say: Say, *, unsigned: b
     if place.digest and digest_of(made) != place.digest:
         raise IntegrityError(f"{place}: the registry gave {digest_of(made)}", next_step=STRANGE)
     with (
-        locks.claim(paths, say),
-        working(paths, f"pull-{digest_of(made)[7:19]}", say) as folder,
+        locks.claim(paths),
+        working(paths, f"pull-{digest_of(made)[7:19]}") as folder,
         contextlib.ExitStack() as stack,
     ):
         drop_damaged(folder)
-        image = fetch_record(place, made, folder, say)
+        image = fetch_record(place, made, folder)
         with refusing(place):
             blobs = stack.enter_context(blobs_in(folder))
             bundle = bundles.read_bundle(str(place), made, blobs, image)
@@ -167,8 +167,8 @@ def pull(paths: Paths, engine: Engine, place: Registry, say: Say, *, unsigned: b
             verify.require([verify.demanded(check, step) for check in bundle.checks], str(place))
         take_in.require_no_conflict(paths, engine, bundle)
         if not transfer.is_there(engine, transfer.images_of(bundle.release, bundle.records)):
-            bundle = fetch_layers(engine, place, folder, bundle, image, stack, say)
-        done = take_in.take_in(paths, engine, bundle, say)
+            bundle = fetch_layers(engine, place, folder, bundle, image, stack)
+        done = take_in.take_in(paths, engine, bundle)
         shutil.rmtree(folder, ignore_errors=True)
     return done
 
@@ -181,7 +181,7 @@ def drop_damaged(folder: Path) -> None:
             path.unlink()
 
 
-def fetch_record(place: Registry, made: bytes, folder: Path, say: Say) -> bytes:
+def fetch_record(place: Registry, made: bytes, folder: Path) -> bytes:
     """Fetch what an artifact names, as far as its sizes are possible ones. Gives the manifest of its image."""
     with refusing(place):
         rows = layout.read_rows(made)
@@ -204,7 +204,6 @@ def fetch_layers(
     bundle: Bundle,
     image: bytes,
     stack: contextlib.ExitStack,
-    say: Say,
 ) -> Bundle:
     """The bundle with the layers that the engine lacks."""
     release = bundle.release
@@ -218,7 +217,7 @@ def fetch_layers(
     for path in stand_ins:
         with path.open("wb") as file:  # holes: skopeo takes the blob for fetched, and nobody reads it
             file.truncate(sizes[f"sha256:{path.name}"])
-    with waiting(say, "skopeo fetches them"):
+    with waiting("skopeo fetches them"):
         place.fetch(folder, f"@{digest_of(image)}", "image", max(sizes.values()))
     for path in stand_ins:
         path.unlink()
@@ -227,7 +226,7 @@ def fetch_layers(
 
 
 @contextlib.contextmanager
-def working(paths: Paths, name: str, say: Say) -> Iterator[Path]:
+def working(paths: Paths, name: str) -> Iterator[Path]:
     """A folder that stays when a run is killed, so that the next one goes on with it; of two runs one waits."""
     folder = paths.work / name
     with files.lock(paths.locks / f"{name}.lock", on_wait=lambda: say("another run is at it; waiting")):

@@ -23,7 +23,7 @@ from sparkpin.checkpoint.write import hold_model, set_aside
 from sparkpin.core import files, locks
 from sparkpin.core.errors import EngineError, IntegrityError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.distribute import copy as transfer
 from sparkpin.distribute import layout, verify
 from sparkpin.distribute.bundle import Bundle, open_bundle
@@ -50,31 +50,31 @@ class Imported:
     checks: tuple[Check, ...]
 
 
-def import_bundle(paths: Paths, engine: Engine, path: Path, say: Say, *, signed: bool = False) -> Imported:
+def import_bundle(paths: Paths, engine: Engine, path: Path, *, signed: bool = False) -> Imported:
     """Verify a file, load its image, keep its files, record its release: as built, for no smoke test ran here.
 
     signed: refuse what nobody signed whom `allowed_signers` names.
     Raises IntegrityError, before anything changes, for a bundle that is not whole and true or that contradicts what
     this machine has.
     """
-    with open_bundle(path, say) as bundle:
+    with open_bundle(path) as bundle:
         if signed:
             verify.require([verify.demanded(check) for check in bundle.checks], str(path))
-        with locks.claim(paths, say):
-            return take_in(paths, engine, bundle, say)
+        with locks.claim(paths):
+            return take_in(paths, engine, bundle)
 
 
-def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say) -> Imported:
+def take_in(paths: Paths, engine: Engine, bundle: Bundle) -> Imported:
     is_own = require_no_conflict(paths, engine, bundle)
     require_space(paths, bundle)
-    sent = load_image(engine, bundle, say)
+    sent = load_image(engine, bundle)
     say("keeping its files")
-    keep_files(paths, bundle, say)
-    keep_listings(paths, engine, bundle, say)
+    keep_files(paths, bundle)
+    keep_listings(paths, engine, bundle)
     if bundle.has_checkpoint and is_own:
         say("its checkpoint is left out: this machine made the release, and makes its checkpoint")
     elif bundle.has_checkpoint:
-        keep_checkpoint(paths, bundle, say)
+        keep_checkpoint(paths, bundle)
     keep_evidence(paths, bundle)
     release = Releases(paths).update(bundle.release.tag, lambda known: merged(paths, bundle, known))
     return Imported(release, sent, bundle.checks)
@@ -164,14 +164,14 @@ def require_space(paths: Paths, bundle: Bundle) -> None:
         files.require_space(folder, lacking, "the bundle's files", variable)
 
 
-def load_image(engine: Engine, bundle: Bundle, say: Say) -> transfer.Sent | None:
+def load_image(engine: Engine, bundle: Bundle) -> transfer.Sent | None:
     images = transfer.images_of(bundle.release, bundle.records)
     if transfer.is_there(engine, images):
         say("the engine has the image")
         return None
     if bundle.layers is not None:
         below = transfer.present(engine, bundle.release.diff_ids)
-        return transfer.send(engine, images, bundle.layers, below, say)
+        return transfer.send(engine, images, bundle.layers, below)
     ref = current.present_ref(engine, bundle.release)
     if ref is None:
         raise EngineError(
@@ -193,9 +193,9 @@ def named_files(paths: Paths, bundle: Bundle) -> dict[Path, str]:
     return found
 
 
-def keep_files(paths: Paths, bundle: Bundle, say: Say) -> None:
+def keep_files(paths: Paths, bundle: Bundle) -> None:
     repositories = {"/".join(path.split("/")[:2]) for path in bundle.model_files}
-    with hub.hold_repositories(paths, repositories, say):
+    with hub.hold_repositories(paths, repositories):
         for target, title in named_files(paths, bundle).items():
             if target.is_file() and is_same(target, title):
                 os.utime(target)  # young again for `prune`, should the run be killed before its record is written
@@ -214,23 +214,23 @@ def copy(bundle: Bundle, title: str, out: IO[bytes], sha256: str) -> None:
         raise IntegrityError(f"{bundle.source} changed while it was read: {title}", next_step=step)
 
 
-def keep_listings(paths: Paths, engine: Engine, bundle: Bundle, say: Say) -> None:
+def keep_listings(paths: Paths, engine: Engine, bundle: Bundle) -> None:
     """What each layer holds, for `diff` and `why`: of the bytes that came, or of those that the engine has."""
     found: Mapping[str, Any] = bundle.listings
     lacking = [one for one in dict.fromkeys(bundle.release.diff_ids) if not layer_file(paths, one).is_file()]
     with contextlib.ExitStack() as stack:
         if set(lacking) - found.keys():
-            layers = saved_layers(paths, engine, bundle.release, stack, say)
+            layers = saved_layers(paths, engine, bundle.release, stack)
             read = {one: read_layer(cast(BinaryIO, layers[one]), everything=True) for one in lacking}
             found = {one: contents_of(layer) for one, layer in read.items()}
         for diff_id in lacking:
             write_contents(layer_file(paths, diff_id), found[diff_id])
 
 
-def keep_checkpoint(paths: Paths, bundle: Bundle, say: Say) -> None:
+def keep_checkpoint(paths: Paths, bundle: Bundle) -> None:
     """The finished checkpoint, whole or not at all."""
     folder, model = Releases(paths).checkpoint(bundle.release), bundle.release.model
-    with hold_model(paths, model, say):
+    with hold_model(paths, model):
         if is_complete(folder, bundle.release.checkpoint_key):
             return
         files.sweep(folder.parent)

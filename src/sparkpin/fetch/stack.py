@@ -18,7 +18,7 @@ from sparkpin.core import files
 from sparkpin.core.errors import InputError, IntegrityError, ManifestError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.fetch.debs import TIME, fetch_debs, open_apt
 from sparkpin.fetch.store import Store, find_missing
 from sparkpin.fetch.wheels import Newer, fetch_wheels, index_closure, target_of
@@ -26,7 +26,7 @@ from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, st
 from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock
 
 
-def lock_stack(paths: Paths, name: str, say: Say, *, newer: Newer | None = None) -> StackLock:
+def lock_stack(paths: Paths, name: str, *, newer: Newer | None = None) -> StackLock:
     """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network; nothing is downloaded.
 
     newer: what may change of the lock that is there; nothing becomes older.
@@ -39,24 +39,24 @@ def lock_stack(paths: Paths, name: str, say: Say, *, newer: Newer | None = None)
         if newer and former and newer.what in ("vllm", "python"):
             debs = former.debs
         else:
-            debs = debian_closure(stack, Store(paths.store), say)
+            debs = debian_closure(stack, Store(paths.store))
         target = target_of(stack, debs)
         say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
         wheels = former.wheels if former else []
         if newer is None or newer.what != "debian":
-            wheels = index_closure(stack, target, wheels, file, say, newer)
+            wheels = index_closure(stack, target, wheels, file, newer)
         say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
     time = former.time if former and former.debs == debs else f"{datetime.now(UTC):{TIME}}" if debs else ""
     lock = StackLock(stack=name, inputs=stack_inputs(stack), time=time, debs=debs, wheels=wheels)
     check_unique(lock, lock_file)
     if former:
-        require_forward(former, lock, lock_file, say)
+        require_forward(former, lock, lock_file)
     with atomic_file(paths.project / lock_file) as out:
         out.write(lock_text(lock).encode())
     return lock
 
 
-def debian_closure(stack: Stack, store: Store, say: Say) -> list[LockedDeb]:
+def debian_closure(stack: Stack, store: Store) -> list[LockedDeb]:
     """The root file system's packages. store: has room for apt's lists."""
     say(f"lock {stack.name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
     with files.disk_errors(store.root):
@@ -84,7 +84,7 @@ def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
         raise ManifestError(error.file, error.key, error.got, error.expected, next_step=step) from None
 
 
-def require_forward(former: StackLock, lock: StackLock, file: str, say: Say) -> None:
+def require_forward(former: StackLock, lock: StackLock, file: str) -> None:
     """What a lying or stale mirror or index does: other bytes under a name or of a version that is locked, or older
     versions.
 
@@ -148,7 +148,7 @@ class FetchReport:
     bytes_fetched: int
 
 
-def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchReport:
+def fetch_stack(paths: Paths, stack: Stack, lock: StackLock) -> FetchReport:
     """Everything of the lock into the store, verified. Files that are there are read again; a damaged one is replaced.
 
     Touches no network when nothing is missing. What cannot be had keeps nothing else from being fetched. Raises
@@ -157,7 +157,7 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchR
     check_unique(lock, f"pins/stacks/{lock.stack}.lock")
     store = Store(paths.store)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
-        absent = find_missing(((file, store.path(file.sha256)) for file in lock.files), say)
+        absent = find_missing((file, store.path(file.sha256)) for file in lock.files)
         wanted = {file.sha256: file for file in absent}  # one content may have two names
         if wanted:
             size = sum(file.size for file in wanted.values())
@@ -166,10 +166,10 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchR
             for part in store.incoming.glob("*.part"):
                 if part.stem not in wanted:  # begun for another lock
                     part.unlink()
-            fetch_debs(stack, lock.time, [file for file in wanted.values() if isinstance(file, LockedDeb)], store, say)
+            fetch_debs(stack, lock.time, [file for file in wanted.values() if isinstance(file, LockedDeb)], store)
             wheels = [file for file in wanted.values() if not isinstance(file, LockedDeb)]
             if wheels:
-                fetch_wheels(stack.python.torch_backend, target_of(stack, lock.debs), wheels, store, say)
+                fetch_wheels(stack.python.torch_backend, target_of(stack, lock.debs), wheels, store)
     total = lock.files
     return FetchReport(len(total), sum(f.size for f in total), sum(f.size for f in wanted.values()))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.files import CHUNK, atomic_file, disk_errors, sha256_file
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.pins.schema import LockedFile
 
 FETCH = "invoke build --fetch-only"
@@ -94,7 +94,6 @@ def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = 
 
 def find_missing(
     wanted: Iterable[tuple[LockedFile, Path]],
-    say: Say,
     hash_of: Callable[[Path], str] = lambda path: sha256_file(path)[0],
     *,
     remove: bool = True,

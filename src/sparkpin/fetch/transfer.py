@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 from sparkpin.checkpoint.write import link_or_copy
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import IntegrityError, NetworkError, SparkpinError
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.fetch.store import LOST, Store
 from sparkpin.pins.schema import LockedFile
 
@@ -165,9 +165,7 @@ class Piece:
         files.sync_folder(self.target.parent)
 
 
-def fetch(
-    pieces: Sequence[Piece], say: Say, *, title: str, connections: int = CONNECTIONS, go_on: bool = False
-) -> None:
+def fetch(pieces: Sequence[Piece], *, title: str, connections: int = CONNECTIONS, go_on: bool = False) -> None:
     """Bring every piece to its place, verified; if one fails, those that are on their way are broken off and kept.
 
     go_on: what no source has keeps nothing else from being fetched. Raises NetworkError, IntegrityError, DiskError.
@@ -177,7 +175,7 @@ def fetch(
     # Largest first, or one connection would have the last large one to itself.
     ordered = sorted(pieces, key=lambda piece: -piece.length)
     with ThreadPoolExecutor(connections, thread_name_prefix="fetch") as pool:
-        jobs = [pool.submit(bring, piece, say, stop, silent) for piece in ordered]
+        jobs = [pool.submit(bring, piece, stop, silent) for piece in ordered]
         try:
             left = set(jobs)
             while left:
@@ -202,7 +200,7 @@ def fetch(
         raise errors[0]
 
 
-def bring(piece: Piece, say: Say, stop: threading.Event, silent: set[str]) -> None:
+def bring(piece: Piece, stop: threading.Event, silent: set[str]) -> None:
     """Bring one piece to its place, from the first source that has it. silent: hosts that were given up."""
     faults = list[SparkpinError]()
     with files.disk_errors(piece.part.parent):
@@ -217,7 +215,7 @@ def bring(piece: Piece, say: Say, stop: threading.Event, silent: set[str]) -> No
             try:
                 if source.host in silent:
                     raise Silent(f"{source.place(piece.file)} does not answer", next_step=AGAIN)
-                return bring_from(source, piece, say, stop)
+                return bring_from(source, piece, stop)
             except (NetworkError, IntegrityError) as error:
                 faults.append(error)
                 silent |= {source.host} if isinstance(error, Silent) else set()
@@ -229,7 +227,7 @@ def bring(piece: Piece, say: Say, stop: threading.Event, silent: set[str]) -> No
     raise type(worst)(f"cannot fetch {piece.label}: {causes}", next_step=worst.next_step or piece.sources[0].next_step)
 
 
-def bring_from(source: Source, piece: Piece, say: Say, stop: threading.Event) -> None:
+def bring_from(source: Source, piece: Piece, stop: threading.Event) -> None:
     """Bytes that are wrong are requested once more, of a file that is here from where it came."""
 
     def receive(again: bool) -> None:
@@ -248,7 +246,7 @@ def bring_from(source: Source, piece: Piece, say: Say, stop: threading.Event) ->
         if path := None if again else source.local(piece.file, piece.size):
             take(path, piece)
         else:
-            patient(functools.partial(receive, again), piece.label, say, stop=stop, at=lambda: piece.present)
+            patient(functools.partial(receive, again), piece.label, stop=stop, at=lambda: piece.present)
         try:
             return piece.settle(source)
         except IntegrityError:
@@ -273,9 +271,7 @@ def is_whole(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
 
-def patient(
-    ask: Callable[[], T], what: str, say: Say, *, stop: threading.Event = NEVER, at: Callable[[], int] = int
-) -> T:
+def patient(ask: Callable[[], T], what: str, *, stop: threading.Event = NEVER, at: Callable[[], int] = int) -> T:
     """Ask until there is an answer; Silent after TRIES failures in a row, or where the server asks for more than
     PATIENCE. at: bytes that have arrived."""
     failures, waited, before = 0, 0.0, at()
@@ -302,7 +298,6 @@ def pause(stop: threading.Event, seconds: float) -> None:
 def fetch_files(
     wanted: Iterable[tuple[LockedFile, Sequence[Source]]],
     store: Store,
-    say: Say,
     *,
     title: str,
     connections: int = CONNECTIONS,
@@ -314,6 +309,6 @@ def fetch_files(
         part, target = store.incoming / f"{file.sha256}.part", store.path(file.sha256)
         name = f"{file.name} {file.version} ({file.file}, sha256={file.sha256})"
         pieces.append(Piece(sources, file.file, file.size, 0, file.size, part, target, file.sha256, name))
-    fetch(pieces, say, title=f"  {title}", connections=connections, go_on=True)
+    fetch(pieces, title=f"  {title}", connections=connections, go_on=True)
     with contextlib.suppress(OSError):
         store.incoming.rmdir()

@@ -27,7 +27,7 @@ from packaging.version import Version
 
 from sparkpin.core.errors import ManifestError, NetworkError
 from sparkpin.core.names import MACHINES
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.fetch.debs import tail
 from sparkpin.fetch.pip_settings import indexes
 from sparkpin.fetch.store import LOST, Store
@@ -106,7 +106,7 @@ class Newer:
 
 
 def index_closure(
-    stack: Stack, target: WheelTarget, former: Sequence[LockedFile], file: str, say: Say, newer: Newer | None = None
+    stack: Stack, target: WheelTarget, former: Sequence[LockedFile], file: str, newer: Newer | None = None
 ) -> list[LockedFile]:
     """Every wheel that the requirements need on the target, sorted by name. Network.
 
@@ -147,7 +147,7 @@ def index_closure(
     if done.returncode:
         raise NetworkError(f"uv could not resolve {python.requirements}:\n{tail(done, 15)}", next_step=CONFIG)
     sizes = {wheel.sha256: wheel.size for wheel in former}
-    return sorted((best(package, target, file, sizes, say) for package in packages(done)), key=lambda wheel: wheel.name)
+    return sorted((best(package, target, file, sizes) for package in packages(done)), key=lambda wheel: wheel.name)
 
 
 def resolve(
@@ -201,7 +201,7 @@ def file_of(url: str) -> str:
     return unquote(urlsplit(url).path).rpartition("/")[2]
 
 
-def best(package: Mapping[str, Any], target: WheelTarget, file: str, sizes: Mapping[str, int], say: Say) -> LockedFile:
+def best(package: Mapping[str, Any], target: WheelTarget, file: str, sizes: Mapping[str, int]) -> LockedFile:
     """Of a distribution in a pylock.toml the wheel that fits the target best.
 
     sizes: SHA-256 -> bytes, of wheels that are known. Where neither the index gives a size (PyTorch's own does not) nor
@@ -221,12 +221,12 @@ def best(package: Mapping[str, Any], target: WheelTarget, file: str, sizes: Mapp
     sha256 = wheel["hashes"]["sha256"]
     if (size := wheel.get("size", sizes.get(sha256))) is None:
         with index_client() as client:
-            size = patient(functools.partial(source_of(client, wheel["url"]).size, name), name, say)
+            size = patient(functools.partial(source_of(client, wheel["url"]).size, name), name)
     version, project = package["version"], canonicalize_name(package["name"])
     return LockedFile(name=project, version=version, file=name, size=size, sha256=sha256)
 
 
-def fetch_wheels(backend: str, target: WheelTarget, wanted: Sequence[LockedFile], store: Store, say: Say) -> None:
+def fetch_wheels(backend: str, target: WheelTarget, wanted: Sequence[LockedFile], store: Store) -> None:
     """Locked wheels into the store. One that nobody offers keeps no other from being fetched; it is raised then.
 
     backend: see `resolve`. The caller holds the store's lock.
@@ -235,7 +235,7 @@ def fetch_wheels(backend: str, target: WheelTarget, wanted: Sequence[LockedFile]
     urls = find_urls(backend, target, wanted)
     with index_client() as client:
         sources = [(row, [source_of(client, urls[row.file])] if row.file in urls else []) for row in wanted]
-        fetch_files(sources, store, say, title="wheels")
+        fetch_files(sources, store, title="wheels")
 
 
 def find_urls(backend: str, target: WheelTarget, wanted: Sequence[LockedFile]) -> dict[str, str]:

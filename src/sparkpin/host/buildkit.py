@@ -7,13 +7,13 @@ import re
 import shutil
 import subprocess
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
 from sparkpin.core.errors import BuildError, DiskError, EngineError, HostError
-from sparkpin.core.terminal import Say, detail, tame
+from sparkpin.core.terminal import detail, say, tame
 
 LAST_LINES = 40  # of a build that fails BuildKit repeats the failing step's own lines at the end
 STEP = re.compile(r"^#\d+ (\[(?!internal\])[^]]+\] (?!FROM ).+)$")  # "#5 [torch 2/3] RUN ..."
@@ -44,11 +44,13 @@ def builder() -> str:
     )
 
 
-def build(context: Path, *words: str, say: Say, host: Mapping[str, str] = MappingProxyType({})) -> None:
+def build(
+    context: Path, *words: str, report: Callable[[str], None] = say, host: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Build context/Dockerfile without network. words: further options of `docker build`, as what becomes of it.
 
-    One line of progress for each step; the BuildError has a failing step's last lines. host: of an engine, the
-    environment that leads there.
+    report: takes one line of progress for each step; the BuildError has a failing step's last lines. host: of an
+    engine, the environment that leads there.
     """
     argv = [builder(), "build", "--network", "none", "--pull=false", "--progress", "plain", *words]
     with subprocess.Popen(
@@ -62,15 +64,15 @@ def build(context: Path, *words: str, say: Say, host: Mapping[str, str] = Mappin
     ) as process:
         assert process.stderr is not None
         try:
-            report = follow(process.stderr, say)
+            last = follow(process.stderr, report)
         except BaseException:
             process.terminate()
             raise
         if process.wait() != 0:
-            raise failure(report, context)
+            raise failure(last, context)
 
 
-def follow(lines: Iterable[str], say: Say) -> str:
+def follow(lines: Iterable[str], report: Callable[[str], None]) -> str:
     """Report each step once. Returns what to show if the build fails."""
     shown: set[str] = set()
     last: deque[str] = deque(maxlen=LAST_LINES)
@@ -81,7 +83,7 @@ def follow(lines: Iterable[str], say: Say) -> str:
             detail(f"  {tame(line)}")
         elif step[1] not in shown:
             shown.add(step[1])
-            say(re.sub(r"--mount=\S+\s+", "", step[1]))
+            report(re.sub(r"--mount=\S+\s+", "", step[1]))
     return "\n".join(last)
 
 

@@ -26,7 +26,7 @@ from sparkpin.core import files
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.machine import SYSTEM_PATH, find_program
 
 START_TIMEOUT = 120.0  # seconds
@@ -115,7 +115,7 @@ class Daemon:
         return (self.pidfile, "dockerd"), (self.folder / "exec/containerd/containerd.pid", "containerd")
 
 
-def start_engine(paths: Paths, say: Say, daemon: Daemon | None = None) -> str:
+def start_engine(paths: Paths, daemon: Daemon | None = None) -> str:
     """Version of the engine that answers, started when none did. HostError when none can be had.
 
     An engine that the user names (DOCKER_HOST, a context) is theirs: it answers or that is the error. daemon: a
@@ -136,7 +136,7 @@ def start_engine(paths: Paths, say: Say, daemon: Daemon | None = None) -> str:
         raise HostError("no Docker engine answers, and only root may start one", next_step=start_command(has_systemd))
     folder = daemon.folder if daemon else paths.engine
     with files.lock(folder / ".lock", on_wait=lambda: say("another run is starting the Docker engine")):
-        return ask(url) or run_engine(daemon, folder / "dockerd.log", url, say)
+        return ask(url) or run_engine(daemon, folder / "dockerd.log", url)
 
 
 def start_command(has_systemd: bool) -> str:
@@ -144,14 +144,14 @@ def start_command(has_systemd: bool) -> str:
     return "sudo systemctl start docker" if has_systemd else "sudo sh -c 'setsid dockerd >/dev/null 2>&1 &'"
 
 
-def run_engine(daemon: Daemon | None, log: Path, url: str, say: Say) -> str:
+def run_engine(daemon: Daemon | None, log: Path, url: str) -> str:
     """In a session of its own, so that it outlives this process; systemd, if any, runs the machine's own."""
     command = find_program("dockerd")
     if command is None:
         raise HostError("no Docker engine answers and there is no dockerd to start", next_step="invoke doctor")
     argv = [command]
     if daemon:
-        clear_pidfiles(daemon, say)
+        clear_pidfiles(daemon)
         config = daemon.folder / "daemon.json"
         config.write_text(json.dumps(daemon.settings))
         argv = [*daemon.wrapper, command, f"--config-file={config}"]
@@ -168,7 +168,7 @@ def run_engine(daemon: Daemon | None, log: Path, url: str, say: Say) -> str:
             env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"},
             start_new_session=True,
         )
-    with waiting(say, "waiting for the Docker engine"):
+    with waiting("waiting for the Docker engine"):
         until(lambda: ask(url) is not None or bool(process.poll()), START_TIMEOUT)
     if version := ask(url):
         return version
@@ -182,7 +182,7 @@ def run_engine(daemon: Daemon | None, log: Path, url: str, say: Say) -> str:
     )
 
 
-def clear_pidfiles(daemon: Daemon, say: Say) -> None:
+def clear_pidfiles(daemon: Daemon) -> None:
     """Those of an engine that was killed."""
     for pidfile, name in daemon.pidfiles:
         if pidfile.exists() and owner_of(pidfile, name) is None:
@@ -201,7 +201,7 @@ def owner_of(pidfile: Path, name: str, proc: Path = Path("/proc")) -> int | None
     return pid if head.partition("(")[2] == name and rest.split()[0] not in "ZX" else None
 
 
-def stop_engine(daemon: Daemon, say: Say) -> None:
+def stop_engine(daemon: Daemon) -> None:
     """Stop a private engine and unmount what it left mounted. Works on one that was killed as well."""
     for pidfile, name in daemon.pidfiles:
         if pid := owner_of(pidfile, name):

@@ -23,7 +23,6 @@ import requests
 from sparkpin.core.errors import DiskError, EngineError
 from sparkpin.core.files import CHUNK
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
 from sparkpin.host import buildkit, daemon
 from sparkpin.host.content_store import NO_SIZES, Sizes, config_of, stored_layers
 from sparkpin.host.daemon import environment
@@ -309,5 +308,5 @@ def engine_of(paths: Paths) -> Engine:
     try:
         return Engine.connect()
     except EngineError:
-        daemon.start_engine(paths, say)
+        daemon.start_engine(paths)
         return Engine.connect()

@@ -15,7 +15,7 @@ from sparkpin.core.errors import HostError
 from sparkpin.core.files import existing_parent
 from sparkpin.core.names import MACHINES
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say, size
+from sparkpin.core.terminal import say, size
 from sparkpin.host import buildkit, daemon
 from sparkpin.host.machine import ROOT, SYSTEM_PATH, Host, find_program, text
 from sparkpin.pins.schema import Stack
@@ -224,9 +224,9 @@ def lacking(host: Host, name: str, detail: str, *packages: str) -> Requirement:
     return Requirement(name, False, detail, fix, runnable=True)
 
 
-def install(lacks: Sequence[Requirement], host: Host, say: Say) -> None:
+def install(lacks: Sequence[Requirement], host: Host) -> None:
     """Run what meets them. HostError, and nothing changed, where that cannot help: no root, or a lack that only a
-    person can meet. say: gets each command before it runs."""
+    person can meet. Each command is printed before it runs."""
     if lacks and not (host.is_root and all(lack.runnable for lack in lacks)):
         listed = "".join(f"\n  {lack.name}: {lack.detail}" for lack in lacks)
         steps = dict.fromkeys(lack.fix for lack in lacks)

@@ -11,7 +11,7 @@ from sparkpin.build.make import checkpoint_of
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SmokeError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
@@ -40,7 +40,7 @@ class OwnServer:
 
 
 @contextlib.contextmanager
-def own_server(paths: Paths, engine: Engine, release: Release, kept: int, say: Say) -> Iterator[OwnServer]:
+def own_server(paths: Paths, engine: Engine, release: Release, kept: int) -> Iterator[OwnServer]:
     """Once it answers. kept: bytes that what is measured of it takes at most.
 
     Wrong and Fault within become a SmokeError, with the server's last words if it died.
@@ -61,13 +61,13 @@ def own_server(paths: Paths, engine: Engine, release: Release, kept: int, say: S
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     files.require_space(paths.cache, kept, "the measurements", "SPARKPIN_CACHE")
-    with alone(paths, engine, say):
+    with alone(paths, engine):
         timeout = running.ready_timeout(checkpoint)
         if gpus:
-            memory_limit.make_room(paths, engine, release, checkpoint, say)
+            memory_limit.make_room(paths, engine, release, checkpoint)
         say(f"{release.tag}: starting its server")
         with (
-            started(paths, engine, release, checkpoint, gpus=gpus, timeout=timeout, say=say) as server,
+            started(paths, engine, release, checkpoint, gpus=gpus, timeout=timeout) as server,
             Client.unix(server.socket, timeout=REQUEST_SECONDS) as client,
         ):
             try:

@@ -14,7 +14,7 @@ from sparkpin.core import files, locks
 from sparkpin.core.errors import DiskError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.prune.images import EngineState, read_engine, unneeded_tags
 from sparkpin.prune.unneeded_files import (
@@ -67,17 +67,17 @@ class PruneOptions:
     ignored: Collection[str] = ()
 
 
-def prune(paths: Paths, engine: Engine, options: PruneOptions, say: Say) -> Pruned:
+def prune(paths: Paths, engine: Engine, options: PruneOptions) -> Pruned:
     """Keep `keep` releases of each recipe, and whatever `verdicts` keeps besides.
 
     Records of releases go last, so that a killed run can be repeated.
     """
-    with contextlib.nullcontext() if options.dry_run else exclusive(paths, say, store=options.store):
-        project = project_marks(paths, say, required=options.store)
-        with waiting(say, "looking at what nothing needs"):
+    with contextlib.nullcontext() if options.dry_run else exclusive(paths, store=options.store):
+        project = project_marks(paths, required=options.store)
+        with waiting("looking at what nothing needs"):
             done = make_plan(paths, read_engine(engine, options.ignored), project, options)
         if not options.dry_run:
-            remove(paths, engine, done, say)
+            remove(paths, engine, done)
     return done
 
 
@@ -110,13 +110,13 @@ def make_plan(paths: Paths, state: EngineState, project: set[str] | None, option
     )
 
 
-def remove(paths: Paths, engine: Engine, done: Pruned, say: Say) -> None:
+def remove(paths: Paths, engine: Engine, done: Pruned) -> None:
     for tag in done.tags:
         engine.untag(tag)
     for name in done.volumes:
         with engine_errors():
             engine.client.volumes.get(name).remove()
-    linked.drop_volumes(paths, done.removed, done.staying, say)
+    linked.drop_volumes(paths, done.removed, done.staying)
     for kind, some in done.files.items():
         for path in some:
             remove_path(path)
@@ -124,11 +124,11 @@ def remove(paths: Paths, engine: Engine, done: Pruned, say: Say) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(paths: Paths, say: Say, *, store: bool) -> Iterator[None]:
+def exclusive(paths: Paths, *, store: bool) -> Iterator[None]:
     """No build, import, smoke test or promotion runs meanwhile; nor a fetch, where the store is pruned."""
     records = Releases(paths)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(locks.claim(paths, say, exclusive=True))
+        stack.enter_context(locks.claim(paths, exclusive=True))
         for recipe in records.recipes():
             stack.enter_context(records.locked(recipe))
         if store:
@@ -150,7 +150,7 @@ def judge(paths: Paths, state: EngineState, keep: int) -> tuple[Verdict, ...]:
     return tuple(verdict for name in records.recipes() for verdict in of_recipe(name))
 
 
-def project_marks(paths: Paths, say: Say, *, required: bool) -> set[str] | None:
+def project_marks(paths: Paths, *, required: bool) -> set[str] | None:
     """None, unless it is `required`, when a pin or a lock is broken: nobody knows then what it needs."""
     try:
         return marks_of_project(paths.project)

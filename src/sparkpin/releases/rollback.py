@@ -13,7 +13,7 @@ from sparkpin.core.errors import (
     SparkpinError,
 )
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine
 from sparkpin.releases import lookup, quality_gate
 from sparkpin.releases.current import GoneError, require_current, require_parts
@@ -25,9 +25,9 @@ OF_THE_RELEASE = (GoneError, CheckpointError, IntegrityError, InputError, Manife
 """It is removed, gone or refused. Anything else may pass, and says nothing about the release: a machine is away."""
 
 
-def find_target(paths: Paths, engine: Engine, recipe: str, say: Say, check: Check) -> Release:
+def find_target(paths: Paths, engine: Engine, recipe: str, check: Check) -> Release:
     """Where a rollback lands: on what was current last before, or on the one before that where `promote` would refuse
-    it, or where image, checkpoint or record are gone; `say` is told. InputError where there is none; what may
+    it, or where image, checkpoint or record are gone. InputError where there is none; what may
     pass, such as an engine that does not answer, is raised."""
     records = Releases(paths)
     current, before = require_current(records, recipe), records.before(recipe)

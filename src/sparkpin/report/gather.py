@@ -195,7 +195,7 @@ def absent_files(paths: Paths, release: Release) -> int:
         folder, store = repository_folder(paths, entry), Store(paths.store)
         rows = [(file, folder / file.file) for file in entry.files if file.file in TEXTS]
         rows += [(header, store.path(header.sha256)) for header in entry.headers]
-        absent += len(find_missing(rows, terminal.say, remove=False))
+        absent += len(find_missing(rows, remove=False))
     return absent
 
 

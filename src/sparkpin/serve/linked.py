@@ -12,7 +12,7 @@ from typing import Any
 from sparkpin.core.errors import BusyError, CheckpointError, EngineError, IntegrityError, SparkpinError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, owner
@@ -40,9 +40,9 @@ SHORT_SECONDS = 8  # for a machine that may be away
 class Linked(Container):  # type: ignore[misc, unused-ignore]
     """Rank 0's container, with the others. A machine that has gone meanwhile is told of, and stops nothing."""
 
-    def __init__(self, first: Container, peers: Sequence[tuple[Machine, Container]], say: Say) -> None:
+    def __init__(self, first: Container, peers: Sequence[tuple[Machine, Container]]) -> None:
         super().__init__(attrs=first.attrs, client=first.client, collection=first.collection)  # type: ignore[arg-type]
-        self.peers, self._say = tuple(peers), say
+        self.peers = tuple(peers)
 
     def _peers(self, act: Callable[[Machine, Container], object]) -> None:
         def tried(pair: tuple[Machine, Container]) -> None:
@@ -50,7 +50,7 @@ class Linked(Container):  # type: ignore[misc, unused-ignore]
                 with named(pair[0]), engine_errors():
                     act(*pair)
             except SparkpinError as error:
-                self._say(f"warning: {pair[0].where}: {pair[1].name}: {error.message}")
+                say(f"warning: {pair[0].where}: {pair[1].name}: {error.message}")
 
         each(self.peers, tried)
 
@@ -95,7 +95,7 @@ class Spread:
     key: str = field(repr=False)
 
 
-def create(engine: Engine, name: str, wanted: LaunchOrder, spread: Spread | None, folder: str, say: Say) -> Container:
+def create(engine: Engine, name: str, wanted: LaunchOrder, spread: Spread | None, folder: str) -> Container:
     """A container on each machine, none of them started. What was made is gone again when one cannot be."""
     if spread is None:
         return launch.create(engine, name, wanted, volume=name, folder=folder)
@@ -123,7 +123,7 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, spread: Spread | None
                     launch.remove(container)
         raise
     first, *others = [container for container in made if container is not None]
-    return Linked(first, list(zip(checked.machines[1:], others, strict=True)), say)
+    return Linked(first, list(zip(checked.machines[1:], others, strict=True)))
 
 
 def order_of(wanted: LaunchOrder, spread: Spread, machine: Machine, group: str) -> LaunchOrder:
@@ -227,7 +227,6 @@ def rejoined(
     machines: Sequence[Machine],
     recipe: str,
     home: str,
-    say: Say,
 ) -> Container | None:
     """A server with its containers on other machines; the same where it has none. What no server here belongs to is
     removed there: a killed run left it.
@@ -248,12 +247,12 @@ def rejoined(
             else:
                 with named(machine):
                     launch.remove(one)
-    return Linked(old, peers, say) if old is not None and its is not None else old
+    return Linked(old, peers) if old is not None and its is not None else old
 
 
 @contextlib.contextmanager
 def elsewhere(
-    paths: Paths, recipe: str | None, servers: Sequence[Container], say: Say
+    paths: Paths, recipe: str | None, servers: Sequence[Container]
 ) -> Iterator[list[tuple[Machine, Container]]]:
     """The containers on other machines of a recipe, or of all of this home's. Machines that are away are told."""
     known = [nodes.kept(paths, name) for name in nodes.recipes_kept(paths) if recipe in (None, name)]
@@ -386,7 +385,7 @@ def held(paths: Paths, server: Container) -> dict[str, int]:
     return dict(zip([where for where, _ in places], each(places, taken), strict=True))
 
 
-def drop_volumes(paths: Paths, removed: Sequence[Release], remaining: Sequence[Release], say: Say) -> None:
+def drop_volumes(paths: Paths, removed: Sequence[Release], remaining: Sequence[Release]) -> None:
     """Remove checkpoints and caches of releases that go from the machines that their recipes are served on; their
     images stay. What a container has stays, and what other releases need. A machine that is away is told of, with the
     command."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say, gib
+from sparkpin.core.terminal import gib, say
 from sparkpin.host import machine as hosts
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
@@ -96,14 +96,14 @@ def require_room(room: Room, release: Release, free: int | None = None, freed: i
     )
 
 
-def make_room(paths: Paths, engine: Engine, release: Release, checkpoint: Path, say: Say) -> None:
+def make_room(paths: Paths, engine: Engine, release: Release, checkpoint: Path) -> None:
     """For a server on this machine's GPU, before it is started; HostError where it does not fit. A server that ended a
     moment ago may still have its files in the page cache, which counts as taken."""
-    drop_page_cache(say)
+    drop_page_cache()
     require_room(room_for(paths, engine, release, checkpoint), release)
 
 
-def drop_page_cache(say: Say, switch: Path = DROP_CACHES) -> bool:
+def drop_page_cache(switch: Path = DROP_CACHES) -> bool:
     """Free the machine's page cache where this user may; whether it was."""
     try:
         os.sync()

@@ -26,7 +26,7 @@ from sparkpin.core.errors import (
 )
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.pins.nodes import MEETING_PORT, STORE_PORT, example, nodes_of
@@ -305,7 +305,6 @@ def check(
     release: Release,
     checkpoint: Path,
     api: str,
-    say: Say,
     *,
     busy: bool,
 ) -> Checked:

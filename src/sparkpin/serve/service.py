@@ -12,7 +12,7 @@ from pathlib import Path
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, InputError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_flags import flag_value, served_name
@@ -58,7 +58,6 @@ def start(
     checkpoint: Path,
     *,
     options: AddressOptions = UNCHANGED,
-    say: Say,
     gpus: bool = False,
     health: Health | None = None,
     beside: bool | None = None,
@@ -110,7 +109,7 @@ def start(
             )
         together = (where or NodesOptions()).applied(nodes.kept(paths, release.recipe), release)
         machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else []
-        old = linked.rejoined(connections, old, machines, release.recipe, str(paths.home), say)
+        old = linked.rejoined(connections, old, machines, release.recipe, str(paths.home))
         known, kept = address_of(front), kept_address(paths, release.recipe)
         address = options.applied(known or kept or Address.of_command(release.argv))
         if kept and not known:
@@ -124,7 +123,7 @@ def start(
         was_there = old is not None and is_running(old)
         checked = None
         if together:
-            checked = nodes.check(paths, machines, together, release, checkpoint, address.host, say, busy=was_there)
+            checked = nodes.check(paths, machines, together, release, checkpoint, address.host, busy=was_there)
         key = key_of(paths, release, address.host)  # may make one, which a command that is refused is not to leave
         order = FrontOrder(name, str(paths.home), release.recipe, release.tag, address, key, pair)
         same = was_there and old is not None and old.labels.get(RELEASE_LABEL) == release.tag
@@ -160,7 +159,7 @@ def start(
         if checked:
             nodes.keep(paths, release.recipe, checked.nodes)  # now, for a start that nobody waits for goes on
         if old is not None and space is None:
-            served = resumed(paths, engine, order, old, wanted, say, spread)
+            served = resumed(paths, engine, order, old, wanted, spread)
         else:
             assert space is not None
             ready = old is not None and describe(old, front).ready
@@ -172,15 +171,15 @@ def start(
                     and alone
                     and (memory_limit.fits_beside(space) if beside is None else beside)
                 ):
-                    served = taken_over(paths, engine, order, old, wanted, drain, say)
+                    served = taken_over(paths, engine, order, old, wanted, drain)
                 else:
-                    with replaced(engine, name, old, release, drain, say):
+                    with replaced(engine, name, old, release, drain):
                         if gpus:
-                            memory_limit.drop_page_cache(say)
+                            memory_limit.drop_page_cache()
                             memory_limit.require_room(space, release)
                         if checked and was_there:
                             nodes.check_freed(checked, release)
-                        served = launched(paths, engine, order, old, wanted, say, spread, test)
+                        served = launched(paths, engine, order, old, wanted, spread, test)
         # The front has it now. Should that go without `stop`, an older address must not open the server again.
         address_path(paths, release.recipe).unlink(missing_ok=True)
         return served
@@ -235,24 +234,23 @@ def resumed(
     order: FrontOrder,
     old: Container,
     wanted: LaunchOrder,
-    say: Say,
     spread: Spread | None = None,
 ) -> Served:
     """The release runs; its front may have to be another one."""
     say(f"{wanted.release.tag} already runs as {old.name}")
     if not launch.asks(old)[0]:
         folder = crash_facts.folder_of(paths, wanted.release.recipe, wanted.release.name)
-        waiting.until_ready(old, wanted.release, wanted.timeout, folder, say, fresh=False)
+        waiting.until_ready(old, wanted.release, wanted.timeout, folder, fresh=False)
     linked.keep_up(old, wanted, spread)  # a run that was killed while it waited did not get to it
     folder_name = old.labels[SOCKET_LABEL]
     with fronts.opened(engine, order, folder_name) as front:
         fronts.use(front, folder_name)
         if not told(old, front).ready:
-            answered(old, front, order.key, say)
+            answered(old, front, order.key)
     return told(old, front)
 
 
-def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[str, ...]:
+def stop(paths: Paths, engine: Engine, recipe: str | None) -> tuple[str, ...]:
     """Stop and remove the container of a recipe of this home, or all of this home; returns their names.
 
     InputError for a recipe of which nothing is served.
@@ -260,7 +258,7 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
     with contextlib.ExitStack() as connections, engine_errors():
         every = [container for container in parts(engine) if container.labels.get(HOME_LABEL) == str(paths.home)]
         chosen = [c for c in every if recipe in (None, c.labels[LABEL])]
-        others = connections.enter_context(linked.elsewhere(paths, recipe, chosen, say))
+        others = connections.enter_context(linked.elsewhere(paths, recipe, chosen))
         if recipe is not None and not chosen and not others:
             known = ", ".join(sorted({c.labels[LABEL] for c in every}))
             raise InputError(
@@ -275,7 +273,7 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
                 its = linked.RECIPE_LABEL
                 own = [(m, one) for m, one in others if one.labels.get(its) == container.labels[LABEL]]
                 others = [pair for pair in others if pair not in own]
-                container = linked.Linked(container, own, say) if own else container
+                container = linked.Linked(container, own) if own else container
                 say(f"stopping {container.name}{''.join(f', {other.name} at {m.where}' for m, other in own)}")
                 container.stop(timeout=STOP_SECONDS)
             launch.remove(container)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.inside import PROMPT
@@ -34,7 +34,6 @@ def launched(
     order: FrontOrder,
     old: Container | None,
     wanted: LaunchOrder,
-    say: Say,
     spread: Spread | None = None,
     test: Test | None = None,
 ) -> Served:
@@ -43,7 +42,7 @@ def launched(
     spread: the machines of a release that is for several.
     """
     name, folder = order.name, fronts.folder_of(old)
-    container = linked.create(engine, name, wanted, spread, folder, say)
+    container = linked.create(engine, name, wanted, spread, folder)
 
     def begin() -> None:
         with engine_errors():
@@ -63,11 +62,11 @@ def launched(
                 if not test:
                     begin()
                     try:
-                        ready(paths, container, wanted, say, spread)
+                        ready(paths, container, wanted, spread)
                     except KeyboardInterrupt:
                         linked.keep_up(container, wanted, spread)
                         raise Detached(f"{name} goes on starting {wanted.release.tag}") from None
-                answered(container, front, order.key, say)
+                answered(container, front, order.key)
             except Detached:
                 raise
             except BaseException:
@@ -90,10 +89,10 @@ def told(container: Container, front: Container) -> Served:
     return describe(container, front)
 
 
-def ready(paths: Paths, container: Container, wanted: LaunchOrder, say: Say, spread: Spread | None = None) -> None:
+def ready(paths: Paths, container: Container, wanted: LaunchOrder, spread: Spread | None = None) -> None:
     """It answers a request from within, and from now on Docker keeps it up."""
     folder = crash_facts.folder_of(paths, wanted.release.recipe, wanted.release.name)
-    seconds = waiting.until_ready(container, wanted.release, wanted.timeout, folder, say, fresh=True)
+    seconds = waiting.until_ready(container, wanted.release, wanted.timeout, folder, fresh=True)
     keep(container, wanted, spread)
     say(f"ready after {seconds:.0f} s")
 
@@ -104,7 +103,7 @@ def keep(container: Container, wanted: LaunchOrder, spread: Spread | None) -> No
     linked.keep_up(container, wanted, spread)
 
 
-def answered(container: Container, front: Container, key: str | None, say: Say) -> None:
+def answered(container: Container, front: Container, key: str | None) -> None:
     """SmokeError unless a real request gets its answer at the address that clients use."""
     served = told(container, front)
     until, pause = time.monotonic() + ANSWER_SECONDS, 0.1
@@ -134,7 +133,7 @@ def fault_of(served: Served, key: str | None) -> str:
 
 
 def taken_over(
-    paths: Paths, engine: Engine, order: FrontOrder, old: Container, wanted: LaunchOrder, drain: float, say: Say
+    paths: Paths, engine: Engine, order: FrontOrder, old: Container, wanted: LaunchOrder, drain: float
 ) -> Served:
     """Start the new one, and tell the front to ask it once it answers; requests under way stay with the old one."""
     name, folder, former = order.name, fronts.folder_of(old), old.labels.get(RELEASE_LABEL, order.name)
@@ -144,11 +143,11 @@ def taken_over(
         with engine_errors():
             container.start()
         say(f"started {name}{NEXT} from {wanted.release.tag}")
-        ready(paths, container, wanted, say)
+        ready(paths, container, wanted)
         with fronts.opened(engine, order, folder) as front:
             try:
                 fronts.use(front, folder)
-                answered(container, front, order.key, say)
+                answered(container, front, order.key)
             except BaseException:
                 fronts.use(front, old.labels.get(SOCKET_LABEL, ""))
                 raise
@@ -160,7 +159,7 @@ def taken_over(
     say(f"switched; stopping {former}")
     old.rename(name + FORMER)  # first, since stopping takes a while: from now on the new one is the recipe's server
     container.rename(name)
-    waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
+    waiting.quiet_moment(lambda: requests_under_way(old), drain)
     old.stop(timeout=STOP_SECONDS)
     launch.remove(old)
     return told(container, front)
@@ -174,9 +173,7 @@ def direct(engine: Engine, name: str, folder: str) -> None:
 
 
 @contextlib.contextmanager
-def replaced(
-    engine: Engine, name: str, old: Container | None, release: Release, drain: float, say: Say
-) -> Iterator[None]:
+def replaced(engine: Engine, name: str, old: Container | None, release: Release, drain: float) -> Iterator[None]:
     """The recipe's container so far makes room; it is removed in the end, or started again when the new one fails."""
     was_running = old is not None and is_running(old)
     try:
@@ -186,7 +183,7 @@ def replaced(
                     if launch.asks(old)[0]:  # requests to a server that hangs stay under way for ever
                         # Nothing new comes in: nobody listens yet where the next server will. Clients are to try again.
                         direct(engine, name, fronts.folder_of(old))
-                        waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
+                        waiting.quiet_moment(lambda: requests_under_way(old), drain)
                     say(f"stopping {old.labels.get(RELEASE_LABEL, name)}, which {release.tag} replaces")
                 old.stop(timeout=STOP_SECONDS)
                 old.rename(name + FORMER)

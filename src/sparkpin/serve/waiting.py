@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sparkpin.core.errors import SmokeError
-from sparkpin.core.terminal import Say, count
+from sparkpin.core.terminal import count, say
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import engine_errors
 from sparkpin.releases import container as running
@@ -23,9 +23,7 @@ class Detached(Exception):
     """The person does not wait any longer; the server goes on starting. The text says what runs."""
 
 
-def until_ready(
-    container: Container, release: Release, timeout: float, folder: Path, say: Say, *, fresh: bool
-) -> float:
+def until_ready(container: Container, release: Release, timeout: float, folder: Path, *, fresh: bool) -> float:
     """Seconds that it took; kept in `folder` for the next time if this is a start from its begin (fresh).
 
     SmokeError with a post-mortem, kept in `folder`, as soon as the server ends, or when it does not answer within
@@ -36,7 +34,7 @@ def until_ready(
         say(f"the last start took {last.seconds:.0f} s")
     ask = Seldom(lambda: launch.asks(container)[0])
     try:
-        seconds, watched = wait_for_answer(lambda: look(container, release), ask, timeout, say)
+        seconds, watched = wait_for_answer(lambda: look(container, release), ask, timeout)
     except StartFault as fault:
         raise failure(container, release, str(fault), folder) from None
     if fresh:
@@ -71,7 +69,7 @@ def failure(container: Container, release: Release, how: str, folder: Path) -> S
     )
 
 
-def quiet_moment(load: Callable[[], int | None], seconds: float, say: Say) -> bool:
+def quiet_moment(load: Callable[[], int | None], seconds: float) -> bool:
     """Wait until no request is under way, at most `seconds`; whether that came. load: how many are; None where one
     reading of the metrics failed, which does not mean that there are none."""
     until, unknown, waits = time.monotonic() + seconds, 0, False

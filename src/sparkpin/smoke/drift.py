@@ -14,7 +14,7 @@ from typing import Any
 
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.releases.record import Release, Releases, now
 from sparkpin.smoke.answers import NotApplicable, Wrong, a_dict, only_choice, require
 from sparkpin.smoke.evidence import evidence_folder
@@ -89,7 +89,7 @@ def marked(file: str, mark: str) -> str:
     return f"{name}{mark.replace('@', '-drafts-')}.{end}"
 
 
-def complete(paths: Paths, release: Release, say: Say) -> Release:
+def complete(paths: Paths, release: Release) -> Release:
     """The check of a release that was tested before the stage below it: from what both tests have left, no server.
 
     Its record and its result.json say when it was compared. A test that found its own numbers wrong stays as it is.
@@ -97,10 +97,10 @@ def complete(paths: Paths, release: Release, say: Say) -> Release:
     """
     records = Releases(paths)
     with records.locked(release.recipe):
-        return completed(paths, records, records.get(release.tag), say)
+        return completed(paths, records, records.get(release.tag))
 
 
-def completed(paths: Paths, records: Releases, release: Release, say: Say) -> Release:
+def completed(paths: Paths, records: Releases, release: Release) -> Release:
     folder = evidence_folder(paths, release)
     checks = [dict(check) for check in (release.smoke or {}).get("checks", ())]
     mine = [check for check in checks if is_drift(check) and check["passed"]]

@@ -13,7 +13,7 @@ from pathlib import Path
 from sparkpin.core import terminal
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.releases import container as running
@@ -40,7 +40,7 @@ class InspectedResult:
 
 
 def run_inspection(
-    paths: Paths, engine: Engine, release: Release, why: str, say: Say, *, load: bool = False
+    paths: Paths, engine: Engine, release: Release, why: str, *, load: bool = False
 ) -> tuple[InspectedResult, Write]:
     """Examine the release's image without running it; load: then load its libraries and plugins, too.
 
@@ -51,10 +51,10 @@ def run_inspection(
     running.require_image(engine, release)
     begin = time.monotonic()
     say(f"inspected, not served: {why}")
-    examined = inspect(paths, engine, release.tag, sm=None, say=say)
+    examined = inspect(paths, engine, release.tag, sm=None)
     report.show(examined)
     terminal.show(examined.verdict)
-    loaded = run_load(paths, engine, release, examined.facts, examined.platform, say) if load else None
+    loaded = run_load(paths, engine, release, examined.facts, examined.platform) if load else None
     if loaded:
         show_load(loaded)
     result = result_of(examined, loaded, why, round(time.monotonic() - begin, 1))

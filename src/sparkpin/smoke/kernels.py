@@ -12,7 +12,7 @@ from typing import Any
 
 from sparkpin.core.errors import HostError, InspectionError, UntoldError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
@@ -60,7 +60,7 @@ def require_kernels(release: Release) -> None:
         )
 
 
-def compare(paths: Paths, engine: Engine, release: Release, say: Say, *, limit: float = LIMIT_SECONDS) -> str:
+def compare(paths: Paths, engine: Engine, release: Release, *, limit: float = LIMIT_SECONDS) -> str:
     """The table of `sparkpin_modkit.selfcheck`, run in the release's image on the GPU, with the image's digest above.
 
     Args:
@@ -76,7 +76,7 @@ def compare(paths: Paths, engine: Engine, release: Release, say: Say, *, limit: 
     if why := obstacle(paths, engine, release, nodes=1):
         raise HostError(f"the kernels of {release.tag} cannot run here: {why}", next_step="invoke doctor")
     running.require_image(engine, release)
-    with alone(paths, engine, say):
+    with alone(paths, engine):
         say(f"{release.tag}: comparing the kernels of {', '.join(release.demands.kernels)}")
         settings: dict[str, Any] = running.apart(running.sandbox(release.env, memory=None)) | running.all_gpus()
         volumes = {running.cache_volume(engine, release): {"bind": running.HOME, "mode": "rw"}}

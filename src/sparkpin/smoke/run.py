@@ -19,7 +19,7 @@ from typing import Any
 from sparkpin.core import terminal
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
@@ -67,7 +67,7 @@ class ServerEvidence:
     acceptance: metrics.DraftCounts | None = None
     leaves: dict[str, Any] = field(default_factory=dict)  # file -> JSON value
 
-    def add(self, result: CheckResult, say: Say) -> None:
+    def add(self, result: CheckResult) -> None:
         result = replace(result, name=f"{result.name}{self.mark}")
         tell = say if result.applicable else terminal.detail  # those come together, in one line at the end
         tell(f"{result.name}: {result.verdict}, {result.detail}")
@@ -79,7 +79,6 @@ def run_smoke(
     engine: Engine,
     release: Release,
     checkpoint: Path,
-    say: Say,
     *,
     gpus: bool = False,
     places: Sequence[Place] = (),
@@ -99,17 +98,17 @@ def run_smoke(
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     begin = time.monotonic()
-    with alone(paths, engine, say, [place.engine for place in places if place.where]):
+    with alone(paths, engine, [place.engine for place in places if place.where]):
         served: list[tuple[int, ServerEvidence]] = []
         reference = drift.reference(paths, release)
         for length, variant in drafting.variants(release):
             evidence = ServerEvidence(socket_argv(variant), f"@{length}" if served else "")
             served.append((length, evidence))
             timeout = running.ready_timeout(checkpoint)
-            how: dict[str, Any] = {"gpus": gpus, "timeout": timeout, "say": say, "places": places}
+            how: dict[str, Any] = {"gpus": gpus, "timeout": timeout, "places": places}
             with started(paths, engine, variant, checkpoint, **how) as server:
                 with Client.unix(server.socket) as client:
-                    examine(server, subject_of(variant, client, server, length, reference=reference), evidence, say)
+                    examine(server, subject_of(variant, client, server, length, reference=reference), evidence)
                 server.stop()
                 evidence.log, evidence.other_logs = server.log(), server.other_logs()
             if evidence.ready_seconds is None:
@@ -119,7 +118,7 @@ def run_smoke(
 
 
 def smoke_served(
-    paths: Paths, engine: Engine, release: Release, container: Container, port: int, timeout: float, say: Say
+    paths: Paths, engine: Engine, release: Release, container: Container, port: int, timeout: float
 ) -> tuple[SmokeResult, Write]:
     """The same of a server that was started just now to be served, and that nobody else asks yet; it goes on. The
     caller holds `alone`.
@@ -130,9 +129,9 @@ def smoke_served(
     begin = time.monotonic()
     with Client.tcp("127.0.0.1", port) as client:
         evidence, length = ServerEvidence(container.attrs["Config"]["Cmd"]), drafting.drafted(release)
-        server = Server(container, Path(), timeout, say)
+        server = Server(container, Path(), timeout)
         known = {"reference": drift.reference(paths, release)}
-        examine(server, subject_of(release, client, server, length, **known), evidence, say)
+        examine(server, subject_of(release, client, server, length, **known), evidence)
         evidence.log = server.log()
     return finished(paths, release, [(length, evidence)], time.monotonic() - begin, read_fingerprint(engine.version))
 
@@ -152,7 +151,7 @@ def subject_of(release: Release, client: Client, server: Server, length: int, **
     )
 
 
-def examine(server: Server, subject: SmokeSubject, evidence: ServerEvidence, say: Say) -> None:
+def examine(server: Server, subject: SmokeSubject, evidence: ServerEvidence) -> None:
     """Wait for the server, then run the checks until the last or until the server is gone."""
     begin = time.monotonic()
     evidence.exchanges, evidence.leaves = subject.client.exchanges, subject.leaves
@@ -161,10 +160,10 @@ def examine(server: Server, subject: SmokeSubject, evidence: ServerEvidence, say
     try:
         server.wait_ready(subject.client)
     except StartFault as fault:
-        evidence.add(CheckResult("start", False, str(fault), round(time.monotonic() - begin, 2)), say)
+        evidence.add(CheckResult("start", False, str(fault), round(time.monotonic() - begin, 2)))
         return
     evidence.ready_seconds = server.ready_seconds
-    evidence.add(CheckResult("start", True, f"ready after {server.ready_seconds} s", server.ready_seconds or 0.0), say)
+    evidence.add(CheckResult("start", True, f"ready after {server.ready_seconds} s", server.ready_seconds or 0.0))
     for name in names:
         if reason := server.exit_reason():
             result = CheckResult(name, False, f"not asked: the container {reason}", 0.0)
@@ -173,7 +172,7 @@ def examine(server: Server, subject: SmokeSubject, evidence: ServerEvidence, say
             exchanges = subject.client.exchanges
             if not result.passed and exchanges and exchanges[-1].fault and (reason := server.exit_reason(wait=2)):
                 result = replace(result, detail=f"{result.detail}; the container {reason}")
-        evidence.add(result, say)
+        evidence.add(result)
     if skipped := [check.name for check in evidence.checks if not check.applicable]:
         say(f"{terminal.count(len(skipped), 'check')} not applicable ({', '.join(skipped)}): see result.json")
     with contextlib.suppress(Fault):  # for the record, whether or not the stage has a floor for it

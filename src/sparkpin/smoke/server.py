@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host import ssh
 from sparkpin.host.containers import Container, Mount
 from sparkpin.host.engine import Engine, engine_errors
@@ -81,7 +81,7 @@ def own(paths: Paths, engine: Engine, *, elsewhere: bool = False) -> list[Contai
         return list(engine.client.containers.list(all=True, filters={"label": label}, ignore_removed=True))
 
 
-def remove_leftovers(paths: Paths, engine: Engine, say: Say, others: Sequence[Engine] = ()) -> None:
+def remove_leftovers(paths: Paths, engine: Engine, others: Sequence[Engine] = ()) -> None:
     """Remove what killed runs left. Call it only while holding the lock of the smoke test. others: of other machines
     that they may have used."""
     for left in [*own(paths, engine), *(one for other in others for one in own(paths, other, elsewhere=True))]:
@@ -99,10 +99,10 @@ def leftovers(paths: Paths, engine: Engine) -> frozenset[str]:
     return frozenset()
 
 
-def clear_leftovers(paths: Paths, engine: Engine, say: Say, others: Sequence[Engine] = ()) -> None:
+def clear_leftovers(paths: Paths, engine: Engine, others: Sequence[Engine] = ()) -> None:
     """Remove what killed runs left, unless a smoke test runs now: then they are not left over."""
     with contextlib.suppress(BusyError), lock(smoke_lock(paths), wait=False):
-        remove_leftovers(paths, engine, say, others)
+        remove_leftovers(paths, engine, others)
 
 
 def is_testing(paths: Paths) -> bool:
@@ -122,15 +122,15 @@ def smoke_lock(paths: Paths) -> Path:
 
 
 @contextlib.contextmanager
-def alone(paths: Paths, engine: Engine, say: Say, others: Sequence[Engine] = ()) -> Iterator[None]:
+def alone(paths: Paths, engine: Engine, others: Sequence[Engine] = ()) -> Iterator[None]:
     """No other smoke test, benchmark or the like of this home runs meanwhile. Removes what killed runs left, and what
     this one leaves. others: of other machines that it uses."""
     with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
-        remove_leftovers(paths, engine, say, others)
+        remove_leftovers(paths, engine, others)
         try:
             yield
         except BaseException:
-            remove_leftovers(paths, engine, say, others)
+            remove_leftovers(paths, engine, others)
             raise
 
 
@@ -151,11 +151,11 @@ class Server:
     answers."""
 
     def __init__(
-        self, container: Container, socket: Path, timeout: float, say: Say, others: Mapping[Container, Place] = {}
+        self, container: Container, socket: Path, timeout: float, others: Mapping[Container, Place] = {}
     ) -> None:
         """socket: Path() where this user cannot come to it, so that each connection costs a process in the container;
         others: the containers of ranks 1 and up, each with its machine."""
-        self.container, self.socket, self._timeout, self._say = container, socket, timeout, say
+        self.container, self.socket, self._timeout = container, socket, timeout
         self.others = others
         self.started = time.monotonic()
         self.ready_seconds: float | None = None
@@ -211,7 +211,7 @@ class Server:
         if self.socket != Path():
             ask = lambda watched: self.is_open() and client.healthy()  # noqa: E731
         try:
-            wait_for_answer(look, ask, self._timeout, self._say)
+            wait_for_answer(look, ask, self._timeout)
         except StartFault as fault:
             log = self.log_of(ended[1]) if ended else self.log()
             raise StartFault(f"{fault}\n{running.last_lines(log)}") from None
@@ -271,7 +271,6 @@ def started(
     *,
     gpus: bool,
     timeout: float,
-    say: Say,
     places: Sequence[Place] = (),
 ) -> Iterator[Server]:
     """A container of the release, or one for each of its nodes, removed in the end with its socket folder.
@@ -301,7 +300,7 @@ def started(
         if nodes == 1:
             own = settings(engine, checkpoint, 1, {}) | {"entrypoint": argv[:1], "command": argv[1:]}
             with container_of(paths, engine, release, "smoke", **own) as container:
-                yield Server(container, folder / SOCKET, timeout, say)
+                yield Server(container, folder / SOCKET, timeout)
             return
         key, containers = secrets.token_hex(32), dict[Container, Place]()
         with contextlib.ExitStack() as stack:
@@ -316,7 +315,7 @@ def started(
                     own = settings(place.engine, place.checkpoint, 1 if places else nodes, place.env)
                 containers[stack.enter_context(started_node(paths, release, place, argv, own))] = place
             first, *others = containers
-            yield Server(first, folder / SOCKET, timeout, say, {one: containers[one] for one in others})
+            yield Server(first, folder / SOCKET, timeout, {one: containers[one] for one in others})
 
 
 def started_node(

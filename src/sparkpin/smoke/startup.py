@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.pins.vllm_flags import flag_value
 
 STAGES = ("start", "weights", "compile", "cache", "graphs", "ready")
@@ -84,7 +84,7 @@ class Startup:
 
 
 def wait_for_answer(
-    look: Callable[[], tuple[str | None, bytes]], answers: Callable[[Startup], bool], timeout: float, say: Say
+    look: Callable[[], tuple[str | None, bytes]], answers: Callable[[Startup], bool], timeout: float
 ) -> tuple[float, Startup]:
     """Seconds that it took, and its stages.
 

@@ -133,7 +133,7 @@ def site(main_job: Releases, stages: dict[str, Release], tmp_path_factory: pytes
         replace(begin, line=[*begin.line, *options]).done()
         yield made
     finally:
-        service.stop(paths, engine, None, print)
+        service.stop(paths, engine, None)
         subprocess.run(["ip", "addr", "del", f"{ADDRESS}/32", "dev", "lo"], check=True)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

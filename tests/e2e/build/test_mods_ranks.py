@@ -39,7 +39,7 @@ VOCABULARY = "draft-vocabulary"
 def checkpoint(work: Path) -> Path:
     paths, pin = Paths(PROJECT, work / "cache", work / "home"), manifests.load_model(PROJECT, "scripted-wide")
     lock = manifests.load_model_lock(PROJECT, pin)
-    return build_checkpoint(paths, pin, lock, all_steps(pin), print)
+    return build_checkpoint(paths, pin, lock, all_steps(pin))
 
 
 def installed(folder: Path) -> Path:

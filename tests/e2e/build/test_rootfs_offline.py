@@ -37,7 +37,7 @@ from sparkpin.pins.manifests import load_stack, load_stack_lock
 paths = Paths(*map(Path, sys.argv[1:4]))
 stack = load_stack(paths.project, "cpu")
 spec = rootfs.rootfs_spec(stack, load_stack_lock(paths.project, stack))
-print(sha256_file(rootfs.build_rootfs(paths, Engine.connect(), spec, lambda line: None))[0])
+print(sha256_file(rootfs.build_rootfs(paths, Engine.connect(), spec))[0])
 """
 ODD = {
     "TZ": "Asia/Tokyo",
@@ -147,6 +147,6 @@ def test_a_newer_engine(
     spec = rootfs.rootfs_spec(stack, load_stack_lock(PROJECT, stack))
     try:
         with newer_engine(newer_root, NEWER[name]) as engine:
-            assert sha256_file(rootfs.build_rootfs(paths, engine, spec, print))[0] == published
+            assert sha256_file(rootfs.build_rootfs(paths, engine, spec))[0] == published
     finally:
         buildkit.builder.cache_clear()

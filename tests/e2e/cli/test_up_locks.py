@@ -14,7 +14,6 @@ import hub
 import pytest
 from checkout import INVOKE, Checkout
 from places import PROJECT
-from private_engine import quiet
 
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model import generated
@@ -53,7 +52,7 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[str]:
     paths = Paths(PROJECT, tmp_path / "generated", tmp_path / "home")
-    with generated(paths, manifests.load_model(PROJECT, "scripted-tiny"), None, quiet) as made:
+    with generated(paths, manifests.load_model(PROJECT, "scripted-tiny"), None) as made:
         shutil.copytree(made / "sparkpin", tmp_path / "hub" / TRIAL)
     with hub.serve(tmp_path / "hub") as url:
         yield url

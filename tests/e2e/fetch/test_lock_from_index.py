@@ -29,15 +29,15 @@ def test_lock_is_written_and_fetch_accepts_it(paths: Paths, index: Index) -> Non
     make_wheel(index.folder, "some-dep", "1.0")
     dep = make_wheel(index.folder, "some-dep", "1.5")
     write(paths, ["app==1.0"])
-    lock = lock_stack(paths, "s", print)
+    lock = lock_stack(paths, "s")
     assert lock.wheels == [app, dep]
     assert load_stack_lock(paths.project, load_stack(paths.project, "s")) == lock
     text = (paths.project / "pins/stacks/s.lock").read_text()
     assert "http" not in text and "127.0.0.1" not in text and str(index.folder) not in text
     assert not any(paths.store.rglob("*.*")), "locking brings nothing into the store"
-    assert fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, *lock.wheels), print).bytes_fetched
+    assert fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, *lock.wheels)).bytes_fetched
     assert all(Store(paths.store).verified(wheel) for wheel in lock.wheels)
-    assert lock_text(lock_stack(paths, "s", print)) == text
+    assert lock_text(lock_stack(paths, "s")) == text
 
 
 def test_excluded_goes_with_what_only_it_needs(paths: Paths, index: Index) -> None:
@@ -49,10 +49,10 @@ def test_excluded_goes_with_what_only_it_needs(paths: Paths, index: Index) -> No
     make_wheel(index.folder, "tool", requires=["speed; extra == 'fast'", "never; extra == 'slow'"], extras="fast slow")
     make_wheel(index.folder, "speed")
     write(paths, ["app==1.0"], exclude={"gpu": "no GPU here"})
-    assert sorted(versions(lock_stack(paths, "s", print))) == ["app", "shared", "speed", "tool"]
+    assert sorted(versions(lock_stack(paths, "s"))) == ["app", "shared", "speed", "tool"]
     write(paths, ["app==1.0"])
     everything = {"app", "gpu", "gpu-helper", "gpu-helper-helper", "shared", "speed", "tool"}
-    assert set(versions(lock_stack(paths, "s", print))) == everything
+    assert set(versions(lock_stack(paths, "s"))) == everything
 
 
 def test_markers_and_wheels_are_the_targets(paths: Paths, index: Index) -> None:
@@ -74,7 +74,7 @@ def test_markers_and_wheels_are_the_targets(paths: Paths, index: Index) -> None:
     make_wheel(index.folder, "native", tag="cp312-cp312-manylinux_2_17_x86_64")
     for platform, machine, other in (("linux/amd64", "x86_64", "intel"), ("linux/arm64", "aarch64", "arm")):
         write(paths, ["app==1.0"], platform)
-        lock = lock_stack(paths, "s", print)
+        lock = lock_stack(paths, "s")
         assert set(versions(lock)) == {"app", "native", "old", "patch", other}
         (native,) = [wheel.file for wheel in lock.wheels if wheel.name == "native"]
         assert native == f"native-1.0-cp311-cp311-manylinux_2_35_{machine}.whl"
@@ -89,19 +89,19 @@ def test_an_override_takes_the_place_of_what_distributions_say(paths: Paths, ind
     make_wheel(index.folder, "bound", "13.5.0", tag="py3-none-manylinux_2_17_aarch64")
     bounds = {"constraints": {"bound==13.0.*": "one release"}, "overrides": {"dep==2.0": "3 is not served"}}
     write(paths, ["app==1.0"], "linux/arm64", **bounds)
-    lock = lock_stack(paths, "s", lambda _: None)
+    lock = lock_stack(paths, "s")
     assert versions(lock) == {"app": "1.0", "bound": "13.0.1", "dep": "2.0"}
     assert best in lock.wheels
-    fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, *lock.wheels), print)
+    fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, *lock.wheels))
     assert all(Store(paths.store).verified(wheel) for wheel in lock.wheels)
 
     write(paths, ["app==1.0"], "linux/arm64", overrides=bounds["overrides"])
-    assert versions(lock_stack(paths, "s", lambda _: None))["bound"] == "13.5.0"
+    assert versions(lock_stack(paths, "s"))["bound"] == "13.5.0"
     write(paths, ["app==1.0"], "linux/arm64", overrides=bounds["overrides"], exclude={"bound": "not here"})
-    assert versions(lock_stack(paths, "s", lambda _: None)) == {"app": "1.0", "dep": "2.0"}
+    assert versions(lock_stack(paths, "s")) == {"app": "1.0", "dep": "2.0"}
     write(paths, ["app==1.0"], "linux/arm64", constraints={"dep<3": "none"}, overrides={"bound==12.0": "none"})
     with pytest.raises(ManifestError, match=r"python\.requirements: .*uv says"):
-        lock_stack(paths, "s", lambda _: None)
+        lock_stack(paths, "s")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_cannot_be_meant_is_refused(
     make_wheel(index.folder, "app")
     write(paths, requirements, exclude=exclude)
     with pytest.raises(ManifestError) as caught:
-        lock_stack(paths, "s", print)
+        lock_stack(paths, "s")
     assert caught.value.key == key
     assert not (paths.project / "pins/stacks/s.lock").exists()
 
@@ -129,12 +129,12 @@ def test_what_has_no_wheel_keeps_the_old_lock(paths: Paths, index: Index) -> Non
     make_wheel(index.folder, "app")
     (index.folder / "source-only-1.0.tar.gz").touch()
     write(paths, ["app==1.0"])
-    lock_stack(paths, "s", print)
+    lock_stack(paths, "s")
     before = (paths.project / "pins/stacks/s.lock").read_text()
     for wanted in ("app==9.0", "source-only==1.0"):
         write(paths, [wanted])
         with pytest.raises(ManifestError, match=wanted.partition("=")[0]) as caught:
-            lock_stack(paths, "s", print)
+            lock_stack(paths, "s")
         assert (caught.value.key, caught.value.got) == ("python.requirements", [wanted])
     assert (paths.project / "pins/stacks/s.lock").read_text() == before
 
@@ -149,14 +149,14 @@ def test_an_index_with_a_password_that_gives_no_sizes(
     app = make_wheel(index.folder, "app")
     write(paths, ["app==1.0"])
     for requests in (1, 2):  # uv reads the metadata in the file each time
-        assert lock_stack(paths, "s", print).wheels == [app]
+        assert lock_stack(paths, "s").wheels == [app]
         assert index.asked.count(app.file) == requests
 
 
 def lock_and_fetch(paths: Paths) -> list[LockedFile]:
     write(paths, ["app==1.0"])
-    wheels = lock_stack(paths, "s", print).wheels
-    fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, *wheels), print)
+    wheels = lock_stack(paths, "s").wheels
+    fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, *wheels))
     assert all(Store(paths.store).verified(wheel) for wheel in wheels)
     return wheels
 

@@ -30,6 +30,7 @@ from checkpoint_samples import (
     tree,
     write_repository,
 )
+from heard import heard
 from hub import Fault, Request
 from remote_files import NOWHERE
 from remote_files import pauses as pauses
@@ -58,7 +59,7 @@ class Remote:
         self.paths = Paths(root / "project", root / "cache", root / "home")
         self.monkeypatch = monkeypatch
         self.requests: list[Request] = []
-        self.said: list[str] = []
+        self.said = heard()
         write_repository(self.root / "acme/sample-int4", base_shards(), base_config(), repository="int4")
         write_repository(self.root / "acme/sample-fp8", fp8_shards(), fp8_config(), repository="fp8")
         value = PIN.model_dump(mode="json", exclude={"packed", "smoke"})
@@ -89,10 +90,10 @@ class Remote:
         return self.pin_file.with_suffix(".lock")
 
     def lock(self) -> ModelLock:
-        return lock_model.lock_model(self.paths, "sample", self.said.append)
+        return lock_model.lock_model(self.paths, "sample")
 
     def fetch(self, lock: ModelLock) -> Places:
-        return model.fetch_model(self.paths, self.pin, lock, self.said.append)
+        return model.fetch_model(self.paths, self.pin, lock)
 
     def source(self, name: str) -> Path:
         return self.root / self.pin.repositories[name].repo
@@ -255,14 +256,14 @@ def test_a_fetch_takes_the_needed_bytes_and_then_needs_no_network(remote: Remote
     assert remote.fetch(locked) == places
     for row in locked.repositories["int4"].headers:
         assert not Store(remote.paths.store).has(row), "it is read from the whole file"
-    found = model.listings(remote.paths, remote.pin, locked, remote.said.append)
+    found = model.listings(remote.paths, remote.pin, locked)
     assert dict(found["int4"].headers) == dict(listing_of("int4", remote.source("int4")).headers)
     assert remote.said == []
 
 
 def test_listings_need_headers_and_texts_alone(remote: Remote, locked: ModelLock) -> None:
     with remote.online():
-        found = model.listings(remote.paths, remote.pin, locked, remote.said.append)
+        found = model.listings(remote.paths, remote.pin, locked)
     for name, listing in found.items():
         whole = listing_of(name, remote.source(name))
         assert dict(listing.headers) == dict(whole.headers) and dict(listing.texts) == dict(whole.texts)
@@ -271,7 +272,7 @@ def test_listings_need_headers_and_texts_alone(remote: Remote, locked: ModelLock
         wanted = [(CONFIG, ""), (INDEX, ""), *((file, f"bytes=0-{end - 1}") for file, end in headers.items())]
         assert sorted(remote.got(PIN.repositories[name].repo)) == sorted(wanted)
     remote.point_at(NOWHERE)
-    model.listings(remote.paths, remote.pin, locked, remote.said.append)
+    model.listings(remote.paths, remote.pin, locked)
 
 
 def damage(path: Path, harm: str) -> None:
@@ -335,8 +336,8 @@ paths = Paths(root / "project", root / "cache", root / "home")
 pin = manifests.load_model(paths.project, "sample")
 {call}
 """
-CALL_FETCH = "hub.fetch_model(paths, pin, manifests.load_model_lock(paths.project, pin), lambda line: None)"
-CALL_LOCK = "hublock.lock_model(paths, 'sample', lambda line: None)"
+CALL_FETCH = "hub.fetch_model(paths, pin, manifests.load_model_lock(paths.project, pin))"
+CALL_LOCK = "hublock.lock_model(paths, 'sample')"
 
 
 def kill_when(there: Callable[[], bool], url: str, root: Path, call: str) -> None:
@@ -538,10 +539,10 @@ def test_a_model_is_generated_only_once(tiny: Paths, monkeypatch: pytest.MonkeyP
     path = tiny.project / f"pins/models/{TINY}.lock"
     committed = path.read_bytes() if path.exists() else None
     hub.use(monkeypatch, NOWHERE)
-    lock = lock_model.lock_model(tiny, TINY, print)
+    lock = lock_model.lock_model(tiny, TINY)
     assert committed == path.read_bytes(), "pins/models/scripted-tiny.lock is not what its archive holds"
     pin = manifests.load_model(tiny.project, TINY)
-    places = model.fetch_model(tiny, pin, lock, print)
+    places = model.fetch_model(tiny, pin, lock)
     assert sorted(tree(places.folders["int4"])) == [file.file for file in lock.repositories["int4"].files]
     assert len(places.tensors["fp8"]) == len(lock.repositories["fp8"].tensors)
     assert not list(tiny.work.rglob(f"{PARTIAL}*"))
@@ -550,6 +551,6 @@ def test_a_model_is_generated_only_once(tiny: Paths, monkeypatch: pytest.MonkeyP
         raise AssertionError("generated again")
 
     monkeypatch.setattr("sparkpin.fetch.packed.unpack", never)
-    said: list[str] = []
-    assert model.fetch_model(tiny, pin, lock, said.append) == places
+    said = heard()
+    assert model.fetch_model(tiny, pin, lock) == places
     assert said == []

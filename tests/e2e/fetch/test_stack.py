@@ -31,15 +31,15 @@ def test_everything_is_fetched_once_and_then_needs_no_network(
     paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheels = [make_wheel(index.folder, f"p{n}", size=n * 100_000) for n in range(15)]
-    lock, said = locked(paths, *wheels), list[str]()
+    lock = locked(paths, *wheels)
     index.busy = {wheels[3].file}
-    report = fetch_stack(paths, stack(), lock, said.append)
+    report = fetch_stack(paths, stack(), lock)
     assert (report.files, report.bytes_fetched) == (17, sum(wheel.size for wheel in wheels))
     assert all(Store(paths.store).verified(wheel) for wheel in wheels)
     assert sorted(index.asked) == sorted([*(wheel.file for wheel in wheels), wheels[3].file])
     assert left_over(paths) == []
     wheelhouse.use_index(monkeypatch, "http://127.0.0.1:9/simple/")
-    assert fetch_stack(paths, stack(), lock, said.append).bytes_fetched == 0
+    assert fetch_stack(paths, stack(), lock).bytes_fetched == 0
 
 
 def test_damaged_file_is_fetched_again(paths: Paths, index: Index) -> None:
@@ -51,7 +51,7 @@ def test_damaged_file_is_fetched_again(paths: Paths, index: Index) -> None:
     data = bytearray(stored.read_bytes())
     data[1000] ^= 1
     stored.write_bytes(data)
-    assert fetch_stack(paths, stack(), lock, print).bytes_fetched == file.size
+    assert fetch_stack(paths, stack(), lock).bytes_fetched == file.size
     assert Store(paths.store).verified(file)
     assert index.asked == [file.file]
 
@@ -63,7 +63,7 @@ def test_what_the_lock_has_otherwise_is_not_stored(paths: Paths, index: Index, t
     file = make_wheel(index.folder, "a")
     wrong = file.model_copy(update={"sha256": "f" * 64} if told == "hashes" else {"size": file.size + 1})
     with pytest.raises(IntegrityError) as caught:
-        fetch_stack(paths, stack(), locked(paths, wrong), print)
+        fetch_stack(paths, stack(), locked(paths, wrong))
     both = [str(wrong.size), str(file.size), file.file]
     both += [wrong.sha256, file.sha256] if told == "hashes" else []
     assert all(word in caught.value.message for word in both)
@@ -74,7 +74,7 @@ def test_a_killed_fetch_goes_on_at_the_byte_where_it_was(paths: Paths, index: In
     file = make_wheel(index.folder, "a", size=600_000)
     lock, part = locked(paths, file), Store(paths.store).incoming / f"{file.sha256}.part"
     index.slow[file.file] = 0.5
-    process = multiprocessing.get_context("fork").Process(target=fetch_stack, args=(paths, stack(), lock, print))
+    process = multiprocessing.get_context("fork").Process(target=fetch_stack, args=(paths, stack(), lock))
     process.start()
     while not (part.is_file() and part.stat().st_size >= 100_000):
         assert process.is_alive()
@@ -83,7 +83,7 @@ def test_a_killed_fetch_goes_on_at_the_byte_where_it_was(paths: Paths, index: In
     process.join()
     came, index.slow = part.stat().st_size, {}
     assert not Store(paths.store).has(file)
-    fetch_stack(paths, stack(), lock, print)
+    fetch_stack(paths, stack(), lock)
     assert Store(paths.store).verified(file) and not left_over(paths)
     assert 0 < came < file.size and index.ranges == ["", f"bytes={came}-{file.size - 1}"]
 
@@ -96,7 +96,7 @@ def test_a_file_that_is_gone_is_named(paths: Paths, index: Index, lost: str) -> 
     else:
         index.gone = {missing.file}
     with pytest.raises(NetworkError, match=missing.sha256) as caught:
-        fetch_stack(paths, stack(), locked(paths, other, missing), print)
+        fetch_stack(paths, stack(), locked(paths, other, missing))
     assert caught.value.next_step == LOST
     if lost == "from its page":
         assert Store(paths.store).verified(other), "what else there is was fetched"
@@ -106,7 +106,7 @@ def test_bytes_that_are_not_what_the_index_says(paths: Paths, index: Index) -> N
     file = make_wheel(index.folder, "a", size=10)
     index.stale[file.file] = bytes(file.size)
     with pytest.raises(IntegrityError, match=file.sha256):
-        fetch_stack(paths, stack(), locked(paths, file), print)
+        fetch_stack(paths, stack(), locked(paths, file))
     assert not Store(paths.store).has(file) and left_over(paths) == []
 
 
@@ -116,7 +116,7 @@ def test_no_network_names_the_file_and_what_to_do(
     file = make_wheel(tmp_path, "a")
     wheelhouse.use_index(monkeypatch, "http://127.0.0.1:9/simple/")
     with pytest.raises(NetworkError) as caught:
-        fetch_stack(paths, stack(), locked(paths, file), print)
+        fetch_stack(paths, stack(), locked(paths, file))
     assert f"{file.name}=={file.version}" in caught.value.message
 
 
@@ -124,7 +124,7 @@ def test_another_file_of_the_same_version_is_not_taken(paths: Paths, index: Inde
     """An index may get a better-fitting wheel of a version after it was locked; the hash decides."""
     file = make_wheel(index.folder, "a")
     make_wheel(index.folder, "a", tag="cp311-cp311-manylinux_2_17_x86_64")
-    fetch_stack(paths, stack(), locked(paths, file), print)
+    fetch_stack(paths, stack(), locked(paths, file))
     assert Store(paths.store).verified(file)
     assert index.asked == [file.file]
 
@@ -149,13 +149,13 @@ def test_the_indexes_of_pip_are_asked(
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
         monkeypatch.setenv("PIP_INDEX_URL", index.url.replace("//", f"//{index.login}@"))
-        fetch_stack(paths, stack(), lock, print)
+        fetch_stack(paths, stack(), lock)
         assert (index.asked, other.asked) == ([own.file], [more.file])
     assert all(Store(paths.store).verified(wheel) for wheel in lock.wheels)
     index.gone = {own.file}
     Store(paths.store).path(own.sha256).unlink()
     with pytest.raises(NetworkError) as caught:
-        fetch_stack(paths, stack(), locked(paths, own), print)
+        fetch_stack(paths, stack(), locked(paths, own))
     assert "secret" not in str(caught.value)
 
 
@@ -175,8 +175,8 @@ def test_pytorchs_own_index_is_asked_for_what_the_others_lack(
         script.chmod(0o755)
         monkeypatch.setattr(uv, "find_uv_bin", lambda: str(script))
         lock = locked(paths, plain, torch)
-        fetch_stack(paths, stack(torch_backend="cpu"), lock, print)
+        fetch_stack(paths, stack(torch_backend="cpu"), lock)
         assert (set(index.asked), other.asked) == ({plain.file}, [torch.file])
         Store(paths.store).path(torch.sha256).unlink()
         with pytest.raises(NetworkError, match=r"torch-1\.0\+cpu"):
-            fetch_stack(paths, stack(), lock, print)
+            fetch_stack(paths, stack(), lock)

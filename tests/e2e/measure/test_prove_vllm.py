@@ -80,7 +80,7 @@ def sound(cached: Faulty) -> Proof:
     """All passes, of the server as it is. Which requests share a step depends on what else the machine does, and so do
     the cold readings in company: half of the twelve are alike to the bit, and one more or less makes the bound 0.05 or
     0.37 nats. Then they are asked again."""
-    proof = run.begun(cached.met, 1, (4, 3), print)
+    proof = run.begun(cached.met, 1, (4, 3))
     proof.run()
     for _ in range(4):
         if verdict.bounds(proof).first > judging.LEAST:
@@ -158,7 +158,7 @@ def test_what_drafts_leave_in_the_state_is_found(
     with serving(stages["mtp"], {}, folder) as server:
         for fault in ("", DRAFTS):
             switch(server.folder, fault)
-            proof = run.begun(dataclasses.replace(server.met, block=64), 1, (6, 2), print)
+            proof = run.begun(dataclasses.replace(server.met, block=64), 1, (6, 2))
             # All others read no token of a draft: without a cache each is cold.
             proof.done = {one.name: run.Seen() for one in passes.TRIED if one not in (passes.COMPANY, passes.READ)}
             proof.run()

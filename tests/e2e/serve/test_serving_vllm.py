@@ -79,9 +79,7 @@ def port() -> int:
 @pytest.fixture(scope="module")
 def served(paths: Paths, second: Release, port: int) -> services.Served:
     checkpoint = checkpoint_of(paths, second)
-    return service.start(
-        paths, Engine.connect(), second, checkpoint, options=AddressOptions(port), health=HEALTH, say=print
-    )
+    return service.start(paths, Engine.connect(), second, checkpoint, options=AddressOptions(port), health=HEALTH)
 
 
 @pytest.fixture
@@ -121,7 +119,7 @@ def test_a_flag_that_vllm_does_not_know_leaves_the_former_one(
 ) -> None:
     bad, options = dataclasses.replace(first, argv=(*second.argv, "--no-such-flag")), AddressOptions(free_port())
     with pytest.raises(SmokeError) as caught:
-        service.start(paths, Engine.connect(), bad, checkpoint_of(paths, second), options=options, say=print)
+        service.start(paths, Engine.connect(), bad, checkpoint_of(paths, second), options=options)
     text = str(caught.value)
     assert "error: unrecognized arguments: --no-such-flag" in text
     assert "this vLLM does not know a flag of the recipe" in text

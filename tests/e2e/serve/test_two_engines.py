@@ -22,7 +22,6 @@ import httpx
 import pytest
 from checkout import Checkout
 from docker.models.containers import Container
-from private_engine import quiet
 from two_hosts import OtherHost, other_host
 from watched import free_port, until
 
@@ -207,7 +206,7 @@ def test_both_machines_start_anew(copy: Checkout, host: OtherHost, first: Releas
     rows = [line.partition("=")[::2] for line in unit.stdout.splitlines()]
     env = copy.env | dict(shlex.split(value)[0].split("=", 1) for name, value in rows if name == "Environment")
     wait, start = (shlex.split(value) for name, value in rows if name in ("ExecStartPre", "ExecStart"))
-    stop_engine(host.daemon, quiet)
+    stop_engine(host.daemon)
     for container in Engine.connect().client.containers.list(filters={"label": f"sparkpin.home={copy.home}"}):
         container.stop(timeout=60)
     waits = subprocess.Popen(wait, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from checkout import PROJECT
+from heard import heard
 from made_releases import release
 
 from sparkpin.build.pair import pair
@@ -39,7 +40,7 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="module")
 def examined(engine: Engine, image: Release) -> Result:
-    return inspect(Paths.from_env(PROJECT), engine, image.tag, sm=None, say=len)
+    return inspect(Paths.from_env(PROJECT), engine, image.tag, sm=None)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +68,8 @@ def test_libraries_and_plugins_of_the_image_load(
 ) -> None:
     libraries = {**examined.facts.libraries, WANTS_DRIVER.path: WANTS_DRIVER}
     facts = dataclasses.replace(examined.facts, libraries=libraries)
-    said: list[str] = []
-    loaded = run_load(paths, engine, image, facts, "linux/amd64", said.append)
+    said = heard()
+    loaded = run_load(paths, engine, image, facts, "linux/amd64")
     assert [row for row in loaded.rows if not row.passed] == []
     assert (loaded.emulated, loaded.stubbed) == (False, 1)
     done = {(row.kind, row.name.rpartition("/")[2]): row for row in loaded.rows}
@@ -88,7 +89,7 @@ def test_libraries_and_plugins_of_the_image_load(
 def test_a_load_that_takes_too_long_is_ended_and_says_where_it_was(
     paths: Paths, engine: Engine, image: Release
 ) -> None:
-    loaded = run_load(paths, engine, image, ImageFacts({}, {}), "linux/amd64", len, limit=0.5)
+    loaded = run_load(paths, engine, image, ImageFacts({}, {}), "linux/amd64", limit=0.5)
     assert any("was ended after 0.5 s, the time that it may take" in row.detail for row in loaded.rows)
     assert {row.name for row in loaded.rows if row.detail == "not reached"} == set(MODS)
     assert left_over(engine, paths) == []

@@ -25,7 +25,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory, stages: dict[str, Release]
     # Stage v2 bakes in the same mods, and is built.
     release = dataclasses.replace(stages["v2"], argv=paired.argv, env=paired.env, demands=paired.demands)
     own = dataclasses.replace(Paths.from_env(PROJECT), home=tmp_path_factory.mktemp("home"))
-    model = build_checkpoint(own, paired.model, paired.model_lock, paired.steps, print)
+    model = build_checkpoint(own, paired.model, paired.model_lock, paired.steps)
     with asked(own, release, model, 3) as found:
         yield found
 

@@ -38,7 +38,7 @@ def test_a_picture_reaches_the_model_and_a_blind_one_is_told_apart(tmp_path: Pat
     model = tmp_path / "model"
     vision_model.generate(model)
     with (
-        started(own, Engine.connect(), variant, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
+        started(own, Engine.connect(), variant, model, gpus=False, timeout=ready_timeout(model)) as server,
         Client.unix(server.socket, timeout=1200) as client,
     ):
         server.wait_ready(client)

@@ -38,7 +38,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
         *_, paired = pair(copy.folder, TRIAL, stage="v3")
         *_, release = Releases(own).of_recipe(TRIAL)
         assert release.stage == "v3"
-        made = build_checkpoint(own, paired.model, paired.model_lock, paired.steps, print)
+        made = build_checkpoint(own, paired.model, paired.model_lock, paired.steps)
         model = shutil.copytree(made, folder / "model", copy_function=shutil.copyfile)
         with serving(installed(release, model), model, folder / "home", None) as server:
             yield server

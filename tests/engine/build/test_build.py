@@ -14,6 +14,7 @@ import pytest
 import tiny_images
 from build_site import Site
 from build_site import site as site
+from heard import heard
 from private_engine import tags_in
 
 from sparkpin.build import image as build
@@ -85,7 +86,7 @@ def test_an_image_on_top_of_the_root_file_system_is_not_taken_for_it(site: Site,
     below = site.chain()[0].parent_ref
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/Dockerfile").write_text(f"FROM {below}\nCOPY Dockerfile /opt/foreign\n")
-    buildkit.build(tmp_path / "foreign", "--tag", below, say=site.said.append, host=site.engine.host)
+    buildkit.build(tmp_path / "foreign", "--tag", below, host=site.engine.host)
     site.forget_images([first])
     assert site.build(site.chain()[0]).config_digest == first.config_digest
 
@@ -130,11 +131,12 @@ def test_a_tree_is_the_same_from_the_stage_that_installs_it(
 
 
 def run_build(site: Site, image: render.RenderedImage, log: Path) -> None:
-    def say(line: str) -> None:
+    def act(line: str) -> None:
         with log.open("a") as file:
             file.write(f"{os.getpid()} {line}\n")
 
-    build_image(site.paths, Engine.connect(), image, say)
+    heard(act)
+    build_image(site.paths, Engine.connect(), image)
 
 
 def wait_for(log: Path, text: str, seconds: float = 400) -> None:

@@ -41,7 +41,7 @@ def test_an_image_for_another_architecture_without_emulation(
     )
     chain, then = chain_of(paths, name), cross_build.stand_in(paths, name, machine)
     try:
-        built = [build_image(paths, engine, image, lambda _: None) for image in chain]
+        built = [build_image(paths, engine, image) for image in chain]
         found = [engine.image(image.ref) for image in built]
         assert [image.architecture for image in found if image] == [other.partition("/")[2]] * 3
         assert len(built[0].diff_ids) == 2  # the far root file system and what the native step left
@@ -50,7 +50,7 @@ def test_an_image_for_another_architecture_without_emulation(
         write_stack(paths.project, "native", "3.11.2-7", platform=machine)
         again = cross_build.again(records[0], machine)
         engine.untag(again.ref)
-        assert build_image(paths, engine, again, lambda _: None).config_digest == built[0].config_digest
+        assert build_image(paths, engine, again).config_digest == built[0].config_digest
     finally:
         remove_tags(engine, f"stack-{name}")
         for ref in (chain[0].parent_ref, tags.rootfs_ref(then.suite, then.key)):

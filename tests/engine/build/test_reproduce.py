@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import tiny_images
+from heard import heard
 from private_engine import remove_built, tags_in
 
 from sparkpin.build import image as build
@@ -49,7 +50,7 @@ class Site:
             return tuple(make.build_releases(self.paths, engine, pair(self.paths.project, self.recipe)))
 
     def reproduce(self, release: Release) -> tuple[StageResult, ...]:
-        return reproduce(self.paths, release, self.said.append)
+        return reproduce(self.paths, release)
 
     def edit_record(self, release: Release, stage: str, old: str, new: str) -> BuildRecord:
         """As if the step had run otherwise then: the record's Dockerfile is made to do something else now."""
@@ -66,7 +67,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     paths = tiny_images.whole(tmp_path, name, name.encode())
     tar = tiny_images.make_rootfs(tmp_path / "rootfs.tar")
     monkeypatch.setattr(rootfs, "build_rootfs", lambda *args: tar)
-    site = Site(paths, Engine.connect(), name, [])
+    site = Site(paths, Engine.connect(), name, heard())
     yield site
     remove_built(site.engine, paths, name)
 
@@ -143,7 +144,7 @@ def test_a_record_of_other_bytes_is_not_taken_for_the_release(site: Site, monkey
     release = site.build()[0]
     edited = site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
     site.engine.untag(edited.ref)
-    build.build_image(site.paths, site.engine, edited.rendered, site.said.append)
+    build.build_image(site.paths, site.engine, edited.rendered)
     for task in (site.reproduce, lambda release: restore(site.paths, release)):
         with pytest.raises(IntegrityError, match="is of another image"):
             task(release)
@@ -172,11 +173,12 @@ def test_lost_and_damaged_inputs_are_told_and_come_back_with_the_next_build(site
 
 
 def run_reproduce(site: Site, release: Release, log: Path) -> None:
-    def say(line: str) -> None:
+    def act(line: str) -> None:
         with log.open("a") as file:
             file.write(f"{line}\n")
 
-    reproduce(site.paths, release, say)
+    heard(act)
+    reproduce(site.paths, release)
 
 
 def test_the_engine_of_a_killed_rebuild_goes_with_the_next(site: Site, tmp_path: Path) -> None:

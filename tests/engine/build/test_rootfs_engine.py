@@ -36,7 +36,7 @@ def test_the_script_runs_in_the_packages_without_a_network(paths: Paths) -> None
     script = "set -eu; read line </etc/a; while read name rest; do echo $name; done </proc/net/dev >/etc/net\n"
     script += "echo $1 $line >/etc/b; rm -r /debs\n"
     spec = tiny_spec(paths, script, shell_deb(paths), add_deb(paths, "a", tar_of(("./etc/a", b"text\n"))))
-    found = read(rootfs.build_rootfs(paths, Engine.connect(), spec, print))
+    found = read(rootfs.build_rootfs(paths, Engine.connect(), spec))
     assert found["etc/b"] == b"%d text\n" % spec.epoch and "usr/bin/sh" in found
     assert {line for line in found["etc/net"].split() if line.endswith(b":")} == {b"lo:"}
     assert not [name for name in found if name.startswith(("debs", "dev/", "etc/resolv.conf"))]
@@ -45,7 +45,7 @@ def test_the_script_runs_in_the_packages_without_a_network(paths: Paths) -> None
 def test_a_script_that_fails_leaves_nothing(paths: Paths) -> None:
     spec = tiny_spec(paths, "echo planted fault; exit 7\n", shell_deb(paths))
     with pytest.raises(BuildError, match="planted fault"):
-        rootfs.build_rootfs(paths, Engine.connect(), spec, print)
+        rootfs.build_rootfs(paths, Engine.connect(), spec)
     assert not list(paths.cache.glob("rootfs/*")) and not list(paths.work.iterdir())
 
 
@@ -53,7 +53,7 @@ def test_a_platform_that_the_engine_cannot_run_is_named(paths: Paths) -> None:
     """As without emulation: what the shell's name leads to is of no format that the kernel knows."""
     spec = tiny_spec(paths, "", add_deb(paths, "a", tar_of(("./bin/sh", b"\x7fELF of another machine"))))
     with pytest.raises(HostError, match="linux/amd64"):
-        rootfs.build_rootfs(paths, Engine.connect(), spec, print)
+        rootfs.build_rootfs(paths, Engine.connect(), spec)
 
 
 PROGRAM = """\
@@ -63,7 +63,7 @@ from sparkpin.build import rootfs
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 spec = rootfs.RootfsSpec.model_validate_json(sys.argv[4])
-rootfs.build_rootfs(Paths(*map(Path, sys.argv[1:4])), Engine.connect(), spec, print)
+rootfs.build_rootfs(Paths(*map(Path, sys.argv[1:4])), Engine.connect(), spec)
 """
 
 
@@ -77,5 +77,5 @@ def test_a_killed_run_is_not_trusted_and_the_next_one_makes_it(paths: Paths) -> 
             time.sleep(0.02)
         run.send_signal(signal.SIGKILL)
     assert not list(paths.cache.glob("rootfs/*.tar"))
-    tar = rootfs.build_rootfs(paths, Engine.connect(), spec, print)
+    tar = rootfs.build_rootfs(paths, Engine.connect(), spec)
     assert "usr/bin/sh" in read(tar) and not list(paths.work.iterdir())

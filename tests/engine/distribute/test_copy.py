@@ -25,14 +25,13 @@ from carried_release import Source, carried_release, engine_with_url
 from fake_image import image_tar
 from fake_release import REF, made_release
 from newer_engine import newer_root as newer_root
-from private_engine import file_layer, load_image, quiet
+from private_engine import file_layer, load_image
 from ssh_host import ssh_host
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.checkpoint.content import RECORD, SMALL, TABLE
 from sparkpin.core.errors import CheckpointError, DiskError, HostError, IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
 from sparkpin.distribute.copy import Sent, carry, copy, copy_with_checkpoint
 from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
@@ -57,7 +56,7 @@ def other() -> Iterator[tuple[Engine, str]]:
 
 
 def send(source: Source, url: str, release: Release | None = None) -> Sent:
-    return copy(source.paths, source.engine, release or source.release, url, quiet)
+    return copy(source.paths, source.engine, release or source.release, url)
 
 
 def test_only_what_is_missing_is_sent(source: Source, other: tuple[Engine, str]) -> None:
@@ -89,11 +88,11 @@ def test_a_full_disk_over_there(source: Source, tmpfs: Callable[[str], Path]) ->
     folder = Path(tempfile.mkdtemp(prefix="sp-", dir="/tmp"))
     daemon = Daemon.private(folder, tmpfs("3m") / "data")
     try:
-        start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, daemon)
+        start_engine(Paths(folder, folder / "cache", folder / "home"), daemon)
         with pytest.raises(DiskError, match=str(daemon.socket)):
             send(source, f"unix://{daemon.socket}")
     finally:
-        stop_engine(daemon, quiet)
+        stop_engine(daemon)
         shutil.rmtree(folder)
 
 
@@ -117,7 +116,7 @@ def counted(path, sent):
         yield chunk
 copy.chunks_of = counted
 with engine_at(url) as engine:
-    copy.carry(engine, release, Path(folder), print)
+    copy.carry(engine, release, Path(folder))
 """
 
 
@@ -135,9 +134,9 @@ class Node:
         """Where its files lie: the engine is on this machine."""
         return Path(self.engine.client.volumes.get(volume_name(KEY)).attrs["Mountpoint"])
 
-    def carry(self, say: Say = quiet, *, deep: bool = False) -> tuple[int, int, int]:
+    def carry(self, *, deep: bool = False) -> tuple[int, int, int]:
         """Files and bytes that were sent, and files that were there."""
-        done = carry(self.engine, self.release, self.folder, say, deep=deep)
+        done = carry(self.engine, self.release, self.folder, deep=deep)
         assert done.volume == self.whole
         assert not list(self.volume.rglob(".partial-*")) and not self.busy
         return done.files, done.bytes, done.whole
@@ -233,7 +232,7 @@ def test_killed_runs_are_gone_on_from(node: Node, tmp_path: Path, monkeypatch: p
             assert node.whole is None
         assert not (node.volume / RECORD).exists()
         with engine_at(host.url) as engine:
-            done = carry(engine, node.release, node.folder, quiet)
+            done = carry(engine, node.release, node.folder)
     assert done.files == 2 and done.whole == len(SIZES) - 2, "the rest was there"
     assert node.carry() == (0, 0, len(SIZES))
     for name in SIZES:
@@ -248,7 +247,7 @@ def test_a_release_with_its_checkpoint_over_ssh(
     names = json.loads((checkpoint / RECORD).read_text())["files"]
     with ssh_host(tmp_path / "ssh", url) as host:
         monkeypatch.setenv("PATH", host.path)
-        args = (source.paths, source.engine, source.release, host.url, quiet)
+        args = (source.paths, source.engine, source.release, host.url)
         came = re.compile(r"Accepted publickey")
         before = len(came.findall((host.folder / "log").read_text()))
         sent, carried = copy_with_checkpoint(*args)
@@ -263,8 +262,8 @@ def test_a_release_with_its_checkpoint_over_ssh(
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "platform", "linux/arm64")  # no such machine at hand
         with pytest.raises(HostError, match="is linux/arm64, the image of"):
-            copy_with_checkpoint(source.paths, source.engine, source.release, url, quiet)
+            copy_with_checkpoint(source.paths, source.engine, source.release, url)
     monkeypatch.undo()
     shutil.rmtree(checkpoint)
     with pytest.raises(CheckpointError, match="is gone"):
-        copy_with_checkpoint(source.paths, source.engine, source.release, url, quiet)
+        copy_with_checkpoint(source.paths, source.engine, source.release, url)

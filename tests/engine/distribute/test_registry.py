@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from carried_release import Source, carried_release, engine_with_url
 from local_registry import WORD, LocalRegistry, local_registry
-from private_engine import quiet
 
 from sparkpin.build.consistent import is_brought, require_consistent
 from sparkpin.build.make import checkpoint_of
@@ -76,7 +75,7 @@ def there(tmp_path: Path, signing_key: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def sent(source: Source, there: LocalRegistry, release: Release | None = None) -> Registry:
     place = Registry.parse(there.url, there.ca)
-    return publish(source.paths, source.engine, release or source.release, place, quiet, agreed=False)
+    return publish(source.paths, source.engine, release or source.release, place, agreed=False)
 
 
 def nothing_of(paths: Paths, engine: Engine) -> bool:
@@ -98,11 +97,11 @@ def test_a_release_goes_over_and_can_be_promoted(
     own = blobs_of(second) - blobs_of(place)
     assert common and more == len(top.diff_ids) - common + 1 + len(own), "layers, a configuration, what the record adds"
 
-    done = pull(paths, empty, place, quiet)
+    done = pull(paths, empty, place)
     assert done.release.tag == below.tag and done.release.state == "built"
     assert {check.what: check.result for check in done.checks}["signature"] == "ok"
     asked = there.asked("GET", "blobs")
-    done = pull(paths, empty, second, quiet)
+    done = pull(paths, empty, second)
     layers = len(top.diff_ids) - common
     assert there.asked("GET", "blobs") == asked + 2 + len(blobs_of(second)) + layers, (
         "two configurations, record, layers"
@@ -118,7 +117,7 @@ def test_a_release_goes_over_and_can_be_promoted(
     current.promote(paths, empty, release)
     assert Releases(paths).current_tag(top.recipe) == top.tag
     asked = there.asked("GET", "blobs/" + top.diff_ids[-1])
-    pull(paths, empty, dataclasses.replace(second, tag="", digest=digest_at(second)), quiet)
+    pull(paths, empty, dataclasses.replace(second, tag="", digest=digest_at(second)))
     assert there.asked("GET", "blobs/" + top.diff_ids[-1]) == asked, "what the engine has is not fetched"
 
 
@@ -161,9 +160,9 @@ def test_a_killed_pull_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(Registry, "fetch", cut_off)
-        killed(lambda: pull(paths, empty, place, quiet))
+        killed(lambda: pull(paths, empty, place))
     assert nothing_of(paths, empty)
-    pull(paths, empty, place, quiet)
+    pull(paths, empty, place)
     assert (there.asked("GET", f"blobs/{first}"), there.asked("GET", f"blobs/{last}")) == (1, 2)
     assert empty.image(source.release.tag)
 
@@ -176,10 +175,10 @@ def test_a_damaged_blob_is_refused(source: Source, there: LocalRegistry, paths: 
         good = blob.read_bytes()
         blob.write_bytes(good[:-100] + b"!" + good[-99:])
         with pytest.raises(IntegrityError):
-            pull(paths, empty, place, quiet)
+            pull(paths, empty, place)
         assert nothing_of(paths, empty)
         blob.write_bytes(good)
-    pull(paths, empty, place, quiet)
+    pull(paths, empty, place)
     assert empty.image(source.release.tag)
 
 
@@ -191,22 +190,22 @@ def test_what_is_another_release_is_refused(
     good, moved = artifact_of(place), tmp_path / "moved"
     offer(place, moved, artifact_of(other))
     with pytest.raises(IntegrityError, match="holds more than a record"):
-        pull(paths, empty, place, quiet)
+        pull(paths, empty, place)
     about = json.loads(good)
     about["subject"] = json.loads(artifact_of(other))["subject"]
     offer(place, moved, oci.text(about))
     with pytest.raises(IntegrityError, match="the image's manifest"):
-        pull(paths, empty, place, quiet)
+        pull(paths, empty, place)
     about["subject"]["digest"] = f"sha256:{'0' * 64}"
     offer(place, moved, oci.text(about))
     with pytest.raises(IntegrityError, match="does not have its image"):
-        pull(paths, empty, place, quiet)
+        pull(paths, empty, place)
     place.fetch(moved, other.reference, "other", 1 << 30)
     place.push(moved, "other", place.reference)
     with pytest.raises(IntegrityError, match="another image"):
         sent(source, there)
     with pytest.raises(AbsentError):
-        pull(paths, empty, dataclasses.replace(place, tag="base-0123456789ab"), quiet)
+        pull(paths, empty, dataclasses.replace(place, tag="base-0123456789ab"))
     assert nothing_of(paths, empty)
 
 
@@ -228,7 +227,7 @@ def test_only_a_trusted_signature_is_taken(
     monkeypatch.setenv("SPARKPIN_ALLOWED_SIGNERS", str(tmp_path / "others"))
     for unsigned in (False, True):  # somebody whom nobody knows
         with pytest.raises(IntegrityError, match="signature") as refused:
-            pull(paths, empty, place, quiet, unsigned=unsigned)
+            pull(paths, empty, place, unsigned=unsigned)
         assert f"{tmp_path}/others: NAME" in refused.value.next_step
     monkeypatch.setenv("SPARKPIN_ALLOWED_SIGNERS", known)
     signature = Releases(source.paths).evidence(source.release) / SIGNATURE
@@ -237,9 +236,9 @@ def test_only_a_trusted_signature_is_taken(
         signature.unlink()
         place = sent(source, there)
         with pytest.raises(IntegrityError, match="signature"):
-            pull(paths, empty, place, quiet)
+            pull(paths, empty, place)
         assert nothing_of(paths, empty)
-        done = pull(paths, empty, place, quiet, unsigned=True)
+        done = pull(paths, empty, place, unsigned=True)
         assert {check.what: check.result for check in done.checks}["signature"] == "open"
     finally:
         signature.write_bytes(good)
@@ -251,12 +250,12 @@ def test_who_may_read_and_where(
     place = sent(source, there)
     there.login(tmp_path / "docker", "wrong-word")
     with pytest.raises(NetworkError, match="unauthorized") as refused:
-        pull(paths, empty, place, quiet)
+        pull(paths, empty, place)
     assert "login" in refused.value.next_step and "wrong" not in str(refused.value)
     there.login(tmp_path / "docker")
     (tmp_path / "empty.pem").write_text("")
     with pytest.raises(NetworkError, match=r"x509|certificate"):
-        pull(paths, empty, dataclasses.replace(place, ca=tmp_path / "empty.pem"), quiet)
+        pull(paths, empty, dataclasses.replace(place, ca=tmp_path / "empty.pem"))
     assert nothing_of(paths, empty)
     said = "".join(capfd.readouterr()) + there.log + "".join(map(str, paths.cache.rglob("*")))
     assert WORD not in said
@@ -265,7 +264,7 @@ def test_who_may_read_and_where(
 def test_plain_http_is_for_this_machine(source: Source, paths: Paths, empty: Engine, tmp_path: Path) -> None:
     with local_registry(tmp_path / "open", closed=False) as there:
         place = sent(source, there)
-        assert pull(paths, empty, place, quiet, unsigned=True).release.tag == source.release.tag
+        assert pull(paths, empty, place, unsigned=True).release.tag == source.release.tag
     with (
         local_registry(tmp_path / "far", closed=False, address="127.0.0.2") as there,
         pytest.raises(NetworkError, match="HTTP"),

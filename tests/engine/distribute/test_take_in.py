@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from carried_release import CHECKOUT, Source, carried_release, engine_with_url
 from checkout import INVOKE
-from private_engine import file_layer, load_image, quiet
+from private_engine import file_layer, load_image
 
 from sparkpin.build import consistent, make
 from sparkpin.build import image as build
@@ -54,7 +54,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
 
 
 def write(source: Source, target: Path, release: Release | None = None, **wanted: bool) -> Path:
-    export(source.paths, lambda: source.engine, release or source.release, target, BundleParts(**wanted), quiet)
+    export(source.paths, lambda: source.engine, release or source.release, target, BundleParts(**wanted))
     return target
 
 
@@ -143,8 +143,8 @@ def test_taken_in_without_network(
 
 def test_what_was_imported_can_be_exported_again(source: Source, paths: Paths, tmp_path: Path, empty: Engine) -> None:
     first = write(source, tmp_path / "first.tar", source.releases[0], store=True)
-    release = import_bundle(paths, empty, first, quiet).release
-    export(paths, lambda: empty, release, tmp_path / "second.tar", BundleParts(store=True), quiet)
+    release = import_bundle(paths, empty, first).release
+    export(paths, lambda: empty, release, tmp_path / "second.tar", BundleParts(store=True))
     assert (tmp_path / "second.tar").read_bytes() == first.read_bytes()
 
 
@@ -152,13 +152,13 @@ def test_with_its_checkpoint(source: Source, paths: Paths, tmp_path: Path, empty
     base = source.releases[0]
     made = checkpoint_of(source.paths, base)
     bundle = write(source, tmp_path / "served.tar", base, checkpoint=True)
-    import_bundle(paths, empty, bundle, quiet)
+    import_bundle(paths, empty, bundle)
     folder = Releases(paths).checkpoint(base)
     brought = {p.name: p.read_bytes() for p in folder.iterdir()}
     assert brought == {p.name: p.read_bytes() for p in made.iterdir()} | {MARK: b""}
     assert not paths.models.exists()
     (folder / "config.json").unlink()
-    import_bundle(paths, empty, bundle, quiet)
+    import_bundle(paths, empty, bundle)
     assert (folder / "config.json").is_file(), "a checkpoint with a hole is made whole"
 
 
@@ -167,10 +167,10 @@ def test_records_alone_need_the_image(
 ) -> None:
     bundle = write(source, tmp_path / "records.tar", image=False)
     with pytest.raises(EngineError, match="holds no image") as caught:
-        import_bundle(paths, empty, bundle, quiet)
+        import_bundle(paths, empty, bundle)
     assert "invoke export" in caught.value.next_step and files_of(paths) == {}
-    copy(source.paths, source.engine, source.release, engine[1], quiet)
-    assert import_bundle(paths, empty, bundle, quiet).sent is None
+    copy(source.paths, source.engine, source.release, engine[1])
+    assert import_bundle(paths, empty, bundle).sent is None
     assert Releases(paths).get(source.release.tag).image == source.release.image
 
 
@@ -180,7 +180,7 @@ def test_a_small_disk_is_told_before_anything(
     disk = tmpfs("20m")
     paths = Paths(CHECKOUT, tmp_path / "cache", disk / "home")
     with pytest.raises(DiskError, match="the bundle's files need"):
-        import_bundle(paths, empty, bundle, quiet)
+        import_bundle(paths, empty, bundle)
     assert files_of(paths) == {} and not empty.client.images.list()
     with pytest.raises(DiskError, match=r"need .* bytes"):
         write(source, tmpfs("1m") / "out.tar")
@@ -203,7 +203,7 @@ def test_what_another_machine_made_otherwise_is_refused(
     """But for what happened to it there, such as which machine that was."""
     made, tag = source.release.host, source.release.tag
     assert made == fingerprint.read_fingerprint(source.engine.version)
-    assert import_bundle(paths, empty, bundle, quiet).release.host == made
+    assert import_bundle(paths, empty, bundle).release.host == made
     with open_bundle(bundle) as opened:
         for change in RELEASES:
             other = dataclasses.replace(opened, release=dataclasses.replace(opened.release, **change))
@@ -216,7 +216,7 @@ def test_what_another_machine_made_otherwise_is_refused(
                 require_no_conflict(paths, empty, changed(opened, **values))
             assert tag in caught.value.next_step
     Releases(paths).save(dataclasses.replace(source.release, host=None))
-    assert import_bundle(paths, empty, bundle, quiet).release.host is None, "the record that is here stays"
+    assert import_bundle(paths, empty, bundle).release.host is None, "the record that is here stays"
 
 
 def test_another_release_or_image_under_the_tag_stays(
@@ -225,12 +225,12 @@ def test_another_release_or_image_under_the_tag_stays(
     Releases(paths).save(dataclasses.replace(source.release, image="sha256:" + "0" * 64))
     before = files_of(paths)
     with pytest.raises(IntegrityError, match="with other image"):
-        import_bundle(paths, empty, bundle, quiet)
+        import_bundle(paths, empty, bundle)
     assert files_of(paths) == before and not empty.client.images.list()
     Releases(paths).record_path(source.release).unlink()
     image = load_image(empty, source.release.tag, [file_layer("x", b"x")])
     with pytest.raises(IntegrityError, match="the engine has another image under"):
-        import_bundle(paths, empty, bundle, quiet)
+        import_bundle(paths, empty, bundle)
     assert files_of(paths) == {}
     assert [found.id for found in empty.client.images.list()] == [image.config_digest]
 
@@ -241,7 +241,7 @@ def test_own_builds_take_nothing_for_built_that_was_brought(
     monkeypatch.setenv("SPARKPIN_SIGNING_KEY", str(signing_key))
     paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
     base = source.releases[0]
-    import_bundle(paths, source.engine, write(source, tmp_path / "base.tar", base), quiet)
+    import_bundle(paths, source.engine, write(source, tmp_path / "base.tar", base))
     (record,) = records_of(paths, base)
     assert is_imported(paths, record.rendered) and consistent.is_from_elsewhere(paths, base)
     assert build.find_built(paths, source.engine, record.rendered) is None
@@ -249,13 +249,13 @@ def test_own_builds_take_nothing_for_built_that_was_brought(
         "`reproduce --keep` knows the digest"
     )
     pairing = pair(paths.project, base.recipe)[0]
-    built = build.build_image(paths, source.engine, pairing.rendered, quiet)
+    built = build.build_image(paths, source.engine, pairing.rendered)
     assert not built.cached and not is_imported(paths, record.rendered)
-    assert build.build_image(paths, source.engine, pairing.rendered, quiet).cached
+    assert build.build_image(paths, source.engine, pairing.rendered).cached
     signature = Releases(paths).evidence(base) / SIGNATURE
     assert not signature.exists(), "this machine signs what it built"
     release = make.record_release(paths, source.engine, pairing, built)
-    ensure_attested(paths, release, quiet)
+    ensure_attested(paths, release)
     assert signature.is_file()
     assert release.created != base.created and not consistent.is_from_elsewhere(paths, release)
 
@@ -264,7 +264,7 @@ def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, 
     here = Releases(paths).evidence(source.release)
     here.mkdir(parents=True)
     (here / STATEMENT).write_text("ours")
-    import_bundle(paths, empty, bundle, quiet)
+    import_bundle(paths, empty, bundle)
     assert (here / STATEMENT).read_text() == "ours" and not (here / SBOM).exists() and not (here / SIGNATURE).exists()
 
 
@@ -273,7 +273,7 @@ def test_an_import_of_what_is_current_hints_at_no_promote(
 ) -> None:
     monkeypatch.setattr(commands_bundle, "engine_of", lambda _: empty)
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
-    import_bundle(paths, empty, bundle, quiet)
+    import_bundle(paths, empty, bundle)
     Releases(paths).update(source.release.tag, lambda known: dataclasses.replace(known, state="passed"))
     take = functools.partial(commands_bundle.import_, str(bundle))
     monkeypatch.setattr(Releases, "current_tag", lambda self, recipe: source.release.tag)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import docker
 import pytest
-from private_engine import daemon_folder, quiet, sleeper
+from heard import heard
+from private_engine import daemon_folder, sleeper
 
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
@@ -38,9 +39,9 @@ def pid_of(daemon: Daemon) -> int:
 
 
 def test_start_use_kill_start_again_stop(folder: Path) -> None:
-    daemon, lines = Daemon.private(folder), []
+    daemon, lines = Daemon.private(folder), heard()
     network = sorted(Path("/sys/class/net").iterdir())
-    started = start_engine(paths_in(folder), lines.append, daemon)
+    started = start_engine(paths_in(folder), daemon)
     assert any("starting the Docker engine" in line for line in lines)
     assert Path(f"/proc/{pid_of(daemon)}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
     assert sorted(Path("/sys/class/net").iterdir()) == network, "the machine's engine keeps its bridge"
@@ -66,7 +67,7 @@ def test_start_use_kill_start_again_stop(folder: Path) -> None:
         daemon.pidfile.write_text(str(stranger.pid))
         daemon.pidfiles[1][0].write_text(str(stranger.pid))
         lines.clear()
-        assert start_engine(paths_in(folder), lines.append, daemon) == started
+        assert start_engine(paths_in(folder), daemon) == started
         assert sum("is gone" in line for line in lines) == 2
         assert pid_of(daemon) not in (first, stranger.pid)
         assert stranger.poll() is None, "the process whose number stood in the pid file must live"
@@ -79,31 +80,31 @@ def test_start_use_kill_start_again_stop(folder: Path) -> None:
     container.reload()
     assert container.status == "running"
     second = pid_of(daemon)
-    assert start_engine(paths_in(folder), quiet, daemon) == started
+    assert start_engine(paths_in(folder), daemon) == started
     assert pid_of(daemon) == second, "an engine that answers is not started again"
 
     container.kill()
     client.close()
-    stop_engine(daemon, quiet)
+    stop_engine(daemon)
     assert ask(f"unix://{daemon.socket}") is None
     assert mounts_below(folder) == []
     assert not daemon.pidfile.exists()
 
 
 def test_two_runs_at_once_start_one_engine(folder: Path) -> None:
-    daemon, lines = Daemon.private(folder), []
+    daemon, lines = Daemon.private(folder), heard()
     with ThreadPoolExecutor(3) as pool:
-        runs = [pool.submit(start_engine, paths_in(folder), lines.append, daemon) for _ in range(3)]
+        runs = [pool.submit(start_engine, paths_in(folder), daemon) for _ in range(3)]
         assert len({run.result() for run in runs}) == 1
     assert sum("starting the Docker engine (log" in line for line in lines) == 1
 
 
 def test_stop_after_kill_leaves_no_mounts(folder: Path) -> None:
     daemon = Daemon.private(folder)
-    start_engine(paths_in(folder), quiet, daemon)
+    start_engine(paths_in(folder), daemon)
     os.kill(pid_of(daemon), signal.SIGKILL)
     until(lambda: owner_of(daemon.pidfile, "dockerd") is None)
-    stop_engine(daemon, quiet)
+    stop_engine(daemon)
     assert mounts_below(folder) == []
     shutil.rmtree(daemon.data_root)
 
@@ -112,7 +113,7 @@ def test_an_engine_that_cannot_start_tells_its_last_lines(folder: Path) -> None:
     daemon = Daemon.private(folder)
     wrong = dataclasses.replace(daemon, settings={**daemon.settings, "storage-driver": "no-such-driver"})
     with pytest.raises(HostError, match=r"(?s)exit code 1.*no-such-driver") as caught:
-        start_engine(paths_in(folder), quiet, wrong)
+        start_engine(paths_in(folder), wrong)
     assert caught.value.exit_code == 3
 
 

@@ -74,7 +74,7 @@ def test_a_source_that_fails_midway_leaves_no_tag(engine: Engine, ref: str) -> N
 def test_a_failing_step_shows_its_output(engine: Engine, shell: str, tmp_path: Path, ref: str) -> None:
     dockerfile = f'FROM {shell} AS stage\nRUN ["/bin/sh", "-c", "echo the reason $((40 + 2)); exit 3"]\n'
     with pytest.raises(BuildError) as raised:
-        buildkit.build(context(tmp_path / "c", dockerfile), "--tag", ref, say=lambda line: None)
+        buildkit.build(context(tmp_path / "c", dockerfile), "--tag", ref)
     assert "the reason 42" in raised.value.message and "exit 3" in raised.value.message
     assert engine.image(ref) is None
 
@@ -82,7 +82,7 @@ def test_a_failing_step_shows_its_output(engine: Engine, shell: str, tmp_path: P
 def test_a_build_step_has_no_network(engine: Engine, shell: str, tmp_path: Path) -> None:
     show = "while read line; do echo $line; done </proc/net/dev >/tmp/net"
     dockerfile = f'FROM {shell} AS a\nRUN ["/bin/sh", "-c", "{show}"]\nFROM scratch\nCOPY --from=a /tmp/net /net\n'
-    buildkit.build(context(tmp_path / "c", dockerfile), f"--output=type=tar,dest={tmp_path}/out.tar", say=print)
+    buildkit.build(context(tmp_path / "c", dockerfile), f"--output=type=tar,dest={tmp_path}/out.tar")
     with tarfile.open(tmp_path / "out.tar") as tar:
         found = tar.extractfile("net")
         assert found is not None
@@ -101,7 +101,7 @@ def test_a_changed_file_of_equal_size_is_sent_again(engine: Engine, tmp_path: Pa
         for name, content in (("Dockerfile", "FROM scratch\nCOPY file /file\n"), ("file", text)):
             (folder / name).write_text(content)
             date(folder / name)
-        buildkit.build(folder, f"--output=type=tar,dest={tmp_path}/out.tar", say=print)
+        buildkit.build(folder, f"--output=type=tar,dest={tmp_path}/out.tar")
         with tarfile.open(tmp_path / "out.tar") as tar:
             found = tar.extractfile("file")
             assert found is not None

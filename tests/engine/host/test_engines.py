@@ -62,7 +62,7 @@ class Site:
     paths: Paths
 
     def build_all(self) -> list[BuiltImage]:
-        return [build_image(self.paths, self.engine, stage, lambda line: None) for stage in self.stages]
+        return [build_image(self.paths, self.engine, stage) for stage in self.stages]
 
     def elsewhere(self, folder: Path) -> Site:
         """With state folders that know nothing."""
@@ -180,7 +180,7 @@ def test_no_layer_is_sent_that_the_engine_has(site: Site, tmp_path: Path, monkey
     assert identity(site.build_all()) == identity(first) and sent == [False] * 3
     again = site.elsewhere(tmp_path)
     sent.clear()
-    built = build_image(again.paths, again.engine, again.stages[1], lambda line: None)
+    built = build_image(again.paths, again.engine, again.stages[1])
     assert identity([built]) == identity(first[1:2]) and sent == [False, False, True]
 
 

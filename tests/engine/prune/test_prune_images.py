@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from heard import heard
 from made_releases import BASE, built, digest, keep_bytes, release, tags
-from private_engine import file_layer, load_image, quiet, sleeper
+from private_engine import file_layer, load_image, sleeper
 
 from sparkpin.build.record import begun_mark
 from sparkpin.core import locks
@@ -42,9 +43,9 @@ def engine(empty_engine: Engine) -> Engine:
     return empty_engine
 
 
-def prune(paths: Paths, engine: Engine, keep: int, *, later: float = 0, say: Callable[[str], None] = quiet) -> Pruned:
+def prune(paths: Paths, engine: Engine, keep: int, *, later: float = 0) -> Pruned:
     """later: seconds from now, as if all there is had been made that long ago."""
-    return pruning.prune(paths, engine, PruneOptions(keep=keep, now=time.time() + later), say)
+    return pruning.prune(paths, engine, PruneOptions(keep=keep, now=time.time() + later))
 
 
 def tags_of(releases: Iterable[Release]) -> list[str]:
@@ -98,7 +99,7 @@ def test_prune_leaves_what_a_container_uses(paths: Paths, engine: Engine) -> Non
     assert second.tag in tags(engine)
     container = engine.client.containers.get("sp-serving")
     options = PruneOptions(keep=1, now=time.time(), dry_run=True, ignored=[container.id])
-    assert tags_of(pruning.prune(paths, engine, options, quiet).removed) == [first.tag]
+    assert tags_of(pruning.prune(paths, engine, options).removed) == [first.tag]
     container.remove(force=True)
     assert tags_of(prune(paths, engine, 1).removed) == [first.tag]
 
@@ -189,18 +190,18 @@ def test_a_dry_run_changes_nothing_and_names_what_the_real_run_then_removes(path
         os.link(model, records.checkpoint(made) / "base.safetensors")  # stays with the model
         cache_volume(engine, made)
     load_image(engine, "sparkpin/stack-cpu:base-eeeeeeeeeeee", [BASE])
-    with locks.claim(paths, quiet):
+    with locks.claim(paths):
         pass  # as each build: the lock's folder stays
     before, options = snapshot(paths, engine), PruneOptions(keep=1, now=time.time())
     dry_run = dataclasses.replace(options, dry_run=True)
     with claimed(paths):  # a dry run waits for nobody
-        dry = pruning.prune(paths, engine, dry_run, quiet)
+        dry = pruning.prune(paths, engine, dry_run)
     assert snapshot(paths, engine) == before
     assert tags_of(dry.removed) == [two.tag, one.tag]
-    assert pruning.prune(paths, engine, options, quiet) == dry
+    assert pruning.prune(paths, engine, options) == dry
     assert all(not path.exists() for files in dry.files.values() for path in files)
     assert records.all() == [three] and model.stat().st_nlink == 2
-    assert not pruning.prune(paths, engine, dry_run, quiet).files
+    assert not pruning.prune(paths, engine, dry_run).files
 
 
 # Runs at the same time
@@ -210,7 +211,7 @@ import sys, time
 from pathlib import Path
 from sparkpin.core import locks as claims
 from sparkpin.core.paths import Paths
-with claims.claim(Paths(*map(Path, sys.argv[1:])), print):
+with claims.claim(Paths(*map(Path, sys.argv[1:]))):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -237,15 +238,14 @@ def test_what_a_running_build_takes_over_from_a_release_stays(
     first = built(paths, engine, 1, inputs=inputs)
     second = built(paths, engine, 2)
     elsewhere = dataclasses.replace(paths, **{{"home": "cache", "cache": "home"}[common]: tmp_path / "elsewhere"})
-    said: list[str] = []
     with claimed(elsewhere) as holder:
 
-        def say(line: str) -> None:
-            said.append(line)
+        def act(line: str) -> None:
             if "waiting" in line:
                 built(paths, engine, 3, inputs=inputs)
                 holder.kill()
 
-        freed = prune(paths, engine, 1, say=say)
+        heard(act)
+        freed = prune(paths, engine, 1)
     assert tags_of(freed.removed) == [second.tag, first.tag] and len(freed.files["checkpoints"]) == 2
     assert "kept inputs" not in freed.files and KeptInputs.of(paths).kept.path(inputs["recipes/tiny.yaml"]).is_file()

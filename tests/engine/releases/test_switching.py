@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from heard import heard
 from made_releases import built, states, tags
 
 from sparkpin.build import consistent
@@ -47,10 +47,10 @@ def test_only_what_passed_is_promoted(paths: Paths, engine: Engine, state: str) 
     assert Releases(paths).current("tiny") is None
 
 
-def roll_back(paths: Paths, engine: Engine, say: Callable[[str], None] = print) -> Release:
+def roll_back(paths: Paths, engine: Engine) -> Release:
     """As the task does; the release that is current then."""
     former = retention.require_current(Releases(paths), "tiny")
-    target = rolling.find_target(paths, engine, "tiny", say, lambda release: None)
+    target = rolling.find_target(paths, engine, "tiny", lambda release: None)
     retention.make_current(paths, engine, target, instead_of=former)
     return retention.require_current(Releases(paths), "tiny")
 
@@ -58,12 +58,12 @@ def roll_back(paths: Paths, engine: Engine, say: Callable[[str], None] = print) 
 def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
     first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
     built(paths, engine, 4, "failed")
-    told: list[str] = []
     before = tags(engine)
     assert retention.promote(paths, engine, first).state == "current"
     assert retention.promote(paths, engine, third).tag == third.tag
     assert states(paths) == ["retired", "passed", "current", "failed"]
-    back = roll_back(paths, engine, told.append)
+    told = heard()
+    back = roll_back(paths, engine)
     assert (back.tag, back.checkpoint_key, back.argv) == (first.tag, first.checkpoint_key, first.argv)
     assert states(paths) == ["current", "passed", "retired", "failed"] and not told
     with pytest.raises(InputError):
@@ -154,9 +154,9 @@ def promoted(paths: Paths, engine: Engine, count: int) -> list[Release]:
 
 def test_a_release_that_promote_refuses_comes_back_by_its_name_alone(paths: Paths, engine: Engine) -> None:
     first, worse, last = promoted(paths, engine, 3)
-    told: list[str] = []
+    told = heard()
     spoil(paths, worse)
-    assert roll_back(paths, engine, told.append).tag == first.tag
+    assert roll_back(paths, engine).tag == first.tag
     assert len(told) == 1 and worse.tag in told[0] and "mtp.json" in told[0]
     retention.promote(paths, engine, last)
     spoil(paths, first)

@@ -123,7 +123,7 @@ def test_one_container_does_not_serve_a_release_for_two(site: FakeSite, double: 
 
 
 def test_the_smoke_test_asks_all_nodes_and_keeps_the_log_of_each(site: FakeSite, double: Release) -> None:
-    result, write = run_smoke(site.paths, site.engine, double, site.checkpoint, len)
+    result, write = run_smoke(site.paths, site.engine, double, site.checkpoint)
     assert result.passed, result
     with replaced(evidence_folder(site.paths, site.release)) as folder:
         write(folder)
@@ -140,6 +140,6 @@ def test_a_fault_of_rank_1_fails_the_smoke_test(
     site: FakeSite, double: Release, fault: str, check: str, told: str
 ) -> None:
     bad = dataclasses.replace(double, env=double.env | {"FAKE_VLLM": fault})
-    result, _ = run_smoke(site.paths, site.engine, bad, site.checkpoint, len)
+    result, _ = run_smoke(site.paths, site.engine, bad, site.checkpoint)
     failed = [one for one in result.checks if not one.passed]
     assert [one.name for one in failed] == [check] and told in failed[0].detail

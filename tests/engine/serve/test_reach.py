@@ -107,11 +107,11 @@ def test_the_server_reaches_nothing_and_the_proxy_no_other_proxy(
 
     def served(name: str, port: int) -> services.Served:
         options = AddressOptions(port, host="0.0.0.0")
-        return service.start(paths, engine, replace(release, recipe=name), checkpoint, options=options, say=print)
+        return service.start(paths, engine, replace(release, recipe=name), checkpoint, options=options)
 
     with contextlib.ExitStack() as stack:
         one = in_namespace(pid, lambda: served("one", in_namespace(pid, free_port)))
-        stack.callback(service.stop, paths, engine, None, print)
+        stack.callback(service.stop, paths, engine, None)
         other = in_namespace(pid, lambda: served("two", in_namespace(pid, free_port)))
         names = (one.container, f"{one.container}{services.FRONT}", f"{other.container}{services.FRONT}")
         server, front, neighbour = map(engine.client.containers.get, names)

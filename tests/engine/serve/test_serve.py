@@ -13,6 +13,7 @@ import docker.errors
 import httpx
 import pytest
 from certificates import certificate
+from heard import heard
 from watched import free_port
 
 from sparkpin.cli import client as clients
@@ -34,10 +35,6 @@ pytest_plugins = ["fake_release"]
 @pytest.fixture
 def name(paths: Paths) -> str:
     return services.name_of(paths, "fake")
-
-
-def quiet(line: str) -> None:
-    pass
 
 
 def test_a_release_is_served_on_this_machine_only(standing: Standing, fake_engine: Engine) -> None:
@@ -71,9 +68,9 @@ def test_a_client_is_told_what_the_server_itself_says(standing: Standing) -> Non
 
 
 def test_serving_it_again_leaves_it_alone(standing: Standing, fake_engine: Engine) -> None:
-    name, said = standing.served.container, list[str]()
+    name, said = standing.served.container, heard()
     before = fake_engine.client.containers.get(name).id
-    service.start(standing.paths, fake_engine, standing.release, standing.checkpoint, say=said.append)
+    service.start(standing.paths, fake_engine, standing.release, standing.checkpoint)
     assert said == [f"{standing.release.tag} already runs as {name}"], "what its log said as it started is no news"
     assert fake_engine.client.containers.get(name).id == before
 
@@ -84,8 +81,8 @@ def test_another_port_or_release_replaces_it(site: FakeSite, name: str, newer: R
     other = free_port()
     moved = site.start(port=other, beside=beside)
     assert moved.port == other and moved.ready
-    said: list[str] = []
-    served = site.start(newer, say=said.append, beside=beside)
+    said = heard()
+    served = site.start(newer, beside=beside)
     stopped = [line for line in said if line.startswith(f"stopping {site.release.tag}")]
     switched = [line for line in said if line == f"switched; stopping {site.release.tag}"]
     assert bool(switched) == beside and bool(stopped) != beside
@@ -126,10 +123,10 @@ def test_a_release_that_does_not_start_gives_way_to_the_former_one(
 ) -> None:
     site.start(port=site.port)
     before = site.engine.client.containers.get(name).attrs["State"]["StartedAt"]
-    said: list[str] = []
+    said = heard()
     bad = dataclasses.replace(newer, env={"FAKE_VLLM": "exit"})
     with pytest.raises(SmokeError, match=r"exited with 1\nfirst error: RuntimeError: no such architecture") as caught:
-        site.start(bad, port=site.port, say=said.append, beside=beside)
+        site.start(bad, port=site.port, beside=beside)
     assert newer.tag in str(caught.value)
     assert said[-1] == (f"{site.release.tag} still answers" if beside else f"starting {site.release.tag} again")
     container = site.engine.client.containers.get(name)
@@ -164,7 +161,6 @@ def test_a_taken_port_does_not_end_what_is_served(standing: Standing, fake_engin
                 newer,
                 standing.checkpoint,
                 options=AddressOptions(holder.getsockname()[1]),
-                say=quiet,
             )
     (served,) = (s for s in services.status(fake_engine) if s.home == str(paths.home))
     assert served.ready and served.release == standing.release.tag
@@ -178,24 +174,24 @@ def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
         site.start(newer, port=first.port)
     assert f"the container {first.container}-front, a server of the home {first.home}" in caught.value.message
     assert f"SPARKPIN_HOME={first.home} invoke stop" in caught.value.next_step
-    said: list[str] = []
-    site.start(newer, port=site.port, say=said.append)
+    said = heard()
+    site.start(newer, port=site.port)
     assert not [line for line in said if "stopping" in line]
     both = {(served.home, served.release, served.port) for served in services.status(engine) if served.ready}
     assert {(first.home, first.release, first.port), (str(paths.home), newer.tag, site.port)} <= both
-    assert service.stop(paths, engine, "fake", quiet) == (name,)
+    assert service.stop(paths, engine, "fake") == (name,)
     assert not [served for served in services.status(engine) if served.home == str(paths.home)]
-    assert service.stop(paths, engine, None, quiet) == ()
+    assert service.stop(paths, engine, None) == ()
     with pytest.raises(InputError, match="no service of recipe 'fake' runs"):
-        service.stop(paths, engine, "fake", quiet)
+        service.stop(paths, engine, "fake")
     assert services.running_release(standing.paths, engine, "fake") == first.release
 
 
 def test_stop_keeps_the_address(site: FakeSite) -> None:
     served = site.start(port=site.port, allow="/sleep", limit="requests=9")
-    service.stop(site.paths, site.engine, None, quiet)
-    said: list[str] = []
-    again = site.start(say=said.append)
+    service.stop(site.paths, site.engine, None)
+    said = heard()
+    again = site.start()
     assert (again.port, again.allow, again.limits) == (served.port, ("/sleep",), {"requests": 9})
     assert [line for line in said if "before `invoke stop`" in line]
     assert [line for line in said if line.startswith("warning: --allow /sleep")]

@@ -15,6 +15,7 @@ import docker.errors
 import httpx
 import pytest
 from docker.models.containers import Container
+from heard import heard
 from watched import await_start, free_port, signal_processes, until
 
 from sparkpin.cli import client as clients
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
 pytest_plugins = ["fake_release"]
 QUICK = Health(interval=1, timeout=5, failures=2)
 TWICE = "restarts=2"
-
-
-def quiet(line: str) -> None:
-    pass
 
 
 def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem(
@@ -151,8 +148,8 @@ def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.M
         site.start(port=site.port)
     container = services.find(site.engine, services.name_of(site.paths, "fake"))
     assert container is not None and container.attrs["HostConfig"]["RestartPolicy"]["Name"] == "on-failure"
-    said: list[str] = []
-    assert site.start(say=said.append).ready
+    said = heard()
+    assert site.start().ready
     assert said[0] == f"{site.release.tag} already runs as {container.name}"
 
 
@@ -182,7 +179,7 @@ def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, left: str) -> Non
     assert again.ready and (again.container, again.port) == (served.container, served.port)
     assert (again.started == served.started) == (left != "both made")
     assert parts_of(site) == [served.container, served.container + services.FRONT]
-    service.stop(site.paths, site.engine, None, quiet)
+    service.stop(site.paths, site.engine, None)
     assert parts_of(site) == []
     with pytest.raises(docker.errors.NotFound):
         site.engine.client.volumes.get(served.container)

@@ -79,7 +79,7 @@ def test_a_machine_that_cannot_run_the_image_s_programs_is_told_what_to_install(
     load_image(fake_engine, tag, [buffer.getvalue()])
     try:
         with pytest.raises(HostError, match="runs no programs for linux/amd64") as caught:
-            run_load(paths, fake_engine, dataclasses.replace(release, tag=tag), ImageFacts({}, {}), "linux/amd64", len)
+            run_load(paths, fake_engine, dataclasses.replace(release, tag=tag), ImageFacts({}, {}), "linux/amd64")
         assert caught.value.next_step == "invoke doctor --stack cpu --fix"
     finally:
         fake_engine.untag(tag)

@@ -40,9 +40,9 @@ def image(tmp_path: Path) -> Iterator[tuple[Engine, str]]:
 def test_an_image_is_read_from_an_export(image: tuple[Engine, str], tmp_path: Path) -> None:
     engine, name = image
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    with open_image(paths, engine, name, len) as opened:
+    with open_image(paths, engine, name) as opened:
         assert opened.platform == "linux/arm64"
-        found = scan(opened.files, len)
+        found = scan(opened.files)
     assert set(found.libraries) == {"opt/above.so", "opt/app/module.so", "usr/lib/libreal.so.1"}
     assert set(found.broken) == {"opt/app/broken.so"}
     assert not engine.client.containers.list(all=True, filters={"ancestor": name})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from docker.models.containers import Container
+from heard import heard
 
 from sparkpin.cli import smoke as task
 from sparkpin.core.errors import BusyError, SmokeError
@@ -36,8 +37,8 @@ CHECKS += ["chat-sampled", "mods"]
 
 
 def smoke(site: FakeSite, release: Release | None = None) -> tuple[SmokeResult, list[str]]:
-    said: list[str] = []
-    result, write = run_smoke(site.paths, site.engine, release or site.release, site.checkpoint, said.append)
+    said = heard()
+    result, write = run_smoke(site.paths, site.engine, release or site.release, site.checkpoint)
     with replaced(evidence_folder(site.paths, site.release)) as folder:
         write(folder)
     assert not left_over(site) and not list(site.paths.work.glob(f"{server.prefix(site.paths)}*"))
@@ -207,7 +208,7 @@ def test_the_record_takes_the_result_and_a_later_test_replaces_the_evidence(site
 
 def test_a_run_that_is_killed_leaves_nothing_that_stays(site: FakeSite) -> None:
     child = multiprocessing.get_context("fork").Process(
-        target=run_smoke, args=(site.paths, Engine.connect(), site.faulty("silent"), site.checkpoint, len)
+        target=run_smoke, args=(site.paths, Engine.connect(), site.faulty("silent"), site.checkpoint)
     )
     child.start()
     while child.is_alive() and not left_over(site, all=False):

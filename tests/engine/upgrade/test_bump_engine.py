@@ -66,7 +66,7 @@ def current(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> It
     for key, value in (("PROJECT", paths.project), ("HOME", paths.home), ("CACHE", paths.cache)):
         monkeypatch.setenv(f"SPARKPIN_{key}", str(value))
     (paths.project / f"pins/stacks/{name}.lock").unlink()
-    lock_stack(paths, name, print)
+    lock_stack(paths, name)
     with make.at_work(paths) as engine:
         pairings = pair(paths.project, name)
         make.fetch_missing(paths, engine, pairings)

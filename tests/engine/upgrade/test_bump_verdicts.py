@@ -119,7 +119,7 @@ def test_other_bytes_than_the_index_tells_stay(site: Site, ask: Ask, monkeypatch
     site.index.stale["alpha-1.1-py3-none-any.whl"] = (site.index.folder / "alpha-1.0-py3-none-any.whl").read_bytes()
 
     def fetch(paths: Paths, engine: object, pairings: Sequence[Pairing]) -> None:
-        fetch_stack(paths, pairings[-1].stack, pairings[-1].stack_lock, print)
+        fetch_stack(paths, pairings[-1].stack, pairings[-1].stack_lock)
 
     monkeypatch.setattr(steps, "fetch_missing", fetch)
     before = state(site)
@@ -182,7 +182,7 @@ def test_a_model_without_a_commit_moves(site: Site, ask: Ask, monkeypatch: pytes
 
     with hub.serve(root) as url:
         hub.use(monkeypatch, url)
-        lock_model(make_paths(site), "sample", print)
+        lock_model(make_paths(site), "sample")
     make_current(site, "hub-project")
     assert "nothing newer" in asked("--what model")[1]
     former, before = commit(), state(site)

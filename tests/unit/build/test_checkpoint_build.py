@@ -37,6 +37,7 @@ from checkpoint_samples import (
     write_repository,
     write_sample,
 )
+from heard import heard
 
 from sparkpin.build.checkpoint import build_checkpoint, plan_checkpoint, verify_built
 from sparkpin.checkpoint import write
@@ -51,7 +52,6 @@ from sparkpin.pins.schema import ModelLock
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-Said = list[str]
 Folders = dict[str, Path]
 
 
@@ -89,7 +89,7 @@ def no_partials(folder: Path) -> bool:
 
 
 def test_copy_is_the_published_repository_by_links(paths: Paths, folders: Folders, lock: ModelLock) -> None:
-    made = build_checkpoint(paths, PIN, lock, ("copy",), print)
+    made = build_checkpoint(paths, PIN, lock, ("copy",))
     wanted = tree(folders["int4"])
     assert {name: data for name, data in tree(made).items() if name != "sparkpin.json"} == wanted
     assert all((made / name).samefile(folders["int4"] / name) for name in wanted)
@@ -99,7 +99,7 @@ def test_a_plan_removes_no_damaged_file(
     paths: Paths, folders: Folders, lock: ModelLock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is replaced once the right bytes are there; here nobody has them."""
-    config, said = folders["int4"] / "config.json", list[str]()
+    config, said = folders["int4"] / "config.json", heard()
     config.chmod(0o644)
     config.write_bytes(b"damaged")
 
@@ -108,14 +108,14 @@ def test_a_plan_removes_no_damaged_file(
 
     monkeypatch.setattr("sparkpin.fetch.transfer.fetch", refuse)
     with pytest.raises(SparkpinError):
-        plan_checkpoint(paths, PIN, lock, HYBRID, said.append)
+        plan_checkpoint(paths, PIN, lock, HYBRID)
     assert config.read_bytes() == b"damaged" and any("is damaged" in line for line in said)
 
 
 @pytest.mark.parametrize("steps", [HYBRID, ALL])
 def test_hybrid_is_exact(paths: Paths, folders: Folders, lock: ModelLock, steps: tuple[str, ...]) -> None:
     published = tree(folders["int4"])
-    made = build_checkpoint(paths, PIN, lock, steps, print)
+    made = build_checkpoint(paths, PIN, lock, steps)
     assert read_tensors(made) == expected_tensors(hybrid=True)
     assert tree(folders["int4"]) == published, "the published repository was written into"
 
@@ -139,12 +139,12 @@ def test_mtp_in_an_ordinary_shard_is_found(paths: Paths, folders: Folders) -> No
         make_plan(listings_of(folders), PIN, ("copy", "mtp"))
     assert PIN.mtp
     pin = PIN.model_copy(update={"mtp": PIN.mtp.model_copy(update={"file": third})})
-    made = build_checkpoint(paths, pin, lock_of(folders, pin), ("copy", "mtp"), print)
+    made = build_checkpoint(paths, pin, lock_of(folders, pin), ("copy", "mtp"))
     assert set(MTP) <= set(json.loads((made / INDEX).read_text())["weight_map"])
 
 
 def test_record_says_how_it_was_made(paths: Paths, folders: Folders, lock: ModelLock) -> None:
-    made = build_checkpoint(paths, PIN, lock, HYBRID, print)
+    made = build_checkpoint(paths, PIN, lock, HYBRID)
     record = json.loads((made / "sparkpin.json").read_text())
     assert record["key"][:16] == made.name
     fp8 = record["sources"]["fp8"]
@@ -163,33 +163,33 @@ def test_record_says_how_it_was_made(paths: Paths, folders: Folders, lock: Model
 def test_a_base_that_is_a_checkpoint_of_ours_does_not_lend_its_record(paths: Paths, folders: Folders) -> None:
     for name in OWN:
         (folders["int4"] / name).write_text(f"{name} of the base")
-    said: Said = []
-    made = build_checkpoint(paths, PIN, lock_of(folders), ALL, said.append)
+    said = heard()
+    made = build_checkpoint(paths, PIN, lock_of(folders), ALL)
     assert f"left out: {', '.join(OWN)} of the base; a checkpoint has its own" in said
     assert [(folders["int4"] / name).read_text() for name in OWN] == [f"{name} of the base" for name in OWN]
     assert json.loads((made / RECORD).read_text())["key"][:16] == made.name
     assert not (made / TABLE).exists() and not (made / IMPORTED).exists()
-    assert build_checkpoint(paths, PIN, lock_of(folders), ALL, said.append) == made
+    assert build_checkpoint(paths, PIN, lock_of(folders), ALL) == made
     assert said.count("writing model-00001-of-00002.safetensors (1 of 2, 0.0 MB)") == 1
-    assert verify_built(paths, PIN, lock_of(folders), ALL, print) == made
+    assert verify_built(paths, PIN, lock_of(folders), ALL) == made
 
 
 def test_complete_checkpoint_needs_no_repositories(paths: Paths, lock: ModelLock) -> None:
-    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    made = build_checkpoint(paths, PIN, lock, ALL)
     shutil.rmtree(paths.cache)
-    said: Said = []
-    assert build_checkpoint(paths, PIN, lock, ALL, said.append) == made
+    said = heard()
+    assert build_checkpoint(paths, PIN, lock, ALL) == made
     assert said == []
 
 
 @pytest.mark.parametrize("harmed", [FIRST, "pytorch_model.bin", RECORD])
 def test_damaged_checkpoint_is_built_again(paths: Paths, lock: ModelLock, harmed: str) -> None:
     """A file of another size, one too many, a record that is none."""
-    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    made = build_checkpoint(paths, PIN, lock, ALL)
     wanted = tree(made)
     (made / harmed).unlink(missing_ok=True)
     (made / harmed).write_text("{")
-    assert build_checkpoint(paths, PIN, lock, ALL, print) == made
+    assert build_checkpoint(paths, PIN, lock, ALL) == made
     assert tree(made) == wanted and no_partials(paths.home)
 
 
@@ -202,7 +202,7 @@ def flip(path: Path, position: int) -> None:
 
 @pytest.mark.parametrize("name", [FIRST, SECOND, EXTRA, INDEX, "config.json", "README.md"])
 def test_verify_sees_a_flipped_bit_and_another_name(paths: Paths, folders: Folders, lock: ModelLock, name: str) -> None:
-    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    made = build_checkpoint(paths, PIN, lock, ALL)
     plan = make_plan(listings_of(folders), PIN, ALL)
     verify_checkpoint(made, places_of(folders), plan)
     flip(made / name, (made / name).stat().st_size - 1)
@@ -215,32 +215,32 @@ def test_verify_sees_a_flipped_bit_and_another_name(paths: Paths, folders: Folde
 
 def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Paths, lock: ModelLock) -> None:
     with pytest.raises(CheckpointError, match="no such checkpoint of sample") as caught:
-        verify_built(paths, PIN, lock, ALL, print)
+        verify_built(paths, PIN, lock, ALL)
     assert "invoke build --checkpoint-only --model sample" in caught.value.next_step
-    made = build_checkpoint(paths, PIN, lock, ALL, print)
-    assert verify_built(paths, PIN, lock, ALL, print) == made
+    made = build_checkpoint(paths, PIN, lock, ALL)
+    assert verify_built(paths, PIN, lock, ALL) == made
     (made / IMPORTED).touch()
-    assert verify_built(paths, PIN, lock, ALL, print) == made, "what a bundle brought, too"
+    assert verify_built(paths, PIN, lock, ALL) == made, "what a bundle brought, too"
     record = (made / "sparkpin.json").read_text()
     (made / "sparkpin.json").chmod(0o644)
     (made / "sparkpin.json").write_text(record.replace(made.name, "0" * 16))
     with pytest.raises(CheckpointError, match="is not the record of this checkpoint"):
-        verify_built(paths, PIN, lock, ALL, print)
+        verify_built(paths, PIN, lock, ALL)
     (made / "sparkpin.json").write_text(record)
     flip(made / FIRST, (made / FIRST).stat().st_size - 1)
     with pytest.raises(CheckpointError, match=FIRST):
-        verify_built(paths, PIN, lock, ALL, print)
+        verify_built(paths, PIN, lock, ALL)
 
 
 @pytest.mark.parametrize("name", [FIRST, "README.md"])
 def test_verify_sees_a_record_that_says_another_hash(paths: Paths, lock: ModelLock, name: str) -> None:
-    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    made = build_checkpoint(paths, PIN, lock, ALL)
     record = json.loads((made / RECORD).read_text())
     record["files"][name]["sha256"] = "0" * 64
     (made / RECORD).unlink()
     (made / RECORD).write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match=r"sparkpin\.json: is not the record"):
-        verify_built(paths, PIN, lock, ALL, print)
+        verify_built(paths, PIN, lock, ALL)
 
 
 def test_a_shard_that_is_not_what_was_written_is_not_kept(
@@ -256,10 +256,10 @@ def test_a_shard_that_is_not_what_was_written_is_not_kept(
 
     monkeypatch.setattr(write, "gather", lossy)
     with pytest.raises(CheckpointError):
-        build_checkpoint(paths, PIN, lock, HYBRID, print)
+        build_checkpoint(paths, PIN, lock, HYBRID)
     monkeypatch.undo()
     assert not checkpoint_folder(paths, PIN, lock, HYBRID).exists()
-    made = build_checkpoint(paths, PIN, lock, HYBRID, print)
+    made = build_checkpoint(paths, PIN, lock, HYBRID)
     assert read_tensors(made) == expected_tensors(hybrid=True)
 
 
@@ -271,7 +271,7 @@ def test_copies_where_links_cannot_go(
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    made = build_checkpoint(paths, PIN, lock, ALL)
     assert read_tensors(made) == expected_tensors(hybrid=True)
     assert not (made / EXTRA).samefile(folders["int4"] / EXTRA)
     assert {path.stat().st_mode & 0o777 for path in made.iterdir()} == {0o444}
@@ -297,7 +297,7 @@ def built_elsewhere(root: Path, told: Any, *, stop: bool) -> None:
 
     if stop:
         write.gather = stopping
-    told.send(build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL, lambda line: None))
+    told.send(build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL))
 
 
 def start(root: Path, *, stop: bool) -> tuple[Any, Any]:
@@ -324,9 +324,9 @@ def killed(tmp_path: Path) -> Path:
     return partial
 
 
-def build_again(tmp_path: Path) -> tuple[Path, Said]:
-    paths, said = sample_paths(tmp_path), Said()
-    made = build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL, said.append)
+def build_again(tmp_path: Path) -> tuple[Path, list[str]]:
+    paths, said = sample_paths(tmp_path), heard()
+    made = build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL)
     assert read_tensors(made) == expected_tensors(hybrid=True)
     assert no_partials(paths.home)
     return made, said
@@ -360,7 +360,7 @@ def test_a_shard_that_no_table_knows_is_written_again(tmp_path: Path, killed: Pa
 
 def test_what_a_killed_run_of_other_steps_left_goes(tmp_path: Path, killed: Path) -> None:
     paths = sample_paths(tmp_path)
-    build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), HYBRID, print)
+    build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), HYBRID)
     assert not killed.exists()
 
 
@@ -386,7 +386,7 @@ def test_disk_is_checked_before_the_first_byte(small_disk: Path) -> None:
     paths = sample_paths(small_disk)
     lock = lock_of(write_sample(paths))
     with pytest.raises(DiskError, match=r"need 6[0-9,]+ bytes in .*, 2[0-9,]+ are free"):
-        build_checkpoint(paths, PIN, lock, ALL, print)
+        build_checkpoint(paths, PIN, lock, ALL)
     assert not paths.checkpoints.exists()
 
 
@@ -407,8 +407,8 @@ def test_disk_that_fills_up_in_the_middle(small_disk: Path, monkeypatch: pytest.
     filler = small_disk / "filler"
     filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 4_000_000))
     with pytest.raises(DiskError, match=f"cannot write to {small_disk}/.*: No space left"):  # also the table's place
-        build_checkpoint(paths, PIN, lock, ALL, print)
+        build_checkpoint(paths, PIN, lock, ALL)
     assert not checkpoint_folder(paths, PIN, lock, ALL).exists()
     filler.unlink()
-    build_checkpoint(paths, PIN, lock, ALL, print)
+    build_checkpoint(paths, PIN, lock, ALL)
     assert no_partials(paths.home)

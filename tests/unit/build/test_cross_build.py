@@ -152,10 +152,10 @@ def test_a_build_that_ran_on_its_own_architecture_runs_where_today_s_pins_say(
     monkeypatch.setattr("sparkpin.build.image.require_rootfs", lambda *_: None)
     image = cross_build.again(recorded(chain_of(paths, "far")[0], None), "linux/amd64")
     engine: Any = SimpleNamespace(platform="linux/amd64")
-    assert require_builder(paths, engine, image, print) == cross_build.stand_in(paths, "far", "linux/amd64")
+    assert require_builder(paths, engine, image) == cross_build.stand_in(paths, "far", "linux/amd64")
     (paths.project / "pins/stacks/far.yaml").unlink()
     with pytest.raises(InputError):
-        require_builder(paths, engine, image, print)
+        require_builder(paths, engine, image)
 
 
 def test_on_the_images_own_architecture_its_own_uv_runs(
@@ -167,7 +167,7 @@ def test_on_the_images_own_architecture_its_own_uv_runs(
     monkeypatch.setattr(uv, "find_uv_bin", lambda: str(other))
     image = cross_build.again(record, "linux/arm64")
     engine: Any = SimpleNamespace(platform="linux/arm64")
-    assert (require_builder(paths, engine, image, print), uv_of(image), image.key) == (None, other, record.key)
+    assert (require_builder(paths, engine, image), uv_of(image), image.key) == (None, other, record.key)
 
 
 def test_an_engine_of_another_architecture_gets_no_uv_of_this_one(

@@ -79,19 +79,19 @@ def test_a_drafter_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_the_checkpoint_has_it_in_a_folder_and_is_verified_with_it(paired: Pairing, tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     parts = paths, paired.model, paired.model_lock, paired.steps
-    made = build_checkpoint(*parts, len)
+    made = build_checkpoint(*parts)
     record = json.loads((made / "sparkpin.json").read_text())
     assert record["sources"][DRAFTER]["repo"] == "sparkpin/scripted-drafter"
     assert {path.name for path in (made / DRAFTER).iterdir()} == {
         row.file for row in paired.model_lock.repositories[DRAFTER].files
     }
-    assert verify_built(*parts, len) == made
+    assert verify_built(*parts) == made
     config = made / DRAFTER / "config.json"
     text = config.read_bytes()
     config.unlink()
     config.write_bytes(text.replace(b'"head_dim": 64', b'"head_dim": 46'))
     with pytest.raises(CheckpointError, match=r"drafter/config\.json"):
-        verify_built(*parts, len)
+        verify_built(*parts)
     config.unlink()
     assert not is_complete(made, paired.checkpoint_key)
 

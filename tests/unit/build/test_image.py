@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
 
 from layer_samples import layer, member
-from private_engine import quiet
 
 from sparkpin.build.image import ImageBuild, cached_contents
 from sparkpin.core.paths import Paths
@@ -48,6 +47,6 @@ def test_an_empty_tree_is_no_layer(tmp_path: Path) -> None:
     steps: Any = SimpleNamespace(unsealed="x:y", build_config=lambda parent: image, build_tree=build_tree)
     rendered: Any = SimpleNamespace(stage="base", ref="x:z", layers=[(name, name * 12) for name in trees])
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
-    sealed, layers = ImageBuild(paths, cast(Any, Loading()), rendered, quiet).make(steps, image)
+    sealed, layers = ImageBuild(paths, cast(Any, Loading()), rendered).make(steps, image)
     assert list(layers) == ["first", "last"] and sealed.diff_ids == (below, *layers.values())
     assert all(cached_contents(paths, diff_id).is_file() for diff_id in layers.values())

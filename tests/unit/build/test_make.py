@@ -24,7 +24,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append(f"built {built}")
         return built
 
-    def build_image(paths: Paths, engine: Any, image: Any, say: Any) -> str:
+    def build_image(paths: Paths, engine: Any, image: Any) -> str:
         if image.stage == "mtp":
             raise BuildError("no space", next_step="")
         return str(image.stage)
@@ -34,7 +34,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(make, "build_image", build_image)
     monkeypatch.setattr(make, "find_built", lambda *_: "there" in done)
     monkeypatch.setattr("sparkpin.fetch.stack.fetch_stack", lambda *args: done.append(f"fetched {args[1].name}"))
-    monkeypatch.setattr(build, "ensure_attested", lambda paths, release, say: done.append(f"attested {release}"))
+    monkeypatch.setattr(build, "ensure_attested", lambda paths, release: done.append(f"attested {release}"))
     return done
 
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from private_engine import quiet
 from recorded import Site, sha
 
 from sparkpin.build import reproduce
@@ -29,7 +28,7 @@ def test_an_engine_that_does_not_stop_is_found_by_the_next_run(tmp_path: Path, m
     program.chmod(0o755)
     started: list[subprocess.Popen[bytes]] = []
 
-    def start_engine(paths: Paths, say: object, engine: Daemon) -> None:
+    def start_engine(paths: Paths, engine: Daemon) -> None:
         process = subprocess.Popen([program], stdout=subprocess.PIPE)
         started.append(process)
         assert process.stdout and process.stdout.readline() == b"ready\n"
@@ -41,18 +40,18 @@ def test_an_engine_that_does_not_stop_is_found_by_the_next_run(tmp_path: Path, m
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
     try:
-        with reproduce.engine_apart(paths, quiet):
+        with reproduce.engine_apart(paths):
             pass
         (folder,) = paths.work.glob(f"{reproduce.PREFIX}*")
         sockets = reproduce.sockets_of(folder)
-        with pytest.raises(HostError), reproduce.engine_apart(paths, quiet):
+        with pytest.raises(HostError), reproduce.engine_apart(paths):
             pass
         assert (sockets / "docker.pid").is_file() and folder.is_dir()
     finally:
         for process in started:
             process.kill()
             process.wait()
-    reproduce.remove_run(folder, quiet)
+    reproduce.remove_run(folder)
     assert not folder.exists() and not sockets.exists()
 
 
@@ -72,7 +71,7 @@ def test_only_root_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is fetched; with the command that does it."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(HostError) as caught:
-        reproduce.reproduce(cast(Any, None), cast(Any, SimpleNamespace(tag="t")), print)
+        reproduce.reproduce(cast(Any, None), cast(Any, SimpleNamespace(tag="t")))
     assert "invoke reproduce t" in caught.value.next_step
 
 
@@ -85,5 +84,5 @@ def test_a_name_in_tmp_that_somebody_else_made_again_is_not_followed(
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "run")
     (tmp_path / "left").mkdir()
-    reproduce.remove_run(tmp_path / "left", print)
+    reproduce.remove_run(tmp_path / "left")
     assert not stopped and (tmp_path / "run").is_dir() and not (tmp_path / "left").exists()

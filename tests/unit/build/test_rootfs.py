@@ -45,7 +45,7 @@ def test_a_damaged_package_is_not_used(paths: Paths) -> None:
     path.chmod(0o644)
     path.write_bytes(b"x" * deb.size)
     with pytest.raises(IntegrityError, match=deb.file):
-        rootfs.build_rootfs(paths, ENGINE, tiny_spec(paths, "", deb), print)
+        rootfs.build_rootfs(paths, ENGINE, tiny_spec(paths, "", deb))
     assert not list(paths.cache.glob("rootfs/*")) and not list(paths.work.iterdir())
 
 
@@ -53,7 +53,7 @@ def test_a_damaged_package_is_not_used(paths: Paths) -> None:
 def test_what_is_no_package_is_an_error_that_names_it(paths: Paths, data: bytes, suffix: str) -> None:
     deb = add_deb(paths, "a", data, suffix=suffix)
     with pytest.raises(BuildError, match=deb.file):
-        rootfs.build_rootfs(paths, ENGINE, tiny_spec(paths, "", deb), print)
+        rootfs.build_rootfs(paths, ENGINE, tiny_spec(paths, "", deb))
     assert not list(paths.cache.glob("rootfs/*"))
 
 
@@ -86,11 +86,11 @@ def test_a_cached_tar_is_used_until_it_is_damaged(paths: Paths, monkeypatch: pyt
 
     monkeypatch.setattr(rootfs, "make_rootfs", make_rootfs)
     spec = tiny_spec(paths, "")
-    tar = rootfs.build_rootfs(paths, ENGINE, spec, print)
+    tar = rootfs.build_rootfs(paths, ENGINE, spec)
     with tarfile.open(fileobj=io.BytesIO(good := tar.read_bytes())) as found:
         assert found.getnames() == ["etc/a"], "nothing that an engine leaves"
     assert tar == paths.cache / "rootfs" / f"{spec.key}.tar"
-    assert rootfs.build_rootfs(paths, ENGINE, spec, print) == tar and len(runs) == 1
+    assert rootfs.build_rootfs(paths, ENGINE, spec) == tar and len(runs) == 1
     tar.write_bytes(good[:-1] + b"x")
-    rootfs.build_rootfs(paths, ENGINE, spec, print)
+    rootfs.build_rootfs(paths, ENGINE, spec)
     assert tar.read_bytes() == good and len(runs) == 2 and not list(paths.work.iterdir())

@@ -68,9 +68,7 @@ def test_each_container_gets_what_its_machine_has(
 
     monkeypatch.setattr(server, "container_of", container_of)
     monkeypatch.setattr(running, "cache_volume", lambda engine, release: "cache")
-    with server.started(
-        paths, machines[0].engine, PAIR, tmp_path, gpus=True, timeout=1, say=print, places=places
-    ) as found:
+    with server.started(paths, machines[0].engine, PAIR, tmp_path, gpus=True, timeout=1, places=places) as found:
         socket = str(found.socket.parent)
     here, other = made
     assert [one["engine"] for one in made] == [machine.engine for machine in machines]

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 import pytest
+from heard import heard
 
 from sparkpin.core import progress as telling
 from sparkpin.core.progress import progress, waiting
@@ -16,13 +17,13 @@ from sparkpin.core.progress import progress, waiting
 
 def test_lines_come_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telling, "EVERY", 0.01)
-    said: list[str] = []
+    said = heard()
     for total, counts, last in (
         (3_000_000, (1_000_000,), "  1.0 of 3.0 MB"),
         (3_000_000, (3_000_000, 1), "  3.0 of 3.0 MB: the engine unpacks them"),  # a tar is larger than what it holds
         (None, (2_500_000,), "  2.5 MB"),
     ):
-        with progress(said.append, total, after="the engine unpacks them") as add:
+        with progress(total, after="the engine unpacks them") as add:
             for number in counts:
                 add(number)
             for _ in range(6000):
@@ -36,10 +37,10 @@ def test_lines_come_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     ("work", "told"),
     [
         (
-            partial(progress, total=2_000_000, before="the engine gathers them"),
+            partial(progress, 2_000_000, before="the engine gathers them"),
             "  0.0 of 2.0 MB: the engine gathers them",
         ),
-        (partial(waiting, what="asking the engine"), "  asking the engine, "),
+        (partial(waiting, "asking the engine"), "  asking the engine, "),
     ],
 )
 def test_silence_is_told(
@@ -47,21 +48,17 @@ def test_silence_is_told(
 ) -> None:
     """Nothing comes, as from an engine that gathers what it was asked for, or one that knows no end."""
     monkeypatch.setattr(telling, "EVERY", 0.05)
-    heard, said = threading.Event(), list[str]()
-
-    def say(line: str) -> None:
-        said.append(line)
-        heard.set()
-
-    with work(say):
-        assert heard.wait(60)
+    came = threading.Event()
+    said = heard(lambda line: came.set())
+    with work():
+        assert came.wait(60)
     assert said[0].startswith(told)
     assert not any(thread.name == "progress" for thread in threading.enumerate())
 
 
 def test_short_work_says_nothing() -> None:
-    said: list[str] = []
-    with progress(said.append, 2) as add:
+    said = heard()
+    with progress(2) as add:
         add(1)
         add(1)
     assert said == []

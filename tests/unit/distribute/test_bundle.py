@@ -27,7 +27,6 @@ from bundle_samples import (
     Parts,
     members_of,
     offset_of,
-    quiet,
     sample_of,
     sha256,
     tar_of,
@@ -95,7 +94,7 @@ def refused(tmp_path: Path, data: bytes | Parts, *facts: str, signed: bool = Fal
     path.write_bytes(data.pack() if isinstance(data, Parts) else data)
     paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
     with pytest.raises(IntegrityError) as caught:
-        take_in.import_bundle(paths, NO_ENGINE, path, quiet, signed=signed)
+        take_in.import_bundle(paths, NO_ENGINE, path, signed=signed)
     assert caught.value.exit_code == 5 and caught.value.next_step
     assert [child.name for child in tmp_path.iterdir()] == ["bad.tar"]
     for fact in facts:
@@ -304,7 +303,7 @@ def test_another_layer_in_its_canonical_form_is_taken(parts: Parts, tmp_path: Pa
 
 def test_a_layer_that_the_engine_lost_meanwhile(good: Path) -> None:
     with open_bundle(good) as opened, pytest.raises(EngineError):
-        send(NO_ENGINE, images_of(opened.release, opened.records), {}, 0, quiet)
+        send(NO_ENGINE, images_of(opened.release, opened.records), {}, 0)
 
 
 def test_a_build_that_recorded_the_release_during_the_import_keeps_its_own(good: Path, tmp_path: Path) -> None:

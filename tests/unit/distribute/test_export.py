@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from bundle_samples import Parts, quiet, sample_of, state_of, with_checkpoint, write_sample
+from bundle_samples import Parts, sample_of, state_of, with_checkpoint, write_sample
 from evidence_samples import Sample
 from evidence_samples import sboms_made_once as sboms_made_once
 
@@ -56,7 +56,7 @@ def allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def exported(sample: Sample, target: Path) -> Path:
-    export(sample.paths, lambda: NO_ENGINE, sample.release, target, BundleParts(image=False), quiet)
+    export(sample.paths, lambda: NO_ENGINE, sample.release, target, BundleParts(image=False))
     return target
 
 
@@ -154,7 +154,7 @@ def test_no_signature_is_over_a_finished_checkpoint(
     paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
     for take in (
         lambda: commands_evidence.verify(str(finished), deep=True, require_signature=True),
-        lambda: take_in.import_bundle(paths, NO_ENGINE, finished, quiet, signed=True),
+        lambda: take_in.import_bundle(paths, NO_ENGINE, finished, signed=True),
     ):
         with pytest.raises(IntegrityError, match=r"lacks a trusted signature: finished checkpoint"):
             take()

@@ -12,6 +12,7 @@ import pytest
 from evidence_samples import Sample, make_sample
 from evidence_samples import sboms_made_once as sboms_made_once
 from google.protobuf.json_format import Parse, ParseDict
+from heard import heard
 from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance  # type: ignore[import-untyped]
 from in_toto_attestation.v1.statement import Statement  # type: ignore[import-untyped]
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage  # type: ignore[import-untyped]
@@ -111,11 +112,11 @@ def test_what_is_missing_or_damaged_is_made_again(sample: Sample, name: str, con
     before = {file: (sample.folder / file).read_bytes() for file in (STATEMENT, SBOM)}
     (sample.folder / name).unlink() if content is None else (sample.folder / name).write_bytes(content)
     assert not is_attested(sample.paths, sample.release)
-    ensure_attested(sample.paths, sample.release, fail)
+    ensure_attested(sample.paths, sample.release)
     assert {file: (sample.folder / file).read_bytes() for file in (STATEMENT, SBOM)} == before
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparkpin.distribute.attest.attest", fail)
-        ensure_attested(sample.paths, sample.release, fail)
+        ensure_attested(sample.paths, sample.release)
 
 
 def fail(*what: object) -> NoReturn:
@@ -133,10 +134,10 @@ def test_signatures_of_statements_that_stay_and_of_others(
 ) -> None:
     """One stays as long as it is over the very statement. Any other goes, by a build, too, and by a key that fails:
     else `verify` says that it is wrong, and --sign, which it proposes, would leave it so."""
-    signature, said = sample.folder / SIGNATURE, list[str]()
+    signature, said = sample.folder / SIGNATURE, heard()
     with monkeypatch.context() as patch:
         patch.setenv(SIGNING_KEY, str(signing_key))
-        ensure_attested(sample.paths, sample.release, fail)  # there is a statement, and now a key
+        ensure_attested(sample.paths, sample.release)  # there is a statement, and now a key
         made = signature.read_bytes()
     again = attest(sample.paths, sample.release, Keys())
     assert signature.read_bytes() == made and not again.removed and again.signer.startswith("ED25519 key SHA256:")
@@ -145,7 +146,7 @@ def test_signatures_of_statements_that_stay_and_of_others(
     attest(sample.paths, sample.release, Keys(signing_key))
     change_record(sample)
     assert not is_attested(sample.paths, sample.release)
-    ensure_attested(sample.paths, sample.release, said.append)
+    ensure_attested(sample.paths, sample.release)
     assert not signature.exists() and said == [REMOVED.format(sample.release.tag)]
     attest(sample.paths, sample.release, Keys(signing_key))
     change_record(sample)
@@ -156,9 +157,9 @@ def test_signatures_of_statements_that_stay_and_of_others(
 
 
 def test_a_bad_key_does_not_stop_a_build(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    said = heard()
     monkeypatch.setenv(SIGNING_KEY, str(sample.paths.home / "none"))
-    ensure_attested(sample.paths, sample.release, said.append)
+    ensure_attested(sample.paths, sample.release)
     assert len(said) == 1 and said[0].startswith("warning: ") and SIGNING_KEY in said[0]
 
 

@@ -36,7 +36,7 @@ HOSTILE = {
 def test_a_record_is_refused_before_it_is_fetched(tmp_path: Path, case: str) -> None:
     place: Any = "a place that nobody may ask"
     with pytest.raises(IntegrityError) as refused:
-        registry.fetch_record(place, HOSTILE[case], tmp_path, print)
+        registry.fetch_record(place, HOSTILE[case], tmp_path)
     assert len(refused.value.message) < 3000 and not list(tmp_path.iterdir())
 
 
@@ -63,5 +63,5 @@ def test_a_blob_that_a_killed_run_left_in_part_is_dropped(tmp_path: Path) -> Non
 
 def test_records_that_lie_there_for_a_while_are_nobody_else_s(tmp_path: Path) -> None:
     paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
-    with registry.working(paths, "pull-x", print) as folder:
+    with registry.working(paths, "pull-x") as folder:
         assert folder.stat().st_mode & 0o777 == 0o700

@@ -339,10 +339,6 @@ def with_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     return sample
 
 
-def quiet(line: str) -> None:
-    pass
-
-
 def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_checkpoint: Sample) -> None:
     rows = export.stored_rows(with_checkpoint.paths, with_checkpoint.release, [])
     project = with_checkpoint.paths.project

@@ -24,6 +24,7 @@ from checkpoint_samples import (
     sample_paths,
     write_repository,
 )
+from heard import heard
 
 from sparkpin.build.checkpoint import build_checkpoint, plan_checkpoint
 from sparkpin.checkpoint import content
@@ -52,14 +53,12 @@ class Model:
         self.lock()
 
     def lock(self) -> None:
-        lock_model(self.paths, "sample", print)
+        lock_model(self.paths, "sample")
 
-    def build(self, steps: tuple[str, ...] = ALL, *, deep: bool = False, say: Callable[[str], Any] = print) -> Path:
+    def build(self, steps: tuple[str, ...] = ALL, *, deep: bool = False) -> Path:
         pin = manifests.load_model(self.paths.project, "sample")
         self.read.clear()
-        return build_checkpoint(
-            self.paths, pin, manifests.load_model_lock(self.paths.project, pin), steps, say, deep=deep
-        )
+        return build_checkpoint(self.paths, pin, manifests.load_model_lock(self.paths.project, pin), steps, deep=deep)
 
     @property
     def cached(self) -> Path:
@@ -153,12 +152,9 @@ def test_a_base_that_changes_while_it_is_copied(model: Model) -> None:
     model.build(("copy", "mtp"))
     there = sorted(model.paths.checkpoints.rglob("*"))
 
-    def say(line: str) -> None:
-        if line.startswith("writing model-00001"):
-            in_place(model.cached)
-
+    heard(lambda line: in_place(model.cached) if line.startswith("writing model-00001") else None)
     with pytest.raises(CheckpointError, match=SHARD):
-        model.build(say=say)
+        model.build()
     assert sorted(model.paths.checkpoints.rglob("*")) == there, "nothing to go on from"
 
 
@@ -229,7 +225,7 @@ def test_a_source_that_is_no_file_is_told_before_anything_is_linked(model: Model
     harm(model.own / SHARD)
     pin = manifests.load_model(model.paths.project, "sample")
     lock = manifests.load_model_lock(model.paths.project, pin)
-    acts = [model.build, lambda: plan_checkpoint(model.paths, pin, lock, ALL, print), model.lock]
+    acts = [model.build, lambda: plan_checkpoint(model.paths, pin, lock, ALL), model.lock]
     for act in acts[: 2 if harm is Path.unlink else 3]:
         with pytest.raises(CheckpointError, match=rf"^{model.own / SHARD}: "):
             act()

@@ -142,7 +142,7 @@ def test_a_matrix_of_nothing_stays_nothing() -> None:
 def pinned(project: Project) -> None:
     """The commits are those that the error of a new pin names."""
     with pytest.raises(ManifestError) as error:
-        lock_model(project.paths, NAME, lambda text: None)
+        lock_model(project.paths, NAME)
     path = project.folder.parent / f"{NAME}.yaml"
     value = json.loads(path.read_text())
     for key, entry in value["repositories"].items():
@@ -162,10 +162,10 @@ def test_the_same_commits_on_every_machine(project: Project) -> None:
 
 def test_locked_made_and_joined(project: Project) -> None:
     pinned(project)
-    lock_model(project.paths, NAME, lambda text: None)
+    lock_model(project.paths, NAME)
     pin = manifests.load_model(project.paths.project, NAME)
     lock = manifests.load_model_lock(project.paths.project, pin)
-    made = build_checkpoint(project.paths, pin, lock, ("copy", "hybrid", "mtp"), lambda text: None)
+    made = build_checkpoint(project.paths, pin, lock, ("copy", "hybrid", "mtp"))
     joined = Repo(made)
     assert joined.info(f"{SHARED}.weight").dtype == "F8_E4M3" and joined.info(f"{Q}.qweight").dtype == "I32"
     assert "mtp.fc.weight" in joined.index["weight_map"]
@@ -179,7 +179,7 @@ def test_other_weights_are_one_clear_error(project: Project, tmp_path: Path) -> 
         if damage is not None:
             project.file.write_bytes(damage)
         with pytest.raises(IntegrityError) as error:
-            lock_model(project.paths, NAME, lambda text: None)
+            lock_model(project.paths, NAME)
         assert str(project.file) in error.value.message
         assert not list(project.paths.project.rglob("*.lock")) and not list(project.paths.cache.rglob("*.safetensors"))
 

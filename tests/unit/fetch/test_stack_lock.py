@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from heard import heard
 from places import PROJECT
 
 from sparkpin.core.errors import IntegrityError, NetworkError
@@ -77,9 +78,9 @@ OTHER_PINS = {"inputs": "1" * 64}
 def test_what_is_offered_is_held_to_the_former_lock(
     former: StackLock, lock: dict[str, object], refused: bool, told: int
 ) -> None:
-    said: list[str] = []
+    said = heard()
     try:
-        require_forward(former, former.model_copy(update=lock), "s.lock", said.append)
+        require_forward(former, former.model_copy(update=lock), "s.lock")
     except IntegrityError as error:
         assert refused and error.next_step
     else:

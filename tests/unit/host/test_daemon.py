@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from private_engine import quiet
 
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
@@ -28,14 +27,14 @@ def test_a_named_engine_that_does_not_answer_is_the_error(tmp_path: Path, monkey
     monkeypatch.setattr(daemons.subprocess, "Popen", started)
     monkeypatch.setattr(daemons.subprocess, "run", started)
     with pytest.raises(HostError, match=r"none\.sock") as caught:
-        start_engine(paths_in(tmp_path), quiet)
+        start_engine(paths_in(tmp_path))
     assert "unset DOCKER_HOST" in caught.value.next_step
 
 
 def test_only_root_starts_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemons.os, "geteuid", lambda: 1000)
     with pytest.raises(HostError, match="only root") as caught:
-        start_engine(paths_in(tmp_path), quiet, Daemon.private(tmp_path))
+        start_engine(paths_in(tmp_path), Daemon.private(tmp_path))
     assert caught.value.next_step.startswith("sudo ")
     assert list(tmp_path.iterdir()) == []
 
@@ -63,5 +62,5 @@ def test_what_is_mounted_and_in_use_is_unmounted(tmpfs: Callable[[str], Path]) -
     mount.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mount], check=True)
     with (mount / "used").open("w"):
-        stop_engine(Daemon.private(mount / "engine", mount), quiet)
+        stop_engine(Daemon.private(mount / "engine", mount))
     assert mounts_below(mount) == []

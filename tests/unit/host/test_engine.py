@@ -37,7 +37,7 @@ def test_no_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_that_went_away_is_told_by_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     with pytest.raises(EngineError, match="does not reach the engine"):
-        buildkit.build(context(tmp_path / "c", "FROM scratch\nCOPY file /\n"), "--tag", "x:y", say=print)
+        buildkit.build(context(tmp_path / "c", "FROM scratch\nCOPY file /\n"), "--tag", "x:y")
 
 
 class Answers(http.server.BaseHTTPRequestHandler):

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from heard import heard
 from places import PROJECT
 from test_machine import DEBIAN, GB, root_with
 
@@ -120,12 +121,12 @@ def test_what_is_missing_is_installed(tmp_path: Path, monkeypatch: pytest.Monkey
     program.write_text(f'#!/bin/sh\necho "$*" >>{called}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    lines: list[str] = []
+    lines = heard()
     lack = preflight.lacking(DEBIAN, "docker engine", "none", "docker.io")
-    preflight.install([lack, lack], DEBIAN, lines.append)
+    preflight.install([lack, lack], DEBIAN)
     assert [line.split()[2] for line in called.read_text().splitlines()] == ["update", "install"]
     assert lines == [lack.fix]
-    preflight.install([], DEBIAN, lines.append)
+    preflight.install([], DEBIAN)
 
 
 def test_a_stack_with_a_gpu_takes_more_disk_and_only_a_spark_its_memory() -> None:
@@ -169,13 +170,13 @@ def test_where_installing_cannot_help_nothing_is_changed(
 ) -> None:
     monkeypatch.setattr(subprocess, "run", never)
     with pytest.raises(HostError) as caught:
-        preflight.install(lacking, machine, never)
+        preflight.install(lacking, machine)
     assert caught.value.exit_code == 3 and all(one.fix in caught.value.next_step for one in lacking)
 
 
 def test_a_command_that_fails_ends_the_installation() -> None:
     failing = Requirement("x", False, "none", "echo planted; false", runnable=True)
-    lines: list[str] = []
+    lines = heard()
     with pytest.raises(HostError, match="planted") as caught:
-        preflight.install([failing, IPTABLES], DEBIAN, lines.append)
+        preflight.install([failing, IPTABLES], DEBIAN)
     assert caught.value.exit_code == 3 and lines == [failing.fix]

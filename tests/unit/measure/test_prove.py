@@ -129,7 +129,7 @@ def test_a_lost_state_is_found_and_its_session_shows_it_again(tmp_path: Path) ->
 def test_one_prompt_beyond_the_bound_has_to_show_with_other_words(tmp_path: Path) -> None:
     """Cold readings alike to the bit say nothing of rounding. A near tie is one of words, a fault of places."""
     with ToyEndpoint().client() as client:
-        proof = run.begun(meet(client), 1, (3, 3), print)
+        proof = run.begun(meet(client), 1, (3, 3))
         proof.run()
     prompt = proof.prompts[-1]
     length = len(proof.prompts[-2]) // BLOCK * BLOCK
@@ -167,7 +167,7 @@ def test_what_was_decoded_in_another_way_than_it_is_read_is_found(tmp_path: Path
 
     place = min(passes.READ_AT)
     with ToyEndpoint().client() as client:
-        proof = run.begun(meet(client), ASKED.seed, (3, 3), print)
+        proof = run.begun(meet(client), ASKED.seed, (3, 3))
         proof.run()
     lengths = {len(prompt) + place for prompt in proof.prompts[::2]} - {len(prompt) for prompt in proof.prompts}
     found = proved(Cold(noise=0.001, off=lambda ids, hit: len(ids) in lengths, far=20.0), tmp_path)
@@ -210,7 +210,7 @@ def test_a_server_that_is_no_vllm_or_has_not_the_model_is_refused(toy: ToyEndpoi
 def test_of_requests_that_were_preempted_nothing_is_concluded(preempted: int | None, found: int) -> None:
     """They read what they had decoded, as no cold prompt does."""
     with ToyEndpoint().client() as client:
-        proof = run.begun(meet(client), 1, (2, 2), print)
+        proof = run.begun(meet(client), 1, (2, 2))
         proof.run()
     crowd = proof.done[passes.COMPANY.name]
     proof.done[passes.COMPANY.name] = replace(crowd, said=[(0, proof.cold[1]), *crowd.said[1:]], preempted=preempted)

@@ -511,7 +511,7 @@ def test_what_has_no_room_is_not_started(
     usage = shutil.disk_usage(paths.project)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
     with pytest.raises((HostError, DiskError), match=error):
-        run.measure(paths, None, ours, texts.load(quick=True), print)  # type: ignore[arg-type]
+        run.measure(paths, None, ours, texts.load(quick=True))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from made_releases import keep_bytes as keep
 from made_releases import release
-from private_engine import quiet
 
 from sparkpin.build import make as jobs
 from sparkpin.build.record import (
@@ -231,7 +230,7 @@ class Home:
         used = {image.id: "container" for image in images or ()}
         if images is None:
             images = self.images(*staying, *([0xA0] if staying else []))
-        project = project_marks(self.paths, quiet, required=False)
+        project = project_marks(self.paths, required=False)
         options = PruneOptions(keep=0, now=time.time() + later, store=True)
         done = make_plan(self.paths, EngineState(tuple(images), used, {}), project, options)
         found = {kind: set(paths) for kind, paths in done.files.items()}
@@ -440,7 +439,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
     tasks: dict[str, Callable[[], object]] = {
         "build": lambda: commands_build.carry_out(commands_build.BuildPlan(paths, (), ())),
-        "import": lambda: take_in.import_bundle(paths, Engine(None, {}), Path("x"), quiet),  # type: ignore[arg-type]
+        "import": lambda: take_in.import_bundle(paths, Engine(None, {}), Path("x")),  # type: ignore[arg-type]
         "sign": lambda: commands_evidence.make_evidence(made.tag),
     }
     with pytest.raises(Reached):

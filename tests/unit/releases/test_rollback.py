@@ -195,12 +195,12 @@ def test_a_rollback_passes_over_what_is_gone_or_refused_and_not_over_a_fault_tha
             raise fault
 
     if passed_over:
-        assert find_target(paths, engine, "tiny", print, check).tag == made[0].tag
+        assert find_target(paths, engine, "tiny", check).tag == made[0].tag
     else:
         with pytest.raises(type(fault)):
-            find_target(paths, engine, "tiny", print, check)
+            find_target(paths, engine, "tiny", check)
     del engine.images[made[1].tag]
-    assert find_target(paths, engine, "tiny", print, check).tag == made[0].tag, "its image is gone"
+    assert find_target(paths, engine, "tiny", check).tag == made[0].tag, "its image is gone"
 
 
 def test_a_rollback_that_served_and_came_too_late_tells_how_to_serve_what_is_current(

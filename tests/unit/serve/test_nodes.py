@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from heard import heard
 
 from sparkpin.core.errors import (
     BusyError,
@@ -140,7 +141,7 @@ class Volumes:
 def test_volumes_go_from_other_machines_with_their_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
     nodes.keep(paths, "p", Nodes(("here", "ssh://b", "ssh://away")))
-    volumes, said = Volumes(), list[str]()
+    volumes, said = Volumes(), heard()
     machine = nodes.Machine(1, "ssh://b", SimpleNamespace(client=SimpleNamespace(volumes=volumes)))  # type: ignore[arg-type]
 
     @contextlib.contextmanager
@@ -155,7 +156,7 @@ def test_volumes_go_from_other_machines_with_their_releases(tmp_path: Path, monk
     monkeypatch.setattr(linked, "reached", reached)
     a, b, c, foreign, gone = (made(PAIR, letter) for letter in "abcfe")
     alone = made(ALONE, "d")
-    linked.drop_volumes(paths, [a, b, c, foreign, gone, alone], [b], said.append)  # type: ignore[list-item]
+    linked.drop_volumes(paths, [a, b, c, foreign, gone, alone], [b])  # type: ignore[list-item]
     assert {name[-1] for name in volumes.left} == {"b", "c", "d", "f"}, "that of another is not ours"
     assert [name for name in sorted(volumes.left) if "c" * 12 in name] == ["sparkpin-checkpoint-" + "c" * 16]
     assert any("in use" in line for line in said) and any("ssh://away is away" in line for line in said)
@@ -285,7 +286,7 @@ def test_a_node_that_stays_down_is_not_whole_nor_waited_for(engine: Site, monkey
         monkeypatch.setattr(linked.Linked, name, lambda self, **options: b"")
     first, other = Box(engine, "p", "running", {linked.NODES_LABEL: KEPT.text}), Box(engine, "p-1", "running")
     server: Any = SimpleNamespace(attrs={}, client=None, collection=None)
-    both = linked.Linked(server, [(nodes.Machine(1, "ssh://b", engine), other)], print)  # type: ignore[arg-type, list-item]
+    both = linked.Linked(server, [(nodes.Machine(1, "ssh://b", engine), other)])  # type: ignore[arg-type, list-item]
     both.attrs = {"State": {"Status": "running"}, "Config": {"Labels": first.labels}}
     other.log = b"sparkpin: starting the server\n"
     assert linked.whole(both) and waiting.look(both, PAIR)[0] is None
@@ -321,5 +322,5 @@ def test_a_peer_keeps_its_rank_whatever_machines_are_named_now(monkeypatch: pyte
     monkeypatch.setattr(linked, "reached", lambda urls: contextlib.nullcontext(([left], {})))
     monkeypatch.setattr(linked, "partners", lambda machine, *_: [peers[machine.where]])
     with contextlib.ExitStack() as stack:
-        whole = linked.rejoined(stack, old, there, "r", "h", len)
+        whole = linked.rejoined(stack, old, there, "r", "h")
     assert {machine.where: machine.rank for machine, _ in linked.peers_of(whole)} == {"ssh://b": 1, "ssh://c": 2}  # type: ignore[arg-type]

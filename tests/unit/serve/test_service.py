@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from heard import heard
 
 from sparkpin.core.errors import HostError, InputError
 from sparkpin.core.paths import Paths
@@ -28,10 +29,10 @@ def test_a_key_that_others_can_read_or_that_is_none_is_refused(tmp_path: Path) -
 
 
 def test_the_page_cache_is_dropped_where_that_is_allowed(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert memory_limit.drop_page_cache(said.append, tmp_path / "drop_caches")
+    said = heard()
+    assert memory_limit.drop_page_cache(tmp_path / "drop_caches")
     assert (tmp_path / "drop_caches").read_text() == "1\n"
-    assert not memory_limit.drop_page_cache(said.append, tmp_path / "absent/drop_caches")
+    assert not memory_limit.drop_page_cache(tmp_path / "absent/drop_caches")
     assert "sudo sh -c 'echo 1 > /proc/sys/vm/drop_caches'" in said[-1]
 
 

@@ -55,5 +55,5 @@ def test_requests_under_way_are_waited_for_and_not_for_ever(
     readings: list[int | None], seconds: float, quiet: bool
 ) -> None:
     left = iter(readings)
-    assert waiting.quiet_moment(lambda: next(left), seconds, len) is quiet
+    assert waiting.quiet_moment(lambda: next(left), seconds) is quiet
     assert list(left) == []

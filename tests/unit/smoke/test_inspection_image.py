@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from checkout import PROJECT
 from elf_samples import CUBIN, GPU, SAMPLE_ROOT, SPECIFIC, Elf, container, entry, facts_of, put, server_files
+from heard import heard
 from made_releases import release
 from tiny_images import make_rootfs
 
@@ -39,7 +40,7 @@ def test_an_archive_comes_to_the_same_as_the_folder(tmp_path: Path) -> None:
     with tarfile.open(fileobj=out, mode="w") as tar:
         tar.add(folder, ".")
     pieces = [out.getvalue()[start : start + 999] for start in range(0, len(out.getvalue()), 999)]
-    from_archive = scan(in_archive(pieces, tmp_path), len)
+    from_archive = scan(in_archive(pieces, tmp_path))
     os.unlink(folder / "opt/app/twin.so")
     from_folder = facts_of(folder)
     links = {path: link for path, link in from_archive.links.items() if path.split("/")[-1] not in hard}
@@ -50,7 +51,7 @@ def test_an_archive_comes_to_the_same_as_the_folder(tmp_path: Path) -> None:
     assert libraries == {path: library.code for path, library in from_folder.libraries.items()}
     assert set(from_archive.broken) == set(from_folder.broken) == {"opt/app/broken.so"}
     with pytest.raises(InspectionError, match="archive"):
-        scan(in_archive([b"".join(pieces)[:1500]], tmp_path), len)
+        scan(in_archive([b"".join(pieces)[:1500]], tmp_path))
 
 
 @pytest.fixture
@@ -113,20 +114,20 @@ def test_a_gpu_that_there_is_not_is_refused_before_the_engine_is_asked(inspect_t
 
 
 def test_what_an_image_must_have_comes_from_its_stack_and_stage(project: Path, tmp_path: Path) -> None:
-    paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), list[str]()
+    paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), heard()
     labelled = Opened(iter(()), "linux/amd64", stack="cpu", stage="hybrid")
     mods = ["sparkpin-modkit", "vllm", "sparkpin-hybrid-int4-fp8"]
-    assert demands_of(paths, labelled, told.append) == (None, mods)
+    assert demands_of(paths, labelled) == (None, mods)
     with (project / "pins/stacks/cpu.yaml").open("a") as file:
         file.write('gpu: {sm: "12.1", cuda: "13.0"}\n')
-    assert demands_of(paths, labelled, told.append) == (121, mods)
+    assert demands_of(paths, labelled) == (121, mods)
     unknown = Opened(iter(()), "linux/amd64", stack="elsewhere", stage="hybrid")
-    assert demands_of(paths, unknown, told.append) == (None, [])
+    assert demands_of(paths, unknown) == (None, [])
     assert len(told) == 1
 
 
 def test_a_release_is_compared_with_its_own_pins(project: Path, tmp_path: Path) -> None:
-    paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), list[str]()
+    paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), heard()
     last = pair(project, "scripted-tiny", stage="mtp")[-1]
     made = release(1, inputs=last.inputs, executable=last.executable)
     KeptInputs.of(paths).keep_project(project, made.inputs)
@@ -134,13 +135,13 @@ def test_a_release_is_compared_with_its_own_pins(project: Path, tmp_path: Path) 
     opened = Opened(iter(()), "linux/amd64", stack="cpu", stage="mtp")
     (project / "stages/mtp.yaml").write_text((project / "stages/mtp.yaml").read_text() + "mods: [turboquant]\n")
     before = ["sparkpin-modkit", "vllm", "sparkpin-hybrid-int4-fp8"]
-    with pins_of(paths, made.tag, told.append) as then:
-        assert demands_of(then, opened, told.append)[1] == before
-    with pins_of(paths, "sparkpin/whatever:1", told.append) as then:
-        assert demands_of(then, opened, told.append)[1] == [*before, "sparkpin-turboquant"]
+    with pins_of(paths, made.tag) as then:
+        assert demands_of(then, opened)[1] == before
+    with pins_of(paths, "sparkpin/whatever:1") as then:
+        assert demands_of(then, opened)[1] == [*before, "sparkpin-turboquant"]
     assert told == []
     shutil.rmtree(paths.inputs)
-    with pins_of(paths, made.tag, told.append) as then:
+    with pins_of(paths, made.tag) as then:
         assert then == paths
     assert len(told) == 1
 
@@ -151,9 +152,9 @@ def test_a_shell_of_this_machine_has_all_that_it_needs(tmp_path: Path) -> None:
     subprocess.run(["tar", "-xf", make_rootfs(tmp_path / "rootfs.tar"), "-C", tmp_path / "root"], check=True)
     machine = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}[os.uname().machine]
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    result = examined(paths, None, str(tmp_path / "root"), sm=None, say=len)
+    result = examined(paths, None, str(tmp_path / "root"), sm=None)
     assert (result.platform, [one.text for one in result.errors if one.rule != "packages"]) == (machine, [])
     library = next((tmp_path / "root").rglob("libc.so.6"))
     library.unlink()
-    worse = examined(paths, None, str(tmp_path / "root"), sm=None, say=len)
+    worse = examined(paths, None, str(tmp_path / "root"), sm=None)
     assert [finding.what for finding in worse.errors if finding.rule == "needed"] == ["libc.so.6"]

@@ -203,7 +203,7 @@ def compared(
     monkeypatch.setattr(Container, "reload", lambda self: None)
     monkeypatch.setattr(running, "log_of", lambda container: log)
     engine: Any = None
-    return kernels.compare(site, engine, WITH_KERNELS, lambda text: None, limit=0.5), given
+    return kernels.compare(site, engine, WITH_KERNELS, limit=0.5), given
 
 
 def test_kernels_are_compared_in_the_image_on_the_gpu_and_nothing_else(
@@ -237,7 +237,7 @@ def test_without_a_tag_the_newest_release_with_kernels_is_taken(site: Paths, mon
     taken: list[str] = []
     monkeypatch.setattr(Paths, "from_env", lambda: site)
     monkeypatch.setattr(commands_smoke, "engine_of", lambda paths: None)
-    monkeypatch.setattr(kernels, "compare", lambda paths, engine, one, say: taken.append(one.tag) or "")
+    monkeypatch.setattr(kernels, "compare", lambda paths, engine, one: taken.append(one.tag) or "")
     with pytest.raises(InputError):
         commands_smoke.compare_kernels(tag=None, stage=None, recipe=None)
     other, newest = release(2, demands=DEMANDS), release(3)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_vllm import JSON, RECORDED, Fault, Reply, only, whole
+from heard import heard
 from places import PROJECT
 from recorded import Site
 from smoke_subject import Checked
@@ -169,7 +170,7 @@ def test_a_test_that_came_before_that_of_the_stage_below_is_completed_afterwards
 ) -> None:
     """Both left their numbers; no server is asked again."""
     paths, made = release
-    records, said = Releases(paths), list[str]()
+    records, said = Releases(paths), heard()
     one = {"text": "t", "tokens": [1, 2], "logprobs": [-1.0, -2.0]}
     other = {**one, "logprobs": [-1.0 - by, -2.0 - by]}
     unasked = {"name": "drift", "passed": True, "detail": "", "seconds": 1.0, "applicable": False}
@@ -183,10 +184,10 @@ def test_a_test_that_came_before_that_of_the_stage_below_is_completed_afterwards
     write_json(evidence_folder(paths, made) / "result.json", {**smoke, "image": made.image})
     early = records.get(made.tag)
     assert not drift.is_compared(early)
-    assert drift.complete(paths, early, said.append) == early and not said, "there is nothing to compare with yet"
+    assert drift.complete(paths, early) == early and not said, "there is nothing to compare with yet"
     records.save(dataclasses.replace(below, smoke={"passed": True}))
     leave(paths, below, other)
-    done = drift.complete(paths, early, said.append)
+    done = drift.complete(paths, early)
     assert done == records.get(made.tag) and drift.is_compared(done) and done.smoke
     assert (done.smoke_passed, done.state) == (passes, "passed" if passes else "failed")
     same, check, drafts = done.smoke["checks"]
@@ -197,7 +198,7 @@ def test_a_test_that_came_before_that_of_the_stage_below_is_completed_afterwards
     wrong = {**smoke, "passed": False, "checks": [{**unasked, "passed": False, "applicable": True}]}
     records.update(made.tag, lambda known: dataclasses.replace(known, state="failed", smoke=wrong))
     for seen in (records.get(made.tag), early):  # early: as another run has read it before that test
-        assert records.get(made.tag) == drift.complete(paths, seen, said.append), "a fault stays one"
+        assert records.get(made.tag) == drift.complete(paths, seen), "a fault stays one"
         assert records.get(made.tag).smoke == wrong
 
 
@@ -206,7 +207,7 @@ def test_a_release_of_another_build_is_not_judged_by_a_newer_stage_below(
 ) -> None:
     paths, made = release
     records, asked = Releases(paths), list[str]()
-    monkeypatch.setattr(drift, "complete", lambda paths, release, say: asked.append(release.tag))
+    monkeypatch.setattr(drift, "complete", lambda paths, release: asked.append(release.tag))
     unasked = {"name": "drift", "passed": True, "detail": "", "seconds": 1.0, "applicable": False}
     records.smoked(made.tag, {"passed": True, "checks": [unasked]})
     below = dataclasses.replace(made, diff_ids=made.diff_ids[:1])

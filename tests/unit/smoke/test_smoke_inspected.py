@@ -135,10 +135,8 @@ def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
         "the engine runs on spark-2, and a server is given folders of this machine"
     )
     for start in (
-        lambda: run_load(records.paths, far_engine, spark, ImageFacts({}, {}), "linux/arm64", len),
-        lambda: service.start(
-            records.paths, far_engine, spark, made_checkpoint(tmp_path / "checkpoint"), gpus=True, say=len
-        ),
+        lambda: run_load(records.paths, far_engine, spark, ImageFacts({}, {}), "linux/arm64"),
+        lambda: service.start(records.paths, far_engine, spark, made_checkpoint(tmp_path / "checkpoint"), gpus=True),
     ):
         with pytest.raises(HostError, match="the engine runs on spark-2") as caught:
             start()

@@ -64,8 +64,8 @@ def check_machine(
     if not as_json:
         terminal.show(f"{machine.summary}; stack {chosen.name}: {chosen.description}")
     if fix:
-        preflight.install(preflight.missing(paths, machine, chosen), machine, terminal.say)
-        terminal.say(f"engine: {daemon.start_engine(paths, terminal.say)}")
+        preflight.install(preflight.missing(paths, machine, chosen), machine)
+        terminal.say(f"engine: {daemon.start_engine(paths)}")
     recipe = manifests.load_recipe(paths.project, recipe_name or chosen.default_recipe)
     if stage:
         recipe = recipe.model_copy(update={"stage": manifests.load_stage(paths.project, stage).name})
@@ -141,7 +141,7 @@ def model_of(
         locked = not manifests.unlocked(paths.project, pin)
         lock = manifests.load_model_lock(paths.project, pin) if locked else None
         if lock and is_here(paths, lock):
-            name, needs = pin.name, needs_of(paths, pin, lock, steps, terminal.say)
+            name, needs = pin.name, needs_of(paths, pin, lock, steps)
         else:  # doctor fetches no headers: a download and a checkpoint, each as large as what is known of the weights
             size = sum(file.size for file in lock.repositories[pin.base].files) if lock else memory.stored
             if not size:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say
 from sparkpin.measure.bench import record
 from sparkpin.measure.bench.plan import BenchPlan
 from sparkpin.measure.bench.ratios import INTERVAL, ONE_ROUND, order_of, ratios_of
@@ -27,19 +28,19 @@ def compare(
     order = order_of(rounds)
 
     def server_of(letter: str) -> contextlib.AbstractContextManager[BenchTarget]:
-        return started(place.paths, place.engine, subjects["AB".index(letter)], place.say)
+        return started(place.paths, place.engine, subjects["AB".index(letter)])
 
     conditions: dict[str, Conditions] = {}
     rows: dict[str, list[list[CellResult]]] = {"A": [], "B": []}  # of each turn
-    with alone(place.paths, place.engine, place.say), contextlib.ExitStack() as stack:
+    with alone(place.paths, place.engine), contextlib.ExitStack() as stack:
         both = fit_at_once(place.paths, [subject.release for subject in subjects])
         if both:
-            place.say("memory is enough for both servers: both are up, and one at a time is asked")
+            say("memory is enough for both servers: both are up, and one at a time is asked")
         else:
-            place.say("memory is not enough for both servers: each turn starts its own")
+            say("memory is not enough for both servers: each turn starts its own")
         up = {letter: stack.enter_context(server_of(letter)) for letter in "AB"} if both else {}
         for number, letter in enumerate(order, start=1):
-            place.say(f"turn {number} of {len(order)}: {letter}")
+            say(f"turn {number} of {len(order)}: {letter}")
             with contextlib.nullcontext(up[letter]) if both else server_of(letter) as server:
                 done = list(turn(place, server, plan))
             conditions.setdefault(letter, done[0][0])
@@ -57,7 +58,7 @@ def compare(
     for subject in subjects if keep else ():
         path = record.folder(place.paths, subject.release) / f"{record.COMPARE}{record.file_name(made.time)}"
         write_json(path, record.to_json(made))
-        place.say(f"kept: {path}")
+        say(f"kept: {path}")
     return made
 
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.measure.bench import record
@@ -34,11 +34,10 @@ class BenchPlace:
     engine: Engine
     host: Fingerprint
     bandwidth: float | None  # bytes a second of the memory, None where nobody stated it
-    say: Say
 
     @classmethod
-    def here(cls, paths: Paths, engine: Engine, bandwidth: float | None, say: Say) -> BenchPlace:
-        return cls(paths, engine, read_fingerprint(engine.version), bandwidth, say)
+    def here(cls, paths: Paths, engine: Engine, bandwidth: float | None) -> BenchPlace:
+        return cls(paths, engine, read_fingerprint(engine.version), bandwidth)
 
 
 def bench(place: BenchPlace, subject: BenchSubject, plan: BenchPlan) -> BenchRecord:
@@ -51,8 +50,8 @@ def bench(place: BenchPlace, subject: BenchSubject, plan: BenchPlan) -> BenchRec
     peak: PeakMemory | None = None
     held: tuple[str, ...] = ()
     with (
-        alone(place.paths, place.engine, place.say),
-        server_of(place.paths, place.engine, subject, place.say) as server,
+        alone(place.paths, place.engine),
+        server_of(place.paths, place.engine, subject) as server,
     ):
         for one in turn(place, server, plan):
             done.append(one)
@@ -67,14 +66,14 @@ def bench(place: BenchPlace, subject: BenchSubject, plan: BenchPlan) -> BenchRec
     )
     if place.bandwidth:
         made = with_ceiling(place, subject.release, made, place.bandwidth)
-    place.say(f"kept: {record.keep(place.paths, subject.release, made)}")
+    say(f"kept: {record.keep(place.paths, subject.release, made)}")
     return made
 
 
 def turn(place: BenchPlace, server: BenchTarget, plan: BenchPlan) -> Iterator[tuple[Conditions, CellResult]]:
     """The cells in the order in which they are done."""
     steps = steps_of(plan.cells)
-    release, say = server.subject.release, place.say
+    release = server.subject.release
     conditions: Conditions | None = None
     count = 0
     say(f"loading {TOOL} of the image")
@@ -125,13 +124,13 @@ def with_ceiling(place: BenchPlace, release: Release, record: BenchRecord, bandw
     five was measured."""
     rows = [row for row in record.of_kind("prompt") if row.decode_rate]
     if record.decode_rate is None:
-        place.say("no ceiling: it is one user's, of the five prompts, and none of them was measured")
+        say("no ceiling: it is one user's, of the five prompts, and none of them was measured")
         return record
     context = int(median((row.prompt_tokens + row.output_tokens / 2) / row.completed for row in rows))
     try:
         step = decode_of(place.paths, release).step(context)
     except SparkpinError as error:
-        place.say(f"no ceiling: {error.message}")
+        say(f"no ceiling: {error.message}")
         return record
     drafted, accepted = (sum(getattr(row, name) or 0 for row in rows) for name in ("drafted", "accepted"))
     share = accepted / drafted if drafted else 0.0

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from sparkpin.core.errors import BusyError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host import machine
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
@@ -50,7 +50,7 @@ class BenchTarget:
 
 
 @contextlib.contextmanager
-def server_of(paths: Paths, engine: Engine, subject: BenchSubject, say: Say) -> Iterator[BenchTarget]:
+def server_of(paths: Paths, engine: Engine, subject: BenchSubject) -> Iterator[BenchTarget]:
     """The release's service, which goes on afterwards, else a server of its own, which ends."""
     if (target := running_service(paths, engine, subject)) is not None:
         say(f"{subject.release.tag} is being served: that server is measured, and not restarted")
@@ -61,7 +61,7 @@ def server_of(paths: Paths, engine: Engine, subject: BenchSubject, say: Say) -> 
             )
         yield target
         return
-    with started(paths, engine, subject, say) as target:
+    with started(paths, engine, subject) as target:
         yield target
 
 
@@ -77,7 +77,7 @@ def running_service(paths: Paths, engine: Engine, subject: BenchSubject) -> Benc
 
 
 @contextlib.contextmanager
-def started(paths: Paths, engine: Engine, subject: BenchSubject, say: Say) -> Iterator[BenchTarget]:
+def started(paths: Paths, engine: Engine, subject: BenchSubject) -> Iterator[BenchTarget]:
     """A container without a front: nobody else reaches it. Gone in the end.
 
     Raises:
@@ -90,7 +90,7 @@ def started(paths: Paths, engine: Engine, subject: BenchSubject, say: Say) -> It
     running.require_image(engine, release)
     space = memory_limit.room_for(paths, engine, release, checkpoint)
     if subject.gpus:
-        memory_limit.drop_page_cache(say)
+        memory_limit.drop_page_cache()
         memory_limit.require_room(space, release)
     wanted = LaunchOrder(
         release=release,
@@ -109,7 +109,7 @@ def started(paths: Paths, engine: Engine, subject: BenchSubject, say: Say) -> It
             container.start()
         say(f"started a server of {release.tag}")
         folder = crash_facts.folder_of(paths, release.recipe, release.name)
-        waiting.until_ready(container, release, wanted.timeout, folder, say, fresh=True)
+        waiting.until_ready(container, release, wanted.timeout, folder, fresh=True)
         last = startup.last(folder)
         start = Start(seconds=last.seconds, began=last.began) if last else None
         if subject.gpus:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.measure.prove import judging, passes
 from sparkpin.measure.prove.asking import HITS, PREEMPTED, Prompt, ProvedEndpoint, Said
 from sparkpin.measure.prove.passes import READ_AT, TOKENS, Pass, Step
@@ -51,7 +51,6 @@ class Proof:
     seed: int
     turns: list[Turn]
     shape: Shape
-    say: Say
     prompts: list[Prompt] = field(default_factory=list)
     done: dict[str, Seen] = field(default_factory=dict)
     sent: dict[str, list[Step]] = field(default_factory=dict)
@@ -102,7 +101,7 @@ class Proof:
         self.done[one.name] = seen
         self.met.client.exchanges.clear()  # megabytes of log-probabilities
         hits = "" if seen.hits is None else f", {seen.hits:,} of {seen.asked:,} prompt tokens from the cache"
-        self.say(f"{one.words}: {len(self.distances(one))} answers in {seen.seconds:.0f} s{hits}")
+        say(f"{one.words}: {len(self.distances(one))} answers in {seen.seconds:.0f} s{hits}")
 
     def counted(self) -> tuple[int | None, int | None, int, int]:
         """Tokens from the cache, preemptions, and tokens drafted and accepted, since the server began."""
@@ -156,7 +155,7 @@ class Proof:
                 seen.said.append((step.key, said))
             if time.monotonic() - told > TOLD:
                 told = time.monotonic()
-                self.say(f"  {one.words}: {number} of {len(steps)} requests")
+                say(f"  {one.words}: {number} of {len(steps)} requests")
 
     def distances(self, one: Pass) -> list[tuple[int, float]]:
         """Key and distance of each answer of a pass, from the cold one."""
@@ -186,13 +185,13 @@ def read_distance(decoded: Said, read: Sequence[Said]) -> float:
     return math.hypot(*far) / math.sqrt(max(len(far), 1))
 
 
-def begun(met: ProvedEndpoint, seed: int, count: tuple[int, int], say: Say) -> Proof:
+def begun(met: ProvedEndpoint, seed: int, count: tuple[int, int]) -> Proof:
     """A run that has asked for nothing yet. count: sessions, and turns of each."""
     text = "The build of a node keeps a log of each step, and the index of its files. " * (WORDY // 70)
     wordy = len(text) / len(met.rendered([{"role": "user", "content": text}]))
     room = (met.room or ROOM) - 5 * TOKENS
     shape = Shape(seed, *count, met.block or max(min(UNKNOWN_BLOCK, room // 4), LEAST_BLOCK), room, wordy)
-    return Proof(met, seed, sessions(shape), shape, say)
+    return Proof(met, seed, sessions(shape), shape)
 
 
 def send(met: ProvedEndpoint, steps: Sequence[Step], *, at_once: bool = False) -> Iterator[Said]:

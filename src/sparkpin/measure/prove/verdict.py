@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from sparkpin.core.terminal import say
 from sparkpin.measure.prove import judging, passes, record, session
 from sparkpin.measure.prove.passes import Pass
 from sparkpin.measure.prove.record import Finding, PassResult, ProveRecord
@@ -197,7 +198,7 @@ def first_to_tell(proof: Proof, every: Sequence[Beyond], found: Bounds) -> Beyon
         return every[0] if every else None
     for one in reversed(prompts.values()):
         asked = one.session(proof)
-        proof.say(f"{asked.seen}: {one.distance:.2g} nats; asking with other words")
+        say(f"{asked.seen}: {one.distance:.2g} nats; asking with other words")
         shown = shows(proof, [session.with_other_words(asked, seed) for seed in range(OTHERS)])
         if shown is None or shown >= SHOWN:
             return one
@@ -236,7 +237,7 @@ def result_of(proof: Proof, one: Pass, found: Bounds) -> PassResult:
 def told(proof: Proof, first: Beyond, path: Path) -> tuple[Finding, str]:
     asked = first.session(proof)
     session.write(path, asked)
-    proof.say(f"found: {asked.seen}: {first.distance:.2g} nats; sending it again")
+    say(f"found: {asked.seen}: {first.distance:.2g} nats; sending it again")
     finding = Finding(
         way=first.one.words,
         turn=proof.turns[first.key].name,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine
 from sparkpin.measure.own_server import own_server
 from sparkpin.measure.quality import asking, measured, skills
@@ -29,7 +29,7 @@ def folder_of(paths: Paths, release: Release, corpus: Corpus) -> Path:
     return measured.place(paths, release, what)
 
 
-def measure(paths: Paths, engine: Engine, release: Release, corpus: Corpus, say: Say) -> QualityMeasured:
+def measure(paths: Paths, engine: Engine, release: Release, corpus: Corpus) -> QualityMeasured:
     """From the cache as far as it goes, else from a server.
 
     Raises:
@@ -42,34 +42,34 @@ def measure(paths: Paths, engine: Engine, release: Release, corpus: Corpus, say:
     if known := measured.known(folder):
         say(f"{release.tag}: measured before")
         return known
-    with own_server(paths, engine, release, KEPT, say) as own:
-        found = asked_all(subject_of(own.release, own.client, own.server, 0), corpus, say)
+    with own_server(paths, engine, release, KEPT) as own:
+        found = asked_all(subject_of(own.release, own.client, own.server, 0), corpus)
         own.require_alive()  # else what it was asked after its end would be kept as wrong answers
         measured.keep(folder, found)
     return found
 
 
-def asked_all(subject: SmokeSubject, corpus: Corpus, say: Say) -> QualityMeasured:
+def asked_all(subject: SmokeSubject, corpus: Corpus) -> QualityMeasured:
     """Wrong or Fault where the server gives no log-probabilities; a wrong answer to a question is a result."""
     begin, notes = time.monotonic(), list[str]()
     version = asking.version(subject.client)
-    readings = read(subject, corpus, say, notes)
-    asked = questions(subject, corpus, say, notes)
+    readings = read(subject, corpus, notes)
+    asked = questions(subject, corpus, notes)
     subject.client.exchanges.clear()  # megabytes of log-probabilities; what they say is kept
     return QualityMeasured(version, round(time.monotonic() - begin, 1), readings, asked, tuple(notes))
 
 
-def read(subject: SmokeSubject, corpus: Corpus, say: Say, notes: list[str]) -> tuple[Reading, ...]:
+def read(subject: SmokeSubject, corpus: Corpus, notes: list[str]) -> tuple[Reading, ...]:
     limit = asking.room(subject.client)
     most = min(asking.MOST, limit - asking.CONTINUED)
     if most < 2:
         raise Wrong(f"max_model_len {limit} leaves no room for a text and {asking.CONTINUED} tokens after it")
     # A first answer may come from kernels that are still being tuned, and one more request is cheap.
-    with waiting(say, "a first answer"):
+    with waiting("a first answer"):
         asking.reading(subject.client, subject.model, corpus.texts[0], min(most, 64))
     found = []
     for number, text in enumerate(corpus.texts, start=1):
-        with waiting(say, f"reading text {number}"):
+        with waiting(f"reading text {number}"):
             found.append(asking.reading(subject.client, subject.model, text, most))
         say(f"text {number} of {len(corpus.texts)}: {text.name}, {len(found[-1].forced) + 1} tokens")
     if cut := sum(len(reading.forced) + 1 == most for reading in found):
@@ -77,7 +77,7 @@ def read(subject: SmokeSubject, corpus: Corpus, say: Say, notes: list[str]) -> t
     return tuple(found)
 
 
-def questions(subject: SmokeSubject, corpus: Corpus, say: Say, notes: list[str]) -> tuple[SkillAnswer, ...]:
+def questions(subject: SmokeSubject, corpus: Corpus, notes: list[str]) -> tuple[SkillAnswer, ...]:
     """The scripted model knows its own questions alone."""
     known = subject.expect.chat.exact
     tools = skills.tool_questions(subject, () if known else corpus.questions, quick=corpus.quick)
@@ -89,7 +89,7 @@ def questions(subject: SmokeSubject, corpus: Corpus, say: Say, notes: list[str])
     if not steps:
         notes.append("no needles: --max-model-len leaves no room for a long prompt")
     for step in steps:
-        with waiting(say, f"needles, {step:,} tokens"):
+        with waiting(f"needles, {step:,} tokens"):
             words = list(skills.needles(subject, (step,)))
         say(f"needles, {step:,} tokens: {sum(one.right for one in words)} of {len(words)} found")
         found += words

@@ -176,7 +176,7 @@ def known_of(
     if ahead:
         listings = {name: one.listing(name) for name, one in ahead.items()}
     else:
-        listings = model.listings(paths, pin, manifests.load_model_lock(paths.project, pin), terminal.say, only=used)
+        listings = model.listings(paths, pin, manifests.load_model_lock(paths.project, pin), only=used)
     planned = checkpoints.make_plan(listings, pin, steps)
     origin = f"{listings[pin.base].origin}: config.json"
     geometry, drafter = read_geometry(planned.config, origin), None

@@ -11,7 +11,7 @@ from sparkpin.core.errors import EngineError, InputError, SparkpinError
 from sparkpin.core.locks import saving_folder
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import progress
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine
 from sparkpin.host.image_files import exported
 from sparkpin.pins import manifests
@@ -34,7 +34,7 @@ class Opened:
     stage: str = ""
 
 
-def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: int | None, say: Say) -> Result:
+def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: int | None) -> Result:
     """Examine a release, another image of the engine, or a folder, for which engine is None.
 
     sm: 121; None for what the stack says.
@@ -44,25 +44,25 @@ def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: int | None
             opened, then = Opened(in_folder(Path(subject))), paths
         else:
             subject = ref_of(paths, engine, subject)
-            opened = stack.enter_context(open_image(paths, engine, subject, say))
-            then = stack.enter_context(pins_of(paths, subject, say))
-        facts = scan(opened.files, say)
+            opened = stack.enter_context(open_image(paths, engine, subject))
+            then = stack.enter_context(pins_of(paths, subject))
+        facts = scan(opened.files)
         platform = opened.platform or platform_of(facts)
         if platform not in PLATFORMS:
             raise InputError(f"{subject} is for {platform}", next_step=f"an image for {' or '.join(PLATFORMS)}")
-        gpu, mods = demands_of(then, opened, say)
+        gpu, mods = demands_of(then, opened)
         gpu = sm or gpu
     return Result(subject, platform, gpu, facts, findings(facts, sm=gpu, platform=platform, mods=mods))
 
 
 @contextlib.contextmanager
-def open_image(paths: Paths, engine: Engine, ref: str, say: Say) -> Iterator[Opened]:
+def open_image(paths: Paths, engine: Engine, ref: str) -> Iterator[Opened]:
     """An image of the engine, which exports its files from a container that never runs."""
     info = engine.image(ref)
     if info is None:
         raise InputError(f"the engine has no image {ref}", next_step="invoke images")
     say("the engine exports the files")
-    with saving_folder(paths) as work, progress(say, info.size) as came, exported(engine, ref, came) as archive:
+    with saving_folder(paths) as work, progress(info.size) as came, exported(engine, ref, came) as archive:
         files = in_archive(archive, work)
         platform = f"{info.os}/{info.architecture}"
         yield Opened(files, platform, info.labels.get(STACK, ""), info.labels.get(STAGE, ""))
@@ -86,7 +86,7 @@ def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
 
 
 @contextlib.contextmanager
-def pins_of(paths: Paths, subject: str, say: Say) -> Iterator[Paths]:
+def pins_of(paths: Paths, subject: str) -> Iterator[Paths]:
     """With the project as it was when a release was made, for its stage may have other mods today."""
     project = paths.project
     with contextlib.ExitStack() as stack:
@@ -105,7 +105,7 @@ def platform_of(facts: ImageFacts) -> str:
     return max(PLATFORMS, key=lambda name: machines.count(PLATFORMS[name]))
 
 
-def demands_of(paths: Paths, opened: Opened, say: Say) -> tuple[int | None, list[str]]:
+def demands_of(paths: Paths, opened: Opened) -> tuple[int | None, list[str]]:
     """The GPU that the image's stack is for, and the distributions of the mods that its stack and stage name."""
     if not opened.stack:
         return None, []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sparkpin.core.errors import InspectionError
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.smoke.inspect import elf
 from sparkpin.smoke.inspect.elf import Library
 from sparkpin.smoke.inspect.packages import DIST_INFO, SMALL, InstalledPackage, Torch, packages_of, torch_of
@@ -38,7 +38,7 @@ class ImageFacts:
         return next((package for package in self.packages if package.name == name), None)
 
 
-def scan(found: Iterable[FoundPath], say: Say) -> ImageFacts:
+def scan(found: Iterable[FoundPath]) -> ImageFacts:
     libraries: dict[str, Library] = {}
     links: dict[str, str] = {}
     texts: dict[str, str] = {}

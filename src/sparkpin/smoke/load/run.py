@@ -12,7 +12,7 @@ from typing import Any
 
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say
+from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases import container as running
@@ -65,7 +65,6 @@ def run_load(
     release: Release,
     facts: ImageFacts,
     platform: str,
-    say: Say,
     *,
     limit: float = LIMIT_SECONDS,
 ) -> Loaded:
@@ -86,7 +85,7 @@ def run_load(
         say(f"{SONAME}: a stub with {len(symbols)} functions, each of which says that there is no device")
     wanted = json.dumps({"libraries": libraries, "imports": IMPORTS, "group": PLUGINS})
     begin = time.monotonic()
-    with alone(paths, engine, say):
+    with alone(paths, engine):
         settings: dict[str, Any] = running.apart(running.sandbox(release.env, memory=MEMORY))
         home = f"rw,nosuid,nodev,size={running.GIB},uid={running.UID},gid={running.UID}"
         settings["tmpfs"] |= {running.HOME: home}  # what is written under emulation serves nobody
@@ -95,7 +94,7 @@ def run_load(
             mounted(paths, driver, TRIPLETS[machine], emulated) as volumes,
             container_of(paths, engine, release, "load", volumes=volumes, **settings) as container,
         ):
-            ending = watch(container, limit, say)
+            ending = watch(container, limit)
             with engine_errors():
                 log = running.log_of(container)
     if b"exec format error" in log and not read_rows(log):
@@ -126,7 +125,7 @@ def mounted(paths: Paths, driver: bytes, triplet: str, emulated: bool) -> Iterat
         yield {str(folder / name): {"bind": place, "mode": "ro"} for name, place in places.items()}
 
 
-def watch(container: Container, limit: float, say: Say) -> str:
+def watch(container: Container, limit: float) -> str:
     """Tell each step as it ends, until all have or the time is over. How the process ended, in words."""
     begin, count = time.monotonic(), 0
     while True:

@@ -16,7 +16,6 @@ from pathlib import Path
 from sparkpin.core.errors import InputError, SmokeError
 from sparkpin.core.files import sha256_file, write_json
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
 from sparkpin.host.engine import engine_of
 from sparkpin.measure.own_server import own_server
 from sparkpin.pins.manifests import digest_of
@@ -54,7 +53,7 @@ class Check:
         if not self.serve:
             return run_check(self.command, environment(release, "", log), log, limit=self.limit)
         try:
-            with own_server(paths, engine_of(paths), release, 0, say) as own, listening(own.server.socket) as port:
+            with own_server(paths, engine_of(paths), release, 0) as own, listening(own.server.socket) as port:
                 try:
                     env = environment(release, f"http://127.0.0.1:{port}", log)
                     return run_check(self.command, env, log, limit=self.limit)

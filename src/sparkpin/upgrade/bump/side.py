@@ -15,7 +15,6 @@ from sparkpin.build.pair import Pairing
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.stack import lock_stack
 from sparkpin.fetch.wheels import Newer
@@ -72,9 +71,9 @@ def lock_newer(side: Paths, stack: Stack, moving: list[ModelPin], what: What, ho
     `lock_stack` and `lock_model`; network."""
     if what != "model":
         before = (datetime.now(UTC) - timedelta(days=hold)).date().isoformat() if hold else ""
-        lock_stack(side, stack.name, say, newer=Newer(what, before))
+        lock_stack(side, stack.name, newer=Newer(what, before))
     for one in moving if what in ("model", "all") else ():
-        lock_model(side, one.name, say, newest=True)
+        lock_model(side, one.name, newest=True)
 
 
 def moving_of(recipe: Recipe, model: ModelPin) -> list[ModelPin]:

@@ -14,7 +14,6 @@ from sparkpin.build.pair import Pairing
 from sparkpin.core import errors, terminal
 from sparkpin.core.errors import BumpError, InspectionError, QualityError, SmokeError, clipped
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine
 from sparkpin.measure.bench.ratios import ALL
 from sparkpin.measure.bench.record import Comparison, Ratio
@@ -79,7 +78,7 @@ class Candidate:
 
     def inspect(self, release: Release) -> str:
         """InspectionError for a fault that the current release does not have."""
-        results = [inspect(self.paths, self.engine, one.tag, sm=None, say=say) for one in (self.current, release)]
+        results = [inspect(self.paths, self.engine, one.tag, sm=None) for one in (self.current, release)]
         known = {(row.rule, row.subject, row.what) for row in results[0].errors}
         if more := [row for row in results[1].errors if (row.rule, row.subject, row.what) not in known]:
             raise InspectionError("; ".join(f"{row.subject}: {row.text}" for row in more[:3]))
@@ -104,7 +103,7 @@ class Candidate:
         names = tuple(name for name in failed if name in release.demands.checks)
         asked = dataclasses.replace(release, demands=release.demands.model_copy(update={"checks": names}))
         checkpoint, gpus = checkpoint_of(self.paths, release), uses_gpu(self.paths, release)
-        result, _ = run_smoke(self.paths, self.engine, asked, checkpoint, say, gpus=gpus)
+        result, _ = run_smoke(self.paths, self.engine, asked, checkpoint, gpus=gpus)
         if bad := [f"{check.name}: {check.detail}" for check in result.checks if not check.passed]:
             raise SmokeError(clipped(bad[0]))
         return "passed"
