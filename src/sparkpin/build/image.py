@@ -31,7 +31,8 @@ from sparkpin.core.tags import rootfs_ref, unsealed_ref
 from sparkpin.core.terminal import say
 from sparkpin.host import buildkit
 from sparkpin.host.content_store import Sizes
-from sparkpin.host.engine import Engine, ImageInfo
+from sparkpin.host.engine import Engine
+from sparkpin.host.images import ImageInfo
 from sparkpin.image.layer_tar import CanonicalLayer, read_layer
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
 from sparkpin.image.oci import OciImage
@@ -66,7 +67,8 @@ def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: 
         return None
     if not is_listed(paths, known.diff_ids) or (records.is_imported(paths, rendered) and digest != expected):
         return None
-    return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, known.seconds, cached=True, tags=image.tags)
+    tags = frozenset(image.tags)
+    return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, known.seconds, cached=True, tags=tags)
 
 
 def build_image(paths: Paths, engine: Engine, rendered: RenderedImage, *, expected: str | None = None) -> BuiltImage:

@@ -42,7 +42,7 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
                 state_text(r["state"]),
                 r["smoke"].partition(":")[0].replace("passed in", "passed"),
                 terminal.size(r["size"]) if r["image"] else "missing",
-                terminal.size(r["unique_size"]),
+                terminal.size(r["unique_size"] or None),  # of most stages others have every layer
                 re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*$", r"\1 \2", r["created"]),
             )
             for r in rows

@@ -170,7 +170,7 @@ def agree(plan: BuildPlan, needs: ModelNeeds, *, yes: bool, typed: Sequence[str]
     """One question for the whole download. DiskError where there is no room, InputError where nobody says yes. typed:
     further options, for the line to type then."""
     for row in disk_of(plan, needs):
-        if row.free < row.needed:
+        if row.short:
             raise DiskError(row.text, next_step="free space there, or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere")
     if yes:
         return
