@@ -26,7 +26,6 @@ from sparkpin.build.render import BUILDER, require_closed
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.core.files import lock, sha256_file, write_json
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.core.tags import rootfs_ref, unsealed_ref
 from sparkpin.core.terminal import say
 from sparkpin.host import buildkit
@@ -158,10 +157,9 @@ class ImageBuild:
                 self.report("sealing and loading")
                 below, far = [*parent.diff_ids, *layers.values()], {"os": image.os, "architecture": image.architecture}
                 sizes = Sizes(self.paths.cache / "layers")
-                with progress(sum(tree.size for tree in filled.values()), after=UNPACKS) as sent:
-                    sealed = self.engine.load_sealed(
-                        [*below, *filled.values()], image.config, **far, tag=self.rendered.ref, sizes=sizes, sent=sent
-                    )
+                sealed = self.engine.load_sealed(
+                    [*below, *filled.values()], image.config, **far, tag=self.rendered.ref, sizes=sizes
+                )
                 for (name, tree), diff_id in zip(filled.items(), sealed.diff_ids[len(below) :], strict=True):
                     keep_contents(self.paths, diff_id, functools.partial(contents_of, tree))
                     layers[name] = diff_id
@@ -273,8 +271,7 @@ def require_rootfs(paths: Paths, engine: Engine, spec: rootfs.RootfsSpec, ref: s
         say(f"loading the root file system for {spec.platform}")
         architecture = spec.platform.partition("/")[2]
         labels = {"sparkpin.rootfs": spec.key}
-        with progress(tar.stat().st_size, after=UNPACKS) as sent:
-            found = engine.import_rootfs(tar, ref, architecture=architecture, labels=labels, sent=sent)
+        found = engine.import_rootfs(tar, ref, architecture=architecture, labels=labels)
     return tar, found
 
 

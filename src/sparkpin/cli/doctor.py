@@ -118,7 +118,7 @@ def rows_of_recipe(
     if needs.fetch:
         detail = f"{pin.name}{note}: {size(needs.fetch)} of {' and '.join(needs.repositories)} to be fetched"
         yield Requirement("model", "advice", detail, f"invoke up --recipe {recipe.name} asks, then fetches")
-    for row in needs.disk(paths, preflight.needs_for(machine, stack)):
+    for row in needs.disk(paths, preflight.needs_for(stack)):
         one = preflight.disk("disk in all", f"model, checkpoints, images: {row.text}", row)
         yield replace(one, state="advice") if row.short and not is_served else one
 

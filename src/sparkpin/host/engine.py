@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +23,7 @@ from sparkpin.core.errors import DiskError, EngineError, HostError
 from sparkpin.core.files import CHUNK
 from sparkpin.core.names import platform_of
 from sparkpin.core.paths import Paths
+from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.host import buildkit, daemon
 from sparkpin.host.content_store import NO_SIZES, Sizes, stored_layers
 from sparkpin.host.images import ImageInfo
@@ -159,9 +160,8 @@ class Engine:
     def save(self, ref: str, out: IO[bytes], saved: Callable[[int], object] = lambda count: None) -> None:
         """`docker save` of one image. saved: gets the bytes of each piece, once the engine has gathered them."""
         with engine_errors():
-            for chunk in self.client.api.get_image(ref, chunk_size=CHUNK):
+            for chunk in counted(self.client.api.get_image(ref, chunk_size=CHUNK), saved):
                 out.write(chunk)
-                saved(len(chunk))
 
     def load(self, pieces: Iterator[bytes]) -> None:
         """`docker load` of an archive's bytes."""
@@ -179,13 +179,13 @@ class Engine:
         architecture: str,
         tag: str,
         sizes: Sizes = NO_SIZES,
-        sent: Callable[[int], object] = lambda count: None,
     ) -> OciImage:
         """Seal and load in one pass, without a copy on the disk. The tag appears when all of it is in.
 
-        sizes: notes that containerd's store is read and written with. sent: gets the bytes as they go. Raises
-        EngineError when the engine lacks a layer that is left out; see `has_layers`.
+        sizes: notes that containerd's store is read and written with. Raises EngineError when the engine lacks a layer
+        that is left out; see `has_layers`.
         """
+        new = [part for part in parts if not isinstance(part, str)]
         below = None if self.keeps_layers else self.blobs([part for part in parts if isinstance(part, str)], sizes)
         sealed: list[OciImage] = []
 
@@ -193,22 +193,18 @@ class Engine:
             archive = seal(parts, config, os=os, architecture=architecture, tag=tag, below=below)
             sealed.append((yield from archive))
 
-        def counted() -> Iterator[bytes]:
-            for piece in batched(pieces()):
-                yield piece
-                sent(len(piece))
-
         is_new = self.image(tag) is None
         try:
-            self.load(counted())
+            with progress(sum(part.size for part in new), after=UNPACKS) as sent:
+                self.load(counted(batched(pieces()), sent))
         except BaseException:
             if is_new:  # containerd's store tags what it takes in before it unpacks it
                 with contextlib.suppress(EngineError):  # it must not hide why the load failed
                     self.untag(tag)
             raise
         if below is not None:
-            new = zip(sealed[0].diff_ids, parts, strict=True)
-            below += [OciLayer(diff_id, part.size) for diff_id, part in new if not isinstance(part, str)]
+            above = sealed[0].diff_ids[len(below) :]
+            below += [OciLayer(diff_id, part.size) for diff_id, part in zip(above, new, strict=True)]
             sizes.keep(sealed[0].diff_ids, below)
         return sealed[0]
 
@@ -230,15 +226,7 @@ class Engine:
         found = [image for image in self.images() if image.diff_ids[: len(diff_ids)] == tuple(diff_ids)]
         return min(found, key=lambda image: len(image.diff_ids), default=None)
 
-    def import_rootfs(
-        self,
-        tar: Path,
-        ref: str,
-        *,
-        architecture: str,
-        labels: Mapping[str, str],
-        sent: Callable[[int], object] = lambda count: None,
-    ) -> ImageInfo:
+    def import_rootfs(self, tar: Path, ref: str, *, architecture: str, labels: Mapping[str, str]) -> ImageInfo:
         """Load a root file system's tar, as it is, as an image of one layer.
 
         Not `docker import`: that dates the image, and before 23 it takes every image for the host's architecture.
@@ -246,7 +234,7 @@ class Engine:
         with tar.open("rb") as file:
             layer = Slice(file, 0, tar.stat().st_size)
             config = {"Labels": dict(labels)}
-            self.load_sealed([layer], config, os="linux", architecture=architecture, tag=ref, sent=sent)
+            self.load_sealed([layer], config, os="linux", architecture=architecture, tag=ref)
         image = self.image(ref)
         assert image
         return image
@@ -255,18 +243,18 @@ class Engine:
     def exported(self, ref: str, came: Callable[[int], object]) -> Iterator[Iterator[bytes]]:
         """All files of an image as one archive, in pieces, as a container would see them, through one that is made and
         never started. came: gets the bytes of each piece."""
-
-        def pieces() -> Iterator[bytes]:
-            for piece in container.export(chunk_size=CHUNK):
-                came(len(piece))
-                yield piece
-
         with engine_errors():
             container = self.containers.create(ref, ["-"], network_mode="none")
             try:
-                yield pieces()
+                yield counted(container.export(chunk_size=CHUNK), came)
             finally:
                 container.remove(force=True)
+
+
+def counted(pieces: Iterable[bytes], done: Callable[[int], object]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        done(len(piece))
 
 
 @contextlib.contextmanager

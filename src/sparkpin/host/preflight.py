@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,25 +28,22 @@ MORE_DISK = "free space (`invoke prune --keep 2`), or set SPARKPIN_CACHE and SPA
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes to have free in the cache, the home and the engine's data folder, and bytes of memory in all."""
+    """Bytes to have free in the cache, the home and the engine's data folder."""
 
     cache: int = 6 * 10**9
     home: int = 10**9
     engine: int = 12 * 10**9
-    memory: int = 6 * 10**9
 
 
-GPU_NEEDS = Needs(cache=16 * 10**9, home=10**9, engine=38 * 10**9)
+GPU_NEEDS = Needs(cache=16 * 10**9, engine=38 * 10**9)
 """For a stack with a GPU: 53 GB of disk at the peak of a first build of `spark` from nothing, of which the cache had
 up to 16 GB; the engine keeps an image of 9 GB and BuildKit's copies. A model comes on top, as
 `invoke build --checkpoint-only --dry-run` prints."""
-SPARK_MEMORY = 100 * 10**9
+MEMORY = 6 * 10**9  # bytes in all, to build; what a recipe's server needs is `plan`'s
 
 
-def needs_for(host: Host, stack: Stack) -> Needs:
-    """A Spark's memory is needed where the images run, not where they are built."""
-    needs = GPU_NEEDS if host.is_spark or stack.gpu else Needs()
-    return replace(needs, memory=SPARK_MEMORY) if host.is_spark else needs
+def needs_for(stack: Stack) -> Needs:
+    return GPU_NEEDS if stack.gpu else Needs()
 
 
 def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = False) -> list[Requirement]:
@@ -55,10 +52,14 @@ def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = Fa
 
     published: images are to come from a registry, too.
     """
-    needs = needs_for(host, stack)
-    found = [engine(host), client(host), certificates(host)]
+    bundle = next((str(ROOT / name) for name in CERTIFICATES if (ROOT / name).is_file()), None)
+    found = [
+        engine(host),
+        client(host),
+        program(host, "ca-certificates", bundle, "fetching over HTTPS requires them"),
+    ]
     if published:
-        found.append(skopeo(host))
+        found.append(program(host, "skopeo", find_program("skopeo"), "registries need it"))
     if MACHINES[stack.platform] != host.arch:
         found.append(emulation(host, MACHINES[stack.platform]))
     if host.is_spark and stack.gpu:
@@ -67,8 +68,13 @@ def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = Fa
             connected = Engine.connect()
         if not (connected and connected.elsewhere):
             found += gpu_requirements(read_gpu_facts(connected.info if connected else {}), stack.gpu.cuda)
-    rows = disk_rows(folders_of(paths, needs))
-    return [*found, *(disk("disk space", row.text, row) for row in rows), memory(host, needs)]
+    found += [disk("disk space", row.text, row) for row in disk_rows(folders_of(paths, needs_for(stack)))]
+    memory = f"{size(host.memory_total)}, {size(host.memory_available)} of it available; {size(MEMORY)} needed"
+    is_large = host.memory_total >= MEMORY
+    return [
+        *found,
+        Requirement("memory", "ok" if is_large else "MISSING", memory, "" if is_large else "a larger machine"),
+    ]
 
 
 def missing(paths: Paths, host: Host, stack: Stack, *, published: bool = False) -> list[Requirement]:
@@ -107,17 +113,9 @@ def client_packages(host: Host) -> tuple[str, ...]:
     return ("docker-cli" if host.family[0] == "debian" else "docker.io", "docker-buildx")
 
 
-def certificates(host: Host) -> Requirement:
-    for path in (ROOT / name for name in CERTIFICATES):
-        if path.is_file():
-            return Requirement("ca-certificates", "ok", str(path))
-    return lacking(host, "ca-certificates", "none; fetching over HTTPS requires them", "ca-certificates")
-
-
-def skopeo(host: Host) -> Requirement:
-    if path := find_program("skopeo"):
-        return Requirement("skopeo", "ok", path)
-    return lacking(host, "skopeo", "not there; needed for registries", "skopeo")
+def program(host: Host, name: str, found: str | None, purpose: str) -> Requirement:
+    """Of which the package has the name."""
+    return Requirement(name, "ok", found) if found else lacking(host, name, f"not there; {purpose}", name)
 
 
 def emulation(host: Host, arch: str) -> Requirement:
@@ -151,21 +149,18 @@ class DiskRow:
         return f"{size(self.needed)} needed at {self.there}{there}, {size(self.free)} free{lack}"
 
 
-def disk_rows(images: Iterable[tuple[Path, int]], model: Iterable[tuple[Path, int]] = ()) -> list[DiskRow]:
+def disk_rows(images: Sequence[tuple[Path, int]], model: Sequence[tuple[Path, int]] = ()) -> list[DiskRow]:
     """One row for each file system. images: folders with the bytes of what lies there once the images are built; model:
     with those that are to come."""
-    systems: dict[int, list[tuple[Path, int, bool]]] = {}
-    for folders, may_be_there in ((model, False), (images, True)):
-        for folder, count in folders:
-            there = existing_parent(folder)
-            systems.setdefault(there.stat().st_dev, []).append((folder, count, may_be_there))
+    systems: dict[int, list[tuple[Path, int]]] = {}
+    for folder, count in (*model, *images):
+        systems.setdefault(existing_parent(folder).stat().st_dev, []).append((folder, count))
     found = []
-    for rows in systems.values():
-        there = existing_parent(rows[0][0])
-        row = DiskRow(there, sum(count for _, count, _ in rows), shutil.disk_usage(there).free)
+    for folders in systems.values():
+        there = existing_parent(folders[0][0])
+        row = DiskRow(there, sum(count for _, count in folders), shutil.disk_usage(there).free)
         if row.short:  # only then is it worth the time to look
-            used = sum(size_of(folder, count) for folder, count, may_be_there in rows if may_be_there)
-            row = replace(row, used=used)
+            row = replace(row, used=sum(size_of(*one) for one in folders if one in images))
         found.append(row)
     return found
 
@@ -197,13 +192,6 @@ def size_of(folder: Path, limit: int) -> int:
     """
     done = subprocess.run(["du", "-skx", folder], capture_output=True, text=True, check=False)
     return min(1024 * int(done.stdout.split()[0]), limit) if done.stdout else 0
-
-
-def memory(host: Host, needs: Needs) -> Requirement:
-    detail = f"{size(host.memory_total)}, {size(host.memory_available)} of it available; {size(needs.memory)} needed"
-    if host.memory_total >= needs.memory:
-        return Requirement("memory", "ok", detail)
-    return Requirement("memory", "MISSING", detail, "a larger machine")
 
 
 def lacking(host: Host, name: str, detail: str, *packages: str) -> Requirement:

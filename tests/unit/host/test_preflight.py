@@ -111,15 +111,6 @@ def test_what_is_missing_is_installed(tmp_path: Path, monkeypatch: pytest.Monkey
     preflight.install([], DEBIAN)
 
 
-def test_a_stack_with_a_gpu_takes_more_disk_and_only_a_spark_its_memory() -> None:
-    cpu, spark = CPU, SPARK
-    here, there = DEBIAN, dataclasses.replace(DEBIAN, is_spark=True)
-    assert preflight.needs_for(here, cpu) == Needs()
-    assert preflight.needs_for(here, spark) == preflight.GPU_NEEDS
-    assert preflight.GPU_NEEDS.engine > Needs().engine and preflight.GPU_NEEDS.memory == Needs().memory
-    assert preflight.needs_for(there, spark) == dataclasses.replace(preflight.GPU_NEEDS, memory=preflight.SPARK_MEMORY)
-
-
 def test_disk_space_is_summed_per_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://elsewhere:2375")
     paths = Paths(tmp_path, tmp_path / "a/b/cache", tmp_path / "home")
