@@ -125,7 +125,7 @@ def rows_of_recipe(
 
 def known(machine: Host, issues: tuple[schema.KnownIssue, ...]) -> Iterator[Requirement]:
     """What is known to break on a Spark such as this one."""
-    kernel = host.text(host.ROOT / "proc/sys/kernel/osrelease").strip()
+    kernel = host.text("proc/sys/kernel/osrelease").strip()
     driver = gpu.read_gpu_facts({}).driver
     seen = {"kernel": kernel, "driver": driver, "memory": f"{machine.memory_total / 1e9:.0f}"}
     for issue in issues:

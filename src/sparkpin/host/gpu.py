@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from sparkpin.host.machine import ROOT, Gpu, Requirement, Run, find_program, output, read_gpus, text
+from sparkpin.host import machine
+from sparkpin.host.machine import Gpu, Requirement
 
 UPDATE = "sudo apt update && sudo apt dist-upgrade, then sudo reboot (DGX OS brings driver and firmware)"
 RUNTIME = (
@@ -41,15 +41,15 @@ class GpuFacts:
         return self.gpus[0].driver if self.gpus else self.module
 
 
-def read_gpu_facts(engine: Mapping[str, Any], *, root: Path = ROOT, run: Run = output) -> GpuFacts:
+def read_gpu_facts(engine: Mapping[str, Any]) -> GpuFacts:
     """engine: what Docker's engine prints of itself, empty where none answers."""
     ways = ["the runtime nvidia"] if "nvidia" in engine.get("Runtimes", ()) else []
-    ways += ["the toolkit's hook"] if find_program("nvidia-container-runtime-hook") else []
+    ways += ["the toolkit's hook"] if machine.find_program("nvidia-container-runtime-hook") else []
     # Docker Engine 25.0 release notes: devices of the Container Device Interface.
     if version_of(engine.get("ServerVersion", "")) >= (25,):
-        specifications = [path for folder in ("etc/cdi", "var/run/cdi") for path in (root / folder).glob("*")]
-        ways += ["CDI"] if any("nvidia.com/gpu" in text(path) for path in specifications) else []
-    return GpuFacts(read_gpus(run), text(root / "sys/module/nvidia/version").strip(), tuple(ways))
+        specifications = [path for folder in ("etc/cdi", "var/run/cdi") for path in (machine.ROOT / folder).glob("*")]
+        ways += ["CDI"] if any("nvidia.com/gpu" in machine.text(path) for path in specifications) else []
+    return GpuFacts(machine.read_gpus(), machine.text("sys/module/nvidia/version").strip(), tuple(ways))
 
 
 def gpu_requirements(facts: GpuFacts, cuda: str) -> Iterator[Requirement]:

@@ -16,10 +16,10 @@ from sparkpin.core.files import existing_parent
 from sparkpin.core.names import MACHINES
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, size
-from sparkpin.host import buildkit, daemon
+from sparkpin.host import buildkit, daemon, machine
 from sparkpin.host.engine import Engine
 from sparkpin.host.gpu import gpu_requirements, read_gpu_facts
-from sparkpin.host.machine import ROOT, SYSTEM_PATH, Host, Requirement, find_program, text
+from sparkpin.host.machine import SYSTEM_PATH, Host, Requirement, find_program, text
 from sparkpin.pins.schema import Stack
 
 CERTIFICATES = ("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem")
@@ -52,7 +52,7 @@ def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = Fa
 
     published: images are to come from a registry, too.
     """
-    bundle = next((str(ROOT / name) for name in CERTIFICATES if (ROOT / name).is_file()), None)
+    bundle = next((str(machine.ROOT / name) for name in CERTIFICATES if (machine.ROOT / name).is_file()), None)
     found = [
         engine(host),
         client(host),
@@ -106,7 +106,7 @@ def client(host: Host) -> Requirement:
 
 def client_packages(host: Host) -> tuple[str, ...]:
     """Before Debian 13 docker.io holds a client with BuildKit inside; later the client, or its plugin, stands apart."""
-    if (ROOT / "var/lib/dpkg/info/docker-ce-cli.list").exists():
+    if (machine.ROOT / "var/lib/dpkg/info/docker-ce-cli.list").exists():
         return ("docker-buildx-plugin",)
     if host.distribution in ("debian 11", "debian 12"):
         return ("docker.io",)
@@ -120,7 +120,7 @@ def program(host: Host, name: str, found: str | None, purpose: str) -> Requireme
 
 def emulation(host: Host, arch: str) -> Requirement:
     name = f"{arch} emulation"
-    if text(ROOT / f"proc/sys/fs/binfmt_misc/qemu-{arch}").startswith("enabled"):
+    if text(f"proc/sys/fs/binfmt_misc/qemu-{arch}").startswith("enabled"):
         return Requirement(name, "ok", f"binfmt_misc: qemu-{arch}")
     # The packages switch it on where systemd starts services; elsewhere nothing else does.
     lack = lacking(host, name, f"this machine is {host.arch}, the stack {arch}", "qemu-user-static", "binfmt-support")
@@ -180,8 +180,8 @@ def folders_of(paths: Paths, needs: Needs) -> list[tuple[Path, int]]:
 
 def engine_folder() -> Path:
     """Where the machine's own engine keeps images, whether or not it runs."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return Path(json.loads((ROOT / "etc/docker/daemon.json").read_text())["data-root"])
+    with contextlib.suppress(ValueError, KeyError):
+        return Path(json.loads(text("etc/docker/daemon.json"))["data-root"])
     return Path("/var/lib/docker")
 
 

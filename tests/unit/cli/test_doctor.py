@@ -12,8 +12,8 @@ from checkout import PROJECT
 from sparkpin.cli import doctor
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
-from sparkpin.host import gpu, machine, preflight
-from sparkpin.host.machine import Host, Requirement, parse_gpus
+from sparkpin.host import machine, preflight
+from sparkpin.host.machine import Host, Requirement
 from sparkpin.pins import manifests
 
 GIB = 1 << 30
@@ -53,7 +53,7 @@ def test_machines_that_are_known_to_break(
     (tmp_path / "proc/sys/kernel").mkdir(parents=True)
     (tmp_path / "proc/sys/kernel/osrelease").write_text(f"{kernel}\n")
     monkeypatch.setattr(machine, "ROOT", tmp_path)
-    monkeypatch.setattr(gpu, "read_gpus", lambda run: parse_gpus(gpus))
+    monkeypatch.setattr(machine, "output", lambda argv: gpus)
     spark = dataclasses.replace(SPARK, memory_total=memory * GIB)
     told = list(doctor.known(spark, manifests.load_known_issues(PROJECT)))
     assert [one.name for one in told] == [name] * bool(name)

@@ -41,7 +41,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setenv("DOCKER_HOST", "")
     monkeypatch.setattr(machine, "SYSTEM_PATH", str(tmp_path / "nothing"))
-    monkeypatch.setattr(preflight, "ROOT", tmp_path)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
     monkeypatch.setattr(daemon, "ask", lambda url: None)
     monkeypatch.setattr(preflight.Engine, "connect", no_engine)
     monkeypatch.setattr(preflight, "size_of", lambda *_: 0)
