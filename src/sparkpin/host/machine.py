@@ -48,6 +48,11 @@ class Requirement:
     runnable: bool = False
 
 
+def checked(name: str, is_met: bool, detail: str, fix: str = "", lack: State = "MISSING") -> Requirement:
+    """lack: its state where it is not met."""
+    return Requirement(name, "ok", detail) if is_met else Requirement(name, lack, detail, fix)
+
+
 @dataclass(frozen=True)
 class Host:
     """Facts, each read from one file. arch: as `uname -m`; distribution: /etc/os-release's ID and VERSION_ID;

@@ -19,7 +19,7 @@ from sparkpin.core.terminal import say, size
 from sparkpin.host import buildkit, daemon, machine
 from sparkpin.host.engine import Engine
 from sparkpin.host.gpu import gpu_requirements, read_gpu_facts
-from sparkpin.host.machine import SYSTEM_PATH, Host, Requirement, find_program, text
+from sparkpin.host.machine import SYSTEM_PATH, Host, Requirement, checked, find_program, text
 from sparkpin.pins.schema import Stack
 
 CERTIFICATES = ("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem")
@@ -53,11 +53,8 @@ def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = Fa
     published: images are to come from a registry, too.
     """
     bundle = next((str(machine.ROOT / name) for name in CERTIFICATES if (machine.ROOT / name).is_file()), None)
-    found = [
-        engine(host),
-        client(host),
-        program(host, "ca-certificates", bundle, "fetching over HTTPS requires them"),
-    ]
+    found = [engine(host), client(host)]
+    found.append(program(host, "ca-certificates", bundle, "fetching over HTTPS requires them"))
     if published:
         found.append(program(host, "skopeo", find_program("skopeo"), "registries need it"))
     if MACHINES[stack.platform] != host.arch:
@@ -68,13 +65,10 @@ def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = Fa
             connected = Engine.connect()
         if not (connected and connected.elsewhere):
             found += gpu_requirements(read_gpu_facts(connected.info if connected else {}), stack.gpu.cuda)
-    found += [disk("disk space", row.text, row) for row in disk_rows(folders_of(paths, needs_for(stack)))]
+    for row in disk_rows(folders_of(paths, needs_for(stack))):
+        found.append(checked("disk space", not row.short, row.text, MORE_DISK))
     memory = f"{size(host.memory_total)}, {size(host.memory_available)} of it available; {size(MEMORY)} needed"
-    is_large = host.memory_total >= MEMORY
-    return [
-        *found,
-        Requirement("memory", "ok" if is_large else "MISSING", memory, "" if is_large else "a larger machine"),
-    ]
+    return [*found, checked("memory", host.memory_total >= MEMORY, memory, "a larger machine")]
 
 
 def missing(paths: Paths, host: Host, stack: Stack, *, published: bool = False) -> list[Requirement]:
@@ -83,18 +77,16 @@ def missing(paths: Paths, host: Host, stack: Stack, *, published: bool = False) 
 
 def engine(host: Host) -> Requirement:
     """A stopped engine is no lack for root, for whom building starts it."""
-    name, url = "docker engine", daemon.named_engine() or daemon.OWN
+    name = "docker engine"
     try:
         version = daemon.running_version()
     except HostError as error:
         return Requirement(name, "MISSING", error.message, error.next_step)
     if version:
-        return Requirement(name, "ok", f"{version} at {url}")
+        return Requirement(name, "ok", f"{version} at {daemon.named_engine() or daemon.OWN}")
     if not (path := find_program("dockerd")):
         return lacking(host, name, "no dockerd, and no engine answers", "docker.io")
-    if host.is_root:
-        return Requirement(name, "ok", f"{path}, not running; a build by root starts it")
-    return Requirement(name, "MISSING", f"{path}, not running", daemon.start_command())
+    return checked(name, host.is_root, f"{path}, not running; a build by root starts it", daemon.start_command())
 
 
 def client(host: Host) -> Requirement:
@@ -163,10 +155,6 @@ def disk_rows(images: Sequence[tuple[Path, int]], model: Sequence[tuple[Path, in
             row = replace(row, used=sum(size_of(*one) for one in folders if one in images))
         found.append(row)
     return found
-
-
-def disk(name: str, detail: str, row: DiskRow) -> Requirement:
-    return Requirement(name, "MISSING" if row.short else "ok", detail, MORE_DISK if row.short else "")
 
 
 def folders_of(paths: Paths, needs: Needs) -> list[tuple[Path, int]]:

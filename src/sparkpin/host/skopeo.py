@@ -36,11 +36,7 @@ FAILURES: tuple[tuple[str, type[SparkpinError], str], ...] = (
     (r"permission denied|no space left", DiskError, "look at the disk, SPARKPIN_CACHE and the file of --ca"),
     (r"unauthorized|authentication required|denied|status 40[13]", NetworkError, "docker login {host}"),
     (r"manifest unknown|name unknown|StatusCode: 404|unknown: .*not found", AbsentError, "correct the name"),
-    (
-        r"did not match|digest mismatch|invalid digest|unexpected EOF|too large",
-        IntegrityError,
-        "publish it there again",
-    ),
+    (r"did not match|digest mismatch|invalid digest|unexpected EOF|too large", IntegrityError, "publish it again"),
     (r"x509|certificate", NetworkError, "--ca FILE names the authority of a registry of your own"),
     (r"", NetworkError, "look at the host's name and the network, then the same command again"),
 )
