@@ -50,9 +50,5 @@ def show_prune(done: pruning.Pruned, options: pruning.PruneOptions) -> None:
         where = folders[0] if len(folders) == 1 else f"{len(folders)} folders"
         terminal.show(f"{would} {kind}: {len(files)} ({where})")
     terminal.show(f"{would} {terminal.count(len(releases), 'release')}")
-    if done.in_store is None:
-        terminal.show("the store stays: what it is needed for cannot be read")
-    elif done.in_store and not options.store:
-        terminal.show(f"--store removes {terminal.count(done.in_store, 'fetched file')} more that nothing needs")
     if options.dry_run:
         terminal.show("Dry run: nothing was changed.")
