@@ -16,7 +16,7 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import sparkpin
@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """argparse with our errors: its own end the program with 2 and a usage of many lines."""
 
     def __init__(self, program: str, **more: Any) -> None:
-        # What is not given is left out: a body has defaults of its own, which argparse would read like words of the line.
+        # What is not given is left out: a body has its own defaults, which argparse would read like words of the line.
         super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **more)
         self.add_argument("-q", "--quiet", action="store_true", help="print no progress")
         self.add_argument("-v", "--verbose", action="store_true", help="print more, and the traceback of an error")
