@@ -81,7 +81,7 @@ def newer_root() -> Path:
 def make_newer(paths: Paths, stack: Stack) -> Path:
     apt = paths.cache / "apt"
     apt.mkdir(parents=True)
-    closure = debs.open_apt(apt, stack).closure(stack)
+    closure = debs.debian_closure(apt, stack)
     debs.fetch_debs(stack, "", closure, Store(paths.store))
     lock = StackLock(stack=stack.name, inputs=stack_inputs(stack), debs=closure, wheels=[])
     return build_rootfs(paths, Engine.connect(), rootfs_spec(stack, lock))

@@ -68,10 +68,9 @@ def open_image(paths: Paths, engine: Engine, ref: str) -> Iterator[Opened]:
 
 
 def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
-    """The tag of a release, however it is shortened, otherwise what the engine knows by that name. Of a name that
-    several releases have, those count whose images are here."""
+    """The tag of a release, however it is shortened, otherwise what the engine knows by that name."""
     try:
-        tag = Releases(paths).get(subject, has_image=lambda release: engine.image(release.tag) is not None).tag
+        tag = Releases(paths).get(subject).tag
     except InputError as error:
         with contextlib.suppress(EngineError):  # what can be no image's name
             if engine.image(subject):
