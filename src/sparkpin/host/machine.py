@@ -122,13 +122,11 @@ def default_stack(project: Path, host: Host | None = None) -> str:
     host = host or read_host()
     name = "spark" if host.is_spark else "cpu"
     fits = host.is_spark or host.arch == MACHINES["linux/amd64"]
-    if not fits or not (project / f"pins/stacks/{name}.yaml").is_file():
-        kind = "a DGX Spark" if host.is_spark else f"an {host.arch} machine"
-        raise HostError(
-            f"this is {kind}, and this version of sparkpin pins no stack for it yet",
-            next_step="run ./install.sh on an x86-64 Linux machine, which takes the stack cpu",
-        )
-    return name
+    if fits and (project / f"pins/stacks/{name}.yaml").is_file():
+        return name
+    kind = "a DGX Spark" if host.is_spark else f"an {host.arch} machine"
+    step = "run ./install.sh on an x86-64 Linux machine, which takes the stack cpu"
+    raise HostError(f"this is {kind}, and this version of sparkpin pins no stack for it yet", next_step=step)
 
 
 def default_recipe(project: Path, stack: str | None = None) -> str:
@@ -172,6 +170,12 @@ def read_gpus() -> tuple[Gpu, ...]:
 def find_program(name: str) -> str | None:
     """System folders too: a user's PATH often lacks sbin."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
+
+
+def require_program(name: str, package: str) -> str:
+    if program := shutil.which(name):
+        return program
+    raise HostError(f"there is no {name} on this machine", next_step=f"apt-get install {package} (as root)")
 
 
 def output(argv: Sequence[str]) -> str | None:
