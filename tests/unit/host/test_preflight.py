@@ -151,7 +151,7 @@ def test_where_installing_cannot_help_nothing_is_changed(
 
 
 def test_a_command_that_fails_ends_the_installation() -> None:
-    failing = Requirement("x", False, "none", "echo planted; false", runnable=True)
+    failing = Requirement("x", "MISSING", "none", "echo planted; false", runnable=True)
     lines = heard()
     with pytest.raises(HostError, match="planted") as caught:
         preflight.install([failing, IPTABLES], DEBIAN)
