@@ -95,6 +95,7 @@ def test_a_named_engine_that_cannot_be_used_is_one_clear_error(
     with pytest.raises(HostError, match=meant) as caught:
         engine_of(paths)
     assert daemon.USE_OWN in caught.value.next_step
+    assert Engine.at(url).info["SecurityOptions"], "but an image can be sent to it"
 
 
 def test_only_root_starts_an_engine(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
