@@ -81,7 +81,7 @@ def model_info(repository: Repository) -> dict[str, Any]:
 def serve(
     root: Path,
     *,
-    faults: Callable[[Request], Fault | None] = lambda request: None,
+    faults: Callable[[Request], Fault | None] | None = None,
     storage: str = "127.0.0.1",
     log: list[Request] | None = None,
     sent: list[int] | None = None,
@@ -103,7 +103,7 @@ def serve(
                 log.append(request)
             if clients is not None:
                 clients.add(str(self.client_address))
-            fault, path = faults(request) or Fault(), unquote(urlsplit(self.path).path)
+            fault, path = (faults and faults(request)) or Fault(), unquote(urlsplit(self.path).path)
             api, blob = _API.fullmatch(path), _BLOB.fullmatch(path)
             match = api or blob or _RESOLVE.fullmatch(path)
             assert match, path
