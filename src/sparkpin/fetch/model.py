@@ -197,18 +197,18 @@ class Fetching:
 def fetching_of(paths: Paths, pin: ModelPin, gguf: GgufLock | None, advice: str = "") -> Iterator[Fetching]:
     """Locks the model's repositories, which another model may share."""
     usual = f"{FETCH}; if that fails, too, the Hub has another file: invoke lock --model {pin.name}"
-    with hold_repositories(paths, {row.repo for row in pin.repositories.values()}), contextlib.ExitStack() as end:
+    with hold_repositories(paths, {row.repo for row in pin.repositories.values()}) as end:
         yield Fetching(paths, pin, gguf, advice or usual, end)
 
 
 @contextlib.contextmanager
-def hold_repositories(paths: Paths, repos: Collection[str]) -> Iterator[None]:
-    """In sorted order, so that two runs cannot block each other."""
-    with files.disk_errors(paths.models), contextlib.ExitStack() as stack:
+def hold_repositories(paths: Paths, repos: Collection[str]) -> Iterator[contextlib.ExitStack]:
+    """In sorted order, so that no two runs block each other."""
+    with files.disk_errors(paths.models), contextlib.ExitStack() as end:
         for repo in sorted(repos):
             wait = functools.partial(say, f"waiting for another run that uses {repo}")
-            stack.enter_context(files.lock(paths.locks / f"repository-{repo.replace('/', '--')}.lock", on_wait=wait))
-        yield
+            end.enter_context(files.lock(paths.locks / f"repository-{repo.replace('/', '--')}.lock", on_wait=wait))
+        yield end
 
 
 @contextlib.contextmanager

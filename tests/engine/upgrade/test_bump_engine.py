@@ -36,7 +36,7 @@ BASE += "COPY --from=rest-tree / /\n"
 FAULT = "beta-1.2-py3-none-any.whl"
 
 
-def look(self: Candidate, release: Release) -> str:
+def look(release: Release) -> str:
     argv = ["docker", "run", "--rm", "--network", "none", release.tag, "/bin/sh", "-c", f"test ! -e /opt/rest/{FAULT}"]
     if subprocess.run(argv).returncode:
         raise SmokeError("chat: no answer")
@@ -74,13 +74,13 @@ def current(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> It
     with records.locked(name):
         records.point(records.get(release.tag))
 
-    def smoke(self: Candidate, made: Release) -> str:
-        said = look(self, made)
-        Releases(self.paths).smoked(made.tag, good)
+    def smoke(self: Candidate, made: Release, *, keep: bool) -> str:
+        said = look(made)
+        if keep:
+            Releases(self.paths).smoked(made.tag, good)
         return said
 
     monkeypatch.setattr(Candidate, "smoke", smoke)
-    monkeypatch.setattr(Candidate, "smoke_again", look)
     for step in ("quality", "speed"):
         monkeypatch.setattr(Candidate, step, lambda *_, **options: "not asked")
     yield paths, name
