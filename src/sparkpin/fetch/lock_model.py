@@ -44,7 +44,7 @@ def lock_model(paths: Paths, name: str, *, newest: bool = False) -> ModelLock:
     advice = f"the same command again; if it stays, the Hub, or a proxy before it, gives wrong bytes, or {file} has a "
     advice += f"wrong hash: rm {file}, and lock again"
     with fetching_of(paths, pin, gguf, advice) as fetching:
-        locking = Locking(fetching, former, newest)
+        locking = Locking(fetching, file.with_suffix(".yaml"), former, newest)
         entries = {key: locking.with_headers(key, locking.with_files(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
         listings = {key: listing_of(paths, pin, key, entry) for key, entry in entries.items()}
@@ -64,16 +64,13 @@ class Locking:
     """What the parts of a lock have in common. newest: see `lock_model`."""
 
     fetching: Fetching
+    manifest: Path
     former: ModelLock | None
     newest: bool
 
     @property
     def pin(self) -> ModelPin:
         return self.fetching.pin
-
-    @property
-    def manifest(self) -> Path:
-        return self.fetching.paths.project / f"pins/models/{self.pin.name}.yaml"
 
     def with_files(self, key: str) -> RepositoryLock:
         """The files of a repository; of a donor only those that the Hub has a SHA-256 of, its index and config."""
@@ -90,7 +87,7 @@ class Locking:
         pieces = [self.fetching.piece(key, entry, file, known.get(file, "")) for file in texts]
         self.fetching.fetch(pieces)
         for piece in pieces:
-            hashes[piece.file], _ = files.sha256_file(piece.target)
+            hashes[piece.file] = files.sha256_file(piece.target)[0]
             move(piece.target, repository_folder(self.fetching.paths, entry) / piece.file)
         rows = [row.model_copy(update={"sha256": hashes[row.file]}) for row in entry.files if row.file in hashes]
         for row in former.values():

@@ -30,7 +30,6 @@ from sparkpin.fetch.model_files import (
     fetched_of,
     listing_of,
     own_folder,
-    places_of,
     repository_folder,
 )
 from sparkpin.fetch.packed import commit_of, unpack
@@ -54,19 +53,21 @@ def fetch_model(
     with fetching_of(paths, pin, lock.gguf) as fetching:
         fetching.fetch(fetching.outlines({name: row for name, row in wanted.items() if not pin.is_whole(name)}))
         complete, parts = list[Piece](), list[Piece]()
+        folders, tensors = dict[str, Path](), dict[str, dict[str, Path]]()
         for name, entry in wanted.items():
             if pin.is_whole(name):
-                rows = [(file, repository_folder(paths, entry) / file.file) for file in entry.files]
-                absent = find_missing(rows, hashes.sha256)
+                folder = folders[name] = repository_folder(paths, entry)
+                absent = find_missing(((file, folder / file.file) for file in entry.files), hashes.sha256)
                 complete += [fetching.piece(name, entry, row.file, row.sha256) for row in absent]
             else:
+                tensors[name] = {row.name: Store(paths.store).path(row.sha256) for row in entry.tensors}
                 parts += fetching.tensors(name, entry)
         fetching.fetch(complete + parts)
         for piece in complete:
             if piece.target.stat().st_nlink == 1:  # else somebody may write into it
                 hashes.note(piece.target, piece.sha256)
         hashes.save()
-    return places_of(paths, pin, wanted)
+    return Places(folders, tensors)
 
 
 def listings(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint import shapes
-from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places, read_json
+from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, read_json
 from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
@@ -82,14 +82,3 @@ def config_here(paths: Paths, pin: ModelPin, lock: ModelLock | None, name: str =
 
         return config_ahead(paths.project, owner.packed, repo)
     return shapes.config_ahead(paths.project, repo)
-
-
-def places_of(paths: Paths, pin: ModelPin, entries: Mapping[str, RepositoryLock]) -> Places:
-    """Of the repositories in `entries`, by the pin's names."""
-    store, folders, tensors = Store(paths.store), dict[str, Path](), dict[str, dict[str, Path]]()
-    for name, entry in entries.items():
-        if pin.is_whole(name):
-            folders[name] = repository_folder(paths, entry)
-        else:
-            tensors[name] = {row.name: store.path(row.sha256) for row in entry.tensors}
-    return Places(folders, tensors)
