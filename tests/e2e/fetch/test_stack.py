@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import time
 from pathlib import Path
 
 import pytest
@@ -52,24 +50,6 @@ def test_what_the_lock_has_otherwise_is_not_stored(paths: Paths, index: Index, t
         fetch_stack(paths, stack(), locked(paths, wrong))
     assert all(str(getattr(row, told)) in caught.value.message for row in (file, wrong))
     assert not any(Store(paths.store).path(each.sha256).exists() for each in (wrong, file))
-
-
-def test_a_killed_fetch_goes_on_at_the_byte_where_it_was(paths: Paths, index: Index) -> None:
-    file = make_wheel(index.folder, "a", size=600_000)
-    lock, part = locked(paths, file), Store(paths.store).path(f"{file.sha256}.part")
-    index.slow[file.file] = 0.5
-    process = multiprocessing.get_context("fork").Process(target=fetch_stack, args=(paths, stack(), lock))
-    process.start()
-    while not (part.is_file() and part.stat().st_size >= 100_000):
-        assert process.is_alive()
-        time.sleep(0.01)
-    process.kill()
-    process.join()
-    came, index.slow = part.stat().st_size, {}
-    assert not Store(paths.store).has(file)
-    fetch_stack(paths, stack(), lock)
-    assert Store(paths.store).verified(file) and not left_over(paths)
-    assert 0 < came < file.size and index.ranges == ["", f"bytes={came}-{file.size - 1}"]
 
 
 @pytest.mark.parametrize("lost", ["from its page", "from where the page says"])

@@ -165,7 +165,7 @@ def test_the_same_commits_on_every_machine(project: Project) -> None:
     assert "mtp.fc.weight" in joined.index["weight_map"]
 
 
-def test_other_weights_are_one_clear_error(project: Project, tmp_path: Path) -> None:
+def test_other_weights_are_one_clear_error(project: Project) -> None:
     data = bytearray(project.file.read_bytes())
     data[-1] ^= 1
     for damage in (bytes(data), b"version https://git-lfs.github.com/spec/v1\n", None):
