@@ -96,7 +96,10 @@ def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypat
     file.write_bytes(before)
     libc, python = stack_samples.closure()
     for packages, match in (
-        ([libc.model_copy(update={"version": "2.36-9+deb12u9"}), python], r"older.*libc6_2\.36-9\+deb12u10"),
+        (
+            [libc.model_copy(update={"version": "2.36-9+deb12u9", "sha256": "2" * 64}), python],
+            r"older.*libc6_2\.36-9\+deb12u10",
+        ),
         ([libc.model_copy(update={"sha256": "1" * 64}), python], rf"other bytes.*{re.escape(libc.file)}"),
     ):
         with monkeypatch.context() as patched:
