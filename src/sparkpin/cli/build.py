@@ -174,12 +174,10 @@ def fetch(*, recipe: str | None, stack: str | None) -> None:
     if (machine := this_platform()) in last.stack.build_on:
         wanted.append(cross_build.native_stack(paths, last.stack, machine))
     for one, lock in wanted:
-        report = fetching.fetch_stack(paths, one, lock)
+        fetched = terminal.size(fetching.fetch_stack(paths, one, lock))
+        total = terminal.size(sum(file.size for file in lock.files))
         what = "stack" if one is last.stack else "root file system to build it in, stack"
-        show(
-            f"{what} {one.name}: {report.files} files, {terminal.size(report.bytes_total)} verified, "
-            f"{terminal.size(report.bytes_fetched)} fetched"
-        )
+        show(f"{what} {one.name}: {len(lock.files)} files, {total} verified, {fetched} fetched")
     places = hub.fetch_model(paths, last.model, last.model_lock)
     for name, folder in places.folders.items():
         show(f"model {last.model.name}: {name} in {folder}")
