@@ -13,8 +13,8 @@ from evidence_samples import Sample
 from test_signing import keygen
 
 from sparkpin.distribute.digests import BUILDERS, Confirmations, confirmations
-from sparkpin.distribute.imagecheck import check_published
 from sparkpin.distribute.signing import sign
+from sparkpin.distribute.verify import check_published
 from sparkpin.releases.record import STATEMENT
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="apt-get install openssh-client")

@@ -14,7 +14,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from evidence_samples import Sample, make_sample
 
 from sparkpin.distribute.materials import Material, materials_of, model_inputs
-from sparkpin.distribute.sbom import make_sbom
+from sparkpin.distribute.statement import make_sbom
 from sparkpin.releases.kept_inputs import project_of
 
 
