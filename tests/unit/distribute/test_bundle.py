@@ -126,14 +126,6 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         assert str(path) in failed.value.message
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "none.tar", tmp_path / "fifo", Path("/dev/null"), tmp_path):
-        with pytest.raises(InputError) as failed, open_bundle(path):
-            pass
-        assert str(path) in failed.value.message
-
-
 # Hostile layouts: each is refused by a check of its own, whose words stand beside it
 
 Change = Callable[[Parts, Sample], Parts | bytes]
