@@ -61,15 +61,11 @@ class Bundle:
 
     @property
     def has_store(self) -> bool:
-        return has_store(self.data)
+        return any(title.startswith(layout.STORE) for title in self.data)
 
     @property
     def has_checkpoint(self) -> bool:
         return layout.CHECKPOINT in self.data
-
-
-def has_store(data: Mapping[str, Slice]) -> bool:
-    return any(title.startswith(layout.STORE) for title in data)
 
 
 @contextlib.contextmanager
@@ -88,22 +84,19 @@ def open_bundle(path: Path, keys: Keys | None = None) -> Iterator[Bundle]:
             made, image = layout.read_index(found)
             bundle = read_bundle(str(path), made, found, image, keys)
             require_layout(found, made, bundle)
-            bundle = with_layers(bundle, found) if image is not None else bundle
-            if lacking := [one.digest for one in bundle.image or () if one.digest not in bundle.layers]:
-                raise Refused(f"layer {lacking[0]} is missing, which the image's manifest names")
+            bundle = with_layers(bundle, found)
         yield bundle
 
 
 def require_layout(found: Mapping[str, Slice], made: bytes, bundle: Bundle) -> None:
     """Exactly the files of this release and this image, each to the byte."""
     wanted = layout.layout_files(bundle.release.tag, bundle.records[-1].config.encode(), bundle.image, made)
+    digests = [row.digest for row in layout.read_rows(made)] + [layer.digest for layer in bundle.image or ()]
+    if strange := sorted(found.keys() ^ (wanted.keys() | {oci.blob(digest) for digest in digests})):
+        raise Refused(f"{strange[0]} is missing, or is nothing that the release or its image names")
     for name, content in wanted.items():
         if small(found, name) != content:
             raise Refused(f"{name} is not the one that an export writes")
-    others = {oci.blob(row.digest) for row in layout.read_rows(made)}
-    others |= {oci.blob(layer.digest) for layer in bundle.image or ()}
-    if strange := sorted(found.keys() - wanted.keys() - others):
-        raise Refused(f"{strange[0]} is nothing that the release or its image names")
 
 
 def read_bundle(
@@ -127,9 +120,9 @@ def read_bundle(
     require_images(release, records)
     with pins_of(release, claimed.project_file) as project:
         demands = check_demands(project, release)
-        models = model_inputs(project, release) if has_store(data) else None
-    parts = materials.input_parts(release, records)
-    parts += materials.stored_parts(records, models) if models else []
+        parts = materials.input_parts(release, records)
+        if any(title.startswith(layout.STORE) for title in data):
+            parts += materials.stored_parts(records, model_inputs(project, release))
     if layout.CHECKPOINT in data:
         parts += materials.checkpoint_parts(release, small(data, layout.CHECKPOINT))
     require_rows(rows, records, parts)
@@ -248,8 +241,10 @@ def require_rows(rows: Sequence[Row], records: Sequence[BuildRecord], parts: Seq
 
 def with_layers(bundle: Bundle, found: Mapping[str, Slice]) -> Bundle:
     """With those layers of the image that came, each compared with its digest and its canonical form. Refused."""
+    if bundle.image is None:
+        return bundle
     lowest, layers, listings = bundle.release.diff_ids[0], dict[str, Slice](), dict[str, Contents]()
-    for row in bundle.image or ():
+    for row in bundle.image:
         tar = found.get(oci.blob(row.digest))
         if tar is None or row.digest in layers:
             continue

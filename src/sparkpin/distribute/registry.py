@@ -101,8 +101,8 @@ def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = Fals
         with refusing(place):
             blobs = stack.enter_context(layout.opened(folder))
             bundle = bundles.read_bundle(str(place), made, blobs, image)
-            if bundle.has_store or bundle.has_checkpoint or (place.tag and name_in(bundle.release) != place.tag):
-                raise Refused(f"it is of {bundle.release.tag}, or holds more than a record")
+            if place.tag not in ("", name_in(bundle.release)):
+                raise Refused(f"it is of {bundle.release.tag}")
         if not unsigned:
             step = "ask its maker to sign it (invoke verify TAG --sign) and to export it again; --unsigned takes it"
             verify.require([verify.demanded(check, step) for check in bundle.checks], str(place))
@@ -120,9 +120,7 @@ def manifest_at(place: Registry, reference: str) -> bytes:
     """AbsentError where the registry has none, IntegrityError where it gives other bytes than the digest's."""
     data = place.manifest(reference)
     if data is None:
-        raise AbsentError(
-            f"{place}: {reference} is not there", next_step="look at the name, and whether it was published"
-        )
+        raise AbsentError(f"{place}: {reference} is not there", next_step="look at the name, and who published it")
     if reference.startswith("@") and reference != f"@{digest_of(data)}":
         raise IntegrityError(f"{place}: for {reference} the registry gave {digest_of(data)}", next_step=STRANGE)
     return data
