@@ -27,19 +27,16 @@ FITS: Mapping[Kind, tuple[str, ...]] = {
 }
 
 
-def kind_of(place: str) -> Kind:
-    if place.startswith("oci://"):
-        return "registry"
-    return "engine" if place.startswith(("ssh://", "unix://", "tcp://")) else "file"
-
-
-def require_fitting(place: str, **given: object) -> None:
-    """InputError for an option that means nothing for such a place. given: option, with _ for -, and its value."""
-    for name, value in given.items():
-        option = f"--{name.replace('_', '-')}"
-        if value and option not in FITS[kind_of(place)]:
-            fitting = ", ".join(FITS[kind_of(place)])
-            raise InputError(f"{option} does not go with {place}; these do: {fitting}", next_step=f"leave {option} out")
+def kind_of(place: str, **given: object) -> Kind:
+    """given: options, with _ for -, and their values. InputError for one that means nothing for such a place."""
+    kind: Kind = "registry" if place.startswith("oci://") else "file"
+    if place.startswith(("ssh://", "unix://", "tcp://")):
+        kind = "engine"
+    for option in [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
+        if option not in FITS[kind]:
+            step = f"leave {option} out; for this place there are {', '.join(FITS[kind])}"
+            raise InputError(f"{option} does not go with {place}", next_step=step)
+    return kind
 
 
 @task("prove and carry")
@@ -62,13 +59,13 @@ def export(
 
     invoke export v2-tq v2-tq.tar --with-checkpoint
     """
-    require_fitting(place, with_store=with_store, with_checkpoint=with_checkpoint, no_image=no_image)
-    require_fitting(place, redistribute=redistribute, ca=ca, deep=deep)
+    for_file = {"with_store": with_store, "with_checkpoint": with_checkpoint, "no_image": no_image}
+    kind = kind_of(place, **for_file, redistribute=redistribute, ca=ca, deep=deep)
     paths = Paths.from_env()
     release = Releases(paths).get(tag)
-    if kind_of(place) == "registry":
+    if kind == "registry":
         to_registry(paths, release, Registry.parse(place, ca), agreed=redistribute)
-    elif kind_of(place) == "engine":
+    elif kind == "engine":
         to_engine(paths, release, place, checkpoint=with_checkpoint, deep=deep)
     else:
         wanted = exporting.BundleParts(store=with_store, checkpoint=with_checkpoint, image=not no_image)
@@ -110,12 +107,12 @@ def import_(
     ca: Authority = "",
 ) -> None:
     """Verify a release that was exported, then take it in."""
-    require_fitting(place, require_signature=require_signature, unsigned=unsigned, ca=ca)
+    kind = kind_of(place, require_signature=require_signature, unsigned=unsigned, ca=ca)
     paths = Paths.from_env()
-    if kind_of(place) == "engine":
+    if kind == "engine":
         step = "on that machine: invoke export TAG ssh://user@this-host"
         raise InputError(f"{place}: a release is taken in from a file or a registry", next_step=step)
-    if kind_of(place) == "registry":
+    if kind == "registry":
         done = registry.pull(paths, engine_of(paths), Registry.parse(place, ca), unsigned=unsigned)
     else:
         done = take_in.import_bundle(paths, engine_of(paths), Path(place), signed=require_signature)

@@ -8,6 +8,7 @@ and expiry stay ssh's business.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -182,7 +183,9 @@ def attest(paths: Paths, release: Release, keys: Keys) -> Signer | None:
     with Releases(paths).locked(release.recipe):
         old = (folder / SIGNATURE).read_bytes() if (folder / SIGNATURE).is_file() else b""
         signature = sign(statement, keys.signing) if keys.signing else old
-        signer = signer_of(statement, signature) if signature else None
+        signer = None
+        with contextlib.suppress(IntegrityError):  # it is not over this statement, or there is none
+            signer = verify(statement, signature, None)
         if old and signer is None:
             (folder / SIGNATURE).unlink()
             say(f"{release.tag}: the signature from before is removed: it is not over this statement")
@@ -190,13 +193,3 @@ def attest(paths: Paths, release: Release, keys: Keys) -> Signer | None:
             with atomic_file(folder / name) as file:
                 file.write(data)
     return signer
-
-
-def signer_of(statement: bytes, signature: bytes) -> Signer | None:
-    """None for a signature that is not over the statement."""
-    try:
-        return verify(statement, signature, None)
-    except IntegrityError:
-        return None
-    except HostError as error:
-        return Signer(f"a key that nobody can name here ({error.message})", None)

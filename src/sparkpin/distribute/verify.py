@@ -140,14 +140,11 @@ def require(
 
 def demanded(check: Check, sign: str = "ask for a bundle that its maker has signed") -> Check:
     """The check where a release has to be signed by somebody who is trusted. sign: how an unsigned one is signed."""
-    if check.what == FINISHED:
-        step = "on the machine that exported it: the same export --with-store instead of --with-checkpoint"
-        detail = f"{check.detail}, so no signature is over it"
-        return replace(check, result="wrong", detail=detail, next_step=step, is_trust=True)
-    if check.what != "signature" or check.result != "open":
+    if check.what not in ("signature", FINISHED) or check.result != "open":
         return check
+    step = check.next_step or (sign if check.what == "signature" else "export it --with-store, not --with-checkpoint")
     detail = f"{check.detail}; the signature of an allowed signer is required"
-    return replace(check, result="wrong", detail=detail, next_step=check.next_step or sign, is_trust=True)
+    return replace(check, result="wrong", detail=detail, next_step=step, is_trust=True)
 
 
 def conclusion(checks: Sequence[Check]) -> str:
@@ -181,14 +178,11 @@ def check_locks(evidence: Claimed) -> str:
         raise IntegrityError(f"{path} cannot be read: {error.errors()[0]['msg']}") from None
     locked = {("deb", file.name, file.version, file.sha256) for file in lock.debs}
     locked |= {("wheel", canonicalize_name(file.name), file.version, file.sha256) for file in lock.wheels}
-    found = {
-        (material.kind, material.name, material.version, material.sha256)
-        for material in recorded(evidence.release, evidence.records)
-        if material.locked
-    }
-    if strange := sorted(found - locked):
-        raise IntegrityError(f"{path} does not name {' '.join(strange[0])}")
-    return f"{len(found)} packages and wheels of the builds as in {path}"
+    used = [material for material in recorded(evidence.release, evidence.records) if material.locked]
+    for one in used:
+        if (one.kind, one.name, one.version, one.sha256) not in locked:
+            raise IntegrityError(f"{path} does not name {one.kind} {one.name} {one.version} {one.sha256}")
+    return f"{len(used)} packages and wheels of the builds as in {path}"
 
 
 def check_statement(evidence: Claimed) -> list[Check]:
@@ -292,11 +286,7 @@ def check_published(project: Path, release: Release, records: Sequence[BuildReco
     step = f"invoke reproduce {release.tag}"
     if found.others:
         return Check("published", "wrong", f"{', '.join(found.others)} got another image of these pins{tail}", step)
-    try:
-        published = digests.load(project, release.stack)
-    except SparkpinError as error:
-        return Check("published", "wrong", error.message, error.next_step)
-    compared = digests.compare(published, records, release.image, release.diff_ids)
+    compared = digests.compare(digests.load(project, release.stack), records, release.image, release.diff_ids)
     if compared and compared.difference:
         return Check("published", "wrong", f"published is {compared.published}; {compared.difference}{tail}", step)
     what = f"the same bytes as {digests.file_of(release.stack)}" if compared else "nothing is published for these pins"

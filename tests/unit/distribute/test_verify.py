@@ -15,18 +15,14 @@ import pytest
 from evidence_samples import LOCK, Sample, make_sample
 from evidence_samples import sboms_made_once as sboms_made_once
 
-from sparkpin.build import make
 from sparkpin.build.consistent import IMPORTS
 from sparkpin.build.pair import pair
 from sparkpin.build.record import LayerRecord
-from sparkpin.cli.evidence import step_of, verify
-from sparkpin.core.errors import InputError, IntegrityError, ManifestError
-from sparkpin.core.files import sha256_file, write_json
+from sparkpin.cli.evidence import step_of
+from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.files import write_json
 from sparkpin.core.names import is_plain
-from sparkpin.core.tags import tag_of
-from sparkpin.distribute import materials
 from sparkpin.distribute import verify as verifying
-from sparkpin.distribute.materials import model_inputs
 from sparkpin.distribute.signing import Keys, UntrustedError, attest
 from sparkpin.distribute.verify import (
     LAYERS,
@@ -40,8 +36,7 @@ from sparkpin.distribute.verify import (
     slice_of,
 )
 from sparkpin.image.oci import digest_of
-from sparkpin.pins import manifests
-from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, release_key
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT
 
 
 @pytest.fixture(scope="module")
@@ -146,13 +141,6 @@ def release(evidence: Claimed, **changes: Any) -> Claimed:
     return dataclasses.replace(evidence, release=dataclasses.replace(evidence.release, **changes))
 
 
-def rekeyed(evidence: Claimed, **changes: Any) -> Claimed:
-    """Consistent in itself: key and tag follow from what was changed."""
-    made = dataclasses.replace(evidence.release, **changes)
-    key = release_key(made.build_key, made.checkpoint_key, made.argv, made.env)
-    return release(evidence, **changes, key=key, tag=tag_of(made.recipe, made.stage, key))
-
-
 def record(evidence: Claimed, number: int, **changes: Any) -> Claimed:
     records = list(evidence.records)
     records[number] = records[number].model_copy(update=changes)
@@ -209,11 +197,6 @@ def package(evidence: Claimed, **changes: Any) -> Claimed:
     return record(evidence, 0, rootfs=spec.model_copy(update={"debs": debs}))
 
 
-def without(evidence: Claimed, start: str) -> Claimed:
-    inputs = {path: sha256 for path, sha256 in evidence.release.inputs.items() if not path.startswith(start)}
-    return release(evidence, inputs=inputs)
-
-
 def kept(evidence: Claimed, path: str, data: bytes | None) -> Claimed:
     """The release's record names other bytes for a project file, which are kept, too (or nothing is kept at all)."""
     read, wanted = evidence.read, evidence.release.inputs[path]
@@ -227,22 +210,15 @@ def kept(evidence: Claimed, path: str, data: bytes | None) -> Claimed:
 ZERO, NESTED = "0" * 64, "[" * 100_000
 MODEL = "pins/models/scripted-tiny.lock"
 STAGE = "stages/base.yaml"
-STATEMENTS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
-    "subject twice": ("statement", lambda v: v["subject"].append(v["subject"][0])),
-    "no builder": ("statement", lambda v: v["predicate"]["runDetails"].update(builder={})),
-    "in another spelling": ("statement", lambda v: v.update(predicate_type=v.pop("predicateType"))),
-    "hash of another kind": ("statement", lambda v: v["subject"][0].update(digest={"md5": "0"})),
-    "a key more, of the value `nothing`": ("statement", lambda v: v.update(evil="nothing")),
-    "infinite size": ("statement", lambda v: dependency(v, "model ")["annotations"].update(size=float("inf"))),
-    "input more": ("statement", lambda v: inputs(v).append({"name": "deb evil 1", "digest": {"sha256": ZERO}})),
-    "inputs in another order": ("statement", lambda v: inputs(v).reverse()),
-    "other package URL": ("statement", lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1")),
+# Both files are compared byte for byte, so one change of each kind is as good as ten.
+STATEMENTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "subject twice": lambda v: v["subject"].append(v["subject"][0]),
+    "infinite size": lambda v: dependency(v, "model ")["annotations"].update(size=float("inf")),
+    "input more": lambda v: inputs(v).append({"name": "deb evil 1", "digest": {"sha256": ZERO}}),
+    "other package URL": lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1"),
 }
 BILLS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a reference that is no text": lambda v: v["components"][0].update({"bom-ref": 5}),
     "another version": lambda v: v["components"][0].update(version="9"),
-    "a component twice": lambda v: v["components"].append(v["components"][0]),
-    "a field more, of the value `nothing`": lambda v: v["components"][0].update(author="nothing"),
     "components in another order": lambda v: v["components"].reverse(),
     "a list for a mapping": lambda v: v.update(metadata=[]),
 }
@@ -255,7 +231,6 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     "other environment": ("release key", lambda e: release(e, env={"A": "b"})),
     "other tag": ("release key", lambda e: release(e, tag="sparkpin/other:base-000000000000")),
     "path above the project": ("release key", lambda e: release(e, inputs={"pins/../../evil": ZERO})),
-    "other build key": ("image", lambda e: rekeyed(e, build_key=ZERO)),
     "other parent": ("build records", lambda e: record(e, 1, parent_key=ZERO)),
     "chain without its start": ("build records", lambda e: dataclasses.replace(e, records=e.records[1:])),
     "config of a record": ("build records", lambda e: record(e, 0, config="{}")),
@@ -270,30 +245,21 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     ),
     "wheel that no lock names": ("locks", lambda e: context(e, 0, "wheel torch", sha256=ZERO)),
     "lock of another time": ("locks", lambda e: kept(e, LOCK, b"{}")),
-    "other mod": ("kept inputs", lambda e: context(e, 1, "mod ", sha256=ZERO)),
-    "no pins of a model": ("statement", lambda e: without(e, "pins/models/")),
     "other project file": ("statement", lambda e: kept(e, "recipes/scripted-tiny.yaml", b"other")),
     **{
         f"stage {data[:9]!r}": ("statement", functools.partial(kept, path=STAGE, data=data))
         for data in (b"? {a: b}\n: c\n", b"\xff", b"[" * 100_000)
     },
     "other model lock": ("statement", lambda e: kept(e, MODEL, b"{}")),
-    **{
-        f"model lock {name}": ("statement", functools.partial(model_lock, change=change))
-        for name, change in {
-            "without a repository": lambda repositories: repositories.pop("fp8"),
-            "with a huge file": lambda repositories: repositories["fp8"]["files"][0].update(size=10**400),
-        }.items()
-    },
-    **{
-        f"context {what!r}": ("locks", functools.partial(context, number=0, start=start, what=what))
-        for start, what in (("uv ", "x"), ("wheel torch ", "wheel torch "))
-    },
+    "model lock without a repository": ("statement", lambda e: model_lock(e, lambda rows: rows.pop("fp8"))),
+    "model lock with a huge file": (
+        "statement",
+        lambda e: model_lock(e, lambda rows: rows["fp8"]["files"][0].update(size=10**400)),
+    ),
     "mod without a version": ("locks", lambda e: context(e, 1, "mod ", what="mod x")),
     "package without a name": ("locks", lambda e: package(e, name="")),
     "a number beyond all numbers": ("statement", lambda e: record(e, 0, epoch=10**400, seal=10**400)),
     "other Dockerfile": ("statement", lambda e: record(e, 0, dockerfile="FROM scratch\n")),
-    "other checkpoint": ("statement", lambda e: rekeyed(e, checkpoint_key=ZERO)),
     "other time": ("statement", lambda e: release(e, created="2020-01-01T00:00:00Z")),
     "SBOM gone": ("SBOM", lambda e: dataclasses.replace(e, files={STATEMENT: e.files[STATEMENT]})),
     "SBOM that the statement does not name": (
@@ -301,7 +267,7 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
         lambda e: dataclasses.replace(e, files={**e.files, SBOM: e.files[SBOM] + b" "}),
     ),
     **{f"SBOM with {name}": ("SBOM", functools.partial(bill, change=change)) for name, change in BILLS.items()},
-    **{name: (check, functools.partial(statement, change=change)) for name, (check, change) in STATEMENTS.items()},
+    **{name: ("statement", functools.partial(statement, change=change)) for name, change in STATEMENTS.items()},
 }
 
 
@@ -320,11 +286,13 @@ def test_what_is_no_statement_at_all(sample: Sample, data: bytes) -> None:
     assert found(check_evidence(sample.evidence(files=files), Keys()), "wrong") == ["statement"]
 
 
-LEADING_ELSEWHERE = ["", "/a", "a/", "a//b", "a/../b", "..", "a/.git", "a\\b", "a\nb"]
+ELSEWHERE = ["", "/a", "a//b", "a/../b", "a/.git", "a\\b"]
 PLAIN = ["a/b.py", "mods/x/a note (1).txt", "é", "..a", ".github/x"]
 
 
-@pytest.mark.parametrize("name", [*PLAIN, *LEADING_ELSEWHERE, "\x1b", "\udcff", "\u202e", "a" * 256])
+@pytest.mark.parametrize(
+    "name", [*PLAIN, "", "/a", "a//b", "a/../b", "a/.git", "a\\b", "a\nb", "\udcff", "\u202e", "a" * 256]
+)
 def test_names_of_project_files(sample: Sample, name: str) -> None:
     evidence = release(sample.evidence(files={}), inputs={**sample.release.inputs, name: ZERO})
     assert is_plain(name) == (name in PLAIN)
@@ -338,26 +306,6 @@ def test_builds_and_checks_have_one_rule_for_names(project: Path) -> None:
         pair(project, "scripted-tiny")
 
 
-@pytest.fixture(scope="module")
-def with_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    """The model is made and fetched from 127.0.0.1, the checkpoint made of it."""
-    sample = make_sample(tmp_path_factory.mktemp("checkpoint"))
-    make.checkpoint_of(sample.paths, sample.release)
-    return sample
-
-
-def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_checkpoint: Sample) -> None:
-    project, release = with_checkpoint.paths.project, with_checkpoint.release
-    parts = materials.stored_parts([], model_inputs(project, release))
-    lock = manifests.load_model_lock(project, manifests.load_model(project, with_checkpoint.release.model))
-    base, donor = lock.repositories["int4"], lock.repositories["fp8"]
-    texts = [file for file in donor.files if file.file in ("config.json", "model.safetensors.index.json")]
-    tensors = [one for one in donor.tensors if not one.name.startswith("mtp.")]  # what stage v3 alone takes
-    wanted = {file.sha256 for file in (*base.files, *texts, *donor.headers, *tensors)}
-    assert {part.sha256 for part in parts} == wanted
-    assert all(part.sha256 == sha256_file(part.place(with_checkpoint.paths, release))[0] for part in parts)
-
-
 @pytest.mark.parametrize(
     ("wrong", "command"),
     [
@@ -369,22 +317,6 @@ def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_ch
 def test_the_next_step_is_none_that_goes_by_what_is_wrong(sample: Sample, wrong: list[str], command: str) -> None:
     step = step_of(wrong, sample.paths, sample.release)
     assert [one for one in ("--sign", "invoke reproduce", "invoke import") if one in step] == [command]
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff" * 2000, b"{}\n" * 1000])
-def test_what_is_no_bundle_is_one_clear_error(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(data)
-    with pytest.raises(IntegrityError) as failed:
-        verify(str(path), deep=False, require_signature=False)
-    assert str(path) in failed.value.message and failed.value.next_step
-
-
-def test_a_folder_of_another_checkout_is_not_verified(tmp_path: Path) -> None:
-    """Where one of its name in this checkout might be."""
-    (tmp_path / ".venv").mkdir()
-    with pytest.raises(InputError):
-        verify(str(tmp_path / ".venv"), deep=False, require_signature=False)
 
 
 def test_the_conclusion_names_what_was_not_checked(sample: Sample) -> None:
