@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
@@ -25,8 +25,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.progress import GATHERS, UNPACKS, progress
 from sparkpin.core.terminal import count, say, size
 from sparkpin.host.containers import Container
-from sparkpin.host.disk_usage import inventory
-from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.host.engine import Engine, counted, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.image import oci
 from sparkpin.image.archive import END, Slice, padding
@@ -147,12 +146,6 @@ def put_file(container: Container, name: str, length: int, chunks: Iterable[byte
         container.put_archive(HOME, itertools.chain(heads, chunks, [padding(length) + END]))
 
 
-def counted(chunks: Iterable[bytes], sent: Callable[[int], None]) -> Iterator[bytes]:
-    for chunk in chunks:
-        yield chunk
-        sent(len(chunk))
-
-
 def names_of(answer: Mapping[str, Any], rows: Mapping[str, Any]) -> list[str]:
     """The files that are lacking there. EngineError for an answer of another form: the machine may be anybody's."""
     lacking, free = answer.get("lacking"), answer.get("free")
@@ -203,7 +196,7 @@ def present(engine: Engine, diff_ids: Sequence[str]) -> int:
     """How many of the lowest layers the engine has in the image that shares most of them."""
     if not engine.keeps_layers:
         return 0
-    standing = (zip(image.diff_ids, diff_ids, strict=False) for image in inventory(engine))
+    standing = (zip(image.diff_ids, diff_ids, strict=False) for image in engine.images())
     return max((sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) for pairs in standing), default=0)
 
 
