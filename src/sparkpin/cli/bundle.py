@@ -27,16 +27,18 @@ FITS: Mapping[Kind, tuple[str, ...]] = {
 }
 
 
-def kind_of(place: str, **given: object) -> Kind:
-    """given: options, with _ for -, and their values. InputError for one that means nothing for such a place."""
-    kind: Kind = "registry" if place.startswith("oci://") else "file"
-    if place.startswith(("ssh://", "unix://", "tcp://")):
-        kind = "engine"
+def kind_of(place: str) -> Kind:
+    if place.startswith("oci://"):
+        return "registry"
+    return "engine" if place.startswith(("ssh://", "unix://", "tcp://")) else "file"
+
+
+def require_fitting(kind: Kind, **given: object) -> None:
+    """InputError for an option that means nothing for such a place. given: options, with _ for -, and their values."""
     for option in [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
         if option not in FITS[kind]:
-            step = f"leave {option} out; for this place there are {', '.join(FITS[kind])}"
-            raise InputError(f"{option} does not go with {place}", next_step=step)
-    return kind
+            step = f"leave {option} out; there are {', '.join(FITS[kind])}"
+            raise InputError(f"{option} does not go with a place of this kind ({kind})", next_step=step)
 
 
 @task("prove and carry")
@@ -59,8 +61,9 @@ def export(
 
     invoke export v2-tq v2-tq.tar --with-checkpoint
     """
-    for_file = {"with_store": with_store, "with_checkpoint": with_checkpoint, "no_image": no_image}
-    kind = kind_of(place, **for_file, redistribute=redistribute, ca=ca, deep=deep)
+    kind = kind_of(place)
+    require_fitting(kind, with_store=with_store, with_checkpoint=with_checkpoint, no_image=no_image)
+    require_fitting(kind, redistribute=redistribute, ca=ca, deep=deep)
     paths = Paths.from_env()
     release = Releases(paths).get(tag)
     if kind == "registry":
@@ -82,8 +85,7 @@ def to_registry(paths: Paths, release: Release, place: Registry, *, agreed: bool
     done = registry.publish(paths, engine_of(paths), release, place, agreed=agreed)
     show(f"{release.tag} is published; elsewhere: invoke import {done}")
     if not (Releases(paths).evidence(release) / SIGNATURE).is_file():
-        again = f"with a key: invoke verify {release.tag} --sign, then export again"
-        show(f"not signed, so an import needs --unsigned; {again}")
+        show(f"not signed, so an import needs --unsigned; with a key: invoke verify {release.tag} --sign, export again")
 
 
 def to_engine(paths: Paths, release: Release, url: str, *, checkpoint: bool, deep: bool) -> None:
@@ -92,10 +94,8 @@ def to_engine(paths: Paths, release: Release, url: str, *, checkpoint: bool, dee
     sent, carried = engines.copy(paths, engine_of(paths), release, url, checkpoint=checkpoint, deep=deep)
     show(f"{release.tag} is at {url}: sent {count(sent.sent, 'layer')}, {size(sent.bytes)}; {sent.there} were there")
     if carried:
-        volume = volume_name(release.checkpoint_key)
-        show(f"in volume {volume} there: sent {count(carried.sent, 'file')}, {size(carried.bytes)} of its checkpoint")
-    record = f"{release.name}.tar"
-    show(f"next, for its record: invoke export {release.tag} {record} --no-image, and there: invoke import {record}")
+        show(f"in volume {volume_name(release.checkpoint_key)} there: {count(carried.sent, 'file')} of its checkpoint")
+    show(f"next, for its record: invoke export {release.tag} FILE --no-image, and there: invoke import FILE")
 
 
 @task("prove and carry")
@@ -107,7 +107,8 @@ def import_(
     ca: Authority = "",
 ) -> None:
     """Verify a release that was exported, then take it in."""
-    kind = kind_of(place, require_signature=require_signature, unsigned=unsigned, ca=ca)
+    kind = kind_of(place)
+    require_fitting(kind, require_signature=require_signature, unsigned=unsigned, ca=ca)
     paths = Paths.from_env()
     if kind == "engine":
         step = "on that machine: invoke export TAG ssh://user@this-host"

@@ -28,9 +28,8 @@ def make_evidence(tag: str) -> None:
         release, keys = Releases(paths).get(tag), signing.Keys.from_env()
         require_consistent(paths, release)  # a signature says that this is what was built
         signer = signing.attest(paths, release, keys)
-    show(f"made again in {Releases(paths).evidence(release)}; signed by: {signer or 'nobody'}")
-    if not keys.signing:
-        show(f"not signed now: no key in {signing.places(signing.SIGNING_KEY)}")
+    why = "" if keys.signing else f" (not signed now: no key in {signing.places(signing.SIGNING_KEY)})"
+    show(f"made again in {Releases(paths).evidence(release)}; signed by: {signer or 'nobody'}{why}")
 
 
 def step_of(wrong: Sequence[str], paths: Paths, release: Release) -> str:
@@ -59,8 +58,7 @@ def verify(
 
     if Path(subject).is_file():
         if sign:
-            step = "leave --sign out"
-            raise InputError(f"{subject}: a bundle is signed where its release was made", next_step=step)
+            raise InputError(f"{subject}: a bundle is signed where it was made", next_step="leave --sign out")
         with open_bundle(Path(subject)) as opened:
             checks = list(opened.checks)
         how = "get the bundle again from where it was exported"
@@ -72,8 +70,7 @@ def verify(
         release = Releases(paths).get(subject)
         checks = verify_release(paths, release, deep=deep)
         how = step_of([check.what for check in checks if check.result == "wrong"], paths, release)
-        key = f"name a key in {signing.places(signing.SIGNING_KEY)} if there is none"
-        sign_step = f"{key}; then invoke verify {release.tag} --sign"
+        sign_step = f"with a key in {signing.places(signing.SIGNING_KEY)}: invoke verify {release.tag} --sign"
     if require_signature:
         checks = [verifying.demanded(check, sign_step) for check in checks]
     for check in checks:

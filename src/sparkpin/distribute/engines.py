@@ -46,9 +46,12 @@ class Sent:
     bytes: int = 0
 
 
-def image_of(release: Release, record: BuildRecord) -> oci.OciImage:
-    """record: of the release's own image."""
-    return oci.OciImage(record.config.encode(), release.diff_ids, (record.ref, release.tag))
+def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.OciImage]:
+    """The images of a chain, first stage first: those below the release's own cost no layer of their own, and
+    `reproduce --keep` stands on them."""
+    refs = [(record.ref, release.tag) if record is records[-1] else (record.ref,) for record in records]
+    chain = zip(records, refs, strict=True)
+    return [oci.OciImage(record.config.encode(), tuple(record.diff_ids), tags) for record, tags in chain]
 
 
 def copy(
@@ -62,19 +65,19 @@ def copy(
     """
     if checkpoint:
         require_consistent(paths, release, finished=True)
-    record = records_of(paths, release)[-1]
-    image = image_of(release, record)
+    records = records_of(paths, release)
+    images = images_of(release, records)
     with engine_at(url) as other:
         with errors_of(url):
-            if (got := other.platform) != record.platform:
+            if (got := other.platform) != records[-1].platform:
                 step = "choose a release of a stack for that machine"
-                raise HostError(f"{url} is {got}, {release.tag} is for {record.platform}", next_step=step)
-            require_free(other, image, url)
-            total, there = len(release.diff_ids), is_there(other, image)
+                raise HostError(f"{url} is {got}, {release.tag} is for {records[-1].platform}", next_step=step)
+            require_free(other, images, url)
+            total, there = len(release.diff_ids), is_there(other, images)
             below = total if there else present(other, release.diff_ids)
         nothing = contextlib.nullcontext(dict[str, Slice]())
         with nothing if below == total else saved_layers(paths, engine, release) as layers, errors_of(url):
-            sent = Sent(0, total) if there else send(other, image, layers, below)
+            sent = Sent(0, total) if there else send(other, images, layers, below)
             if not checkpoint:
                 return sent, None
             return sent, carry(other, release, Releases(paths).checkpoint(release), deep=deep)
@@ -173,8 +176,13 @@ def saved_layers(paths: Paths, engine: Engine, release: Release) -> Iterator[dic
             yield dict(zip(release.diff_ids, saved.layers, strict=True))
 
 
-def is_there(engine: Engine, image: oci.OciImage) -> bool:
-    return all(digest(engine, tag) == image.config_digest for tag in image.tags)
+def named(images: Sequence[oci.OciImage]) -> dict[str, str]:
+    """Tag -> config digest."""
+    return {tag: image.config_digest for image in images for tag in image.tags}
+
+
+def is_there(engine: Engine, images: Sequence[oci.OciImage]) -> bool:
+    return all(digest(engine, tag) == expected for tag, expected in named(images).items())
 
 
 def digest(engine: Engine, ref: str) -> str | None:
@@ -182,12 +190,12 @@ def digest(engine: Engine, ref: str) -> str | None:
     return found.config_digest if found else None
 
 
-def require_free(engine: Engine, image: oci.OciImage, url: str = "") -> None:
+def require_free(engine: Engine, images: Sequence[oci.OciImage], url: str = "") -> None:
     """IntegrityError when a tag names another image there: it would be taken away from it. url: not this machine's."""
     program = f"docker -H {url}" if url else "docker"
-    for tag in image.tags:
-        if (got := digest(engine, tag)) not in (None, image.config_digest):
-            cause = f"{url or 'the engine'} has another image under {tag}: got {got}, expected {image.config_digest}"
+    for tag, expected in named(images).items():
+        if (got := digest(engine, tag)) not in (None, expected):
+            cause = f"{url or 'the engine'} has another image under {tag}: got {got}, expected {expected}"
             step = f"find out which is right (invoke verify); the other goes with: {program} rmi {tag}"
             raise IntegrityError(cause, next_step=step)
 
@@ -200,21 +208,21 @@ def present(engine: Engine, diff_ids: Sequence[str]) -> int:
     return max((sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) for pairs in standing), default=0)
 
 
-def send(engine: Engine, image: oci.OciImage, layers: Mapping[str, Slice], below: int) -> Sent:
-    """Load an image, then compare what the engine has with it. layers: diff ID -> tar; below: how many of the lowest
+def send(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Slice], below: int) -> Sent:
+    """Load images, then compare what the engine has with them. layers: diff ID -> tar; below: how many of the lowest
     layers the engine has.
     """
-    lacking = dict.fromkeys(image.diff_ids[below:])
+    diff_ids = images[-1].diff_ids
+    lacking = dict.fromkeys(diff_ids[below:])
     if lost := [diff_id for diff_id in lacking if diff_id not in layers]:  # another run removed an image meanwhile
         raise EngineError(f"the engine no longer has layer {lost[0]}", next_step="the same command again")
     tars = {diff_id: layers[diff_id] for diff_id in lacking}
-    total, there = sum(tar.size for tar in tars.values()), len({*image.diff_ids} - tars.keys())
+    total, there = sum(tar.size for tar in tars.values()), len({*diff_ids} - tars.keys())
     say(f"sending {count(len(tars), 'layer')}, {size(total)}; the engine has {there} more")
     with progress(total, after=UNPACKS) as sent:
-        engine.load(counted(oci.load_archive([image], tars), sent))
-    for tag in image.tags:
-        if (got := digest(engine, tag)) != image.config_digest:
+        engine.load(counted(oci.load_archive(images, tars), sent))
+    for tag, expected in named(images).items():
+        if (got := digest(engine, tag)) != expected:
             engine.untag(tag)
-            cause = f"{tag}: sent {image.config_digest}, the engine has {got}"
-            raise IntegrityError(cause, next_step="the same command again")
+            raise IntegrityError(f"{tag}: sent {expected}, the engine has {got}", next_step="the same command again")
     return Sent(len(tars), there, total)

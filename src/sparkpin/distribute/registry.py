@@ -107,7 +107,7 @@ def pull(paths: Paths, engine: Engine, place: Registry, *, unsigned: bool = Fals
             step = "ask its maker to sign it (invoke verify TAG --sign) and to export it again; --unsigned takes it"
             verify.require([verify.demanded(check, step) for check in bundle.checks], str(place))
         take_in.require_no_conflict(paths, engine, bundle)
-        if not engines.is_there(engine, engines.image_of(bundle.release, bundle.records[-1])):
+        if not engines.is_there(engine, engines.images_of(bundle.release, bundle.records)):
             fetch_layers(engine, place, folder, bundle, image)
             with refusing(place):
                 bundle = bundles.with_layers(bundle, stack.enter_context(layout.opened(folder)))

@@ -105,7 +105,7 @@ def require_no_conflict(paths: Paths, engine: Engine, bundle: Bundle) -> bool:
         if is_model and target.is_file() and files.sha256_file(target)[0] != part.sha256:
             step = f"if that one is damaged, move it away, then the same command again: {target}"
             raise IntegrityError(f"{bundle.source}: {part.title} differs from {target}", next_step=step)
-    engines.require_free(engine, engines.image_of(bundle.release, bundle.records[-1]))
+    engines.require_free(engine, engines.images_of(bundle.release, bundle.records))
     return known is not None and not is_brought(paths, known)
 
 
@@ -143,11 +143,11 @@ def require_space(paths: Paths, bundle: Bundle) -> None:
 
 
 def load_image(engine: Engine, bundle: Bundle) -> None:
-    image = engines.image_of(bundle.release, bundle.records[-1])
-    if engines.is_there(engine, image):
+    images = engines.images_of(bundle.release, bundle.records)
+    if engines.is_there(engine, images):
         say("the engine has the image")
     elif bundle.image is not None:
-        engines.send(engine, image, bundle.layers, engines.present(engine, bundle.release.diff_ids))
+        engines.send(engine, images, bundle.layers, engines.present(engine, bundle.release.diff_ids))
     elif ref := current.present_ref(engine, bundle.release):
         engine.tag(ref, bundle.release.tag)
     else:

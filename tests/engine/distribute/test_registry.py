@@ -165,7 +165,7 @@ def test_what_is_another_release_is_refused(
     other, place = sent(source, there, source.releases[1]), sent(source, there)
     good, moved = artifact_of(place), tmp_path / "moved"
     offer(place, moved, artifact_of(other))
-    with pytest.raises(IntegrityError, match="holds more than a record"):
+    with pytest.raises(IntegrityError, match="it is of sparkpin"):
         pull(paths, empty, place)
     about = json.loads(good)
     about["subject"] = json.loads(artifact_of(other))["subject"]

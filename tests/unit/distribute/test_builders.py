@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bundle_samples import sample_of
 from evidence_samples import Sample
 from test_signing import keygen
 
@@ -18,11 +17,6 @@ from sparkpin.distribute.verify import check_published
 from sparkpin.releases.record import STATEMENT
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="apt-get install openssh-client")
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return sample_of(tmp_path_factory.mktemp("sample"))
 
 
 @pytest.fixture

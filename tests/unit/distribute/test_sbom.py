@@ -18,11 +18,6 @@ from sparkpin.distribute.statement import make_sbom
 from sparkpin.releases.kept_inputs import project_of
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return make_sample(tmp_path_factory.mktemp("sample"))
-
-
 def materials(sample: Sample) -> tuple[Material, ...]:
     with project_of(sample.paths, sample.release) as project:
         return materials_of(sample.release, sample.records, model_inputs(project, sample.release))

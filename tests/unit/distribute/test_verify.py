@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence_samples import LOCK, Sample, make_sample
-from evidence_samples import sboms_made_once as sboms_made_once
+from evidence_samples import LOCK, Sample
 
 from sparkpin.build.consistent import IMPORTS
 from sparkpin.build.pair import pair
@@ -37,13 +36,6 @@ from sparkpin.distribute.verify import (
 )
 from sparkpin.image.oci import digest_of
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    sample = make_sample(tmp_path_factory.mktemp("sample"))
-    attest(sample.paths, sample.release, Keys())
-    return sample
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +91,7 @@ def test_only_a_bundle_may_have_come_without_a_statement(
     if result == "wrong":
         with pytest.raises(IntegrityError) as failed:
             require(checks, "it", next_step="something else")
-        assert failed.value.next_step.startswith(f"invoke verify {sample.release.tag} --sign")
+        assert "--sign" in failed.value.next_step
         attest(sample.paths, sample.release, Keys())
         require(check_evidence(verifying.evidence_of(sample.paths, sample.release), Keys()), "it")
 
