@@ -21,8 +21,7 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.distribute import digests
-from sparkpin.distribute.attest import ensure_attested
-from sparkpin.distribute.signing import Keys
+from sparkpin.distribute.signing import Keys, ensure_attested
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import this_platform

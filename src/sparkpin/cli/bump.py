@@ -14,7 +14,7 @@ from sparkpin.cli.smoke import smoke_releases
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.distribute.attest import ensure_attested
+from sparkpin.distribute.signing import ensure_attested
 from sparkpin.host.engine import Engine
 from sparkpin.measure.bench.compare import compare
 from sparkpin.measure.bench.plan import BenchParts
