@@ -7,6 +7,7 @@ each configuration. So a value is refused for what vLLM's parser refuses it for,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,6 @@ from typing import Annotated, Any, Literal, NoReturn, Union
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
-from sparkpin.core.errors import short
 from sparkpin.core.names import did_you_mean
 from sparkpin.pins.vllm_flags import BINARY, DECIMAL, SPECULATION, Flag
 
@@ -48,18 +48,15 @@ class VllmParser:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        return {other: name for name, entry in self.flags.items() for other in (name, *entry.get("also", ()))}
+        found = {other: name for name, entry in self.flags.items() for other in (name, *entry.get("also", ()))}
+        switches = [name for name, entry in self.flags.items() if entry.get("nargs") == "switch"]
+        return found | {f"--no-{name[2:]}": name for name in switches}
 
     def flag(self, word: str) -> str | None:
         """The flag that a word means: `_` for `-`, a part after a dot, `--no-`, and abbreviations that fit one."""
-        name = self.plain(word).partition("=")[0]
-        head, dot, _ = name.partition(".")
-        if head in self.names:
-            found = self.names[head]
+        head, dot, _ = self.plain(word).partition("=")[0].partition(".")
+        if found := self.names.get(head):
             return found if not dot or {"config", "form"} & self.flags[found].keys() else None
-        positive = "--" + head.removeprefix("--no-")
-        if head.startswith("--no-") and self.flags.get(positive, {}).get("nargs") == "switch":
-            return positive
         fitting = {known for other, known in self.names.items() if head.startswith("--") and other.startswith(head)}
         return fitting.pop() if len(fitting) == 1 and not dot else None
 
@@ -77,19 +74,19 @@ class VllmParser:
         words: list[str] = []
         for flag in flags:
             word = self.plain(flag.words[0])
-            name = word.partition("=")[0]
-            if "." not in name:
+            key, dot, path = word.partition("=")[0].partition(".")
+            if not dot:
                 words += [word, *flag.words[1:]]
                 continue
-            key, *path = name.split(".")
             if not flag.values:
-                raise Refused(f"argument {name}: expected one argument")
+                raise Refused(f"argument {key}.{path}: expected one argument")
+            *outer, last = path.split(".")
             place = parts.setdefault(key, {})
-            for part in path[:-1]:
+            for part in outer:
                 place = place.setdefault(part, {})
                 if not isinstance(place, dict):
-                    raise Refused(f"argument {name}: {part} is no mapping")
-            text, last = flag.values[0], path[-1]
+                    raise Refused(f"argument {key}.{path}: {part} is no mapping")
+            text = flag.values[0]
             place[last.removesuffix("+")] = text.split(",") if last.endswith("+") else part_of(text)
             words += flag.values[1:]
         words += [word for key, value in parts.items() for word in (key, json.dumps(value))]
@@ -161,14 +158,13 @@ class VllmParser:
         rows: dict[str, str] = {}
         for one in error.errors(include_url=False, include_context=False):
             where = ".".join(str(part) for part in one["loc"] if isinstance(part, int) or part in self.keys)
+            got, options = str(one["input"]), re.findall(r"'([^']*)'", one["msg"])
+            text = f"{where}: {one['msg']}" if where else str(one["msg"])
             if one["type"] == "extra_forbidden":
-                key = str(one["loc"][-1])
-                hint = nearest(key, self.configs.get(name, ()))
-                rows[key] = f"no key {key!r}" + (f" ({hint.rstrip('?')}?)" if hint else "")
-            elif one["type"] == "literal_error":
-                rows[where] = among(where or "the value", one["input"], one["msg"])
-            else:
-                rows.setdefault(where, f"{where}: {one['msg']}" if where else one["msg"])
+                where = got = str(one["loc"][-1])
+                text, options = f"no key {got!r}", list(self.configs.get(name, ()))
+            hint = nearest(got, options)
+            rows.setdefault(where, f"{text} ({hint})" if hint else text)
         return "; ".join(rows.values())
 
     @cached_property
@@ -207,12 +203,6 @@ class VllmParser:
         return Union[tuple(kinds)]  # noqa: UP007
 
 
-def among(name: str, value: object, message: str) -> str:
-    """message: pydantic's, with what it expects in quotes."""
-    options = re.findall(r"'([^']*)'", message)
-    return f"{name} is {short(value)} ({nearest(str(value), options) or 'it has ' + ', '.join(options)})"
-
-
 def size(text: str) -> int:
     """A whole number, with k for 1,000 and K for 1,024."""
     found = SIZE.fullmatch(text.strip())
@@ -233,10 +223,8 @@ def json_or_text(text: str) -> Any:
 def part_of(text: str) -> Any:
     """A value of `--flag.part`."""
     for read in (json.loads, size):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             return read(text)
-        except (ValueError, RecursionError):
-            continue
     return text
 
 
@@ -250,25 +238,16 @@ NAMES = {
 }  # fmt: skip
 
 
-def known_versions() -> list[str]:
-    return sorted((path.stem for path in DATA.glob("*.json")), key=Version)
-
-
+@cache
 def parser_of(version: str) -> VllmParser:
     """Of that version, else of the newest known one before it, else of the oldest."""
-    known = known_versions()
-    try:
-        before = [one for one in known if Version(one) <= Version(version)]
-    except InvalidVersion:
-        before = known
-    return _loaded(before[-1] if before else known[0], version)
-
-
-@cache
-def _loaded(version: str, wanted: str) -> VllmParser:
-    value = json.loads((DATA / f"{version}.json").read_text(encoding="utf-8"))
+    known = sorted((path.stem for path in DATA.glob("*.json")), key=Version)
+    before = known
+    with contextlib.suppress(InvalidVersion):
+        before = [one for one in known if Version(one) <= Version(version)] or known[:1]
+    value = json.loads((DATA / f"{before[-1]}.json").read_text(encoding="utf-8"))
     del value["source"]  # the wheel that it was exported from
-    return VllmParser(**value, wanted=wanted)
+    return VllmParser(**value, wanted=version)
 
 
 def nearest(word: str, known: Sequence[str] | Mapping[str, Any] | set[str], cutoff: float = 0.75) -> str:
