@@ -6,9 +6,9 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.write import checkpoint_folder
@@ -82,35 +82,27 @@ def recipe(
         "--name": name, "--model": model, "--stack": stack, "--stage": stage, "--no-lock": no_lock,
         "--dry-run": dry_run, "--json": json, "--format": format != "v1", "--output": output,
     }  # fmt: skip
-    require_taken(action, [option for option, value in given.items() if value])
+    others = [option for option, value in given.items() if value and option not in OPTIONS[action]]
+    others += what[MOST.get(action, len(what)) :]
+    if others:
+        raise InputError(f"invoke recipe {action} does not take {' '.join(others)}", next_step="invoke recipe --help")
+    if not what and action not in ("list", "check"):
+        raise InputError(f"invoke recipe {action}: of which?", next_step=f"invoke recipe {action} FILE|NAME")
     paths = Paths.from_env()
-    if action == "check":
-        return MISTAKES * (not recipe_check(paths, what, stack=stack, as_json=json))
-    if len(what) > MOST[action]:
-        raise InputError(
-            f"invoke recipe {action} does not take {what[MOST[action]]!r}", next_step="invoke recipe --help"
-        )
     if action == "list":
         recipe_list(paths)
-        return 0
-    if not what:
-        raise InputError(f"invoke recipe {action}: of which?", next_step=f"invoke recipe {action} FILE|NAME")
-    if action == "import":
+    elif action == "check":
+        return MISTAKES * (not recipe_check(paths, what, stack=stack, as_json=json))
+    elif action == "show":
+        recipe_show(paths, what[0], stack=stack, stage=stage, as_json=json)
+    elif action == "export":
+        recipe_export(paths, *what, form=format, stage=stage, output=output)
+    else:
         found = recipe_import(
             paths, what[0], name=name, stack=stack, stage=stage, lock=not no_lock, dry_run=dry_run, model=model
         )
         return MISTAKES * any(one.severity == "error" for one in found)
-    if action == "show":
-        recipe_show(paths, what[0], stack=stack, stage=stage, as_json=json)
-    else:
-        recipe_export(paths, *what, form=format, stage=stage, output=output)
     return 0
-
-
-def require_taken(action: str, given: Sequence[str]) -> None:
-    if others := [option for option in given if option not in OPTIONS[action]]:
-        step = "leave out what it does not take, or see invoke recipe --help"
-        raise InputError(f"invoke recipe {action} does not take {' and '.join(others)}", next_step=step)
 
 
 def recipe_list(paths: Paths) -> None:
@@ -194,92 +186,77 @@ def recipe_import(
     lock: False asks no Hub: the model's revision stays what is locked, or `unresolved`. Nothing is written on an error,
     and nothing with dry_run. What `check` finds of what was written.
     """
-    path = Path(file)
-    target = paths.project / f"recipes/{plain_name(name or path.stem)}.yaml"
+    project, path = paths.project, Path(file)
+    target = project / f"recipes/{plain_name(name or path.stem)}.yaml"
     if target.exists():
         raise InputError(f"{target} is there already", next_step="give the new one another name: --name NAME")
     read = foreign.load(path)
-    made = adopt(
-        paths.project,
-        read.model_copy(update={"model": model}) if model else read,
-        target.stem,
-        stack=stack,
-        stage=stage,
-    )
+    named = read.model_copy(update={"model": model}) if model else read
+    made = adopt(project, named, target.stem, stack=stack, stage=stage)
     taken = parse(schema.Recipe, made.value, target)  # before anything is fetched or written
-    pinned = pin(paths, taken.model, made.model_revision, path.name, lock=lock and not dry_run, dry_run=dry_run)
-    lines = [f"Taken over from {path.name}, a recipe of version {read.said_version}, by `invoke recipe import`."]
+    pin, new = pin_of(paths, taken.model, made.model_revision)
     unmapped = [f"not mapped: {line}" for line in made.unmapped]
-    text = yamlfile.text_of(made.value | {"model_revision": pinned.revision}, [*lines, *unmapped])
-    wrote = "would write" if dry_run else "wrote"
+    head = f"Taken over from {path.name}, a recipe of version {read.said_version}, by `invoke recipe import`."
+    try:
+        if new and not dry_run:
+            write(new, pin.model_dump(exclude={"name"}, exclude_unset=True), [f"Made for {path.name}."])
+        revision = commit_of(paths, pin, lock=lock and not dry_run)
+    except BaseException:  # a pin that cannot be locked goes again
+        if new:
+            new.unlink(missing_ok=True)
+        raise
+    value, wrote = made.value | {"model_revision": revision}, "would write" if dry_run else "wrote"
     if dry_run:
-        show(tame(text))
+        show(tame(yamlfile.text_of(value, [head, *unmapped])))
     else:
-        with files.atomic_file(target) as out:
-            out.write(text.encode())
-    if pinned.is_new:
-        show(f"  {wrote} pins/models/{pinned.name}.yaml")
-    unasked = ": nobody has asked the Hub yet" if pinned.revision == UNRESOLVED else ""
-    for line in (f"model {taken.model} at {pinned.revision}{unasked}", *made.told, *unmapped):
+        write(target, value, [head, *unmapped])
+    lines = [f"{wrote} pins/models/{pin.name}.yaml"] if new else []
+    lines.append(f"model {taken.model} at {revision}, as pins/models/{pin.name} says")
+    for line in (*lines, *made.told, *unmapped):
         show(f"  {printable(line)}")
-    if made.model_revision not in ("", UNRESOLVED, pinned.revision):
-        show(f"  model_revision {made.model_revision} -> {pinned.revision}, as pins/models/{pinned.name} says")
-    vllm = manifests.load_stack(paths.project, taken.stack).vllm
+    vllm = manifests.load_stack(project, taken.stack).vllm
     show(f"{wrote} {taken.file}: stack {taken.stack} (vLLM {vllm}), stage {taken.stage}, model {taken.model}")
-    report(found := check.own_findings(paths.project, taken, pinned=False))
-    todo = to_fetch(paths.project, taken.mods)
-    todo += [f"invoke lock --model {pinned.name}"] if pinned.revision == UNRESOLVED else []
+    report(found := check.own_findings(project, taken, pinned=False))
+    todo = to_fetch(project, taken.mods) + ([f"invoke lock --model {pin.name}"] if revision == UNRESOLVED else [])
     show("next: " + "; ".join(todo or [f"invoke build --recipe {taken.name}"]))
     return found
 
 
-@dataclass(frozen=True)
-class PinnedModel:
-    name: str  # of the pin
-    revision: str
-    is_new: bool
-
-
-def pin(paths: Paths, repo: str, revision: str, of: str, *, lock: bool, dry_run: bool) -> PinnedModel:
-    """The model's pin and commit. A new pin goes again when it cannot be locked.
-
-    revision: what the recipe says of it; of: the file that it is for.
-    """
-    known = [one for one in manifests.readable_models(paths.project)[0] if one.repositories[one.base].repo == repo]
-    if known:
-        return locked(paths, known[0], lock=lock, is_new=False)
-    folder = paths.project / "pins/models"
-    short, long = plain_name(repo.rpartition("/")[2]), plain_name(repo)
-    name = long if (folder / f"{short}.yaml").exists() else short
-    path = folder / f"{name}.yaml"
-    if path.exists():
-        raise InputError(f"{path} is there and pins another repository", next_step=f"rename it, or pin {repo}")
-    commit = revision if COMMIT.fullmatch(revision) else UNRESOLVED
-    base = {"repo": repo, "revision": commit}
-    value = {"description": f"{repo} as published", "base": "base", "repositories": {"base": base}}
-    if dry_run:
-        return PinnedModel(name, commit, is_new=True)
+def write(path: Path, value: dict[str, Any], comments: Sequence[str]) -> None:
     with files.atomic_file(path) as out:
-        out.write(yamlfile.text_of(value, [f"Made for {of} by `invoke recipe import`."]).encode())
-    try:
-        return locked(paths, manifests.load_model(paths.project, name), lock=lock, is_new=True)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+        out.write(yamlfile.text_of(value, comments).encode())
 
 
-def locked(paths: Paths, model: schema.ModelPin, *, lock: bool, is_new: bool) -> PinnedModel:
-    revision = model.repositories[model.base].revision
+def pin_of(paths: Paths, repo: str, revision: str) -> tuple[schema.ModelPin, Path | None]:
+    """The model's pin, and its file where it is a new one, not written yet. revision: what the recipe says of it."""
+    for pin in manifests.readable_models(paths.project)[0]:
+        if pin.repositories[pin.base].repo == repo:
+            return pin, None
+    names = (plain_name(repo.rpartition("/")[2]), plain_name(repo))
+    free = [path for name in names if not (path := paths.project / f"pins/models/{name}.yaml").exists()]
+    if not free:
+        raise InputError(f"pins/models/{names[1]}.yaml pins another repository", next_step=f"rename it, or pin {repo}")
+    base = {"repo": repo, "revision": revision if COMMIT.fullmatch(revision) else UNRESOLVED}
+    value = {
+        "name": free[0].stem,
+        "description": f"{repo} as published",
+        "base": "base",
+        "repositories": {"base": base},
+    }
+    return parse(schema.ModelPin, value, free[0]), free[0]
+
+
+def commit_of(paths: Paths, pin: schema.ModelPin, *, lock: bool) -> str:
+    """Of the lock that is there, or is made."""
     try:
-        if manifests.model_lock_file(paths.project, model.name).is_file():
-            revision = manifests.load_model_lock(paths.project, model).repositories[model.base].revision
-        elif lock:
-            revision = lock_model.lock_model(paths, model.name).repositories[model.base].revision
+        if manifests.model_lock_file(paths.project, pin.name).is_file():
+            return manifests.load_model_lock(paths.project, pin).repositories[pin.base].revision
+        if lock:
+            return lock_model.lock_model(paths, pin.name).repositories[pin.base].revision
     except SparkpinError as error:
-        hint = "or the same command with --no-lock, and `invoke lock` later"
-        error.next_step = f"{error.next_step}; {hint}" if error.next_step else hint
+        error.next_step = f"{error.next_step}; or the same with --no-lock, and `invoke lock` later".removeprefix("; ")
         raise
-    return PinnedModel(model.name, revision, is_new)
+    return pin.repositories[pin.base].revision
 
 
 def recipe_show(
@@ -311,18 +288,15 @@ def recipe_show(
     if chosen.gpu and ALLOCATOR not in env:
         notes.append(f"{ALLOCATOR}=expandable_segments:True, which their runners set on a Spark, is not set here")
     notes += [mapping.about(*one) for one in templates_of(project, read.mods).items()]
-    tables = {
-        title: [(printable(text), place) for text, place in rows]
-        for title, rows in (("command", words), ("environment", variables))
-    }
+    tables = {"command": words, "environment": variables}
     if as_json:
-        value = {key: [{"text": text, "from": place} for text, place in rows] for key, rows in tables.items()}
+        value = {key: [{"text": printable(text), "from": of} for text, of in rows] for key, rows in tables.items()}
         show_json({"recipe": what, **value, "notes": notes})
         return
-    of = f"stack {chosen.name} (vLLM {chosen.vllm}), stage {chain[-1].name}, model {read.model}"
-    show(printable(f"{what}: {of}"))
+    on = f"stack {chosen.name} (vLLM {chosen.vllm}), stage {chain[-1].name}, model {read.model}"
+    show(printable(f"{what}: {on}"))
     for title, rows in tables.items():
-        table((title, "from"), rows)
+        table((title, "from"), [(printable(text), of) for text, of in rows])
     for note in notes:
         show(f"note: {printable(note)}")
 
@@ -350,46 +324,33 @@ def recipe_export(
 
 def of_tree(paths: Paths, name: str, stage: str | None) -> export.ExportedRecipe:
     last = pair(paths.project, name, stage=stage)[-1]
+    published = set(last.steps) <= {"copy"} and not last.model.is_made
+    folder = checkpoint_folder(paths, last.model, last.model_lock, last.steps)
+    origin = origin_of(paths.project, last.recipe, last.stage.name)
+    description = last.recipe.description
     return export.ExportedRecipe(
-        name=last.recipe.name,
-        description=last.recipe.description,
-        image=last.tag,
-        argv=last.argv,
-        env=dict(last.env),
-        published=set(last.steps) <= {"copy"} and not last.model.is_made,
-        checkpoint=checkpoint_folder(paths, last.model, last.model_lock, last.steps),
-        origin=origin_of(last.recipe, last.model, last.model_lock, last.stage.name),
-    )
-
-
-def origin_of(
-    recipe: schema.Recipe, model: schema.ModelPin, lock: schema.ModelLock, stage: str
-) -> foreign.RecipeOrigin:
-    base = lock.repositories[model.base]
-    return foreign.RecipeOrigin(
-        model=base.repo, model_revision=base.revision, stack=recipe.stack, stage=stage, mods=tuple(recipe.mods)
+        last.recipe.name, description, last.tag, last.argv, dict(last.env), published, folder, origin
     )
 
 
 def of_release(paths: Paths, name: str, tag: str) -> export.ExportedRecipe:
     """Its checkpoint is taken from the folder: what was published at that time is in no record."""
     records = Releases(paths)
-    release = records.get(tag, name)
-    origin = None
+    made = records.get(tag, name)
+    origin, folder = None, records.checkpoint(made)
     try:
-        with project_of(paths, release) as project:
-            was = manifests.load_recipe(project, release.recipe)
-            model = manifests.model_of(project, was)
-            origin = origin_of(was, model, manifests.load_model_lock(project, model), release.stage)
+        with project_of(paths, made) as project:
+            origin = origin_of(project, manifests.load_recipe(project, made.recipe), made.stage)
     except SparkpinError as error:
         say(f"note: `invoke recipe import` cannot take this export back: {reason(error)}")
-    return export.ExportedRecipe(
-        name=release.recipe,
-        description=f"{release.recipe}, stage {release.stage}, {release.state_text}",
-        image=release.tag,
-        argv=release.argv,
-        env=dict(release.env),
-        published=False,
-        checkpoint=records.checkpoint(release),
-        origin=origin,
+    description = f"{made.recipe}, stage {made.stage}, {made.state_text}"
+    return export.ExportedRecipe(made.recipe, description, made.tag, made.argv, dict(made.env), False, folder, origin)
+
+
+def origin_of(project: Path, recipe: schema.Recipe, stage: str) -> foreign.RecipeOrigin:
+    model = manifests.model_of(project, recipe)
+    base = manifests.load_model_lock(project, model).repositories[model.base]
+    mods = tuple(recipe.mods)
+    return foreign.RecipeOrigin(
+        model=base.repo, model_revision=base.revision, stack=recipe.stack, stage=stage, mods=mods
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,14 +17,15 @@ from sparkpin.pins.mods import read_templates, template_names
 from sparkpin.pins.nodes import PER_NODE, PIPELINE, nodes_of, spread, word_faults
 from sparkpin.pins.values import BETTER, value_faults
 from sparkpin.pins.vllm_flags import CACHE_TYPE, drop_flags, flag_value
-from sparkpin.recipes import flags, keys, known_issues
+from sparkpin.recipes import flags, known_issues, placeholders
 from sparkpin.recipes import recipe as foreign
 from sparkpin.recipes.adopt import adopt, plain_name
 from sparkpin.recipes.finding import RecipeFinding, ordered, warning
 from sparkpin.recipes.finding import error as mistake
 from sparkpin.recipes.flags import PlannedServer
 from sparkpin.recipes.mapping import mapped, useless
-from sparkpin.recipes.render import as_run_here, machines_of, served_model
+from sparkpin.recipes.render import EXPANDED, as_run_here, machines_of, served_model
+from sparkpin.recipes.sources import RUNNERS
 from sparkpin.recipes.vllm_parser import nearest, parser_of
 from sparkpin.serve.memory.estimates import SPARK_TOTAL
 from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE
@@ -94,7 +95,7 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
 
     One that was ours has what stack and stages set, too.
     """
-    found = [*keys.of_recipe(recipe)]
+    found = [*of_file(recipe)]
     with faults_of(found):
         nodes, server = machines_of(recipe), as_run_here(recipe)
         argv, env = list(server.argv), server.env
@@ -116,11 +117,36 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
     return ordered(found)
 
 
+def of_file(recipe: foreign.CommunityRecipe) -> Iterator[RecipeFinding]:
+    """Of keys: what its runner does not know, what nobody uses."""
+    for name in recipe.repeated:
+        key, _, line = name.rpartition(" (")
+        yield RecipeFinding("warning", key, f"stands twice ({line}: the last one counts", "remove one")
+    for name in recipe.others:
+        known = foreign.V1_KEYS if recipe.version == "1" else foreign.V2_KEYS
+        yield RecipeFinding("warning", name, "its runner does not know this key", nearest(name, known))
+    if recipe.version == "1":
+        yield from unused(recipe.defaults, placeholders.names_v1(recipe.command))
+    elif recipe.version == "2":
+        asked = placeholders.names_v2(recipe.command, recipe.defaults) | {*RUNNERS["read_anyway"]}
+        yield from unused(recipe.defaults, asked if recipe.command else asked | {*RUNNERS["flags"]})
+    for name, value in recipe.env.items():
+        if recipe.version == "1" and EXPANDED.search(value):
+            text, hint = "version 1 has bash expand it; in sparkpin it stays as written", "write the value itself"
+            yield RecipeFinding("warning", f"env.{name}", text, hint)
+
+
+def unused(defaults: Iterable[str], asked: set[str]) -> Iterator[RecipeFinding]:
+    for name in sorted({*defaults} - asked):
+        hint = nearest(name, asked - {*defaults}) or "remove it"
+        yield RecipeFinding("warning", f"defaults.{name}", "nothing uses it", hint)
+
+
 def own_findings(project: Path, recipe: schema.Recipe, *, pinned: bool = True) -> list[RecipeFinding]:
     """Of a recipe of recipes/, with what its stack and stages add. pinned: False asks for no pin of its model."""
     own = str(project / recipe.file)
-    found = [*keys.of_template(recipe.command, recipe.defaults, version="1")]
-    found += [RecipeFinding("warning", f"env.{key}", why, "remove it") for key in recipe.env if (why := useless(key))]
+    found = [RecipeFinding("warning", f"env.{key}", why, "remove it") for key in recipe.env if (why := useless(key))]
+    found += unused(recipe.defaults, placeholders.names_v1(recipe.command))
     with faults_of(found, own=own):
         stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, recipe.stage)
         with faults_of(found, "mods", own):

@@ -7,7 +7,7 @@ told is which stack takes its place, and what cannot be had.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,24 +60,15 @@ def mapped(recipe: CommunityRecipe, *, stack: str | None = None, stage: str | No
     else:
         text = f"container {said}: nobody here knows what is in it; stack {made.stack} takes its place"
         made.unmapped.append(text)
-    made.unmapped += [*recipe.left, *build_args(recipe.build_args), *keys(recipe)]
+    made.unmapped += [*recipe.left, *keys(recipe)]
     return made
-
-
-def build_args(arguments: Sequence[str]) -> Iterator[str]:
-    """Those that change what is in the image."""
-    words = [word for argument in arguments for word in argument.split()]
-    while words:
-        word = words.pop(0)
-        if word in RUNNERS["build_args_with_value"]:
-            words[:1] = []
-        elif word not in RUNNERS["build_args_without_effect"]:
-            value = words.pop(0) if words and not words[0].startswith("-") else ""
-            yield f"build_args {word} {value}".rstrip() + ": no stack is built with it"
 
 
 def keys(recipe: CommunityRecipe) -> Iterator[str]:
     """Keys that say something about the server and that nothing here reads."""
+    changes = [words for words in recipe.build_args if not {*words.split()} <= {*RUNNERS["build_args_without_effect"]}]
+    if changes:
+        yield f"build_args {' '.join(changes)}: no stack is built with it"
     read = V1_KEYS | ELSEWHERE | {"model_revision", "runtime", "min_nodes", "max_nodes", "mode", "builder"}
     read |= {*OURS} if recipe.origin else set()
     for name, value in recipe.raw.items():

@@ -19,7 +19,6 @@ from sparkpin.pins import vllm_command
 SPAN = re.compile(r"\{[^{}]*\}")
 OWN = re.compile(r"(?<!\$)\{([A-Za-z_][\w-]*)\}")  # ${NAME} is the shell's, unless `defaults` has a NAME
 LAZY = re.compile(r"\{([^}\n]*)\}")  # what the runner looks for once other braces are hidden
-NAME = re.compile(r"[A-Za-z_][\w-]*")
 OPEN, CLOSED = "\x00", "\x01"  # YAML allows neither in text
 PASSES = 10
 LONGEST = 1 << 17  # characters of a command; Linux takes no longer word, and `bash -c` gets it as one
@@ -29,7 +28,7 @@ BROKEN = re.compile(r"\\[ \t]+\n")
 
 
 def fill_v1(command: str, values: Mapping[str, Any], file: object) -> str:
-    fields = fields_v1(command) or []
+    fields = fields_v1(command)
     widths = [number for _, form in fields for number in re.findall(r"\d+", form)]
     if any("{" in form for _, form in fields) or any(len(number) > WIDTH for number in widths):
         raise ManifestError(file, "command", command, "placeholders {name}")  # else a width fills the memory
@@ -75,18 +74,16 @@ def hidden(template: str) -> str:
     return re.sub(rf"{doubled}{SPAN.pattern}|[{{}}]", mark, template)
 
 
-def fields_v1(command: str) -> list[tuple[str, str]] | None:
-    """Each placeholder with its format; None where the braces do not fit."""
+def fields_v1(command: str) -> list[tuple[str, str]]:
+    """Each placeholder with its format; none where the braces do not fit, which `fill` refuses."""
     try:
-        return [(field, form or "") for _, field, form, _ in string.Formatter().parse(command) if field is not None]
+        return [(field, form or "") for _, field, form, _ in string.Formatter().parse(command) if field]
     except ValueError:
-        return None
+        return []
 
 
-def names_v1(command: str) -> set[str] | None:
-    """What the template asks for; None where its braces do not fit."""
-    fields = fields_v1(command)
-    return None if fields is None else {re.split(r"[.\[]", field)[0] for field, _ in fields if field}
+def names_v1(command: str) -> set[str]:
+    return {re.split(r"[.\[]", field)[0] for field, _ in fields_v1(command)}
 
 
 def names_v2(command: str, values: Mapping[str, Any]) -> set[str]:

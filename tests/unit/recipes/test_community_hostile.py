@@ -289,12 +289,6 @@ def test_other_engines_are_named(tmp_path: Path, change: dict[str, Any], engine:
     assert line.startswith("error") and engine in line
 
 
-@pytest.mark.parametrize("version", ["4", 3, "x"])
-def test_a_version_that_nobody_knows_is_told(tmp_path: Path, version: object) -> None:
-    lines = [line for line in found(tmp_path, V2 | {"recipe_version": version}) if "recipe_version" in line]
-    assert [line.partition(":")[0] for line in lines] == ["warning"]
-
-
 @pytest.mark.parametrize(
     "change", [{"command": "vllm serve a/b " + "{" * 30_000}, {"description": ["{" * 30_000]}, {"mods": ["{" * 30_000]}]
 )
