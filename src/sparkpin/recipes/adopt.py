@@ -29,7 +29,7 @@ from sparkpin.pins.vllm_flags import (
 from sparkpin.recipes import mapping, template
 from sparkpin.recipes.finding import LONGEST
 from sparkpin.recipes.flags import PLUGINS, lacking_files
-from sparkpin.recipes.recipe import CommunityRecipe, whole
+from sparkpin.recipes.recipe import CommunityRecipe
 from sparkpin.recipes.render import as_run_here, machines_of, served_model
 from sparkpin.recipes.sources import RenderedServer
 
@@ -92,9 +92,6 @@ def adopt(
     if server.argv[2] != model:
         made.told.append(f"vllm serve {server.argv[2]} -> {model}, which is mounted at {MODEL_PATH}")
     made.told += [f"env {key} -> left out: {why}" for key in server.env if (why := mapping.useless(key))]
-    if nodes == 1:
-        divided = {key: whole(recipe.defaults.get(key)) or 1 for key in ("tensor_parallel", "pipeline_parallel")}
-        made.told += [f"{key} {count} -> 1: one machine with one GPU" for key, count in divided.items() if count > 1]
     words = drop_flags([*server.argv[:2], MODEL_PATH, *server.argv[3:]], *dropped)
     command, defaults = template.command_of(words if host is None else set_flag(words, "--host", HERE), doubled=True)
     value: dict[str, Any] = {

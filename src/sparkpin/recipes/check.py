@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin.build.pair import Pairing
+from sparkpin.checkpoint.shapes import config_ahead
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError
 from sparkpin.core.names import did_you_mean
 from sparkpin.core.terminal import count
@@ -28,7 +29,7 @@ from sparkpin.recipes.render import EXPANDED, as_run_here, machines_of, served_m
 from sparkpin.recipes.sources import RUNNERS
 from sparkpin.recipes.vllm_parser import nearest, parser_of
 from sparkpin.serve.memory.estimates import SPARK_TOTAL
-from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE
+from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE, share_faults
 
 PARSERS = ("--tool-call-parser", "--reasoning-parser")
 BITS = {r"fp8|int8|w8a|8bit": 8.0, r"nvfp4|fp4|int4|awq|gptq|4bit|w4a|autoround|prismaquant": 4.0,
@@ -212,8 +213,12 @@ def of_server(
         hint = "python benchmarks/vllm_parser.py records a release"
         found.append(RecipeFinding("note", "stack", text, hint))
     machines, split = nodes_of(argv), flag_value(argv, PIPELINE) or "1"
+    config = config_ahead(project, model)
     if machines > 1 and split != "1" and known_issues.HYBRID.search(model):
         found.append(mistake(f"{PIPELINE}: {HYBRID_PIPELINE}", f"{PIPELINE} 1"))
+    elif machines > 1 and config:
+        with contextlib.suppress(ManifestError, ValueError):  # a model that no plan here knows; numbers that are none
+            found += [of_error(fault) for fault in share_faults(config, argv, (), "the recipe")]
     size = weights_of(model, served.value("--quantization") or "")
     if served.gpu and size > SPARK_TOTAL * machines:
         text = f"{model}: its weights are about {size / 1e9:.0f} GB, and {count(machines, 'machine')} of 128 GB"

@@ -100,7 +100,9 @@ def of_flag(served: PlannedServer, name: str, flags: list[Flag]) -> Iterator[Rec
     except Refused as refused:
         fault, value = str(refused).partition(": ")[2] or str(refused), None
     given = flags[0].value or ""
-    if fault and not (re.fullmatch(r"\{\w[\w-]*\}", given) or (given[:1] == "{" and "JSON" in fault)):  # said otherwise
+    if fault and not (
+        re.fullmatch(r"\{\w[\w-]*\}", given) or (given[:1] == "{" and "json" in fault.lower())
+    ):  # said otherwise
         hint = nearest(given, [str(one) for one in entry.get("choices", ())])
         yield error(f"{shown}: vLLM {parser.wanted} refuses it: {fault}", hint)
     for one in value if isinstance(value, list) else [value]:

@@ -46,16 +46,10 @@ def whole(value: Any) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
-def machines(value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or whole(value) is None):
-        raise ValueError("a number of machines")
-    return whole(value)
-
-
 Text = Annotated[str, BeforeValidator(as_text)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(as_list)]
 Named = Annotated[dict[str, Any], BeforeValidator(as_mapping), Field(max_length=MOST)]
-Machines = Annotated[int | None, BeforeValidator(machines)]
+Machines = Annotated[int | None, Field(ge=0, lt=1000)]
 
 
 class FrozenModel(BaseModel):
@@ -107,30 +101,21 @@ class CommunityRecipe(FrozenModel):
     solo_only: Any = False
 
     @property
-    def is_solo(self) -> bool:
-        return bool(self.solo_only) or self.mode == "solo"
-
-    @property
-    def is_cluster(self) -> bool:
-        return bool(self.cluster_only) or self.mode == "cluster"
-
-    @property
     def least(self) -> int:
         """Number of machines."""
         ours = self.nodes if "stack" in self.raw else None
-        return max(2 if self.is_cluster else 1, self.min_nodes or 1, ours or 1)
+        cluster = self.cluster_only or self.mode == "cluster"
+        return max(2 if cluster else 1, self.min_nodes or 1, ours or 1)
 
     @property
     def most(self) -> int | None:
         """None: as many as its command divides the model over."""
-        return 1 if self.is_solo else self.max_nodes
+        return 1 if self.solo_only or self.mode == "solo" else self.max_nodes
 
     @model_validator(mode="after")
     def require_machines(self) -> CommunityRecipe:
-        if self.is_solo and self.is_cluster:
-            raise ValueError("one or several machines: both stand in cluster_only, solo_only and mode")
-        if self.max_nodes is not None and self.max_nodes < self.least:
-            raise ValueError(f"max_nodes {self.least} or more, the least number of machines")
+        if self.most is not None and self.most < self.least:
+            raise ValueError(f"{self.least} machines or more where it says one or max_nodes {self.most}")
         return self
 
     @property
@@ -181,12 +166,12 @@ def of(value: Any, path: Path, repeated: Sequence[str] = ()) -> CommunityRecipe:
     version = "1" if str(value.get("recipe_version", "2")) == "1" else "2"
     if lacking := [key for key in NEEDED[version] if value.get(key) in (None, "")]:
         raise ManifestError(path, ", ".join(lacking), "(missing)", "a value: the key must be there")
-    if version == "2" and value.get("include") is not None:
-        step = "in sparkrun: sparkrun recipe export writes it as one file, which can be taken over"
-        raise ManifestError(path, "include", value["include"], "a recipe in one file", next_step=step)
-    if version == "2" and value.get("overrides"):
-        step = "write the values for a DGX Spark into `defaults` and `env`"
-        raise ManifestError(path, "overrides", value["overrides"], "a recipe without conditions", next_step=step)
+    for key in ("include", "overrides") if version == "2" else ():
+        if value.get(key):
+            step = (
+                "`sparkrun recipe export` writes one file; the values for a DGX Spark belong into `defaults` and `env`"
+            )
+            raise ManifestError(path, key, value[key], "a recipe in one file, without conditions", next_step=step)
     origin, metadata = None, value.get("metadata")
     if isinstance(metadata, dict) and isinstance(metadata.get("sparkpin"), dict):
         origin = parse(RecipeOrigin, metadata["sparkpin"], path)

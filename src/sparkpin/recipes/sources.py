@@ -142,8 +142,10 @@ def server_of(file: Path, text: str, shell: Variables) -> RenderedServer:
         if words[0] in ("vllm", *ENGINES) or "-m" in words:
             break
         before.append(shell.told(one))
-    if not words:
-        raise ManifestError(file, "command", text, "a command that starts a server")
+    else:
+        if not words:
+            raise ManifestError(file, "command", text, "a command that starts a server")
+        before.pop()
     env, after = shell.env | dict(one.assigned) | given, list[str]()
     try:  # what a script does after it has started the server need not be understood
         after += [shell.told(other) for other in found]
@@ -186,7 +188,8 @@ def of_script(file: Path, before: str, body: str, environment: Mapping[str, str]
 
 
 def of_docker(file: Path, words: Sequence[str], environment: Mapping[str, str]) -> Launch:
-    rest, launch, entrypoint = list(words), Launch([]), None
+    """An image's own entrypoint is `vllm serve`, unless the words behind it name a program."""
+    rest, launch, entrypoint = list(words), Launch([]), ""
     while rest and rest[0].startswith("-"):
         name, equals, value = rest.pop(0).partition("=")
         name = re.sub(r"^-[ditPq]+(?=[A-Za-z])", "-", name)  # -dp is -d -p
@@ -197,13 +200,23 @@ def of_docker(file: Path, words: Sequence[str], environment: Mapping[str, str]) 
         if name in ("-e", "--env"):
             launch.set(value, environment)
         elif name == "--entrypoint":
-            entrypoint = [value] if value else []
+            entrypoint = value
         elif not NOT_OF_THE_SERVER.fullmatch(name):
             launch.left.append(f"docker run {name} {short(value)}".strip())
     if not rest:
         raise ManifestError(file, "docker run", shlex.join(words), "an image, and the words of its server")
     launch.image = rest.pop(0)
-    return started(file, launch, entrypoint, rest)
+    started = [entrypoint, *rest] if entrypoint else rest
+    name = "".join(started[:1]).rpartition("/")[2]
+    if not entrypoint and name not in (*STARTERS, *SHELLS, *WRAPPERS):
+        started = ["vllm", "serve", *rest]
+    if name in SHELLS and len(started) > 2 and re.fullmatch("-[a-z]*c", started[1]):
+        server = server_of(file, started[2], Variables(dict(launch.env), set(launch.env)))
+        launch.env, started = server.env, list(server.argv)
+        launch.left += server.left
+    launch.words, given = unwrapped(started)
+    launch.env |= given
+    return launch
 
 
 def of_compose(file: Path, services: Any, environment: Mapping[str, str]) -> Launch:
@@ -213,27 +226,28 @@ def of_compose(file: Path, services: Any, environment: Mapping[str, str]) -> Lau
     if len(serving) != 1:
         raise ManifestError(file, "services", ", ".join(map(str, serving or found)), "one service that runs vLLM")
     service, key = known[serving[0]], f"services.{serving[0]}"
-    launch = Launch([], image=filled(file, f"{key}.image", service.get("image") or "", environment))
-    rows = service.get("environment")
+    rows, words, left = service.get("environment"), list[str](), list[str]()
     if isinstance(rows, dict):
         rows = [name if value is None else f"{name}={value}" for name, value in rows.items()]
     for row in rows if isinstance(rows, list) else []:
         try:
-            launch.set(filled(file, f"{key}.environment", row, environment), environment)
+            words += ["--env", filled(file, f"{key}.environment", row, environment)]
         except ManifestError as error:
-            launch.left.append(f"env {str(row).partition('=')[0]}: needs {error.expected}")
-    entrypoint, command = (words_of(file, key, service.get(key), environment) for key in ("entrypoint", "command"))
+            left.append(f"env {str(row).partition('=')[0]}: needs {error.expected}")
+    image = filled(file, f"{key}.image", service.get("image") or "", environment)
+    program, *entrypoint = words_of(file, f"{key}.entrypoint", service.get("entrypoint"), environment) or [""]
+    command = words_of(file, f"{key}.command", service.get("command"), environment)
+    words += ["--entrypoint", program] if program else []
+    launch = of_docker(file, [*words, image, *entrypoint, *command], environment)
     others = [name for name in service if not NOT_OF_THE_SERVER.fullmatch(str(name))]
-    launch.left += [f"{key}.{name}: {short(service[name])}" for name in others]
-    launch.left += [f"services.{name}: another service" for name in found if name != serving[0]]
-    return started(file, launch, entrypoint, command or [])
+    left += [f"{key}.{name}: {short(service[name])}" for name in others]
+    launch.left += [*left, *(f"services.{name}: another service" for name in found if name != serving[0])]
+    return launch
 
 
-def words_of(file: Path, key: str, value: Any, environment: Mapping[str, str]) -> list[str] | None:
-    if value is None:
-        return None
+def words_of(file: Path, key: str, value: Any, environment: Mapping[str, str]) -> list[str]:
     try:
-        words = value if isinstance(value, list) else shlex.split(str(value))
+        words = value if isinstance(value, list) else shlex.split(str(value or ""))
     except ValueError as error:
         raise ManifestError(file, key, value, f"words ({error})") from None
     return [filled(file, key, word, environment) for word in words]
@@ -257,20 +271,6 @@ def filled(file: Path, key: str, text: Any, environment: Mapping[str, str]) -> s
         return said
 
     return OF_COMPOSE.sub(value, str(text))
-
-
-def started(file: Path, launch: Launch, entrypoint: list[str] | None, arguments: list[str]) -> Launch:
-    """What an image starts: its own entrypoint is `vllm serve`, unless the words name a program."""
-    words, name = [*(entrypoint or []), *arguments], (entrypoint or arguments or [""])[0].rpartition("/")[2]
-    if entrypoint is None and name not in (*STARTERS, *SHELLS, *WRAPPERS):
-        words = ["vllm", "serve", *arguments]
-    if name in SHELLS and len(words) > 2 and words[1].startswith("-") and words[1].endswith("c"):
-        server = server_of(file, words[2], Variables(dict(launch.env), set(launch.env)))
-        launch.env, words = server.env, list(server.argv)
-        launch.left += server.left
-    launch.words, given = unwrapped(words)
-    launch.env |= given
-    return launch
 
 
 def unwrapped(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:

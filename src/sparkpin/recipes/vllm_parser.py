@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Union
@@ -37,14 +37,13 @@ class _Parser(argparse.ArgumentParser):
         raise Refused(message)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class VllmParser:
     version: str
     wanted: str  # the version asked for, where it has no data
     flags: Mapping[str, Mapping[str, Any]]  # name with `--` -> what the parser says of it
     configs: Mapping[str, Mapping[str, Any]]  # class -> field -> form of its value
     environment: Sequence[str]
-    _models: dict[str, type[BaseModel]] = field(default_factory=dict)
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -111,19 +110,17 @@ class VllmParser:
         return made
 
     def converter(self, entry: Mapping[str, Any]) -> Callable[[str], Any]:
-        kind = entry["type"]
-        convert = TYPES.get(kind) or (lambda text: self.configured(entry["config"], text))
+        convert = TYPES.get(entry["type"]) or (lambda text: self.configured(entry["config"], text))
 
         def typed(text: str) -> Any:
             if entry.get("none") and text in ("", "None"):
                 return None
             try:
                 return convert(text)
-            except RecursionError:
-                raise argparse.ArgumentTypeError(f"{text[:20]}...: nested too deep") from None
-            except (ValueError, OverflowError):
-                raise argparse.ArgumentTypeError(f"{text!r} is no {NAMES.get(kind, kind)}") from None
+            except (RecursionError, OverflowError):
+                raise ValueError from None
 
+        typed.__name__ = NAMES.get(entry["type"], entry["type"])  # as argparse calls it
         return typed
 
     def configured(self, name: str, text: str) -> Any:
@@ -171,14 +168,14 @@ class VllmParser:
     def keys(self) -> set[str]:
         return {key for fields in self.configs.values() for key in fields}
 
+    @cache  # noqa: B019, a parser lives as long as its process
     def model(self, name: str) -> type[BaseModel]:
-        if name not in self._models:
-            fields = {key: (self.typed(form), None) for key, form in self.configs[name].items() if key != "*"}
-            extra: Literal["allow", "forbid"] = "allow" if "*" in self.configs[name] else "forbid"
-            aliased = {f"f_{key}": (kind, Field(default, alias=key)) for key, (kind, default) in fields.items()}
-            config = ConfigDict(extra=extra)
-            self._models[name] = create_model(name, __config__=config, **aliased)  # type: ignore[call-overload]
-        return self._models[name]
+        """A configuration. Its fields have other names here: pydantic has methods that are called as some are."""
+        rows = self.configs[name]
+        fields: Any = {
+            f"f_{key}": (self.typed(form), Field(None, alias=key)) for key, form in rows.items() if key != "*"
+        }
+        return create_model(name, __config__=ConfigDict(extra="allow" if "*" in rows else "forbid"), **fields)
 
     def typed(self, form: Any) -> Any:
         """The Python type of a form."""
@@ -233,9 +230,11 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
     "human_or_auto": size_or_auto, "lower": lambda text: text.lower().replace("-", "_"),
 }  # fmt: skip
 NAMES = {
-    "int": "whole number", "float": "number", "json": "JSON", "json_or_text": "JSON", "human": "whole number or size",
-    "human_or_auto": "whole number, size or auto",
-}  # fmt: skip
+    "int": "whole number",
+    "human": "whole number or size",
+    "human_or_auto": "size or auto",
+    "json_or_text": "json",
+}
 
 
 @cache

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from sparkpin.core.errors import InputError, ManifestError
-from sparkpin.recipes import placeholders, recipe, render, sources
+from sparkpin.recipes import placeholders, recipe, render
 from sparkpin.recipes.shell import commands
 
 V1 = {"recipe_version": "1", "name": "R", "model": "a/b", "container": "c"}
@@ -115,7 +115,7 @@ def test_words_are_those_of_bash(script: str, tmp_path: Path) -> None:
     "script",
     ["p $(date)", "p `date`", 'p "$(date)"', "p $'a'", "p $1", "p $NODE_IP", "p {a,b}", 'p {"a":1,"b":2}', "p {1..3}",
      "p 'a", 'p "a', "(p a)", "if true; then p; fi", "p ${A:-$NAME}", "p ${A:-${NAME}}", "p $NA\\\nME", "p ${A:-'b'}",
-     'p ${A:-"b"}', "p ${A:-$(b)}", "p ${A:-" * 30 + "}" * 30, "p $RANDOM", "p ${PPID}"],
+     'p ${A:-"b"}', "p ${A:-$(b)}", "p ${A:-" * 30 + "}" * 30, "p $RANDOM", "p ${PPID}", "p ${UID:-d}", "p ${HOME:-d}"],
 )  # fmt: skip
 def test_what_only_a_shell_could_expand_is_refused(script: str) -> None:
     with pytest.raises(ManifestError) as caught:
@@ -180,19 +180,6 @@ def test_what_starts_the_server_is_no_part_of_it(tmp_path: Path) -> None:
     got = render.render(read)
     assert (got.argv, got.env) == (("vllm", "serve", "a/b", "--a", "b=c"), {"A": "1", "B": "2", "C": "x y"})
     assert got.plumbing == "> log 2>&1 &"
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "python3 -m vllm.entrypoints.openai.api_server --port 1 --model {model}",
-        "vllm serve --port 1 --model={model}",
-        "vllm serve {model} --port 1",
-    ],
-)
-def test_spellings_of_vllm_serve(tmp_path: Path, command: str) -> None:
-    argv = render.render(made(tmp_path, V2, command)).argv
-    assert sources.vllm_serve(argv) == ("vllm", "serve", "a/b", "--port", "1")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

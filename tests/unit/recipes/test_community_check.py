@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from places import PROJECT
 
 from sparkpin.build.pair import pair
 from sparkpin.cli import notes as commands_notes
-from sparkpin.cli import recipe as tasks
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests
@@ -187,6 +185,7 @@ def test_environment(tmp_path: Path) -> None:
         (V2 | {"command": "vllm serve {model} -tp 2 -dp 2"}, "no data parallelism"),
         (V2 | {"command": "vllm serve {model} -pp 2 -sc.method mtp"}, "--speculative-config"),
         (V2 | {"command": "vllm serve {model} -tp 1 -pp 2", "model": "Qwen/Qwen3.6-1B"}, "--pipeline-parallel-size"),
+        (V2 | {"command": "vllm serve {model} -tp 3", "model": "Intel/Qwen3.5-35B-A3B-int4-AutoRound"}, "KV heads"),
         (V1 | {"command": "vllm serve c/d"}, "c/d"),
         (V1 | {"command": "vllm serve a/b $(hostname)"}, "$(hostname)"),
         (V2 | {"command": "vllm serve {model} --distributed-executor-backend=ray"}, "no ray"),
@@ -245,25 +244,6 @@ def test_a_fault_of_a_recipe_of_ours(project: Path, old: str, new: str, key: str
     path.write_text(text.replace(old, new, 1))
     (error,) = check.check(project, "scripted-tiny").errors
     assert error.key == key
-
-
-def test_every_file_of_recipes_is_checked_whatever_the_others_are(
-    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
-    for name, text in (("a", "- 1\n"), ("b", "a: b: c\n"), ("My_own", "{}\n"), ("c", "stack: 1\n")):
-        (project / f"recipes/{name}.yaml").write_text(text)
-    assert not tasks.recipe_check(paths, as_json=True)
-    told = json.loads(capsys.readouterr().out)
-    rows = {Path(row["name"]).stem: row for row in told["recipes"]}
-    errors = {name: [one for one in row["found"] if one["severity"] == "error"] for name, row in rows.items()}
-    assert {name for name, row in rows.items() if row["verdict"] == "refused"} == {"a", "b", "My_own", "c"}
-    assert told["refused"] == 4 == len(rows) - told["passed"]
-    assert {name: [one["key"] for one in found] for name, found in errors.items() if name in "abc"} == {
-        "a": ["(whole file)"], "b": ["line 1"], "c": ["recipe_version"],
-    }  # fmt: skip
-    with pytest.raises(InputError, match="My_own"):
-        pair(project, "My_own")
 
 
 def test_a_build_tells_of_what_vllm_will_refuse(project: Path) -> None:

@@ -26,11 +26,6 @@ DOCKER = """docker run -d --gpus all -p 8000:8000 -e A=1 --env B -eC=3 --env=D v
 """
 
 
-@pytest.fixture
-def paths(project: Path, tmp_path: Path) -> Paths:
-    return Paths(project, tmp_path / "cache", tmp_path / "home")
-
-
 def read(folder: Path, text: str) -> recipe.CommunityRecipe:
     (folder / "r.yaml").write_text(text)
     return recipe.load(folder / "r.yaml")
@@ -42,6 +37,7 @@ def read(folder: Path, text: str) -> recipe.CommunityRecipe:
         "vllm serve a/b --port 1\n",
         "FOO=1 vllm serve a/b \\\n  --port 1",
         "#!/bin/bash\nset -e\nM=a/b\nexport P=1\ncd /x\nexec vllm serve $M --port ${P}\n",
+        "vllm serve --port 1 --model=a/b",
         "numactl --cpunodebind=0 /opt/env/bin/vllm serve a/b --port 1",
         "python3 -m vllm.entrypoints.openai.api_server --model a/b --port 1",
         DOCKER,
