@@ -56,7 +56,7 @@ def recipe(
     ],
     what: Annotated[
         tuple[str, ...],
-        "check: files, folders, globs or names of recipes/, all of these when left out; show: a file or a name; "
+        "check: files, folders or names of recipes/, all of these when left out; show: a file or a name; "
         "import: a file; export: a name, and a release (default: what the working tree would build); list: none",
         "FILE|NAME ...",
     ] = (),
