@@ -30,8 +30,8 @@ def bisect(
     plan, asked = make_plan(paths, good, bad), Check(check, serve)
     terminal.show(f"- good {plan.good.tag}")
     terminal.show(f"+ bad  {plan.bad.tag}")
-    for place, change in enumerate(plan.changes, start=1):
-        terminal.show(f"{place:3} {terminal.printable(change.text)}")
+    for change in plan.changes:
+        terminal.show(f"  {terminal.printable(change.text)}")
     if plan.note:
         terminal.show(f"note: {terminal.printable(plan.note)}")
     folder = paths.home / FOLDER / asked.identity(plan)

@@ -415,8 +415,8 @@ class Releases:
 
 
 def read_as(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T:
-    """A JSON file with a schema. ManifestError for one that is damaged or that a newer sparkpin wrote, InputError for
-    another user's; FileNotFoundError passes through."""
+    """A JSON file with a schema. ManifestError for one that is damaged or of another schema, InputError for another
+    user's; FileNotFoundError passes through."""
     try:
         text = path.read_bytes()
     except PermissionError:
@@ -426,7 +426,6 @@ def read_as(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T:
     try:
         return adapter.validate_json(text)  # a strict dataclass takes its parts as objects of JSON only
     except ValidationError as error:
-        require_known_schema(path, text)
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
         got = "(missing)" if first["type"].startswith("missing") else first["input"]
@@ -438,14 +437,6 @@ def read_optional(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T |
     with contextlib.suppress(FileNotFoundError):
         return read_as(path, adapter, next_step=next_step)
     return None
-
-
-def require_known_schema(path: Path, text: bytes) -> None:
-    """ManifestError for a file that a newer sparkpin wrote."""
-    with contextlib.suppress(ValueError, AttributeError):
-        if isinstance(schema := json.loads(text).get("schema"), int) and schema > SCHEMA:
-            newer = "a newer sparkpin wrote this file: update this checkout"
-            raise ManifestError(path, "schema", schema, f"{SCHEMA} or less", next_step=newer)
 
 
 def read_record(path: Path) -> Release:

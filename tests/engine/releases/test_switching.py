@@ -12,7 +12,7 @@ from made_releases import built, states, tags
 from sparkpin.build import consistent
 from sparkpin.cli import releases as commands_releases
 from sparkpin.cli import serve as commands_serve
-from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError, SmokeError
+from sparkpin.core.errors import CheckpointError, EngineError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases import current as retention
@@ -150,27 +150,6 @@ def promoted(paths: Paths, engine: Engine, count: int) -> list[Release]:
     """So many releases, each of which was current once; the last one is."""
     made = [built(paths, engine, number) for number in range(1, count + 1)]
     return [retention.promote(paths, engine, one) for one in made]
-
-
-def test_a_release_that_promote_refuses_comes_back_by_its_name_alone(paths: Paths, engine: Engine) -> None:
-    first, worse, last = promoted(paths, engine, 3)
-    told = heard()
-    spoil(paths, worse)
-    assert roll_back(paths, engine).tag == first.tag
-    assert len(told) == 1 and worse.tag in told[0] and "mtp.json" in told[0]
-    retention.promote(paths, engine, last)
-    spoil(paths, first)
-    with pytest.raises(ManifestError) as caught:
-        roll_back(paths, engine)
-    assert caught.value.file.endswith("mtp.json")
-    assert retention.promote(paths, engine, worse).state == "current"
-
-
-def spoil(paths: Paths, made: Release) -> None:
-    """A record that cannot be read shows no quality."""
-    folder = Releases(paths).evidence(made) / "quality"
-    folder.mkdir()
-    (folder / "mtp.json").write_text("{}")
 
 
 @pytest.mark.parametrize("lost", ["image", "checkpoint"])

@@ -33,7 +33,7 @@ from sparkpin.releases.container import require_image
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
 from sparkpin.releases.runs_here import obstacle
-from sparkpin.upgrade.bisect.plan import ReleaseChange, changes_of_parts, make_plan
+from sparkpin.upgrade.bisect.plan import changes_of_parts, make_plan
 from sparkpin.upgrade.bisect.search import FOLDER, Search, Trial
 from sparkpin.upgrade.bump import record
 from sparkpin.upgrade.bump.record import Bump, Step
@@ -150,11 +150,9 @@ def blame(candidate: Candidate, step: Step, folder: Path) -> str:
 
 def require_promotable(made: Bump, folder: Path) -> None:
     """Prints the verdict. BumpError where the current release stays."""
-    rows = [
-        (one.name, "ok" if one.passed else "failed", terminal.seconds(one.seconds), printable(one.detail))
-        for one in made.steps
-    ]
-    terminal.table(("step", "verdict", "seconds", "result"), rows)
+    for one in made.steps:
+        verdict = "ok" if one.passed else "failed"
+        show(f"{one.name:8} {verdict:7} {terminal.seconds(one.seconds):>9}  {printable(one.detail)}")
     if made.guilty:
         show(f"because of {printable(made.guilty)}")
     show(f"verdict: {made.verdict} ({folder / record.FILE})")
@@ -209,16 +207,17 @@ def moving_of(recipe: Recipe, model: ModelPin) -> list[ModelPin]:
 def differences(old: Pairing, new: Pairing) -> list[str]:
     """One line for each package and each repository of a model that is another."""
     locks = (old.stack_lock, new.stack_lock)
-    found = [
+    changes = [
         *changes_of_parts("wheel", [*parts_apart(*(parts(lock.wheels) for lock in locks))]),
         *changes_of_parts("deb", [*parts_apart(*(parts(lock.debs) for lock in locks))]),
     ]
+    found = [change.text for change in changes]
     for name, entry in new.model_lock.repositories.items():
         before = old.model_lock.repositories.get(name)
         if before is None or before.revision != entry.revision:
-            was = before.revision[:12] if before else None
-            found.append(ReleaseChange("checkpoint", entry.repo, was, entry.revision[:12]))
-    return [change.text for change in found]
+            was = before.revision[:12] if before else "none"
+            found.append(f"~ checkpoint {entry.repo}: {was} -> {entry.revision[:12]}")
+    return found
 
 
 def parts(rows: Sequence[LockedFile]) -> dict[str, VersionedPart]:
