@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from sparkpin.cli.bench import ROUNDS, BenchOptions, common, plan_for, subject_of
+from sparkpin.cli.bench import ALL_PARTS, ROUNDS, common, plan_for, subject_of
 from sparkpin.cli.choose import choose_recipe, require_recipe
 from sparkpin.cli.options import Recipe
 from sparkpin.cli.quality import Pair, compared
@@ -17,6 +17,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.distribute.attest import ensure_attested
 from sparkpin.host.engine import Engine
 from sparkpin.measure.bench.compare import compare
+from sparkpin.measure.bench.plan import BenchParts
 from sparkpin.measure.bench.record import Comparison
 from sparkpin.measure.bench.run import BenchPlace
 from sparkpin.measure.quality import texts
@@ -59,7 +60,6 @@ def measure_quality(quick: bool, paths: Paths, engine: Engine, release: Release,
 
 
 def measure_speed(quick: bool, paths: Paths, engine: Engine, before: Release, after: Release, keep: bool) -> Comparison:
-    asked = BenchOptions(quick, False, "", "", dry_run=False, as_json=False)
-    plan = common([plan_for(paths, one, asked) for one in (before, after)])
     subjects = subject_of(paths, before), subject_of(paths, after)
+    plan = common([plan_for(one, BenchParts(ALL_PARTS, quick=quick)) for one in subjects])
     return compare(BenchPlace.here(paths, engine, None), subjects, plan, ROUNDS, keep=keep)

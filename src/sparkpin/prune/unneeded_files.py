@@ -21,7 +21,7 @@ from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model_files import blobs_of
-from sparkpin.host.disk_usage import EngineImage
+from sparkpin.host.images import ImageInfo
 from sparkpin.pins.schema import ModelLock, StackLock
 from sparkpin.prune.images import STALE_AFTER
 from sparkpin.releases.kept_inputs import read_inputs
@@ -138,7 +138,7 @@ def marks_of_releases(releases: Sequence[Release], records: BuildRecords, *, req
     return found
 
 
-def marks_of_engine(images: Sequence[EngineImage], records: BuildRecords) -> set[str]:
+def marks_of_engine(images: Sequence[ImageInfo], records: BuildRecords) -> set[str]:
     """Images that the engine has stay explained, whoever made them."""
     keys = {tag[-12:] for image in images for tag in image.tags}
     return records.marks(keys, required=False) | {hex_of(one) for image in images for one in image.diff_ids}

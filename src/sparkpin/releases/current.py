@@ -8,8 +8,8 @@ from typing import Any
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import image_ref
-from sparkpin.host import disk_usage
 from sparkpin.host.engine import Engine
+from sparkpin.host.images import ImageInfo
 from sparkpin.releases.protection import protections_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import with_others
@@ -125,30 +125,31 @@ def list_images(paths: Paths, engine: Engine) -> ImageRows:
     protected: since when and why, None for most; host: the machine that made it, None in old records.
     """
     records = Releases(paths)
-    images = disk_usage.inventory(engine)
+    images = engine.images()
     by_name = {(tag, image.config_digest): image for image in images for tag in image.tags}
-    present: dict[str, disk_usage.EngineImage] = {}
+    present: dict[str, ImageInfo] = {}
     rows: list[dict[str, Any]] = []
     faults: list[ManifestError] = []
     for recipe in records.recipes():
         releases, broken = records.readable(recipe)
         protections, faults = protections_of(records, recipe), [*faults, *broken]
         for release in reversed(releases):
-            image = by_name.get((release.tag, release.image))
-            if image:
+            if image := by_name.get((release.tag, release.image)):
                 present[image.id] = image
             protection = protections.get(release.tag)
             rows.append(
                 {
                     **{name: getattr(release, name) for name in AS_RECORDED},
                     "image": release.image if image else None,
-                    "unique_size": disk_usage.unique_size(image, images) if image else 0,
+                    "unique_size": image.unique_size(images) if image else 0,
                     "smoke": release.smoke_text,
                     "protected": protection.model_dump() if protection else None,
                     "host": release.host.model_dump() if release.host else None,
                 }
             )
-    own = [disk_usage.unique_size(image, images) for image in present.values()]
-    total = sum(disk_usage.all_layers(present.values()).values())
-    shared = total - sum(filter(None, own)) if present and None not in own else None
+    own = [image.unique_size(images) for image in present.values()]
+    layers: dict[str, int] = {}
+    for image in present.values():
+        layers.update(image.layers or {})
+    shared = sum(layers.values()) - sum(filter(None, own)) if present and None not in own else None
     return ImageRows(rows, shared, faults)

@@ -9,12 +9,11 @@ import contextlib
 import json
 import time
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import hub
 import pytest
 import yaml
-from bump_site import LOCK, NEEDS, RECIPE, Apt, Ask, Site, make_current, make_paths, pin, state, versions_of
+from bump_site import LOCK, NEEDS, RECIPE, Ask, Site, closure, make_current, make_paths, pin, state, versions_of
 from bump_site import ask as ask
 from bump_site import made as made
 from bump_site import site as site
@@ -36,8 +35,8 @@ pytestmark = pytest.mark.slow  # test_bump_engine.py is in each run
 
 
 def offer_libc(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    debs = [row if row.name != "libc6" else deb("libc6", version) for row in Apt().closure(None)]
-    monkeypatch.setattr(lock_module, "open_apt", lambda *_: SimpleNamespace(closure=lambda _: debs))
+    debs = [row if row.name != "libc6" else deb("libc6", version) for row in closure()]
+    monkeypatch.setattr(lock_module, "debian_closure", lambda *_: debs)
 
 
 def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:

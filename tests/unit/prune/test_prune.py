@@ -36,8 +36,8 @@ from sparkpin.core.errors import BusyError, DiskError, IntegrityError
 from sparkpin.core.files import atomic_file, lock, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import take_in
-from sparkpin.host import disk_usage as layer_sizes
 from sparkpin.host.engine import Engine
+from sparkpin.host.images import ImageInfo
 from sparkpin.measure.quality.measured import place
 from sparkpin.prune.images import STALE_AFTER, EngineState, unneeded_tags
 from sparkpin.prune.plan import PruneOptions, make_plan, remove_path
@@ -89,11 +89,11 @@ def test_what_stays_and_why(states: str, keep: int, reasons: dict[int, str]) -> 
     assert list(told) == list(reasons) and all(reason in ("+", told[day]) for day, reason in reasons.items())
 
 
-def engine_image(ref: str, *diff_ids: str) -> layer_sizes.EngineImage:
-    return layer_sizes.EngineImage(ref, ref, (ref,), diff_ids, {}, "2026-01-01T00:00:00Z")
+def engine_image(ref: str, *diff_ids: str) -> ImageInfo:
+    return ImageInfo(ref, ref, (ref,), diff_ids, {}, "2026-01-01T00:00:00Z", 0, "linux", "amd64", {})
 
 
-def state_of(images: list[layer_sizes.EngineImage]) -> EngineState:
+def state_of(images: list[ImageInfo]) -> EngineState:
     return EngineState(tuple(images), {}, {})
 
 
@@ -203,7 +203,7 @@ class Home:
         inputs = {"recipes/tiny.yaml": keep(self.paths, b"recipe of %d" % number)}
         return release(number, "failed", diff_ids=(diff_id(0xA0), diff_id(number)), inputs=inputs)
 
-    def images(self, *numbers: int) -> list[layer_sizes.EngineImage]:
+    def images(self, *numbers: int) -> list[ImageInfo]:
         """Of the stages that releases 1 and 2 are of; 0xA0: of the one below."""
         return [
             engine_image(f"sparkpin/stack-cpu:v2-{f'{n:02x}' * 6}", *{diff_id(0xA0): 0, diff_id(n): 0}) for n in numbers
@@ -215,7 +215,7 @@ class Home:
         removed: list[int],
         *,
         later: float = 0,
-        images: list[layer_sizes.EngineImage] | None = None,
+        images: list[ImageInfo] | None = None,
     ) -> dict[str, set[Path]]:
         """By kind, with the store. images: of the engine, which containers use; None: of what stays."""
         records, known = Releases(self.paths), [self.release(number) for number in (*staying, *removed)]

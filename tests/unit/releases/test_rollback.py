@@ -15,8 +15,6 @@ from made_releases import release
 
 from sparkpin.build import make
 from sparkpin.build.pair import pair
-from sparkpin.cli import releases as commands_releases
-from sparkpin.cli import serve as commands_serve
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, IntegrityError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.releases import current
@@ -29,13 +27,6 @@ from sparkpin.serve import linked
 @pytest.fixture
 def paths(tmp_path: Path) -> Paths:
     return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
-
-
-def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
-    target, former, served = release(1, "current"), release(2, "retired"), release(3, "passed")
-    for running in (None, former.tag, target.tag, served.tag):
-        notes = [line for line in commands_releases.went_back(former, target, running) if line.startswith("note: ")]
-        assert [served.tag in note for note in notes] == [True] * (running == served.tag)
 
 
 @pytest.mark.parametrize(
@@ -210,27 +201,6 @@ def test_a_rollback_passes_over_what_is_gone_or_refused_and_not_over_a_fault_tha
             find_target(paths, engine, "tiny", check)
     del engine.images[made[1].tag]
     assert find_target(paths, engine, "tiny", check).tag == made[0].tag, "its image is gone"
-
-
-def test_a_rollback_that_served_and_came_too_late_tells_how_to_serve_what_is_current(
-    three: tuple[Paths, Any, list[Release]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths, engine, _ = three
-    other = release(4, "passed")
-
-    def serve(**_: object) -> None:
-        Releases(paths).save(other)
-        Releases(paths).point(other)
-
-    monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
-    monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
-    monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
-    monkeypatch.setattr(commands_releases, "running_release", lambda *_: None)
-    monkeypatch.setattr(commands_releases, "require_as_recorded", lambda *_: [])
-    monkeypatch.setattr(commands_serve, "serve_release", serve)
-    with pytest.raises(InputError) as caught:
-        commands_releases.rollback(recipe="tiny", serve=True)
-    assert f"invoke serve {other.tag}" in caught.value.next_step
 
 
 @pytest.mark.parametrize(
