@@ -22,7 +22,7 @@ def bisect(
     *,
     good: Annotated[str, "release whose check is good", "TAG"],
     bad: Annotated[str, "release whose check is bad", "TAG"],
-    check: Annotated[str, "shell command (docs/bisect.md): 0 is good, 125 inconclusive, any other code bad"],
+    check: Annotated[str, "shell command (docs/bisect.md): 0 is good, 124 and 125 inconclusive, any other code bad"],
     serve: Annotated[bool, "start a server for each trial: its address is SPARKPIN_ENDPOINT"] = False,
 ) -> None:
     """Find the change between two releases that makes a check fail."""
