@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from sparkpin.build import cross_build
 from sparkpin.build.consistent import same
+from sparkpin.build.context import UV, uv_file
 from sparkpin.build.image import build_image
 from sparkpin.build.make import at_work, checkpoint_of
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, RenderedImage, layer_file, read_record, record_file, records_of
+from sparkpin.build.render import BUILDER
 from sparkpin.core import files
 from sparkpin.core.errors import HostError, IntegrityError
 from sparkpin.core.paths import Paths
@@ -40,7 +41,8 @@ from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release
 
-PREFIX = "reproduce-"  # of a run's folder below work/, and of that of its engine's sockets
+Verdict = Literal["identical", "different"]
+RUN = Path("/run")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class StageResult:
     """How one image came out. got: its config digest; lines: what differs, for people."""
 
     stage: str
-    verdict: Literal["identical", "different"]
+    verdict: Verdict
     got: str
     layers: int
     seconds: float
@@ -65,9 +67,14 @@ def reproduce(paths: Paths, release: Release) -> tuple[StageResult, ...]:
         raise HostError("only root may start the second Docker engine that this needs", next_step=step)
     results, builds = list[StageResult](), recorded_builds(paths, release, this_platform())
     with engine_apart(paths) as (apart, engine):
-        for record, image in builds:
+        for before, image in builds:
             build_image(apart, engine, image)
-            results.append(result_of((paths, record), (apart, read_record(record_file(apart, image)))))
+            after = read_record(record_file(apart, image))
+            is_same = (after.config_digest, after.diff_ids) == (before.config_digest, before.diff_ids)
+            lines = () if is_same else tuple(map(printable, differences((paths, before), (apart, after))))
+            verdict: Verdict = "identical" if is_same else "different"
+            layers = len(after.diff_ids)
+            results.append(StageResult(after.stage, verdict, after.config_digest, layers, after.seconds, lines))
     return tuple(results)
 
 
@@ -88,16 +95,27 @@ def recorded_builds(paths: Paths, release: Release, machine: str) -> list[tuple[
     """
     records = records_of(paths, release)
     check_form(records)
-    images = [cross_build.again(record, machine) for record in records]
+    images = [again(record, machine) for record in records]
     if absent_inputs(paths, images):
         with project_of(paths, release) as project:
             last = pair(project, release.recipe, stage=release.stage)[-1]
             fetch.fetch_stack(paths, last.stack, last.stack_lock)
     if lost := absent_inputs(paths, images):
-        first = f"{lost[0].name} (sha256={lost[0].sha256})"
-        cause = f"{len(lost)} inputs of {release.tag} are gone from {paths.inputs}, the first: {first}"
-        raise IntegrityError(cause, next_step="import a bundle of the release (`invoke import FILE`)")
+        cause = f"{len(lost)} inputs of {release.tag} are gone from {paths.inputs}, the first: {lost[0].name}"
+        step = "import a bundle of the release (`invoke import FILE`)"
+        raise IntegrityError(f"{cause} (sha256={lost[0].sha256})", next_step=step)
     return list(zip(records, images, strict=True))
+
+
+def again(record: BuildRecord, machine: str) -> RenderedImage:
+    """A recorded build as it can run on a machine (its platform): where its steps ran then, if that is such a machine.
+
+    Elsewhere this machine's uv runs them; whether another version of it gives the same bytes, a comparison shows.
+    """
+    image, ran_on = record.rendered, (record.builder or record).platform
+    if machine == ran_on or f"ARG {BUILDER}=" not in image.dockerfile:
+        return image
+    return replace(image, context=tuple(uv_file() if file.path == UV else file for file in image.context))
 
 
 def check_form(records: Sequence[BuildRecord]) -> None:
@@ -125,56 +143,40 @@ def absent_inputs(paths: Paths, images: Sequence[RenderedImage]) -> list[LockedF
 @contextlib.contextmanager
 def engine_apart(paths: Paths) -> Iterator[tuple[Paths, Engine]]:
     """One run at a time, so all that is there when it begins is of a killed one: its engine, which may still run, and
-    its folders."""
+    its folder."""
+    folder, daemon = paths.work / "reproduce", daemon_of(paths)
     with files.lock(paths.locks / "reproduce.lock", on_wait=lambda: say("waiting for another reproduce")):
-        for left in paths.work.glob(f"{PREFIX}*"):
-            say(f"removing what a killed reproduce left: {left}")
-            remove_run(left)
-        sockets = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))  # short: a socket's path has at most 107 bytes
-        folder = paths.work / sockets.name
+        remove_run(daemon, folder)
         try:
             apart = Paths(paths.project, folder / "cache", folder / "home")
             with files.disk_errors(paths.work):
+                daemon.folder.mkdir(0o700)
                 for link, target in ((apart.store, paths.store), (apart.inputs, paths.inputs)):
                     link.parent.mkdir(parents=True)
                     target.mkdir(parents=True, exist_ok=True)
                     link.symlink_to(target)
-            daemon = daemon_of(folder)
             start_engine(apart, daemon)
             yield apart, Engine.at(f"unix://{daemon.socket}")
         finally:
             try:
-                remove_run(folder)
+                remove_run(daemon, folder)
             except HostError as error:  # it must not hide why the run ended; the next run finds all of it
                 say(f"warning: {folder} stays: {error}")
 
 
-def sockets_of(folder: Path) -> Path:
-    return Path("/tmp", folder.name)
+def daemon_of(paths: Paths) -> Daemon:
+    """Its sockets lie where only root makes names, and not with the rest: a socket's path has at most 107 bytes."""
+    name = hashlib.sha256(str(paths.work).encode()).hexdigest()[:12]
+    return Daemon.private(RUN / f"sparkpin-reproduce-{name}", paths.work / "reproduce/engine-data")
 
 
-def daemon_of(folder: Path) -> Daemon:
-    return Daemon.private(sockets_of(folder), folder / "engine-data")
-
-
-def remove_run(folder: Path) -> None:
+def remove_run(daemon: Daemon, folder: Path) -> None:
     """Its engine, then its folders. HostError, and nothing is removed, where the engine does not stop: its pid file is
     what finds it later."""
-    sockets = sockets_of(folder)
-    # In /tmp anybody may make that name again, once it is cleaned, and root would follow its pid files.
-    if sockets.is_dir() and not sockets.is_symlink() and sockets.stat().st_uid == os.geteuid():
-        stop_engine(daemon_of(folder))
-        shutil.rmtree(sockets, ignore_errors=True)
+    stop_engine(daemon)
     with waiting(f"removing {folder}"):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def result_of(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> StageResult:
-    new, layers = after[1], len(after[1].diff_ids)
-    if (new.config_digest, new.diff_ids) == (before[1].config_digest, before[1].diff_ids):
-        return StageResult(new.stage, "identical", new.config_digest, layers, new.seconds, ())
-    lines = tuple(map(printable, [*differences(before, after)]))
-    return StageResult(new.stage, "different", new.config_digest, layers, new.seconds, lines)
+        for left in (daemon.folder, folder):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def differences(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> Iterator[str]:

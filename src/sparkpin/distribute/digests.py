@@ -175,8 +175,10 @@ class Confirmations:
 
     @property
     def line(self) -> str:
-        names = f" ({', '.join(self.builders)})" if self.builders else ""
-        return f"confirmed by {count(len(self.builders), 'builder') if self.builders else 'no builder yet'}{names}"
+        if not self.builders:
+            return f"no other builder has sent a signed statement of this image yet ({BUILDERS}/ is where they lie)"
+        who = f"{count(len(self.builders), 'builder')} ({', '.join(self.builders)})"
+        return f"{who} signed that these pins gave them this image"
 
 
 def read_statement(path: Path, allowed: Path | None) -> tuple[dict[str, str], signing.Signer]:

@@ -22,7 +22,7 @@ from sparkpin.build import image as build
 from sparkpin.build import make, rootfs
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, layer_file, records_of, write_record
-from sparkpin.build.reproduce import StageResult, reproduce, restore, sockets_of
+from sparkpin.build.reproduce import StageResult, daemon_of, reproduce, restore
 from sparkpin.core import progress
 from sparkpin.core.errors import DifferenceError, IntegrityError
 from sparkpin.core.paths import Paths
@@ -191,11 +191,10 @@ def test_the_engine_of_a_killed_rebuild_goes_with_the_next(site: Site, tmp_path:
         time.sleep(0.02)
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
-    (left,) = site.paths.work.glob("reproduce-*")
-    sockets = sockets_of(left)
-    assert ask(f"unix://{sockets}/docker.sock") is not None, "the engine outlives its killed parent"
+    left = daemon_of(site.paths)
+    assert ask(f"unix://{left.socket}") is not None, "the engine outlives its killed parent"
     assert {result.verdict for result in site.reproduce(release)} == {"identical"}
-    assert list(site.paths.work.iterdir()) == [] and not sockets.exists()
+    assert list(site.paths.work.iterdir()) == [] and not left.folder.exists()
 
 
 def test_the_project_of_a_release_is_as_it_was(site: Site) -> None:

@@ -37,22 +37,21 @@ def test_an_engine_that_does_not_stop_is_found_by_the_next_run(tmp_path: Path, m
     monkeypatch.setattr(daemon, "STOP_TIMEOUT", 0.3)
     monkeypatch.setattr(reproduce, "start_engine", start_engine)
     monkeypatch.setattr(reproduce.Engine, "at", lambda url: None)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(reproduce, "RUN", tmp_path)
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
     try:
         with reproduce.engine_apart(paths):
             pass
-        (folder,) = paths.work.glob(f"{reproduce.PREFIX}*")
-        sockets = reproduce.sockets_of(folder)
         with pytest.raises(HostError), reproduce.engine_apart(paths):
             pass
-        assert (sockets / "docker.pid").is_file() and folder.is_dir()
+        left, folder = reproduce.daemon_of(paths), paths.work / "reproduce"
+        assert left.pidfile.is_file() and folder.is_dir()
     finally:
         for process in started:
             process.kill()
             process.wait()
-    reproduce.remove_run(folder)
-    assert not folder.exists() and not sockets.exists()
+    reproduce.remove_run(left, folder)
+    assert not folder.exists() and not left.folder.exists()
 
 
 def test_what_differs_is_told_field_by_field(tmp_path: Path) -> None:
@@ -73,16 +72,3 @@ def test_only_root_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HostError) as caught:
         reproduce.reproduce(cast(Any, None), cast(Any, SimpleNamespace(tag="t")))
     assert "invoke reproduce t" in caught.value.next_step
-
-
-def test_a_name_in_tmp_that_somebody_else_made_again_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped: list[object] = []
-    monkeypatch.setattr(reproduce, "stop_engine", lambda *given: stopped.append(given))
-    monkeypatch.setattr(reproduce, "sockets_of", lambda folder: tmp_path / "link")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "run")
-    (tmp_path / "left").mkdir()
-    reproduce.remove_run(tmp_path / "left")
-    assert not stopped and (tmp_path / "run").is_dir() and not (tmp_path / "left").exists()

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from checkout import PROJECT
 
-from sparkpin.build.model_needs import ModelNeeds
+from sparkpin.build.checkpoint import ModelNeeds
 from sparkpin.cli.doctor import command, rules
 from sparkpin.cli.doctor import facts as reading
 from sparkpin.cli.doctor.facts import MachineFacts

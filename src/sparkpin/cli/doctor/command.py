@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import asdict
 from typing import Annotated
 
-from sparkpin.build.model_needs import ModelNeeds, needs_of
+from sparkpin.build.checkpoint import ModelNeeds, needs_of
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.steps import checkpoint_steps
 from sparkpin.cli.doctor import rules

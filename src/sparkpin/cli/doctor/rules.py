@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkpin.build.model_needs import ModelNeeds
+from sparkpin.build.checkpoint import ModelNeeds
 from sparkpin.cli.doctor.facts import MachineFacts
 from sparkpin.core.terminal import gib, size
 from sparkpin.host.preflight import MORE_DISK, DiskRow
