@@ -11,8 +11,14 @@ from pathlib import Path
 from sparkpin.checkpoint.content import REBUILD, RECORD, Hashes, is_complete, is_made_here
 from sparkpin.checkpoint.plan import CheckpointPlan, make_plan
 from sparkpin.checkpoint.steps import checkpoint_key, lock_for, used_repositories
-from sparkpin.checkpoint.verify import verify_checkpoint
-from sparkpin.checkpoint.write import checkpoint_folder, disk_needed, hold_model, record, write_checkpoint
+from sparkpin.checkpoint.write import (
+    checkpoint_folder,
+    disk_needed,
+    hold_model,
+    record,
+    verify_checkpoint,
+    write_checkpoint,
+)
 from sparkpin.core import terminal
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths

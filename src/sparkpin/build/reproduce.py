@@ -35,8 +35,7 @@ from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import this_platform
 from sparkpin.image import seal
-from sparkpin.image.listing import read_contents
-from sparkpin.image.listing_diff import compare_images
+from sparkpin.image.listing import compare_images, read_contents
 from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release

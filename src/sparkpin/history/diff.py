@@ -11,8 +11,7 @@ from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
-from sparkpin.image.listing import Contents
-from sparkpin.image.listing_diff import ContentsDifference, compare_images
+from sparkpin.image.listing import Contents, ContentsDifference, compare_images
 from sparkpin.pins.vllm_flags import parse_flags
 
 Verdict = Literal["added", "removed", "up", "down", "changed", "bytes"]

@@ -43,8 +43,7 @@ from sparkpin.build.checkpoint import build_checkpoint, plan_checkpoint, verify_
 from sparkpin.checkpoint import write
 from sparkpin.checkpoint.content import IMPORTED, OWN, RECORD, TABLE, Hashes
 from sparkpin.checkpoint.plan import make_plan
-from sparkpin.checkpoint.verify import verify_checkpoint
-from sparkpin.checkpoint.write import checkpoint_folder
+from sparkpin.checkpoint.write import checkpoint_folder, verify_checkpoint
 from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError, SparkpinError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths

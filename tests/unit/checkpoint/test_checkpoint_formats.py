@@ -10,10 +10,22 @@ from typing import Any
 
 import pytest
 import safetensors
-from checkpoint_samples import ALL, BODY, EXTRA, HYBRID, RULE, Sample, base_config, data_of, lock_of, read_tensors
+from checkpoint_samples import (
+    ALL,
+    BODY,
+    EXTRA,
+    HYBRID,
+    RULE,
+    Sample,
+    base_config,
+    data_of,
+    lock_of,
+    read_header,
+    read_tensors,
+)
 
 from sparkpin.checkpoint.formats import Patterns
-from sparkpin.checkpoint.safetensors import item_size, read_header
+from sparkpin.checkpoint.safetensors import item_size
 from sparkpin.checkpoint.steps import checkpoint_key, lock_for, require
 from sparkpin.core.errors import CheckpointError, ManifestError
 
