@@ -40,7 +40,6 @@ from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release
 
-Verdict = Literal["identical", "different"]
 RUN = Path("/run")
 
 
@@ -49,11 +48,11 @@ class StageResult:
     """How one image came out. got: its config digest; lines: what differs, for people."""
 
     stage: str
-    verdict: Verdict
+    verdict: Literal["identical", "different"]
     got: str
     layers: int
     seconds: float
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
 
 
 def reproduce(paths: Paths, release: Release) -> tuple[StageResult, ...]:
@@ -69,11 +68,12 @@ def reproduce(paths: Paths, release: Release) -> tuple[StageResult, ...]:
         for before, image in builds:
             build_image(apart, engine, image)
             after = read_record(record_file(apart, image))
-            is_same = (after.config_digest, after.diff_ids) == (before.config_digest, before.diff_ids)
-            lines = () if is_same else tuple(map(printable, differences((paths, before), (apart, after))))
-            verdict: Verdict = "identical" if is_same else "different"
-            layers = len(after.diff_ids)
-            results.append(StageResult(after.stage, verdict, after.config_digest, layers, after.seconds, lines))
+            got, layers = after.config_digest, len(after.diff_ids)
+            if (got, after.diff_ids) == (before.config_digest, before.diff_ids):
+                results.append(StageResult(after.stage, "identical", got, layers, after.seconds))
+                continue
+            lines = tuple(map(printable, differences((paths, before), (apart, after))))
+            results.append(StageResult(after.stage, "different", got, layers, after.seconds, lines))
     return tuple(results)
 
 

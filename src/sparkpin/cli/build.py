@@ -63,9 +63,7 @@ def build(
     render: Annotated[bool, "instead: print the Dockerfile of a stage and what its build sees"] = False,
     fetch_only: Annotated[bool, "instead: fetch and verify everything that the locks name"] = False,
     checkpoint_only: Annotated[bool, "instead: make the checkpoint of a stage from the pinned repositories"] = False,
-    model: Annotated[
-        str | None, "with --checkpoint-only: a model of pins/models/, without a recipe (default stage: all of its pin)"
-    ] = None,
+    model: Annotated[str | None, "with --checkpoint-only: a model of pins/models/, without a recipe"] = None,
     dry_run: Annotated[bool, "with --checkpoint-only: print the plan, which only reads headers"] = False,
     verify: Annotated[bool, "with --checkpoint-only: compare all bytes of a checkpoint with its sources"] = False,
 ) -> None:

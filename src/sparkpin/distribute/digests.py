@@ -176,7 +176,9 @@ class Confirmations:
     @property
     def line(self) -> str:
         if not self.builders:
-            return f"nobody else has confirmed this image yet: {BUILDERS}/ has no other builder's signed statement of it"
+            return (
+                f"nobody else has confirmed this image yet: {BUILDERS}/ has no other builder's signed statement of it"
+            )
         who = f"{count(len(self.builders), 'builder')} ({', '.join(self.builders)})"
         return f"{who} signed that these pins gave them this image"
 
