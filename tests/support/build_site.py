@@ -18,7 +18,8 @@ from sparkpin.build import render, rootfs
 from sparkpin.build.image import build_image
 from sparkpin.build.record import RenderedImage
 from sparkpin.core.paths import Paths
-from sparkpin.host.engine import Engine, ImageInfo
+from sparkpin.host.engine import Engine
+from sparkpin.host.images import ImageInfo
 from sparkpin.pins import manifests, schema
 
 fork = multiprocessing.get_context("fork")
@@ -53,7 +54,8 @@ class Site:
     def forget_images(self, images: list[ImageInfo]) -> None:
         """Each is built again."""
         for image in reversed(images):
-            self.engine.untag(image.ref)
+            for tag in image.tags:
+                self.engine.untag(tag)
 
     def elsewhere(self, folder: Path) -> Site:
         """The same project and engine with state folders that know nothing."""

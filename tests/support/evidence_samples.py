@@ -26,7 +26,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.distribute import sbom
 from sparkpin.distribute.materials import Material
 from sparkpin.distribute.verify import Claimed
-from sparkpin.host.engine import ImageInfo
+from sparkpin.host.images import ImageInfo
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.oci import digest_of
 from sparkpin.image.seal import image_config
@@ -153,7 +153,8 @@ def make_sample(folder: Path, stage: str = "hybrid", project: Path | None = None
             seconds=1.5,
         )
         write_record(paths, record)
-    info = ImageInfo(image.ref, record.config_digest, tuple(diff_ids), 1000, {}, "linux", "amd64", {})
+    ids = tuple(diff_ids)
+    info = ImageInfo(image.ref, record.config_digest, (), ids, None, None, 1000, "linux", "amd64", {})
     release = dataclasses.replace(new_release(pairing, info, record.seconds), created=created)
     inputs.keep_project(project, release.inputs)
     Releases(paths).save(release)

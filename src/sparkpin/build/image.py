@@ -27,12 +27,12 @@ from sparkpin.build.rootfs import native_stack
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.core.files import disk_errors, lock, sha256_file, write_json
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.core.tags import rootfs_ref, unsealed_ref
 from sparkpin.core.terminal import say
 from sparkpin.host import buildkit
 from sparkpin.host.content_store import Sizes
-from sparkpin.host.engine import Engine, ImageInfo
+from sparkpin.host.engine import Engine
+from sparkpin.host.images import ImageInfo
 from sparkpin.image.layer_tar import CanonicalLayer, read_layer
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
 from sparkpin.image.oci import OciImage
@@ -141,10 +141,7 @@ class ImageBuild:
                 self.report("sealing and loading")
                 below, sizes = [*parent.diff_ids, *layers.values()], Sizes(self.paths.cache / "layers")
                 target = {"os": image.os, "architecture": image.architecture, "tag": self.rendered.ref}
-                with progress(sum(tree.size for tree in filled.values()), after=UNPACKS) as sent:
-                    sealed = self.engine.load_sealed(
-                        [*below, *filled.values()], image.config, **target, sizes=sizes, sent=sent
-                    )
+                sealed = self.engine.load_sealed([*below, *filled.values()], image.config, **target, sizes=sizes)
                 for (name, tree), diff_id in zip(filled.items(), sealed.diff_ids[len(below) :], strict=True):
                     keep_contents(self.paths, diff_id, functools.partial(contents_of, tree))
                     layers[name] = diff_id
@@ -235,8 +232,7 @@ def require_rootfs(paths: Paths, engine: Engine, spec: rootfs.RootfsSpec, ref: s
         say(f"loading the root file system for {spec.platform}")
         architecture = spec.platform.partition("/")[2]
         labels = {"sparkpin.rootfs": spec.key}
-        with progress(tar.stat().st_size, after=UNPACKS) as sent:
-            found = engine.import_rootfs(tar, ref, architecture=architecture, labels=labels, sent=sent)
+        found = engine.import_rootfs(tar, ref, architecture=architecture, labels=labels)
     return tar, found
 
 

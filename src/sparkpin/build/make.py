@@ -19,8 +19,9 @@ from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import stage_tag
 from sparkpin.core.terminal import say
-from sparkpin.host.engine import Engine, ImageInfo, engine_of
+from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
+from sparkpin.host.images import ImageInfo
 from sparkpin.pins.schema import Stack, StackLock
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases, now
@@ -93,7 +94,7 @@ def record_release(paths: Paths, engine: Engine, pairing: Pairing, image: ImageI
     if release != known:
         records.save(release)
         (records.evidence(release) / IMPORTS).unlink(missing_ok=True)  # whatever bundle brought it before
-    for missing in {tag, stage_tag(release.recipe, release.stage)} - image.tags:
+    for missing in {tag, stage_tag(release.recipe, release.stage)} - {*image.tags}:
         engine.tag(pairing.rendered.ref, missing)
     return release
 

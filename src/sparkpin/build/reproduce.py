@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,16 +31,16 @@ from sparkpin.core.progress import waiting
 from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.core.terminal import printable, say
 from sparkpin.fetch import stack as fetch
-from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import this_platform
+from sparkpin.host.private_engine import private_engine
 from sparkpin.image import seal
 from sparkpin.image.listing import compare_images, read_contents
 from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release
 
-RUN = Path("/run")
+PREFIX = "reproduce-"  # of a run's folder below work/, and of that of its engine's sockets
 
 
 @dataclass(frozen=True)
@@ -141,41 +141,32 @@ def absent_inputs(paths: Paths, images: Sequence[RenderedImage]) -> list[LockedF
 
 @contextlib.contextmanager
 def engine_apart(paths: Paths) -> Iterator[tuple[Paths, Engine]]:
-    """One run at a time, so all that is there when it begins is of a killed one: its engine, which may still run, and
-    its folder."""
-    folder, daemon = paths.work / "reproduce", daemon_of(paths)
+    """One run at a time, so all folders that are there when it begins are of killed ones, whose engines ended with
+    them."""
     with files.lock(paths.locks / "reproduce.lock", on_wait=lambda: say("waiting for another reproduce")):
-        remove_run(daemon, folder)
+        for left in paths.work.glob(f"{PREFIX}*"):
+            say(f"removing what a killed reproduce left: {left}")
+            remove_run(left)
+        sockets = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))  # short: a socket's path has at most 107 bytes
+        folder = paths.work / sockets.name
         try:
             apart = Paths(paths.project, folder / "cache", folder / "home")
             with files.disk_errors(paths.work):
-                daemon.folder.mkdir(0o700)
                 for link, target in ((apart.store, paths.store), (apart.inputs, paths.inputs)):
                     link.parent.mkdir(parents=True)
                     target.mkdir(parents=True, exist_ok=True)
                     link.symlink_to(target)
-            start_engine(apart, daemon)
-            yield apart, Engine.at(f"unix://{daemon.socket}")
+            with private_engine(sockets, folder / "engine-data") as engine:
+                yield apart, engine
         finally:
-            try:
-                remove_run(daemon, folder)
-            except HostError as error:  # it must not hide why the run ended; the next run finds all of it
-                say(f"warning: {folder} stays: {error}")
+            remove_run(folder)
 
 
-def daemon_of(paths: Paths) -> Daemon:
-    """Its sockets lie where only root makes names, and not with the rest: a socket's path has at most 107 bytes."""
-    name = hashlib.sha256(str(paths.work).encode()).hexdigest()[:12]
-    return Daemon.private(RUN / f"sparkpin-reproduce-{name}", paths.work / "reproduce/engine-data")
-
-
-def remove_run(daemon: Daemon, folder: Path) -> None:
-    """Its engine, then its folders. HostError, and nothing is removed, where the engine does not stop: its pid file is
-    what finds it later."""
-    stop_engine(daemon)
+def remove_run(folder: Path) -> None:
+    """With the folder of its sockets; in /tmp anybody may have made that name again, and no link is followed."""
     with waiting(f"removing {folder}"):
-        for left in (daemon.folder, folder):
-            shutil.rmtree(left, ignore_errors=True)
+        for path in (Path("/tmp", folder.name), folder):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def differences(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> Iterator[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from sparkpin.core.errors import InputError, ManifestError, SparkpinError
+from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.pins import manifests
+from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
 
 if TYPE_CHECKING:
@@ -58,6 +59,14 @@ def require_recipe(paths: Paths, records: Releases, name: str) -> list[ManifestE
     return faults
 
 
+def current_of(paths: Paths, recipe: str | None) -> Release:
+    """The current release of a recipe, by default the one that became current last. InputError where there is none."""
+    records, name = Releases(paths), choose_known(paths, recipe)
+    if not records.current_tag(name):
+        require_recipe(paths, records, name)  # an unknown name is another mistake
+    return require_current(records, name)
+
+
 def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
     """An imported release's build steps are somebody else's, which run as root in a container."""
     from sparkpin.build.consistent import is_from_elsewhere
@@ -67,19 +76,6 @@ def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
             f"{release.tag} came from another machine: building it runs, as root, what its bundle says",
             next_step=f"`invoke verify {release.tag}` says who signed it; then the same command with --trust",
         )
-
-
-def stages_upon(paths: Paths, release: Release) -> list[str]:
-    """The stages that its recipe can have next above a release's own."""
-    from sparkpin.build.pair import pair  # slow to import
-
-    found = []
-    for path in sorted((paths.project / "stages").glob("*.yaml")):
-        with contextlib.suppress(SparkpinError):
-            if manifests.load_stage(paths.project, path.stem).parent == release.stage:
-                pair(paths.project, release.recipe, stage=path.stem)
-                found.append(path.stem)
-    return found
 
 
 def newest_of_stage(paths: Paths, recipe: str, stage: str) -> Release:

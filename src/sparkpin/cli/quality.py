@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.record import records_of as build_records
-from sparkpin.cli.choose import choose_known, newest_of_stage, stages_upon
+from sparkpin.cli.choose import choose_known, newest_of_stage
 from sparkpin.cli.options import Json, KnownRecipe
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import InputError, QualityError, SparkpinError
@@ -37,11 +37,9 @@ def parent_of(paths: Paths, release: Release) -> Release:
     """
     stage = manifests.load_stage(paths.project, release.stage)
     if stage.parent is None:
-        above = stages_upon(paths, release)
-        first = f"invoke up --recipe {release.recipe} --stage {above[0]}, then invoke quality; or " if above else ""
         raise InputError(
             f"{release.tag}: stage {release.stage!r} has no parent to compare it with",
-            next_step=f"{first}invoke quality {release.tag} --against TAG",
+            next_step=f"invoke quality {release.tag} --against TAG",
         )
     try:
         below = build_records(paths, release)[-2].key
@@ -49,7 +47,7 @@ def parent_of(paths: Paths, release: Release) -> Release:
         below = ""
     settings = f"recipes/{release.recipe}.yaml"
 
-    def fitness(known: Release) -> tuple[bool, bool, bool, tuple[str, str]]:
+    def fitness(known: Release) -> tuple[object, ...]:
         same_settings = known.inputs.get(settings) == release.inputs.get(settings)
         return known.is_good, known.build_key == below, same_settings, known.age
 
@@ -71,11 +69,12 @@ def newest(paths: Paths, recipe: str) -> Release:
 
 
 def chosen(paths: Paths, recipe: str | None, tag: str | None, against: str | None) -> Pair:
-    release = Releases(paths).get(tag, recipe) if tag else newest(paths, choose_known(paths, recipe))
+    records = Releases(paths)
+    release = records.get(tag, recipe) if tag else newest(paths, choose_known(paths, recipe))
     if not against:
         return Pair(release, parent_of(paths, release), "parent")
-    stages = {known.stage for known in Releases(paths).of_recipe(release.recipe)}
-    reference = newest_of_stage(paths, release.recipe, against) if against in stages else Releases(paths).get(against)
+    stages = {known.stage for known in records.of_recipe(release.recipe)}
+    reference = newest_of_stage(paths, release.recipe, against) if against in stages else records.get(against)
     if reference.tag == release.tag:
         raise InputError(f"{release.tag} against itself", next_step="name another release with --against")
     stage = quality_gate.stage_of(paths, release)

@@ -27,8 +27,8 @@ from sparkpin.build.record import record_file
 from sparkpin.core.errors import EngineError
 from sparkpin.core.paths import Paths
 from sparkpin.host import buildkit
-from sparkpin.host.disk_usage import inventory
-from sparkpin.host.engine import Engine, ImageInfo
+from sparkpin.host.engine import Engine
+from sparkpin.host.images import ImageInfo
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.saved import open_saved
 from sparkpin.pins import manifests
@@ -109,7 +109,7 @@ def site(request: pytest.FixtureRequest, make_site: Callable[[Engine], Site]) ->
 def engine(site: Site) -> Iterator[Engine]:
     """The engine; images that the test makes beside the project's are removed."""
     yield site.engine
-    for image in inventory(site.engine):
+    for image in site.engine.images():
         for tag in image.tags:
             if tag.startswith("sparkpin-test/"):
                 site.engine.untag(tag)
@@ -187,8 +187,8 @@ def test_no_layer_is_sent_that_the_engine_has(site: Site, tmp_path: Path, monkey
 def test_an_image_is_whole_and_runs(site: Site, tmp_path: Path) -> None:
     two = site.build_all()[-1]
     command = ["/bin/sh", "-c", "echo $GREETING; for file in /opt/*; do echo $file; done"]
-    assert output_of(site.engine, two.ref, command).split() == ["hello", "/opt/hello", "/opt/net"]
-    assert saved_config(site.engine, two.ref, tmp_path / "two.tar") == two.config_digest
+    assert output_of(site.engine, two.tags[0], command).split() == ["hello", "/opt/hello", "/opt/net"]
+    assert saved_config(site.engine, two.tags[0], tmp_path / "two.tar") == two.config_digest
     with open_saved(tmp_path / "two.tar") as saved:
         assert tuple(saved.diff_ids) == two.diff_ids
         found = ["sha256:" + hashlib.sha256(layer.read()).hexdigest() for layer in saved.layers]
