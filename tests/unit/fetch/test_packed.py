@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_samples import sample_paths
+from checkpoint_samples import read_header, sample_paths
 from places import PROJECT
 from tiny_repository import Repo
 
@@ -17,7 +17,7 @@ from benchmarks.scripted_tiny import weights
 from benchmarks.scripted_tiny.repositories import fp8_quantization, int4_quantization
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint.from_gguf import bf16
-from sparkpin.checkpoint.safetensors import TensorSource, read_header, write_file
+from sparkpin.checkpoint.safetensors import TensorSource, write_file
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths

@@ -201,7 +201,8 @@ class BisectPlan:
             with at_work(mixed) as engine:
                 fetch_missing(mixed, engine, pairings)
                 built = build_images(mixed, engine, pairings)[-1]
-        made = dataclasses.replace(self.good, tag=built.ref, build_key=pairings[-1].rendered.key, size=built.size)
+        image = pairings[-1].rendered
+        made = dataclasses.replace(self.good, tag=image.ref, build_key=image.key, size=built.size)
         return dataclasses.replace(made, image=built.config_digest, diff_ids=built.diff_ids)
 
 
