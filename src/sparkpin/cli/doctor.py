@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
-from sparkpin.build.model_needs import ModelNeeds, needs_of
+from sparkpin.build.checkpoint import ModelNeeds, needs_of
 from sparkpin.checkpoint.steps import checkpoint_steps
 from sparkpin.cli.options import Json, Stack, Stage
 from sparkpin.cli.tasks import task
