@@ -19,7 +19,6 @@ from layer_samples import layer, member
 from made_releases import keep_bytes
 from places import PROJECT, copied_to, rewrite
 
-from sparkpin.build.image import BuiltImage
 from sparkpin.build.make import new_release
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import BuildInput, BuildRecord, ContextFile, LayerRecord, records_of, write_record
@@ -27,6 +26,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.distribute import statement
 from sparkpin.distribute.materials import Material
 from sparkpin.distribute.verify import Claimed, slice_of
+from sparkpin.host.images import ImageInfo
 from sparkpin.image.archive import Slice
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.oci import digest_of
@@ -154,8 +154,9 @@ def make_sample(folder: Path, stage: str = "hybrid", project: Path | None = None
             seconds=1.5,
         )
         write_record(paths, record)
-    built = BuiltImage(image.ref, record.config_digest, tuple(diff_ids), 1000, 1.5, cached=False)
-    release = dataclasses.replace(new_release(pairing, built), created=created)
+    ids = tuple(diff_ids)
+    info = ImageInfo(image.ref, record.config_digest, (), ids, None, None, 1000, "linux", "amd64", {})
+    release = dataclasses.replace(new_release(pairing, info, record.seconds), created=created)
     inputs.keep_project(project, release.inputs)
     Releases(paths).save(release)
     return Sample(paths, release)

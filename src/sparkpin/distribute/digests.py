@@ -167,8 +167,12 @@ class Confirmations:
 
     @property
     def line(self) -> str:
-        names = f" ({', '.join(self.builders)})" if self.builders else ""
-        return f"confirmed by {count(len(self.builders), 'builder') if self.builders else 'no builder yet'}{names}"
+        if not self.builders:
+            return (
+                f"nobody else has confirmed this image yet: {BUILDERS}/ has no other builder's signed statement of it"
+            )
+        who = f"{count(len(self.builders), 'builder')} ({', '.join(self.builders)})"
+        return f"{who} signed that these pins gave them this image"
 
 
 def read_statement(path: Path, allowed: Path | None) -> tuple[dict[str, str], signing.Signer]:

@@ -57,4 +57,6 @@ def test_who_is_counted(sample: Sample, keys: dict[str, Path], tmp_path: Path) -
     assert check_published(tmp_path, release, sample.records, allowed).result == "wrong"
     for path in folder.iterdir():
         path.unlink() if path.name.partition(".")[0] not in ("ann", "bob") else None
-    assert confirmations(tmp_path, "0" * 64, release.image, allowed) == Confirmations(), "of other pins"
+    nobody = confirmations(tmp_path, "0" * 64, release.image, allowed)
+    assert nobody == Confirmations(), "of other pins"
+    assert BUILDERS in nobody.line, "where a statement would lie"
