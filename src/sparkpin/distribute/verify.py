@@ -40,7 +40,7 @@ OF_RECORDS = ("image", "layers", "release key", "build records", "kept inputs", 
 OF_STATEMENT = ("statement", "SBOM", "signature")
 NAMES = OF_RECORDS + OF_STATEMENT  # of the checks that every release gets, in their order
 LAYERS = "the layers' bytes"  # only with --deep, and of a bundle
-FINISHED, UNSIGNED = "finished checkpoint", "not in the statement"  # of a bundle
+FINISHED, UNSIGNED = "finished checkpoint", "what no statement covers"  # of a bundle
 MARKS = {"ok": "ok", "wrong": "WRONG", "open": "--"}
 PINS = re.compile(r"(?:pins/models|pins/stacks|stages|dockerfiles)/[^/]+|mods/[^/]+/pyproject\.toml")
 """What `manifests` reads of a release's project."""
