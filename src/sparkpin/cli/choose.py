@@ -1,22 +1,28 @@
-"""Which recipe, release and stage a command is about."""
+"""Which recipe and release a command is about."""
 
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkpin.core.errors import InputError, ManifestError, SparkpinError
+from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.pins import manifests
-from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.record import Releases
 
 if TYPE_CHECKING:
     from sparkpin.build.pair import Pairing
 
 
 def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
-    """The recipe asked for, else the default one of the stack, else that of this machine's stack."""
+    """The recipe asked for, else the default one of the stack, else that of this machine's stack. InputError for a
+    file: a recipe has a name, which a foreign one gets when it is imported."""
+    if recipe and (file := Path(recipe)).is_file():
+        own = (paths.project / "recipes" / file.name).is_file()
+        step = f"--recipe {file.stem}" if own else f"invoke recipe import {recipe}"
+        raise InputError(f"--recipe: got the file {recipe}, expected the name of a recipe", next_step=step)
     return recipe or machine.default_recipe(paths.project, stack)
 
 
@@ -56,37 +62,3 @@ def require_recipe(paths: Paths, records: Releases, name: str) -> list[ManifestE
     if not known and not faults:
         manifests.load_recipe(paths.project, name)
     return faults
-
-
-def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
-    """An imported release's build steps are somebody else's, which run as root in a container."""
-    from sparkpin.build.consistent import is_from_elsewhere
-
-    if not trusted and is_from_elsewhere(paths, release):
-        raise InputError(
-            f"{release.tag} came from another machine: building it runs, as root, what its bundle says",
-            next_step=f"`invoke verify {release.tag}` says who signed it; then the same command with --trust",
-        )
-
-
-def stages_upon(paths: Paths, release: Release) -> list[str]:
-    """The stages that its recipe can have next above a release's own."""
-    from sparkpin.build.pair import pair  # slow to import
-
-    found = []
-    for path in sorted((paths.project / "stages").glob("*.yaml")):
-        with contextlib.suppress(SparkpinError):
-            if manifests.load_stage(paths.project, path.stem).parent == release.stage:
-                pair(paths.project, release.recipe, stage=path.stem)
-                found.append(path.stem)
-    return found
-
-
-def newest_of_stage(paths: Paths, recipe: str, stage: str) -> Release:
-    for release in reversed(Releases(paths).of_recipe(recipe)):
-        if release.stage == stage:
-            return release
-    manifests.load_stage(paths.project, stage)
-    raise InputError(
-        f"no release of stage {stage!r} is built", next_step=f"invoke build --recipe {recipe} --stage {stage}"
-    )

@@ -139,7 +139,7 @@ def rollback(
     if serve:
         from sparkpin.cli.serve import serve_release  # slow to import
 
-        serve_release(recipe=name, release=release.tag, drain=drain, becomes_current=True)
+        serve_release(recipe=name, release=release.tag, drain=drain)
     try:
         current.make_current(paths, engine, release, instead_of=former)
     except InputError as error:

@@ -19,6 +19,7 @@ from typing import Any
 from sparkpin.core import terminal
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
+from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine
@@ -37,6 +38,8 @@ from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import Place, Server, alone, socket_argv, started
 from sparkpin.smoke.startup import StartFault, load_format, weights_seconds
 from sparkpin.smoke.subject import SmokeSubject
+
+QUIET_SECONDS = 10.0  # that a check may take before a line of progress
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,8 @@ def examine(server: Server, subject: SmokeSubject, evidence: ServerEvidence) -> 
         if reason := server.exit_reason():
             result = CheckResult(name, False, f"not asked: the container {reason}", 0.0)
         else:
-            result = run_check(name, subject)
+            with waiting(f"{name}{evidence.mark} is being checked", QUIET_SECONDS):
+                result = run_check(name, subject)
             exchanges = subject.client.exchanges
             if not result.passed and exchanges and exchanges[-1].fault and (reason := server.exit_reason(wait=2)):
                 result = replace(result, detail=f"{result.detail}; the container {reason}")

@@ -105,17 +105,6 @@ def clear_leftovers(paths: Paths, engine: Engine, others: Sequence[Engine] = ())
         remove_leftovers(paths, engine, others)
 
 
-def is_testing(paths: Paths) -> bool:
-    """Whether a smoke test of this home runs now."""
-    if smoke_lock(paths).is_file():
-        try:
-            with lock(smoke_lock(paths), shared=True, wait=False):
-                return False
-        except BusyError:
-            return True
-    return False
-
-
 def smoke_lock(paths: Paths) -> Path:
     """With the home, since that is whose containers a smoke test removes."""
     return paths.home / ".smoke.lock"
