@@ -7,10 +7,9 @@ import json
 from typing import Annotated, Literal
 
 from sparkpin.cli.tasks import task
-from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say
+from sparkpin.core.terminal import say, show, table
 from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Family
@@ -42,13 +41,10 @@ def client(
     invoke client claude --key-env SPARKPIN_API_KEY
     """
     if not tool:
-        list_tools()
-        return
+        return list_tools()
     if key_env and not key_env.isidentifier():
-        raise InputError(
-            f"--key-env: got {key_env!r}, expected the name of a variable of the environment",
-            next_step="for example --key-env SPARKPIN_API_KEY: the key itself belongs into no configuration",
-        )
+        cause = f"--key-env: got {key_env!r}, expected the name of a variable of the environment"
+        raise InputError(cause, next_step="--key-env SPARKPIN_API_KEY: the key itself belongs into no configuration")
     chosen, facts = CLIENTS[tool], facts_of_server(Paths.from_env(), recipe, url=url, key=key_env)
     if chosen.too_long_for(facts):
         say(
@@ -58,7 +54,7 @@ def client(
     if facts.url.startswith("https:"):
         say(f"note: a certificate that no authority signed: its file belongs into {chosen.trust}")
     say(f"note: {f'goes into {chosen.file}; then' if chosen.file else 'lines for a shell'}: {chosen.use}")
-    terminal.show(chosen.write(facts))
+    show(chosen.write(facts))
 
 
 def list_tools() -> None:
@@ -68,7 +64,7 @@ def list_tools() -> None:
         (name, "here" if name in here else "", CLIENTS[name].file or "lines for a shell", CLIENTS[name].use)
         for name in sorted(CLIENTS, key=lambda name: name not in here)
     ]
-    terminal.table(("tool", "found", "file", "then"), rows, spare="file")
+    table(("tool", "found", "file", "then"), rows, spare="file")
     say(f"next: invoke client {here[0] if here else 'TOOL'}")
 
 

@@ -44,10 +44,8 @@ def finish(records: Releases, made: tuple[Release, ...], *, smoked: bool = True,
         for release in failed:
             for failure in release.smoke_failures:
                 show(f"{release.tag}: {failure}")
-        raise SmokeError(
-            f"{len(failed)} of {len(made)} smoke tests failed; their images are kept, marked failed",
-            next_step=f"invoke smoke {failed[0].tag} repeats it; what it left: {records.evidence(failed[0])}/smoke",
-        )
+        step = f"invoke smoke {failed[0].tag} repeats it; what it left: {records.evidence(failed[0])}/smoke"
+        raise SmokeError(f"{len(failed)} of {len(made)} smoke tests failed; their images are kept", next_step=step)
     newest = made[-1]
     if waiting := sum(release.state == "built" for release in made):
         show(f"next: invoke smoke ({waiting} of these not yet smoked)")

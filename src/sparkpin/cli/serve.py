@@ -58,13 +58,10 @@ def serve(
     options = AddressOptions(port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, allow=allow, limit=limit)
     where = NodesOptions(nodes, link, shared_link)
     if not unit:
-        serve_release(recipe=recipe, release=tag, options=options, drain=drain, where=where)
-        return
+        return serve_release(recipe=recipe, release=tag, options=options, drain=drain, where=where)
     if tag or where != ANYWHERE:
-        raise InputError(
-            "--unit goes without TAG and machines: the unit serves what is current then, on the machines that it knows",
-            next_step="first invoke promote TAG, or invoke serve --nodes ..., which keeps them",
-        )
+        cause = "--unit goes without TAG and machines: it serves what is current then, on the machines that it knows"
+        raise InputError(cause, next_step="first invoke promote TAG, or invoke serve --nodes ..., which keeps them")
     paths = Paths.from_env()
     serving_tasks.show_unit(paths, chosen_release(paths, recipe, None).recipe, options)
 
@@ -105,16 +102,13 @@ def serve_release(
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return
     address, context = address_of(find(engine, served.container + FRONT)), told_context(paths, served, chosen)
-    for line in serving_tasks.told(
-        paths, served, address.cert if address else "", context, scripted=chosen.demands.scripted
-    ):
+    cert = address.cert if address else ""
+    for line in serving_tasks.told(paths, served, cert, context, scripted=chosen.demands.scripted):
         show(line)
 
 
 @task("serve")
-def stop(
-    *, recipe: Annotated[str | None, "recipe whose server to stop (default: all of this data directory)"] = None
-) -> None:
+def stop(*, recipe: Annotated[str | None, "recipe whose server to stop (default: all servers)"] = None) -> None:
     """Stop what `serve` started."""
     paths = Paths.from_env()
     engine = engine_of(paths)

@@ -57,10 +57,8 @@ def smoke(
     if not (inspect or kernels or sm or json):
         smoke_waiting(paths, tag, recipe, load=load, asked=asked)
     elif not tag or recipe or load or asked != NodesOptions() or inspect == kernels or (kernels and (sm or json)):
-        raise InputError(
-            "got other options, expected TAG with --kernels alone, or with --inspect (and --sm, --json)",
-            next_step="invoke smoke --help",
-        )
+        cause = "got other options, expected TAG with --kernels alone, or with --inspect (and --sm, --json)"
+        raise InputError(cause, next_step="invoke smoke --help")
     elif inspect:
         inspect_image(paths, tag, sm=sm, as_json=json)
     else:
@@ -108,10 +106,8 @@ def smoke_release(paths: Paths, release: Release, *, load: bool, machines: Nodes
     require_consistent(paths, release)
     if why := obstacle(paths, engine, release, nodes=1 if machines else None):
         if release.smoke_passed:
-            raise InputError(
-                f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}",
-                next_step=f"invoke smoke {release.tag} --inspect, which changes no record",
-            )
+            cause = f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}"
+            raise InputError(cause, next_step=f"invoke smoke {release.tag} --inspect, which changes no record")
         kept(paths, release, *run_inspection(paths, engine, release, why, load=load))
         return
     gpus, checkpoint = uses_gpu(paths, release), checkpoint_of(paths, release)

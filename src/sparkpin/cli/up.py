@@ -15,10 +15,9 @@ from sparkpin.cli.choose import choose_recipe
 from sparkpin.cli.options import Authority, DryRun, Recipe, Stack, Stage
 from sparkpin.cli.smoke import smoke_releases
 from sparkpin.cli.tasks import task
-from sparkpin.core import terminal
 from sparkpin.core.errors import DiskError, InputError, IntegrityError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say, show
+from sparkpin.core.terminal import count, say, show, size
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.model import absent_wheel
 from sparkpin.host import machine, preflight
@@ -91,7 +90,7 @@ def announce(plan: BuildPlan, place: Registry | None) -> None:
         show(f"To be taken instead of built: what {place} has of it, signed by whom this machine trusts.")
     wheel = absent_wheel(plan.paths, last.model, last.model_lock)
     if absent := [*plan.absent, *([wheel] if wheel else [])]:
-        show(f"To be fetched: {terminal.count(len(absent), 'file')}, {terminal.size(sum(one.size for one in absent))}.")
+        show(f"To be fetched: {count(len(absent), 'file')}, {size(sum(file.size for file in absent))}.")
     for note in plan.notes:
         say(note)
 
@@ -108,8 +107,8 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
     needs = needs_of(plan.paths, last.model, last.model_lock, [pairing.steps for pairing in plan.pairings])
     if not needs.fetch:
         return None
-    size, repositories = terminal.size(needs.fetch), " and ".join(needs.repositories)
-    show(f"Download: {size} of {repositories}; {how_long(needs.fetch)} (rates are assumed).")
+    repositories = " and ".join(needs.repositories)
+    show(f"Download: {size(needs.fetch)} of {repositories}; {how_long(needs.fetch)} (rates are assumed).")
     images = preflight.needs_for(machine.read_host(), last.stack) if "to be built" in plan.states else None
     for row in needs.disk(plan.paths, images):
         show(f"Disk, with checkpoints{' and images' if images else ''}: {row.text}.")
@@ -120,12 +119,10 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
 
 def agree(needs: ModelNeeds) -> None:
     """One question for the whole download. InputError where nobody says yes."""
-    size, step = terminal.size(needs.fetch), "the same command with --yes fetches it"
-    if not sys.stdin.isatty():
-        raise InputError(f"{size} are to be fetched, and there is no terminal to ask on; nothing was", next_step=step)
-    print(f"Fetch {size}? [y/N] ", end="", flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise InputError(f"{size} were not fetched: the answer was not yes", next_step=step)
+    print(f"Fetch {size(needs.fetch)}? [y/N] ", end="", flush=True)
+    if not sys.stdin.isatty() or sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        cause = f"nothing was fetched: nobody at a terminal said yes to {size(needs.fetch)}"
+        raise InputError(cause, next_step="the same command with --yes fetches it")
 
 
 def take_published(plan: BuildPlan, place: Registry, engine: Engine) -> dict[str, Release]:
