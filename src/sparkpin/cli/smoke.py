@@ -57,7 +57,7 @@ def smoke(
     if not (inspect or kernels or sm or json):
         smoke_waiting(paths, tag, recipe, load=load, asked=asked)
     elif not tag or recipe or load or asked != NodesOptions() or inspect == kernels or (kernels and (sm or json)):
-        cause = "got other options, expected TAG with --kernels alone, or with --inspect (and --sm, --json)"
+        cause = "--kernels, or --inspect with --sm and --json, goes with TAG and with no other option"
         raise InputError(cause, next_step="invoke smoke --help")
     elif inspect:
         inspect_image(paths, tag, sm=sm, as_json=json)
