@@ -21,7 +21,6 @@ from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say
-from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.pins.vllm_flags import served_name
@@ -118,25 +117,6 @@ def run_smoke(
                 break  # the other lengths would tell no more
         seconds = time.monotonic() - begin
         return finished(paths, release, served, seconds, read_fingerprint(engine.version))
-
-
-def smoke_served(
-    paths: Paths, engine: Engine, release: Release, container: Container, port: int, timeout: float
-) -> tuple[SmokeResult, Write]:
-    """The same of a server that was started just now to be served, and that nobody else asks yet; it goes on. The
-    caller holds `alone`.
-
-    port: on 127.0.0.1, where it can be asked; timeout: seconds that its start may take. Errors: as of `run_smoke`.
-    """
-    require_known(release.demands.checks, f"the record of {release.tag}", "demands.checks")
-    begin = time.monotonic()
-    with Client.tcp("127.0.0.1", port) as client:
-        evidence, length = ServerEvidence(container.attrs["Config"]["Cmd"]), drafting.drafted(release)
-        server = Server(container, Path(), timeout)
-        known = {"reference": drift.reference(paths, release)}
-        examine(server, subject_of(release, client, server, length, **known), evidence)
-        evidence.log = server.log()
-    return finished(paths, release, [(length, evidence)], time.monotonic() - begin, read_fingerprint(engine.version))
 
 
 def subject_of(release: Release, client: Client, server: Server, length: int, **known: Any) -> SmokeSubject:
