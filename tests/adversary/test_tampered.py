@@ -92,7 +92,6 @@ def test_the_control_is_taken(paths: Paths, engine: Engine, capsys: pytest.Captu
     victim = Releases(paths).get("v2", RECIPE)
     top = Releases(paths).get("v2-tq", RECIPE)
     for line in (
-        f"{LINES['bench'].format(victim.tag, other=top.tag)} --dry-run",
         f"promote {victim.tag}",
         f"promote {victim.tag} --deep",
         f"promote {top.tag}",

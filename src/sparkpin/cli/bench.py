@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json as jsons
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
-from sparkpin.cli.choose import choose_known, require_recipe
+from sparkpin.cli.choose import choose_known, current_of
 from sparkpin.cli.options import Json, KnownRecipe
 from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
@@ -19,46 +18,19 @@ from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.measure.bench import compare as comparing
-from sparkpin.measure.bench import plan, record, text
+from sparkpin.measure.bench import record, text
 from sparkpin.measure.bench import run as running
 from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits, cells_of
-from sparkpin.measure.bench.record import BenchRecord, Comparison
 from sparkpin.measure.bench.target import BenchSubject
 from sparkpin.releases import container
-from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.memory.estimates import SPARK_BANDWIDTH
-from sparkpin.serve.memory.recipe import parse_bandwidth
 from sparkpin.serve.served import running_release
 
 LONGEST_COMPARED = 1024
 ROUNDS = 4
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    quick: bool
-    full: bool
-    only: Literal["", "prompts", "sweep"]  # "" for both
-    bandwidth: str  # GB/s as the person wrote it, "" for none
-    dry_run: bool
-    as_json: bool
-
-    def __post_init__(self) -> None:
-        if self.dry_run and self.as_json:
-            raise InputError("--dry-run --json: a plan is printed for people only", next_step="leave out --json")
-
-    @property
-    def parts(self) -> frozenset[str]:
-        return frozenset({"prompt", "sweep"} if not self.only else {self.only.removesuffix("s")})
-
-    @property
-    def bytes_a_second(self) -> float | None:
-        """Of the memory; None where nobody stated it, and this is no machine of which it is known."""
-        if self.bandwidth:
-            return parse_bandwidth(self.bandwidth)
-        return SPARK_BANDWIDTH if machine.read_host().is_spark else None
+ALL_PARTS = frozenset({"prompt", "sweep"})
 
 
 @task("measure")
@@ -76,10 +48,6 @@ def bench(
     ] = "",
     quick: Annotated[bool, "short answers and few cells: whether it works at all"] = False,
     full: Annotated[bool, "the cells with many long prompts at a time, too"] = False,
-    bandwidth: Annotated[
-        str, "of the memory in GB/s, for the ceiling (default: a DGX Spark's 273 on one, else no ceiling)"
-    ] = "",
-    dry_run: Annotated[bool, "print the plan and measure nothing"] = False,
     json: Json = False,
 ) -> None:
     """Measure how fast a release is, or two in turns.
@@ -87,62 +55,37 @@ def bench(
     invoke bench --quick
     invoke bench --compare v2 v2-tq
     """
-    asked = BenchOptions(quick=quick, full=full, only=only, bandwidth=bandwidth, dry_run=dry_run, as_json=json)
-    turns = check_turns(compare, tag, rounds)
+    if rounds == 0 or (compare and not tag) or (rounds and not compare):
+        how = "--compare A goes with a tag B, and --rounds with both, 1 or more"
+        raise InputError(how, next_step=f"invoke bench --compare A B --rounds {ROUNDS}")
     paths = Paths.from_env()
-    speed = None if compare else asked.bytes_a_second
     engine = engine_of(paths)
-    releases = [*([Releases(paths).get(compare)] if compare else []), chosen(paths, engine, recipe, tag)]
+    releases = [Releases(paths).get(compare)] if compare else []
+    releases.append(Releases(paths).get(tag, recipe) if tag else served_or_current(paths, engine, recipe))
     for release in releases:
         require_measurable(paths, engine, release)
-    plans = [plan_for(paths, release, asked) for release in releases]
-    wanted = common(plans) if compare else plans[0]
-    if not json:
-        text.show_plan(releases, wanted, turns=max(1, 2 * turns))
-        if len({one.tag for one in releases}) < len(releases):
-            terminal.show("note: both are one release; what differs is this machine's noise")
-    if dry_run:
-        terminal.show("Dry run: nothing was started.")
-        return
-    place = running.BenchPlace.here(paths, engine, speed)
+    parts = frozenset({only.removesuffix("s")}) if only else ALL_PARTS
+    wanted = BenchParts(parts, quick=quick, everything=full)
     subjects = [subject_of(paths, release) for release in releases]
+    plans = [plan_for(subject, wanted) for subject in subjects]
     if compare:
-        show(comparing.compare(place, (subjects[0], subjects[1]), wanted, turns), as_json=json)
+        plan, turns, bandwidth = common(plans), rounds or ROUNDS, None
     else:
-        show(running.bench(place, subjects[0], wanted), as_json=json)
-
-
-def check_turns(compare: str, tag: str | None, rounds: int | None) -> int:
-    """Of a comparison, a turn of each; 0 for none. InputError for options that do not go together."""
-    if rounds is not None and not compare:
-        step = f"invoke bench --compare A {tag or 'B'} --rounds {rounds}, of two releases that `invoke images` lists"
-        raise InputError("--rounds is about --compare", next_step=step)
-    if compare and not tag:
-        raise InputError(f"--compare {compare}: with which release?", next_step=f"invoke bench --compare {compare} TAG")
-    if rounds == 0:
-        step = f"invoke bench --compare {compare} {tag} --rounds {ROUNDS}"
-        raise InputError("--rounds: got 0, expected 1 or more", next_step=step)
-    return (rounds or ROUNDS) if compare else 0
-
-
-def show(made: BenchRecord | Comparison, *, as_json: bool) -> None:
-    if as_json:
-        terminal.show_json(record.to_json(made))
-    elif isinstance(made, Comparison):
-        text.show_comparison(made)
+        plan, turns, bandwidth = plans[0], 0, SPARK_BANDWIDTH if machine.read_host().is_spark else None
+    if not json:
+        text.show_plan(releases, plan, turns=max(1, 2 * turns))
+    place = running.BenchPlace.here(paths, engine, bandwidth)
+    if compare:
+        comparison = comparing.compare(place, (subjects[0], subjects[1]), plan, turns)
+        terminal.show_json(record.to_json(comparison)) if json else text.show_comparison(comparison)
     else:
-        text.show_record(made)
+        found = running.bench(place, subjects[0], plan)
+        terminal.show_json(record.to_json(found)) if json else text.show_record(found)
 
 
-def chosen(paths: Paths, engine: Engine, recipe: str | None, tag: str | None) -> Release:
-    records = Releases(paths)
-    if tag:
-        return records.get(tag, recipe)
-    name = choose_known(paths, recipe)
-    require_recipe(paths, records, name)
-    if served := running_release(paths, engine, name):
-        return records.get(served)
-    return require_current(records, name)
+def served_or_current(paths: Paths, engine: Engine, recipe: str | None) -> Release:
+    served = running_release(paths, engine, choose_known(paths, recipe))
+    return Releases(paths).get(served) if served else current_of(paths, recipe)
 
 
 def require_measurable(paths: Paths, engine: Engine, release: Release) -> None:
@@ -160,26 +103,17 @@ def subject_of(paths: Paths, release: Release) -> BenchSubject:
     return BenchSubject(release, checkpoint_of(paths, release), uses_gpu(paths, release))
 
 
-def plan_for(paths: Paths, release: Release, asked: BenchOptions) -> BenchPlan:
-    limits = Limits.of(release.argv, config_tokens(Releases(paths).checkpoint(release)))
-    wanted = BenchParts(asked.parts, quick=asked.quick, everything=asked.full, whole=release.demands.scripted)
-    cells = cells_of(limits, wanted)
+def plan_for(subject: BenchSubject, wanted: BenchParts) -> BenchPlan:
+    config = jsons.loads((subject.checkpoint / "config.json").read_text(encoding="utf-8"))
+    config_tokens = int((config.get("text_config") or config).get("max_position_embeddings", 0))
+    limits = Limits.of(subject.release.argv, config_tokens)
+    cells = cells_of(limits, replace(wanted, whole=subject.release.demands.scripted))
     if not cells:
         raise InputError(
-            f"{release.tag} takes {limits.tokens} tokens: too few for any cell of the plan",
+            f"{subject.release.tag} takes {limits.tokens} tokens: too few for any cell of the plan",
             next_step="raise --max-model-len in its recipe, and build it again",
         )
     return BenchPlan(cells, limits.tokens)
-
-
-def config_tokens(checkpoint: Path) -> int:
-    """What the model's configuration allows, of prompt and answer together. Of a checkpoint that is not made yet
-    nobody knows: then as if it allowed all lengths."""
-    try:
-        config = jsons.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return plan.LENGTHS[-1] + plan.SWEEP_OUTPUT
-    return int((config.get("text_config") or config).get("max_position_embeddings", 0))
 
 
 def common(plans: Sequence[BenchPlan]) -> BenchPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from sparkpin.cli.bench import ROUNDS, BenchOptions, common, plan_for, subject_of
+from sparkpin.cli.bench import ALL_PARTS, ROUNDS, common, plan_for, subject_of
 from sparkpin.cli.choose import choose_recipe, require_recipe
 from sparkpin.cli.options import Recipe, Stack
 from sparkpin.cli.quality import Pair, compared
@@ -17,6 +17,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.distribute.attest import ensure_attested
 from sparkpin.host.engine import Engine
 from sparkpin.measure.bench.compare import compare
+from sparkpin.measure.bench.plan import BenchParts
 from sparkpin.measure.bench.record import Comparison
 from sparkpin.measure.bench.run import BenchPlace
 from sparkpin.measure.quality import texts
@@ -25,7 +26,7 @@ from sparkpin.releases.current import require_current
 from sparkpin.releases.quality_record import QualityRecord
 from sparkpin.releases.record import Release, Releases
 from sparkpin.upgrade.bump import run
-from sparkpin.upgrade.bump.side import What
+from sparkpin.upgrade.bump.run import What
 from sparkpin.upgrade.bump.steps import Commands
 
 LONGEST = 3650  # days
@@ -36,9 +37,6 @@ def bump(
     *,
     stack: Stack = None,
     what: Annotated[What, "update only this component: vllm, python, debian or model (default: all)", "PART"] = "all",
-    to: Annotated[
-        str, "a version that the stack is to pin, such as vllm==0.34.0; --apply writes it", "NAME==VERSION"
-    ] = "",
     recipe: Recipe = None,
     apply: Annotated[bool, "where the verdict is `promote`: promote it, and write the lock"] = False,
     quick: Annotated[bool, "fewer texts, questions and cells: sooner, and less sure"] = False,
@@ -54,17 +52,12 @@ def bump(
     current, pin = require_current(records, name), manifests.load_recipe(paths.project, name)
     if stack not in (None, pin.stack):
         raise InputError(f"recipe {name!r} is pinned to the stack {pin.stack!r}", next_step="leave --stack out")
-    run.bump(paths, current, run.Asked(what, to, hold, quick, apply), commands(quick))
+    run.bump(paths, current, run.Asked(what, hold, quick, apply), commands(quick))
 
 
 def commands(quick: bool) -> Commands:
-    return Commands(
-        attest=lambda paths, release: ensure_attested(paths, release),
-        smoke=smoke_releases,
-        quality=partial(measure_quality, quick),
-        speed=partial(measure_speed, quick),
-        promote=promote,
-    )
+    quality, speed = partial(measure_quality, quick), partial(measure_speed, quick)
+    return Commands(ensure_attested, smoke_releases, quality, speed, promote)
 
 
 def measure_quality(quick: bool, paths: Paths, engine: Engine, release: Release, reference: Release) -> QualityRecord:
@@ -72,7 +65,6 @@ def measure_quality(quick: bool, paths: Paths, engine: Engine, release: Release,
 
 
 def measure_speed(quick: bool, paths: Paths, engine: Engine, before: Release, after: Release, keep: bool) -> Comparison:
-    asked = BenchOptions(quick, False, "", "", dry_run=False, as_json=False)
-    plan = common([plan_for(paths, one, asked) for one in (before, after)])
     subjects = subject_of(paths, before), subject_of(paths, after)
+    plan = common([plan_for(one, BenchParts(ALL_PARTS, quick=quick)) for one in subjects])
     return compare(BenchPlace.here(paths, engine, None), subjects, plan, ROUNDS, keep=keep)

@@ -10,7 +10,8 @@ from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.pins import manifests
-from sparkpin.releases.record import Releases
+from sparkpin.releases.current import require_current
+from sparkpin.releases.record import Release, Releases
 
 if TYPE_CHECKING:
     from sparkpin.build.pair import Pairing
@@ -62,3 +63,11 @@ def require_recipe(paths: Paths, records: Releases, name: str) -> list[ManifestE
     if not known and not faults:
         manifests.load_recipe(paths.project, name)
     return faults
+
+
+def current_of(paths: Paths, recipe: str | None) -> Release:
+    """The current release of a recipe, by default the one that became current last. InputError where there is none."""
+    records, name = Releases(paths), choose_known(paths, recipe)
+    if not records.current_tag(name):
+        require_recipe(paths, records, name)  # an unknown name is another mistake
+    return require_current(records, name)

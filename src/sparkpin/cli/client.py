@@ -64,7 +64,7 @@ def list_tools() -> None:
         (name, "here" if name in here else "", CLIENTS[name].file or "lines for a shell", CLIENTS[name].use)
         for name in sorted(CLIENTS, key=lambda name: name not in here)
     ]
-    table(("tool", "found", "file", "then"), rows, spare="file")
+    table(("tool", "found", "file", "then"), rows)
     say(f"next: invoke client {here[0] if here else 'TOOL'}")
 
 

@@ -1,17 +1,16 @@
-"""What a shell may complete a line with: tasks, options, and the names that stand in the project and in the home.
+"""What a shell may complete a task's line with: options, and the names that stand in the project and in the home.
 
 Asked at each TAB, so it reads names of files only: no engine, and nothing that takes long to load.
 """
 
 from __future__ import annotations
 
-import os
+import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from sparkpin.cli.tasks import TaskArgument, arguments_of, body_of, heads
 from sparkpin.core.errors import SparkpinError
-from sparkpin.core.paths import PROJECT, Paths
+from sparkpin.core.paths import Paths
 
 FOLDERS = {"stage": "stages", "model": "pins/models", "recipe": "recipes", "stack": "pins/stacks"}
 """Where the names lie that such an option takes."""
@@ -39,51 +38,30 @@ compdef _sparkpin sparkpin""",
 }
 
 
-def candidates(line: str) -> list[str]:
-    """line: as the shell has it, from the program's name to the word under the cursor, which may be empty."""
-    *before, word = re.sub(r" ?= ?", "=", line).split(" ")[1:] or [""]  # bash takes --stage=v2 for three words
-    while before and (before[0] == "help" or before[0].startswith("-")):  # the program's own, before the task
-        first = before.pop(0)
-        if first.startswith("--project"):
-            os.environ[PROJECT] = first.partition("=")[2] or (before.pop(0) if before else "")
-    if not before:
-        return [*PROGRAM_OPTIONS] if word.startswith("-") else list(heads())
-    if before[0] not in heads():
-        return []
-    arguments = arguments_of(body_of(before[0]))
-    options = {one.flag: one for one in arguments if not one.positional}
-    flag, equals, _ = word.partition("=")
-    if equals and flag in options:
-        return [f"{flag}={value}" if line.endswith(word) else value for value in values(options[flag])]
-    option, free = place(before[1:], options, [one for one in arguments if one.positional])
-    if option:
-        return values(option)
-    if free and not word.startswith("-"):
-        return values(free[0])
-    return [*options, "--help"]
-
-
-def place(
-    before: Sequence[str], options: Mapping[str, TaskArgument], free: list[TaskArgument]
-) -> tuple[TaskArgument | None, list[TaskArgument]]:
-    """The option whose value comes next, and the positionals that may still be given."""
-    option: TaskArgument | None = None
-    for word in before:
-        if option:
-            option = None
+def candidates(arguments: Sequence[argparse.Action], given: Sequence[str], last: str) -> list[str]:
+    """arguments: of the task; given: the words after its name; last: the one under the cursor, which may be empty."""
+    options = {flag: one for one in arguments for flag in one.option_strings}
+    free = [one for one in arguments if not one.option_strings]
+    value_of: argparse.Action | None = None
+    for word in given:
+        if value_of:
+            value_of = None
         elif word.startswith("-"):
-            option = options.get(word)
-            option = None if option and option.kind is bool else option
-        elif free and not free[0].repeats:
+            value_of = options[word] if word in options and options[word].nargs != 0 else None
+        elif free and free[0].nargs != "*":
             free = free[1:]
-    return option, free
+    if value_of:
+        return values(value_of)
+    if free and not last.startswith("-"):
+        return values(free[0])
+    return [*(flag for flag in options if flag.startswith("--")), "--help"]
 
 
-def values(argument: TaskArgument) -> list[str]:
+def values(argument: argparse.Action) -> list[str]:
     if argument.choices:
         return list(argument.choices)
     try:
-        return tags() if re.match(r"TAG", argument.metavar) else names(argument.name)
+        return tags() if str(argument.metavar).startswith("TAG") else names(argument.dest)
     except (OSError, SparkpinError):
         return []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -33,47 +34,33 @@ def test(
     parts = {"unit tests": [*PYTEST, *UNIT, *chosen]}
     if not fast:
         parts["tests with engine and servers"] = [*PYTEST, *REAL, *([] if all else ["-m", "not slow"]), *chosen]
-    codes = run_all(project_folder(), parts)
+    codes = run_all(parts)
     if select and set(codes) > {NOTHING_SELECTED}:
         codes = [code for code in codes if code != NOTHING_SELECTED]
-    return first_failure(codes)
+    return next(filter(None, codes), 0)
 
 
 @task("for developers")
 def check() -> int:
     """Run ruff, mypy, shellcheck and hadolint."""
-    project = project_folder()
-    return first_failure(
-        run_all(
-            project,
-            {
-                "ruff check": [*PYTHON, "ruff", "check", "."],
-                "ruff format": [*PYTHON, "ruff", "format", "--check", "."],
-                "mypy": [*PYTHON, "mypy"],
-                "shellcheck": [str(Path(sys.executable).with_name("shellcheck")), *scripts(project)],
-                "hadolint and secrets": [*PYTHON, "sparkpin.cli.lint", "."],
-            },
-        )
-    )
+    scripts = [path for top in ("src", "mods") for path in sorted((project_folder() / top).rglob("*.sh"))]
+    commands: dict[str, list[str | Path]] = {
+        "ruff check": [*PYTHON, "ruff", "check", "."],
+        "ruff format": [*PYTHON, "ruff", "format", "--check", "."],
+        "mypy": [*PYTHON, "mypy"],
+        "shellcheck": [Path(sys.executable).with_name("shellcheck"), "install.sh", ".ci/run", *scripts],
+        "hadolint and secrets": [*PYTHON, "sparkpin.cli.lint", "."],
+    }
+    return next(filter(None, run_all(commands)), 0)
 
 
-def scripts(project: Path) -> list[str]:
-    """Every shell script that this machine or an image runs."""
-    found = [path for top in ("src", "mods") for path in sorted((project / top).rglob("*.sh"))]
-    return ["install.sh", ".ci/run", *(str(path.relative_to(project)) for path in found)]
-
-
-def run_all(project: Path, commands: dict[str, list[str]]) -> list[int]:
+def run_all(commands: Mapping[str, Sequence[str | Path]]) -> list[int]:
     """Run each in the project, though one before it failed, and print how long each took; returns the exit codes."""
     codes, seconds = [], {}
     for name, command in commands.items():
         begin = time.monotonic()
-        codes.append(subprocess.run(command, cwd=project).returncode)
+        codes.append(subprocess.run(command, cwd=project_folder()).returncode)
         seconds[name] = time.monotonic() - begin
     for name, took in seconds.items():
         print(f"{took:7.1f} s {name}", flush=True)
     return codes
-
-
-def first_failure(codes: list[int]) -> int:
-    return next((code for code in codes if code), 0)

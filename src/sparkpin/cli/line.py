@@ -12,63 +12,93 @@ import gc
 import inspect
 import logging
 import os
-import re
 import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import sparkpin
 from sparkpin.cli import completion
-from sparkpin.cli.tasks import SHORT, TaskArgument, arguments_of, body_of, heads
+from sparkpin.cli.tasks import body_of, heads
 from sparkpin.core import paths, terminal
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.names import did_you_mean
 from sparkpin.core.terminal import LOG, tame
 
-WIDTH = 80
+SHORT = {"output": "-o", "follow": "-f", "lines": "-n"}
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with our errors: its own end the program with 2 and a usage of many lines."""
 
-    def __init__(self, prog: str, **more: Any) -> None:
-        super().__init__(prog=prog, allow_abbrev=False, **more)
+    def __init__(self, program: str, **more: Any) -> None:
+        # What is not given is left out: a body has its own defaults, which argparse would read like words of the line.
+        super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **more)
         self.add_argument("-q", "--quiet", action="store_true", help="print no progress")
         self.add_argument("-v", "--verbose", action="store_true", help="print more, and the traceback of an error")
-        if prog.partition(" ")[0] == "sparkpin":
+        if program == "sparkpin":
             self.add_argument("--project", type=word, metavar="FOLDER", help="the nearest one upwards by default")
 
-    def print_help(self, file: Any = None) -> None:
-        terminal.show(self.format_help().rstrip())  # argparse passes over a reader that has gone
-
     def error(self, message: str) -> NoReturn:
-        required = re.fullmatch(r"the following arguments are required: (.*)", message)
-        text = f"{required[1]} missing" if required else message.removeprefix("argument ")
-        raise InputError(f"{self.prog}: {text}", next_step=f"{usage_of(self)} ({self.prog} --help says more)")
+        usage = self.format_usage().removeprefix("usage: ").strip()
+        raise InputError(f"{self.prog}: {message}", next_step=f"{usage} ({self.prog} --help says more)")
 
 
-class Form(argparse.RawDescriptionHelpFormatter):
-    """Options as `--stage STAGE`, in a terminal of any width."""
+class TaskParser(Parser):
+    """For the words after a task's name. arguments: what its signature has, without the options of every task."""
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=26, width=WIDTH)
+    def __init__(self, program: str, name: str) -> None:
+        self.body = body_of(name)
+        summary, _, examples = (inspect.getdoc(self.body) or "").partition("\n\n")
+        super().__init__(
+            program,
+            prog=f"{program} {name}",
+            description=summary,
+            epilog=terminal.typed(f"examples:\n{textwrap.indent(examples, '  ')}") if examples else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        types = get_type_hints(self.body, include_extras=True)
+        usage, options = [self.prog], False
+        self.arguments = []
+        for parameter in inspect.signature(self.body).parameters.values():
+            one = self.add_parameter(parameter, *get_args(types[parameter.name]))
+            self.arguments.append(one)
+            flag = [one.option_strings[-1]] if one.option_strings else []
+            if parameter.default is parameter.empty:
+                usage += [*flag, str(one.metavar)]
+            elif flag:
+                options = True
+            else:
+                usage.append(f"[{one.metavar}]")
+        self.usage = " ".join([*usage, "[options]"] if options else usage)
 
+    def add_parameter(
+        self, parameter: inspect.Parameter, kind: Any, text: str, metavar: str | None = None
+    ) -> argparse.Action:
+        name = parameter.name.rstrip("_").replace("_", "-")
+        flags = [*filter(None, [SHORT.get(name)]), f"--{name}"]
+        how: dict[str, Any] = {"help": text.replace("%", "%%"), "dest": parameter.name}
+        if kind is bool:
+            return self.add_argument(*flags, action="store_true", **how)
+        choices = list(filter(None, get_args(kind))) if get_origin(kind) is Literal else None
+        how["type"] = number if int in (kind, *get_args(kind)) else word
+        how |= {"default": None, "choices": choices, "metavar": metavar or "|".join(choices or [name.upper()])}
+        required = parameter.default is parameter.empty
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            return self.add_argument(*flags, required=required, **how)
+        return self.add_argument(nargs="*" if get_origin(kind) is tuple else None if required else "?", **how)
 
-def usage_of(parser: argparse.ArgumentParser) -> str:
-    """`invoke export TAG PLACE [options]`."""
-    return parser.format_usage().removeprefix("usage: ").strip()
-
-
-def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    def choice(text: str) -> str:
-        if text not in choices:
-            raise argparse.ArgumentTypeError(f"got {text!r}, expected one of: {', '.join(choices)}")
-        return text
-
-    return choice
+    def read(self, words: Sequence[str]) -> dict[str, Any]:
+        """The arguments of the task. InputError for the first mistake."""
+        given, surplus = self.parse_known_intermixed_args(words)
+        if surplus:
+            flags = [flag for one in self.arguments for flag in one.option_strings]
+            word = surplus[0].partition("=")[0]
+            step = f"{did_you_mean(word, flags) if word.startswith('-') else ''}{self.prog} --help lists what it takes"
+            raise InputError(f"{self.prog} does not take {word!r}", next_step=step)
+        return {name: value for name, value in vars(given).items() if value is not None}
 
 
 def number(text: str) -> int:
@@ -83,69 +113,8 @@ def word(text: str) -> str:
     return text
 
 
-def task_parser(program: str, name: str, body: Callable[..., Any], arguments: Sequence[TaskArgument]) -> Parser:
-    summary, _, examples = (inspect.getdoc(body) or "").partition("\n\n")
-    parser = Parser(
-        f"{program} {name}",
-        description=textwrap.fill(summary, WIDTH),
-        epilog=terminal.typed(f"examples:\n{textwrap.indent(examples, '  ')}") if examples else None,
-        formatter_class=Form,
-    )
-    for argument in arguments:
-        add(parser, argument)
-    words = [one.metavar if one.required else f"[{one.metavar}]" for one in arguments if one.positional]
-    words += [f"{one.flag} {one.metavar}" for one in arguments if one.required and not one.positional]
-    parser.usage = " ".join([parser.prog, *words, *["[options]"] * any(not one.positional for one in arguments)])
-    return parser
-
-
-def add(parser: Parser, argument: TaskArgument) -> None:
-    how: dict[str, Any] = {"help": argument.help.replace("%", "%%")}
-    flags = [*filter(None, [SHORT.get(argument.name)]), argument.flag]
-    if argument.kind is bool:
-        parser.add_argument(*flags, action="store_true", **how)
-        return
-    # No default here: argparse would read it like a word of the line.
-    taken = one_of(argument.choices) if argument.choices else number if argument.kind is int else word
-    how |= {"metavar": argument.metavar, "type": taken}
-    if argument.positional:
-        how["nargs"] = "*" if argument.repeats else None if argument.required else "?"
-        parser.add_argument(argument.name.replace("-", "_"), **how)
-    else:
-        parser.add_argument(*flags, required=argument.required, **how)
-
-
-def run(program: str, words: Sequence[str]) -> int:
-    """Read a line and do what it asks for; returns the exit code. SparkpinError for each mistake."""
-    if program == "invoke":  # it is of the folder that it stands in, pins and code alike
-        os.environ.pop(paths.PROJECT, None)
-    if list(words[:2]) == ["--complete", "--"]:
-        for candidate in completion.candidates(" ".join(words[2:])):
-            terminal.show(candidate)
-        return 0
-    own, unknown = top_parser(program).parse_known_args(words)
-    if own.print_completion_script:
-        terminal.show(completion.SCRIPTS[own.print_completion_script])
-        return 0
-    rest = [*unknown, *own.rest]
-    if rest[:1] == ["help"]:
-        own.help, rest = True, rest[1:]
-    if own.list or not rest:
-        show_list(program)
-        return 0
-    if rest[0] not in heads():
-        kind = "option" if rest[0].startswith("-") else "task"
-        step = f"{did_you_mean(rest[0], heads())}`{program}` alone lists the tasks"
-        raise InputError(f"{program} has no {kind} {rest[0]!r}", next_step=step)
-    early = ["-q"] * own.quiet + ["-v"] * own.verbose  # what stood before the task is as good as behind it
-    if project := getattr(own, "project", None):
-        early += ["--project", project]
-    body, values = read_task(program, rest[0], ["--help"] if own.help else [*early, *rest[1:]])
-    return body(**values) or 0
-
-
 def top_parser(program: str) -> Parser:
-    parser = Parser(program, add_help=False, usage=f"{program} TASK [options]")
+    parser = Parser(program, prog=program, add_help=False, usage=f"{program} TASK [options]")
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-l", "--list", action="store_true")
     parser.add_argument("--version", action="version", version=f"{program} {sparkpin.__version__}")
@@ -154,39 +123,55 @@ def top_parser(program: str) -> Parser:
     return parser
 
 
-def read_task(program: str, name: str, words: Sequence[str]) -> tuple[Callable[..., int | None], dict[str, Any]]:
-    """The task and the arguments that the words after its name come to. InputError for the first mistake."""
-    body = body_of(name)
-    arguments = arguments_of(body)
-    parser = task_parser(program, name, body, arguments)
-    given, surplus = parser.parse_known_args(words)
-    values = {name: value for name, value in vars(given).items() if value is not None}
+def run(program: str, words: Sequence[str]) -> int:
+    """Read a line and do what it asks for; returns the exit code. SparkpinError for each mistake."""
+    if program == "invoke":  # it is of the folder that it stands in, pins and code alike
+        os.environ.pop(paths.PROJECT, None)
+    if list(words[:2]) == ["--complete", "--"]:
+        complete(program, words[3:])
+        return 0
+    given, unknown = top_parser(program).parse_known_args(words)
+    own = vars(given)
+    name, *rest = [*unknown, *own.pop("rest", [])] or [""]
+    if "print_completion_script" in own:
+        terminal.show(completion.SCRIPTS[own["print_completion_script"]])
+        return 0
+    if "list" in own or not name:
+        show_list(program)
+        return 0
+    if name not in heads():
+        kind = "option" if name.startswith("-") else "task"
+        step = f"{did_you_mean(name, heads())}`{program}` alone lists the tasks"
+        raise InputError(f"{program} has no {kind} {name!r}", next_step=step)
+    parser = TaskParser(program, name)
+    if "help" in own:
+        parser.print_help()
+        return 0
+    values = own | parser.read(rest)  # an option before the task is as good as behind it
+    take_common(values)
+    return parser.body(**values) or 0
+
+
+def take_common(values: dict[str, Any]) -> None:
+    """Take the options of every task out of a line's, and do as they say."""
     if project := values.pop("project", None):
         os.environ[paths.PROJECT] = project
-    verbose, quiet = values.pop("verbose"), values.pop("quiet")
+    quiet, verbose = values.pop("quiet", False), values.pop("verbose", False)
     LOG.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
-    for argument in arguments:
-        if argument.repeats:  # argparse ends it at the first option
-            more = [one for one in surplus if not one.startswith("-")]
-            values[argument.name] = (*values.get(argument.name, ()), *more)
-            surplus = [one for one in surplus if one not in more]
-    if surplus:
-        raise not_taken(parser.prog, surplus[0], arguments)
-    parameters = {name.rstrip("_"): name for name in inspect.signature(body).parameters}
-    return body, {parameters[name]: value for name, value in values.items()}
 
 
-def not_taken(prog: str, given: str, arguments: Sequence[TaskArgument]) -> InputError:
-    """By a word too many, what was meant: an option of nearly that name, or the one that takes such a name."""
-    flags = [one.flag for one in arguments if not one.positional]
-    if given.startswith("-"):
-        flag = given.partition("=")[0]
-        step = f"{did_you_mean(flag, flags)}{prog} --help lists the options"
-        return InputError(f"{prog} has no option {flag}", next_step=step)
-    name = os.path.basename(given).removesuffix(".yaml")
-    kinds = [kind for kind in completion.FOLDERS if f"--{kind}" in flags and name in completion.names(kind)]
-    meant = f"{prog} --{kinds[0]} {name}, or " if kinds else ""
-    return InputError(f"{prog} does not take {given!r}", next_step=f"{meant}{prog} --help says what it takes")
+def complete(program: str, words: Sequence[str]) -> None:
+    """Print what may stand in the place of a line's last word. words: the line's, without the program."""
+    *before, last = [one for one in words if one != "="] or [""]  # bash takes --stage=v2 for three words
+    values = vars(top_parser(program).parse_known_args(before)[0])
+    name, *given = values.pop("rest", None) or [""]
+    take_common(values)
+    if name in heads():
+        found = completion.candidates(TaskParser(program, name).arguments, given, last)
+    else:
+        found = list(completion.PROGRAM_OPTIONS if last.startswith("-") else heads())
+    for one in found:
+        terminal.show(one)
 
 
 def show_list(program: str) -> None:
@@ -212,11 +197,10 @@ def ends() -> Iterator[None]:
         if LOG.isEnabledFor(logging.DEBUG):
             traceback.print_exception(error)
         fail(f"error: {tame(str(error))}", error.exit_code)
-    except ImportError as error:
-        if (error.name or "sparkpin").partition(".")[0] == "sparkpin":
+    except ModuleNotFoundError as error:  # after `git pull`, say
+        if str(error.name).partition(".")[0] == "sparkpin":
             raise
-        step = "rm .venv/.requirements.sha256, then ./install.sh"
-        fail(f"error: a package of .venv does not load: {error}\n  next: {step}", 3)
+        fail(f"error: .venv is incomplete: {error}\n  next: rm .venv/.requirements.sha256, then ./install.sh", 3)
     except KeyboardInterrupt as stop:  # with words: what is kept of it
         fail(f"interrupted: {str(stop) or 'nothing half-made will be used; run the same command again'}", 130)
     except BrokenPipeError:  # `| head` has seen enough; Python would complain once more at its end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
+from sparkpin.cli.options import DryRun
 from sparkpin.cli.tables import tables
 from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
@@ -20,7 +21,7 @@ def prune(
     keep: Annotated[
         int, "releases to keep per recipe (default: 5); current, previous, kept and in-use ones always stay", "COUNT"
     ] = 5,
-    dry_run: Annotated[bool, "print what would be removed, and change nothing"] = False,
+    dry_run: DryRun = False,
     store: Annotated[bool, "also remove fetched files that no lock and no remaining release needs"] = False,
 ) -> None:
     """Remove old releases, and what only they needed."""
@@ -34,25 +35,20 @@ def prune(
 
 
 def show_prune(done: pruning.Pruned, options: pruning.PruneOptions) -> None:
-    gone = "goes" if options.dry_run else "gone"
+    gone, removed = ("goes", "would remove") if options.dry_run else ("gone", "removed")
     tables(
         ("release", "state", "", "why"),
         [v.release.tag for v in done.verdicts],
         [(v.release.state_text, "stays" if v.reasons else gone, ", ".join(v.reasons)) for v in done.verdicts],
     )
-    would = "would remove" if options.dry_run else "removed"
     releases = {release.tag for release in done.removed}
     for kind, names in (("image", sorted({*done.tags} - releases)), ("cache volume", done.volumes)):
         for name in names:
-            terminal.show(f"{would} {kind} {terminal.printable(name)}")
+            terminal.show(f"{removed} {kind} {terminal.printable(name)}")
     for kind, files in done.files.items():
         folders = sorted({str(path.parent) for path in files})
         where = folders[0] if len(folders) == 1 else f"{len(folders)} folders"
-        terminal.show(f"{would} {kind}: {len(files)} ({where})")
-    terminal.show(f"{would} {terminal.count(len(releases), 'release')}")
-    if done.in_store is None:
-        terminal.show("the store stays: what it is needed for cannot be read")
-    elif done.in_store and not options.store:
-        terminal.show(f"--store removes {terminal.count(done.in_store, 'fetched file')} more that nothing needs")
+        terminal.show(f"{removed} {kind}: {len(files)} ({where})")
+    terminal.show(f"{removed} {terminal.count(len(releases), 'release')}")
     if options.dry_run:
         terminal.show("Dry run: nothing was changed.")

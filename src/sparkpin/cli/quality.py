@@ -47,7 +47,7 @@ def parent_of(paths: Paths, release: Release) -> Release:
         below = ""
     settings = f"recipes/{release.recipe}.yaml"
 
-    def fitness(known: Release) -> tuple[bool, bool, bool, tuple[str, str]]:
+    def fitness(known: Release) -> tuple[object, ...]:
         same_settings = known.inputs.get(settings) == release.inputs.get(settings)
         return known.is_good, known.build_key == below, same_settings, known.age
 
@@ -69,10 +69,10 @@ def newest(paths: Paths, recipe: str) -> Release:
 
 
 def chosen(paths: Paths, recipe: str | None, tag: str | None, against: str | None) -> Pair:
-    release = Releases(paths).get(tag, recipe) if tag else newest(paths, choose_known(paths, recipe))
+    records = Releases(paths)
+    release = records.get(tag, recipe) if tag else newest(paths, choose_known(paths, recipe))
     if not against:
         return Pair(release, parent_of(paths, release), "parent")
-    records = Releases(paths)
     stages = {known.stage for known in records.of_recipe(release.recipe)}
     reference = records.get(against, release.recipe if against in stages else None)
     if reference.tag == release.tag:

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 from sparkpin.cli import tables
-from sparkpin.cli.choose import choose_known, require_recipe
-from sparkpin.cli.options import Drain, Json, KnownRecipe
+from sparkpin.cli.choose import current_of
+from sparkpin.cli.options import Json, KnownRecipe
 from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
-from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say, show, show_json
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
-from sparkpin.pins.vllm_flags import parse_flags
 from sparkpin.releases import current
 from sparkpin.releases.protection import protect, unprotect
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.served import running_release
-
-FIRST = 12  # lines of `diff` in a dry run
 
 
 @task("releases")
@@ -68,12 +62,10 @@ def promote(
     release = Releases(paths).get(tag, recipe)
     notes = quality_gate.check(paths, release, accepted=accept_loss)
     engine = engine_of(paths)
-    hashed = require_as_recorded(paths, release, deep=deep) if release.is_good else []
+    if release.is_good:
+        require_as_recorded(paths, release, deep=deep)
     release = current.promote(paths, engine, release)
     show(f"current release of {release.recipe}: {release.tag}")
-    if deep:
-        total = terminal.size(sum(file.stat().st_size for file in hashed))
-        show(f"hashed: {terminal.count(len(hashed), 'file')} of its checkpoint, {total}, each as its record names it")
     for line in notes:
         show(line)
     if accept_loss:
@@ -81,14 +73,13 @@ def promote(
     next_serve(paths, engine, release)
 
 
-def require_as_recorded(paths: Paths, release: Release, *, deep: bool = False) -> Sequence[Path]:
-    """Raises where a release is not what its record says, here or on the machines that its recipe is served on. The
-    files of its checkpoint that were hashed."""
+def require_as_recorded(paths: Paths, release: Release, *, deep: bool = False) -> None:
+    """Raises where a release is not what its record says, here or on the machines that its recipe is served on."""
     from sparkpin.build.consistent import require_consistent  # slow to import, both
     from sparkpin.serve import linked
 
     linked.require_there(paths, release)
-    return require_consistent(paths, release, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
+    require_consistent(paths, release, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
 
 
 def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
@@ -107,8 +98,7 @@ def rollback(
     recipe: KnownRecipe = None,
     to: Annotated[str, "an earlier current release to go back to (default: the previous one)", "TAG"] = "",
     serve: Annotated[bool, "also serve it; if it does not become ready, nothing changes"] = False,
-    drain: Drain = None,
-    dry_run: Annotated[bool, "print which release it would be and what differs, and change nothing"] = False,
+    dry_run: Annotated[bool, "print which release it would be, and change nothing"] = False,
 ) -> None:
     """Restore the previous release; repeat to go further back.
 
@@ -121,73 +111,29 @@ def rollback(
     if to and not recipe:
         with contextlib.suppress(InputError):  # it may be of several recipes
             recipe = records.get(to).recipe
-    name = choose_known(paths, recipe)
-    if not records.current_tag(name):
-        require_recipe(paths, records, name)  # an unknown name is another mistake
-    former = current.require_current(records, name)  # before an engine is started
+    former = current_of(paths, recipe)  # before an engine is started
     engine = engine_of(paths)
     check = partial(require_as_recorded, paths)
     if to:
-        release = rolling.require_target(paths, engine, name, to, check)
+        release = rolling.require_target(paths, engine, former.recipe, to, check)
     else:
-        release = rolling.find_target(paths, engine, name, check)
-    running = running_release(paths, engine, name)
-    if dry_run:
-        lines = (*went_back(former, release, running, "would go back"), *differences(paths, former, release))
-        show("\n".join((*lines, "image and checkpoint are there; nothing was changed")))
-        return
-    if serve:
+        release = rolling.find_target(paths, engine, former.recipe, check)
+    if serve and not dry_run:
         from sparkpin.cli.serve import serve_release  # slow to import
 
-        serve_release(recipe=name, release=release.tag, drain=drain)
-    try:
+        serve_release(recipe=release.recipe, release=release.tag)
+    if not dry_run:
         current.make_current(paths, engine, release, instead_of=former)
-    except InputError as error:
-        if serve and (now := records.current_tag(name)):  # it answers by now, and is not current
-            error.next_step = f"{release.tag} is being served; what is current: invoke serve {now}; {error.next_step}"
-        raise
-    show("\n".join(went_back(former, release, running)))
-    if not serve:
-        next_serve(paths, engine, release)
-
-
-def differences(paths: Paths, former: Release, release: Release) -> list[str]:
-    """The first lines of `diff`, without the sides."""
-    from sparkpin.history import diff_text, sides  # slow to import
-
-    command = f"invoke diff {former.tag} {release.tag}"
-    try:
-        found = diff_text.difference_lines(sides.difference(paths, former.tag, release.tag), all_files=False)
-        lines = [line for line in list(found)[2:] if line]
-    except SparkpinError as error:
-        return [f"{command}: {error.message}"]
-    more = [f"  ... {command}"] if lines[FIRST:] else []
-    return ["what differs:", *(f"  {line}".rstrip() for line in lines[:FIRST]), *more]
-
-
-def went_back(former: Release, release: Release, running: str | None, word: str = "back") -> list[str]:
-    """What a rollback did. running: tag of what was served, which need not be what was current."""
     if former.tag == release.tag:
-        return [f"{release.tag} is current already"]
-    lines = [
-        f"{word} from {former.tag}",
-        f"to {release.tag}: image {terminal.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}",
-        *changed_flags(former.argv, release.argv),
-    ]
-    if running not in (None, former.tag, release.tag):
-        lines.append(
-            f"note: {running} was served, and {former.tag} was current, which rollback goes by; if that was meant to "
-            f"come back: invoke promote {former.tag}, then invoke serve {former.tag}"
-        )
-    return lines
-
-
-def changed_flags(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
-    """One line for each flag, with its values, that went or came."""
-    old, new = ([shlex.join(flag.words) for flag in parse_flags(argv)[1]] for argv in (before, after))
-    if old == new:
-        return ["flags: the same"]
-    return [f"  - {flag}" for flag in old if flag not in new] + [f"  + {flag}" for flag in new if flag not in old]
+        show(f"{release.tag} is current already")
+    else:
+        show(f"{'would go back' if dry_run else 'back'} from {former.tag}")
+        show(f"to {release.tag}: image {terminal.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}")
+        show(f"what differs: invoke diff {former.tag} {release.tag}")
+    if dry_run:
+        show("Dry run: nothing was changed.")
+    elif not serve:
+        next_serve(paths, engine, release)
 
 
 @task("releases")
@@ -200,9 +146,7 @@ def keep(
     """Protect a release from `prune`."""
     records = Releases(Paths.from_env())
     if remove and note:
-        raise InputError(
-            f"--note {note!r} is of what is kept, --remove of what is not", next_step=f"invoke keep {tag} --remove"
-        )
+        raise InputError("--note goes with what is kept, not with --remove", next_step=f"invoke keep {tag} --remove")
     release = records.get(tag)
     if remove:
         show(f"{release.tag} is {'no longer' if unprotect(records, release) else 'not'} kept")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
-from sparkpin.cli.choose import choose_known, require_recipe
+from sparkpin.cli.choose import current_of
 from sparkpin.cli.client import told_context
 from sparkpin.cli.notes import how_to_carry
 from sparkpin.cli.options import Drain, KnownRecipe, Link, Machines, SharedLink
@@ -15,8 +15,7 @@ from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import engine_of
-from sparkpin.releases import current as retention
-from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.record import Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import linked, nodes, service
 from sparkpin.serve import status as serving_tasks
@@ -63,17 +62,7 @@ def serve(
         cause = "--unit goes without TAG and machines: it serves what is current then, on the machines that it knows"
         raise InputError(cause, next_step="first invoke promote TAG, or invoke serve --nodes ..., which keeps them")
     paths = Paths.from_env()
-    serving_tasks.show_unit(paths, chosen_release(paths, recipe, None).recipe, options)
-
-
-def chosen_release(paths: Paths, recipe: str | None, tag: str | None) -> Release:
-    """The one that is named, else the recipe's current one."""
-    records = Releases(paths)
-    if tag:
-        return records.get(tag, recipe)
-    name = choose_known(paths, recipe)
-    require_recipe(paths, records, name)
-    return retention.require_current(records, name)
+    serving_tasks.show_unit(paths, current_of(paths, recipe).recipe, options)
 
 
 def serve_release(
@@ -84,9 +73,9 @@ def serve_release(
     drain: int | None = None,
     where: NodesOptions = ANYWHERE,
 ) -> None:
-    """drain: as of `service.start`."""
+    """By default the recipe's current one. drain: as of `service.start`."""
     paths = Paths.from_env()
-    chosen = chosen_release(paths, recipe, release)
+    chosen = Releases(paths).get(release, recipe) if release else current_of(paths, recipe)
     engine = engine_of(paths)
     if why := obstacle(paths, engine, chosen, nodes=1):
         step = f"where it can run: {how_to_carry(Releases(paths), chosen)}"

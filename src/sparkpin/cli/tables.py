@@ -1,8 +1,7 @@
-"""The tables of `up`, `build`, `smoke` and `images`, for a terminal of 80 columns."""
+"""The tables of `up`, `build`, `smoke`, `images` and `prune`, for a terminal of 80 columns."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,37 +33,25 @@ def show_built(made: Sequence[Release]) -> None:
 
 def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
     """rows: and shared: see `current.ImageRows`."""
-    tables(
-        ("release", "state", "smoke", "size", "own size", "created"),
-        [r["tag"] for r in rows],
-        [
-            (
-                state_text(r["state"]),
-                r["smoke"].partition(":")[0].replace("passed in", "passed"),
-                terminal.size(r["size"]) if r["image"] else "missing",
-                terminal.size(r["unique_size"]),
-                re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*$", r"\1 \2", r["created"]),
-            )
-            for r in rows
-        ],
-    )
+    cells, notes = [], []
     for row in rows:
-        name = end_of(row["tag"])
-        if ":" in row["smoke"]:
-            terminal.show(f"{name}: smoke test {row['smoke']}")
-        if protection := row["protected"]:
-            note = terminal.printable(protection["note"])
-            terminal.show(f"{name}: kept since {protection['since'][:10]}{f': {note}' if note else ''}")
+        verdict, colon, _ = row["smoke"].partition(":")
+        size = terminal.size(row["size"]) if row["image"] else "missing"
+        created = row["created"][:16].replace("T", " ")
+        cells.append((state_text(row["state"]), verdict, size, terminal.size(row["unique_size"] or None), created))
+        if colon:
+            notes.append(f"{end_of(row['tag'])}: smoke test {row['smoke']}")
+        if kept := row["protected"]:
+            notes.append(f"{end_of(row['tag'])}: kept since {kept['since'][:10]} {terminal.printable(kept['note'])}")
+    tables(("release", "state", "smoke", "size", "own size", "created"), [row["tag"] for row in rows], cells)
     if gone := [row["tag"] for row in rows if not row["image"]]:
-        terminal.show(f"missing: the engine has not {images_gone(gone)}")
+        notes.append(f"missing: the engine has not {images_gone(gone)}")
     if shared is not None:
-        terminal.show(
-            f"own size: layers that no other image has. Those that images share, once: {terminal.size(shared)}."
-        )
+        notes.append(f"own size: in no other image. What images share, counted once: {terminal.size(shared)}.")
+    terminal.show("\n".join(notes))
 
 
 def images_gone(tags: Sequence[str]) -> str:
     """What follows `the engine has not`: one line, however many there are."""
-    if len(tags) == 1:
-        return f"the image of {end_of(tags[0])}: invoke reproduce {end_of(tags[0])} --keep"
-    return f"the images of {len(tags)} releases: invoke reproduce TAG --keep makes one again"
+    tag = end_of(tags[0]) if len(tags) == 1 else "TAG"
+    return f"{terminal.count(len(tags), 'image')}: invoke reproduce {tag} --keep makes it again"

@@ -109,7 +109,7 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
         return None
     repositories = " and ".join(needs.repositories)
     show(f"Download: {size(needs.fetch)} of {repositories}; {how_long(needs.fetch)} (rates are assumed).")
-    images = preflight.needs_for(machine.read_host(), last.stack) if "to be built" in plan.states else None
+    images = preflight.needs_for(last.stack) if "to be built" in plan.states else None
     for row in needs.disk(plan.paths, images):
         show(f"Disk, with checkpoints{' and images' if images else ''}: {row.text}.")
         if row.short and not dry_run:

@@ -19,7 +19,6 @@ from cpu_stages import ready
 from sabotaged import installed, switch
 
 from sparkpin.cli import prove as command
-from sparkpin.cli.prove import ProveOptions
 from sparkpin.core.errors import CorruptionError
 from sparkpin.core.paths import Paths
 from sparkpin.measure.prove import judging, passes, run, session, verdict
@@ -33,7 +32,6 @@ from sparkpin.serve.socket_port import listening
 pytestmark = pytest.mark.slow
 
 ROOM = 4096
-ASKED = ProveOptions(model="", key="", seed=1, sessions=4, turns=3, replay="", as_json=True)
 CACHED = {"--enable-prefix-caching": None, "--block-size": "128", "--num-gpu-blocks-override": "64"}
 """Few blocks, so that they are soon used up; the size: see smoke/test_smoke_cached.py."""
 REPLAYED = "state-not-restored"

@@ -16,7 +16,7 @@ UNIT, REAL = {"tests/unit"}, {"tests/engine", "tests/e2e", "tests/adversary"}
 def given(monkeypatch: pytest.MonkeyPatch, **options: bool | str) -> list[str]:
     """All that pytest is given."""
     words: list[str] = []
-    monkeypatch.setattr(developer, "run_all", lambda _, parts: [words.extend(part) or 0 for part in parts.values()])
+    monkeypatch.setattr(developer, "run_all", lambda parts: [words.extend(part) or 0 for part in parts.values()])
     assert developer.test(**options) == 0
     return words
 
@@ -45,5 +45,5 @@ def test_more_than_one_part_is_refused() -> None:
 def test_a_part_without_a_selected_test_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, codes: tuple[int, int], select: str, code: int
 ) -> None:
-    monkeypatch.setattr(developer, "run_all", lambda *_: list(codes))
+    monkeypatch.setattr(developer, "run_all", lambda _: list(codes))
     assert developer.test(select=select) == code

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from checkout import PROJECT
 
-from sparkpin.cli.line import read_task
+from sparkpin.cli.line import TaskParser
 from sparkpin.core.errors import InputError
 
 README = PROJECT / "README.md"
@@ -29,7 +29,7 @@ def commands(page: Path) -> list[list[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_taken(page: Path) -> None:
     for name, *words in commands(page):
-        read_task("invoke", name, words)
+        TaskParser("invoke", name).read(words)
 
 
 def test_a_command_that_is_not_taken_is_found(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_command_that_is_not_taken_is_found(tmp_path: Path) -> None:
     page.write_text("    invoke serve --stag v2    # no such option\n")
     [[name, *words]] = commands(page)
     with pytest.raises(InputError):
-        read_task("invoke", name, words)
+        TaskParser("invoke", name).read(words)
 
 
 def anchors(page: Path) -> set[str]:

@@ -12,8 +12,6 @@ import pytest
 from checkout import PROJECT, Checkout
 from typed import typed
 
-from sparkpin.cli import releases as commands_releases
-
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -36,7 +34,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "reproduce nonsense",
         "quality nonsense",
         "bench --rounds 2",
-        "bench --compare a --dry-run",
+        "bench --compare a",
+        "bench --compare a b --rounds 0",
         "recipe lsit",
         "recipe import a b",
         "build --checkpoint-only --model scripted-tiny --verify --dry-run",
@@ -147,13 +146,3 @@ def test_what_is_asked_for_many_times_a_day_loads_what_it_uses(tmp_path: Path) -
     assert {"docker", "pydantic", "sparkpin.releases.current", "sparkpin.serve.status"} <= loaded
     assert loaded & {*SLOW, *(f"sparkpin.{room}" for room in ROOMS)} == set()
     assert done.stderr.count("/nowhere/docker.sock") >= 2 and done.stderr.count("error: ") == 4
-
-
-def test_a_rollback_tells_the_flags_that_change() -> None:
-    before = ("vllm", "serve", "/model", "--a", "1", "--b", "--c", '{"x": 1}')
-    after = ("vllm", "serve", "/model", "--a", "2", "--b", "--d")
-    assert commands_releases.changed_flags(before, before) == ["flags: the same"]
-    lines = ["  - --a 1", "  - --c '{\"x\": 1}'", "  + --a 2", "  + --d"]
-    assert commands_releases.changed_flags(before, after) == lines
-    short = [("vllm", "serve", "/model", "--port", "8000", "-tp", size) for size in ("2", "4")]
-    assert commands_releases.changed_flags(*short) == ["  - -tp 2", "  + -tp 4"]

@@ -130,15 +130,6 @@ def test_prompts_run_twice_one_round_after_the_other_and_a_sweep_warms_up() -> N
     assert len({step.seed for step in steps}) == len(steps)  # the same random texts would come from the prefix cache
 
 
-@pytest.mark.parametrize(("said", "spark", "wanted"), [("", False, None), ("", True, 273e9), ("31", True, 31e9)])
-def test_a_sparks_bandwidth_is_known(
-    said: str, spark: bool, wanted: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench.machine, "read_host", lambda: SimpleNamespace(is_spark=spark))
-    options = bench.BenchOptions(quick=False, full=False, only="", bandwidth=said, dry_run=False, as_json=False)
-    assert options.bytes_a_second == wanted
-
-
 def result(**changes: Any) -> dict[str, Any]:
     """Two answers: 9 tokens in four parts of two after the first, 9 in eight of one; the third request failed."""
     return {
@@ -360,13 +351,3 @@ def test_both_servers_are_up_only_where_both_plans_fit(monkeypatch: pytest.Monke
     for free, fits in ((26 * GIB, True), (26 * GIB - 1, False)):
         monkeypatch.setattr(memory_limit, "available", lambda free=free: free)
         assert fit_at_once(paths, releases) == fits
-
-
-def test_a_part_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match="--dry-run --json"):
-        bench.BenchOptions(quick=False, full=False, only="", bandwidth="", dry_run=True, as_json=True)
-    asked = bench.BenchOptions(quick=False, full=False, only="prompts", bandwidth="", dry_run=False, as_json=False)
-    assert asked.parts == {"prompt"} and dataclasses.replace(asked, only="").parts == BOTH
-    with pytest.raises(InputError, match="--bandwidth"):
-        _ = dataclasses.replace(asked, bandwidth="fast").bytes_a_second
-    assert dataclasses.replace(asked, bandwidth="273").bytes_a_second == 273e9

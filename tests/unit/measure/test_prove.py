@@ -11,14 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from checkout import PROJECT
-from made_releases import release as made_release
 from toy_endpoint import BLOCK, ToyEndpoint, answered
 
 from sparkpin.cli import prove as command
-from sparkpin.cli.prove import ProveOptions
 from sparkpin.core.errors import CorruptionError, InputError, UntoldError
-from sparkpin.core.paths import Paths
 from sparkpin.measure.prove import asking, judging, passes, record, run, session, sessions, verdict
 from sparkpin.measure.prove.asking import meet
 from sparkpin.measure.prove.record import ProveRecord
@@ -29,7 +25,6 @@ from sparkpin.smoke.client import Client
 from sparkpin.smoke.replies import Fault
 
 SHAPE = Shape(1, 4, 3, 384, 8000, 1.0)
-ASKED = ProveOptions(model="", key="", seed=1, sessions=3, turns=3, replay="", as_json=True)
 SOUND = verdict.Bounds((0.01,) * 6, 0.05, 0.05, 0.69, (0.69,) * 6)
 
 
@@ -38,9 +33,9 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SETTLE", 0.0)  # the toy's counters are never late
 
 
-def proved(toy: ToyEndpoint, folder: Path, asked: ProveOptions = ASKED) -> ProveRecord:
+def proved(toy: ToyEndpoint, folder: Path) -> ProveRecord:
     with toy.client() as client:
-        return command.proved(meet(client), "toy", folder, asked)
+        return command.proved(meet(client), "toy", folder, seed=1, count=(3, 3))
 
 
 def test_sessions_are_the_same_each_time_and_end_about_where_a_block_does() -> None:
@@ -115,7 +110,7 @@ def test_a_lost_state_is_found_and_its_session_shows_it_again(tmp_path: Path) ->
     (path,) = tmp_path.glob("*-session.json")
     sent = json.loads(path.read_text())
     assert len(sent["steps"]) == found.finding.requests > 1 and sent["difference"] > sent["bound"]
-    assert sent["seed"] == ASKED.seed and sent["answers"][0] != sent["answers"][1]
+    assert sent["seed"] == 1 and sent["answers"][0] != sent["answers"][1]
     with toy.client() as client, pytest.raises(CorruptionError):
         command.show_replay(meet(client), path)
     with ToyEndpoint().client() as client:
@@ -167,7 +162,7 @@ def test_what_was_decoded_in_another_way_than_it_is_read_is_found(tmp_path: Path
 
     place = min(passes.READ_AT)
     with ToyEndpoint().client() as client:
-        proof = run.begun(meet(client), ASKED.seed, (3, 3))
+        proof = run.begun(meet(client), 1, (3, 3))
         proof.run()
     lengths = {len(prompt) + place for prompt in proof.prompts[::2]} - {len(prompt) for prompt in proof.prompts}
     found = proved(Cold(noise=0.001, off=lambda ids, hit: len(ids) in lengths, far=20.0), tmp_path)
@@ -179,7 +174,7 @@ def test_what_was_decoded_in_another_way_than_it_is_read_is_found(tmp_path: Path
 @pytest.mark.parametrize("room", [64, 83])
 def test_a_context_that_is_too_small_is_said(tmp_path: Path, room: int) -> None:
     with ToyEndpoint().client() as client, pytest.raises(UntoldError):
-        command.proved(replace(meet(client), block=None, room=room), "toy", tmp_path, ASKED)
+        command.proved(replace(meet(client), block=None, room=room), "toy", tmp_path, seed=1, count=(3, 3))
 
 
 @pytest.mark.parametrize(
@@ -246,9 +241,9 @@ def test_a_line_says_of_the_cache_only_what_is_told(tmp_path: Path) -> None:
     "url",
     ["http://me:secret@host/v1", "http://me:secret@[::1/v1", "https://host/v1?key=secret", "https://host/v1#secret"],
 )
-def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str, tmp_path: Path) -> None:
+def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(InputError) as refused:
-        command.target(Paths(tmp_path, tmp_path, tmp_path), url, None, ASKED)
+        command.folder_of(url)
     assert "secret" not in str(refused.value) and "--key-env" in refused.value.next_step
 
 
@@ -289,15 +284,6 @@ def test_a_server_without_cache_and_drafts_is_told_before_it_is_asked() -> None:
         command.require_provable(meet(ToyEndpoint(caches=False).client()), "it")
 
 
-def test_a_release_s_flags_tell_it_before_a_server_is_started() -> None:
-    off = "--no-enable-prefix-caching"
-    drafts = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}')
-    for flags in ((), ("--enable-prefix-caching",), (off, *drafts)):
-        command.require_flags(made_release(1, argv=("vllm", "serve", "/model", *flags)))
-    with pytest.raises(UntoldError):
-        command.require_flags(made_release(1, argv=("vllm", "serve", "/model", off)))
-
-
 @pytest.mark.parametrize(
     ("status", "told"), [(404, {"text": "<html>a long page"}), (200, {"text": "<!doctype html>"}), (401, {"json": {}})]
 )
@@ -309,18 +295,7 @@ def test_what_is_no_endpoint_or_refuses_is_wrong(status: int, told: dict[str, An
     assert "<" not in str(caught.value)
 
 
-def test_a_url_without_its_scheme_is_told_as_such(tmp_path: Path) -> None:
-    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    here = ("127.0.0.1:8000/v1", "localhost:8000", "[::1]:8000/v1", "localhost/v1")
-    for what in (*here, "api.example.org/v1", "api.example.org/open/v1/"):
-        with pytest.raises(InputError) as refused:
-            command.target(paths, what, None, ASKED)
-        assert refused.value.next_step == f"invoke prove {'http' if what in here else 'https'}://{what}"
-    with pytest.raises(InputError):
-        command.target(paths, "sparkpin/tiny:v2-0123456789ab", None, ASKED)
-
-
 def test_options_that_ask_nothing_are_refused() -> None:
-    for change in ({"sessions": 0}, {"sessions": 1, "turns": 1}):
+    for count, turns in ((0, 3), (1, 1)):
         with pytest.raises(InputError):
-            replace(ASKED, **change)
+            command.prove("http://127.0.0.1:9", sessions=count, turns=turns)

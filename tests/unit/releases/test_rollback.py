@@ -15,22 +15,13 @@ from made_releases import release
 
 from sparkpin.build import make
 from sparkpin.build.pair import pair
-from sparkpin.cli import releases as commands_releases
-from sparkpin.cli import serve as commands_serve
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, IntegrityError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.rollback import chosen, find_target, landing
+from sparkpin.releases.rollback import find_target, landing, require_target
 from sparkpin.serve import linked
-
-
-def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
-    target, former, served = release(1, "current"), release(2, "retired"), release(3, "passed")
-    for running in (None, former.tag, target.tag, served.tag):
-        notes = [line for line in commands_releases.went_back(former, target, running) if line.startswith("note: ")]
-        assert [served.tag in note for note in notes] == [True] * (running == served.tag)
 
 
 @pytest.mark.parametrize(
@@ -150,13 +141,6 @@ def test_a_damaged_checkpoint_that_the_pins_do_not_give_is_told(project: Path, t
         make.checkpoint_of(paths, lost)
 
 
-def test_a_stage_s_name_means_what_was_current_before_and_not_what_is(tmp_path: Path) -> None:
-    """The current release was current before, too: of A, C, D, C that were promoted A and C are of one stage."""
-    records = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"))
-    first, current = release(1, "retired"), release(2, "current")
-    assert chosen(records, "tiny", first.stage, current, [first, current]) == first
-
-
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Paths, Any, list[Release]]:
     """Three releases, each promoted after the one before, and an engine that has the image of each."""
@@ -168,6 +152,17 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Paths, Any, 
         Releases(paths).point(one)
     images = {one.tag: SimpleNamespace(config_digest=one.image) for one in made}
     return paths, SimpleNamespace(image=images.get, images=images), made
+
+
+def test_a_stage_s_name_means_what_was_current_before_and_not_what_is(three: tuple[Paths, Any, list[Release]]) -> None:
+    """The current release was current before, too."""
+    paths, engine, (first, _, third) = three
+    Releases(paths).point(first)
+    assert require_target(paths, engine, "tiny", first.stage, lambda _: None).tag == third.tag
+    assert require_target(paths, engine, "tiny", first.tag, lambda _: None).tag == first.tag, "as after a kill"
+    with pytest.raises(InputError) as caught:
+        require_target(paths, engine, "tiny", "v2-000000000000", lambda _: None)
+    assert caught.value.next_step
 
 
 def test_what_failed_since_it_was_looked_at_does_not_become_current(three: tuple[Paths, Any, list[Release]]) -> None:
@@ -201,27 +196,6 @@ def test_a_rollback_passes_over_what_is_gone_or_refused_and_not_over_a_fault_tha
             find_target(paths, engine, "tiny", check)
     del engine.images[made[1].tag]
     assert find_target(paths, engine, "tiny", check).tag == made[0].tag, "its image is gone"
-
-
-def test_a_rollback_that_served_and_came_too_late_tells_how_to_serve_what_is_current(
-    three: tuple[Paths, Any, list[Release]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths, engine, _ = three
-    other = release(4, "passed")
-
-    def serve(**_: object) -> None:
-        Releases(paths).save(other)
-        Releases(paths).point(other)
-
-    monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
-    monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
-    monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
-    monkeypatch.setattr(commands_releases, "running_release", lambda *_: None)
-    monkeypatch.setattr(commands_releases, "require_as_recorded", lambda *_: [])
-    monkeypatch.setattr(commands_serve, "serve_release", serve)
-    with pytest.raises(InputError) as caught:
-        commands_releases.rollback(recipe="tiny", serve=True)
-    assert f"invoke serve {other.tag}" in caught.value.next_step
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from client_samples import BARE, FULL, URL
 from places import DATA, PROJECT
 
 from sparkpin.cli import client
-from sparkpin.cli.tasks import arguments_of
+from sparkpin.cli.line import TaskParser
 from sparkpin.core.errors import InputError
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Family
@@ -157,8 +157,8 @@ def test_tools_of_this_machine(
 
 def test_the_task_names_them_all() -> None:
     """Its words are written out: completion and usage load no module."""
-    (tool, *_) = arguments_of(client.client)
-    assert tool.choices == tuple(CLIENTS)
+    (tool, *_) = TaskParser("sparkpin", "client").arguments
+    assert tool.choices == list(CLIENTS)
 
 
 def test_limits() -> None:
