@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from checkout import INVOKE, Checkout
 
-from sparkpin.cli.tasks import arguments_of
-from sparkpin.cli.up import up
+from sparkpin.cli.line import TaskParser
 
 
 def install(*options: str, checkout: Checkout) -> subprocess.CompletedProcess[str]:
@@ -37,7 +36,8 @@ def test_an_installed_checkout_hands_its_options_to_up(copy: Checkout) -> None:
 
 def test_without_a_venv_help_a_dry_run_and_a_wrong_option_change_nothing(copy: Checkout) -> None:
     assert "invoke up" in install("--help", checkout=copy).stdout
-    known = [one.flag if one.kind is bool else f"{one.flag}=x" for one in arguments_of(up)]
+    arguments = TaskParser("invoke", "up").arguments
+    known = [one.option_strings[-1] + ("" if one.nargs == 0 else "=x") for one in arguments]
     for options in (["--dry-run"], ["--stage", "mtp", "--dry-run"], [*known, "-q", "--verbose"]):
         done = install(*options, checkout=copy)
         assert (done.returncode, done.stderr) == (0, "") and " ".join(["invoke up", *options]) in done.stdout

@@ -135,7 +135,7 @@ def test_nothing_large_is_fetched_unasked(monkeypatch: pytest.MonkeyPatch, answe
 def test_a_download_that_does_not_fit_is_an_error_before_anything_is_asked(
     chain: Chain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs = SimpleNamespace(fetch=9, repositories=("a/b",), disk=lambda *_: [DiskRow(((tmp_path, 9),), 5, tmp_path)])
+    needs = SimpleNamespace(fetch=9, repositories=("a/b",), disk=lambda *_: [DiskRow(tmp_path, 9, 5)])
     monkeypatch.setattr(up, "needs_of", lambda *_: needs)
     last = pair(chain.records.paths.project, RECIPE)[-1]
     model = last.model.model_copy(update={"packed": None})
