@@ -9,23 +9,26 @@ from sparkpin.core.terminal import show
 from sparkpin.host import machine
 from sparkpin.pins.mods import templates_of
 from sparkpin.pins.vllm_command import overruled
-from sparkpin.recipes import check as recipe_checks
-from sparkpin.recipes.mapping import about
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import with_others
 
 
 def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
-    """What is said before images and checkpoints are made: what vLLM will refuse, for one."""
-    recipe = f"recipes/{pairing.recipe.name}.yaml"
-    mistakes = [str(finding).removeprefix("error: ") for finding in recipe_checks.mistakes(paths.project, pairing)]
-    templates = templates_of(paths.project, pairing.recipe.mods)
+    """What is said before images and checkpoints are made: what vLLM will refuse, for one, of what is not built yet."""
+    recipe, mistakes = f"recipes/{pairing.recipe.name}.yaml", list[str]()
+    if not Releases(paths).find(pairing.tag):
+        from sparkpin.recipes import check  # slow to import, and a build may find all there
+
+        mistakes = [str(finding).removeprefix("error: ") for finding in check.mistakes(paths.project, pairing)]
+    templates = templates_of(paths.project, pairing.recipe.mods).items()
+    if templates:
+        from sparkpin.recipes.mapping import about
     return (
         *(f"note: {line}" for line in overruled(pairing.recipe, pairing.stack, pairing.chain)),
         *(f"warning: {recipe}: {mistake}" for mistake in mistakes),
         *(choice.line for choice in pairing.chosen),
         *(f"note: {line}" for line in require_model_fits(paths, pairing)),
-        *(f"note: {about(mod, template)}" for mod, template in templates.items()),
+        *(f"note: {about(mod, template)}" for mod, template in templates),
     )
 
 

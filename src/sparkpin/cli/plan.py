@@ -9,6 +9,7 @@ from sparkpin.cli.options import Json, Recipe, Stack, Stage
 from sparkpin.cli.tasks import task
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
+from sparkpin.pins.manifests import load_recipe
 from sparkpin.recipes.check import own_findings
 from sparkpin.serve.memory import recipe as planning
 
@@ -19,13 +20,9 @@ def plan(
     recipe: Recipe = None,
     stage: Stage = None,
     stack: Stack = None,
-    memory: Annotated[
-        str, "memory of the machine, such as 128GB (default: this machine's, or a DGX Spark's for its stack)"
-    ] = "",
+    memory: Annotated[str, "the machine's memory, such as 128GB (default: this one's, or a DGX Spark's)"] = "",
     free: Annotated[str, "how much of it is free, such as 110GB (default: what is free here now)"] = "",
-    bandwidth: Annotated[
-        str, "memory bandwidth in GB/s, for the highest possible speed (default: 273 for a DGX Spark's stack)"
-    ] = "",
+    bandwidth: Annotated[str, "memory bandwidth in GB/s, for the highest speed (default: 273, a DGX Spark's)"] = "",
     nodes: Annotated[int | None, "plan for this many machines, tensor-parallel", "COUNT"] = None,
     json: Json = False,
     exit_code: Annotated[bool, "exit with 1 if the recipe does not fit"] = False,
@@ -37,7 +34,8 @@ def plan(
     asked = planning.PlanOptions(memory=memory, free=free, bandwidth=bandwidth, nodes=nodes, as_json=json)
     fits = planning.plan(recipe=recipe, stage=stage, stack=stack, asked=asked)
     paths = Paths.from_env()
-    for finding in own_findings(paths.project, choose_recipe(paths, recipe, stack)):
+    planned = load_recipe(paths.project, choose_recipe(paths, recipe, stack))
+    for finding in own_findings(paths.project, planned, pinned=False):
         if finding.severity != "note":  # what has broken for others with such memory, for one
             say(str(finding))
     return int(exit_code and not fits)

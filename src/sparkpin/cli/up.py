@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
+from sparkpin.build.checkpoint import ModelNeeds, how_long, needs_of
 from sparkpin.build.consistent import is_brought, require_consistent
-from sparkpin.build.model_needs import ModelNeeds, how_long, needs_of
 from sparkpin.cli import serve as serving
 from sparkpin.cli.build import BuildPlan, carry_out, plan_of, report
 from sparkpin.cli.choose import choose_recipe

@@ -17,7 +17,7 @@ import made_releases
 import pytest
 from evidence_samples import make_sample, pairings
 
-from sparkpin.build.model_needs import ModelNeeds
+from sparkpin.build.checkpoint import ModelNeeds
 from sparkpin.build.pair import pair
 from sparkpin.cli import build, up
 from sparkpin.cli.choose import choose_recipe
