@@ -6,7 +6,7 @@
 #
 #   ./install.sh --dry-run               # what would be done; changes nothing
 #   ./install.sh --no-smoke              # build, but start no server
-#   ./install.sh --recipe R --serve      # serve it as soon as it has passed
+#   ./install.sh --recipe R --serve      # serve it, once it has passed
 #
 # exit codes: 0 done, 2 wrong option, 3 this machine lacks something (the commands to run are printed),
 # 10 a smoke test failed; src/sparkpin/core/errors.py has the others
@@ -24,11 +24,19 @@ find_python() {
   done
 }
 
+options=' --stage --recipe --stack --no-smoke --serve --yes --from --ca --dry-run --help --quiet --verbose -h -q -v '
 stamp=.venv/.requirements.sha256
 # The folder too: a .venv holds its own path, and in a moved or copied checkout it would run the old one's code.
 wanted=$(pwd && sha256sum requirements.lock pyproject.toml)
 
 if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
+  for word; do # `invoke up` would refuse it, too, and only after the installation
+    if [[ $word == -* && $options != *" ${word%%=*} "* ]]; then
+      echo "error: got ${word%%=*}, expected an option of invoke up; nothing was changed" >&2
+      echo "  next: one of$options" >&2
+      exit 2
+    fi
+  done
   case " $* " in
     *" --help "* | *" -h "*)
       sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"

@@ -12,7 +12,7 @@ from sparkpin.build.rootfs import native_stack
 from sparkpin.checkpoint.steps import all_steps, checkpoint_steps, lock_for, require
 from sparkpin.cli import tables
 from sparkpin.cli.choose import pairings_of
-from sparkpin.cli.notes import finish, next_smoke, notes_of
+from sparkpin.cli.notes import finish, notes_of
 from sparkpin.cli.options import Recipe, Stack, Stage
 from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
@@ -155,8 +155,7 @@ def compare_published(plan: BuildPlan, made: Sequence[Release]) -> None:
 def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = False, serves: bool = False) -> None:
     """The table, and what to type next. SmokeError where `smoked`, and one of them failed."""
     tables.show_built(made)
-    if not next_smoke(paths, made) and smoked:
-        finish(Releases(paths), made, serves=serves)
+    finish(Releases(paths), made, smoked=smoked, serves=serves)
 
 
 def show_rendered(pairing: Pairing) -> None:

@@ -1,8 +1,9 @@
-"""Which recipe, release and stage a command is about."""
+"""Which recipe and release a command is about."""
 
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkpin.core.errors import InputError, ManifestError
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
-    """The recipe asked for, else the default one of the stack, else that of this machine's stack."""
+    """The recipe asked for, else the default one of the stack, else that of this machine's stack. InputError for a
+    file: a recipe has a name, which a foreign one gets when it is imported."""
+    if recipe and (file := Path(recipe)).is_file():
+        own = (paths.project / "recipes" / file.name).is_file()
+        step = f"--recipe {file.stem}" if own else f"invoke recipe import {recipe}"
+        raise InputError(f"--recipe: got the file {recipe}, expected the name of a recipe", next_step=step)
     return recipe or machine.default_recipe(paths.project, stack)
 
 
@@ -65,24 +71,3 @@ def current_of(paths: Paths, recipe: str | None) -> Release:
     if not records.current_tag(name):
         require_recipe(paths, records, name)  # an unknown name is another mistake
     return require_current(records, name)
-
-
-def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
-    """An imported release's build steps are somebody else's, which run as root in a container."""
-    from sparkpin.build.consistent import is_from_elsewhere
-
-    if not trusted and is_from_elsewhere(paths, release):
-        raise InputError(
-            f"{release.tag} came from another machine: building it runs, as root, what its bundle says",
-            next_step=f"`invoke verify {release.tag}` says who signed it; then the same command with --trust",
-        )
-
-
-def newest_of_stage(paths: Paths, recipe: str, stage: str) -> Release:
-    for release in reversed(Releases(paths).of_recipe(recipe)):
-        if release.stage == stage:
-            return release
-    manifests.load_stage(paths.project, stage)
-    raise InputError(
-        f"no release of stage {stage!r} is built", next_step=f"invoke build --recipe {recipe} --stage {stage}"
-    )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from sparkpin.cli import notes
+from sparkpin.cli.choose import choose_recipe
 from sparkpin.cli.options import Json, Recipe, Stack, Stage
 from sparkpin.cli.tasks import task
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say
+from sparkpin.pins.manifests import load_recipe
+from sparkpin.recipes.check import own_findings
 from sparkpin.serve.memory import recipe as planning
 
 
@@ -27,7 +31,11 @@ def plan(
 
     invoke plan --recipe qwen3.5-122b --stage v2-tq
     """
-    notes.say_memory_issues(recipe, stage, stack)
     asked = planning.PlanOptions(memory=memory, free=free, bandwidth=bandwidth, nodes=nodes, as_json=json)
     fits = planning.plan(recipe=recipe, stage=stage, stack=stack, asked=asked)
+    paths = Paths.from_env()
+    planned = load_recipe(paths.project, choose_recipe(paths, recipe, stack))
+    for finding in own_findings(paths.project, planned, pinned=False):
+        if finding.severity != "note":  # what has broken for others with such memory, for one
+            say(str(finding))
     return int(exit_code and not fits)

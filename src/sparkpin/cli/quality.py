@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.record import records_of as build_records
-from sparkpin.cli.choose import choose_known, newest_of_stage
+from sparkpin.cli.choose import choose_known
 from sparkpin.cli.options import Json, KnownRecipe
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import InputError, QualityError, SparkpinError
@@ -53,7 +53,7 @@ def parent_of(paths: Paths, release: Release) -> Release:
 
     parents = [known for known in Releases(paths).of_recipe(release.recipe) if known.stage == stage.parent]
     if not parents:
-        return newest_of_stage(paths, release.recipe, stage.parent)  # says that there is none
+        return Releases(paths).get(stage.parent, release.recipe)  # says that there is none
     best = max(parents, key=fitness)
     if not best.is_good:
         say(f"warning: {best.tag}, the reference, has not passed: invoke smoke {best.tag}")
@@ -65,7 +65,7 @@ def newest(paths: Paths, recipe: str) -> Release:
     for release in reversed(Releases(paths).of_recipe(recipe)):
         if release.is_good and (stage := quality_gate.stage_of(paths, release)) and stage.parent:
             return release
-    return newest_of_stage(paths, recipe, manifests.load_recipe(paths.project, recipe).stage)
+    return Releases(paths).get(manifests.load_recipe(paths.project, recipe).stage, recipe)
 
 
 def chosen(paths: Paths, recipe: str | None, tag: str | None, against: str | None) -> Pair:
@@ -74,7 +74,7 @@ def chosen(paths: Paths, recipe: str | None, tag: str | None, against: str | Non
     if not against:
         return Pair(release, parent_of(paths, release), "parent")
     stages = {known.stage for known in records.of_recipe(release.recipe)}
-    reference = newest_of_stage(paths, release.recipe, against) if against in stages else records.get(against)
+    reference = records.get(against, release.recipe if against in stages else None)
     if reference.tag == release.tag:
         raise InputError(f"{release.tag} against itself", next_step="name another release with --against")
     stage = quality_gate.stage_of(paths, release)

@@ -121,7 +121,7 @@ def rollback(
     if serve and not dry_run:
         from sparkpin.cli.serve import serve_release  # slow to import
 
-        serve_release(recipe=release.recipe, release=release.tag, becomes_current=True)
+        serve_release(recipe=release.recipe, release=release.tag)
     if not dry_run:
         current.make_current(paths, engine, release, instead_of=former)
     if former.tag == release.tag:

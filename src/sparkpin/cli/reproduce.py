@@ -6,10 +6,11 @@ from dataclasses import asdict
 from typing import Annotated
 
 from sparkpin.build import reproduce as reproducing
-from sparkpin.cli.choose import choose_known, newest_of_stage, require_trust
+from sparkpin.build.consistent import is_from_elsewhere
+from sparkpin.cli.choose import choose_known
 from sparkpin.cli.tasks import task
 from sparkpin.core import files, terminal
-from sparkpin.core.errors import DifferenceError
+from sparkpin.core.errors import DifferenceError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.pins import manifests
@@ -30,8 +31,12 @@ def reproduce(
         release = records.get(tag)
     else:
         name = choose_known(paths, None)
-        release = newest_of_stage(paths, name, manifests.load_recipe(paths.project, name).stage)
-    require_trust(paths, release, trusted=trust)
+        release = records.get(manifests.load_recipe(paths.project, name).stage, name)
+    if not trust and is_from_elsewhere(paths, release):
+        raise InputError(
+            f"{release.tag} came from another machine: building it runs, as root, what its bundle says",
+            next_step=f"`invoke verify {release.tag}` says who signed it; then the same command with --trust",
+        )
     if keep:
         reproducing.restore(paths, release)
         show(f"{release.tag} is there: image {release.image}, checkpoint {release.checkpoint_key[:16]}")

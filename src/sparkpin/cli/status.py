@@ -34,18 +34,17 @@ def status(
     if env:
         serving.show_env(paths, engine, recipe)
         return
-    with contextlib.suppress(KeyboardInterrupt) if watch is not None else contextlib.nullcontext():
+    if watch is None:
+        serving.status(paths, engine, as_json=json)
+        return
+    with contextlib.suppress(KeyboardInterrupt):
         while True:
-            if watch is not None and sys.stdout.isatty():
+            if sys.stdout.isatty():
                 show("\x1b[H\x1b[2J" + time.strftime("%X"))
             try:
                 serving.status(paths, engine, as_json=json)
             except (DownError, EngineError) as error:  # an engine may be about to start again
-                if watch is None:
-                    raise
                 show(f"error: {tame(str(error))}")
-            if watch is None:
-                return
             time.sleep(max(watch, 1))
 
 

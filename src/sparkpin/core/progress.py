@@ -40,20 +40,20 @@ def progress(total: int | None = None, *, before: str = "", after: str = "") -> 
 
 
 @contextlib.contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """For work of unknown length."""
+def waiting(what: str, every: float | None = None) -> Iterator[None]:
+    """For work of unknown length. every: seconds; None: `EVERY`."""
     began = time.monotonic()
-    with ticking(lambda: say(f"  {what}, {time.monotonic() - began:.0f} s")):
+    with ticking(lambda: say(f"  {what}, {time.monotonic() - began:.0f} s"), every):
         yield
 
 
 @contextlib.contextmanager
-def ticking(show: Callable[[], None]) -> Iterator[None]:
-    """Every `EVERY` seconds, from a thread of its own."""
+def ticking(show: Callable[[], None], every: float | None = None) -> Iterator[None]:
+    """Every `every` seconds, from a thread of its own."""
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(EVERY):
+        while not ended.wait(every or EVERY):
             show()
 
     thread = threading.Thread(target=watch, name="progress", daemon=True)

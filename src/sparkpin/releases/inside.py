@@ -4,7 +4,6 @@ usage: inside.py run ARGV...   process 1: starts the server, passes signals on, 
        inside.py health        Docker's HEALTHCHECK: one real request; the last failure allowed ends the server
        inside.py ask           one real request that counts for nothing
        inside.py load          prints how many requests are under way
-       inside.py carry         its input and output are a connection to the server
 
 Of a release for several machines, each container meets the others before its server starts, and ends when one of them
 is gone (`peers`). Where there is no API, "health" and "ask" look at that alone.
@@ -28,7 +27,6 @@ import http.client
 import json
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -48,7 +46,6 @@ HUNG, OUT_OF_MEMORY, UNASKED = 70, 137, 71  # exit codes; 71: ended with 0 thoug
 PEER_LOST, REFUSED = 72, 73  # exit codes; 73: a peer serves something else
 STAYS_DOWN = "stays down"  # how the last line of the log begins then
 METRICS_SECONDS = 5.0
-CHUNK = 1 << 16  # bytes
 LOOK_SECONDS = 5  # between two looks for processes that somebody has stopped
 PROMPT = (
     "The sky is blue and the grass is"  # several tokens: one alone ends vLLM 0.32's engine on a CPU (causal_conv1d)
@@ -318,27 +315,8 @@ def under_way(settings: dict[str, Any]) -> str:
     return str(int(sum(map(float, counts)))) if counts else ""
 
 
-def carry(settings: dict[str, Any]) -> int:
-    """Until one of the two ends it."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as there:
-        there.connect(settings["socket"])
-        while True:
-            for ready in select.select([0, there.fileno()], [], [])[0]:
-                if not (data := os.read(ready, CHUNK)):
-                    return 0
-                if ready == 0:
-                    there.sendall(data)
-                else:
-                    sys.stdout.buffer.write(data)
-                    sys.stdout.flush()
-    return 1
-
-
 def health(settings: dict[str, Any]) -> int:
-    """0: healthy. A server that is too busy for the request is: its counters move. So is one under a smoke test."""
-    if settings.get("quiet"):
-        print("not asked: it is tested now")
-        return 0
+    """0: healthy. A server that is too busy for the request is: its counters move."""
     if "peers" in settings and not BEAT.exists():
         print("it waits for the other nodes")  # however long: that is no failure of this one
         return 1
@@ -378,8 +356,6 @@ def main(task: str, *argv: str) -> int:
     settings = load_settings()
     if task == "health":
         return health(settings)
-    if task == "carry":
-        return carry(settings)
     try:
         print(under_way(settings) if task == "load" else ask(settings))
     except (Silent, ValueError) as error:

@@ -166,12 +166,6 @@ class Release:
         return str((self.smoke or {}).get("why", ""))
 
     @property
-    def smoke_log(self) -> str:
-        """The file of the evidence folder `smoke` that says most of what went wrong."""
-        loaded = self.smoke is not None and self.smoke.get("loaded") is True
-        return "server.log" if self.smoke_served else "load.log" if loaded else "inspection.json"
-
-    @property
     def smoke_failures(self) -> list[str]:
         """`check: detail` of each check that did not pass; a detail that several share stands once."""
         checks = [check for check in (self.smoke or {}).get("checks", []) if not check["passed"]]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkpin.core.errors import EngineError
-from sparkpin.host.containers import APIError, Container, Healthcheck, Mount, NotFound, connected
+from sparkpin.host.containers import APIError, Container, Healthcheck, Mount, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_flags import drop_flags, served_name
 from sparkpin.releases import container as running
@@ -17,7 +15,6 @@ from sparkpin.releases import inside
 from sparkpin.releases.container import PYTHON, Node, put
 from sparkpin.releases.record import Release
 from sparkpin.serve.rules import SOCKET, SOCKETS, Limits
-from sparkpin.serve.socket_port import Ends, carrying
 from sparkpin.smoke.server import socket_argv
 
 FOLDER = "/run/sparkpin"
@@ -42,7 +39,7 @@ class Health:
 class LaunchOrder:
     """What is to be served, and how. checkpoint: a folder, or the name of a volume; memory: limit in bytes, swap
     included; labels: whose it is; timeout: seconds that its start may take; node: which one of several machines, None
-    where it is one; tested: no health check asks it before `keep_up`."""
+    where it is one."""
 
     release: Release
     checkpoint: Path | str
@@ -53,7 +50,6 @@ class LaunchOrder:
     health: Health = Health()
     limits: Limits = field(default_factory=Limits)
     node: Node | None = None
-    tested: bool = False
 
 
 def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None, folder: str = "a") -> Container:
@@ -93,7 +89,7 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None
         **settings,
     )
     try:
-        put(container, FOLDER, parts(wanted, folder, quiet=wanted.tested), owned=("state",))
+        put(container, FOLDER, parts(wanted, folder), owned=("state",))
         put(container, SOCKETS, {}, owned=(folder,))
     except BaseException:
         remove(container)
@@ -117,8 +113,8 @@ def healthcheck(wanted: LaunchOrder) -> Healthcheck:
     )
 
 
-def parts(wanted: LaunchOrder, folder: str, *, quiet: bool = False) -> dict[str, bytes]:
-    """The files in FOLDER. The container's user can read them and change nothing. quiet: health checks ask nothing."""
+def parts(wanted: LaunchOrder, folder: str) -> dict[str, bytes]:
+    """The files in FOLDER. The container's user can read them and change nothing."""
     settings = {
         "model": served_name(wanted.release.argv),
         "socket": socket_of(folder),
@@ -127,7 +123,6 @@ def parts(wanted: LaunchOrder, folder: str, *, quiet: bool = False) -> dict[str,
         "start": wanted.timeout,
         "restarts": wanted.limits.restarts,
         "refill": wanted.limits.refill,
-        "quiet": quiet,
     }
     return running.process_one(wanted.release, wanted.node, settings)
 
@@ -149,7 +144,7 @@ def keep_up(container: Container, wanted: LaunchOrder) -> None:
     machine's container at boot, and "on-failure" does not, where it was ended in good order: process 1 holds the limit
     there by waiting.
     """
-    put(container, FOLDER, parts(wanted, container.labels[SOCKET_LABEL]))
+    put(container, FOLDER, parts(wanted, container.labels[SOCKET_LABEL]))  # its limits may be others than they were
     policy = "unless-stopped" if wanted.node and wanted.node.place.rank else "on-failure"
     with engine_errors():
         container.update(restart_policy={"Name": policy})  # type: ignore[arg-type]  # a count is not needed
@@ -161,22 +156,6 @@ def remove(container: Container) -> None:
         container.remove(force=True, v=True)
 
 
-def is_kept_up(container: Container) -> bool:
-    """Whether it was ready once (`keep_up`)."""
-    policy = container.attrs["HostConfig"].get("RestartPolicy") or {}
-    return policy.get("Name", "") not in ("", "no")
-
-
-def was_stopped(container: Container) -> bool:
-    """Whether somebody asked it to end (`inside.outcome`), or removed it."""
-    with engine_errors():
-        try:
-            container.reload()
-        except NotFound:
-            return True
-    return container.status == "exited" and container.attrs["State"]["ExitCode"] == 0
-
-
 def asks(container: Container) -> tuple[bool, str]:
     """Whether it answers a real request, asked from within; and what came."""
     return within(container, "ask")
@@ -186,21 +165,6 @@ def requests_under_way(container: Container) -> int | None:
     """None where the server does not tell."""
     done, told = within(container, "load")
     return int(told) if done and told.isdecimal() else None
-
-
-@contextlib.contextmanager
-def reached(container: Container) -> Iterator[int]:
-    """A port on 127.0.0.1 on which this user alone reaches a server that has no front yet."""
-
-    async def dial() -> Ends:
-        try:
-            held = await asyncio.to_thread(connected, container, [*PYTHON, PROGRAM, "carry"])
-        except EngineError as error:  # it has just ended
-            raise ConnectionError(error.message) from None
-        return await asyncio.open_unix_connection(sock=held)
-
-    with carrying(dial) as port:
-        yield port
 
 
 def within(container: Container, task: str) -> tuple[bool, str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sparkpin.core import files
-from sparkpin.core.errors import BusyError, InputError
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host.containers import Container
@@ -48,7 +48,7 @@ from sparkpin.serve.served import (
     parts,
 )
 from sparkpin.serve.status import how_to_serve
-from sparkpin.serve.switching import DRAIN_SECONDS, STOP_SECONDS, Test, answered, launched, replaced, taken_over, told
+from sparkpin.serve.switching import DRAIN_SECONDS, STOP_SECONDS, answered, launched, replaced, taken_over, told
 
 
 def start(
@@ -63,7 +63,6 @@ def start(
     beside: bool | None = None,
     drain: float | None = None,
     where: NodesOptions | None = None,
-    test: Test | None = None,
 ) -> Served:
     """Serve a release and return once it answers a real request. One that already runs is left alone; where only its
     address is to be another, or the key, its front is replaced.
@@ -77,11 +76,10 @@ def start(
         gpus: give the container all GPUs.
         beside: start it while the former one runs; None: if memory allows.
         where: the machines of a release that is for several; None: as before.
-        test: what a server has to pass before it gets its front, where there is no other server of the recipe.
         drain: seconds that the former one has for requests under way; None: DRAIN_SECONDS.
 
     Raises:
-        BusyError: someone else has the port; another home's server, too. A server that is not to be there (`test`).
+        BusyError: someone else has the port; another home's server, too.
         InputError: an option that is none; a certificate that does not fit.
         SmokeError: the server did not become ready; with a post-mortem.
         Detached: Ctrl-C while it started; it goes on. (Not beside a former one: that is what goes on then.)
@@ -98,15 +96,6 @@ def start(
     ):
         name, drain = name_of(paths, release.recipe), DRAIN_SECONDS if drain is None else drain
         old, front = tidy(engine, name)
-        if old is not None and front is None and not linked.nodes_of(old) and not launch.is_kept_up(old):
-            say(f"removing {old.name}, left by a run that was killed while it tested it")
-            launch.remove(old)
-            old = None
-        if test and old is not None:
-            raise BusyError(
-                f"{old.labels.get(RELEASE_LABEL)} is served by {name}, and a new server was to be tested in its place",
-                next_step=f"invoke smoke {release.tag}, or invoke stop --recipe {release.recipe} first",
-            )
         together = (where or NodesOptions()).applied(nodes.kept(paths, release.recipe), release)
         machines = connections.enter_context(nodes.connected(engine, together.urls)) if together else []
         old = linked.rejoined(connections, old, machines, release.recipe, str(paths.home))
@@ -151,7 +140,6 @@ def start(
             timeout=running.ready_timeout(checkpoint),
             health=health or Health(),
             limits=address.limits,
-            tested=test is not None,
         )
         if checked and old is not None and was_there and not same:
             nodes.require_rooms(checked, release, linked.held(paths, old))
@@ -179,7 +167,7 @@ def start(
                             memory_limit.require_room(space, release)
                         if checked and was_there:
                             nodes.check_freed(checked, release)
-                        served = launched(paths, engine, order, old, wanted, spread, test)
+                        served = launched(paths, engine, order, old, wanted, spread)
         # The front has it now. Should that go without `stop`, an older address must not open the server again.
         address_path(paths, release.recipe).unlink(missing_ok=True)
         return served

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from sparkpin.core.errors import SmokeError, SparkpinError
@@ -24,8 +24,6 @@ from sparkpin.serve.waiting import Detached
 STOP_SECONDS = 30
 DRAIN_SECONDS = 30.0  # for requests under way
 ANSWER_SECONDS = 60.0
-Test = Callable[[Container, LaunchOrder], None]
-"""Waits for a server that has no front yet, and asks it. Whatever it raises, the server is removed."""
 
 
 def launched(
@@ -35,7 +33,6 @@ def launched(
     old: Container | None,
     wanted: LaunchOrder,
     spread: Spread | None = None,
-    test: Test | None = None,
 ) -> Served:
     """Create, start and wait; the front says meanwhile that there is nobody. What does not become ready is removed.
 
@@ -44,28 +41,18 @@ def launched(
     name, folder = order.name, fronts.folder_of(old)
     container = linked.create(engine, name, wanted, spread, folder)
 
-    def begin() -> None:
-        with engine_errors():
-            container.start()
-        say(f"started {name} from {wanted.release.tag}")
-
     try:
-        if test:
-            if (left := find(engine, name + FRONT)) is not None:
-                launch.remove(left)  # by a server that has gone: nobody is to come to one that is not tested
-            begin()
-            test(container, wanted)
-            keep(container, wanted, spread)
         with fronts.opened(engine, order, folder) as front:
             fronts.use(front, folder)
             try:
-                if not test:
-                    begin()
-                    try:
-                        ready(paths, container, wanted, spread)
-                    except KeyboardInterrupt:
-                        linked.keep_up(container, wanted, spread)
-                        raise Detached(f"{name} goes on starting {wanted.release.tag}") from None
+                with engine_errors():
+                    container.start()
+                say(f"started {name} from {wanted.release.tag}")
+                try:
+                    ready(paths, container, wanted, spread)
+                except KeyboardInterrupt:
+                    linked.keep_up(container, wanted, spread)
+                    raise Detached(f"{name} goes on starting {wanted.release.tag}") from None
                 answered(container, front, order.key)
             except Detached:
                 raise
@@ -93,14 +80,10 @@ def ready(paths: Paths, container: Container, wanted: LaunchOrder, spread: Sprea
     """It answers a request from within, and from now on Docker keeps it up."""
     folder = crash_facts.folder_of(paths, wanted.release.recipe, wanted.release.name)
     seconds = waiting.until_ready(container, wanted.release, wanted.timeout, folder, fresh=True)
-    keep(container, wanted, spread)
-    say(f"ready after {seconds:.0f} s")
-
-
-def keep(container: Container, wanted: LaunchOrder, spread: Spread | None) -> None:
     if wanted.gpus and isinstance(wanted.checkpoint, Path):
         memory_limit.forget_files(wanted.checkpoint)
     linked.keep_up(container, wanted, spread)
+    say(f"ready after {seconds:.0f} s")
 
 
 def answered(container: Container, front: Container, key: str | None) -> None:

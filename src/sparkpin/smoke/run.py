@@ -19,8 +19,8 @@ from typing import Any
 from sparkpin.core import terminal
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
+from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say
-from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.pins.vllm_flags import served_name
@@ -37,6 +37,8 @@ from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import Place, Server, alone, socket_argv, started
 from sparkpin.smoke.startup import StartFault, load_format, weights_seconds
 from sparkpin.smoke.subject import SmokeSubject
+
+QUIET_SECONDS = 10.0  # that a check may take before a line of progress
 
 
 @dataclass(frozen=True)
@@ -117,25 +119,6 @@ def run_smoke(
         return finished(paths, release, served, seconds, read_fingerprint(engine.version))
 
 
-def smoke_served(
-    paths: Paths, engine: Engine, release: Release, container: Container, port: int, timeout: float
-) -> tuple[SmokeResult, Write]:
-    """The same of a server that was started just now to be served, and that nobody else asks yet; it goes on. The
-    caller holds `alone`.
-
-    port: on 127.0.0.1, where it can be asked; timeout: seconds that its start may take. Errors: as of `run_smoke`.
-    """
-    require_known(release.demands.checks, f"the record of {release.tag}", "demands.checks")
-    begin = time.monotonic()
-    with Client.tcp("127.0.0.1", port) as client:
-        evidence, length = ServerEvidence(container.attrs["Config"]["Cmd"]), drafting.drafted(release)
-        server = Server(container, Path(), timeout)
-        known = {"reference": drift.reference(paths, release)}
-        examine(server, subject_of(release, client, server, length, **known), evidence)
-        evidence.log = server.log()
-    return finished(paths, release, [(length, evidence)], time.monotonic() - begin, read_fingerprint(engine.version))
-
-
 def subject_of(release: Release, client: Client, server: Server, length: int, **known: Any) -> SmokeSubject:
     """length: tokens that the server drafts. known: further fields of a SmokeSubject."""
     return SmokeSubject(
@@ -168,7 +151,8 @@ def examine(server: Server, subject: SmokeSubject, evidence: ServerEvidence) -> 
         if reason := server.exit_reason():
             result = CheckResult(name, False, f"not asked: the container {reason}", 0.0)
         else:
-            result = run_check(name, subject)
+            with waiting(f"{name}{evidence.mark} is being checked", QUIET_SECONDS):
+                result = run_check(name, subject)
             exchanges = subject.client.exchanges
             if not result.passed and exchanges and exchanges[-1].fault and (reason := server.exit_reason(wait=2)):
                 result = replace(result, detail=f"{result.detail}; the container {reason}")

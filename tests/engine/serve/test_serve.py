@@ -61,10 +61,11 @@ def test_a_release_is_served_on_this_machine_only(standing: Standing, fake_engin
 def test_a_client_is_told_what_the_server_itself_says(standing: Standing) -> None:
     """Its command line has no length, and its recipe is nowhere."""
     Releases(standing.paths).save(standing.release)
-    facts = clients.facts(standing.paths, None)
+    facts = clients.facts_of_server(standing.paths, None)
     assert facts.url == standing.served.url and facts.model == "scripted-tiny"
     assert (facts.context, facts.output) == (2048, 512) and facts.input == ("text",)
-    assert clients.running(standing.paths, "another") is None
+    with pytest.raises(InputError):
+        clients.facts_of_server(standing.paths, "another")
 
 
 def test_serving_it_again_leaves_it_alone(standing: Standing, fake_engine: Engine) -> None:

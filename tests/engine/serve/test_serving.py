@@ -126,9 +126,9 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(site: FakeSite, capsys:
     assert "wants is in" in status.told(site.paths, served)[1]
     Releases(site.paths).save(site.release)
     capsys.readouterr()
-    clients.facts(site.paths, None)
+    clients.facts_of_server(site.paths, None)
     assert f"export SPARKPIN_API_KEY=$(cat {file})" in capsys.readouterr().err
-    clients.facts(site.paths, None, key="SPARKPIN_API_KEY")
+    clients.facts_of_server(site.paths, None, key="SPARKPIN_API_KEY")
     assert capsys.readouterr().err == ""
     assert site.start() == dataclasses.replace(served, health=services.describe(container, front).health), "left alone"
     file.unlink()

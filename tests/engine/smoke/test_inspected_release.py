@@ -12,7 +12,6 @@ import pytest
 from private_engine import load_image
 
 from sparkpin.cli import serve as commands_serve
-from sparkpin.cli import smoke as commands_smoke
 from sparkpin.cli import smoke as task
 from sparkpin.core.errors import HostError, InputError
 from sparkpin.core.paths import Paths
@@ -24,19 +23,6 @@ from sparkpin.smoke.load.run import run_load
 pytest_plugins = ["fake_release"]
 WHY = "stack spark is for linux/arm64, and this engine's machine is linux/amd64"
 PASSED = {"passed": True, "seconds": 20.0, "checks": []}
-
-
-def test_a_release_without_an_image_does_not_stop_the_rest(
-    paths: Paths,
-    fake_engine: Engine,
-    release: Release,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(commands_smoke, "engine_of", lambda _: fake_engine)
-    gone = dataclasses.replace(release, tag="sparkpin/fake:gone")
-    assert commands_smoke.with_image(paths, (gone, release)) == [release]
-    assert "left out, the engine has not the image of gone: invoke reproduce gone --keep\n" in capsys.readouterr().out
 
 
 def test_a_release_for_another_machine_is_inspected_for_real(

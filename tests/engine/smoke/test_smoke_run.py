@@ -6,24 +6,15 @@ import dataclasses
 import json
 import multiprocessing
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 from docker.models.containers import Container
 from heard import heard
 
-from sparkpin.cli import smoke as task
-from sparkpin.core.errors import BusyError, SmokeError
-from sparkpin.core.files import lock
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import read_fingerprint
-from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import launch
-from sparkpin.serve.launch import LaunchOrder
-from sparkpin.serve.served import FRONT, find, status
 from sparkpin.smoke import server
 from sparkpin.smoke.evidence import evidence_folder, replaced
 from sparkpin.smoke.run import SmokeResult, run_smoke
@@ -75,93 +66,6 @@ def test_a_server_that_answers_passes_and_leaves_evidence(site: FakeSite) -> Non
     facts = json.loads(next(line for line in lines if line.startswith("facts ")).removeprefix("facts "))
     allowed = {"model_readable", "tmp_writable", "home_writable"}
     assert {name for name, may in facts.items() if may} == allowed and len(facts) == 8, "it is closed in"
-
-
-def serve_tested(
-    site: FakeSite,
-    release: Release,
-    monkeypatch: pytest.MonkeyPatch,
-    meanwhile: Callable[[Container], None] = lambda container: None,
-) -> None:
-    def test(container: Container, order: LaunchOrder) -> None:
-        assert find(site.engine, f"{container.name}{FRONT}") is None, "nobody can ask it yet"
-        asked = launch.within(container, "health")
-        assert asked == (True, "not asked: it is tested now") or container.wait(timeout=5), "or it has ended"
-        with pytest.raises(BusyError), lock(server.smoke_lock(site.paths), wait=False):
-            pass
-        meanwhile(container)
-        own(container, order)
-
-    monkeypatch.setattr(task, "engine_of", lambda _: site.engine)
-    Releases(site.paths).save(release)
-    with task.smoke_of_served(site.paths) as own:
-        site.start(release, port=site.port, test=test)
-
-
-def test_the_server_that_was_tested_is_the_one_that_is_served(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve_tested(site, site.release, monkeypatch)
-    (served,) = [one for one in status(site.engine) if one.home == str(site.paths.home)]
-    container = site.engine.client.containers.get(served.container)
-    folder = evidence_folder(site.paths, site.release)
-    record = json.loads((folder / "result.json").read_text())
-    assert served.ready and record["passed"] and record["argv"] == container.attrs["Config"]["Cmd"]
-    assert [check["name"] for check in record["checks"]] == ["start", *CHECKS]
-    assert container.logs().startswith((folder / "server.log").read_bytes())
-    assert container.attrs["HostConfig"]["RestartPolicy"]["Name"] == "on-failure"
-    assert Releases(site.paths).get(site.release.tag).smoke_passed
-    with pytest.raises(BusyError, match="invoke stop"):
-        serve_tested(site, site.release, monkeypatch)
-
-
-@pytest.mark.parametrize(("fault", "check"), [("exit", "start"), ("dies", "chat")])
-def test_a_server_that_fails_its_test_is_not_served(
-    site: FakeSite, monkeypatch: pytest.MonkeyPatch, fault: str, check: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    release = site.faulty(fault)
-    with pytest.raises(SmokeError, match=release.tag):
-        serve_tested(site, release, monkeypatch)
-    assert "Traceback" not in capfd.readouterr().err, "a server that has ended is no news to the port before it"
-    failed = Releases(site.paths).get(release.tag)
-    assert failed.smoke_failed and failed.smoke_failures[0].startswith(check)
-    home = {"label": f"{HOME_LABEL}={site.paths.home}"}
-    assert not site.engine.client.containers.list(all=True, filters=home)
-
-
-@pytest.mark.parametrize("end", [Container.stop, partial(Container.remove, force=True)])
-def test_one_that_somebody_stops_amid_its_test_has_not_failed_it(
-    site: FakeSite, monkeypatch: pytest.MonkeyPatch, end: Callable[[Container], None]
-) -> None:
-    with pytest.raises(SmokeError, match="was stopped while it was tested"):
-        serve_tested(site, site.release, monkeypatch, end)
-    assert Releases(site.paths).get(site.release.tag).smoke is None
-    home = {"label": f"{HOME_LABEL}={site.paths.home}"}
-    assert not site.engine.client.containers.list(all=True, filters=home)
-
-
-@pytest.mark.parametrize("again", ["served", "tested"])
-def test_what_a_run_left_that_was_killed_while_it_tested_is_not_served(
-    site: FakeSite, monkeypatch: pytest.MonkeyPatch, again: str
-) -> None:
-    class Killed(BaseException):
-        pass
-
-    ids: list[str] = []
-
-    def killed(container: Container) -> None:
-        ids.append(str(container.id))
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(launch, "remove", lambda container: None)  # as when nothing is done any more
-        with pytest.raises(Killed):
-            serve_tested(site, site.release, monkeypatch, killed)
-    assert site.engine.client.containers.get(ids[0]).status == "running"
-    if again == "tested":
-        serve_tested(site, site.release, monkeypatch)
-    else:
-        site.start(port=site.port)
-    (served,) = [one for one in status(site.engine) if one.home == str(site.paths.home)]
-    assert served.ready and site.engine.client.containers.get(served.container).id != ids[0]
 
 
 def test_each_draft_length_has_a_server_and_evidence_of_its_own(site: FakeSite) -> None:

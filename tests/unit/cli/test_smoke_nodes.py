@@ -14,7 +14,7 @@ from made_releases import release
 from places import PROJECT
 
 from sparkpin.cli import smoke
-from sparkpin.core.errors import BusyError, InputError
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.machine import Gpu
@@ -78,13 +78,3 @@ def test_each_container_gets_what_its_machine_has(
     assert [one["environment"]["NCCL_IB_HCA"] for one in made] == ["=r1", "=r2"]
     assert [one["network_mode"] for one in made] == ["host", "host"] and all(one["devices"] for one in made)
     assert "--headless" in other["command"] and "--uds" in here["command"]
-
-
-def test_a_served_pair_is_stopped_first() -> None:
-    serving: Any = SimpleNamespace(name="sparkpin-p", labels={"sparkpin.serve": "p"})
-    engine: Any = SimpleNamespace(containers=SimpleNamespace(list=lambda **asked: [serving]))
-    with pytest.raises(BusyError, match="sparkpin-p") as caught:
-        smoke.require_not_served(engine, PAIR)
-    assert "invoke stop --recipe p" in caught.value.next_step
-    engine.containers.list = lambda **asked: []
-    smoke.require_not_served(engine, PAIR)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -10,12 +9,7 @@ import pytest
 from checkout_here import CheckoutHere
 from places import PROJECT
 
-from sparkpin.build.checkpoint import ModelNeeds
-from sparkpin.build.pair import pair
 from sparkpin.checkpoint.shapes import Shapes, load_shapes
-from sparkpin.cli import build, up
-from sparkpin.core.errors import InputError
-from sparkpin.core.paths import Paths
 
 LARGE = ("--recipe", "qwen3.5-122b")
 MODEL = "qwen3.5-122b-a10b"
@@ -108,19 +102,6 @@ def test_the_lock_is_the_next_step(copy: CheckoutHere, line: tuple[str, ...]) ->
 def test_a_dry_run_of_up_locks_nothing(copy: CheckoutHere) -> None:
     assert f"lock --model {MODEL}" in copy.done("up", *LARGE, "--dry-run")
     assert not (copy.folder / f"pins/models/{MODEL}.lock").exists()
-
-
-def test_the_line_that_says_yes_has_all_that_was_typed(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a download of a byte, which is never begun; nobody is there to ask."""
-    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
-    plan = build.BuildPlan(paths, pair(project, "scripted-tiny", stage="v2"), ())
-    monkeypatch.setattr(up, "disk_of", lambda *_: [])
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    with pytest.raises(InputError) as caught:
-        up.agree(plan, ModelNeeds((), 1, 0), yes=False, typed=["--stack spark", "--serve"])
-    assert caught.value.next_step == "invoke up --recipe scripted-tiny --stage v2 --stack spark --serve --yes"
 
 
 def test_doctor_lists_what_a_recipe_needs(copy: CheckoutHere) -> None:

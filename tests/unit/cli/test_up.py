@@ -1,104 +1,60 @@
-"""The order of `up`'s smoke tests: the end of the chain first, no check lost, nothing promoted that was not smoked.
+"""`invoke up`: what it tests, in which order, and that nothing becomes current that was not tested and compared.
 
-The smoke tests themselves are stand-ins that leave what real ones leave: five real servers take minutes, and none of
-them drifts when it is told to. tests/e2e runs the real ones.
+The smoke tests are stand-ins that leave what real ones leave: five real servers take minutes, and none of them drifts
+when it is told to. tests/e2e runs the real ones.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import io
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import made_releases
 import pytest
 from evidence_samples import make_sample, pairings
-from held_lock import held_lock
 
+from sparkpin.build.checkpoint import ModelNeeds
 from sparkpin.build.pair import pair
 from sparkpin.cli import build, up
-from sparkpin.cli import serve as commands_serve
-from sparkpin.cli import smoke as commands_smoke
-from sparkpin.core.errors import BusyError, InputError, SmokeError
-from sparkpin.core.files import write_json
+from sparkpin.cli.choose import choose_recipe
+from sparkpin.core.errors import DiskError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import digests
+from sparkpin.host.preflight import DiskRow
 from sparkpin.releases.record import Demands, Release, Releases
-from sparkpin.serve import switching
-from sparkpin.smoke import drift
-from sparkpin.smoke.answers import NotApplicable, Wrong
-from sparkpin.smoke.evidence import evidence_folder
-from sparkpin.smoke.server import smoke_lock
 
 STAGES = ("base", "hybrid", "mtp", "v2", "v2-tq")
-LAYERS = tuple(f"sha256:{number:064}" for number in range(len(STAGES)))
-REST = ["base", "hybrid", "mtp"]
-FIRST_IS_CURRENT, HAS_ROOM, SERVE = up.first_is_current, up.has_room, commands_serve.serve_release
+RECIPE = "scripted-tiny"
 
 
 @dataclass
 class Chain:
-    """happened: in order; levels: the log-probability of a stage's tokens; broken: stages that answer wrongly."""
+    """happened: in order; broken: stages that answer wrongly."""
 
-    plan: up.BuildPlan
+    records: Releases
     made: tuple[Release, ...]
     happened: list[str] = field(default_factory=list)
-    levels: dict[str, float] = field(default_factory=dict)
     broken: tuple[str, ...] = ()
-    room: bool = True  # for a test beside a server
-    served: str | None = None
 
-    @property
-    def records(self) -> Releases:
-        return Releases(self.plan.paths)
-
-    def smoke_releases(self, paths: Paths, wanted: tuple[Release, ...], **numbers: int) -> None:
+    def smoke_releases(self, paths: Paths, wanted: list[Release]) -> None:
         for release in wanted:
             self.happened.append(release.stage)
-            below = drift.reference(paths, release)
-            level = self.levels.get(release.stage, -1.0)
-            own = drift.Reference(release.tag, "t", (1, 2), (level, level))
-            check: dict[str, Any] = {"name": "drift", "passed": True, "applicable": True}
-            demands = release.demands
-            try:
-                drift.compared(own, below, demands.drift, demands.parent, "")
-            except NotApplicable:
-                check["applicable"] = False
-            except Wrong:
-                check["passed"] = False
+            below = [one for one in self.now if one.stage == release.demands.parent and one.smoke_passed]
+            drift = {"name": "drift", "passed": True, "applicable": bool(below or release.stage == "base")}
             chat = {"name": "chat", "passed": release.stage not in self.broken, "applicable": True, "detail": ""}
-            result = {"passed": check["passed"] and chat["passed"], "checks": [check, chat]}
-            folder = evidence_folder(paths, release)
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / drift.FILE, {"text": own.text, "tokens": own.tokens, "logprobs": own.logprobs})
-            write_json(folder / "result.json", result)
-            self.records.smoked(release.tag, result)
+            self.records.smoked(release.tag, {"passed": chat["passed"], "checks": [drift, chat]})
 
-    def serve(self, *, release: str, test: switching.Test | None = None) -> None:
-        if test:
-            self.smoke_releases(self.plan.paths, (self.records.get(release),))
-            self.happened[-1] += " as served"
-            if self.records.get(release).smoke_failed:
-                raise SmokeError("it failed", next_step="mend it")
-        self.happened.append(f"serve {release}")
+    @property
+    def now(self) -> list[Release]:
+        return [self.records.get(release.tag) for release in self.made]
 
-    def first_is_current(self, paths: Paths, release: Release) -> None:
-        assert drift.is_compared(release)
-        if not release.smoke_passed or self.records.current(release.recipe):
-            return
+    def promote(self, paths: Paths, engine: None, release: Release) -> None:
         self.happened.append(f"promote {release.stage}")
         self.records.point(release)
-
-    def run(self, *, serve: bool = False) -> dict[str, Release]:
-        done = up.smoke_chain(self.plan, self.made, serve=serve)
-        return {release.stage: release for release in done}
-
-
-def ends_with(end: Release, serve: bool) -> list[str]:
-    """The end of the chain first; where it is to be served, by the server that is tested."""
-    return [f"{end.stage} as served", f"serve {end.tag}"] if serve else [end.stage]
 
 
 @pytest.fixture
@@ -107,148 +63,98 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
     made = []
     for number, stage in enumerate(STAGES, start=1):
         parent = STAGES[number - 2] if number > 1 else ""
-        demands = Demands(
-            checks=("drift", "mods"), mods=(), acceptance_floor=None, scripted=True, parent=parent,
-            drift=0.1 if parent else None,
-        )  # fmt: skip
-        known = {"demands": demands, "diff_ids": LAYERS[:number]}
-        made.append(made_releases.release(number, stage=stage, recipe="scripted-tiny", **known))
+        demands = Demands(checks=("drift",), mods=(), acceptance_floor=None, scripted=True, parent=parent, drift=0.1)
+        made.append(made_releases.release(number, stage=stage, recipe=RECIPE, demands=demands))
         Releases(paths).save(made[-1])
-    found = Chain(up.BuildPlan(paths, pair(project, "scripted-tiny"), ()), tuple(made))
-    for module in (up, commands_smoke):
-        monkeypatch.setattr(module, "engine_of", lambda paths: None)
-    monkeypatch.setattr(up, "obstacle", lambda paths, engine, release: "")
-    monkeypatch.setattr(up, "has_room", lambda plan: found.room)
-    for name in ("smoke_releases", "first_is_current"):
-        monkeypatch.setattr(up, name, getattr(found, name))
-    monkeypatch.setattr(up, "find", lambda engine, name: found.served)
-    monkeypatch.setattr(up, "is_kept_up", lambda container: True)
-    monkeypatch.setattr(up, "smoke_of_served", lambda paths: contextlib.nullcontext(len))
-    monkeypatch.setattr(up.serving, "serve_release", found.serve)
+    found = Chain(Releases(paths), tuple(made))
+    stand_ins: dict[str, Any] = {
+        "engine_of": lambda paths: None,
+        "carry_out": lambda plan, take: tuple(found.now),
+        "owes": lambda paths, engine, release, load: release.smoke is None,
+        "smoke_releases": found.smoke_releases,
+        "require_consistent": lambda *_, **__: [],
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(up, name, stand_in)
+    monkeypatch.setattr(Paths, "from_env", lambda: paths)
+    monkeypatch.setattr(up.preflight, "missing", lambda *_, **__: [])
+    monkeypatch.setattr(up.current, "promote", found.promote)
+    monkeypatch.setattr(up.serving, "serve_release", lambda recipe: found.happened.append(f"serve {recipe}"))
     return found
 
 
-def test_the_end_is_tested_first_and_current_once_it_is_compared_and_no_check_is_lost(chain: Chain) -> None:
-    done = chain.run()
-    assert chain.happened == ["v2-tq", "v2", "promote v2-tq", *REST]
-    assert all(release.smoke_passed and drift.is_compared(release) for release in done.values())
-    for stage, below in (("v2-tq", "v2"), ("v2", "mtp")):
-        (check, _) = (done[stage].smoke or {})["checks"]
-        assert done[below].tag in check["detail"] and check["compared"]
-
-
-@pytest.mark.parametrize("serve", [False, True])
 @pytest.mark.parametrize(
-    ("levels", "broken", "failed"), [({}, ("v2",), "v2"), ({"v2-tq": -2.0}, (), "v2-tq")], ids=["below", "drift"]
+    ("options", "happened"),
+    [
+        ({}, [*STAGES, "promote v2-tq"]),
+        ({"serve": True}, ["v2", "v2-tq", "promote v2-tq", f"serve {RECIPE}"]),
+        ({"no_smoke": True}, []),
+        ({"dry_run": True}, []),
+    ],
+    ids=str,
 )
-def test_an_end_that_cannot_be_compared_or_drifts_is_not_current(
-    chain: Chain, capsys: pytest.CaptureFixture[str], levels: dict[str, float], broken: tuple[str, ...], failed: str,
-    serve: bool,
-) -> None:  # fmt: skip
-    chain.levels, chain.broken = levels, broken
-    done = chain.run(serve=serve)
-    end = done["v2-tq"]
-    assert chain.happened == [*ends_with(end, serve), "v2", *REST]
-    assert done[failed].state == "failed" and chain.records.current_tag("scripted-tiny") is None
-    assert (f"warning: {end.tag}" in capsys.readouterr().out) == serve
-    with pytest.raises(SmokeError):  # the exit code of `up`
-        up.report(chain.plan.paths, tuple(done.values()), smoked=True)
+def test_what_is_tested_and_that_a_second_run_tests_nothing(
+    chain: Chain, options: dict[str, bool], happened: list[str]
+) -> None:
+    up.up(recipe=RECIPE, **options)
+    assert chain.happened == happened
+    chain.happened.clear()
+    up.up(recipe=RECIPE, **options)
+    assert chain.happened == [one for one in happened if one.startswith("serve")], "what runs already is left alone"
 
 
-def test_an_end_that_fails_its_own_checks_is_not_served(chain: Chain) -> None:
-    chain.broken = ("v2-tq",)
-    assert chain.run(serve=True)["v2-tq"].state == "failed"
-    assert chain.happened == ["v2-tq as served", "v2", *REST]
-
-
-def test_at_the_end_of_up_too_only_what_was_compared_is_promoted(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
-    promoted: list[str] = []
-    monkeypatch.setattr(up.current, "promote", lambda paths, engine, release: promoted.append(release.tag))
-    monkeypatch.setattr(up, "require_consistent", lambda *_, **__: [])
-    chain.broken = ("v2",)
-    end = chain.run()["v2-tq"]
-    assert end.smoke_passed and not drift.is_compared(end)
-    FIRST_IS_CURRENT(chain.plan.paths, end)
-    assert not promoted
-    smoke = {"passed": True, "checks": [{"name": "drift", "passed": True, "applicable": True}]}
-    FIRST_IS_CURRENT(chain.plan.paths, dataclasses.replace(end, smoke=smoke))
-    assert promoted == [end.tag]
-
-
-def test_drift_that_only_shows_afterwards_fails_the_stage_below(chain: Chain) -> None:
-    chain.levels = {"v2": -2.0, "v2-tq": -2.05}
-    done = chain.run()
-    assert done["v2"].state == "failed" and any("drift" in failure for failure in done["v2"].smoke_failures)
-    assert done["v2-tq"].state == "current"
-
-
-def test_a_server_of_another_release_is_left_alone(chain: Chain) -> None:
-    chain.served = "sparkpin/scripted-tiny:other-1"
-    chain.run(serve=True)
-    assert chain.happened == ["v2-tq", "v2", "promote v2-tq", *REST], "`up` serves what is current afterwards"
-
-
-def test_a_server_that_is_not_reached_after_its_test_ends_it(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
-    def serve(**asked: Any) -> None:
-        chain.serve(**asked)
-        raise SmokeError("no answer at its port", next_step="is there a firewall?")
-
-    monkeypatch.setattr(up.serving, "serve_release", serve)
-    with pytest.raises(SmokeError, match="no answer at its port"):
-        chain.run(serve=True)
-
-
-def test_without_room_beside_a_server_only_the_end_and_the_stage_below_are_tested(chain: Chain) -> None:
-    chain.room = False
-    done = chain.run(serve=True)
-    assert chain.happened == ["v2-tq", "v2", "promote v2-tq"]
-    assert done["mtp"].state == "built"
-
-
-def test_a_gpu_s_memory_is_the_server_s(chain: Chain) -> None:
-    last = chain.plan.pairings[-1]
-    gpu = pair(chain.plan.paths.project, "scripted-tiny-spark")[-1].stack.gpu
-    stack = last.stack.model_copy(update={"gpu": gpu})
-    assert not HAS_ROOM(dataclasses.replace(chain.plan, pairings=(dataclasses.replace(last, stack=stack),)))
+@pytest.mark.parametrize("broken", ["v2", "v2-tq"])
+def test_an_end_that_fails_or_cannot_be_compared_is_neither_current_nor_served(chain: Chain, broken: str) -> None:
+    chain.broken = (broken,)
+    for _ in range(2):
+        with pytest.raises(SmokeError):  # the exit code of `up`
+            up.up(recipe=RECIPE, serve=True)
+        assert chain.records.current_tag(RECIPE) is None and "serve" not in " ".join(chain.happened)
+    assert chain.happened == ["v2", "v2-tq", broken], "one that has failed is tested again"
 
 
 def test_another_release_that_is_current_is_not_replaced(chain: Chain) -> None:
-    other = made_releases.release(9, stage="v2-tq", recipe="scripted-tiny", smoke={"passed": True, "checks": []})
+    other = made_releases.release(9, stage="v2-tq", recipe=RECIPE, smoke={"passed": True, "checks": []})
     chain.records.save(other)
     chain.records.point(other)
-    chain.run(serve=True)
-    assert chain.records.current_tag("scripted-tiny") == other.tag
-    assert not [line for line in chain.happened if line.startswith("serve")]
+    up.up(recipe=RECIPE, serve=True)
+    assert chain.records.current_tag(RECIPE) == other.tag and chain.happened[-1] == f"serve {RECIPE}"
 
 
-def test_what_was_smoked_is_not_smoked_again(chain: Chain) -> None:
-    chain.run()
-    chain.happened.clear()
-    chain.made = tuple(chain.records.get(release.tag) for release in chain.made)
-    chain.run()
-    assert chain.happened == []
-    chain.records.update(chain.made[-1].tag, lambda one: dataclasses.replace(one, smoke=None))
-    chain.made = tuple(chain.records.get(release.tag) for release in chain.made)
-    chain.run()
-    assert chain.happened == ["v2-tq"], "the stage below it has left its numbers"
+@pytest.mark.parametrize("answer", ["", "no\n", None])
+def test_nothing_large_is_fetched_unasked(monkeypatch: pytest.MonkeyPatch, answer: str | None) -> None:
+    """None: there is no terminal."""
+    stdin = io.StringIO(answer)
+    stdin.isatty = lambda: answer is not None  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", stdin)
+    with pytest.raises(InputError, match=r"73\.00 GB") as caught:
+        up.agree(ModelNeeds((), 73 * 10**9, 0))
+    assert "--yes" in caught.value.next_step
 
 
-def test_an_up_that_was_cut_off_after_the_end_goes_on_with_the_others(chain: Chain) -> None:
-    chain.smoke_releases(chain.plan.paths, chain.made[-1:])
-    chain.happened.clear()
-    chain.made = tuple(chain.records.get(release.tag) for release in chain.made)
-    end = chain.run(serve=True)["v2-tq"]
-    assert chain.happened == ["v2", "promote v2-tq", *REST] and drift.is_compared(end)
-
-
-def test_a_server_that_is_asked_for_too_early_is_to_wait_for_the_test(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch
+def test_a_download_that_does_not_fit_is_an_error_before_anything_is_asked(
+    chain: Chain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands_serve.Paths, "from_env", lambda: chain.plan.paths)
-    with held_lock(smoke_lock(chain.plan.paths)), pytest.raises(BusyError, match="a smoke test is under way"):
-        SERVE(recipe="scripted-tiny")
-    with pytest.raises(InputError, match="no current release"):
-        SERVE(recipe="scripted-tiny")
+    needs = SimpleNamespace(fetch=9, repositories=("a/b",), disk=lambda *_: [DiskRow(tmp_path, 9, 5)])
+    monkeypatch.setattr(up, "needs_of", lambda *_: needs)
+    last = pair(chain.records.paths.project, RECIPE)[-1]
+    model = last.model.model_copy(update={"packed": None})
+    plan = up.BuildPlan(chain.records.paths, (dataclasses.replace(last, model=model),), ())
+    with pytest.raises(DiskError):
+        up.model_download(plan, dry_run=False)
+    assert up.model_download(plan, dry_run=True) is needs
+
+
+def test_a_file_in_place_of_a_recipe_s_name_is_to_be_imported(project: Path, tmp_path: Path) -> None:
+    paths, foreign = Paths(project, tmp_path / "cache", tmp_path / "home"), tmp_path / "their.yaml"
+    foreign.write_text("model: a/b\n")
+    for file, step in (
+        (foreign, f"recipe import {foreign}"),
+        (project / f"recipes/{RECIPE}.yaml", f"--recipe {RECIPE}"),
+    ):
+        with pytest.raises(InputError) as caught:
+            choose_recipe(paths, str(file), None)
+        assert step in caught.value.next_step
 
 
 def test_other_bytes_than_published_are_a_warning_and_other_pins_are_none(

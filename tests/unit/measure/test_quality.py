@@ -382,9 +382,8 @@ def test_without_a_name_it_is_the_newest_that_passed_and_has_a_parent(paths: Pat
     records = Releases(paths)
     name = "scripted-tiny"
     own = manifests.load_recipe(paths.project, name).stage
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError):
         quality.newest(paths, name)
-    assert caught.value.next_step == f"invoke build --recipe {name} --stage {own}"
     unproven = release(5, recipe=name, stage=own)
     records.save(unproven)
     assert quality.newest(paths, name) == unproven

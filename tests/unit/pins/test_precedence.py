@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,7 @@ import pytest
 from checkout_here import CheckoutHere
 from made_recipes import recipe, stack, stage
 
-from sparkpin.build.pair import pair
-from sparkpin.cli import notes as commands_notes
-from sparkpin.core.paths import Paths
-from sparkpin.core.tags import tag_of
 from sparkpin.pins.vllm_command import origins, overruled
-from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import Release
 
 R, S = "recipes/r.yaml", "pins/stacks/cpu.yaml"
 
@@ -68,25 +61,3 @@ def test_build_up_and_plan_say_it(copy: CheckoutHere) -> None:
     assert result.returncode != 0 and WANTED in result.stderr
     assert WANTED in copy.invoke("up", "--dry-run").stderr
     assert WANTED in copy.done("plan", "--memory", "32GB")
-
-
-def test_serve_says_it_of_the_files_that_the_release_was_made_from(
-    copy: CheckoutHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = Paths(copy.folder, tmp_path / "cache", copy.home)
-    paired = pair(copy.folder, "scripted-tiny", stage="base")[-1]
-    digest = "sha256:" + "0" * 64
-    release = Release(
-        tag=tag_of("scripted-tiny", "base", paired.key), recipe="scripted-tiny", stage="base", stack="cpu",
-        model="scripted-tiny", key=paired.key, build_key=paired.key, image=digest, diff_ids=(digest,), size=1,
-        checkpoint_key=paired.checkpoint_key, argv=paired.argv, env=paired.env, created="2026-01-01T00:00:00Z",
-        build_seconds=0.0, demands=paired.demands, inputs=paired.inputs, executable=paired.executable,
-    )  # fmt: skip
-    commands_notes.say_overruled_of(paths, release)
-    assert capsys.readouterr().err == ""  # nothing is kept
-    KeptInputs.of(paths).keep_project(copy.folder, paired.inputs)
-    copy.replace("recipes/scripted-tiny.yaml", "  VLLM_CPU_KVCACHE_SPACE: 4\n", "")
-    commands_notes.say_overruled_of(paths, release)
-    assert WANTED in capsys.readouterr().err
-    commands_notes.say_overruled_of(paths, dataclasses.replace(release, inputs={}))
-    assert capsys.readouterr().err == ""

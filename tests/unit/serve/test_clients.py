@@ -192,29 +192,22 @@ def test_images_only_where_the_server_takes_them(flags: tuple[str, ...], wanted:
     assert said("--max-model-len", "2048", *flags, family=qwen()).input == wanted
 
 
-@pytest.fixture
-def no_engine(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-    monkeypatch.setenv("SPARKPIN_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(project)
-    return project
+def test_what_is_printed_for_a_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[object] = []
+
+    def found(paths: object, *words: object, **options: object) -> ServerFacts:
+        asked.extend((*words, options))
+        return said("--max-model-len", "2048")
+
+    monkeypatch.setattr(client, "facts_of_server", found)
+    client.client("opencode", recipe="scripted-tiny", url="http://spark.local:9000", key_env="KEY")
+    assert asked == ["scripted-tiny", {"url": "http://spark.local:9000", "key": "KEY"}]
+    printed = capsys.readouterr()
+    assert checked("opencode", printed.out)["provider"]["sparkpin"]["options"]["baseURL"] == URL
+    assert "warning: a context of 2,048 tokens" in printed.err
 
 
-def test_of_a_recipe_that_does_not_run(no_engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    client.client("opencode", recipe="scripted-tiny")
-    said = capsys.readouterr()
-    value = checked("opencode", said.out)
-    assert "warning: a context of 2,048 tokens" in said.err
-    provider = value["provider"]["sparkpin"]
-    assert provider["options"]["baseURL"] == "http://127.0.0.1:8000/v1"
-    model = provider["models"]["scripted-tiny"]
-    assert model["limit"] == {"context": 2048, "output": 512} and model["tool_call"] and model["reasoning"]
-    client.client("litellm", recipe="scripted-tiny", url="http://spark.local:9000", key_env="KEY")
-    (entry,) = checked("litellm", capsys.readouterr().out)["model_list"]
-    assert entry["litellm_params"]["api_base"] == "http://spark.local:9000/v1"
-
-
-def test_a_key_is_not_taken_for_the_name_of_a_variable(no_engine: Path) -> None:
+def test_a_key_is_not_taken_for_the_name_of_a_variable() -> None:
     with pytest.raises(InputError):
         client.client("openai", key_env="sk-123")
 

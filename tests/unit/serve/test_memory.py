@@ -364,7 +364,7 @@ def test_a_plan_adds_up_to_the_budget() -> None:
     assert made.fits
     assert made.pool / GIB == pytest.approx(36.57, abs=0.01)
     assert log_line(made).startswith(
-        "vLLM will log: GPU KV cache size: 1,513,285 tokens, Maximum concurrency for 262,144 "
+        "vLLM may log: GPU KV cache size: 1,513,285 tokens, Maximum concurrency for 262,144 "
     )
     assert made.chosen.requests == {32_768: 34, 131_072: 11, 262_144: 5}
     assert [capacity.cache.cache_dtype for capacity in made.capacities] == list(FORMATS)

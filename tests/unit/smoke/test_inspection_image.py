@@ -59,10 +59,10 @@ def inspect_task(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     """What `invoke smoke --inspect` prints, and how it fails; without an engine."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
 
-    def run(subject: object, sm: str = "", as_json: bool = True) -> tuple[str, SparkpinError | None]:
+    def run(subject: object, sm: int | None = None, as_json: bool = True) -> tuple[str, SparkpinError | None]:
         failed = None
         try:
-            inspect_image(str(subject), sm=sm, as_json=as_json)
+            inspect_image(Paths.from_env(), str(subject), sm=sm, as_json=as_json)
         except SparkpinError as error:
             failed = error
         return capsys.readouterr().out, failed
@@ -73,16 +73,16 @@ def inspect_task(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("content", "sm", "rules"),
     [
-        ({}, "", {"files"}),
-        ({"readme.md": b"text"}, "", {"files"}),
-        ({"lib.so": GPU}, "", {"packages"}),
-        ({"good.so": GPU, **server_files(cuda=None)}, "121", {"torch"}),
-        ({"good.so": GPU, **server_files(cuda=None)}, "", set()),
-        ({"good.so": GPU, "bad.so": Elf(gpu=container(entry(CUBIN, 120, SPECIFIC))), **server_files()}, "121", {"gpu"}),
+        ({}, None, {"files"}),
+        ({"readme.md": b"text"}, None, {"files"}),
+        ({"lib.so": GPU}, None, {"packages"}),
+        ({"good.so": GPU, **server_files(cuda=None)}, 121, {"torch"}),
+        ({"good.so": GPU, **server_files(cuda=None)}, None, set()),
+        ({"good.so": GPU, "bad.so": Elf(gpu=container(entry(CUBIN, 120, SPECIFIC))), **server_files()}, 121, {"gpu"}),
     ],
 )
 def test_what_cannot_serve_does_not_pass(
-    tmp_path: Path, inspect_task: Task, content: dict[str, bytes | Elf | str], sm: str, rules: set[str]
+    tmp_path: Path, inspect_task: Task, content: dict[str, bytes | Elf | str], sm: int | None, rules: set[str]
 ) -> None:
     (tmp_path / "root").mkdir()
     out, failed = inspect_task(put(tmp_path / "root", content), sm=sm)
@@ -94,7 +94,7 @@ def test_what_cannot_serve_does_not_pass(
 
 def test_the_task_on_a_folder(tmp_path: Path, inspect_task: Task) -> None:
     root = put(tmp_path / "root", {"good.so": GPU, **server_files()})
-    out, failed = inspect_task(root, sm="12.1")
+    out, failed = inspect_task(root, sm=121)
     result = json.loads(out)
     assert failed is None
     assert (result["passed"], result["sm"], result["platform"], result["libraries"]) == (True, 121, "linux/arm64", 1)
@@ -102,15 +102,14 @@ def test_the_task_on_a_folder(tmp_path: Path, inspect_task: Task) -> None:
         {"path": "good.so", "runs": 1, "compiles": 0, "neither": 0, "archs": {"sm_120": 1}, "verdict": "runs"}
     ]
     put(root, {"opt/site-packages/b\x1b[2Jad.so": Elf(gpu=container(entry(CUBIN, 120, SPECIFIC)))})
-    out, failed = inspect_task(root, sm="121", as_json=False)
+    out, failed = inspect_task(root, sm=121, as_json=False)
     assert isinstance(failed, InspectionError)
     assert "sm_120a" in next(line for line in out.splitlines() if line.startswith("ERROR"))
     assert "\x1b" not in out, "what lies in an image does not reach the terminal as it is"
 
 
-@pytest.mark.parametrize("sm", ["blackwell", "12", "sm_12.1", "121a", "122", "\u0661"])
-def test_a_gpu_that_there_is_not_is_refused_before_the_engine_is_asked(inspect_task: Task, sm: str) -> None:
-    assert isinstance(inspect_task("sparkpin/none:such", sm=sm)[1], InputError)
+def test_a_gpu_that_there_is_not_is_refused_before_the_engine_is_asked(inspect_task: Task) -> None:
+    assert isinstance(inspect_task("sparkpin/none:such", sm=122)[1], InputError)
 
 
 def test_what_an_image_must_have_comes_from_its_stack_and_stage(project: Path, tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from elf_samples import Elf, facts_of, put
 from made_releases import release
 
 from sparkpin.build import render
-from sparkpin.cli import smoke as commands_smoke
+from sparkpin.cli.smoke import smoke
 from sparkpin.core.errors import HostError, InputError, InspectionError, ManifestError, UntoldError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.pins import manifests
 from sparkpin.pins.mods import KERNELS
 from sparkpin.releases import container as running
-from sparkpin.releases.record import Demands, Releases
+from sparkpin.releases.record import Demands
 from sparkpin.smoke import kernels
 from sparkpin.smoke.demands import demands_of
 from sparkpin.smoke.inspect.finding import ImageFinding
@@ -233,17 +233,13 @@ def test_what_else_may_come_of_it(
     assert log.decode().splitlines()[-1].split(":")[-1] in str(caught.value)
 
 
-def test_without_a_tag_the_newest_release_with_kernels_is_taken(site: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[str] = []
-    monkeypatch.setattr(Paths, "from_env", lambda: site)
-    monkeypatch.setattr(commands_smoke, "engine_of", lambda paths: None)
-    monkeypatch.setattr(kernels, "compare", lambda paths, engine, one: taken.append(one.tag) or "")
+@pytest.mark.parametrize("options", [{}, {"tag": "v2", "inspect": True}, {"tag": "v2", "load": True}], ids=str)
+def test_kernels_are_of_one_release_and_nothing_else_is_done(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        commands_smoke.compare_kernels(tag=None, stage=None, recipe=None)
-    other, newest = release(2, demands=DEMANDS), release(3)
-    for one in (WITH_KERNELS, other, newest):
-        Releases(site).save(one)
-    commands_smoke.compare_kernels(tag=None, stage=None, recipe=None)
+        smoke(kernels=True, **options)
+
+
+def test_a_release_without_kernels_has_nothing_to_compare(site: Paths) -> None:
+    engine: Any = None
     with pytest.raises(UntoldError):
-        commands_smoke.compare_kernels(tag=newest.tag, stage=None, recipe=None)
-    assert taken == [other.tag]
+        kernels.compare(site, engine, release(3))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_vllm
 import pytest
 from fake_vllm import JSON, RECORDED, STREAM, instead, only, text
+from heard import heard
 from places import PROJECT
 from smoke_subject import Checked, subject
 from smoke_subject import checked as checked
@@ -20,9 +23,10 @@ from smoke_subject import socket as socket
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.manifests import load_chain
 from sparkpin.pins.schema import Smoke
-from sparkpin.smoke import checks, demands
+from sparkpin.smoke import checks, demands, run
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.expectations import Expectations, scripted, shape_only
+from sparkpin.smoke.subject import SmokeSubject
 
 
 def log(*lines: str) -> Callable[[], bytes]:
@@ -286,3 +290,18 @@ def test_a_stage_whose_checks_prove_too_little_is_refused(names: list[str], key:
     with pytest.raises(ManifestError) as caught:
         demands.checks_of(bad)
     assert caught.value.key == key and wanted in caught.value.expected
+
+
+def test_a_check_that_takes_long_says_that_it_runs(socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(name: str, target: SmokeSubject) -> checks.CheckResult:
+        time.sleep(0.1)
+        return checks.CheckResult(name, True, "", 0.1)
+
+    server: Any = SimpleNamespace(wait_ready=lambda client: None, ready_seconds=1.0, exit_reason=lambda: None)
+    monkeypatch.setattr(run, "QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(run, "run_check", slow)
+    lines = heard()
+    with subject(socket) as target:
+        demands = target.demands.model_copy(update={"checks": ("chat",)})
+        run.examine(server, dataclasses.replace(target, demands=demands), run.ServerEvidence([]))
+    assert len([line for line in lines if "chat" in line]) > 1

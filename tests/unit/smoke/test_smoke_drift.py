@@ -211,7 +211,7 @@ def test_a_release_of_another_build_is_not_judged_by_a_newer_stage_below(
     unasked = {"name": "drift", "passed": True, "detail": "", "seconds": 1.0, "applicable": False}
     records.smoked(made.tag, {"passed": True, "checks": [unasked]})
     below = dataclasses.replace(made, diff_ids=made.diff_ids[:1])
-    smoke.complete_above(paths, [dataclasses.replace(below, diff_ids=("sha256:" + "0" * 64,))])
+    smoke.complete_above(paths, dataclasses.replace(below, diff_ids=("sha256:" + "0" * 64,)))
     assert not asked
-    smoke.complete_above(paths, [below])
+    smoke.complete_above(paths, below)
     assert asked == [made.tag]

@@ -167,7 +167,7 @@ def test_what_was_only_inspected_is_not_promoted(records: Releases) -> None:
     made = kept(records, EMULATED)
     with pytest.raises(InputError) as caught:
         current.promote(records.paths, Any, made)  # type: ignore[arg-type]  # no engine is asked
-    assert WHY in caught.value.message and f"invoke smoke {made.tag}" in caught.value.next_step
+    assert f"invoke smoke {made.tag}" in caught.value.next_step
 
 
 def test_a_current_release_that_is_inspected_meanwhile_stays_good(records: Releases) -> None:

@@ -74,10 +74,10 @@ def states_lines(plan: MemoryPlan) -> list[str]:
 
 
 def log_line(plan: MemoryPlan) -> str:
-    """The chosen cache as vLLM's log will put it."""
+    """The chosen cache in the words of vLLM's log, whose own figures may differ."""
     device = "CPU" if plan.settings.platform == "cpu" else "GPU"
     return (
-        f"vLLM will log: {device} KV cache size: {plan.chosen.tokens:,} tokens, "
+        f"vLLM may log: {device} KV cache size: {plan.chosen.tokens:,} tokens, "
         f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.chosen.concurrency:.2f}x"
     )
 
