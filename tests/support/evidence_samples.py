@@ -23,10 +23,11 @@ from sparkpin.build.make import new_release
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import BuildInput, BuildRecord, ContextFile, LayerRecord, records_of, write_record
 from sparkpin.core.paths import Paths
-from sparkpin.distribute import sbom
+from sparkpin.distribute import statement
 from sparkpin.distribute.materials import Material
-from sparkpin.distribute.verify import Claimed
+from sparkpin.distribute.verify import Claimed, slice_of
 from sparkpin.host.images import ImageInfo
+from sparkpin.image.archive import Slice
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.oci import digest_of
 from sparkpin.image.seal import image_config
@@ -104,12 +105,12 @@ class Sample:
         files = {path.name: path.read_bytes() for path in self.folder.iterdir()} if self.folder.is_dir() else {}
         kept = KeptInputs.of(self.paths).kept
 
-        def read(sha256: str) -> bytes | None:
+        def read(sha256: str) -> Slice | None:
             path = kept.path(sha256)
-            return path.read_bytes() if path.is_file() else None
+            return slice_of(path.read_bytes()) if path.is_file() else None
 
         records = self.records
-        evidence = Claimed(self.release, records, files, records[-1].config.encode(), read)
+        evidence = Claimed(self.release, records, files, read)
         return dataclasses.replace(evidence, **changes)
 
 
@@ -177,7 +178,7 @@ def sboms_made_once() -> Iterator[None]:
     nothing but release and materials.
     """
     known: dict[tuple[str, tuple[Material, ...]], bytes] = {}
-    make = sbom.make_sbom
+    make = statement.make_sbom
 
     def once(release: Release, materials: Sequence[Material]) -> bytes:
         key = repr(release), tuple(materials)
@@ -186,5 +187,5 @@ def sboms_made_once() -> Iterator[None]:
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sbom, "make_sbom", once)
+        patch.setattr(statement, "make_sbom", once)
         yield

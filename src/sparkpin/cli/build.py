@@ -20,8 +20,7 @@ from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.distribute import digests
-from sparkpin.distribute.attest import ensure_attested
-from sparkpin.distribute.signing import Keys
+from sparkpin.distribute.signing import Keys, ensure_attested
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import this_platform
@@ -177,9 +176,9 @@ def fetch(paths: Paths, pairing: Pairing) -> None:
     if (machine := this_platform()) in pairing.stack.build_on:
         stacks.append(native_stack(paths, pairing.stack, machine))
     for stack, lock in stacks:
-        got = fetching.fetch_stack(paths, stack, lock)
-        sizes = f"{terminal.size(got.bytes_total)} verified, {terminal.size(got.bytes_fetched)} fetched"
-        show(f"stack {stack.name}: {got.files} files, {sizes}")
+        fetched = terminal.size(fetching.fetch_stack(paths, stack, lock))
+        total = terminal.size(sum(file.size for file in lock.files))
+        show(f"stack {stack.name}: {len(lock.files)} files, {total} verified, {fetched} fetched")
     places = hub.fetch_model(paths, pairing.model, pairing.model_lock)
     for name in (*places.folders, *places.tensors):
         show(f"model {pairing.model.name}: all that is taken of {name}")

@@ -100,11 +100,11 @@ def up(
 def is_taken(paths: Paths, engine: Engine, release: Release) -> bool:
     """Whether a release that was brought before is here, and signed by whom this machine trusts today: an import may
     have taken it unsigned."""
-    from sparkpin.distribute import imagecheck, verify
+    from sparkpin.distribute import verify
 
     if current.present_ref(engine, release) is None:
         return False
-    checks = verify.check_evidence(imagecheck.evidence_of(paths, release))
+    checks = verify.check_evidence(verify.evidence_of(paths, release))
     return all(verify.demanded(check).result != "wrong" for check in checks)
 
 

@@ -24,7 +24,6 @@ from sparkpin.core.errors import HostError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import model
 from sparkpin.fetch import stack as fetch
-from sparkpin.fetch.stack import FetchReport
 from sparkpin.pins import manifests, schema
 from sparkpin.prune.unneeded_files import marks_of_record
 
@@ -45,9 +44,9 @@ def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a build without a network would lack it, and say that `fetch` brings it."""
     fetched: list[tuple[str, int, bool]] = []
 
-    def fetch_stack(paths: Paths, stack: schema.Stack, lock: schema.StackLock, *_: object) -> FetchReport:
+    def fetch_stack(paths: Paths, stack: schema.Stack, lock: schema.StackLock, *_: object) -> int:
         fetched.append((stack.name, len(lock.debs), bool(lock.wheels)))
-        return FetchReport(0, 0, 0)
+        return 0
 
     monkeypatch.setattr(fetch, "fetch_stack", fetch_stack)
     monkeypatch.setattr(model, "fetch_model", lambda *_: Places({}, {}))

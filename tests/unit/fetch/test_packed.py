@@ -158,20 +158,14 @@ def test_the_same_commits_on_every_machine(project: Project) -> None:
         "int4": "5020905ee24fc2adfadbc3faa6d096cc288534e9",
         "fp8": "88f9d7f9d0224f97c8058bbab30fcda1ed150603",
     }
-
-
-def test_locked_made_and_joined(project: Project) -> None:
-    pinned(project)
     lock_model(project.paths, NAME)
-    pin = manifests.load_model(project.paths.project, NAME)
     lock = manifests.load_model_lock(project.paths.project, pin)
-    made = build_checkpoint(project.paths, pin, lock, ("copy", "hybrid", "mtp"))
-    joined = Repo(made)
+    joined = Repo(build_checkpoint(project.paths, pin, lock, ("copy", "hybrid", "mtp")))
     assert joined.info(f"{SHARED}.weight").dtype == "F8_E4M3" and joined.info(f"{Q}.qweight").dtype == "I32"
     assert "mtp.fc.weight" in joined.index["weight_map"]
 
 
-def test_other_weights_are_one_clear_error(project: Project, tmp_path: Path) -> None:
+def test_other_weights_are_one_clear_error(project: Project) -> None:
     data = bytearray(project.file.read_bytes())
     data[-1] ^= 1
     for damage in (bytes(data), b"version https://git-lfs.github.com/spec/v1\n", None):
