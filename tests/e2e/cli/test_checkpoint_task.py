@@ -24,7 +24,7 @@ def test_plan_build_and_verify(copy: Checkout) -> None:
     said = copy.done(*MTP, "--dry-run")
     assert "12 replaced, 12 added, 29 listed, 0 dropped" in said
     assert re.search(r"of fp8 \(.*\): 24 tensors of 0\.2 MB, out of \d", said)
-    assert re.search(r"disk: .* needed in .*/checkpoints/scripted-tiny, .* free$", said, re.MULTILINE)
+    assert re.search(r"^disk: [1-9].* needed at .*, .* free$", said, re.MULTILINE)
     assert not copy.home.exists(), "a dry run makes nothing"
     models = [path.name for path in Path(copy.env["SPARKPIN_CACHE"]).rglob("*.safetensors")]
     assert models == [], "a plan needs headers only"
@@ -34,7 +34,7 @@ def test_plan_build_and_verify(copy: Checkout) -> None:
 
     made = Path(copy.done(*MTP).strip().splitlines()[-1])
     assert (made / "sparkpin.json").is_file()
-    assert f"disk: nothing needed, {made} is there" in copy.done(*MTP, "--dry-run")
+    assert "disk: 0 B needed" in copy.done(*MTP, "--dry-run")
     assert copy.done(*MTP, "--verify").strip().endswith(f"{made}: every byte is that of its sources")
 
     shard = made / "model-00001-of-00002.safetensors"
