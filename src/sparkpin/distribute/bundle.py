@@ -21,6 +21,7 @@ from sparkpin.build.record import LOCKED, BuildRecord
 from sparkpin.checkpoint.content import RECORD
 from sparkpin.core.errors import InputError
 from sparkpin.core.files import existing_parent
+from sparkpin.core.models import Sha256, Size, StrictModel
 from sparkpin.core.names import is_plain
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import image_ref
@@ -38,7 +39,7 @@ from sparkpin.image.listing import ENTRIES, Contents, contents_of, parents_of
 from sparkpin.image.seal import image_config
 from sparkpin.pins import manifests
 from sparkpin.pins.reading import LOCK_LIMIT, YAML_LIMIT
-from sparkpin.pins.schema import LockedFile, Sha256, Size, StrictModel
+from sparkpin.pins.schema import LockedFile
 from sparkpin.pins.values import require_values
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.demands import demands_of

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.names import MACHINES
-from sparkpin.pins import manifests
 
 ROOT = Path("/")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -129,6 +128,8 @@ def default_stack(project: Path, host: Host | None = None) -> str:
 
 def default_recipe(project: Path, stack: str | None = None) -> str:
     """That of a stack; None: of this machine's."""
+    from sparkpin.pins import manifests  # slow to import, and `images` and `status` read no pins
+
     return manifests.load_stack(project, stack or default_stack(project)).default_recipe
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from sparkpin.releases import inside
 from sparkpin.releases.container import PYTHON, Node, put
 from sparkpin.releases.record import Release
 from sparkpin.serve.rules import SOCKET, SOCKETS, Limits
-from sparkpin.serve.socket_port import Ends, carrying
 from sparkpin.smoke.server import socket_argv
 
 FOLDER = "/run/sparkpin"
@@ -191,6 +189,9 @@ def requests_under_way(container: Container) -> int | None:
 @contextlib.contextmanager
 def reached(container: Container) -> Iterator[int]:
     """A port on 127.0.0.1 on which this user alone reaches a server that has no front yet."""
+    import asyncio  # slow to import, both
+
+    from sparkpin.serve.socket_port import Ends, carrying
 
     async def dial() -> Ends:
         try:

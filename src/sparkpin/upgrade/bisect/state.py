@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import write_json
-from sparkpin.pins.schema import StrictModel
+from sparkpin.core.models import StrictModel
 from sparkpin.releases.record import PRIVATE, read_as
 from sparkpin.upgrade.bisect.search import Verdict
 
