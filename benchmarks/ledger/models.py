@@ -26,7 +26,7 @@ from benchmarks.scripted_tiny.repositories import generate
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint.from_gguf import convert
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.lock_model import former_lock, lock_model
+from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.packed import EXTRA_FILE as DRAFTER
 from sparkpin.fetch.packed import int4_tensors
 from sparkpin.pins import manifests
@@ -56,7 +56,7 @@ def main(project: Path, out: Path) -> None:
             where = other if name == "draft" else project
             paths = Paths(where, Path(work) / "cache", Path(work) / "home")
             try:
-                lock = lock_model(paths, NAME) if where == other else former_lock(where, NAME)
+                lock = lock_model(paths, NAME) if where == other else manifests.former_model_lock(where, NAME)
                 made = build_checkpoint(paths, manifests.load_model(where, NAME), lock, steps)
                 placed(made, out / name)
                 if name == "mtp":

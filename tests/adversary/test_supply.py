@@ -16,6 +16,7 @@ from wheelhouse import Index, make_wheel
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import debs
+from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.stack import fetch_stack, lock_stack
 from sparkpin.fetch.store import Store
 from sparkpin.pins.schema import LockedFile
@@ -93,13 +94,13 @@ def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypat
         lock_stack(paths, "s")
     assert f"rm pins/stacks/{file.name}" in caught.value.next_step
     file.write_bytes(before)
-    libc, python = stack_samples.FakeApt().closure(None)
+    libc, python = stack_samples.closure()
     for packages, match in (
         ([libc.model_copy(update={"version": "2.36-9+deb12u9"}), python], r"older.*libc6 2\.36-9\+deb12u10 -> "),
         ([libc.model_copy(update={"sha256": "1" * 64}), python], rf"other bytes.*{re.escape(libc.file)}"),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(stack_samples.FakeApt, "closure", lambda self, _, packages=packages: packages)
+            patched.setattr(lock_module, "debian_closure", lambda *_, packages=packages: packages)
             refused(match)
     write(paths, ["app==1.0"], constraints={"dep<1.10": "1.10 is broken"})
     told = heard()
@@ -117,8 +118,9 @@ def test_lists_that_debian_did_not_sign_are_not_read(
     monkeypatch.setattr(debs, "mirrors_of", lambda suite: [(f"file:{index.folder}", suite)])
     (tmp_path / "apt").mkdir()
     with pytest.raises(NetworkError, match="not signed"):
-        debs.open_apt(tmp_path / "apt", stack())
+        debs.debian_closure(tmp_path / "apt", stack())
     conf = debs.apt_conf
     monkeypatch.setattr(debs, "apt_conf", lambda *args: conf(*args) + '\nAcquire::AllowInsecureRepositories "true";\n')
     (tmp_path / "trusting").mkdir()
-    debs.open_apt(tmp_path / "trusting", stack())  # the same mirror: the signature was all that lacked
+    with pytest.raises(ManifestError):  # the same mirror's empty list: the signature was all that lacked
+        debs.debian_closure(tmp_path / "trusting", stack())

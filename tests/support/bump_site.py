@@ -107,7 +107,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     pin(site)
     with wheelhouse.serve(site.index.folder) as index, pytest.MonkeyPatch.context() as patch:
         wheelhouse.use_index(patch, index.url)
-        patch.setattr(lock_module, "open_apt", lambda root, stack: Apt())
+        patch.setattr(lock_module, "debian_closure", closure)
         lock_stack(paths, "cpu")
     make_current(site, "made")
     locked(paths)
@@ -123,12 +123,10 @@ def make_current(site: Site, name: str) -> None:
         records.point(records.get(release.tag))
 
 
-class Apt:
-    """A mirror whose packages are in the store."""
-
-    def closure(self, _: object) -> list[LockedDeb]:
-        with tempfile.TemporaryDirectory() as folder:
-            return locked(Paths(Path(folder, "project"), Path(folder, "cache"), Path(folder, "home"))).debs
+def closure(*_: object) -> list[LockedDeb]:
+    """Of a mirror whose packages are in the store."""
+    with tempfile.TemporaryDirectory() as folder:
+        return locked(Paths(Path(folder, "project"), Path(folder, "cache"), Path(folder, "home"))).debs
 
 
 @pytest.fixture
@@ -137,7 +135,7 @@ def site(tmp_path: Path, made: Path, index: Index, monkeypatch: pytest.MonkeyPat
         shutil.copytree(made / name, tmp_path / name)
     for wheel in (made / "index").iterdir():
         shutil.copy(wheel, index.folder)
-    monkeypatch.setattr(lock_module, "open_apt", lambda root, stack: Apt())
+    monkeypatch.setattr(lock_module, "debian_closure", closure)
     site = Site(tmp_path, tmp_path / "project", index)
     for name in ("HOME", "CACHE", "PROJECT"):
         monkeypatch.setenv(f"SPARKPIN_{name}", str(tmp_path / name.lower()))

@@ -14,14 +14,13 @@ import pytest
 import tiny_images
 from fake_image import image_tar
 from places import PROJECT
-from private_engine import daemon_folder
+from private_engine import private_engine
 
 from sparkpin.build import make, rootfs
 from sparkpin.build.pair import pair
 from sparkpin.core.paths import Paths
 from sparkpin.distribute.attest import ensure_attested
 from sparkpin.fetch import model as hub
-from sparkpin.host.daemon import Daemon, start_engine
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.pins import manifests
@@ -57,13 +56,8 @@ class Source:
 
 @contextlib.contextmanager
 def engine_with_url() -> Iterator[tuple[Engine, str]]:
-    with daemon_folder() as folder:
-        daemon = Daemon.private(folder)
-        start_engine(Paths(folder, folder / "cache", folder / "home"), daemon)
-        url = f"unix://{daemon.socket}"
-        engine = Engine.at(url)
-        with contextlib.closing(engine.client):
-            yield engine, url
+    with private_engine() as engine:
+        yield engine, engine.host["DOCKER_HOST"]
 
 
 @contextlib.contextmanager

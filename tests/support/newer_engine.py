@@ -12,7 +12,6 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import debs
 from sparkpin.fetch.store import Store
-from sparkpin.host.daemon import Daemon
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import this_platform
 from sparkpin.pins.manifests import load_stack, stack_inputs
@@ -83,7 +81,7 @@ def newer_root() -> Path:
 def make_newer(paths: Paths, stack: Stack) -> Path:
     apt = paths.cache / "apt"
     apt.mkdir(parents=True)
-    closure = debs.open_apt(apt, stack).closure(stack)
+    closure = debs.debian_closure(apt, stack)
     debs.fetch_debs(stack, "", closure, Store(paths.store))
     lock = StackLock(stack=stack.name, inputs=stack_inputs(stack), debs=closure, wheels=[])
     return build_rootfs(paths, Engine.connect(), rootfs_spec(stack, lock))
@@ -91,11 +89,8 @@ def make_newer(paths: Paths, stack: Stack) -> Path:
 
 @contextlib.contextmanager
 def newer_engine(root: Path, settings: dict[str, object]) -> Iterator[Engine]:
-    def change(daemon: Daemon) -> Daemon:
-        wrapper = ("unshare", "--net", "--mount", "sh", "-c", ENTER, "enter", str(root))
-        return replace(daemon, wrapper=wrapper, settings={**daemon.settings, **settings})
-
-    with private_engine(change) as engine:
+    enter = ("unshare", "--net", "--mount", "sh", "-c", ENTER, "enter", str(root))
+    with private_engine(enter=enter, settings=settings) as engine:
         yield engine
 
 

@@ -14,45 +14,32 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparkpin.core.paths import Paths
-from sparkpin.host.daemon import Daemon, start_engine, stop_engine
-from sparkpin.host.engine import Engine, ImageInfo
+from sparkpin.host import private_engine as engines
+from sparkpin.host.engine import Engine
+from sparkpin.host.images import ImageInfo
 from sparkpin.host.machine import SYSTEM_PATH
 
 
 @contextlib.contextmanager
-def daemon_folder() -> Iterator[Path]:
+def engine_folder() -> Iterator[Path]:
     """Where a private engine may live: a short path, since sockets lie below it."""
     if os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None:
         pytest.skip("needs root and dockerd (apt-get install docker.io) to start an engine of its own")
-    folder = Path(tempfile.mkdtemp(prefix="sp-", dir="/tmp"))
-    try:
-        yield folder
-        stop_engine(Daemon.private(folder))
-    except BaseException:
-        with contextlib.suppress(Exception):
-            stop_engine(Daemon.private(folder))
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="sp-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @contextlib.contextmanager
-def private_engine(change: Callable[[Daemon], Daemon] = lambda daemon: daemon) -> Iterator[Engine]:
-    """change: what is different from the engine that this machine has."""
-    with daemon_folder() as folder:
-        daemon = change(Daemon.private(folder))
-        start_engine(Paths(folder, folder / "cache", folder / "home"), daemon)
-        engine = Engine.at(f"unix://{daemon.socket}")
-        try:
-            yield engine
-        finally:
-            engine.client.close()
+def private_engine(data_root: Path | None = None, **options: Any) -> Iterator[Engine]:
+    with engine_folder() as folder, engines.private_engine(folder, data_root, **options) as engine:
+        yield engine
 
 
 def file_layer(name: str, content: bytes) -> bytes:

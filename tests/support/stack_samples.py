@@ -55,17 +55,15 @@ def deb(name: str, version: str) -> LockedDeb:
     return LockedDeb(name=name, version=version, file=file, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-class FakeApt:
+def closure(*_: object) -> list[LockedDeb]:
     """The Debian half of a lock; the real one needs a mirror."""
-
-    def closure(self, _: object) -> list[LockedDeb]:
-        rows = (("libc6", "2.36-9+deb12u10"), ("python3.11-minimal", "3.11.2-6+deb12u5"))
-        return [LockedDeb(name=n, version=v, file=f"{n}_{v}_amd64.deb", size=1, sha256="0" * 64) for n, v in rows]
+    rows = (("libc6", "2.36-9+deb12u10"), ("python3.11-minimal", "3.11.2-6+deb12u5"))
+    return [LockedDeb(name=n, version=v, file=f"{n}_{v}_amd64.deb", size=1, sha256="0" * 64) for n, v in rows]
 
 
 def project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     """An empty project whose Debian half of a lock is made up."""
-    monkeypatch.setattr(lock_module, "open_apt", lambda root, stack: FakeApt())
+    monkeypatch.setattr(lock_module, "debian_closure", closure)
     (folder / "project/pins/stacks").mkdir(parents=True)
     return Paths(folder / "project", folder / "cache", folder / "home")
 

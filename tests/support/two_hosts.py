@@ -9,30 +9,29 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from private_engine import private_engine
+from private_engine import engine_folder
 from ssh_host import SshHost, ssh_host
 
-from sparkpin.core.paths import Paths
-from sparkpin.host.daemon import Daemon, start_engine
+from sparkpin.host import private_engine as engines
 from sparkpin.host.engine import Engine
 
 
-@dataclass(frozen=True)
+@dataclass
 class OtherHost:
-    """engine, daemon: of the second machine; ssh: the way to it; own, other: interfaces of the cable, here and there;
-    network: its addresses, .1 here and .2 there; space: the name of its network namespace."""
+    """engine: of the second machine; ssh: the way to it; own, other: interfaces of the cable, here and there; network:
+    its addresses, .1 here and .2 there; space: the name of its network namespace; running: what ends the engine."""
 
     engine: Engine
-    daemon: Daemon
     ssh: SshHost
     own: str
     other: str
     network: str
     space: str
+    running: contextlib.ExitStack
 
     @property
     def url(self) -> str:
@@ -41,10 +40,17 @@ class OtherHost:
     def there(self, *words: str) -> None:
         ip("-n", self.space, *words)
 
+    def shut_down(self) -> None:
+        self.running.close()
+
     def boot(self) -> None:
         """As far as Docker can tell: its engine starts with those of its containers that should run."""
-        folder = self.daemon.socket.parent
-        start_engine(Paths(folder, folder / "cache", folder / "home"), self.daemon)
+        folder = Path(self.engine.host["DOCKER_HOST"].removeprefix("unix://")).parent
+        self.engine = self.running.enter_context(engines.private_engine(folder, enter=entering(self.space)))
+
+
+def entering(space: str) -> tuple[str, ...]:
+    return ("nsenter", f"--net=/run/netns/{space}")
 
 
 def ip(*words: str) -> None:
@@ -67,13 +73,8 @@ def other_host(folder: Path) -> Iterator[OtherHost]:
             ip(*space, "link", "set", end, "up")
         ip("-n", name, "link", "set", "lo", "up")
 
-        daemons = []
-
-        def inside(daemon: Daemon) -> Daemon:
-            daemons.append(replace(daemon, wrapper=("nsenter", f"--net=/run/netns/{name}")))
-            return daemons[0]
-
-        engine = stack.enter_context(private_engine(inside))
-        socket = str(engine.host["DOCKER_HOST"])
-        ssh = stack.enter_context(ssh_host(folder / "ssh", socket))
-        yield OtherHost(engine, daemons[0], ssh, own, other, f"{network}.0/24", name)
+        place = stack.enter_context(engine_folder())
+        running = stack.enter_context(contextlib.ExitStack())
+        engine = running.enter_context(engines.private_engine(place, enter=entering(name)))
+        ssh = stack.enter_context(ssh_host(folder / "ssh", engine.host["DOCKER_HOST"]))
+        yield OtherHost(engine, ssh, own, other, f"{network}.0/24", name, running)

@@ -26,12 +26,12 @@ from sparkpin.build.render import BUILDER, require_closed
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.core.files import lock, sha256_file, write_json
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.core.tags import rootfs_ref, unsealed_ref
 from sparkpin.core.terminal import say
 from sparkpin.host import buildkit
 from sparkpin.host.content_store import Sizes
-from sparkpin.host.engine import Engine, ImageInfo
+from sparkpin.host.engine import Engine
+from sparkpin.host.images import ImageInfo
 from sparkpin.image.layer_tar import CanonicalLayer, read_layer
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
 from sparkpin.image.oci import OciImage
@@ -66,7 +66,8 @@ def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: 
         return None
     if not is_listed(paths, known.diff_ids) or (records.is_imported(paths, rendered) and digest != expected):
         return None
-    return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, known.seconds, cached=True, tags=image.tags)
+    tags = frozenset(image.tags)
+    return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, known.seconds, cached=True, tags=tags)
 
 
 def build_image(paths: Paths, engine: Engine, rendered: RenderedImage, *, expected: str | None = None) -> BuiltImage:
@@ -156,10 +157,9 @@ class ImageBuild:
                 self.report("sealing and loading")
                 below, far = [*parent.diff_ids, *layers.values()], {"os": image.os, "architecture": image.architecture}
                 sizes = Sizes(self.paths.cache / "layers")
-                with progress(sum(tree.size for tree in filled.values()), after=UNPACKS) as sent:
-                    sealed = self.engine.load_sealed(
-                        [*below, *filled.values()], image.config, **far, tag=self.rendered.ref, sizes=sizes, sent=sent
-                    )
+                sealed = self.engine.load_sealed(
+                    [*below, *filled.values()], image.config, **far, tag=self.rendered.ref, sizes=sizes
+                )
                 for (name, tree), diff_id in zip(filled.items(), sealed.diff_ids[len(below) :], strict=True):
                     keep_contents(self.paths, diff_id, functools.partial(contents_of, tree))
                     layers[name] = diff_id
@@ -271,8 +271,7 @@ def require_rootfs(paths: Paths, engine: Engine, spec: rootfs.RootfsSpec, ref: s
         say(f"loading the root file system for {spec.platform}")
         architecture = spec.platform.partition("/")[2]
         labels = {"sparkpin.rootfs": spec.key}
-        with progress(tar.stat().st_size, after=UNPACKS) as sent:
-            found = engine.import_rootfs(tar, ref, architecture=architecture, labels=labels, sent=sent)
+        found = engine.import_rootfs(tar, ref, architecture=architecture, labels=labels)
     return tar, found
 
 

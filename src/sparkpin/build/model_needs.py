@@ -30,8 +30,8 @@ class ModelNeeds:
 
     def disk(self, paths: Paths, images: preflight.Needs | None = None) -> list[preflight.DiskRow]:
         """images: what building them takes, too, where they are to be built."""
-        folders = [(paths.models, self.fetch), (paths.checkpoints, self.checkpoints)]
-        return preflight.disk_rows([*folders, *(preflight.folders_of(paths, images) if images else ())])
+        model = [(paths.models, self.fetch), (paths.checkpoints, self.checkpoints)]
+        return preflight.disk_rows(preflight.folders_of(paths, images) if images else (), model)
 
 
 def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple[str, ...]]) -> ModelNeeds:

@@ -30,9 +30,9 @@ from sparkpin.core.progress import waiting
 from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.core.terminal import printable, say
 from sparkpin.fetch import stack as fetch
-from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import this_platform
+from sparkpin.host.private_engine import private_engine
 from sparkpin.image import seal
 from sparkpin.image.listing import read_contents
 from sparkpin.image.listing_diff import compare_images
@@ -124,8 +124,8 @@ def absent_inputs(paths: Paths, images: Sequence[RenderedImage]) -> list[LockedF
 
 @contextlib.contextmanager
 def engine_apart(paths: Paths) -> Iterator[tuple[Paths, Engine]]:
-    """One run at a time, so all that is there when it begins is of a killed one: its engine, which may still run, and
-    its folders."""
+    """One run at a time, so all folders that are there when it begins are of killed ones, whose engines ended with
+    them."""
     with files.lock(paths.locks / "reproduce.lock", on_wait=lambda: say("waiting for another reproduce")):
         for left in paths.work.glob(f"{PREFIX}*"):
             say(f"removing what a killed reproduce left: {left}")
@@ -139,34 +139,17 @@ def engine_apart(paths: Paths) -> Iterator[tuple[Paths, Engine]]:
                     link.parent.mkdir(parents=True)
                     target.mkdir(parents=True, exist_ok=True)
                     link.symlink_to(target)
-            daemon = daemon_of(folder)
-            start_engine(apart, daemon)
-            yield apart, Engine.at(f"unix://{daemon.socket}")
+            with private_engine(sockets, folder / "engine-data") as engine:
+                yield apart, engine
         finally:
-            try:
-                remove_run(folder)
-            except HostError as error:  # it must not hide why the run ended; the next run finds all of it
-                say(f"warning: {folder} stays: {error}")
-
-
-def sockets_of(folder: Path) -> Path:
-    return Path("/tmp", folder.name)
-
-
-def daemon_of(folder: Path) -> Daemon:
-    return Daemon.private(sockets_of(folder), folder / "engine-data")
+            remove_run(folder)
 
 
 def remove_run(folder: Path) -> None:
-    """Its engine, then its folders. HostError, and nothing is removed, where the engine does not stop: its pid file is
-    what finds it later."""
-    sockets = sockets_of(folder)
-    # In /tmp anybody may make that name again, once it is cleaned, and root would follow its pid files.
-    if sockets.is_dir() and not sockets.is_symlink() and sockets.stat().st_uid == os.geteuid():
-        stop_engine(daemon_of(folder))
-        shutil.rmtree(sockets, ignore_errors=True)
+    """With the folder of its sockets; in /tmp anybody may have made that name again, and no link is followed."""
     with waiting(f"removing {folder}"):
-        shutil.rmtree(folder, ignore_errors=True)
+        for path in (Path("/tmp", folder.name), folder):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def result_of(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> StageResult:

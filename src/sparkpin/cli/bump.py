@@ -26,7 +26,7 @@ from sparkpin.releases.current import require_current
 from sparkpin.releases.quality_record import QualityRecord
 from sparkpin.releases.record import Release, Releases
 from sparkpin.upgrade.bump import run
-from sparkpin.upgrade.bump.side import What
+from sparkpin.upgrade.bump.run import What
 from sparkpin.upgrade.bump.steps import Commands
 
 LONGEST = 3650  # days
@@ -37,9 +37,6 @@ def bump(
     *,
     stack: Stack = None,
     what: Annotated[What, "update only this component: vllm, python, debian or model (default: all)", "PART"] = "all",
-    to: Annotated[
-        str, "a version that the stack is to pin, such as vllm==0.34.0; --apply writes it", "NAME==VERSION"
-    ] = "",
     recipe: Recipe = None,
     apply: Annotated[bool, "where the verdict is `promote`: promote it, and write the lock"] = False,
     quick: Annotated[bool, "fewer texts, questions and cells: sooner, and less sure"] = False,
@@ -55,17 +52,12 @@ def bump(
     current, pin = require_current(records, name), manifests.load_recipe(paths.project, name)
     if stack not in (None, pin.stack):
         raise InputError(f"recipe {name!r} is pinned to the stack {pin.stack!r}", next_step="leave --stack out")
-    run.bump(paths, current, run.Asked(what, to, hold, quick, apply), commands(quick))
+    run.bump(paths, current, run.Asked(what, hold, quick, apply), commands(quick))
 
 
 def commands(quick: bool) -> Commands:
-    return Commands(
-        attest=lambda paths, release: ensure_attested(paths, release),
-        smoke=smoke_releases,
-        quality=partial(measure_quality, quick),
-        speed=partial(measure_speed, quick),
-        promote=promote,
-    )
+    quality, speed = partial(measure_quality, quick), partial(measure_speed, quick)
+    return Commands(ensure_attested, smoke_releases, quality, speed, promote)
 
 
 def measure_quality(quick: bool, paths: Paths, engine: Engine, release: Release, reference: Release) -> QualityRecord:

@@ -85,7 +85,7 @@ def tools() -> None:
         (name, "here" if name in here else "", CLIENTS[name].file or "lines for a shell", CLIENTS[name].use)
         for name in sorted(CLIENTS, key=lambda name: name not in here)
     ]
-    terminal.table(("tool", "found", "file", "then"), rows, spare="file")
+    terminal.table(("tool", "found", "file", "then"), rows)
     terminal.say(f"next: invoke client {here[0] if here else 'TOOL'}")
 
 

@@ -46,12 +46,9 @@ def show_prune(done: pruning.Pruned, options: pruning.PruneOptions) -> None:
         for name in names:
             terminal.show(f"{removed} {kind} {terminal.printable(name)}")
     for kind, files in done.files.items():
-        where = ", ".join(sorted({str(path.parent) for path in files}))
+        folders = sorted({str(path.parent) for path in files})
+        where = folders[0] if len(folders) == 1 else f"{len(folders)} folders"
         terminal.show(f"{removed} {kind}: {len(files)} ({where})")
     terminal.show(f"{removed} {terminal.count(len(releases), 'release')}")
-    if done.in_store is None:
-        terminal.show("the store stays: what it is needed for cannot be read")
-    elif done.in_store and not options.store:
-        terminal.show(f"--store removes {terminal.count(done.in_store, 'fetched file')} more that nothing needs")
     if options.dry_run:
         terminal.show("Dry run: nothing was changed.")

@@ -162,7 +162,7 @@ def recipe_list(paths: Paths) -> None:
             rows.append(tuple(map(printable, (name, read.model, read.stack, read.stage, read.description))))
         except SparkpinError:
             rows.append((name, "(cannot be read)", "", "", f"invoke recipe check {name}"))
-    table(("recipe", "model", "stack", "stage", "what it is"), rows, spare="model")
+    table(("recipe", "model", "stack", "stage", "what it is"), rows)
 
 
 def names_of(paths: Paths) -> list[str]:

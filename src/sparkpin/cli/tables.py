@@ -38,7 +38,7 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
         verdict, colon, _ = row["smoke"].partition(":")
         size = terminal.size(row["size"]) if row["image"] else "missing"
         created = row["created"][:16].replace("T", " ")
-        cells.append((state_text(row["state"]), verdict, size, terminal.size(row["unique_size"]), created))
+        cells.append((state_text(row["state"]), verdict, size, terminal.size(row["unique_size"] or None), created))
         if colon:
             notes.append(f"{end_of(row['tag'])}: smoke test {row['smoke']}")
         if kept := row["protected"]:

@@ -162,7 +162,7 @@ def model_download(plan: BuildPlan, *, dry_run: bool) -> ModelNeeds | None:
 
 
 def disk_of(plan: BuildPlan, needs: ModelNeeds) -> list[preflight.DiskRow]:
-    images = preflight.needs_for(host.read_host(), plan.pairings[-1].stack) if "to be built" in plan.states else None
+    images = preflight.needs_for(plan.pairings[-1].stack) if "to be built" in plan.states else None
     return needs.disk(plan.paths, images)
 
 
@@ -170,7 +170,7 @@ def agree(plan: BuildPlan, needs: ModelNeeds, *, yes: bool, typed: Sequence[str]
     """One question for the whole download. DiskError where there is no room, InputError where nobody says yes. typed:
     further options, for the line to type then."""
     for row in disk_of(plan, needs):
-        if row.free < row.needed:
+        if row.short:
             raise DiskError(row.text, next_step="free space there, or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere")
     if yes:
         return
@@ -272,7 +272,7 @@ def smoke_as_served(plan: BuildPlan, end: Release, *, total: int) -> bool:
 
 def has_room(plan: BuildPlan) -> bool:
     """For a smoke test beside a server that nobody asks yet; a GPU's memory is for one."""
-    return plan.pairings[-1].stack.gpu is None and host.read_host().memory_available > preflight.Needs.memory
+    return plan.pairings[-1].stack.gpu is None and host.read_host().memory_available > preflight.MEMORY
 
 
 def first_is_current(paths: Paths, newest: Release) -> None:

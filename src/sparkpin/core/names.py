@@ -13,6 +13,11 @@ MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # platform of an
 LONGEST = 255  # bytes of a name in a folder, on every file system that counts
 
 
+def platform_of(machine: str) -> str:
+    """As an image's, of what `uname -m` prints."""
+    return next((name for name, known in MACHINES.items() if known == machine), machine)
+
+
 def is_plain(path: str) -> bool:
     """Whether a name may be that of a file below the project: it leads nowhere else, and a terminal takes it."""
     parts = path.split("/")

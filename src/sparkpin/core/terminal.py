@@ -52,10 +52,10 @@ def show(text: str = "") -> None:
     print(typed(text) if text.startswith("next: ") else text, flush=True)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: str = "") -> None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on standard output. Where it is wider than the terminal (COLUMNS, 80 in a pipe), texts take several
     lines; words are never cut, since a tag that cannot be copied is of no use, so lines may be longer. States have
-    colours on a terminal, unless there is NO_COLOR. spare: the column to leave out first, with a line that says so.
+    colours on a terminal, unless there is NO_COLOR.
     """
     from rich import box
     from rich.cells import cell_len
@@ -69,11 +69,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: st
         wide.append(max(map(cell_len, column)))
         least.append(max(min(wide[-1], NARROW), *(cell_len(word) for text in column for word in text.split() or [""])))
     room = max(Console().width, 80) - gaps
-    if spare and sum(least) > room:
-        at = columns.index(spare)
-        table([*columns[:at], *columns[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows])
-        show(f"left out: {spare}, for which lines are too short (COLUMNS=200 shows it)")
-        return
     while sum(wide) > room and wide != least:
         wide[max((at for at in range(len(wide)) if wide[at] > least[at]), key=wide.__getitem__)] -= 1
     drawing = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))

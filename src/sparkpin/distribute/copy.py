@@ -25,7 +25,6 @@ from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.core.terminal import say
 from sparkpin.distribute import export
 from sparkpin.host.containers import Container
-from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.image import oci
@@ -222,7 +221,7 @@ def present(engine: Engine, diff_ids: Sequence[str]) -> int:
     """How many of the lowest layers the engine has in the image that shares most of them."""
     if not engine.keeps_layers:
         return 0
-    standing = (zip(image.diff_ids, diff_ids, strict=False) for image in inventory(engine))
+    standing = (zip(image.diff_ids, diff_ids, strict=False) for image in engine.images())
     return max((sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) for pairs in standing), default=0)
 
 

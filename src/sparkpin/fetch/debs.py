@@ -13,13 +13,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from sparkpin.core.errors import HostError, ManifestError, NetworkError
-from sparkpin.core.files import disk_errors
 from sparkpin.fetch.store import Store
 from sparkpin.fetch.transfer import fetch_files
 from sparkpin.fetch.web import Address, open_client, without_login
@@ -36,35 +34,39 @@ TIME = "%Y%m%dT%H%M%SZ"
 URI = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+\.deb) (?P<size>\d+) SHA256:(?P<sha256>[0-9a-f]{64})$")
 
 
-@dataclass(frozen=True)
-class Apt:
-    """A private apt root: an empty system of one suite and architecture; its package lists are fetched and verified.
+def debian_closure(root: Path, stack: Stack) -> list[LockedDeb]:
+    """Everything that a new system of Essential packages plus `debian.packages` holds, sorted by name. Network.
 
-    mirrors: see `mirrors_of`.
+    root: an empty folder, which becomes a private apt root: an empty system of one suite and architecture.
     """
+    if not KEYRING.is_file() or not shutil.which("apt-get"):
+        raise HostError(f"apt or Debian's archive keyring ({KEYRING}) is missing", next_step=HOST_PACKAGES)
+    for folder in ("etc/apt/preferences.d", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial"):
+        (root / folder).mkdir(parents=True)
+    (root / "status").touch()
+    host, mirrors = host_apt("apt-config", "dump", "--no-empty"), mirrors_of(stack.debian.suite)
+    (root / "apt.conf").write_text(apt_conf(root, ARCHITECTURES[stack.platform], host))
+    rows = (f"deb [signed-by={KEYRING}] {uri} {release} main\n" for uri, release in mirrors)
+    (root / "etc/apt/sources.list").write_text("".join(rows))
 
-    root: Path
-    mirrors: Sequence[tuple[str, str]]
+    def apt_get(*argv: str) -> subprocess.CompletedProcess[str]:
+        """apt ends by itself where a mirror does not answer."""
+        env = {**os.environ, "APT_CONFIG": str(root / "apt.conf"), "LC_ALL": "C.UTF-8"}
+        argv = ("apt-get", "-qq", *argv)
+        return subprocess.run(argv, cwd=root, env=env, capture_output=True, text=True, check=False)
 
-    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        """Run an apt program on this root. Its callers know what a failure means. apt ends by itself where a mirror
-        does not answer."""
-        env = {**os.environ, "APT_CONFIG": str(self.root / "apt.conf"), "LC_ALL": "C.UTF-8"}
-        return subprocess.run(argv, cwd=self.root, env=env, capture_output=True, text=True, check=False)
-
-    def closure(self, stack: Stack) -> list[LockedDeb]:
-        """Everything that a new system of Essential packages plus `debian.packages` holds, sorted by name."""
-        # usr-is-merged: rootfs merges /usr itself, so the package that would do it, and Perl with it, stays out.
-        wanted = ["?essential", "usr-is-merged", *stack.debian.packages]
-        done = self.run("apt-get", "-qq", "--print-uris", "install", *wanted)
-        if done.returncode != 0:
-            raise ManifestError(
-                f"pins/stacks/{stack.name}.yaml",
-                "debian.packages",
-                stack.debian.packages,
-                f"packages that Debian {stack.debian.suite} has and that fit together; apt says:\n{tail(done)}",
-            )
-        return parse_uris(done.stdout, self.mirrors)
+    done = apt_get("--error-on=any", "update")
+    if "No space left on device" in done.stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
+    if done.returncode:
+        cause = f"apt could not fetch the package lists of {stack.debian.suite}:\n{tail(done)}"
+        raise NetworkError(cause, next_step=OFFLINE)
+    # usr-is-merged: rootfs merges /usr itself, so the package that would do it, and Perl with it, stays out.
+    done = apt_get("--print-uris", "install", "?essential", "usr-is-merged", *stack.debian.packages)
+    if done.returncode:
+        expected = f"packages that Debian {stack.debian.suite} has and that fit together; apt says:\n{tail(done)}"
+        raise ManifestError(f"pins/stacks/{stack.name}.yaml", "debian.packages", stack.debian.packages, expected)
+    return parse_uris(done.stdout, mirrors)
 
 
 def parse_uris(text: str, mirrors: Sequence[tuple[str, str]]) -> list[LockedDeb]:
@@ -77,17 +79,9 @@ def parse_uris(text: str, mirrors: Sequence[tuple[str, str]]) -> list[LockedDeb]
             raise NetworkError(f"apt names a package without size and SHA-256: {line!r}")
         uri, release = max(found, key=lambda row: len(row[0]))
         name, version, _ = match["file"].split("_", 2)
-        debs.append(
-            LockedDeb(
-                name=name,
-                version=unquote(version),
-                file=match["file"],
-                size=int(match["size"]),
-                sha256=match["sha256"],
-                path=unquote(match["uri"].removeprefix(uri)),
-                archive=archive_of(release),
-            )
-        )
+        place = {"path": unquote(match["uri"].removeprefix(uri)), "archive": archive_of(release)}
+        content = {"file": match["file"], "size": int(match["size"]), "sha256": match["sha256"]}
+        debs.append(LockedDeb.model_validate({"name": name, "version": unquote(version)} | content | place))
     return sorted(debs, key=lambda deb: deb.name)
 
 
@@ -102,30 +96,6 @@ def tail(done: subprocess.CompletedProcess[str], lines: int = 8) -> str:
     return "\n".join(f"    {line}" for line in text[-lines:])
 
 
-def open_apt(root: Path, stack: Stack) -> Apt:
-    """Make a private apt root in the empty folder `root` and fetch the package lists. Network."""
-    if not KEYRING.is_file() or not shutil.which("apt-get"):
-        raise HostError(f"apt or Debian's archive keyring ({KEYRING}) is missing", next_step=HOST_PACKAGES)
-    for folder in ("none", "lists/partial", "cache/archives/partial", "etc/apt/preferences.d"):
-        (root / folder).mkdir(parents=True)
-    (root / "status").touch()
-    (root / "apt.conf").write_text(
-        apt_conf(root, ARCHITECTURES[stack.platform], host_apt("apt-config", "dump", "--no-empty"))
-    )
-    apt = Apt(root, mirrors_of(stack.debian.suite))
-    rows = (f"deb [signed-by={KEYRING}] {uri} {release} main\n" for uri, release in apt.mirrors)
-    (root / "sources.list").write_text("".join(rows))
-    done = apt.run("apt-get", "-qq", "--error-on=any", "update")
-    if done.returncode != 0:
-        if "No space left on device" in done.stderr:
-            with disk_errors(root):  # as if this process had met it
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
-        raise NetworkError(
-            f"apt could not fetch the package lists of {stack.debian.suite}:\n{tail(done)}", next_step=OFFLINE
-        )
-    return apt
-
-
 def apt_conf(root: Path, architecture: str, host: str) -> str:
     """The private root's configuration. Of the host's, only how files are acquired (proxies, certificates) is kept:
     its hooks would act on the host's caches.
@@ -138,14 +108,8 @@ def apt_conf(root: Path, architecture: str, host: str) -> str:
         "Acquire::Languages": "none",
         "Acquire::ForceHash": "SHA256",  # --print-uris gives MD5 otherwise
         "pkgCacheGen::ForceEssential": ",",  # apt counts itself as Essential otherwise
-        "Dir": str(root),
-        "Dir::Etc::Parts": "none",
-        "Dir::Etc::Main": "none/apt.conf",
-        "Dir::Etc::SourceList": str(root / "sources.list"),
-        "Dir::Etc::SourceParts": str(root / "none"),
-        "Dir::State::Lists": str(root / "lists"),
+        "Dir": str(root),  # of etc/apt, too, so that no file of the host's is read
         "Dir::State::Status": str(root / "status"),
-        "Dir::Cache": str(root / "cache"),
     }
     lines += [f'{key} "{value}";' for key, value in settings.items()]
     return "\n".join([*lines, f'APT::Architectures {{ "{architecture}"; }};']) + "\n"
@@ -166,8 +130,7 @@ def mirrors_of(suite: str) -> list[tuple[str, str]]:
         line.split()
         for line in host_apt("apt-get", "indextargets", "--format", form, "Created-By: Packages").splitlines()
     ]
-    found = {(row[2], row[1]) for row in rows if len(row) == 4 and (row[0], row[3]) == ("Debian", "main")}
-    found = {(uri, release) for uri, release in found if release in releases}
+    found = {(row[2], row[1]) for row in rows if (row[0], row[-1]) == ("Debian", "main") and row[1] in releases}
     if suite not in {release for _, release in found}:
         found = {(f"{MIRROR}/{archive_of(release)}/", release) for release in releases}
     return sorted(found)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparkpin.core.errors import NetworkError
-from sparkpin.fetch.transfer import AGAIN, Temporary, is_whole, patient
+from sparkpin.fetch.store import is_whole
+from sparkpin.fetch.transfer import AGAIN, Piece, Source, Temporary, patient
 from sparkpin.fetch.web import SILENCE, content_of, is_busy, lost_connections, retry_after, span_headers, without_login
 
 UNREACHED = (
@@ -40,7 +41,7 @@ class Listed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HubRepository:
+class HubRepository(Source):
     """A repository at a commit."""
 
     repo: str
@@ -68,21 +69,19 @@ class HubRepository:
         return Path(path) if isinstance(path, str) and is_whole(Path(path), size) else None
 
     @contextlib.contextmanager
-    def open(self, file: str, begin: int, end: int, size: int, *, again: bool) -> Iterator[Iterable[bytes]]:
+    def open(self, piece: Piece, begin: int, *, again: bool) -> Iterator[Iterable[bytes]]:
         from huggingface_hub import get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-        headers = build_hf_headers() | span_headers(begin, end, size, again=again)
-        url, session = hf_hub_url(self.repo, file, revision=self.revision), get_session()
+        headers = build_hf_headers() | span_headers(piece, begin, again=again)
+        options: dict[str, Any] = {"headers": headers, "follow_redirects": True, "timeout": SILENCE}
+        url = hf_hub_url(self.repo, piece.file, revision=self.revision)
         # The library's client drops the token where a redirect leaves the Hub, as it does for large files.
-        with (
-            self.plain_errors(),
-            session.stream("GET", url, headers=headers, follow_redirects=True, timeout=SILENCE) as answer,
-        ):
+        with self.plain_errors(), get_session().stream("GET", url, **options) as answer:
             if answer.status_code >= 400:
                 answer.read()  # for its message
             hf_raise_for_status(answer)
-            yield content_of(answer, begin, end, size, self.place(file))
+            yield content_of(answer, piece, begin, self.place(piece.file))
 
     def list_files(self) -> tuple[str, list[Listed]]:
         """The commit that the revision is of, and its files."""
@@ -92,14 +91,7 @@ class HubRepository:
             with self.plain_errors():
                 return HfApi().model_info(self.repo, revision=self.revision, files_metadata=True, timeout=SILENCE)
 
-        what = f"the list of files of {self.name}"
-        try:
-            info = patient(ask, what)
-        except NetworkError as error:
-            raise NetworkError(f"cannot fetch {what}: {error.message}", next_step=error.next_step) from error
-        except (ValueError, TypeError, LookupError) as error:  # as of a page of a proxy's
-            cause = f"cannot fetch {what}: got something else ({error}), expected the Hub's answer"
-            raise NetworkError(cause, next_step=UNREACHED) from error
+        info = patient(ask, f"the list of files of {self.name}")
         rows = [Listed(row.rfilename, row.size or 0, row.lfs.sha256 if row.lfs else "") for row in info.siblings or []]
         return str(info.sha), rows
 
@@ -110,7 +102,7 @@ class HubRepository:
         from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
         try:
-            with lost_connections(f"{self.host}, or its storage of large files,", UNREACHED):
+            with lost_connections(f"{self.name}: {self.host}, or its storage of large files,", UNREACHED):
                 yield
         except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled) as error:
             answer: Any = getattr(error, "response", None)
@@ -119,6 +111,9 @@ class HubRepository:
             if is_busy(status):
                 limit = parse_ratelimit_headers(answer.headers)
                 reset = limit.reset_in_seconds + 1.0 if limit and limit.remaining == 0 else 0
-                raise Temporary(cause, retry_after(answer.headers) or reset) from error
+                raise Temporary(f"{self.name}: {cause}", retry_after(answer.headers) or reset) from error
             cause, step = REFUSALS.get(type(error).__name__, (cause, f"{AGAIN}; or check HF_TOKEN"))
-            raise NetworkError(cause, next_step=step.format(hub=self.host, repo=self.repo)) from error
+            raise NetworkError(f"{self.name}: {cause}", next_step=step.format(hub=self.host, repo=self.repo)) from error
+        except (ImportError, ValueError, TypeError, LookupError) as error:  # a kind of proxy, or a proxy's page
+            cause = without_login(f"{self.name}: {error}: expected the Hub's answer, by an HTTP proxy or none")
+            raise NetworkError(cause, next_step=UNREACHED) from error

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +13,21 @@ from sparkpin.checkpoint.repository import OTHER, is_shard
 from sparkpin.checkpoint.safetensors import PREFIX_BYTES, header_length
 from sparkpin.checkpoint.steps import locked_steps
 from sparkpin.core import files
-from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.fetch.gguf_wheel import lock_gguf
 from sparkpin.fetch.hub import HubRepository, Listed
 from sparkpin.fetch.model import Fetching, fetching_of
-from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, mend_folder, require_readable
+from sparkpin.fetch.model_files import TEXTS, listing_of
 from sparkpin.fetch.packed import files_of
-from sparkpin.fetch.store import HASH_WORKERS, Store, check
-from sparkpin.fetch.transfer import Folder, Piece
+from sparkpin.fetch.store import HASH_WORKERS, Store, check, former_lock
+from sparkpin.fetch.transfer import Folder
 from sparkpin.pins import manifests, reading
-from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
+from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, RepositoryLock
 
 BAD_NAME = "report this: the repository has a file name that is not allowed"
+Span = tuple[int, int]
 
 
 def lock_model(paths: Paths, name: str, *, newest: bool = False) -> ModelLock:
@@ -39,7 +38,7 @@ def lock_model(paths: Paths, name: str, *, newest: bool = False) -> ModelLock:
     CheckpointError if the repositories do not fit each other.
     """
     pin, file = manifests.load_model(paths.project, name), paths.project / f"pins/models/{name}.lock"
-    former = former_lock(paths.project, name)
+    former = former_lock(file, manifests.former_model_lock)
     gguf = lock_gguf(paths, pin, pin.gguf, former.gguf if former else None) if pin.gguf else None
     advice = f"the same command again; if it stays, the Hub, or a proxy before it, gives wrong bytes, or {file} has a "
     advice += f"wrong hash: rm {file}, and lock again"
@@ -49,25 +48,13 @@ def lock_model(paths: Paths, name: str, *, newest: bool = False) -> ModelLock:
         say(f"planning what {name} takes")
         listings = {key: listing_of(paths, pin, key, entry) for key, entry in entries.items()}
         for key, places in donor_tensors(make_plan(listings, pin, locked_steps(pin))).items():
-            spans = {info.name: (file, info.begin, info.end) for _, file, info in places}
+            spans = {info.name: (shard, (info.begin, info.end)) for _, shard, info in places}
             entries[key] = locking.with_parts(key, entries[key], "tensors", spans)
         lock = ModelLock(model=name, inputs=manifests.model_inputs(pin), gguf=gguf, repositories=entries)
         with files.atomic_file(file) as out:
             out.write(manifests.lock_text(lock).encode())
-        for entry in entries.values():
-            shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
+        fetching.clear(entries)
     return lock
-
-
-def former_lock(project: Path, name: str) -> ModelLock | None:
-    """None where there is none, and for one that cannot be read, which is reported: then nothing is compared."""
-    if not (project / f"pins/models/{name}.lock").is_file():
-        return None
-    try:
-        return manifests.former_model_lock(project, name)
-    except ManifestError as error:
-        say(f"{error.message}: what it said is not compared, and all hashes are believed again")
-        return None
 
 
 @dataclass(frozen=True)
@@ -89,52 +76,66 @@ class Locking:
     def with_files(self, key: str) -> RepositoryLock:
         """The files of a repository; of a donor only those that the Hub has a SHA-256 of, its index and config."""
         repo = self.pin.repositories[key].repo
-        revision, listed = self.list_files(key, self.pin.repositories[key])
+        revision, listed = self.list_files(key)
         found = [{"name": row.file, "file": row.file, "size": row.size, "sha256": "0" * 64} for row in sorted(listed)]
         value = {"repo": repo, "revision": revision, "files": found}
         entry = reading.parse(RepositoryLock, value, self.manifest, next_step=BAD_NAME)  # before a name is a path
-        former = {row.file: row for row in self.former_rows(key, entry, "files")}
+        former = self.former_rows(key, entry, "files")
         hashes = {row.file: row.sha256 for row in listed if row.sha256}
-        texts = [row for row in entry.files if row.file in TEXTS or (key == self.pin.base and row.file not in hashes)]
+        unknown = {row.file for row in entry.files if key == self.pin.base} - hashes.keys()
+        texts = [row.file for row in entry.files if row.file in unknown.union(TEXTS)]
         known = {file: row.sha256 for file, row in former.items()} | hashes
-        pieces = [self.fetching.piece(key, entry, row.file, known.get(row.file, "")) for row in texts]
-        self.fetch(pieces)
+        pieces = [self.fetching.piece(key, entry, file, known.get(file, "")) for file in texts]
+        self.fetching.fetch(pieces)
         hashes |= {piece.file: files.sha256_file(piece.target)[0] for piece in pieces}
-        rows = {row.file: row.model_copy(update={"sha256": hashes.get(row.file, "")}) for row in entry.files}
+        rows = [row.model_copy(update={"sha256": hashes[row.file]}) for row in entry.files if row.file in hashes]
         for row in former.values():
-            now = rows.get(row.file)
-            sha256, size = (now.sha256 or row.sha256, now.size) if now else ("(no such file)", 0)
+            sha256, size = next(((now.sha256, now.size) for now in rows if now.file == row.file), ("(none)", 0))
             check(row, sha256, size, f"{row.file} of {repo} at {revision[:12]}", self.fetching.advice)
-        return entry.model_copy(update={"files": [row for row in rows.values() if row.sha256]})
+        return entry.model_copy(update={"files": rows})
 
-    def list_files(self, key: str, repository: PinnedRepository) -> tuple[str, list[Listed]]:
+    def list_files(self, key: str) -> tuple[str, Sequence[Listed]]:
         """The commit to lock, and its files: the pinned one, else the former lock's, else the newest."""
-        former = self.former.repositories.get(key) if self.former else None
+        repository = self.pin.repositories[key]
         source = self.fetching.source(key, repository.revision)
         if isinstance(source, Folder):
             if self.pin.owner(key).is_made:
-                return repository.revision, list(itertools.starmap(Listed, files_of(source.folder)))
-            rows = list(hashed(source.folder, self.manifest, key, self.pin))
-            if former and (changed := {(row.file, row.sha256) for row in former.files} ^ {row[::2] for row in rows}):
-                names = ", ".join(sorted({file for file, _ in changed}))
-                say(f"{key}: changed since the former lock, so checkpoints are built again: {names}")
-            return commit_of(rows), rows
+                return repository.revision, list(files_of(source.folder))
+            rows = self.list_folder(key, source)
+            text = "".join(f"{row.sha256} {row.file}\n" for row in rows)
+            return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), rows  # stands for a commit
         revision = repository.revision
         if revision == UNRESOLVED:
-            is_former = former and former.repo == repository.repo and not self.newest
-            revision = former.revision if former and is_former else "main"
+            former = self.former.repositories.get(key) if self.former and not self.newest else None
+            revision = former.revision if former and former.repo == repository.repo else "main"
         say(f"listing {repository.repo} at {revision}")
         commit, rows = HubRepository(repository.repo, revision).list_files()
         if repository.revision == UNRESOLVED:
             say(f"{repository.repo}: the lock keeps {commit} (for the newest commit remove the lock first)")
         return commit if revision == "main" else revision, rows
 
+    def list_folder(self, key: str, source: Folder) -> list[Listed]:
+        """Every file of a folder that stands for a repository, except hidden ones (.git, .cache)."""
+        folder = source.folder
+        if not folder.is_dir():
+            expected = "a folder with the repository's files"
+            raise ManifestError(self.manifest, f"repositories.{key}.folder", str(folder), expected)
+        names = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+        names = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+        names = [name for name in names if is_shard(name.as_posix()) or not (folder / name).is_dir()]
+        for name in names:
+            if not (folder / name).is_file():  # a pipe would block
+                raise CheckpointError(f"{folder / name}: expected a file", next_step=source.next_step)
+        with ThreadPoolExecutor(HASH_WORKERS) as pool:
+            found = list(pool.map(lambda name: files.sha256_file(folder / name), names))
+        return [Listed(name.as_posix(), size, sha256) for name, (sha256, size) in zip(names, found, strict=True)]
+
     def with_headers(self, key: str, entry: RepositoryLock) -> RepositoryLock:
         shards = [file for file in entry.files if is_shard(file.file)]
-        ends = {row.file: row.size for row in self.former_rows(key, entry, "headers")}
+        ends = {file: row.size for file, row in self.former_rows(key, entry, "headers").items()}
         spans = {row.file: (0, min(row.size, PREFIX_BYTES)) for row in shards if row.file not in ends}
         lengths = [self.fetching.piece(key, entry, file, span=span) for file, span in spans.items()]
-        self.fetch(lengths)
+        self.fetching.fetch(lengths)
         for piece in lengths:
             try:
                 ends[piece.file] = PREFIX_BYTES + header_length(piece.target.read_bytes(), origin=piece.label)
@@ -142,22 +143,22 @@ class Locking:
                     raise IntegrityError(f"{piece.label}: got a header that is longer than the file")
             except IntegrityError as error:
                 raise IntegrityError(error.message, next_step=OTHER) from None
-        return self.with_parts(key, entry, "headers", {row.file: (row.file, 0, ends[row.file]) for row in shards})
+        return self.with_parts(key, entry, "headers", {row.file: (row.file, (0, ends[row.file])) for row in shards})
 
     def with_parts(
-        self, key: str, entry: RepositoryLock, kind: str, spans: Mapping[str, tuple[str, int, int]]
+        self, key: str, entry: RepositoryLock, kind: str, spans: Mapping[str, tuple[str, Span]]
     ) -> RepositoryLock:
-        """Headers or tensors of a repository, by file, begin and end, in the store, and in its part of the lock.
+        """Headers or tensors of a repository, by file and span, in the store, and in its part of the lock.
 
         Nobody publishes hashes of parts of files, so those that the former lock lacks are believed. They stay under
         `Piece.target` until all of them are there, so that a lock that is killed goes on from them.
         """
-        hashes = {row.name: row.sha256 for row in self.former_rows(key, entry, kind)}
+        hashes = {name: row.sha256 for name, row in self.former_rows(key, entry, kind).items()}
         pieces = {
-            name: self.fetching.piece(key, entry, file, hashes.get(name, ""), (begin, end))
-            for name, (file, begin, end) in spans.items()
+            name: self.fetching.piece(key, entry, file, hashes.get(name, ""), span)
+            for name, (file, span) in spans.items()
         }
-        self.fetch(list(pieces.values()))
+        self.fetching.fetch(list(pieces.values()))
         rows = []
         for name, piece in pieces.items():
             sha256, size = files.sha256_file(piece.target)
@@ -167,36 +168,9 @@ class Locking:
             rows.append(LockedFile(name=name, file=piece.file, size=size, sha256=sha256))
         return entry.model_copy(update={kind: rows})
 
-    def former_rows(self, key: str, entry: RepositoryLock, part: str) -> list[LockedFile]:
-        """What the former lock says of this commit: it stays so, whatever the Hub gives now."""
+    def former_rows(self, key: str, entry: RepositoryLock, part: str) -> dict[str, LockedFile]:
+        """What the former lock says of this commit, by name: it stays so, whatever the Hub gives now."""
         former = self.former.repositories.get(key) if self.former else None
         if former and (former.repo, former.revision) == (entry.repo, entry.revision):
-            return list(getattr(former, part))
-        return []
-
-    def fetch(self, pieces: Sequence[Piece]) -> None:
-        """Those that no earlier run brought."""
-        with ThreadPoolExecutor(HASH_WORKERS) as pool:
-            found = list(pool.map(Piece.is_here, pieces))
-        self.fetching.fetch([piece for piece, is_here in zip(pieces, found, strict=True) if not is_here])
-
-
-def hashed(folder: Path, manifest: Path, key: str, pin: ModelPin) -> Iterator[Listed]:
-    """Every file of a folder that stands for a repository, except hidden ones (.git, .cache)."""
-    if not folder.is_dir():
-        raise ManifestError(manifest, f"repositories.{key}.folder", str(folder), "a folder with the repository's files")
-    names = sorted(path.relative_to(folder) for path in folder.rglob("*"))
-    names = [name for name in names if not any(part.startswith(".") for part in name.parts)]
-    names = [name for name in names if is_shard(name.as_posix()) or not (folder / name).is_dir()]
-    for name in names:
-        require_readable(folder / name, mend_folder(folder, pin))
-    with ThreadPoolExecutor(HASH_WORKERS) as pool:
-        found = list(pool.map(lambda name: files.sha256_file(folder / name), names))
-    for name, (sha256, size) in zip(names, found, strict=True):
-        yield Listed(name.as_posix(), size, sha256)
-
-
-def commit_of(rows: Sequence[Listed]) -> str:
-    """40 hex digits that stand for these files, as a commit does."""
-    text = "".join(f"{row.sha256} {row.file}\n" for row in rows)
-    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+            return {row.name: row for row in getattr(former, part)}
+        return {}

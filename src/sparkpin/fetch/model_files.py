@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from sparkpin.checkpoint import shapes
 from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places
 from sparkpin.checkpoint.safetensors import read_header_bytes
-from sparkpin.core.errors import WHOLE, CheckpointError, ManifestError
+from sparkpin.core.errors import WHOLE, ManifestError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
@@ -24,7 +23,7 @@ def repository_folder(paths: Paths, repository: PinnedRepository | RepositoryLoc
     return paths.models / repository.repo / repository.revision
 
 
-def download_folder(paths: Paths, repository: PinnedRepository | RepositoryLock) -> Path:
+def download_folder(paths: Paths, repository: RepositoryLock) -> Path:
     """What is on its way to the folder and to the store, from this repository at this revision."""
     return paths.models / repository.repo / f"{repository.revision}.download"
 
@@ -62,24 +61,6 @@ def mend_folder(folder: Path, pin: ModelPin) -> str:
     )
 
 
-def require_readable(path: Path, next_step: str) -> None:
-    """CheckpointError for what is no file, such as a pipe, which would block, and for one that may not be read."""
-    if not (path.is_file() and os.access(path, os.R_OK)):
-        raise CheckpointError(f"{path}: expected a file that this user can read", next_step=next_step)
-
-
-def require_sources(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) -> None:
-    """CheckpointError, before anything is fetched or written, if what is not here of a repository does not lie in the
-    folder of this machine that stands for it."""
-    if not (own := source_folder(paths, pin, name)):
-        return
-    folder, store = repository_folder(paths, entry), Store(paths.store)
-    parts = fetched_of(entry, whole=pin.is_whole(name))
-    absent = {row.file for row in parts.files if not (folder / row.file).is_file()}
-    for file in sorted(absent | {row.file for row in blobs_of(parts) if not store.has(row)}):
-        require_readable(own / file, mend_folder(own, pin))
-
-
 def listing_of(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) -> Listing:
     """From what is here: a header of a whole file may be read from the file."""
     folder, store = repository_folder(paths, entry), Store(paths.store)
@@ -95,6 +76,7 @@ def config_here(paths: Paths, pin: ModelPin, lock: ModelLock | None, name: str =
     """config.json of a model's base, or its drafter's: as locked where it was fetched, else what is known without it,
     else None. name: the pin's of the repository. ManifestError where anybody published something else."""
     name = name or pin.base
+    owner, repo = pin.owner(name), pin.repositories[name].repo
     if lock and (entry := lock.repositories.get(name)):
         path, hashes = repository_folder(paths, entry) / CONFIG, {file.file: file.sha256 for file in entry.files}
         if path.is_file() and sha256_file(path)[0] == hashes.get(CONFIG):
@@ -103,19 +85,22 @@ def config_here(paths: Paths, pin: ModelPin, lock: ModelLock | None, name: str =
             except (ValueError, RecursionError) as error:
                 value = str(error)
             if not isinstance(value, dict):
-                step = f"pin another revision of {entry.repo} in pins/models/{pin.owner(name).name}.yaml"
+                step = f"pin another revision of {repo} in pins/models/{owner.name}.yaml"
                 raise ManifestError(path, WHOLE, value, "a JSON object", next_step=step)
             return value
-    if packed := pin.owner(name).packed:
+    if owner.packed:
         from sparkpin.fetch.packed import config_ahead
 
-        return config_ahead(paths.project, pin.owner(name).name, packed, pin.repositories[name].repo)
-    return shapes.config_ahead(paths.project, pin.repositories[name].repo)
+        return config_ahead(paths.project, owner.packed, repo)
+    return shapes.config_ahead(paths.project, repo)
 
 
 def places_of(paths: Paths, pin: ModelPin, entries: Mapping[str, RepositoryLock]) -> Places:
     """Of the repositories in `entries`, by the pin's names."""
-    store = Store(paths.store)
-    donors = {name: entry for name, entry in entries.items() if not pin.is_whole(name)}
-    tensors = {name: {row.name: store.path(row.sha256) for row in entry.tensors} for name, entry in donors.items()}
-    return Places({name: repository_folder(paths, entries[name]) for name in entries.keys() - donors.keys()}, tensors)
+    store, folders, tensors = Store(paths.store), dict[str, Path](), dict[str, dict[str, Path]]()
+    for name, entry in entries.items():
+        if pin.is_whole(name):
+            folders[name] = repository_folder(paths, entry)
+        else:
+            tensors[name] = {row.name: store.path(row.sha256) for row in entry.tensors}
+    return Places(folders, tensors)

@@ -14,9 +14,8 @@ import re
 import shutil
 import tarfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +25,9 @@ from sparkpin.checkpoint.repository import CONFIG
 from sparkpin.checkpoint.repository import INDEX as INDEX_FILE
 from sparkpin.checkpoint.safetensors import TensorSource, parse_header, write_file
 from sparkpin.core.errors import IntegrityError
-from sparkpin.core.files import atomic_file, atomic_folder, git_blob_sha1, sha256_file, write_json
+from sparkpin.core.files import atomic_folder, git_blob_sha1, sha256_file, write_json
 from sparkpin.core.paths import project_folder
+from sparkpin.fetch.hub import Listed
 from sparkpin.pins.schema import Packed, PinnedRepository
 
 Floats = NDArray[np.float32]
@@ -41,13 +41,11 @@ FP8_MAX = 448.0
 BODY = "model.language_model."
 INT4_CONFIG, FP8_CONFIG = "config.int4.json", "config.fp8.json"
 EXTRA_FILE = "model_extra_tensors.safetensors"
-_SHARDS = 2
-_METADATA = {"format": "pt"}
+SHARDS = 2
 LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d+)\.")
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(NamedTuple):
     """A tensor as a repository holds it, ready to write."""
 
     dtype: str
@@ -69,7 +67,8 @@ def int4_tensors(name: str, raw: NDArray[np.uint16]) -> dict[str, Plain]:
     peak = np.abs(groups).max(axis=2)
     scales, codes, least = np.zeros_like(peak), np.zeros_like(groups), np.full_like(peak, np.inf)
     for step in STEPS:
-        scale = rounded_scale(peak, step)
+        # As F16 holds it; its smallest number in place of 0, by which nothing can be divided.
+        scale = np.maximum((peak / np.float32(step)).astype(np.float16), np.float16(2**-24)).astype(np.float32)
         code = np.clip(np.rint(groups / scale[..., None]), -8, 7)
         error = added(np.square(groups - code * scale[..., None]))
         better = error < least
@@ -111,11 +110,6 @@ def floats(raw: NDArray[np.uint16]) -> Floats:
     return (raw.astype(np.uint32) << 16).view(np.float32)
 
 
-def rounded_scale(peak: Floats, step: float) -> Floats:
-    """``peak / step`` as F16 holds it; its smallest number in place of 0, by which nothing can be divided."""
-    return np.maximum((peak / np.float32(step)).astype(np.float16), np.float16(2**-24)).astype(np.float32)
-
-
 def added(values: Floats) -> Floats:
     """Sums over the last axis, a power of two long: halves onto halves, so that no machine adds in another order."""
     while values.shape[-1] > 1:
@@ -134,19 +128,29 @@ def e4m3(values: Floats) -> NDArray[np.uint8]:
     return np.where(np.signbit(values), codes | np.uint8(0x80), codes)
 
 
-def unpack(project: Path, name: str, packed: Packed, repositories: Mapping[str, PinnedRepository], out: Path) -> None:
-    """Write the repositories of the pin `name` below `out`, each in a folder of its Hub id.
-
-    IntegrityError for bytes that are not the pinned ones.
-    """
+def unpack(project: Path, packed: Packed, repositories: Mapping[str, PinnedRepository], out: Path) -> None:
+    """Write the repositories of a pin below `out`, each in a folder of its Hub id. IntegrityError for bytes that are
+    not the pinned ones."""
     path = path_of(project, packed)
     if path.suffix != ".xz":
-        quantise(path, name, packed, out / repositories["int4"].repo, out / repositories["fp8"].repo)
+        quantise(path, packed, out / repositories["int4"].repo, out / repositories["fp8"].repo)
         return
-    with tarfile.open(fileobj=io.BytesIO(pinned(path, name, packed))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(pinned(path, packed))) as archive:
         # Python 3.11.2, which Debian 12 has, knows no filter, nor an argument for one; the bytes are the pinned ones.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(out)
+
+
+def config_ahead(project: Path, packed: Packed, repo: str) -> dict[str, Any] | None:
+    """config.json of a repository before it is unpacked; of BF16 weights that of the INT4 one."""
+    path = path_of(project, packed)
+    if path.suffix != ".xz":
+        return dict(json.loads((path / INT4_CONFIG).read_bytes()))
+    with tarfile.open(fileobj=io.BytesIO(pinned(path, packed)), mode="r|xz") as archive:
+        for member in archive:  # the small files are its first
+            if member.name == f"{repo}/{CONFIG}" and (file := archive.extractfile(member)):
+                return dict(json.load(file))
+    return None
 
 
 def path_of(project: Path, packed: Packed) -> Path:
@@ -155,18 +159,32 @@ def path_of(project: Path, packed: Packed) -> Path:
     return own if own.exists() else project_folder() / packed.path
 
 
-def quantise(folder: Path, name: str, packed: Packed, int4: Path, fp8: Path) -> None:
+def pinned(path: Path, packed: Packed) -> bytes:
+    """The bytes of a file whose hash the pin has."""
+    data = path.read_bytes() if path.is_file() else b""
+    if (got := hashlib.sha256(data).hexdigest()) != packed.sha256:
+        cause = f"{path}: got SHA-256 {got} of {len(data)} bytes, expected {packed.sha256}"
+        step = f"git restore {packed.path}; for new weights, set packed.sha256 in their pin"
+        raise IntegrityError(cause, next_step=step)
+    return data
+
+
+def quantise(folder: Path, packed: Packed, int4: Path, fp8: Path) -> None:
     """Folders that are there are replaced."""
-    plain, body, every = weights_of(folder / SAFETENSORS, name, packed), dict[str, Plain](), dict[str, Plain]()
-    for tensor, value in plain.items():  # linear layers are of multiples of 128 both ways
-        raw = np.frombuffer(value.data, "<u2").reshape(value.shape) if LINEAR.search(tensor) else None
-        every |= {tensor: value} if raw is None else fp8_tensors(tensor, raw)
-        if not tensor.startswith("mtp."):
-            body |= {tensor: value} if raw is None or not is_int4(tensor) else int4_tensors(tensor, raw)
-    mtp = {tensor: value for tensor, value in plain.items() if tensor.startswith("mtp.")}
+    data = pinned(folder / SAFETENSORS, packed)  # hashed before anything reads its tensors
+    body, every, mtp = dict[str, Plain](), dict[str, Plain](), dict[str, Plain]()
+    for name, info in parse_header(data, file_size=len(data), origin=str(folder)).tensors.items():
+        plain = {name: Plain(info.dtype, info.shape, data[info.begin : info.end])}
+        is_linear = LINEAR.search(name)  # of multiples of 128 both ways
+        raw = np.frombuffer(plain[name].data, "<u2").reshape(info.shape) if is_linear else np.empty(0, "<u2")
+        every |= fp8_tensors(name, raw) if is_linear else plain
+        if name.startswith("mtp."):
+            mtp |= plain
+        else:
+            body |= int4_tensors(name, raw) if is_linear and is_int4(name) else plain
     for target, config, tensors, extra in ((int4, INT4_CONFIG, body, mtp), (fp8, FP8_CONFIG, every, None)):
         texts = {text: (folder / text).read_bytes() for text in TEXTS} | {CONFIG: (folder / config).read_bytes()}
-        write_repository(target, texts, tensors, config_of(folder / config)["num_hidden_layers"], extra)
+        write_repository(target, texts, tensors, json.loads(texts[CONFIG])["num_hidden_layers"], extra)
 
 
 def write_repository(
@@ -174,54 +192,43 @@ def write_repository(
 ) -> None:
     """A folder that is there is replaced. extra: of the file that the index does not list."""
     shutil.rmtree(folder, ignore_errors=True)
+    weight_map = dict[str, str]()
     with atomic_folder(folder) as partial:
         for name, data in texts.items():
-            with atomic_file(partial / name) as file:
-                file.write(data)
-        write_shards(partial, tensors, layers)
+            (partial / name).write_bytes(data)
+        for number in range(SHARDS):
+            shard = {name: tensor for name, tensor in tensors.items() if shard_of(name, layers) == number}
+            file = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors"
+            write_tensors(partial / file, shard)
+            weight_map |= dict.fromkeys(shard, file)
+        total = sum(len(tensor.data) for tensor in tensors.values())
+        write_json(partial / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
         if extra:
-            write_file(partial / EXTRA_FILE, _sources(extra), _METADATA)
+            write_tensors(partial / EXTRA_FILE, extra)
 
 
-def config_ahead(project: Path, name: str, packed: Packed, repo: str) -> dict[str, Any]:
-    """config.json of a repository before it is unpacked; of BF16 weights that of the INT4 one."""
-    path = path_of(project, packed)
-    if path.suffix != ".xz":
-        return config_of(path / INT4_CONFIG)
-    with tarfile.open(fileobj=io.BytesIO(pinned(path, name, packed)), mode="r|xz") as archive:
-        for member in archive:  # the small files are its first
-            if member.name == f"{repo}/{CONFIG}" and (file := archive.extractfile(member)):
-                return dict(json.load(file))
-    raise IntegrityError(f"{path}: no {repo}/{CONFIG} in it", next_step=f"git restore {packed.path}")
+def shard_of(name: str, layers: int) -> int:
+    """Layers in order; what has no layer number (head, final norm, MTP) comes last, the embedding and `fc` first."""
+    if match := LAYER.match(name):
+        return int(match[1]) * SHARDS // layers
+    return 0 if "embed_tokens" in name or name.startswith("fc.") else SHARDS - 1
 
 
-def config_of(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_bytes()))
+def write_tensors(path: Path, tensors: Tensors) -> None:
+    rows = (TensorSource(name, tensor.dtype, tensor.shape, (tensor.data,)) for name, tensor in tensors.items())
+    write_file(path, rows, {"format": "pt"})
 
 
-def pinned(path: Path, name: str, packed: Packed) -> bytes:
-    """The bytes of a file whose hash the pin has."""
-    data = path.read_bytes() if path.is_file() else b""
-    if (seen := hashlib.sha256(data).hexdigest()) != packed.sha256:
-        raise IntegrityError(
-            f"{path}: got SHA-256 {seen} of {len(data)} bytes, expected {packed.sha256}",
-            next_step=f"git restore {packed.path}; for new weights, set packed.sha256 in pins/models/{name}.yaml",
-        )
-    return data
+def is_int4(name: str) -> bool:
+    """Whether AutoRound quantises this linear layer: attention and routed experts of the body."""
+    return name.startswith(BODY) and ".shared_expert." not in name
 
 
-def weights_of(path: Path, name: str, packed: Packed) -> Tensors:
-    """Tensors by name, of bytes that were hashed before anything reads them."""
-    data = pinned(path, name, packed)
-    infos = parse_header(data, file_size=len(data), origin=str(path)).tensors.values()
-    return {info.name: Plain(info.dtype, info.shape, data[info.begin : info.end]) for info in infos}
-
-
-def files_of(folder: Path) -> Iterator[tuple[str, int, str]]:
-    """What a Hub lists of a repository's files: name, size, SHA-256 of a large file, "" of another."""
+def files_of(folder: Path) -> Iterator[Listed]:
+    """What a Hub lists of a repository's files: SHA-256 of a large file, "" of another."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         sha256 = sha256_file(path)[0] if path.suffix == ".safetensors" else ""
-        yield path.relative_to(folder).as_posix(), path.stat().st_size, sha256
+        yield Listed(path.relative_to(folder).as_posix(), path.stat().st_size, sha256)
 
 
 def commit_of(folder: Path) -> str:
@@ -231,34 +238,3 @@ def commit_of(folder: Path) -> str:
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
         text += f"{git_blob_sha1(pointer.encode() if sha256 else (folder / name).read_bytes())} {name}\n"
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-def is_int4(name: str) -> bool:
-    """Whether AutoRound quantises this linear layer: attention and routed experts of the body."""
-    return name.startswith(BODY) and ".shared_expert." not in name
-
-
-def write_shards(folder: Path, tensors: Tensors, layers: int) -> None:
-    shards: list[dict[str, Plain]] = [{} for _ in range(_SHARDS)]
-    for name, tensor in tensors.items():
-        shards[_shard_of(name, layers)][name] = tensor
-    weight_map: dict[str, str] = {}
-    for i, shard in enumerate(shards, 1):
-        file = f"model-{i:05}-of-{_SHARDS:05}.safetensors"
-        write_file(folder / file, _sources(shard), _METADATA)
-        weight_map |= dict.fromkeys(shard, file)
-    total = sum(len(tensor.data) for tensor in tensors.values())
-    write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _shard_of(name: str, layers: int) -> int:
-    """Layers in order; what has no layer number (head, final norm, MTP) comes last, the embedding and `fc` first."""
-    match = LAYER.match(name)
-    if match:
-        return int(match[1]) * _SHARDS // layers
-    return 0 if "embed_tokens" in name or name.startswith("fc.") else _SHARDS - 1
-
-
-def _sources(tensors: Tensors) -> Iterator[TensorSource]:
-    for name, tensor in tensors.items():
-        yield TensorSource(name, tensor.dtype, tensor.shape, (tensor.data,))

@@ -5,22 +5,20 @@ brought into the store. The only network use for a stack.
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from sparkpin.core import files
-from sparkpin.core.errors import InputError, IntegrityError, ManifestError
+from sparkpin.core.errors import InputError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
-from sparkpin.fetch.debs import TIME, fetch_debs, open_apt
-from sparkpin.fetch.store import Store, find_missing
+from sparkpin.fetch.debs import TIME, debian_closure, fetch_debs
+from sparkpin.fetch.store import Store, find_missing, former_lock, locked_store, scratch
 from sparkpin.fetch.wheels import Newer, fetch_wheels, index_closure, target_of
 from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
 from sparkpin.pins.schema import LockedDeb, LockedFile, Stack, StackLock
@@ -31,15 +29,18 @@ def lock_stack(paths: Paths, name: str, *, newer: Newer | None = None) -> StackL
 
     newer: what may change of the lock that is there; nothing becomes older.
     """
-    stack = load_stack(paths.project, name)
-    file, lock_file = f"pins/stacks/{name}.yaml", f"pins/stacks/{name}.lock"
+    stack, lock_file = load_stack(paths.project, name), paths.project / f"pins/stacks/{name}.lock"
+    file = f"pins/stacks/{name}.yaml"
     check_requirements(stack, file)
-    former = former_lock(paths, name, needed=newer is not None)
-    with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
+    former = former_lock(lock_file, former_stack_lock)
+    with locked_store(paths) as store:
         if newer and former and newer.what in ("vllm", "python"):
             debs = former.debs
         else:
-            debs = debian_closure(stack, Store(paths.store))
+            say(f"lock {name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
+            with scratch(store.root) as folder:
+                debs = debian_closure(folder, stack)
+            say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
         target = target_of(stack, debs)
         say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
         wheels = former.wheels if former else []
@@ -48,43 +49,15 @@ def lock_stack(paths: Paths, name: str, *, newer: Newer | None = None) -> StackL
         say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
     time = former.time if former and former.debs == debs else f"{datetime.now(UTC):{TIME}}" if debs else ""
     lock = StackLock(stack=name, inputs=stack_inputs(stack), time=time, debs=debs, wheels=wheels)
-    check_unique(lock, lock_file)
+    check_unique(lock)
     if former:
-        require_forward(former, lock, lock_file)
-    with atomic_file(paths.project / lock_file) as out:
+        require_forward(former, lock)
+    with atomic_file(lock_file) as out:
         out.write(lock_text(lock).encode())
     return lock
 
 
-def debian_closure(stack: Stack, store: Store) -> list[LockedDeb]:
-    """The root file system's packages. store: has room for apt's lists."""
-    say(f"lock {stack.name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
-    with files.disk_errors(store.root):
-        store.root.mkdir(parents=True, exist_ok=True)
-        files.sweep(store.root)
-        with tempfile.TemporaryDirectory(prefix=files.PARTIAL, dir=store.root) as folder:
-            debs = open_apt(Path(folder), stack).closure(stack)
-    say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
-    return debs
-
-
-def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
-    """The lock that is there, with which what is offered now is compared. ManifestError for a damaged one, and where
-    one is needed and none is there."""
-    file = f"pins/stacks/{name}.lock"
-    is_there = (paths.project / file).is_file()
-    if not (is_there or needed):
-        return None
-    try:
-        return former_stack_lock(paths.project, name)
-    except ManifestError as error:
-        if not is_there:
-            raise
-        step = f"git checkout {file}, or, for all hashes as offered now, rm {file}; then invoke lock --stack {name}"
-        raise ManifestError(error.file, error.key, error.got, error.expected, next_step=step) from None
-
-
-def require_forward(former: StackLock, lock: StackLock, file: str) -> None:
+def require_forward(former: StackLock, lock: StackLock) -> None:
     """What a lying or stale mirror or index does: other bytes under a name or of a version that is locked, or older
     versions.
 
@@ -97,7 +70,7 @@ def require_forward(former: StackLock, lock: StackLock, file: str) -> None:
     changed = [(old, new) for old, new in rows if old.file != new.file and old.sha256 != new.sha256]
     other = [f"{old.file} -> {new.file}" for old, new in changed if old.version == new.version]
     older = [f"{new.name} {old.version} -> {new.version}" for old, new in rows if is_older(new, old)]
-    pins_are_same = former.inputs == lock.inputs
+    pins_are_same, file = former.inputs == lock.inputs, f"pins/stacks/{lock.stack}.lock"
     for found, what, is_refused in (
         (same_name, "other bytes than those locked, under the same names", True),
         (other, "other files of locked versions", pins_are_same),
@@ -130,13 +103,13 @@ def check_requirements(stack: Stack, file: str) -> None:
                 raise ManifestError(file, f"python.{key}", row, wanted)
 
 
-def check_unique(lock: StackLock, file: str) -> None:
+def check_unique(lock: StackLock) -> None:
     """A lock that a person merged may hold two versions of one package: which of them wins would be chance."""
     for key, rows in (("wheels", lock.wheels), ("debs", lock.debs)):
         names = [canonicalize_name(row.name) for row in rows]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            command = f"invoke lock --stack {lock.stack}"
-            raise ManifestError(file, key, f"several versions of {', '.join(twice)}", "one version", next_step=command)
+            file, step = f"pins/stacks/{lock.stack}.lock", f"invoke lock --stack {lock.stack}"
+            raise ManifestError(file, key, f"several versions of {', '.join(twice)}", "one version", next_step=step)
 
 
 @dataclass(frozen=True)
@@ -154,33 +127,38 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock) -> FetchReport:
     Touches no network when nothing is missing. What cannot be had keeps nothing else from being fetched. Raises
     NetworkError, IntegrityError (other bytes than in the lock; nothing of that file is stored) or DiskError.
     """
-    check_unique(lock, f"pins/stacks/{lock.stack}.lock")
-    store = Store(paths.store)
-    with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
+    check_unique(lock)
+    with locked_store(paths) as store:
         absent = find_missing((file, store.path(file.sha256)) for file in lock.files)
         wanted = {file.sha256: file for file in absent}  # one content may have two names
+        size = sum(file.size for file in wanted.values())
         if wanted:
-            size = sum(file.size for file in wanted.values())
             files.require_space(paths.store, size, "the locked files", "SPARKPIN_CACHE")
             say(f"fetch {stack.name}: {len(wanted)} files, {size / 1e6:.1f} MB")
             for part in store.incoming.glob("*.part"):
                 if part.stem not in wanted:  # begun for another lock
                     part.unlink()
-            fetch_debs(stack, lock.time, [file for file in wanted.values() if isinstance(file, LockedDeb)], store)
+            debs = [file for file in wanted.values() if isinstance(file, LockedDeb)]
             wheels = [file for file in wanted.values() if not isinstance(file, LockedDeb)]
+            fault = None
+            try:
+                fetch_debs(stack, lock.time, debs, store)
+            except (NetworkError, IntegrityError) as error:
+                say(error.message)
+                fault = error
             if wheels:
                 fetch_wheels(stack.python.torch_backend, target_of(stack, lock.debs), wheels, store)
-    total = lock.files
-    return FetchReport(len(total), sum(f.size for f in total), sum(f.size for f in wanted.values()))
+            if fault:
+                raise fault
+    return FetchReport(len(lock.files), sum(file.size for file in lock.files), size)
 
 
 def require_fetched(paths: Paths, lock: StackLock) -> None:
     """InputError when the store lacks a file of the lock. Looks at sizes only: a file is verified when it is used."""
     store = Store(paths.store)
-    locked = lock.files
-    if absent := [file for file in locked if not store.has(file)]:
+    if absent := [file for file in lock.files if not store.has(file)]:
         first = ", ".join(file.file for file in absent[:3]) + (", ..." if len(absent) > 3 else "")
         raise InputError(
-            f"{len(absent)} of {len(locked)} locked files are not in the store {paths.store}: {first}",
+            f"{len(absent)} of {len(lock.files)} locked files are not in the store {paths.store}: {first}",
             next_step="`invoke build --fetch-only` with a network, or `invoke import` of a bundle that has its store",
         )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from sparkpin.core.errors import IntegrityError
-from sparkpin.core.files import CHUNK, atomic_file, disk_errors, sha256_file
+from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.files import CHUNK, PARTIAL, atomic_file, disk_errors, lock, sha256_file, sweep
+from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
-from sparkpin.pins.schema import LockedFile
+from sparkpin.pins.schema import LockedFile, ModelLock, StackLock
 
+L = TypeVar("L", StackLock, ModelLock)
 FETCH = "invoke build --fetch-only"
 LOST = (
     "`invoke import FILE` of a bundle that another machine exported with its store, or copy that machine's store "
@@ -44,44 +49,49 @@ class Store:
 
     def has(self, file: LockedFile) -> bool:
         """Whether the file is here and of the right size. Cheap: reads no content."""
-        try:
-            return self.path(file.sha256).stat().st_size == file.size
-        except FileNotFoundError:
-            return False
+        return is_whole(self.path(file.sha256), file.size)
 
     def verified(self, file: LockedFile) -> Path:
         """The file's path, after reading all of it. IntegrityError when it is missing or not what was locked."""
         path = self.path(file.sha256)
         if not path.is_file():
-            raise IntegrityError(
-                f"{file.file} (size={file.size}, sha256={file.sha256}) is not in the store {self.root}",
-                next_step=self.next_step,
-            )
-        sha256, size = sha256_file(path)
-        check(file, sha256, size, f"{file.file} in the store ({path})", self.next_step)
+            cause = f"{file.file} (size={file.size}, sha256={file.sha256}) is not in the store {self.root}"
+            raise IntegrityError(cause, next_step=self.next_step)
+        check(file, *sha256_file(path), f"{file.file} in the store ({path})", self.next_step)
         return path
 
     def add(self, source: Path, file: LockedFile) -> Path:
         """Take a copy of a file in. Raises IntegrityError, and keeps nothing, when it is not what was locked."""
-        path, digest, size = self.path(file.sha256), hashlib.sha256(), 0
+        path, digest = self.path(file.sha256), hashlib.sha256()
         with source.open("rb") as opened, atomic_file(path) as target:
             while chunk := opened.read(CHUNK):
                 digest.update(chunk)
-                size += target.write(chunk)
-            check(file, digest.hexdigest(), size, str(source), self.next_step)
+                target.write(chunk)
+            check(file, digest.hexdigest(), target.tell(), str(source), self.next_step)
         return path
 
     def link(self, file: LockedFile, target: Path) -> None:
         """Put the verified file at `target`: a hard link, or a copy on another file system."""
+        from sparkpin.checkpoint.write import link_or_copy  # slow to import
+
         source = self.verified(file)
         with disk_errors(target.parent):
             try:
-                from sparkpin.checkpoint.write import link_or_copy  # slow to import
-
                 link_or_copy(source, target)
             except OSError:
                 target.unlink(missing_ok=True)
                 raise
+
+
+@contextlib.contextmanager
+def locked_store(paths: Paths) -> Iterator[Store]:
+    """The store, for who brings something into it."""
+    with lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
+        yield Store(paths.store)
+
+
+def is_whole(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
 
 
 def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = FETCH) -> None:
@@ -102,23 +112,40 @@ def find_missing(
 
     remove: what is damaged goes: who looks at sizes alone finds no file then, not a wrong one.
     """
-    rows = list(wanted)
-
-    def fault(row: tuple[LockedFile, Path]) -> str | None:
-        file, path = row
-        if not path.is_file():
-            return ""
-        if (size := path.stat().st_size) != file.size:
-            return f"got size {size}, expected {file.size}"
-        sha256 = hash_of(path)
-        return None if sha256 == file.sha256 else f"got sha256 {sha256}, expected {file.sha256}"
-
+    rows, missing = list(wanted), []
     with ThreadPoolExecutor(HASH_WORKERS) as pool:
-        faults = list(pool.map(fault, rows))
-    for (file, path), why in zip(rows, faults, strict=True):
-        if why:
-            what = file.file if file.name == file.file else f"{file.name} of {file.file}"
-            say(f"{path} ({what}) is damaged ({why}) and has to be fetched again")
+        hashes = pool.map(lambda row: hash_of(row[1]) if is_whole(row[1], row[0].size) else "", rows)
+    for (file, path), sha256 in zip(rows, hashes, strict=True):
+        if sha256 == file.sha256:
+            continue
+        missing.append(file)
+        if path.is_file():
+            got = f"sha256 {sha256}" if sha256 else f"size {path.stat().st_size}"
+            expected = file.sha256 if sha256 else file.size
+            say(f"{path} ({file.name}) is damaged (got {got}, expected {expected}) and has to be fetched again")
             if remove:
-                path.unlink(missing_ok=True)
-    return [file for (file, _), why in zip(rows, faults, strict=True) if why is not None]
+                path.unlink()
+    return missing
+
+
+@contextlib.contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """A new folder in `folder`, from which what killed runs left goes. Only for who holds its lock."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
+        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
+            yield Path(name)
+
+
+def former_lock(file: Path, read: Callable[[Path, str], L]) -> L | None:
+    """The lock that is there, with which what is offered now is compared; ManifestError for a damaged one."""
+    if not file.is_file():
+        return None
+    project, kind, name = file.parents[2], file.parent.name.removesuffix("s"), file.stem
+    try:
+        return read(project, name)
+    except ManifestError as error:
+        path = file.relative_to(project)
+        step = f"git checkout {path}, or, for all hashes as offered now, rm {path}; then invoke lock --{kind} {name}"
+        raise ManifestError(error.file, error.key, error.got, error.expected, next_step=step) from None

@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from sparkpin.checkpoint.write import link_or_copy
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import IntegrityError, NetworkError, SparkpinError
+from sparkpin.core.progress import ticking
 from sparkpin.core.terminal import say
-from sparkpin.fetch.store import LOST, Store
+from sparkpin.fetch.store import LOST, Store, is_whole
 from sparkpin.pins.schema import LockedFile
 
 T = TypeVar("T")
-Chunks = Iterable[bytes]
 CONNECTIONS = 8
 TRIES = 5  # failures in a row after which a server is given up, with 15 s of pauses between them
 PATIENCE = 600.0  # seconds of pauses in a row; the Hub counts requests in windows of five minutes
 MOVED = 1 << 20  # bytes that must have arrived for a broken connection to count as the first one again
-PROGRESS_SECONDS = 5.0
 AGAIN = "check the connection, then run the same command again: what has arrived is kept"
 NEVER = threading.Event()
 
@@ -55,34 +54,39 @@ class Silent(NetworkError):
     """A server was given up: it is not asked for other files either."""
 
 
-class Source(Protocol):
-    """A place that has files. host: one that is silent is not asked again; next_step: for wrong bytes of it."""
+class Source:
+    """A place that has files. next_step: for wrong bytes of it."""
+
+    next_step: str = LOST
 
     @property
-    def host(self) -> str: ...
-    @property
-    def next_step(self) -> str: ...
+    def host(self) -> str:
+        """Whom not to ask again where he is silent."""
+        return ""
+
     def place(self, file: str) -> str:
         """For messages: without passwords."""
+        raise NotImplementedError
 
     def local(self, file: str, size: int) -> Path | None:
         """The file where it lies on this machine, which is only read."""
+        return None
 
-    def open(self, file: str, begin: int, end: int, size: int, *, again: bool) -> AbstractContextManager[Chunks]:
-        """The bytes `begin` to `end` of a file of `size` bytes, in chunks; fewer if the connection breaks.
+    def open(self, piece: Piece, begin: int, *, again: bool) -> AbstractContextManager[Iterable[bytes]]:
+        """A piece's bytes from `begin` on, in chunks; fewer if the connection breaks.
 
         again: past caches, because what arrived was wrong. Raises Temporary, also in the body of the context,
         NetworkError, and IntegrityError where the file is another one.
         """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Folder:
-    """A folder of this machine. next_step: what to do about a wrong file; "" for one that is made here."""
+class Folder(Source):
+    """A folder of this machine. next_step: what to do about a wrong file."""
 
     folder: Path
-    next_step: str = ""
-    host: str = ""
+    next_step: str
 
     def place(self, file: str) -> str:
         return str(self.folder / file)
@@ -90,14 +94,10 @@ class Folder:
     def size(self, file: str) -> int:
         return (self.folder / file).stat().st_size
 
-    def local(self, file: str, size: int) -> Path | None:
-        return self.folder / file if is_whole(self.folder / file, size) else None
-
-    @contextlib.contextmanager
-    def open(self, file: str, begin: int, end: int, size: int, *, again: bool) -> Iterator[Chunks]:
-        message = f"{self.folder / file}: no such file, or one of another size than {size} bytes"
-        raise IntegrityError(message, next_step=self.next_step or AGAIN)
-        yield
+    def local(self, file: str, size: int) -> Path:
+        if not is_whole(path := self.folder / file, size):
+            raise IntegrityError(f"{path}: expected a file of {size} bytes", next_step=self.next_step)
+        return path
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -130,15 +130,26 @@ class Piece:
     @property
     def present(self) -> int:
         """Bytes that are on the disk."""
-        return min(self.length, sum(path.stat().st_size for path in (self.part, self.target) if path.is_file()))
+        for path in (self.part, self.target):  # in this order: another thread may move it in between
+            with contextlib.suppress(FileNotFoundError):
+                return min(self.length, path.stat().st_size)
+        return 0
 
     def is_here(self) -> bool:
         """Whether the target is there and right. Without a hash only what a killed run brought is believed."""
-        is_known = self.sha256 or self.target.parent == self.part.parent
-        return bool(is_known) and is_whole(self.target, self.length) and self.is_right(self.target)
+        if not is_whole(self.target, self.length):
+            return False
+        if not self.sha256:
+            return self.target.parent == self.part.parent
+        return files.sha256_file(self.target)[0] == self.sha256
 
-    def is_right(self, path: Path) -> bool:
-        return not self.sha256 or files.sha256_file(path)[0] == self.sha256
+    def prepare(self) -> None:
+        """Keep only a part of an earlier run that a hash will show to be right, and that is nobody's own."""
+        self.part.parent.mkdir(parents=True, exist_ok=True)
+        if self.part.exists():
+            found = self.part.stat()
+            if found.st_nlink > 1 or found.st_size > self.length or not self.sha256:
+                self.part.unlink()
 
     def settle(self, source: Source) -> None:
         """Move the complete part to its place, or remove it and raise IntegrityError.
@@ -146,22 +157,18 @@ class Piece:
         It is read once more for that, so that its first bytes, of an earlier run, are hashed as well as its last: after
         a loss of power a file can have the right length and wrong bytes.
         """
-        if not self.is_right(self.part):
-            sha256, size = files.sha256_file(self.part)
+        sha256, size = files.sha256_file(self.part)
+        if self.sha256 not in ("", sha256):
             self.part.unlink()
+            what, step = source.place(self.file), source.next_step
             raise IntegrityError.mismatch(
-                source.place(self.file),
-                expected_size=self.length,
-                expected_sha256=self.sha256,
-                size=size,
-                sha256=sha256,
-                next_step=source.next_step,
+                what, expected_size=self.length, expected_sha256=self.sha256, size=size, sha256=sha256, next_step=step
             )
         self.target.parent.mkdir(parents=True, exist_ok=True)
-        if self.part.stat().st_nlink == 1:  # else it is somebody's own
-            self.part.chmod(0o444)  # checkpoints have hard links to such files, so nothing may write into them
         files.sync_file(self.part)
         self.part.replace(self.target)
+        if self.target.stat().st_nlink == 1:  # else it is somebody's own
+            self.target.chmod(0o444)  # checkpoints have hard links to such files, so nothing may write into them
         files.sync_folder(self.target.parent)
 
 
@@ -172,24 +179,23 @@ def fetch(pieces: Sequence[Piece], *, title: str, connections: int = CONNECTIONS
     """
     stop, silent, begun = threading.Event(), set[str](), time.monotonic()
     total, before = sum(piece.length for piece in pieces), sum(piece.present for piece in pieces)
+
+    def show() -> None:
+        present = sum(piece.present for piece in pieces)
+        rate = (present - before) / (time.monotonic() - begun)
+        left = f"{terminal.duration((total - present) / rate)} left" if rate > 0 else "nothing arrives"
+        say(f"{title}: {terminal.size(present)} of {terminal.size(total)}, {terminal.size(round(rate))}/s, {left}")
+
     # Largest first, or one connection would have the last large one to itself.
     ordered = sorted(pieces, key=lambda piece: -piece.length)
-    with ThreadPoolExecutor(connections, thread_name_prefix="fetch") as pool:
+    with ticking(show), ThreadPoolExecutor(connections, thread_name_prefix="fetch") as pool:
         jobs = [pool.submit(bring, piece, stop, silent) for piece in ordered]
         try:
-            left = set(jobs)
-            while left:
-                done, left = wait(left, timeout=PROGRESS_SECONDS, return_when=FIRST_EXCEPTION)
-                failed = [error for job in done if (error := job.exception())]
-                passing = (isinstance(e, NetworkError | IntegrityError) and not isinstance(e, Silent) for e in failed)
-                if failed and not (go_on and all(passing)):
+            for job in as_completed(jobs):
+                error = job.exception()
+                is_of_one = isinstance(error, NetworkError | IntegrityError) and not isinstance(error, Silent)
+                if error and not (go_on and is_of_one):
                     stop.set()
-                elif left:
-                    present = sum(piece.present for piece in pieces)
-                    rate = (present - before) / (time.monotonic() - begun)
-                    rest = f"{terminal.duration((total - present) / rate)} left" if rate > 0 else "nothing arrives"
-                    sizes = [terminal.size(round(value)) for value in (present, total, rate)]
-                    say(f"{title}: {sizes[0]} of {sizes[1]}, {sizes[2]}/s, {rest}")
         except BaseException:
             stop.set()
             raise
@@ -204,13 +210,9 @@ def bring(piece: Piece, stop: threading.Event, silent: set[str]) -> None:
     """Bring one piece to its place, from the first source that has it. silent: hosts that were given up."""
     faults = list[SparkpinError]()
     with files.disk_errors(piece.part.parent):
-        piece.part.parent.mkdir(parents=True, exist_ok=True)
-        if piece.part.exists():
-            found = piece.part.stat()
-            if found.st_nlink > 1 or found.st_size > piece.length or not piece.sha256:
-                piece.part.unlink()  # somebody's own, or nothing that a hash would show to be right
-            else:
-                piece.part.chmod(0o644)  # a run that was killed in `settle` left it read-only
+        if piece.is_here():
+            return
+        piece.prepare()
         for source in piece.sources:
             try:
                 if source.host in silent:
@@ -219,8 +221,8 @@ def bring(piece: Piece, stop: threading.Event, silent: set[str]) -> None:
             except (NetworkError, IntegrityError) as error:
                 faults.append(error)
                 silent |= {source.host} if isinstance(error, Silent) else set()
-    if piece.part.is_file() and not piece.part.stat().st_size:
-        piece.part.unlink()
+        if piece.part.exists() and not piece.part.stat().st_size:
+            piece.part.unlink()
     faults = faults or [Missing("no index or mirror that is asked offers it", next_step=LOST)]
     worst = next(each for kind in (IntegrityError, Missing, NetworkError) for each in faults if isinstance(each, kind))
     causes = "\n    ".join(error.message for error in faults)
@@ -234,7 +236,7 @@ def bring_from(source: Source, piece: Piece, stop: threading.Event) -> None:
         with piece.part.open("ab") as file:
             begin = piece.begin + file.tell()
             if begin < piece.end:
-                with source.open(piece.file, begin, piece.end, piece.size, again=again) as chunks:
+                with source.open(piece, begin, again=again) as chunks:
                     for chunk in chunks:  # to the end of the answer, or its connection could not be used again
                         pause(stop, 0)
                         file.write(chunk)
@@ -244,7 +246,7 @@ def bring_from(source: Source, piece: Piece, stop: threading.Event) -> None:
 
     for again in (False, True):
         if path := None if again else source.local(piece.file, piece.size):
-            take(path, piece)
+            copy(path, piece, stop)
         else:
             patient(functools.partial(receive, again), piece.label, stop=stop, at=lambda: piece.present)
         try:
@@ -255,20 +257,17 @@ def bring_from(source: Source, piece: Piece, stop: threading.Event) -> None:
         say(f"{piece.label} arrived with wrong bytes: asking for it once more")
 
 
-def take(path: Path, piece: Piece) -> None:
+def copy(path: Path, piece: Piece, stop: threading.Event) -> None:
     """From a file of this machine. A complete shard is linked, which saves its bytes."""
     piece.part.unlink(missing_ok=True)
     if piece.length == piece.size and path.suffix == ".safetensors":
-        link_or_copy(path.resolve(), piece.part)
-        return
+        with contextlib.suppress(OSError):  # of another file system
+            return os.link(path.resolve(), piece.part)
     with path.open("rb") as file, piece.part.open("wb") as target:
         file.seek(piece.begin)
         for begin in range(piece.begin, piece.end, files.CHUNK):
+            pause(stop, 0)
             target.write(file.read(min(files.CHUNK, piece.end - begin)))
-
-
-def is_whole(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
 
 
 def patient(ask: Callable[[], T], what: str, *, stop: threading.Event = NEVER, at: Callable[[], int] = int) -> T:
@@ -296,11 +295,7 @@ def pause(stop: threading.Event, seconds: float) -> None:
 
 
 def fetch_files(
-    wanted: Iterable[tuple[LockedFile, Sequence[Source]]],
-    store: Store,
-    *,
-    title: str,
-    connections: int = CONNECTIONS,
+    wanted: Iterable[tuple[LockedFile, Sequence[Source]]], store: Store, *, title: str, connections: int = CONNECTIONS
 ) -> None:
     """Locked files into the store, each from the first of its sources that has it. The caller holds the store's lock.
     What nobody has keeps nothing else from being fetched."""

@@ -12,9 +12,9 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sparkpin.core.errors import IntegrityError, NetworkError
+from sparkpin.core.errors import HostError, IntegrityError, NetworkError
 from sparkpin.fetch.store import LOST
-from sparkpin.fetch.transfer import AGAIN, Missing, Temporary
+from sparkpin.fetch.transfer import AGAIN, Missing, Piece, Source, Temporary
 
 if TYPE_CHECKING:
     import httpx
@@ -25,25 +25,26 @@ LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")  # ours, and huggingfac
 
 
 def open_client(proxy: str | None, certificates: str | None = None) -> httpx.Client:
-    """proxy: in place of those of the environment; certificates: a file of them, in place of the system's."""
+    """proxy: in place of those of the environment; certificates: a file of them, in place of the system's.
+    HostError for a proxy of another kind than HTTP, and for certificates that cannot be read."""
     import httpx  # slow to import
 
-    return httpx.Client(
-        proxy=proxy,
-        verify=ssl.create_default_context(cafile=certificates),
-        headers={"Accept-Encoding": "identity"},
-        follow_redirects=True,
-        timeout=SILENCE,
-    )
+    headers = {"Accept-Encoding": "identity"}
+    try:
+        verify = ssl.create_default_context(cafile=certificates)
+        return httpx.Client(proxy=proxy, verify=verify, headers=headers, follow_redirects=True, timeout=SILENCE)
+    except (ImportError, ValueError, OSError) as error:
+        where = f"proxy {proxy or 'of the environment'}, certificates {certificates or 'of the system'}"
+        step = "set an http:// or https:// proxy and a file of certificates: `pip config list`, HTTPS_PROXY, ALL_PROXY"
+        raise HostError(without_login(f"cannot use {where}: {error}"), next_step=step) from error
 
 
 @dataclass(frozen=True)
-class Address:
+class Address(Source):
     """Where one file lies."""
 
     client: httpx.Client
     url: str
-    next_step: str = LOST
 
     @property
     def host(self) -> str:
@@ -52,31 +53,30 @@ class Address:
     def place(self, file: str) -> str:
         return without_login(self.url)
 
-    def local(self, file: str, size: int) -> None:
-        return None
-
     @contextlib.contextmanager
     def ask(self, method: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
         """Raises Temporary, Missing for a file that is not there, and NetworkError for a login that is."""
         place = self.place("")
         with lost_connections(place), self.client.stream(method, self.url, headers=headers) as answer:
-            status = answer.status_code
-            if is_busy(status):
-                raise Temporary(f"{place} answers {status}", retry_after(answer.headers))
-            if status in (401, 403, 407):
-                raise NetworkError(f"{place} answers {status}", next_step=CONFIG)
-            if status >= 400:
-                raise Missing(f"{place} answers {status}", next_step=LOST)
+            cause = f"{place} answers {answer.status_code}"
+            if is_busy(answer.status_code):
+                raise Temporary(cause, retry_after(answer.headers))
+            if answer.status_code in (401, 403, 407):
+                raise NetworkError(cause, next_step=CONFIG)
+            if answer.status_code >= 400:
+                raise Missing(cause, next_step=LOST)
             yield answer
 
     @contextlib.contextmanager
-    def open(self, file: str, begin: int, end: int, size: int, *, again: bool) -> Iterator[Iterator[bytes]]:
-        with self.ask("GET", span_headers(begin, end, size, again=again)) as answer:
-            yield content_of(answer, begin, end, size, self.place(file))
+    def open(self, piece: Piece, begin: int, *, again: bool) -> Iterator[Iterator[bytes]]:
+        with self.ask("GET", span_headers(piece, begin, again=again)) as answer:
+            yield content_of(answer, piece, begin, self.place(piece.file))
 
     def size(self, file: str) -> int:
         with self.ask("HEAD", {}) as answer:
-            return int(answer.headers.get("Content-Length", -1))
+            if (length := answer.headers.get("Content-Length", "")).isdecimal():
+                return int(length)
+            raise NetworkError(f"{self.place('')}: got no Content-Length, expected the file's size", next_step=CONFIG)
 
 
 def without_login(text: str) -> str:
@@ -101,34 +101,35 @@ def is_busy(status: int) -> bool:
     return status in (408, 429) or status >= 500
 
 
-def span_headers(begin: int, end: int, size: int, *, again: bool) -> dict[str, str]:
+def span_headers(piece: Piece, begin: int, *, again: bool) -> dict[str, str]:
     """A complete file needs no range. again: past caches."""
     headers = {"Accept-Encoding": "identity"} | ({"Cache-Control": "no-cache"} if again else {})
-    return headers | ({"Range": f"bytes={begin}-{end - 1}"} if (begin, end) != (0, size) else {})
+    is_complete = (begin, piece.end) == (0, piece.size)
+    return headers | ({} if is_complete else {"Range": f"bytes={begin}-{piece.end - 1}"})
 
 
-def content_of(answer: Any, begin: int, end: int, size: int, what: str) -> Iterator[bytes]:
-    """The bytes `begin` to `end` of a file of `size` bytes from an answer of httpx, and no more of them.
+def content_of(answer: Any, piece: Piece, begin: int, what: str) -> Iterator[bytes]:
+    """A piece's bytes from `begin` on from an answer of httpx, and no more of them.
 
     A server that ignores ranges sends the complete file. Its start is dropped where the file's rest is wanted, and only
     there: 5 GB are too much for the 3 MB of a tensor. NetworkError for another range, IntegrityError for another file.
     """
     names = ("Content-Range", "Content-Length", "Content-Encoding")
     has = {name: answer.headers[name] for name in names if name in answer.headers}
-    is_range = answer.status_code == 206
-    fits = has.get("Content-Range", "") in [f"bytes {begin}-{end - 1}/{total}" for total in (size, "*")]
-    if not (fits if is_range else end == size) or has.get("Content-Encoding", "identity") != "identity":
-        got, expected = f"status {answer.status_code} with {has}", f"bytes {begin}-{end - 1} of {size}"
+    is_range, span = answer.status_code == 206, f"bytes {begin}-{piece.end - 1}"
+    fits = has.get("Content-Range") in (f"{span}/{piece.size}", f"{span}/*") if is_range else piece.end == piece.size
+    if not fits or has.get("Content-Encoding", "identity") != "identity":
+        got = f"status {answer.status_code} with {has}, expected {span} of {piece.size}"
         step = "the server, or a proxy before it, ignores byte ranges: fetch past that proxy (NO_PROXY)"
-        raise NetworkError(f"{what}: got {got}, expected {expected}", next_step=step)
-    skip, left = 0 if is_range else begin, end - begin
-    if not is_range and (length := int(has.get("Content-Length", size))) != size:
-        raise IntegrityError(f"{what} has other bytes: got {length} of them, expected {size}")
+        raise NetworkError(f"{what}: got {got}", next_step=step)
+    skip, left = 0 if is_range else begin, piece.end - begin
+    if not is_range and (length := int(has.get("Content-Length", piece.size))) != piece.size:
+        raise IntegrityError(f"{what} has other bytes: got {length} of them, expected {piece.size}")
     for chunk in answer.iter_raw():
         rest = chunk[skip:]
         skip = max(0, skip - len(chunk))
         if len(rest) > left:
-            raise IntegrityError(f"{what} has other bytes: got more than {size}")
+            raise IntegrityError(f"{what} has other bytes: got more than {piece.size}")
         left -= len(rest)
         yield rest
 

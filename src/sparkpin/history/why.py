@@ -1,27 +1,21 @@
-"""Where a path of a release's image comes from: layer, stage, package, lock entry, and who asked for that package.
-
-From records alone.
-"""
+"""Where a path of a release's image comes from: layer, stage, package and lock entry. From records alone."""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sparkpin.build.record import BuildInput, BuildRecord, layer_file, records_of
+from sparkpin.build.record import BuildRecord, layer_file, records_of
 from sparkpin.core import names, terminal
-from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable
 from sparkpin.history.diff_text import columns, tame
 from sparkpin.image.listing import PathEntry, image_contents, parents_of, read_contents
-from sparkpin.pins import manifests
-from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 
 HOPS = 40  # links that a kernel follows
@@ -48,7 +42,6 @@ class TracedPackage:
     file: str
     sha256: str
     lock: str  # the file whose entry names it, "" for a mod
-    asked: tuple[str, ...] = ()  # where people ask for it; empty where another package needs it
 
 
 @dataclass(frozen=True)
@@ -73,10 +66,10 @@ def find_origin(paths: Paths, tag: str, path: str) -> PathOrigin:
     links, end = follow(visible, path)
     if end in visible:
         number, entry = visible[end]
-        package = package_of(paths, release, records, entry, layers[number])
+        package = package_of(release, records, entry, layers[number])
         return PathOrigin(release.tag, path, links, end, entry, layers[number], package)
     if end and end not in parents_of(visible):
-        near = nearest(visible, end)
+        near = names.nearest(end, near_to(visible, end), most=NEAR)
         step = f"did you mean: {', '.join('/' + printable(name) for name in near)}" if near else f"invoke why {tag} /"
         raise InputError(f"{release.tag} has no /{printable(end)}", next_step=step)
     return PathOrigin(release.tag, path, links, end, None, None, None)
@@ -115,55 +108,28 @@ def clean(path: str) -> str:
     return posixpath.normpath(posixpath.join("/", path)).strip("/")
 
 
-def nearest(visible: Iterable[str], path: str) -> list[str]:
-    """Paths that a person may have meant: of that name in another folder, or like it in the same."""
+def near_to(visible: Iterable[str], path: str) -> list[str]:
+    """Of that name in another folder, or in the same folder."""
     folder, name = posixpath.split(path)
-    near = [one for one in visible if posixpath.basename(one) == name or posixpath.dirname(one) == folder]
-    return names.nearest(path, near, most=NEAR)
+    return [one for one in visible if posixpath.basename(one) == name or posixpath.dirname(one) == folder]
 
 
 def package_of(
-    paths: Paths, release: Release, records: Sequence[BuildRecord], entry: PathEntry, layer: TracedLayer
+    release: Release, records: Sequence[BuildRecord], entry: PathEntry, layer: TracedLayer
 ) -> TracedPackage | None:
-    """With who asked for it, where the release's project can be read."""
     kind, _, name = entry.owner.partition(":")
     lock, rootfs = f"pins/stacks/{release.stack}.lock", records[0].rootfs
-    found = None
     if kind == "deb" and rootfs:
         rows = [deb for deb in rootfs.debs if deb.name == name]
-        found = TracedPackage("deb", name, rows[0].version, rows[0].file, rows[0].sha256, lock) if rows else None
-    elif kind == "wheel":
-        context = next(record.context for record in records if record.stage == layer.stage)
-        found = distribution_in(context, name, lock)
-    try:
-        return replace(found, asked=tuple(asked_for(paths, release, found))) if found else None
-    except SparkpinError:
-        return found
-
-
-def asked_for(paths: Paths, release: Release, package: TracedPackage) -> list[str]:
-    with project_of(paths, release) as project:
-        stack, chain = manifests.load_stack(project, release.stack), manifests.load_chain(project, release.stage)
-    file = f"pins/stacks/{stack.name}.yaml"
-    if package.kind == "mod":
-        stages = [f"mods of stages/{stage.name}.yaml" for stage in chain if package.name in stage.mods]
-        return [f"mods of {file}"] * (package.name in stack.mods) + stages
-    if package.kind == "deb":
-        return [f"debian.packages of {file}"] if stack.debian and package.name in stack.debian.packages else []
-    rows = [row for row in stack.python.requirements if canonicalize_name(Requirement(row).name) == package.name]
-    return [f"python.requirements of {file}: {row}" for row in rows]
-
-
-def distribution_in(rows: Iterable[BuildInput], name: str, lock: str) -> TracedPackage | None:
-    """What a build read that a distribution came from: its wheel or its mod."""
-    for file in rows:
+        return TracedPackage("deb", name, rows[0].version, rows[0].file, rows[0].sha256, lock) if rows else None
+    if kind != "wheel":
+        return None
+    for file in next(record.context for record in records if record.stage == layer.stage):
         what, _, rest = file.what.partition(" ")
         called, _, version = rest.rpartition(" ")
-        own = canonicalize_name(Path(file.path).name.partition("-")[0])
-        if what in ("wheel", "mod") and own == name:
-            return TracedPackage(
-                what, called, version, Path(file.path).name, file.sha256, "" if what == "mod" else lock
-            )
+        wheel = Path(file.path).name
+        if what in ("wheel", "mod") and canonicalize_name(wheel.partition("-")[0]) == name:
+            return TracedPackage(what, called, version, wheel, file.sha256, "" if what == "mod" else lock)
     return None
 
 
@@ -203,7 +169,7 @@ def package_rows(package: TracedPackage) -> Iterator[tuple[str, str]]:
     yield "package", f"{'Debian package' if package.kind == 'deb' else package.kind} {package.name} {package.version}"
     yield "", package.file
     yield "", f"sha256 {package.sha256}"
-    locked = f"in {package.lock}" if package.lock else "by nobody: its wheel is made here, of the project's files"
-    yield "locked", locked
-    asked = [f"in {where}" for where in package.asked] or ["not by name: another package needs it"]
-    yield from zip(["asked for", *[""] * len(asked)], asked, strict=False)
+    yield (
+        "locked",
+        f"in {package.lock}" if package.lock else "by nobody: its wheel is made here, of the project's files",
+    )

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 
 from sparkpin.core.errors import BuildError, DiskError, EngineError, HostError
 from sparkpin.core.terminal import detail, say, tame
@@ -45,7 +44,7 @@ def builder() -> str:
 
 
 def build(
-    context: Path, *words: str, report: Callable[[str], None] = say, host: Mapping[str, str] = MappingProxyType({})
+    context: Path, *words: str, report: Callable[[str], None] = say, host: Mapping[str, str] | None = None
 ) -> None:
     """Build context/Dockerfile without network. words: further options of `docker build`, as what becomes of it.
 
@@ -55,7 +54,7 @@ def build(
     argv = [builder(), "build", "--network", "none", "--pull=false", "--progress", "plain", *words]
     with subprocess.Popen(
         [*argv, str(context)],
-        env={**os.environ, **host, **ENVIRONMENT},
+        env={**os.environ, **(host or {}), **ENVIRONMENT},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

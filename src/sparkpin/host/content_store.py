@@ -12,15 +12,14 @@ may be compressed, when something else brought the image; then its digest is not
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sparkpin.core.files import write_json
+from sparkpin.host.images import ImageInfo
 from sparkpin.image.oci import OciLayer, digest_of, manifest
 from sparkpin.image.saved import read_blobs
-from sparkpin.image.seal import image_config
 
 
 @dataclass(frozen=True)
@@ -47,22 +46,11 @@ class Sizes:
 NO_SIZES = Sizes()
 
 
-def stored_layers(found: Mapping[str, Any], sizes: Sizes, save: Callable[[str], Iterable[bytes]]) -> list[OciLayer]:
-    """The layers of an image that was inspected, lowest first. save: gives a `docker save` archive, which is slow."""
-    diff_ids: list[str] = found["RootFS"]["Layers"]
-    noted = [OciLayer(diff_id, size) for diff_id in diff_ids if (size := sizes.get(diff_id)) is not None]
-    if len(noted) == len(diff_ids) and digest_of(manifest(config_of(found), noted)) == found["Id"]:
+def stored_layers(image: ImageInfo, sizes: Sizes, save: Callable[[str], Iterable[bytes]]) -> list[OciLayer]:
+    """The layers of an image, lowest first. save: gives a `docker save` archive, which is slow."""
+    noted = [OciLayer(diff_id, size) for diff_id in image.diff_ids if (size := sizes.get(diff_id)) is not None]
+    if len(noted) == len(image.diff_ids) and digest_of(manifest(image.canonical, noted)) == image.id:
         return noted
-    blobs = read_blobs(save(found["Id"]))
-    sizes.keep(diff_ids, blobs)
+    blobs = read_blobs(save(image.id))
+    sizes.keep(image.diff_ids, blobs)
     return blobs
-
-
-def config_of(found: Mapping[str, Any]) -> bytes:
-    """The canonical configuration of an image that was inspected."""
-    return image_config(
-        found.get("Config") or {},
-        os=found["Os"],
-        architecture=found["Architecture"],
-        diff_ids=found["RootFS"].get("Layers") or (),
-    )

@@ -1,22 +1,13 @@
-"""Which Docker engine is meant, whether it answers, and how to start one where none does.
-
-Measured with dockerd 20.10. It refuses to start while its pid file names a process that exists, whichever (a zombie
-too); it waits 15 s and gives up while containerd's pid file does. It does clean up sockets, containers and most mounts
-by itself; that takes 10 s where containers were running, since each is first asked to stop.
-"""
+"""Which Docker engine is meant, whether it answers, and how to start this machine's own where it does not."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import docker
 import requests
@@ -30,12 +21,12 @@ from sparkpin.core.terminal import say
 from sparkpin.host.machine import SYSTEM_PATH, find_program
 
 START_TIMEOUT = 120.0  # seconds
-STOP_TIMEOUT = 60.0
 LOG_LINES = 15
 SOCKET = Path("/var/run/docker.sock")
-DEFAULT_HOSTS = (None, "", f"unix://{SOCKET}", "unix:///run/docker.sock")
+OWN = f"unix://{SOCKET}"
+DEFAULT_HOSTS = (None, "", OWN, "unix:///run/docker.sock")
 JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
-NAMED_NEXT = "start that engine, or `unset DOCKER_HOST` (`docker context use default`) to use this machine's own"
+USE_OWN = "`unset DOCKER_HOST` (`docker context use default`) to use this machine's own"
 
 
 def environment() -> dict[str, str]:
@@ -57,121 +48,95 @@ def named_engine() -> str | None:
     return None if host in DEFAULT_HOSTS else host
 
 
-def ask(url: str, timeout: int = 10) -> str | None:
-    """The version of the engine at a url, or None when none answers. PermissionError when it may not be asked."""
+def refuse_ssh(url: str) -> None:
+    """The SDK takes ssh:// by paramiko alone, and what is built and served is mounted from folders of this machine."""
+    if url.startswith("ssh://"):
+        raise HostError(
+            f"DOCKER_HOST or docker's context: got {url}, expected an engine that is reached without ssh",
+            next_step=f"{USE_OWN}, or run sparkpin over there; `invoke export TAG {url}` sends it a release",
+        )
+
+
+def ask(url: str) -> str | None:
+    """The version of the engine at a url, None when none answers. HostError when this user may not ask it."""
     try:
-        client = docker.DockerClient.from_env(timeout=timeout, environment={**environment(), "DOCKER_HOST": url})
+        client = docker.DockerClient.from_env(timeout=10, environment={**environment(), "DOCKER_HOST": url})
         with contextlib.closing(client):
             return str(client.version()["Version"])
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
         if "PermissionError" in str(error):
-            raise PermissionError(url) from None
+            lack = f"no permission to talk to the Docker engine at {url}"
+            raise HostError(lack, next_step=JOIN_GROUP) from None
         return None
 
 
-@dataclass(frozen=True)
-class Daemon:
-    """A second engine with everything below `folder` (but its data, if that is named), in its own network namespace.
-
-    In a shared one it would take away the first engine's docker0: with a bridge to replace it by its own, and with
-    the bridge "none" too, which removes what it takes for left over. `folder` must be short: a socket's path has
-    107 bytes. settings: of its configuration file; wrapper: the command that runs dockerd.
-    """
-
-    folder: Path
-    settings: Mapping[str, Any]
-    wrapper: tuple[str, ...] = ("unshare", "--net")
-
-    @classmethod
-    def private(cls, folder: Path, data_root: Path | None = None) -> Daemon:
-        folder = folder.resolve()
-        settings = {
-            "hosts": [f"unix://{folder / 'docker.sock'}"],
-            "data-root": str(data_root or folder / "data"),
-            "exec-root": str(folder / "exec"),
-            "pidfile": str(folder / "docker.pid"),
-            "bridge": "none",
-            "iptables": False,
-            "ip-forward": False,
-            "ip-masq": False,
-        }
-        return cls(folder, settings)
-
-    @property
-    def socket(self) -> Path:
-        return self.folder / "docker.sock"
-
-    @property
-    def data_root(self) -> Path:
-        return Path(self.settings["data-root"])
-
-    @property
-    def pidfile(self) -> Path:
-        return self.folder / "docker.pid"
-
-    @property
-    def pidfiles(self) -> tuple[tuple[Path, str], ...]:
-        """With the program of each."""
-        return (self.pidfile, "dockerd"), (self.folder / "exec/containerd/containerd.pid", "containerd")
-
-
-def start_engine(paths: Paths, daemon: Daemon | None = None) -> str:
-    """Version of the engine that answers, started when none did. HostError when none can be had.
-
-    An engine that the user names (DOCKER_HOST, a context) is theirs: it answers or that is the error. daemon: a
-    private one; None: the machine's own.
-    """
-    named = None if daemon else named_engine()
-    url = f"unix://{daemon.socket}" if daemon else named or f"unix://{SOCKET}"
-    try:
-        version = ask(url)
-    except PermissionError:
-        raise HostError(f"no permission to talk to the Docker engine at {url}", next_step=JOIN_GROUP) from None
-    if version:
+def running_version() -> str | None:
+    """Of the engine that is meant; None where that is this machine's own, and it does not run. HostError for one that
+    the user names and that cannot be used: it is theirs, so no other takes its place."""
+    named = named_engine()
+    if not named:
+        return ask(OWN)
+    refuse_ssh(named)
+    if version := ask(named):
         return version
-    if named:
-        raise HostError(f"{url}, which DOCKER_HOST or docker's context names, does not answer", next_step=NAMED_NEXT)
+    raise HostError(
+        f"{named}, which DOCKER_HOST or docker's context names, does not answer",
+        next_step=f"start that engine, or {USE_OWN}",
+    )
+
+
+def start_engine(paths: Paths) -> str:
+    """Version of the engine that answers, started when none did. HostError when none can be had."""
+    if version := running_version():
+        return version
     if os.geteuid() != 0:
-        has_systemd = not daemon and Path("/run/systemd/system").is_dir()
-        raise HostError("no Docker engine answers, and only root may start one", next_step=start_command(has_systemd))
-    folder = daemon.folder if daemon else paths.engine
-    with files.lock(folder / ".lock", on_wait=lambda: say("another run is starting the Docker engine")):
-        return ask(url) or run_engine(daemon, folder / "dockerd.log", url)
+        raise HostError("no Docker engine answers, and only root may start one", next_step=start_command())
+    log = paths.engine / "dockerd.log"
+    with files.lock(paths.engine / ".lock", on_wait=lambda: say("another run is starting the Docker engine")):
+        if version := ask(OWN):
+            return version
+        argv = ["systemctl", "start", "docker"] if has_systemd() else [dockerd()]
+        return wait_for_engine(spawn(argv, log), OWN, log)
 
 
-def start_command(has_systemd: bool) -> str:
+def has_systemd() -> bool:
+    return Path("/run/systemd/system").is_dir()  # as sd_booted(3)
+
+
+def start_command() -> str:
     """What a user who is not root types to start the machine's own engine."""
-    return "sudo systemctl start docker" if has_systemd else "sudo sh -c 'setsid dockerd >/dev/null 2>&1 &'"
+    return "sudo systemctl start docker" if has_systemd() else "sudo sh -c 'setsid dockerd >/dev/null 2>&1 &'"
 
 
-def run_engine(daemon: Daemon | None, log: Path, url: str) -> str:
-    """In a session of its own, so that it outlives this process; systemd, if any, runs the machine's own."""
-    command = find_program("dockerd")
-    if command is None:
-        raise HostError("no Docker engine answers and there is no dockerd to start", next_step="invoke doctor")
-    argv = [command]
-    if daemon:
-        clear_pidfiles(daemon)
-        config = daemon.folder / "daemon.json"
-        config.write_text(json.dumps(daemon.settings))
-        argv = [*daemon.wrapper, command, f"--config-file={config}"]
-    elif Path("/run/systemd/system").is_dir():
-        argv = ["systemctl", "start", "docker"]
+def dockerd() -> str:
+    if command := find_program("dockerd"):
+        return command
+    raise HostError("no Docker engine answers and there is no dockerd to start", next_step="invoke doctor")
+
+
+def spawn(argv: Sequence[str], log: Path, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """In a session of its own: Ctrl-C is for us, and the machine's engine outlives this process."""
     say(f"starting the Docker engine (log: {log})")
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             argv,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=output,
             cwd="/",
             env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"},
             start_new_session=True,
         )
+
+
+def wait_for_engine(process: subprocess.Popen[bytes], url: str, log: Path) -> str:
+    """The version of an engine that was just started. systemctl ends at once, with exit code 0 where all is well."""
+    end = time.monotonic() + START_TIMEOUT
     with waiting("waiting for the Docker engine"):
-        until(lambda: ask(url) is not None or bool(process.poll()), START_TIMEOUT)
-    if version := ask(url):
-        return version
+        while not process.poll() and time.monotonic() < end:
+            if version := ask(url):
+                return version
+            time.sleep(0.05)
     code = process.poll()
     why = f"it ended with exit code {code}" if code else f"no answer within {START_TIMEOUT:.0f} s"
     process.terminate()
@@ -180,52 +145,3 @@ def run_engine(daemon: Daemon | None, log: Path, url: str) -> str:
         f"the Docker engine did not start: {why}. Last lines of {log}:\n{last}",
         next_step="fix what these lines name, then the same command again",
     )
-
-
-def clear_pidfiles(daemon: Daemon) -> None:
-    """Those of an engine that was killed."""
-    for pidfile, name in daemon.pidfiles:
-        if pidfile.exists() and owner_of(pidfile, name) is None:
-            say(f"removing {pidfile}: the engine that wrote it is gone")
-            pidfile.unlink()
-
-
-def owner_of(pidfile: Path, name: str, proc: Path = Path("/proc")) -> int | None:
-    """The process that a pid file names, if it lives and is the named program; None if its number is another's now."""
-    try:
-        pid = int(pidfile.read_text().strip())
-        # "<pid> (<name>) <state> ...": the name may hold blanks and brackets
-        head, _, rest = (proc / str(pid) / "stat").read_text().rpartition(")")
-    except (OSError, ValueError):
-        return None
-    return pid if head.partition("(")[2] == name and rest.split()[0] not in "ZX" else None
-
-
-def stop_engine(daemon: Daemon) -> None:
-    """Stop a private engine and unmount what it left mounted. Works on one that was killed as well."""
-    for pidfile, name in daemon.pidfiles:
-        if pid := owner_of(pidfile, name):
-            say(f"stopping {name} (process {pid})")
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-            if not until(lambda pidfile=pidfile, name=name: owner_of(pidfile, name) is None, STOP_TIMEOUT):  # type: ignore[misc]
-                raise HostError(f"{name} (process {pid}) does not stop", next_step=f"kill -9 {pid}")
-        pidfile.unlink(missing_ok=True)
-    for mount in mounts_below(daemon.folder, daemon.data_root):
-        # Lazily: a process that was killed is gone from /proc before its last thread lets go of its files.
-        subprocess.run(["umount", "--lazy", mount], check=False)
-
-
-def until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether it became true in time."""
-    started = time.monotonic()
-    while not (met := condition()) and time.monotonic() - started < seconds:
-        time.sleep(0.05)
-    return met
-
-
-def mounts_below(*roots: Path) -> list[Path]:
-    """Mount points at or below the roots, the last mounted first."""
-    texts = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    points = [Path(text.encode().decode("unicode_escape")) for text in texts]  # blanks stand as \040
-    return [point for point in reversed(points) if any(point.is_relative_to(root) for root in roots)]

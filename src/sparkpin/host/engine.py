@@ -10,8 +10,7 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -20,34 +19,21 @@ import docker
 import docker.errors
 import requests
 
-from sparkpin.core.errors import DiskError, EngineError
+from sparkpin.core.errors import DiskError, EngineError, HostError
 from sparkpin.core.files import CHUNK
+from sparkpin.core.names import platform_of
 from sparkpin.core.paths import Paths
+from sparkpin.core.progress import UNPACKS, progress
 from sparkpin.host import buildkit, daemon
-from sparkpin.host.content_store import NO_SIZES, Sizes, config_of, stored_layers
-from sparkpin.host.daemon import environment
+from sparkpin.host.content_store import NO_SIZES, Sizes, stored_layers
+from sparkpin.host.images import ImageInfo
 from sparkpin.image.archive import Slice, batched
-from sparkpin.image.oci import OciImage, OciLayer, digest_of
-from sparkpin.image.seal import CREATED, CREATED_BY, Part, seal
+from sparkpin.image.oci import OciImage, OciLayer
+from sparkpin.image.seal import Part, seal
 
 CONNECT_SECONDS = 30
 QUESTION_SECONDS = 120  # for what only reads: inspect, list, version
 WORK_SECONDS = 3600  # without an answer: an engine with a slow disk is silent for minutes while it loads an image
-
-
-@dataclass(frozen=True)
-class ImageInfo:
-    """An image as the engine has it. config_digest: SHA-256 of its configuration ("sha256:..."); size: bytes."""
-
-    ref: str
-    config_digest: str
-    diff_ids: tuple[str, ...]
-    size: int
-    labels: Mapping[str, str]
-    os: str
-    architecture: str
-    config: Mapping[str, Any]
-    tags: frozenset[str] = frozenset()
 
 
 class Api(docker.APIClient):
@@ -84,24 +70,47 @@ class Engine:
     @classmethod
     def connect(cls, host: Mapping[str, str] | None = None) -> Engine:
         """The engine of an environment (None: this process's), which answers. EngineError when none does, or the user
-        may not talk to it."""
-        host = environment() if host is None else host
-        with engine_errors(f" at {host.get('DOCKER_HOST', 'the default socket')}"):
+        may not talk to it; HostError for one that cannot be used."""
+        host = daemon.environment() if host is None else host
+        url = host.get("DOCKER_HOST") or ""
+        daemon.refuse_ssh(url)
+        with engine_errors(f" at {url or 'the default socket'}"):
             client: Any = Client.from_env(timeout=CONNECT_SECONDS, environment=dict(host))
         client.host = host
         client.api.timeout = WORK_SECONDS
+        engine = cls(client, host)
         if client.api.base_url.startswith("http+docker://"):  # a socket: no proxy and no .netrc to look for each time
             client.api.trust_env = False
-        return cls(client, host)
+            if url not in daemon.DEFAULT_HOSTS:
+                engine.refuse_rootless()
+        return engine
+
+    def refuse_rootless(self) -> None:
+        """Its users are others than this machine's, so it neither makes a root file system nor reads a checkpoint."""
+        if any("rootless" in option for option in self.info.get("SecurityOptions") or ()):
+            raise HostError(
+                f"the Docker engine at {self.host['DOCKER_HOST']} is rootless, expected one that runs as root",
+                next_step=daemon.USE_OWN,
+            )
 
     @property
     def containers(self) -> Any:
         return self.client.containers
 
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        with engine_errors():
+            found: dict[str, Any] = self.client.info()
+        return found
+
     @property
     def version(self) -> str:
-        with engine_errors():
-            return str(self.client.version()["Version"])
+        return str(self.info["ServerVersion"])
+
+    @property
+    def platform(self) -> str:
+        """Of the machine that the engine runs on, as "linux/arm64"."""
+        return platform_of(self.info["Architecture"])
 
     @cached_property
     def elsewhere(self) -> str:
@@ -112,53 +121,31 @@ class Engine:
         """
         if self.host.get("DOCKER_HOST") in daemon.DEFAULT_HOSTS:
             return ""
-        with engine_errors():
-            info = self.client.info()
         here = (socket.gethostname(), platform.release(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        there = (info.get("Name"), info.get("KernelVersion"), info.get("MemTotal"))
+        there = tuple(self.info.get(key) for key in ("Name", "KernelVersion", "MemTotal"))
         return "" if here == there else str(there[0] or "another machine")
 
-    @cached_property
+    @property
     def keeps_layers(self) -> bool:
         """Whether images stand on layers (overlay2 and its like) and not on containerd's content store."""
-        with engine_errors():
-            status = self.client.info().get("DriverStatus") or []
+        status = self.info.get("DriverStatus") or []
         return not any("containerd.snapshotter" in str(value) for _, value in status)
 
     def image(self, ref: str) -> ImageInfo | None:
-        """What the engine has under `ref`, or None.
-
-        Where containerd keeps the images their Id is not the configuration's digest: there it is worked out for sealed
-        images, and other images have their Id in its place.
-        """
+        """What the engine has under `ref`, or None."""
+        api: Any = self.client.api
         with engine_errors():
             try:
-                found: dict[str, Any] = self.client.api.inspect_image(ref)  # type: ignore[no-untyped-call]
+                found, history = api.inspect_image(ref), api.history(ref)
             except docker.errors.ImageNotFound:
                 return None
-        config, diff_ids = found.get("Config") or {}, tuple(found["RootFS"].get("Layers") or ())
-        digest = found["Id"]
-        if not self.keeps_layers and self.is_sealed(found):
-            digest = digest_of(config_of(found))
-        return ImageInfo(
-            ref=ref,
-            config_digest=digest,
-            diff_ids=diff_ids,
-            size=found["Size"],
-            labels=config.get("Labels") or {},
-            os=found["Os"],
-            architecture=found["Architecture"],
-            config=config,
-            tags=frozenset(found.get("RepoTags") or ()),
-        )
+        return ImageInfo.of(found, history[::-1], keeps_layers=self.keeps_layers)
 
-    def is_sealed(self, found: Mapping[str, Any]) -> bool:
-        """Whether an image that was inspected has the dates and the history that sealing gives."""
+    def images(self) -> list[ImageInfo]:
+        """Every image of the engine, other people's included. One that is removed meanwhile is left out."""
         with engine_errors():
-            events = self.client.api.history(found["Id"])  # type: ignore[no-untyped-call]
-        return found.get("Created") == CREATED and [event["CreatedBy"] for event in events] == [CREATED_BY] * len(
-            found["RootFS"].get("Layers") or ()
-        )
+            ids = dict.fromkeys(entry["Id"] for entry in self.client.api.images())
+        return [image for image_id in ids if (image := self.image(image_id))]
 
     def tag(self, ref: str, new: str) -> None:
         repository, _, name = new.rpartition(":")
@@ -173,9 +160,8 @@ class Engine:
     def save(self, ref: str, out: IO[bytes], saved: Callable[[int], object] = lambda count: None) -> None:
         """`docker save` of one image. saved: gets the bytes of each piece, once the engine has gathered them."""
         with engine_errors():
-            for chunk in self.client.api.get_image(ref, chunk_size=CHUNK):
+            for chunk in counted(self.client.api.get_image(ref, chunk_size=CHUNK), saved):
                 out.write(chunk)
-                saved(len(chunk))
 
     def load(self, pieces: Iterator[bytes]) -> None:
         """`docker load` of an archive's bytes."""
@@ -193,13 +179,13 @@ class Engine:
         architecture: str,
         tag: str,
         sizes: Sizes = NO_SIZES,
-        sent: Callable[[int], object] = lambda count: None,
     ) -> OciImage:
         """Seal and load in one pass, without a copy on the disk. The tag appears when all of it is in.
 
-        sizes: notes that containerd's store is read and written with. sent: gets the bytes as they go. Raises
-        EngineError when the engine lacks a layer that is left out; see `has_layers`.
+        sizes: notes that containerd's store is read and written with. Raises EngineError when the engine lacks a layer
+        that is left out; see `has_layers`.
         """
+        new = [part for part in parts if not isinstance(part, str)]
         below = None if self.keeps_layers else self.blobs([part for part in parts if isinstance(part, str)], sizes)
         sealed: list[OciImage] = []
 
@@ -207,22 +193,18 @@ class Engine:
             archive = seal(parts, config, os=os, architecture=architecture, tag=tag, below=below)
             sealed.append((yield from archive))
 
-        def counted() -> Iterator[bytes]:
-            for piece in batched(pieces()):
-                yield piece
-                sent(len(piece))
-
         is_new = self.image(tag) is None
         try:
-            self.load(counted())
+            with progress(sum(part.size for part in new), after=UNPACKS) as sent:
+                self.load(counted(batched(pieces()), sent))
         except BaseException:
             if is_new:  # containerd's store tags what it takes in before it unpacks it
                 with contextlib.suppress(EngineError):  # it must not hide why the load failed
                     self.untag(tag)
             raise
         if below is not None:
-            new = zip(sealed[0].diff_ids, parts, strict=True)
-            below += [OciLayer(diff_id, part.size) for diff_id, part in new if not isinstance(part, str)]
+            above = sealed[0].diff_ids[len(below) :]
+            below += [OciLayer(diff_id, part.size) for diff_id, part in zip(above, new, strict=True)]
             sizes.keep(sealed[0].diff_ids, below)
         return sealed[0]
 
@@ -237,35 +219,14 @@ class Engine:
 
     def has_layers(self, diff_ids: Sequence[str]) -> bool:
         """Whether an image stands on these layers, lowest first, so that an archive may leave them out."""
-        return bool(self.image_above(diff_ids))
+        return self.image_above(diff_ids) is not None
 
-    def image_above(self, diff_ids: Sequence[str]) -> dict[str, Any]:
-        """The smallest image that stands on these layers, as the engine describes it; empty for none."""
-        found: list[dict[str, Any]] = []
-        with engine_errors():
-            for image_id in {entry["Id"] for entry in self.client.api.images()}:
-                with contextlib.suppress(docker.errors.ImageNotFound):  # removed meanwhile
-                    details = self.client.api.inspect_image(image_id)  # type: ignore[no-untyped-call]
-                    if (details["RootFS"].get("Layers") or [])[: len(diff_ids)] == list(diff_ids):
-                        found.append(details)
-        return min(found, key=lambda details: len(details["RootFS"].get("Layers") or []), default={})
+    def image_above(self, diff_ids: Sequence[str]) -> ImageInfo | None:
+        """The smallest image that stands on these layers."""
+        found = [image for image in self.images() if image.diff_ids[: len(diff_ids)] == tuple(diff_ids)]
+        return min(found, key=lambda image: len(image.diff_ids), default=None)
 
-    @property
-    def platform(self) -> str:
-        """Of the machine that the engine runs on, as "linux/arm64"."""
-        with engine_errors():
-            version = self.client.version()
-        return f"{version['Os']}/{version['Arch']}"
-
-    def import_rootfs(
-        self,
-        tar: Path,
-        ref: str,
-        *,
-        architecture: str,
-        labels: Mapping[str, str],
-        sent: Callable[[int], object] = lambda count: None,
-    ) -> ImageInfo:
+    def import_rootfs(self, tar: Path, ref: str, *, architecture: str, labels: Mapping[str, str]) -> ImageInfo:
         """Load a root file system's tar, as it is, as an image of one layer.
 
         Not `docker import`: that dates the image, and before 23 it takes every image for the host's architecture.
@@ -273,10 +234,27 @@ class Engine:
         with tar.open("rb") as file:
             layer = Slice(file, 0, tar.stat().st_size)
             config = {"Labels": dict(labels)}
-            self.load_sealed([layer], config, os="linux", architecture=architecture, tag=ref, sent=sent)
+            self.load_sealed([layer], config, os="linux", architecture=architecture, tag=ref)
         image = self.image(ref)
         assert image
         return image
+
+    @contextlib.contextmanager
+    def exported(self, ref: str, came: Callable[[int], object]) -> Iterator[Iterator[bytes]]:
+        """All files of an image as one archive, in pieces, as a container would see them, through one that is made and
+        never started. came: gets the bytes of each piece."""
+        with engine_errors():
+            container = self.containers.create(ref, ["-"], network_mode="none")
+            try:
+                yield counted(container.export(chunk_size=CHUNK), came)
+            finally:
+                container.remove(force=True)
+
+
+def counted(pieces: Iterable[bytes], done: Callable[[int], object]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        done(len(piece))
 
 
 @contextlib.contextmanager

@@ -38,29 +38,23 @@ class Fingerprint(StrictModel):
 
     @property
     def line(self) -> str:
+        cpu = f"{self.cpu or self.arch}, {self.cores} cores, {self.memory / 1e9:.0f} GB"
         gpus = ", ".join(f"{gpu.name} (driver {gpu.driver})" for gpu in self.gpus) or "no GPU"
-        parts = (
-            self.machine,
-            f"{self.cpu or self.arch}, {self.cores} cores, {self.memory / 1e9:.0f} GB",
-            gpus,
-            self.os,
-            f"Linux {self.kernel}",
-            f"Docker {self.docker}" if self.docker else "",
-        )
-        return "; ".join(filter(None, parts))
+        docker = f"Docker {self.docker}" if self.docker else ""
+        return "; ".join(filter(None, (self.machine, cpu, gpus, self.os, f"Linux {self.kernel}", docker)))
 
 
 def read_fingerprint(docker: str, *, root: Path = hosts.ROOT, run: hosts.Run = hosts.output) -> Fingerprint:
     """Of this machine, whether or not the engine runs on it."""
     host = hosts.read_host(root)
-    rows = [(gpu.name, gpu.compute_capability, gpu.driver) for gpu in hosts.read_gpus(run)]
+    gpus = hosts.read_gpus(run)
     return Fingerprint(
         machine=next(iter(hosts.product_names(root)), ""),
         arch=host.arch,
         cpu=cpu_model(hosts.text(root / "proc/cpuinfo")),
         cores=os.cpu_count() or 0,
         memory=host.memory_total,
-        gpus=tuple(GpuKind(name=name, compute_capability=sm, driver=driver) for name, sm, driver in rows),
+        gpus=tuple(GpuKind(name=g.name, compute_capability=g.compute_capability, driver=g.driver) for g in gpus),
         kernel=platform.release(),
         os=host.distribution,
         docker=docker,

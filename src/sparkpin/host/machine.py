@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from sparkpin.core.errors import HostError, SparkpinError
-from sparkpin.core.names import MACHINES
+from sparkpin.core.names import MACHINES, platform_of
 
 ROOT = Path("/")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -28,8 +29,24 @@ FIELDS = (
 )
 QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 
+State = Literal["ok", "MISSING", "advice"]
 Run = Callable[[Sequence[str]], str | None]
 """A command's output, None when it is not there, fails or takes too long."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a machine has to have: a row of `doctor`, and what `up` looks at before it begins.
+
+    state: MISSING stops the work, advice does not; fix: the command or act that comes next, "" where there is nothing
+    to do; runnable: `fix` is a command that root can run unattended.
+    """
+
+    name: str
+    state: State
+    detail: str
+    fix: str = ""
+    runnable: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,8 +59,6 @@ class Host:
     distribution: str
     family: tuple[str, ...]
     is_root: bool
-    has_gpu: bool
-    has_systemd: bool
     memory_total: int
     memory_available: int
 
@@ -54,31 +69,28 @@ class Host:
     @property
     def summary(self) -> str:
         """One line for people. What a record keeps is `fingerprint.Fingerprint`."""
-        name = "DGX Spark" if self.is_spark else "with GPU" if self.has_gpu else "no GPU"
-        return f"{self.distribution}, {self.arch}, {name}, {self.memory_total / 1e9:.0f} GB"
+        return f"{self.distribution}, {self.arch}{', DGX Spark' * self.is_spark}, {self.memory_total / 1e9:.0f} GB"
 
 
 def read_host(root: Path = ROOT) -> Host:
     """Read the facts below `root`. Architecture and user are those of this process."""
-    release = os_release(root / "etc/os-release")
-    memory = meminfo(root / "proc/meminfo")
-    gpus = [text(path) for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))]
+    release = dict(re.findall(r"""^(\w+)=["']?([^"'\n]*)""", text(root / "etc/os-release"), re.M))
+    memory = dict(re.findall(r"^(\w+): +(\d+) kB$", text(root / "proc/meminfo"), re.M))  # units of 1024 bytes
     return Host(
-        is_spark=is_spark(root, gpus),
+        is_spark=is_spark(root),
         arch=platform.machine(),
         distribution=" ".join(filter(None, (release.get("ID", "unknown"), release.get("VERSION_ID")))),
         family=(release.get("ID", ""), *release.get("ID_LIKE", "").split()),
         is_root=os.geteuid() == 0,
-        has_gpu=bool(gpus) or (root / "dev/nvidia0").exists(),
-        has_systemd=(root / "run/systemd/system").is_dir(),  # as sd_booted(3)
-        memory_total=memory.get("MemTotal", 0),
-        memory_available=memory.get("MemAvailable", 0),
+        memory_total=1024 * int(memory.get("MemTotal", 0)),
+        memory_available=1024 * int(memory.get("MemAvailable", 0)),
     )
 
 
-def is_spark(root: Path, gpus: Sequence[str]) -> bool:
+def is_spark(root: Path) -> bool:
     """By the firmware's product name, NVIDIA's release file or, for other makers' machines, the GB10 chip itself."""
     names = [*product_names(root), text(root / "etc/dgx-release")]
+    gpus = [text(path) for path in (root / "proc/driver/nvidia/gpus").glob("*/information")]
     return any("DGX SPARK" in name.upper().replace("_", " ") for name in names) or any("GB10" in gpu for gpu in gpus)
 
 
@@ -95,21 +107,9 @@ def text(path: Path) -> str:
         return ""
 
 
-def os_release(path: Path) -> dict[str, str]:
-    pairs = (line.partition("=") for line in text(path).splitlines() if "=" in line and not line.startswith("#"))
-    return {key.strip(): "".join(shlex.split(value)[:1]) for key, _, value in pairs}
-
-
-def meminfo(path: Path) -> dict[str, int]:
-    """Bytes by name; the file counts in units of 1024 bytes."""
-    rows = (line.split() for line in text(path).splitlines())
-    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
-
-
 def this_platform() -> str:
     """As an image's: of this machine, whose engine may be another's."""
-    machine = platform.machine()
-    return next((name for name, known in MACHINES.items() if known == machine), machine)
+    return platform_of(platform.machine())
 
 
 def default_stack(project: Path, host: Host | None = None) -> str:
@@ -175,15 +175,13 @@ def find_program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
 
 
-def output(argv: Sequence[str], timeout: float = 20) -> str | None:
-    """What a program prints; None when it is not there, fails, or takes longer than `timeout` seconds."""
-    path = find_program(argv[0])
-    if path is None:
-        return None
+def output(argv: Sequence[str]) -> str | None:
+    """What a program prints; None when it is not there, fails, or takes longer than 20 seconds."""
+    command = [find_program(argv[0]) or argv[0], *argv[1:]]
     try:
         done = subprocess.run(
-            [path, *argv[1:]], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=20
         )
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+    except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

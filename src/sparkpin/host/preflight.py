@@ -7,100 +7,99 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparkpin.core.errors import HostError
+from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.files import existing_parent
 from sparkpin.core.names import MACHINES
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, size
 from sparkpin.host import buildkit, daemon
-from sparkpin.host.machine import ROOT, SYSTEM_PATH, Host, find_program, text
+from sparkpin.host.engine import Engine
+from sparkpin.host.gpu import gpu_requirements, read_gpu_facts
+from sparkpin.host.machine import ROOT, SYSTEM_PATH, Host, Requirement, find_program, text
 from sparkpin.pins.schema import Stack
 
-GPU_RUNTIME = "GPU runtime"
 CERTIFICATES = ("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem")
 MORE_DISK = "free space (`invoke prune --keep 2`), or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere"
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes to have free in the cache, the home and the engine's data folder, and bytes of memory in all."""
+    """Bytes to have free in the cache, the home and the engine's data folder."""
 
     cache: int = 6 * 10**9
     home: int = 10**9
     engine: int = 12 * 10**9
-    memory: int = 6 * 10**9
 
 
-GPU_NEEDS = Needs(cache=16 * 10**9, home=10**9, engine=38 * 10**9)
+GPU_NEEDS = Needs(cache=16 * 10**9, engine=38 * 10**9)
 """For a stack with a GPU: 53 GB of disk at the peak of a first build of `spark` from nothing, of which the cache had
 up to 16 GB; the engine keeps an image of 9 GB and BuildKit's copies. A model comes on top, as
 `invoke build --checkpoint-only --dry-run` prints."""
-SPARK_MEMORY = 100 * 10**9
+MEMORY = 6 * 10**9  # bytes in all, to build; what a recipe's server needs is `plan`'s
 
 
-def needs_for(host: Host, stack: Stack) -> Needs:
-    """A Spark's memory is needed where the images run, not where they are built."""
-    needs = GPU_NEEDS if host.is_spark or stack.gpu else Needs()
-    return replace(needs, memory=SPARK_MEMORY) if host.is_spark else needs
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """fix: what meets it, "" when `ok`; runnable: `fix` is a command that root can run unattended."""
-
-    name: str
-    ok: bool
-    detail: str
-    fix: str = ""
-    runnable: bool = False
+def needs_for(stack: Stack) -> Needs:
+    return GPU_NEEDS if stack.gpu else Needs()
 
 
 def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = False) -> list[Requirement]:
-    """Everything that a build needs from the machine, met or not. Changes nothing, starts nothing.
+    """Everything that a build needs from the machine, and on a Spark what a server does, met or not. Changes nothing,
+    starts nothing.
 
     published: images are to come from a registry, too.
     """
-    needs = needs_for(host, stack)
-    found = [engine(host), client(host), certificates(host)]
+    bundle = next((str(ROOT / name) for name in CERTIFICATES if (ROOT / name).is_file()), None)
+    found = [
+        engine(host),
+        client(host),
+        program(host, "ca-certificates", bundle, "fetching over HTTPS requires them"),
+    ]
     if published:
-        found.append(program(host, "skopeo", "skopeo", "needed for registries"))
+        found.append(program(host, "skopeo", find_program("skopeo"), "registries need it"))
     if MACHINES[stack.platform] != host.arch:
         found.append(emulation(host, MACHINES[stack.platform]))
-    if host.is_spark:  # elsewhere the stack is `cpu`, which uses no GPU that there may be
-        runtime = program(host, GPU_RUNTIME, "nvidia-ctk", "containers do not see the GPU")
-        found.append(replace(runtime, fix="install nvidia-container-toolkit (NVIDIA's repository)", runnable=False))
-    return [*found, *disk(paths, needs), memory(host, needs)]
+    if host.is_spark and stack.gpu:
+        connected = None
+        with contextlib.suppress(SparkpinError):  # it has a row of its own
+            connected = Engine.connect()
+        if not (connected and connected.elsewhere):
+            found += gpu_requirements(read_gpu_facts(connected.info if connected else {}), stack.gpu.cuda)
+    found += [disk("disk space", row.text, row) for row in disk_rows(folders_of(paths, needs_for(stack)))]
+    memory = f"{size(host.memory_total)}, {size(host.memory_available)} of it available; {size(MEMORY)} needed"
+    is_large = host.memory_total >= MEMORY
+    return [
+        *found,
+        Requirement("memory", "ok" if is_large else "MISSING", memory, "" if is_large else "a larger machine"),
+    ]
 
 
 def missing(paths: Paths, host: Host, stack: Stack, *, published: bool = False) -> list[Requirement]:
-    return [requirement for requirement in requirements(paths, host, stack, published=published) if not requirement.ok]
+    return [one for one in requirements(paths, host, stack, published=published) if one.state == "MISSING"]
 
 
 def engine(host: Host) -> Requirement:
     """A stopped engine is no lack for root, for whom building starts it."""
-    named = daemon.named_engine()
-    url, name = named or f"unix://{daemon.SOCKET}", "docker engine"
+    name, url = "docker engine", daemon.named_engine() or daemon.OWN
     try:
-        version = daemon.ask(url, timeout=5)
-    except PermissionError:
-        return Requirement(name, False, f"no permission at {url}", daemon.JOIN_GROUP)
+        version = daemon.running_version()
+    except HostError as error:
+        return Requirement(name, "MISSING", error.message, error.next_step)
     if version:
-        return Requirement(name, True, f"{version} at {url}")
-    if named:
-        return Requirement(name, False, f"{url}: no answer", daemon.NAMED_NEXT)
-    if path := find_program("dockerd"):
-        start = "" if host.is_root else daemon.start_command(host.has_systemd)
-        return Requirement(name, host.is_root, f"{path}, not running; a build by root starts it", start)
-    return lacking(host, name, "no dockerd, and no engine answers", "docker.io")
+        return Requirement(name, "ok", f"{version} at {url}")
+    if not (path := find_program("dockerd")):
+        return lacking(host, name, "no dockerd, and no engine answers", "docker.io")
+    if host.is_root:
+        return Requirement(name, "ok", f"{path}, not running; a build by root starts it")
+    return Requirement(name, "MISSING", f"{path}, not running", daemon.start_command())
 
 
 def client(host: Host) -> Requirement:
     try:
-        return Requirement("docker client", True, f"{buildkit.builder()} can use BuildKit")
+        return Requirement("docker client", "ok", f"{buildkit.builder()} can use BuildKit")
     except HostError as error:
         return lacking(host, "docker client", error.message, *client_packages(host))
 
@@ -114,24 +113,15 @@ def client_packages(host: Host) -> tuple[str, ...]:
     return ("docker-cli" if host.family[0] == "debian" else "docker.io", "docker-buildx")
 
 
-def certificates(host: Host) -> Requirement:
-    found = [ROOT / name for name in CERTIFICATES if (ROOT / name).is_file()]
-    if found:
-        return Requirement("ca-certificates", True, str(found[0]))
-    return lacking(host, "ca-certificates", "none; fetching over HTTPS requires them", "ca-certificates")
-
-
-def program(host: Host, name: str, command: str, purpose: str) -> Requirement:
-    """The command's package has its name."""
-    if path := find_program(command):
-        return Requirement(name, True, path)
-    return lacking(host, name, f"no {command}: {purpose}", command)
+def program(host: Host, name: str, found: str | None, purpose: str) -> Requirement:
+    """Of which the package has the name."""
+    return Requirement(name, "ok", found) if found else lacking(host, name, f"not there; {purpose}", name)
 
 
 def emulation(host: Host, arch: str) -> Requirement:
     name = f"{arch} emulation"
     if text(ROOT / f"proc/sys/fs/binfmt_misc/qemu-{arch}").startswith("enabled"):
-        return Requirement(name, True, f"binfmt_misc: qemu-{arch}")
+        return Requirement(name, "ok", f"binfmt_misc: qemu-{arch}")
     # The packages switch it on where systemd starts services; elsewhere nothing else does.
     lack = lacking(host, name, f"this machine is {host.arch}, the stack {arch}", "qemu-user-static", "binfmt-support")
     enable = f"{'' if host.is_root else 'sudo '}update-binfmts --enable qemu-{arch}"
@@ -140,17 +130,12 @@ def emulation(host: Host, arch: str) -> Requirement:
 
 @dataclass(frozen=True)
 class DiskRow:
-    """Bytes on one file system. folders: with what each needs; there: the first of them, or its nearest parent; used:
-    what lies there of it already."""
+    """Bytes on the file system of the folder `there`: needed, free, and used by what is counted as needed."""
 
-    folders: tuple[tuple[Path, int], ...]
-    free: int
     there: Path
+    needed: int
+    free: int
     used: int = 0
-
-    @property
-    def needed(self) -> int:
-        return sum(count for _, count in self.folders)
 
     @property
     def short(self) -> int:
@@ -164,13 +149,24 @@ class DiskRow:
         return f"{size(self.needed)} needed at {self.there}{there}, {size(self.free)} free{lack}"
 
 
-def disk_rows(folders: Iterable[tuple[Path, int]]) -> list[DiskRow]:
-    """One row for each file system."""
+def disk_rows(images: Sequence[tuple[Path, int]], model: Sequence[tuple[Path, int]] = ()) -> list[DiskRow]:
+    """One row for each file system. images: folders with the bytes of what lies there once the images are built; model:
+    with those that are to come."""
     systems: dict[int, list[tuple[Path, int]]] = {}
-    for folder, count in folders:
+    for folder, count in (*model, *images):
         systems.setdefault(existing_parent(folder).stat().st_dev, []).append((folder, count))
-    parents = [(tuple(rows), existing_parent(rows[0][0])) for rows in systems.values()]
-    return [DiskRow(rows, shutil.disk_usage(there).free, there) for rows, there in parents]
+    found = []
+    for folders in systems.values():
+        there = existing_parent(folders[0][0])
+        row = DiskRow(there, sum(count for _, count in folders), shutil.disk_usage(there).free)
+        if row.short:  # only then is it worth the time to look
+            row = replace(row, used=sum(size_of(*one) for one in folders if one in images))
+        found.append(row)
+    return found
+
+
+def disk(name: str, detail: str, row: DiskRow) -> Requirement:
+    return Requirement(name, "MISSING" if row.short else "ok", detail, MORE_DISK if row.short else "")
 
 
 def folders_of(paths: Paths, needs: Needs) -> list[tuple[Path, int]]:
@@ -189,16 +185,6 @@ def engine_folder() -> Path:
     return Path("/var/lib/docker")
 
 
-def disk(paths: Paths, needs: Needs, *, on_top: bool = False) -> list[Requirement]:
-    """One requirement for each file system. on_top: of what lies there."""
-    found = []
-    for row in disk_rows(folders_of(paths, needs)):
-        if row.short and not on_top:
-            row = replace(row, used=sum(size_of(*folder) for folder in row.folders))
-        found.append(Requirement("disk space", not row.short, row.text, MORE_DISK if row.short else ""))
-    return found
-
-
 def size_of(folder: Path, limit: int) -> int:
     """Bytes that the folder holds already, at most `limit`: a second build does not need its space twice.
 
@@ -208,20 +194,14 @@ def size_of(folder: Path, limit: int) -> int:
     return min(1024 * int(done.stdout.split()[0]), limit) if done.stdout else 0
 
 
-def memory(host: Host, needs: Needs) -> Requirement:
-    ok = host.memory_total >= needs.memory
-    detail = f"{size(host.memory_total)}, {size(host.memory_available)} of it available; {size(needs.memory)} needed"
-    return Requirement("memory", ok, detail, "" if ok else "a larger machine")
-
-
 def lacking(host: Host, name: str, detail: str, *packages: str) -> Requirement:
     """An unmet requirement that packages meet: the command where apt is known, else only what to look for."""
     if not host.has_apt:
-        return Requirement(name, False, detail, f"install {', '.join(packages)} with the package manager")
+        return Requirement(name, "MISSING", detail, f"install {', '.join(packages)} with the package manager")
     # apt waits for another (a fresh machine updates itself) instead of failing at its lock
     apt = f"{'' if host.is_root else 'sudo '}apt-get -o DPkg::Lock::Timeout=300"
     fix = f"{apt} update && {apt} install -y --no-install-recommends {' '.join(packages)}"
-    return Requirement(name, False, detail, fix, runnable=True)
+    return Requirement(name, "MISSING", detail, fix, runnable=True)
 
 
 def install(lacks: Sequence[Requirement], host: Host) -> None:
@@ -231,17 +211,12 @@ def install(lacks: Sequence[Requirement], host: Host) -> None:
         listed = "".join(f"\n  {lack.name}: {lack.detail}" for lack in lacks)
         steps = dict.fromkeys(lack.fix for lack in lacks)
         raise HostError(f"this machine lacks:{listed}\nNothing was changed.", next_step="; then ".join(steps))
+    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l", "PATH": path}
     for command in dict.fromkeys(lack.fix for lack in lacks):
         say(command)
-        path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
-        quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}
         done = subprocess.run(
-            ["sh", "-c", f"exec 2>&1; {command}"],
-            env={**os.environ, **quiet, "PATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
+            ["sh", "-c", f"exec 2>&1; {command}"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         )
         if done.returncode != 0:
             last = "\n".join(f"  {line}" for line in done.stdout.splitlines()[-15:])

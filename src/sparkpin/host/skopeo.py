@@ -11,8 +11,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,14 +34,10 @@ SECONDS = 120  # that a registry may take for a manifest
 # What skopeo prints -> the error, and the next command; {host} is the registry's. The first that fits counts.
 FAILURES: tuple[tuple[str, type[SparkpinError], str], ...] = (
     (r"permission denied|no space left", DiskError, "look at the disk, SPARKPIN_CACHE and the file of --ca"),
-    (
-        r"unauthorized|authentication required|denied|invalid username|status 40[13]",
-        NetworkError,
-        "docker login {host}",
-    ),
+    (r"unauthorized|authentication required|denied|status 40[13]", NetworkError, "docker login {host}"),
     (r"manifest unknown|name unknown|StatusCode: 404|unknown: .*not found", AbsentError, "correct the name"),
     (
-        r"did not match|digest mismatch|invalid digest|unexpected EOF|file too large",
+        r"did not match|digest mismatch|invalid digest|unexpected EOF|too large",
         IntegrityError,
         "publish it there again",
     ),
@@ -113,9 +107,15 @@ class Registry:
         program = shutil.which("skopeo")
         if program is None:
             raise HostError("registries need skopeo, which is not there", next_step="apt-get install skopeo (as root)")
-        # sparkpin decides what is trusted, so skopeo needs no policy of its own.
-        with self.trust(side) as trust:
-            limit = ["prlimit", f"--fsize={largest}"] if largest else []
+        limit = ["prlimit", f"--fsize={largest}"] if largest else []
+        with tempfile.TemporaryDirectory(prefix="sparkpin-ca-") as folder:
+            trust = []
+            if self.ca:
+                (Path(folder) / "ca.crt").symlink_to(self.ca)
+                trust = [f"--{side}cert-dir", folder]
+            elif LOOPBACK.match(self.host):  # plain HTTP goes to this machine alone
+                trust = [f"--{side}tls-verify=false"]
+            # sparkpin decides what is trusted, so skopeo needs no policy of its own.
             argv = [*limit, program, "--insecure-policy", command, *trust, *words]
             try:
                 done = subprocess.run(argv, capture_output=True, env=environment(), timeout=seconds, check=False)
@@ -124,16 +124,6 @@ class Registry:
         if done.returncode:
             raise self.failed(done.stderr.decode(errors="replace"))
         return done.stdout
-
-    @contextmanager
-    def trust(self, side: str) -> Iterator[list[str]]:
-        """The options for the authority that --ca names. Plain HTTP goes to this machine alone."""
-        if self.ca is None:
-            yield [f"--{side}tls-verify=false"] if LOOPBACK.match(self.host) else []
-            return
-        with tempfile.TemporaryDirectory(prefix="sparkpin-ca-") as folder:
-            (Path(folder) / "ca.crt").symlink_to(self.ca)
-            yield [f"--{side}cert-dir", folder]
 
     def failed(self, output: str) -> SparkpinError:
         lines = [line for line in output.strip().splitlines() if "level=fatal" in line] or output.strip().splitlines()

@@ -20,21 +20,12 @@ from pathlib import Path
 from sparkpin.core.errors import DiskError, EngineError, HostError, InputError, NetworkError
 from sparkpin.host.daemon import SOCKET, environment
 from sparkpin.host.engine import Engine
+from sparkpin.host.machine import text
 
 SHAPES = "ssh://user@host[:port][/path/of/docker.sock], unix:///path/of/docker.sock or tcp://host:port"
 SSH = re.compile(r"(?P<host>ssh://([^@/?#:]+@)?(\[[0-9a-f:]+\]|[^@/?#:]+)(:\d+)?)(?P<socket>/[^?#:]*)?")
 LOCAL = re.compile(r"unix:///.+|tcp://[^@/?#:]+:\d+/?")
-OPTIONS = (
-    "-T",
-    "-o",
-    "ControlPath=none",
-    "-o",
-    "BatchMode=yes",
-    "-o",
-    "ServerAliveInterval=15",
-    "-o",
-    "ExitOnForwardFailure=yes",
-)
+OPTIONS = ("-T", "-oControlPath=none", "-oBatchMode=yes", "-oServerAliveInterval=15", "-oExitOnForwardFailure=yes")
 SECONDS = 30  # that a host may take to answer
 MACHINE_ID = Path("/etc/machine-id")
 
@@ -72,10 +63,7 @@ def errors_of(url: str) -> Iterator[None]:
 
 def owner(home: str) -> str:
     """Whose containers those on another machine are: two machines may have homes of one name, and clones a host's."""
-    try:
-        machine = hashlib.sha256(b"sparkpin " + MACHINE_ID.read_bytes()).hexdigest()[:12]  # machine-id(5): not as it is
-    except OSError:
-        machine = ""
+    machine = hashlib.sha256(f"sparkpin {text(MACHINE_ID)}".encode()).hexdigest()[:12]  # machine-id(5): not as it is
     return f"{socket.gethostname()}:{machine}:{home}"
 
 
@@ -87,7 +75,7 @@ def ssh_command(parts: re.Match[str], seconds: int, local: str) -> list[str]:
     program = shutil.which("ssh")
     if program is None:
         raise HostError("there is no ssh on this machine", next_step="apt-get install openssh-client (as root)")
-    forward = ("-o", f"ConnectTimeout={seconds}", "-L", f"{local}:{parts['socket'] or SOCKET}")
+    forward = (f"-oConnectTimeout={seconds}", "-L", f"{local}:{parts['socket'] or SOCKET}")
     return [program, *OPTIONS, *forward, "--", parts["host"], "echo connected; exec cat"]
 
 

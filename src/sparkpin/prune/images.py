@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sparkpin.core.tags import UNSEALED, is_internal, repository_of, stage_tag
-from sparkpin.host import disk_usage
-from sparkpin.host.disk_usage import EngineImage, is_below
 from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.host.images import ImageInfo, is_below
 from sparkpin.releases.container import CACHE_LABEL
 from sparkpin.releases.record import Release
 
@@ -23,7 +22,7 @@ class EngineState:
     """used: image id -> container; volumes: name -> config digest of the image whose caches it holds, of those that no
     container mounts."""
 
-    images: tuple[EngineImage, ...]
+    images: tuple[ImageInfo, ...]
     used: Mapping[str, str]
     volumes: Mapping[str, str]
 
@@ -32,7 +31,7 @@ class EngineState:
         """Tag -> name of a container that uses its image."""
         return {tag: self.used[image.id] for image in self.images if image.id in self.used for tag in image.tags}
 
-    def without(self, tags: Collection[str]) -> list[EngineImage]:
+    def without(self, tags: Collection[str]) -> list[ImageInfo]:
         """The images that the engine has once these tags are gone: one goes with the last of its tags."""
         gone = set(tags)
         return [image for image in self.images if not gone.intersection(image.tags) or not gone.issuperset(image.tags)]
@@ -45,7 +44,7 @@ def read_engine(engine: Engine, ignored: Collection[str]) -> EngineState:
         volumes = engine.client.volumes.list(filters={"label": CACHE_LABEL})
     mounted = {mount.get("Name") for container in containers for mount in container.get("Mounts") or ()}
     return EngineState(
-        images=tuple(disk_usage.inventory(engine)),
+        images=tuple(engine.images()),
         # A stopped container counts: it may be started again.
         used={c["ImageID"]: (c["Names"] or [c["Id"][:12]])[0].removeprefix("/") for c in containers},
         volumes={

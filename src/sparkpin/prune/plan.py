@@ -11,22 +11,19 @@ from pathlib import Path
 
 from sparkpin.build.record import keys_here
 from sparkpin.core import files, locks
-from sparkpin.core.errors import DiskError, ManifestError
+from sparkpin.core.errors import DiskError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.prune.images import EngineState, read_engine, unneeded_tags
 from sparkpin.prune.unneeded_files import (
-    ROOT_FILE_SYSTEMS,
-    STORE,
     BuildRecords,
-    Sweep,
     marks_of_begun_builds,
     marks_of_engine,
-    marks_of_project,
+    marks_of_locks,
     marks_of_releases,
-    marks_of_running_searches,
+    unneeded_files,
 )
 from sparkpin.prune.verdicts import Verdict, verdicts
 from sparkpin.releases.protection import protections_of
@@ -38,13 +35,12 @@ from sparkpin.serve import linked
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
     """What went, or would go. tags: of images, those of releases included; volumes: names; files: by kind, in the order
-    in which they go; in_store: files of the store that nothing needs, None where that is not known."""
+    in which they go."""
 
     verdicts: tuple[Verdict, ...]
     tags: tuple[str, ...]
     volumes: tuple[str, ...]
     files: Mapping[str, tuple[Path, ...]]
-    in_store: int | None
 
     @property
     def staying(self) -> list[Release]:
@@ -73,30 +69,26 @@ def prune(paths: Paths, engine: Engine, options: PruneOptions) -> Pruned:
     Records of releases go last, so that a killed run can be repeated.
     """
     with contextlib.nullcontext() if options.dry_run else exclusive(paths, store=options.store):
-        project = project_marks(paths, required=options.store)
         with waiting("looking at what nothing needs"):
-            done = make_plan(paths, read_engine(engine, options.ignored), project, options)
+            done = make_plan(paths, read_engine(engine, options.ignored), options)
         if not options.dry_run:
             remove(paths, engine, done)
     return done
 
 
-def make_plan(paths: Paths, state: EngineState, project: set[str] | None, options: PruneOptions) -> Pruned:
+def make_plan(paths: Paths, state: EngineState, options: PruneOptions) -> Pruned:
     found = judge(paths, state, options.keep)
     staying = [verdict.release for verdict in found if verdict.reasons]
     removed = [verdict.release for verdict in found if not verdict.reasons]
     tags = unneeded_tags(state, staying, removed, keys_here(paths), options.now)
     images = state.without(tags)
     builds = BuildRecords.read(paths)
-    going = marks_of_releases(paths, removed, builds, required=False)
-    marks = marks_of_releases(paths, staying, builds) | marks_of_engine(images, builds) | (project or set())
-    marks |= marks_of_begun_builds(paths, builds, going, options.now) | marks_of_running_searches(paths)
-    kinds = Sweep(paths, marks, going, options.now).files()
-    in_store = len(kinds[STORE])
-    if project is None:
-        kinds |= {STORE: (), ROOT_FILE_SYSTEMS: ()}
-    if not options.store:
-        kinds[STORE] = ()
+    going = marks_of_releases(removed, builds, required=False)
+    marks = marks_of_releases(staying, builds) | marks_of_engine(images, builds)
+    marks |= marks_of_begun_builds(paths, builds, going, options.now)
+    if options.store:
+        marks |= marks_of_locks(paths, staying)
+    kinds = unneeded_files(paths, marks, going, options.now, store=options.store)
     known = Releases(paths)
     places = (place for one in removed for place in (known.evidence(one), known.record_path(one)))
     kinds["release records"] = tuple(place for place in places if place.exists())
@@ -106,7 +98,6 @@ def make_plan(paths: Paths, state: EngineState, project: set[str] | None, option
         tags=tags,
         volumes=tuple(name for name, image in state.volumes.items() if image not in present),
         files={kind: some for kind, some in kinds.items() if some},
-        in_store=None if project is None else in_store,
     )
 
 
@@ -148,17 +139,6 @@ def judge(paths: Paths, state: EngineState, keep: int) -> tuple[Verdict, ...]:
         return verdicts(releases, before, keep, protections_of(records, name), state.users, refused)
 
     return tuple(verdict for name in records.recipes() for verdict in of_recipe(name))
-
-
-def project_marks(paths: Paths, *, required: bool) -> set[str] | None:
-    """None, unless it is `required`, when a pin or a lock is broken: nobody knows then what it needs."""
-    try:
-        return marks_of_project(paths.project)
-    except ManifestError as error:
-        if required:
-            raise
-        say(f"root file systems stay, since the pins cannot be read: {error.message}")
-        return None
 
 
 def remove_path(path: Path) -> None:

@@ -1,14 +1,13 @@
 """Files of SPARKPIN_HOME and SPARKPIN_CACHE that nothing needs any more: mark and sweep.
 
-A mark is a name: a SHA-256, a diff ID, the first digits of a key. What stays (releases, images of the engine, locks of
-the project) marks the names of all that it needs. A file whose name has no mark goes at once where a removed release
-had marked it, else when nothing has touched it for `STALE_AFTER`. A prune waits for builds and imports (`core/locks`),
-but not for the making of a checkpoint, and a dry run waits for nobody.
+A mark is a name: a SHA-256, a diff ID, the first digits of a key. What stays (releases, images of the engine, and for
+the store of fetched files the project's locks) marks the names of all that it needs. A file whose name has no mark goes
+at once where a removed release had marked it, else when nothing has touched it for `STALE_AFTER`. A prune waits for
+builds and imports (`core/locks`), but not for the making of a checkpoint, and a dry run waits for nobody.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,23 +17,21 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sparkpin.build.record import BuildRecord, read_record
-from sparkpin.build.rootfs import rootfs_spec
 from sparkpin.core import files
-from sparkpin.core.errors import BusyError, IntegrityError, ManifestError
+from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model_files import blobs_of
-from sparkpin.host.disk_usage import EngineImage
-from sparkpin.pins.manifests import former_model_lock, load_stack, load_stack_lock
+from sparkpin.host.images import ImageInfo
 from sparkpin.pins.schema import ModelLock, StackLock
 from sparkpin.prune.images import STALE_AFTER
-from sparkpin.releases.kept_inputs import KeptInputs
+from sparkpin.releases.kept_inputs import read_inputs
 from sparkpin.releases.quality_record import KEY_DIGITS
-from sparkpin.releases.record import Release, Releases
-from sparkpin.upgrade.bisect import state as bisect
+from sparkpin.releases.record import Release
+from sparkpin.upgrade.bisect import search
 
 WORK = ("context-*", "saved-*", "seal-*", "publish-*", "pull-*")
 """What a build works in, whose next run looks for its own key only, and layers for registries."""
-STORE, ROOT_FILE_SYSTEMS = "store", "root file systems"
+STORE = "store"
 
 
 def hex_of(diff_id: str) -> str:
@@ -77,11 +74,11 @@ def places_of(paths: Paths) -> dict[str, Place]:
         "layer contents": Place(paths.layers, "[!.]*"),
         # Notes spare the making of a layer that the engine has. Data directories share them, as they share the engine.
         "layer notes": Place(paths.cache / "layers", "[!.]*", noted_layer),
-        ROOT_FILE_SYSTEMS: Place(paths.cache / "rootfs", "[!.]*", lambda path: path.stem[:12]),
+        "root file systems": Place(paths.cache / "rootfs", "[!.]*", lambda path: path.stem[:12]),
         "kept inputs": Place(paths.inputs, "[0-9a-f][0-9a-f]/[!.]*"),
         STORE: Place(paths.store, "[0-9a-f][0-9a-f]/[!.]*"),
         "quality measurements": Place(paths.cache / "quality", "[!.]*", lambda path: path.name[:KEY_DIGITS]),
-        "searches of bisect": Place(paths.home / bisect.FOLDER, "[!.]*", lambda path: path.name),
+        "searches of bisect": Place(paths.home / search.FOLDER, "[!.]*", lambda path: path.name.rpartition("-")[0]),
         "begun builds": Place(paths.images, "[!.]*.begun", key_of_record),
         "build records": Place(paths.images, "[!.]*.json", key_of_record),
         # A record would pass for our own without its mark.
@@ -131,36 +128,40 @@ def marks_of_record(record: BuildRecord) -> set[str]:
     return found
 
 
-def marks_of_releases(
-    paths: Paths, releases: Sequence[Release], records: BuildRecords, *, required: bool = True
-) -> set[str]:
+def marks_of_releases(releases: Sequence[Release], records: BuildRecords, *, required: bool = True) -> set[str]:
     """required: as of `BuildRecords.marks`."""
     found = records.marks((release.build_key for release in releases), required=required)
     for release in releases:
         found |= {release.checkpoint_key[:16], release.key[:KEY_DIGITS], *release.inputs.values()}
         found |= {hex_of(diff_id) for diff_id in release.diff_ids}
-    return (
-        found | marks_of_locks(paths, releases, required=required) | marks_of_searches(paths, releases, every=required)
-    )
+        found |= {f"{release.key[:12]}-{other.key[:12]}" for other in releases}  # a search between the two
+    return found
 
 
-def marks_of_engine(images: Sequence[EngineImage], records: BuildRecords) -> set[str]:
+def marks_of_engine(images: Sequence[ImageInfo], records: BuildRecords) -> set[str]:
     """Images that the engine has stay explained, whoever made them."""
     keys = {tag[-12:] for image in images for tag in image.tags}
     return records.marks(keys, required=False) | {hex_of(one) for image in images for one in image.diff_ids}
 
 
-def marks_of_project(project: Path) -> set[str]:
-    """What the locks of the project name. Raises ManifestError."""
+def marks_of_locks(paths: Paths, staying: Sequence[Release]) -> set[str]:
+    """What the locks of the project and of these releases name, of which the images may use less. IntegrityError for a
+    lock of another shape: nobody knows then what it needs."""
+    files = sorted((paths.project / "pins").glob("*/*.lock"))
+    locks = {file.read_bytes(): str(file) for file in files}
+    for release in staying:
+        kept = read_inputs(paths, release, "pins/")
+        locks |= {text: f"{release.tag}: {name}" for name, text in kept.items() if name.endswith(".lock")}
     found = set[str]()
-    for path in sorted((project / "pins/stacks").glob("*.yaml")):
-        if not path.with_suffix(".lock").is_file():
-            continue  # not locked yet: nothing was fetched for it
-        stack = load_stack(project, path.stem)
-        lock = load_stack_lock(project, stack)
-        found |= {rootfs_spec(stack, lock).key[:12], *(file.sha256 for file in lock.files)}
-    for path in sorted((project / "pins/models").glob("*.lock")):
-        found |= model_blobs(former_model_lock(project, path.stem))
+    for text, name in locks.items():
+        try:
+            if "pins/models/" in name:
+                found |= model_blobs(ModelLock.model_validate_json(text))
+            else:
+                found |= {file.sha256 for file in StackLock.model_validate_json(text).files}
+        except ValidationError as error:
+            fault = f"{name}: a lock of another shape than this version reads ({error.error_count()} faults)"
+            raise IntegrityError(fault, next_step="leave --store out, or correct or remove what has it") from None
     return found
 
 
@@ -170,88 +171,28 @@ def model_blobs(lock: ModelLock) -> set[str]:
     return wheel | {blob.sha256 for entry in lock.repositories.values() for blob in blobs_of(entry)}
 
 
-def marks_of_locks(paths: Paths, releases: Sequence[Release], *, required: bool = True) -> set[str]:
-    """What the releases' own locks name, of which their images may use less. IntegrityError for a lock of another shape
-    that is `required`: nobody knows then what its release needs."""
-    found, inputs = set[str](), KeptInputs.of(paths)
-    users = {row: release for release in releases for row in release.inputs.items()}
-    for (name, sha256), release in sorted(users.items(), key=lambda item: item[0]):
-        if not name.endswith(".lock") or not inputs.has_all([sha256]):
-            continue
-        text = inputs.read(sha256, name)
-        try:
-            if name.startswith("pins/models/"):
-                found |= model_blobs(ModelLock.model_validate_json(text))
-            elif name.startswith("pins/stacks/"):
-                found |= {file.sha256 for file in StackLock.model_validate_json(text).files}
-        except ValidationError as error:
-            if required:
-                record = Releases(paths).record_path(release)
-                raise IntegrityError(
-                    f"{release.tag}: its kept {name} is of another shape than this version reads "
-                    f"({error.error_count()} faults)",
-                    next_step=f"prune with the version that made it; or, if the release may go: rm {record}",
-                ) from None
-    return found
-
-
-def marks_of_searches(paths: Paths, releases: Sequence[Release], *, every: bool) -> set[str]:
-    """The searches of bisect that go by these releases. every: both are among them, else one is: a search stays while
-    both stay, and goes with the first."""
-    tags, found = {release.tag for release in releases}, set[str]()
-    for path in searches(paths):
-        with contextlib.suppress(ManifestError):
-            if search := bisect.read(path / bisect.FILE):
-                its = {search.good, search.bad}
-                found |= {path.name} if (its <= tags if every else its & tags) else set()
-    return found
-
-
-def searches(paths: Paths) -> list[Path]:
-    return sorted((paths.home / bisect.FOLDER).glob("[!.]*"))
-
-
-def marks_of_running_searches(paths: Paths) -> set[str]:
-    """Whose lock somebody holds."""
-    found = set[str]()
-    for path in searches(paths):
-        if not (path / bisect.LOCK).is_file():  # to make it would be a touch
-            continue
-        try:
-            with files.lock(path / bisect.LOCK, wait=False):
-                pass
-        except BusyError:
-            found.add(path.name)
-    return found
-
-
 def marks_of_begun_builds(paths: Paths, records: BuildRecords, removed: set[str], now: float) -> set[str]:
     """A build may be under way, whose images have records already and whose release has none yet."""
     young = {key_of_record(path) for path in paths.images.glob("*.json") if not is_stale(path, now)}
     return records.marks(young - removed, required=False)
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """marks: of all that stays; removed: of what goes at once, unless something else needs it; now: seconds since the
-    epoch."""
+def unneeded_files(
+    paths: Paths, marks: set[str], removed: set[str], now: float, *, store: bool
+) -> dict[str, tuple[Path, ...]]:
+    """By kind, in the order in which they are to go. marks: of all that stays; removed: of what goes at once, unless
+    something else needs it; now: seconds since the epoch; store: that of fetched files, too."""
+    left = dict.fromkeys(left_over(paths))  # one data directory may lie in the other
+    found = {"left by killed runs": tuple(path for path in left if is_stale(path, now))}
 
-    paths: Paths
-    marks: set[str]
-    removed: set[str]
-    now: float
+    def is_unneeded(path: Path, mark: str) -> bool:
+        return mark not in marks and (mark in removed or is_stale(path, now))
 
-    def files(self) -> dict[str, tuple[Path, ...]]:
-        """By kind, in the order in which they are to go."""
-        left = dict.fromkeys(left_over(self.paths))  # one data directory may lie in the other
-        found = {"left by killed runs": tuple(path for path in left if is_stale(path, self.now))}
-        return found | {kind: tuple(self.unneeded(place)) for kind, place in places_of(self.paths).items()}
-
-    def unneeded(self, place: Place) -> Iterator[Path]:
-        for path in sorted(place.folder.glob(place.pattern)):
-            mark = place.mark(path)
-            if mark not in self.marks and (mark in self.removed or is_stale(path, self.now)):
-                yield path
+    for kind, place in places_of(paths).items():
+        if store or kind != STORE:
+            entries = sorted(place.folder.glob(place.pattern))
+            found[kind] = tuple(path for path in entries if is_unneeded(path, place.mark(path)))
+    return found
 
 
 def is_stale(path: Path, now: float) -> bool:

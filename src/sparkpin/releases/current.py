@@ -8,11 +8,11 @@ from typing import Any
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import image_ref
-from sparkpin.host import disk_usage
 from sparkpin.host.engine import Engine
+from sparkpin.host.images import ImageInfo
 from sparkpin.releases.protection import protections_of
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.runs_here import obstacle, with_others
+from sparkpin.releases.runs_here import with_others
 
 
 class GoneError(EngineError):
@@ -31,15 +31,12 @@ def promote(paths: Paths, engine: Engine, release: Release) -> Release:
 
 
 def not_passed(paths: Paths, release: Release) -> InputError:
-    only = "only a release that passed its smoke test is promoted"
-    if release.smoke_inspected:
-        return InputError(
-            f"{release.tag} is {release.smoke_text}, and no server of it has run: {release.smoke_why}; {only}",
-            next_step=with_others(paths, release)
-            or f"where it can run: invoke smoke {release.tag} (invoke export takes it there)",
-        )
     why = f" (smoke test {release.smoke_text})" if release.smoke else ""
-    return InputError(f"{release.tag} is {release.state}{why}; {only}", next_step=f"invoke smoke {release.tag}")
+    there = f", where it can run: {release.smoke_why}" if release.smoke_inspected else ""
+    return InputError(
+        f"{release.tag} is {release.state}{why}; only a release that passed its smoke test is promoted",
+        next_step=with_others(paths, release) or f"invoke smoke {release.tag}{there}",
+    )
 
 
 def make_current(paths: Paths, engine: Engine, release: Release, *, instead_of: Release | None = None) -> None:
@@ -93,21 +90,13 @@ def require_current(records: Releases, recipe: str) -> Release:
     if current := records.current(recipe):
         return current
     known = records.of_recipe(recipe)
-    step = f"invoke up --recipe {recipe} (it builds and smokes; the first release that passes becomes current)"
-    if known:
-        good = next((release for release in reversed(known) if release.is_good), None)
-        step = f"invoke promote {good.tag}" if good else step_to_current(records.paths, known[-1])
+    if good := [release for release in known if release.is_good]:
+        step = f"invoke promote {good[-1].tag}"
+    elif known:
+        step = f"invoke smoke {known[-1].tag}, then invoke promote {known[-1].tag}"
+    else:
+        step = f"invoke up --recipe {recipe} (it builds and smokes; the first release that passes becomes current)"
     raise InputError(f"recipe {recipe!r} has no current release", next_step=step)
-
-
-def step_to_current(paths: Paths, newest: Release) -> str:
-    """What makes a recipe have a current release, of which none has passed."""
-    if why := obstacle(paths, None, newest):
-        if step := with_others(paths, newest):
-            return f"{step}; invoke promote {newest.tag}"
-        there = f"invoke smoke {newest.tag} (invoke export takes it there)"
-        return f"none can run here: {why}; where one can: {there}"
-    return f"invoke smoke --recipe {newest.recipe}, then invoke promote TAG (one that passed)"
 
 
 def how_to_rebuild(release: Release) -> str:
@@ -140,9 +129,9 @@ def list_images(paths: Paths, engine: Engine) -> ImageRows:
     known = [records.readable(recipe) for recipe in recipes]
     releases = [release for found, _ in known for release in found]
     protections = {tag: one for recipe in recipes for tag, one in protections_of(records, recipe).items()}
-    images = disk_usage.inventory(engine)
+    images = engine.images()
     by_tag = {tag: image for image in images for tag in image.tags}
-    present: dict[str, disk_usage.EngineImage] = {}
+    present: dict[str, ImageInfo] = {}
     rows: list[dict[str, Any]] = []
     for release in sorted(releases, key=lambda release: release.age, reverse=True):
         image = by_tag.get(release.tag)
@@ -155,14 +144,16 @@ def list_images(paths: Paths, engine: Engine) -> ImageRows:
             {
                 **{name: getattr(release, name) for name in AS_RECORDED},
                 "image": release.image if image else None,
-                "unique_size": disk_usage.unique_size(image, images) if image else 0,
+                "unique_size": image.unique_size(images) if image else 0,
                 "smoke": release.smoke_text,
                 "protected": protection.model_dump() if protection else None,
                 "host": release.host.model_dump() if release.host else None,
             }
         )
-    own = [disk_usage.unique_size(image, images) for image in present.values()]
-    total = sum(disk_usage.all_layers(present.values()).values())
-    shared = total - sum(filter(None, own)) if present and None not in own else None
+    own = [image.unique_size(images) for image in present.values()]
+    layers: dict[str, int] = {}
+    for image in present.values():
+        layers.update(image.layers or {})
+    shared = sum(layers.values()) - sum(filter(None, own)) if present and None not in own else None
     rows.sort(key=lambda row: str(row["recipe"]))
     return ImageRows(rows, shared, [fault for _, faults in known for fault in faults])

@@ -12,11 +12,11 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.core.errors import InputError, IntegrityError, SparkpinError
+from sparkpin.core.errors import IntegrityError, SparkpinError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
@@ -84,22 +84,25 @@ def reason(error: SparkpinError) -> str:
     return re.sub(r"\S*/sparkpin-(?:project|bisect)-[^/\s]+/", "", error.message)
 
 
+def read_inputs(paths: Paths, release: Release, below: str = "") -> dict[str, bytes]:
+    """The project's files that a release was made from, by path. below: only those of one folder."""
+    inputs = KeptInputs.of(paths)
+    names = {path: sha256 for path, sha256 in release.inputs.items() if path.startswith(below)}
+    return {path: inputs.read(sha256, f"{release.tag}: {path}") for path, sha256 in names.items()}
+
+
+def lay_out(project: Path, files: Mapping[str, bytes], executable: Collection[str]) -> None:
+    for path, content in files.items():
+        target = project / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+        target.chmod(0o755 if path in executable else 0o644)
+
+
 @contextlib.contextmanager
 def project_of(paths: Paths, release: Release, below: str = "") -> Iterator[Path]:
     """The project as it was when the release was made: a temporary folder with recipe, pins, locks, stages, mods; or
     only with the files below one of its folders."""
-    inputs = KeptInputs.of(paths)
-    if not release.inputs:
-        raise InputError(
-            f"{release.tag} does not say what it was made from", next_step=f"invoke build --stage {release.stage}"
-        )
     with tempfile.TemporaryDirectory(prefix="sparkpin-project-") as name:
-        project = Path(name)
-        for path, sha256 in release.inputs.items():
-            if not path.startswith(below):
-                continue
-            target = project / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(inputs.read(sha256, f"{release.tag}: {path}"))
-            target.chmod(0o755 if path in release.executable else 0o644)
-        yield project
+        lay_out(Path(name), read_inputs(paths, release, below), release.executable)
+        yield Path(name)

@@ -7,7 +7,7 @@ current                                     the current release
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparkpin.core.errors import InputError
@@ -17,25 +17,16 @@ from sparkpin.core.tags import OURS
 if TYPE_CHECKING:
     from sparkpin.releases.record import Release
 
-FEW = 4
 
-
-def choose(name: str, releases: Sequence[Release], has_image: Callable[[Release], bool] | None = None) -> Release:
-    """The release that a name stands for. releases: from the oldest to the newest in each recipe; has_image:
-    given where only a release with an image is of use, so that of several no other counts. InputError."""
+def choose(name: str, releases: Sequence[Release]) -> Release:
+    """The release that a name stands for. releases: from the oldest to the newest in each recipe. InputError."""
     found = matches(name, releases)
-    if len(found) > 1 and has_image:
-        named, found = found, [release for release in found if has_image(release)]
-        if not found:
-            tags = ", ".join(release.tag for release in named)
-            text = f"{name!r} may be of several recipes, and the engine has none of their images"
-            raise InputError(text, next_step=f"invoke reproduce TAG --keep, with one of: {tags}")
-    if len(found) == 1:
-        return found[0]
-    if found:
+    if not found:
+        raise InputError(f"unknown release {name!r}", next_step=meant(name, releases))
+    if len(found) > 1:
         tags = ", ".join(release.tag for release in found)
         raise InputError(f"{name!r} may be of several recipes", next_step=f"choose one of: {tags}")
-    raise InputError(f"unknown release {name!r}", next_step=meant(name, releases))
+    return found[0]
 
 
 def matches(name: str, releases: Sequence[Release]) -> list[Release]:
@@ -54,7 +45,5 @@ def meant(name: str, releases: Sequence[Release]) -> str:
         return "invoke up (there is no release yet; invoke build makes one without its smoke test)"
     known = {near: release.tag for release in releases for near in (release.stage, release.name)}
     tags = dict.fromkeys(known[near] for near in nearest(name.rpartition(":")[2], reversed(known), most=3))
-    if not tags and len(releases) <= FEW:
-        tags = dict.fromkeys(release.tag for release in reversed(releases))
     guess = f"did you mean {' or '.join(tags)}? " if tags else ""
     return f"{guess}`invoke images` lists them; the end of a tag will do, and a stage's name for its newest release"

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from sparkpin.core import files
 from sparkpin.core.models import StrictModel
-from sparkpin.releases.record import Release, Releases, now, read_as
+from sparkpin.releases.record import Release, Releases, now, read_optional
 
 FILE = "protected.json"
 
@@ -42,10 +42,8 @@ def protections_of(records: Releases, recipe: str) -> dict[str, Protection]:
     """Release tag -> protection. Takes no lock: the file is whole or absent. ManifestError when it is damaged."""
     path = protections_file(records, recipe)
     step = f"correct {path}, or remove it and run `invoke keep TAG` again for each release to keep"
-    try:
-        return read_as(path, PROTECTIONS, next_step=step).releases
-    except FileNotFoundError:
-        return {}
+    found = read_optional(path, PROTECTIONS, next_step=step)
+    return found.releases if found else {}
 
 
 def protect(records: Releases, release: Release, note: str = "") -> Protection:

@@ -39,31 +39,23 @@ def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
             return ()
         why = f"nobody has measured what it lost against {stage.parent} (invoke quality {release.tag})"
         return (f"no quality record: {why}",)
-    lines = quality_allowance.judge(record.overall, record.skills, stage.quality) if stage else record.judged
+    lines = judged(paths, release, record)
     more = [line for line in lines if line.kept == "more"]
-    former = accepted_reason(paths, release, record, more)
-    if more and not accepted and not former:
+    former = accepted_reason(paths, release, record, more)  # an error where that file is damaged
+    reason = accepted or former
+    if more and not reason:
         raise QualityError(
             f"{release.tag} has lost more against {record.reference} than its stage may cost: "
             + "; ".join(map(quality_allowance.line, more)),
             next_step=f"invoke promote {release.tag} --accept-loss REASON, or change `quality` in "
             f"stages/{release.stage}.yaml",
         )
-    if accepted and not more:
-        return (f"nothing to accept: {summary(record, lines)}",)
-    notes = [
-        f"{quality_allowance.line(line)} ({quality_allowance.would_tell(line, record.overall.texts, record.skills)}); "
-        "promoted all the same"
-        for line in lines
-        if line.kept == "unclear"
-    ]
-    notes += [f"accepted: {quality_allowance.line(line)}" for line in more]
-    notes += [f"accepted before: {former}"] if former and not accepted else []
-    if stage:
-        lacking = quality_allowance.unmeasured(lines, record.skills, stage.quality)
-        notes += [f"not measured: {', '.join(lacking)}"] if lacking else []
-        notes += quality_allowance.notes(record.overall, record.skills, stage.quality)
-    return (*notes, summary(record, lines))
+    notes = [quality_allowance.line(line) for line in lines if line.kept != "within"]
+    notes += [f"accepted: {reason}"] if more else []
+    notes += quality_allowance.notes(record.overall, record.skills, stage.quality) if stage else ()
+    kept = [line.kept for line in lines].count("within")
+    limits = f"{kept} of {len(lines)} limits kept" if lines else "its stage sets no limits"
+    return (*notes, f"quality against {record.reference}: {limits}, measured {record.time}")
 
 
 def refusal(paths: Paths, release: Release) -> QualityError | ManifestError | None:
@@ -77,13 +69,6 @@ def refusal(paths: Paths, release: Release) -> QualityError | ManifestError | No
 
 def is_refused(paths: Paths, release: Release) -> bool:
     return refusal(paths, release) is not None
-
-
-def summary(record: QualityRecord, lines: Sequence[Judged]) -> str:
-    verdicts = [line.kept for line in lines]
-    limits = f"{verdicts.count('within')} of {len(lines)} limits kept" if lines else "its stage sets no limits"
-    limits += f", {number} cannot tell" if (number := verdicts.count("unclear")) else ""
-    return f"quality against {record.reference}: {limits}, measured {record.time}"
 
 
 def note_accepted(paths: Paths, release: Release, reason: str) -> None:

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.host.fingerprint import Fingerprint
-from sparkpin.releases.record import Release, Releases, read_as
+from sparkpin.releases.record import Release, Releases, read_as, read_optional
 
 SCHEMA: Literal[1] = 1
 FOLDER = "quality"
@@ -181,10 +181,7 @@ def accepted_of(paths: Paths, release: Release) -> tuple[Accepted, ...]:
     """From the oldest to the newest. ManifestError for a file that is damaged: what it said must not get lost."""
     path = folder_of(paths, release) / ACCEPTED
     step = f"restore {path} from a backup, or move it away and promote with --accept-loss REASON again"
-    try:
-        return read_as(path, ACCEPTANCES, next_step=step)
-    except FileNotFoundError:
-        return ()
+    return read_optional(path, ACCEPTANCES, next_step=step) or ()
 
 
 def accept(paths: Paths, release: Release, row: Accepted) -> None:

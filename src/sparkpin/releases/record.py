@@ -298,15 +298,13 @@ class Releases:
             return None
         return with_state(release, self.promotions(release.recipe))
 
-    def get(
-        self, name: str, recipe: str | None = None, *, has_image: Callable[[Release], bool] | None = None
-    ) -> Release:
+    def get(self, name: str, recipe: str | None = None) -> Release:
         """The release of a tag, or of anything else that `lookup` takes for one. recipe: one of this, where it is
-        given; has_image: see `lookup.choose`. InputError."""
+        given. InputError."""
         release = self.find(name)
         if release is None:
             among = [recipe] if recipe and ":" not in name else self.recipes()
-            release = lookup.choose(name, [r for one in among for r in self.readable(one)[0]], has_image)
+            release = lookup.choose(name, [r for one in among for r in self.readable(one)[0]])
             if not name.endswith(release.name):
                 self.of_recipe(release.recipe)  # raises: the newest that can be read need not be the newest
         if recipe not in (None, release.recipe):
@@ -320,10 +318,8 @@ class Releases:
         """The first one first; none where no release of the recipe was ever current."""
         path = self.promotions_path(recipe)
         step = f"rm {path}; invoke images lists the releases, and invoke promote TAG makes one of them current"
-        try:
-            return read_as(path, PROMOTIONS, next_step=step).promotions
-        except FileNotFoundError:
-            return ()
+        found = read_optional(path, PROMOTIONS, next_step=step)
+        return found.promotions if found else ()
 
     def current_tag(self, recipe: str) -> str | None:
         return promotions.current_of(self.promotions(recipe))
@@ -435,6 +431,13 @@ def read_as(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T:
         key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
         got = "(missing)" if first["type"].startswith("missing") else first["input"]
         raise ManifestError(path, key, got, first["msg"], next_step=next_step) from None
+
+
+def read_optional(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T | None:
+    """As `read_as`; None where there is no such file."""
+    with contextlib.suppress(FileNotFoundError):
+        return read_as(path, adapter, next_step=next_step)
+    return None
 
 
 def require_known_schema(path: Path, text: bytes) -> None:

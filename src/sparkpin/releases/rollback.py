@@ -35,17 +35,18 @@ def find_target(paths: Paths, engine: Engine, recipe: str, check: Check) -> Rele
     refusals: list[SparkpinError] = []
     named = {release.tag: release for release in known}
     for tag in ways_back(known, current, before):
+        if tag not in named:
+            say(f"passed over {tag}: its record is gone, or cannot be read")
+            continue
         try:
-            if tag not in named:
-                raise InputError("its record is gone, or cannot be read")
             require_good(paths, engine, named[tag], check)
         except OF_THE_RELEASE as refusal:
             say(f"passed over {tag}: {refusal.message}")
-            refusals += [refusal] if tag in named else []
-        else:
-            if tag not in before:
-                say(f"nothing is left that was current before {current.tag}: {tag} passed, and never was current")
-            return named[tag]
+            refusals.append(refusal)
+            continue
+        if tag not in before:
+            say(f"nothing is left that was current before {current.tag}: {tag} passed, and never was current")
+        return named[tag]
     if refusals:
         raise next((one for one in refusals if isinstance(one, IntegrityError)), refusals[0])
     raise InputError(
@@ -60,10 +61,20 @@ def require_target(paths: Paths, engine: Engine, recipe: str, to: str, check: Ch
     records = Releases(paths)
     current, before = require_current(records, recipe), records.before(recipe)
     named = {release.tag: release for release in records.readable(recipe)[0]}
-    target = chosen(records, recipe, to, current, [named[tag] for tag in before if tag in named])
-    if target.tag != current.tag:
-        require_good(paths, engine, target, check)
-    return target
+    were = [named[tag] for tag in before if tag in named and tag != current.tag]  # each promotion counts
+    if found := lookup.matches(to, were):
+        require_good(paths, engine, found[-1], check)
+        return found[-1]
+    other = records.get(to, recipe)
+    if other.tag == current.tag:
+        return other
+    last = (
+        f"; these were, the last first: {', '.join(dict.fromkeys(one.tag for one in reversed(were)))}" if were else ""
+    )
+    raise InputError(
+        f"{other.tag} is {other.state_text}, and was not current before {current.tag}{last}",
+        next_step=f"invoke promote {other.tag}, which goes anywhere",
+    )
 
 
 def require_good(paths: Paths, engine: Engine, release: Release, check: Check) -> None:
@@ -95,19 +106,3 @@ def landing(
     named = {release.tag: release for release in known}
     ways = (named[tag] for tag in ways_back(known, current, before) if tag in named)
     return next((release for release in ways if release.is_good and not refused(release)), None)
-
-
-def chosen(records: Releases, recipe: str, to: str, current: Release, were: Sequence[Release]) -> Release:
-    """The release of `--to`. were: what was current before, each promotion. InputError for one that was not."""
-    were = [release for release in were if release.tag != current.tag]  # promoted more than once
-    if found := lookup.matches(to, were):
-        return found[-1]
-    other = records.get(to, recipe)
-    if other.tag == current.tag:
-        return other
-    tags = list(dict.fromkeys(release.tag for release in reversed(were)))
-    raise InputError(
-        f"{other.tag} is {other.state_text}, and was not current before {current.tag}"
-        + (f"; these were, the last first: {', '.join(tags[: lookup.FEW])}" if tags else ""),
-        next_step=f"invoke promote {other.tag}, which goes anywhere",
-    )

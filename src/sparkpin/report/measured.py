@@ -71,7 +71,7 @@ def quality_of(paths: Paths, release: Release) -> ReportEvidence:
     )
     kind, word = quality_word(found)
     word += f"; accepted: {reason}" * bool(reason) + ", a quick look" * found.quick
-    limits = tuple(limit_bar(one, found) for one in found.judged)
+    limits = tuple(limit_bar(one) for one in found.judged)
     return ReportEvidence("Quality", kind, f"{word} ({found.reference.rpartition(':')[2]})", rows, limits=limits)
 
 
@@ -79,7 +79,7 @@ def damaged(title: str, error: SparkpinError, hint: str) -> ReportEvidence:
     return ReportEvidence(title, "bad", "record damaged", (ReportRow("record", error.message, "bad"),), hint)
 
 
-def limit_bar(judged: quality.Judged, record: quality.QualityRecord) -> LimitBar:
+def limit_bar(judged: quality.Judged) -> LimitBar:
     seen, limit, name = judged.seen, judged.limit, judged.name
     room, least = quality_allowance.room_of(name, limit), name in quality_allowance.AT_LEAST
 
@@ -87,14 +87,11 @@ def limit_bar(judged: quality.Judged, record: quality.QualityRecord) -> LimitBar
         loss = 1 - figure if least else figure - 1 if name == "perplexity" else figure
         return loss / room if room else math.copysign(math.inf, loss) if loss else 0.0
 
-    verdict = quality_allowance.TOLD[judged.kept]
-    if judged.kept == "unclear":
-        verdict += f": {quality_allowance.would_tell(judged, record.overall.texts, record.skills)}"
     return LimitBar(
         name=NAMES.get(name, name),
         seen=seen.text(),
         limit=f"{'at least' if least else 'at most'} {limit:g}",
-        verdict=verdict,
+        verdict=quality_allowance.TOLD[judged.kept],
         kind=KEPT[judged.kept],
         value=share(seen.value),
         low=share(seen.high if least else seen.low),

@@ -89,7 +89,7 @@ def show_all(
     found: Mapping[str, Container | None],
     others: Mapping[str, Sequence[NodeState]],
 ) -> None:
-    terminal.table(COLUMNS, [row(paths, served, found[served.container]) for served in every], spare="container")
+    terminal.table(COLUMNS, [row(paths, served, found[served.container]) for served in every])
     for served in every:
         more = [f"rank {rank} at {one.text}" for rank, one in enumerate(others[served.container], 1)]
         more += [f"started again {terminal.count(served.restarts, 'time')}"] if served.restarts else []

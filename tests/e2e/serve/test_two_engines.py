@@ -35,7 +35,6 @@ from sparkpin.core.errors import (
     NetworkError,
 )
 from sparkpin.core.paths import Paths
-from sparkpin.host.daemon import stop_engine
 from sparkpin.host.engine import Engine
 from sparkpin.pins.nodes import STORE_PORT
 from sparkpin.releases import compile_caches
@@ -206,7 +205,7 @@ def test_both_machines_start_anew(copy: Checkout, host: OtherHost, first: Releas
     rows = [line.partition("=")[::2] for line in unit.stdout.splitlines()]
     env = copy.env | dict(shlex.split(value)[0].split("=", 1) for name, value in rows if name == "Environment")
     wait, start = (shlex.split(value) for name, value in rows if name in ("ExecStartPre", "ExecStart"))
-    stop_engine(host.daemon)
+    host.shut_down()
     for container in Engine.connect().client.containers.list(filters={"label": f"sparkpin.home={copy.home}"}):
         container.stop(timeout=60)
     waits = subprocess.Popen(wait, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

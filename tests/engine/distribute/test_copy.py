@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +24,13 @@ from carried_release import Source, carried_release, engine_with_url
 from fake_image import image_tar
 from fake_release import REF, made_release
 from newer_engine import newer_root as newer_root
-from private_engine import file_layer, load_image
+from private_engine import file_layer, load_image, private_engine
 from ssh_host import ssh_host
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.checkpoint.content import RECORD, SMALL, TABLE
 from sparkpin.core.errors import CheckpointError, DiskError, HostError, IntegrityError, NetworkError
-from sparkpin.core.paths import Paths
 from sparkpin.distribute.copy import Sent, carry, copy, copy_with_checkpoint
-from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import engine_at
 from sparkpin.releases.container import UID
@@ -85,15 +82,10 @@ def test_another_image_under_the_tag_stays(source: Source, other: tuple[Engine, 
 
 
 def test_a_full_disk_over_there(source: Source, tmpfs: Callable[[str], Path]) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="sp-", dir="/tmp"))
-    daemon = Daemon.private(folder, tmpfs("3m") / "data")
-    try:
-        start_engine(Paths(folder, folder / "cache", folder / "home"), daemon)
-        with pytest.raises(DiskError, match=str(daemon.socket)):
-            send(source, f"unix://{daemon.socket}")
-    finally:
-        stop_engine(daemon)
-        shutil.rmtree(folder)
+    with private_engine(tmpfs("3m") / "data") as engine:
+        url = engine.host["DOCKER_HOST"]
+        with pytest.raises(DiskError, match=url):
+            send(source, url)
 
 
 KEY = hashlib.sha256(b"a checkpoint of the tests").hexdigest()

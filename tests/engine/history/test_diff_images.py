@@ -57,7 +57,7 @@ def test_real_images_before_and_after_an_edit(site: Site) -> None:
         "opt/hello/requirements.txt",
         "opt/hello/sparkpin_hello-0.1.0-py3-none-any.whl",
     ]
-    assert not found.debs and not found.wheels
+    assert not found.parts["debs"] and not found.parts["wheels"]
     wheel = find_origin(site.paths, after.tag, "/opt/hello/sparkpin_hello-0.1.0-py3-none-any.whl")
     assert wheel.layer and (wheel.layer.name, wheel.layer.stage) == ("hello", "one")
     assert wheel.entry != find_origin(site.paths, before.tag, wheel.asked).entry

@@ -27,7 +27,6 @@ from sparkpin.build.record import record_file
 from sparkpin.core.errors import EngineError
 from sparkpin.core.paths import Paths
 from sparkpin.host import buildkit
-from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.saved import open_saved
@@ -109,7 +108,7 @@ def site(request: pytest.FixtureRequest, make_site: Callable[[Engine], Site]) ->
 def engine(site: Site) -> Iterator[Engine]:
     """The engine; images that the test makes beside the project's are removed."""
     yield site.engine
-    for image in inventory(site.engine):
+    for image in site.engine.images():
         for tag in image.tags:
             if tag.startswith("sparkpin-test/"):
                 site.engine.untag(tag)

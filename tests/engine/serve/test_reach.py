@@ -91,7 +91,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, project: Path) -> Itera
         tar.write_bytes(image_tar())
         architecture = "amd64" if os.uname().machine == "x86_64" else "arm64"
         engine.import_rootfs(tar, REF, architecture=architecture, labels={})
-        pid = int((Path(engine.host["DOCKER_HOST"].removeprefix("unix://")).parent / "docker.pid").read_text())
+        pid = int(subprocess.check_output(["pgrep", "-of", Path(engine.host["DOCKER_HOST"]).parent.name]))
         ip(pid, "link", "set", "lo", "up")
         yield engine, pid
 

@@ -20,10 +20,9 @@ from sparkpin.host.engine import Engine
 from sparkpin.measure import own_server as measuring
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.server import LABEL, owner
-from sparkpin.upgrade.bisect.changes import ReleaseChange
 from sparkpin.upgrade.bisect.check import Check
-from sparkpin.upgrade.bisect.plan import BisectPlan
-from sparkpin.upgrade.bisect.state import Trial
+from sparkpin.upgrade.bisect.plan import BisectPlan, ReleaseChange
+from sparkpin.upgrade.bisect.search import Trial
 
 pytest_plugins = ["fake_release"]
 
@@ -72,7 +71,7 @@ def test_two_changes_of_which_one_needs_the_other(
     """One template alone fails in the build, which is no verdict; the mod has nothing to do with it."""
     paths, good, bad = releases
     before = {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
-    bisect.bisect(good=good.tag, bad=bad.tag, check=CHECK, serve=False, unstarted_is_bad=False, limit=600)
+    bisect.bisect(good=good.tag, bad=bad.tag, check=CHECK, serve=False)
     text = capsys.readouterr().out
     found = text[text.index("the check fails") :]
     assert [line for line in found.splitlines() if line.startswith("  ~ ")] == [
@@ -94,8 +93,7 @@ def test_a_server_for_each_trial(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """A server that only plays vLLM, in a real container; it has no checkpoint to make. One that does not start is
-    unresolved, unless that is what is looked for."""
+    """A server that only plays vLLM, in a real container; it has no checkpoint to make."""
     monkeypatch.setattr(measuring, "checkpoint_of", lambda *_: checkpoint)
     fault, other = (
         ReleaseChange("variable", "FAKE_VLLM", None, "completions-500"),
@@ -103,17 +101,15 @@ def test_a_server_for_each_trial(
     )
     bad = dataclasses.replace(release, env={"FAKE_VLLM": "completions-500", "NOISE": "1"})
 
-    def attempt(plan: BisectPlan, chosen: ReleaseChange, name: str, unstarted_is_bad: bool = False) -> Trial:
-        check = Check(ASK, True, unstarted_is_bad, 600)
-        return check.judge(paths, plan.combine(paths, (chosen,)), tmp_path / f"{name}.log")
+    def attempt(plan: BisectPlan, chosen: ReleaseChange, name: str) -> Trial:
+        return Check(ASK, serve=True).judge(paths, plan.combine(paths, (chosen,)), tmp_path / f"{name}.log")
 
     plan = BisectPlan(release, bad, (fault, other), None)
     assert attempt(plan, other, "other").verdict == "good"
     assert attempt(plan, fault, "fault") == Trial(verdict="bad", how="exit code 1: HTTP 500")
     assert b"version 0.32.0" in (tmp_path / "other-server.log").read_bytes()
     dead = dataclasses.replace(plan, bad=dataclasses.replace(release, env={"FAKE_VLLM": "exit"}))
-    for unstarted_is_bad, wanted in ((False, "unresolved"), (True, "bad")):
-        made = attempt(dead, fault, "dead", unstarted_is_bad)
-        assert (made.verdict, made.started) == (wanted, False)
-        assert "RuntimeError: no such architecture" in (tmp_path / "dead.log").read_text()
+    made = attempt(dead, fault, "dead")
+    assert (made.verdict, made.started) == ("unresolved", False)
+    assert "RuntimeError: no such architecture" in (tmp_path / "dead.log").read_text()
     assert not fake_engine.client.containers.list(all=True, filters={"label": f"{LABEL}={owner(paths)}"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as lock_module
 from sparkpin.fetch.stack import lock_stack
 from sparkpin.host.engine import Engine
-from sparkpin.pins.schema import LockedDeb
 from sparkpin.releases.record import Release, Releases
 from sparkpin.upgrade.bump.record import bumps_of
 from sparkpin.upgrade.bump.steps import Candidate
@@ -37,7 +36,7 @@ BASE += "COPY --from=rest-tree / /\n"
 FAULT = "beta-1.2-py3-none-any.whl"
 
 
-def look(self: Candidate, release: Release) -> str:
+def look(release: Release) -> str:
     argv = ["docker", "run", "--rm", "--network", "none", release.tag, "/bin/sh", "-c", f"test ! -e /opt/rest/{FAULT}"]
     if subprocess.run(argv).returncode:
         raise SmokeError("chat: no answer")
@@ -55,13 +54,8 @@ def current(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> It
     for part in ("alpha", "beta", "gamma"):
         make_wheel(index.folder, part)
     debs = stack_samples.locked(paths).debs
-
-    class Apt:
-        def closure(self, _: object) -> Sequence[LockedDeb]:
-            return debs
-
     tar = tiny_images.make_rootfs(tmp_path / "rootfs.tar")
-    monkeypatch.setattr(lock_module, "open_apt", lambda root, stack: Apt())
+    monkeypatch.setattr(lock_module, "debian_closure", lambda root, stack: debs)
     monkeypatch.setattr(rootfs, "build_rootfs", lambda *args: tar)
     for key, value in (("PROJECT", paths.project), ("HOME", paths.home), ("CACHE", paths.cache)):
         monkeypatch.setenv(f"SPARKPIN_{key}", str(value))
@@ -80,13 +74,13 @@ def current(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> It
     with records.locked(name):
         records.point(records.get(release.tag))
 
-    def smoke(self: Candidate, made: Release) -> str:
-        said = look(self, made)
-        Releases(self.paths).smoked(made.tag, good)
+    def smoke(self: Candidate, made: Release, *, keep: bool) -> str:
+        said = look(made)
+        if keep:
+            Releases(self.paths).smoked(made.tag, good)
         return said
 
     monkeypatch.setattr(Candidate, "smoke", smoke)
-    monkeypatch.setattr(Candidate, "smoke_again", look)
     for step in ("quality", "speed"):
         monkeypatch.setattr(Candidate, step, lambda *_, **options: "not asked")
     yield paths, name

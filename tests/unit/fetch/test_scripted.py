@@ -19,12 +19,12 @@ from sparkpin.pins import manifests
 def test_an_archive_holds_the_pinned_commits(name: str, tmp_path: Path) -> None:
     pin = manifests.load_model(PROJECT, name)
     assert pin.packed
-    unpack(PROJECT, name, pin.packed, pin.repositories, tmp_path)
+    unpack(PROJECT, pin.packed, pin.repositories, tmp_path)
     assert {one.repo: commit_of(tmp_path / one.repo) for one in pin.repositories.values()} == {
         one.repo: one.revision for one in pin.repositories.values()
     }
     base = pin.repositories[pin.base].repo
-    assert config_ahead(PROJECT, name, pin.packed, base)["num_hidden_layers"] == FORMS[name].layers
+    assert config_ahead(PROJECT, pin.packed, base)["num_hidden_layers"] == FORMS[name].layers  # type: ignore[index]
 
 
 def test_an_archive_is_unpacked_by_the_python_of_debian_12(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,5 +48,5 @@ def test_another_archive_is_refused(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes((PROJECT / pin.packed.path).read_bytes() + b"other bytes")
     with pytest.raises(IntegrityError):
-        unpack(tmp_path, pin.name, pin.packed, pin.repositories, tmp_path / "out")
+        unpack(tmp_path, pin.packed, pin.repositories, tmp_path / "out")
     assert not (tmp_path / "out").exists()

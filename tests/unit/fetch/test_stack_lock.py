@@ -37,7 +37,7 @@ def test_host_hooks_stay_out_of_the_private_apt(tmp_path: Path) -> None:
         'Acquire::http::Proxy "http://p:3128";\nAPT::Update::Post-Invoke:: "rm -f /var/cache/apt/*";\nDir::Cache "x";\n'
     )
     conf = apt_conf(tmp_path, "arm64", host)
-    assert "p:3128" in conf and "Post-Invoke" not in conf and f'Dir::Cache "{tmp_path}/cache"' in conf
+    assert "p:3128" in conf and "Post-Invoke" not in conf and f'Dir "{tmp_path}"' in conf
 
 
 def test_the_projects_own_locks_fit_their_pins() -> None:
@@ -46,7 +46,7 @@ def test_the_projects_own_locks_fit_their_pins() -> None:
         stack = load_stack(project, file.stem)
         lock = load_stack_lock(project, stack)
         assert file.read_text() == lock_text(lock), "written by `invoke lock`, not by hand"
-        lock_module.check_unique(lock, str(file))
+        lock_module.check_unique(lock)
         assert not {wheel.name for wheel in lock.wheels} & set(stack.python.exclude)
         assert "://" not in file.read_text()
         assert json.loads(file.read_text())["stack"] == stack.name
@@ -80,7 +80,7 @@ def test_what_is_offered_is_held_to_the_former_lock(
 ) -> None:
     said = heard()
     try:
-        require_forward(former, former.model_copy(update=lock), "s.lock")
+        require_forward(former, former.model_copy(update=lock))
     except IntegrityError as error:
         assert refused and error.next_step
     else:

@@ -12,7 +12,7 @@ from recorded import ROOT, SITE, Site, deb, link
 from sparkpin.core.errors import InputError
 from sparkpin.history.why import PathOrigin, find_origin, origin_lines
 
-STACK, MOD = "pins/stacks/made.yaml", f"{SITE}/sparkpin_hello"
+MOD = f"{SITE}/sparkpin_hello"
 
 
 @pytest.fixture
@@ -21,23 +21,22 @@ def site(tmp_path: Path) -> Site:
 
 
 def facts(origin: PathOrigin) -> tuple[object, ...]:
-    """Layer, package, who asked for it."""
+    """Layer, package, what locks it."""
     layer, package = origin.layer, origin.package
-    named = (f"{package.kind} {package.name} {package.version}", package.asked) if package else ("", ())
+    named = (f"{package.kind} {package.name} {package.version}", package.lock) if package else ("", "")
     return ((layer.number, layer.name, layer.stage) if layer else None, *named)
 
 
 LOWEST, HELLO = (1, "root file system", "base"), (5, "hello", "one")
-ALPHA = (f"python.requirements of {STACK}: alpha==1.0",)
-DASH = ("deb dash 1.0~rc1", (f"debian.packages of {STACK}",))
+LOCK = "pins/stacks/made.lock"
 FOUND: dict[str, tuple[object, ...]] = {
-    f"/{SITE}/alpha/__init__.py": ((3, "first", "base"), "wheel alpha 1.0", ALPHA),
-    f"/{SITE}/beta/__init__.py": ((4, "rest", "base"), "wheel beta 1.0", ()),
-    "/bin/sh": (LOWEST, *DASH),
-    "/usr/bin/awk": (LOWEST, "", ()),
-    "/opt/vllm/pyvenv.cfg": (HELLO, "", ()),
-    f"/{MOD}/__init__.py": (HELLO, "mod hello 0.1.0", ("mods of stages/one.yaml",)),
-    "/opt/vllm/lib": (None, "", ()),
+    f"/{SITE}/alpha/__init__.py": ((3, "first", "base"), "wheel alpha 1.0", LOCK),
+    f"/{SITE}/beta/__init__.py": ((4, "rest", "base"), "wheel beta 1.0", LOCK),
+    "/bin/sh": (LOWEST, "deb dash 1.0~rc1", LOCK),
+    "/usr/bin/awk": (LOWEST, "", ""),
+    "/opt/vllm/pyvenv.cfg": (HELLO, "", ""),
+    f"/{MOD}/__init__.py": (HELLO, "mod hello 0.1.0", ""),
+    "/opt/vllm/lib": (None, "", ""),
 }
 
 

@@ -1,66 +1,106 @@
-"""Starting an engine, and what a killed one leaves. tests/engine/host does it with real ones."""
+"""Which engine is meant, and when one is started. tests/engine/host starts real ones."""
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
+import contextlib
+import hashlib
+import http.server
+import json
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
-from sparkpin.host import daemon as daemons
-from sparkpin.host.daemon import Daemon, mounts_below, owner_of, start_engine, stop_engine
+from sparkpin.host import daemon
+from sparkpin.host.daemon import start_engine
+from sparkpin.host.engine import Engine, engine_of
+
+ROOTLESS = ["name=seccomp,profile=default", "name=rootless"]
 
 
-def paths_in(folder: Path) -> Paths:
-    return Paths(folder, folder / "cache", folder / "home")
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """Nothing may be started."""
+
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("an engine must not be started")
+
+    monkeypatch.setattr(daemon.subprocess, "Popen", start)
+    return Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
 
 
-def test_a_named_engine_that_does_not_answer_is_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+@contextlib.contextmanager
+def engine_with(options: list[str], socket: Path) -> Iterator[None]:
+    """An engine at a socket, which answers with its version and its security options."""
 
-    def started(*_: object, **__: object) -> None:
-        raise AssertionError("another engine must not be started")
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"ApiVersion": "1.41", "Version": "20.10", "SecurityOptions": options}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
-    monkeypatch.setattr(daemons.subprocess, "Popen", started)
-    monkeypatch.setattr(daemons.subprocess, "run", started)
-    with pytest.raises(HostError, match=r"none\.sock") as caught:
-        start_engine(paths_in(tmp_path))
-    assert "unset DOCKER_HOST" in caught.value.next_step
+        def address_string(self) -> str:
+            return "a socket has none"
 
+        def log_message(self, *_: object) -> None:
+            pass
 
-def test_only_root_starts_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemons.os, "geteuid", lambda: 1000)
-    with pytest.raises(HostError, match="only root") as caught:
-        start_engine(paths_in(tmp_path), Daemon.private(tmp_path))
-    assert caught.value.next_step.startswith("sudo ")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("stat", "wanted"),
-    [
-        ("77 (dockerd) S 1 77", 77),
-        ("77 (dockerd) Z 1 77", None),
-        ("77 (sleep) S 1 77", None),
-        ("77 (a (dockerd) S) S 1 77", None),
-        (None, None),
-    ],
-)
-def test_owner_of_a_pid_file(tmp_path: Path, stat: str | None, wanted: int | None) -> None:
-    (tmp_path / "pid").write_text("77\n")
-    if stat:
-        (tmp_path / "77").mkdir()
-        (tmp_path / "77/stat").write_text(stat)
-    assert owner_of(tmp_path / "pid", "dockerd", proc=tmp_path) == wanted
+    with socketserver.ThreadingUnixStreamServer(str(socket), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
 
 
-def test_what_is_mounted_and_in_use_is_unmounted(tmpfs: Callable[[str], Path]) -> None:
-    mount = tmpfs("1m") / "data"
-    mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mount], check=True)
-    with (mount / "used").open("w"):
-        stop_engine(Daemon.private(mount / "engine", mount))
-    assert mounts_below(mount) == []
+def by_variable(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", url)
+
+
+def by_context(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Docker's CLI, as `docker context use` leaves it."""
+    monkeypatch.delenv("DOCKER_HOST")
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+    meta = folder / f"contexts/meta/{hashlib.sha256(b'away').hexdigest()}/meta.json"
+    meta.parent.mkdir(parents=True)
+    meta.write_text(json.dumps({"Name": "away", "Metadata": {}, "Endpoints": {"docker": {"Host": url}}}))
+    (folder / "config.json").write_text('{"currentContext": "away"}')
+
+
+@pytest.mark.parametrize("name_it", [by_variable, by_context])
+@pytest.mark.parametrize("kind", ["dead", "rootless", "ssh"])
+def test_a_named_engine_that_cannot_be_used_is_one_clear_error(
+    kind: str,
+    name_it: Callable[[str, Path, pytest.MonkeyPatch], None],
+    paths: Paths,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever asks for it, and with the way back to this machine's own."""
+    socket = tmp_path / "docker.sock"
+    url = "ssh://root@elsewhere" if kind == "ssh" else f"unix://{socket}"
+    name_it(url, tmp_path / "config", monkeypatch)
+    with engine_with(ROOTLESS, socket) if kind == "rootless" else contextlib.nullcontext():
+        assert daemon.named_engine() == url
+        with pytest.raises(HostError, match=url) as caught:
+            engine_of(paths)
+    assert daemon.USE_OWN in caught.value.next_step
+
+
+def test_an_engine_that_runs_as_root_is_taken_wherever_its_socket_lies(tmp_path: Path) -> None:
+    with engine_with(ROOTLESS[:1], tmp_path / "docker.sock"):
+        assert Engine.at(f"unix://{tmp_path}/docker.sock").info["Version"] == "20.10"
+
+
+def test_only_root_starts_an_engine(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(daemon, "OWN", f"unix://{paths.project}/none.sock")
+    monkeypatch.setattr(daemon.os, "geteuid", lambda: 1000)
+    with pytest.raises(HostError) as caught:
+        start_engine(paths)
+    assert caught.value.next_step == daemon.start_command() and caught.value.next_step.startswith("sudo ")
+    assert list(paths.project.iterdir()) == []

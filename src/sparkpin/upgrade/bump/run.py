@@ -1,129 +1,57 @@
-"""A bump from its beginning to its end: lock on the side, try, judge, search for what is to blame, promote."""
+"""A bump from its beginning to its end: lock on the side, try, judge, search for what is to blame, promote.
+
+The side is a copy of the project, in which newer versions are locked: the user's files are touched by `--apply` alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import shutil
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 from sparkpin.build.consistent import require_consistent
-from sparkpin.build.pair import pair, require_model_fits
+from sparkpin.build.pair import Pairing, pair, require_model_fits
 from sparkpin.core import files, terminal
 from sparkpin.core.errors import BumpError, InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import say, show
+from sparkpin.core.terminal import printable, say, show
+from sparkpin.fetch.lock_model import lock_model
+from sparkpin.fetch.stack import lock_stack
+from sparkpin.fetch.wheels import Newer
+from sparkpin.history.diff import VersionedPart, parts_apart
 from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests
+from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelPin, Recipe, Stack
 from sparkpin.releases.container import require_image
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
 from sparkpin.releases.runs_here import obstacle
-from sparkpin.upgrade.bisect import state as states
-from sparkpin.upgrade.bisect.plan import make_plan
-from sparkpin.upgrade.bisect.trial import Search
-from sparkpin.upgrade.bump import record, side
+from sparkpin.upgrade.bisect.plan import ReleaseChange, changes_of_parts, make_plan
+from sparkpin.upgrade.bisect.search import FOLDER, Search, Trial
+from sparkpin.upgrade.bump import record
 from sparkpin.upgrade.bump.record import Bump, Step
 from sparkpin.upgrade.bump.steps import FAILURES, Candidate, Commands
 
+FOLDERS = ("pins", "stages", "recipes", "dockerfiles", "mods")
+What = Literal["all", "vllm", "python", "debian", "model"]
 STEPS = ("build", "inspect", "smoke", "quality", "speed")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """what, to, hold: see `side`; quick: fewer texts, questions and cells; apply: promote it and write the locks."""
+    """what, hold: see `lock_newer`; quick: fewer texts, questions and cells; apply: promote it and write the locks."""
 
-    what: side.What
-    to: str
+    what: What
     hold: int
     quick: bool
     apply: bool
-
-
-@dataclass
-class Run:
-    """A bump under way. folder: of its record."""
-
-    candidate: Candidate
-    folder: Path
-    bump: Bump
-
-    def keep(self, **changes: object) -> None:
-        self.bump = self.bump.model_copy(update=changes)
-        record.write(self.folder, self.bump)
-
-    def judge(self) -> None:
-        """The verdict, unless a former run of the same versions has it. BumpError where the current release stays."""
-        candidate, folder = self.candidate, self.folder
-        show(f"newer for {candidate.current.tag}:")
-        for line in self.bump.changes:
-            show(f"  {terminal.printable(line)}")
-        require_consistent(candidate.paths, candidate.current)
-        if why := obstacle(candidate.paths, candidate.engine, candidate.current):
-            raise InputError(
-                f"{candidate.current.tag} and what is newer cannot run here: {why}",
-                next_step="run bump on a machine that can serve it",
-            )
-        if known := record.read(folder):
-            self.bump = known
-            say(f"known already: {terminal.count(len(known.steps), 'step')} ({folder / record.FILE})")
-        if not self.bump.verdict:
-            self.carry_out()
-        rows = [
-            (one.name, "ok" if one.passed else "failed", terminal.seconds(one.seconds), terminal.printable(one.detail))
-            for one in self.bump.steps
-        ]
-        terminal.table(("step", "verdict", "seconds", "result"), rows)
-        if self.bump.guilty:
-            show(f"because of {terminal.printable(self.bump.guilty)}")
-        show(f"verdict: {self.bump.verdict} ({folder / record.FILE})")
-        if self.bump.verdict == "stay":
-            step = f"nothing was changed; invoke report shows it; to try it again: rm -r {folder}"
-            raise BumpError(f"{self.bump.current} stays: {self.bump.reason}", next_step=step)
-
-    def carry_out(self) -> None:
-        """Each step of which no former run has the result, until one fails."""
-        results: dict[str, Step] = {one.name: one for one in self.bump.steps}
-        for number, name in enumerate(STEPS, start=1):
-            if not (step := results.get(name)):
-                say(f"step {number} of {len(STEPS)}: {name}")
-                step = self.try_step(name)
-                self.keep(steps=(*self.bump.steps, step), release=self.candidate.pairings[-1].tag)
-            if not step.passed:
-                guilty = "" if name == "build" else self.blame(step)
-                self.keep(verdict="stay", reason=f"{name}: {step.detail}", guilty=guilty)
-                return
-        self.keep(verdict="promote")
-
-    def try_step(self, name: str) -> Step:
-        candidate, began = self.candidate, time.monotonic()
-        try:
-            return Step(name=name, passed=True, detail=candidate.run(name), seconds=seconds_since(began))
-        except FAILURES as error:
-            require_consistent(candidate.paths, candidate.current)  # raises where that is what is wrong
-            require_image(candidate.engine, candidate.current)
-            return Step(name=name, passed=False, detail=error.message.splitlines()[0], seconds=seconds_since(began))
-
-    def blame(self, step: Step) -> str:
-        """The changes that make a step fail, or why they cannot be found."""
-        candidate = self.candidate
-        try:
-            plan = make_plan(candidate.paths, candidate.current.tag, candidate.release.tag)
-        except (InputError, IntegrityError) as error:
-            return f"what cannot be searched: {error.message}"
-        say(f"{step.name} failed; which of {terminal.count(len(plan.changes), 'change')} is to blame?")
-        ids = tuple(sorted(change.id for change in plan.changes))
-        known = [states.Trial(chosen=ids, verdict="bad", how=step.detail)]
-        if step.name in ("quality", "speed"):  # they are against the good one itself
-            known.append(states.Trial(verdict="good", how=""))
-        folder = self.folder / states.FOLDER
-        search = Search.begin(candidate.paths, plan, candidate.judge(step.name), folder, step.name, known)
-        if search.trial(()).verdict != "good":
-            return "something else: the current release does the same now"
-        return ", ".join(change.text for change in search.culprits())
-
-
-def seconds_since(began: float) -> float:
-    return round(time.monotonic() - began, 1)
 
 
 def bump(paths: Paths, current: Release, asked: Asked, commands: Commands) -> None:
@@ -131,51 +59,172 @@ def bump(paths: Paths, current: Release, asked: Asked, commands: Commands) -> No
     root = paths.home / record.FOLDER
     recipe = manifests.load_recipe(paths.project, current.recipe)
     stack, model = manifests.load_stack(paths.project, recipe.stack), manifests.model_of(paths.project, recipe)
-    moving, locks = side.moving_of(recipe, model), side.locks_of(stack, model)
-    with files.lock(root / record.LOCK, wait=False), side.side_project(paths) as there:
-        fresh = Bump(recipe=recipe.name, what=asked.what, time=now(), current=current.tag, changes=[])
-        began, stack = time.monotonic(), side.raise_pin(there, stack, asked.to) if asked.to else stack
+    locks = locks_of(stack, model)
+    with files.lock(root / record.LOCK, wait=False), side_project(paths) as there:
+        fresh, began = Bump(recipe=recipe.name, what=asked.what, time=now(), current=current.tag), time.monotonic()
         try:
-            side.lock_newer(there, stack, moving, asked.what, asked.hold)
+            lock_newer(there, stack, moving_of(recipe, model), asked.what, asked.hold)
             pairings = pair(there.project, recipe.name, stage=current.stage)
             require_model_fits(paths, pairings[-1])
         except (IntegrityError, ManifestError) as error:
-            step = Step(name="lock", passed=False, detail=error.message, seconds=seconds_since(began))
-            reason = f"lock: {error.message}"
-            fresh = fresh.model_copy(update={"steps": (step,), "verdict": "stay", "reason": reason})
-            record.write(root / manifests.digest_of([current.key, reason])[:12], fresh)
-            raise BumpError(f"{current.tag} stays: {reason}", next_step=error.next_step) from None
+            folder = root / manifests.digest_of([current.key, error.message])[:12]
+            record.write(folder, stays(fresh, (finished("lock", began, error.message, passed=False),)))
+            raise BumpError(f"{current.tag} stays: lock: {error.message}", next_step=error.next_step) from None
         new, watched = pairings[-1], [*locks, *pairings[-1].inputs]
-        before = side.hashes(paths.project, watched)
+        before = contents(paths.project, watched)
         with project_of(paths, current) as project:
-            changes = side.differences(pair(project, recipe.name, stage=current.stage)[-1], new)
+            changes = differences(pair(project, recipe.name, stage=current.stage)[-1], new)
         if not changes:
-            show(f"nothing newer for {recipe.name}: {current.tag} stays")
-            for line in side.fixed_by(stack, recipe, model, moving, asked.what):
-                show(f"fixed by {line}")
+            show(f"nothing newer that the pins of {recipe.name} allow: {current.tag} stays")
             if asked.apply and new.tag == current.tag:  # a run may have been killed between promotion and lock
                 write_locks(paths, there, locks)
             return
+        show("\n  ".join([f"newer for {current.tag}:", *map(printable, changes)]))
         folder = root / manifests.digest_of([current.key, new.key, asked.quick])[:12]
-        fresh = fresh.model_copy(update={"changes": changes})
-        going = Run(Candidate(there, engine_of(paths), current, pairings, commands), folder, fresh)
-        going.judge()
+        fresh = fresh.model_copy(update={"changes": tuple(changes), "release": new.tag})
+        candidate = Candidate(there, engine_of(paths), current, pairings, commands)
+        known = record.read(folder)
+        made = known if known and known.verdict else judge(candidate, fresh, folder)
+        require_promotable(made, folder)
         if not asked.apply:
             show("nothing was changed; next: the same command with --apply, which promotes it and writes the lock")
             return
-        after = side.hashes(paths.project, watched)
-        if edited := [name for name in watched if before.get(name) != after.get(name)]:
-            next_step = "nothing was promoted or written; the same command again"
-            raise InputError(f"{edited[0]} was changed while newer versions were tried", next_step=next_step)
+        if contents(paths.project, watched) != before:
+            changed = "pins or locks were changed while newer versions were tried"
+            raise InputError(changed, next_step="nothing was promoted or written; the same command again")
         commands.promote(new.tag)
-        going.keep(applied=now())
+        record.write(folder, made.model_copy(update={"applied": now()}))
         write_locks(paths, there, locks)
 
 
+def judge(candidate: Candidate, fresh: Bump, folder: Path) -> Bump:
+    """The verdict, which is kept in the folder. A run that was killed before it repeats its steps: the image is there,
+    and what was smoked or measured is known."""
+    current, steps = candidate.current, list[Step]()
+    require_consistent(candidate.paths, current)
+    if why := obstacle(candidate.paths, candidate.engine, current):
+        step = "run bump on a machine that can serve it"
+        raise InputError(f"{current.tag} and what is newer cannot run here: {why}", next_step=step)
+    for name in STEPS:
+        say(f"step {1 + len(steps)} of {len(STEPS)}: {name}")
+        began = time.monotonic()
+        try:
+            steps.append(finished(name, began, candidate.run(name)))
+        except FAILURES as error:
+            require_consistent(candidate.paths, current)  # raises where that is what is wrong
+            require_image(candidate.engine, current)
+            steps.append(finished(name, began, error.message.splitlines()[0], passed=False))
+            guilty = "" if name == "build" else blame(candidate, steps[-1], folder / FOLDER)
+            made = stays(fresh, tuple(steps), guilty)
+            break
+    else:
+        made = fresh.model_copy(update={"steps": tuple(steps), "verdict": "promote"})
+    record.write(folder, made)
+    return made
+
+
+def finished(name: str, began: float, detail: str, *, passed: bool = True) -> Step:
+    return Step(name=name, passed=passed, detail=detail, seconds=round(time.monotonic() - began, 1))
+
+
+def stays(fresh: Bump, steps: tuple[Step, ...], guilty: str = "") -> Bump:
+    reason = f"{steps[-1].name}: {steps[-1].detail}"
+    return fresh.model_copy(update={"steps": steps, "verdict": "stay", "reason": reason, "guilty": guilty})
+
+
+def blame(candidate: Candidate, step: Step, folder: Path) -> str:
+    """The changes that make a step fail, or why they cannot be found."""
+    try:
+        plan = make_plan(candidate.paths, candidate.current.tag, candidate.release.tag)
+    except (InputError, IntegrityError) as error:
+        return f"what cannot be searched: {error.message}"
+    say(f"{step.name} failed; which of {terminal.count(len(plan.changes), 'change')} is to blame?")
+    known = {frozenset(change.id for change in plan.changes): Trial(verdict="bad", how=step.detail)}
+    if step.name in ("quality", "speed"):  # they are against the good one itself
+        known[frozenset()] = Trial(verdict="good", how="")
+    search = Search(candidate.paths, plan, candidate.judge(step.name), folder, known)
+    if search.trial(()).verdict != "good":
+        return "something else: the current release does the same now"
+    return ", ".join(change.text for change in search.culprits())
+
+
+def require_promotable(made: Bump, folder: Path) -> None:
+    """Prints the verdict. BumpError where the current release stays."""
+    rows = [
+        (one.name, "ok" if one.passed else "failed", terminal.seconds(one.seconds), printable(one.detail))
+        for one in made.steps
+    ]
+    terminal.table(("step", "verdict", "seconds", "result"), rows)
+    if made.guilty:
+        show(f"because of {printable(made.guilty)}")
+    show(f"verdict: {made.verdict} ({folder / record.FILE})")
+    if made.verdict == "stay":
+        step = f"nothing was changed; invoke report shows it; to try it again: rm -r {folder}"
+        raise BumpError(f"{made.current} stays: {made.reason}", next_step=step)
+
+
 def write_locks(paths: Paths, there: Paths, locks: list[str]) -> None:
-    known = side.hashes(paths.project, locks)
-    for name, sha256 in side.hashes(there.project, locks).items():
-        if known.get(name) != sha256:
+    known = contents(paths.project, locks)
+    for name, content in contents(there.project, locks).items():
+        if known.get(name) != content:
             with files.atomic_file(paths.project / name) as out:
-                out.write((there.project / name).read_bytes())
+                out.write(content)
             show(f"written: {name}")
+
+
+@contextlib.contextmanager
+def side_project(paths: Paths) -> Iterator[Paths]:
+    """Of the working tree, as it is, and not of a commit: pins that a person has just edited are tried, too."""
+    ignore = shutil.ignore_patterns("__pycache__", f"{files.PARTIAL}*")
+    with tempfile.TemporaryDirectory(prefix="sparkpin-bump-") as folder:
+        with files.disk_errors(Path(folder)):
+            for name in filter(lambda name: (paths.project / name).is_dir(), FOLDERS):
+                shutil.copytree(paths.project / name, Path(folder, name), ignore=ignore, ignore_dangling_symlinks=True)
+        yield dataclasses.replace(paths, project=Path(folder))
+
+
+def locks_of(stack: Stack, model: ModelPin) -> list[str]:
+    """The lock files that a release is made from: what a bump may write."""
+    models = [model, *filter(None, [model.drafter])]
+    return [f"pins/stacks/{stack.name}.lock", *(f"pins/models/{one.name}.lock" for one in models)]
+
+
+def lock_newer(side: Paths, stack: Stack, moving: list[ModelPin], what: What, hold: int) -> None:
+    """Lock what is newer into the side's project. hold: days that a file must have been offered for. Errors: as of
+    `lock_stack` and `lock_model`; network."""
+    if what != "model":
+        before = (datetime.now(UTC) - timedelta(days=hold)).date().isoformat() if hold else ""
+        lock_stack(side, stack.name, newer=Newer(what, before))
+    for one in moving if what in ("model", "all") else ():
+        lock_model(side, one.name, newest=True)
+
+
+def moving_of(recipe: Recipe, model: ModelPin) -> list[ModelPin]:
+    """The model and its drafter, except one whose pin or recipe names commits: nothing is newer than those."""
+    both = (model.owner(model.base), recipe.model_revision), (model.drafter, recipe.drafter_revision)
+    found = [pin for pin, revision in both if pin and revision == UNRESOLVED]
+    return [pin for pin in found if UNRESOLVED in (one.revision for one in pin.repositories.values())]
+
+
+def differences(old: Pairing, new: Pairing) -> list[str]:
+    """One line for each package and each repository of a model that is another."""
+    locks = (old.stack_lock, new.stack_lock)
+    found = [
+        *changes_of_parts("wheel", [*parts_apart(*(parts(lock.wheels) for lock in locks))]),
+        *changes_of_parts("deb", [*parts_apart(*(parts(lock.debs) for lock in locks))]),
+    ]
+    for name, entry in new.model_lock.repositories.items():
+        before = old.model_lock.repositories.get(name)
+        if before is None or before.revision != entry.revision:
+            was = before.revision[:12] if before else None
+            found.append(ReleaseChange("checkpoint", entry.repo, was, entry.revision[:12]))
+    return [change.text for change in found]
+
+
+def parts(rows: Sequence[LockedFile]) -> dict[str, VersionedPart]:
+    return {row.name: VersionedPart(row.version, row.sha256) for row in rows}
+
+
+def contents(project: Path, names: list[str]) -> dict[str, bytes]:
+    """Of the files that are there."""
+    return {name: (project / name).read_bytes() for name in names if (project / name).is_file()}

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from sparkpin.build.make import at_work, build_releases, checkpoint_of, fetch_missing
@@ -25,12 +24,12 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import uses_gpu
 from sparkpin.smoke.inspect.run import inspect
 from sparkpin.smoke.run import run_smoke
-from sparkpin.upgrade.bisect.state import Trial
-from sparkpin.upgrade.bisect.trial import Judge
+from sparkpin.upgrade.bisect.search import Judge, Trial
 
-UNFIT = (errors.BuildError, errors.CheckpointError, errors.IntegrityError, errors.ManifestError)
-WORSE = (errors.BumpError, errors.InspectionError, errors.QualityError, errors.SmokeError)
-FAILURES = (*UNFIT, *WORSE)
+FAILURES = (
+    *(errors.BuildError, errors.CheckpointError, errors.IntegrityError, errors.ManifestError),
+    *(BumpError, InspectionError, QualityError, SmokeError),
+)
 """What is a verdict on newer versions. All else (no network, disk, engine) ends the run, which can go on later."""
 ALLOWED = Quality(kl=0.007, continued_kl=0.01, top1=0.96, perplexity=1.015, tool_calls=0.05, needles=0.1)
 """What newer versions of the same release may cost: reading, what another kernel may (docs/quality.md, stage mtp)."""
@@ -53,7 +52,11 @@ class Commands:
 @dataclass(frozen=True)
 class Candidate:
     """What is tried against the current release. paths: of the project on the side; pairings: of the chain of images,
-    of which the last is the one that is tried."""
+    of which the last is the one that is tried.
+
+    Each step returns what was seen, and raises one of FAILURES where it fails. With `keep` the result is kept with the
+    release; a combination of a search has no record to keep it with.
+    """
 
     paths: Paths
     engine: Engine
@@ -66,8 +69,7 @@ class Candidate:
         return Releases(self.paths).get(self.pairings[-1].tag)
 
     def run(self, step: str) -> str:
-        """What was seen; one of FAILURES where the step fails."""
-        return self.build() if step == "build" else getattr(self, step)(self.release)
+        return self.build() if step == "build" else getattr(self, step)(self.release, keep=True)
 
     def build(self) -> str:
         with at_work(self.paths) as engine:
@@ -76,31 +78,31 @@ class Candidate:
                 self.commands.attest(self.paths, made)
         return f"{terminal.count(len(self.pairings), 'image')}, {terminal.size(made.size)}"
 
-    def inspect(self, release: Release) -> str:
+    def inspect(self, release: Release, *, keep: bool) -> str:
         """InspectionError for a fault that the current release does not have."""
         results = [inspect(self.paths, self.engine, one.tag, sm=None) for one in (self.current, release)]
         known = {(row.rule, row.subject, row.what) for row in results[0].errors}
         if more := [row for row in results[1].errors if (row.rule, row.subject, row.what) not in known]:
-            raise InspectionError("; ".join(f"{row.subject}: {row.text}" for row in more[:3]))
+            raise InspectionError(clipped("; ".join(f"{row.subject}: {row.text}" for row in more)))
         return results[1].verdict
 
-    def smoke(self, release: Release) -> str:
-        """Kept with the release; the stage below it first, which its answers are compared with."""
+    def smoke(self, release: Release, *, keep: bool) -> str:
+        """The stage below it first, which its answers are compared with."""
         records = Releases(self.paths)
         tags = [pairing.tag for pairing in self.pairings[-2:]]
+        if not keep:
+            return self.smoke_again(release, [records.get(tag) for tag in tags])
         self.commands.smoke(self.paths, tuple(one for one in map(records.get, tags) if not one.smoke_passed))
         for one in map(records.get, tags):
             if not one.smoke_passed:
-                first, *more = one.smoke_failures or [one.smoke_text]
-                raise SmokeError(f"{one.stage}: {clipped(first)}{f' (and {len(more)} more)' if more else ''}")
+                raise SmokeError(f"{one.stage}: {clipped('; '.join(one.smoke_failures or [one.smoke_text]))}")
         return records.get(release.tag).smoke_text
 
-    def smoke_again(self, release: Release) -> str:
-        """Only what failed, of a release that need have no record."""
-        smoked = [Releases(self.paths).get(pairing.tag).smoke or {} for pairing in self.pairings[-2:]]
-        checks = [check for one in smoked for check in one.get("checks", ()) if not check["passed"]]
-        failed = dict.fromkeys(check["name"].partition("@")[0] for check in checks)
-        names = tuple(name for name in failed if name in release.demands.checks)
+    def smoke_again(self, release: Release, smoked: Sequence[Release]) -> str:
+        """Only what failed of those that were smoked."""
+        checks = [check for one in smoked for check in (one.smoke or {}).get("checks", ()) if not check["passed"]]
+        failed = {check["name"].partition("@")[0] for check in checks}
+        names = tuple(name for name in release.demands.checks if name in failed)
         asked = dataclasses.replace(release, demands=release.demands.model_copy(update={"checks": names}))
         checkpoint, gpus = checkpoint_of(self.paths, release), uses_gpu(self.paths, release)
         result, _ = run_smoke(self.paths, self.engine, asked, checkpoint, gpus=gpus)
@@ -108,7 +110,7 @@ class Candidate:
             raise SmokeError(clipped(bad[0]))
         return "passed"
 
-    def quality(self, release: Release, *, keep: bool = True) -> str:
+    def quality(self, release: Release, *, keep: bool) -> str:
         found = self.commands.quality(self.paths, self.engine, release, self.current)
         if keep:
             quality_record.save(self.paths, release, self.current, found)
@@ -117,21 +119,15 @@ class Candidate:
             raise QualityError("; ".join(more))
         return ", ".join(f"{one.name} {one.seen.text()}" for one in lines)
 
-    def speed(self, release: Release, *, keep: bool = True) -> str:
+    def speed(self, release: Release, *, keep: bool) -> str:
         return judge_speed(self.commands.speed(self.paths, self.engine, self.current, release, keep))
 
     def judge(self, step: str) -> Judge:
-        """How a search compares a combination of changes with the current release: nothing is kept of it."""
-        again: dict[str, Callable[[Release], str]] = {
-            "inspect": self.inspect,
-            "smoke": self.smoke_again,
-            "quality": partial(self.quality, keep=False),
-            "speed": partial(self.speed, keep=False),
-        }
+        """How a search compares a combination of changes with the current release."""
 
         def judge(release: Release, log: Path) -> Trial:
             try:
-                return Trial(verdict="good", how=again[step](release))
+                return Trial(verdict="good", how=getattr(self, step)(release, keep=False))
             except FAILURES as error:
                 log.write_text(f"{error}\n")
                 return Trial(verdict="bad", how=error.message.splitlines()[0])

@@ -1,0 +1,154 @@
+"""The task `doctor`: what a build, and a recipe's server, need of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Annotated
+
+from sparkpin.build.model_needs import ModelNeeds, needs_of
+from sparkpin.checkpoint.steps import checkpoint_steps
+from sparkpin.cli.options import Json, Stack, Stage
+from sparkpin.cli.tasks import task
+from sparkpin.core import terminal
+from sparkpin.core.errors import HostError, InputError, SparkpinError
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import gib, size
+from sparkpin.fetch.model_files import TEXTS, repository_folder
+from sparkpin.fetch.store import Store
+from sparkpin.host import daemon, gpu, preflight
+from sparkpin.host import machine as host
+from sparkpin.host.engine import Engine
+from sparkpin.host.fingerprint import read_fingerprint
+from sparkpin.host.machine import Host, Requirement
+from sparkpin.pins import manifests, schema
+from sparkpin.recipes import known_issues
+from sparkpin.releases.runs_here import obstacle_of
+from sparkpin.serve.memory import recipe as planning
+
+
+@task("machine")
+def doctor(
+    *,
+    fix: Annotated[bool, "install what is missing and start an engine"] = False,
+    stack: Stack = None,
+    recipe: Annotated[str | None, "also check what this recipe needs: stack, model, disk, memory, GPU"] = None,
+    stage: Stage = None,
+    json: Json = False,
+) -> None:
+    """Check this machine, and print how to fix what is missing."""
+    paths, machine = Paths.from_env(), host.read_host()
+    if recipe and stack:
+        raise InputError(f"--recipe {recipe} names its stack itself", next_step="leave --stack out")
+    if stage and not recipe:
+        raise InputError("--stage is of a recipe", next_step=f"invoke doctor --recipe RECIPE --stage {stage}")
+    asked = manifests.load_recipe(paths.project, recipe) if recipe else None
+    stack = asked.stack if asked else stack or host.default_stack(paths.project, machine)
+    chosen = manifests.load_stack(paths.project, stack)
+    subject = asked or manifests.load_recipe(paths.project, chosen.default_recipe)
+    if stage:
+        subject = subject.model_copy(update={"stage": manifests.load_stage(paths.project, stage).name})
+    if not json:
+        terminal.show(f"{machine.summary}; stack {chosen.name}: {chosen.description}")
+    if fix:
+        preflight.install(preflight.missing(paths, machine, chosen), machine)
+        terminal.say(f"engine: {daemon.start_engine(paths)}")
+    found = preflight.requirements(paths, machine, chosen)
+    engine = None
+    with contextlib.suppress(SparkpinError):  # it has a row of its own
+        engine = Engine.connect()
+    try:
+        found += rows_of_recipe(paths, machine, engine, chosen, subject, is_asked=asked is not None)
+    except SparkpinError as error:
+        found.append(Requirement("recipe", "advice", f"{subject.name}: {error.message}", error.next_step))
+    if json:
+        whom = read_fingerprint(engine.version if engine else "").model_dump(mode="json")
+        value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": list(map(asdict, found))}
+        terminal.show_json(value)
+    else:
+        terminal.table(("", "what", "found", "fix"), [(one.state, one.name, one.detail, one.fix) for one in found])
+    if lacking := [one.name for one in found if one.state == "MISSING"]:
+        words = ["--recipe", recipe] if recipe else ["--stack", chosen.name]
+        words += ["--stage", stage] if stage else []
+        raise HostError(
+            f"this machine lacks: {', '.join(lacking)}",
+            next_step=f"invoke doctor {' '.join(words)} --fix (as root), or the commands in the table",
+        )
+
+
+def rows_of_recipe(
+    paths: Paths, machine: Host, engine: Engine | None, stack: schema.Stack, recipe: schema.Recipe, *, is_asked: bool
+) -> Iterator[Requirement]:
+    """Whether the recipe can be served here, and with which memory. is_asked: what it takes of a Hub and of the disk,
+    too. Fetches nothing: what the headers would tell is left out, or estimated, where they are not here."""
+    elsewhere = engine.elsewhere if engine else ""
+    why = obstacle_of(stack, host.this_platform(), host.read_gpus() if stack.gpu else (), elsewhere)
+    # A Spark whose driver or GPU is to be fixed first is to serve it, too.
+    is_served = not why or (machine.is_spark and not elsewhere)
+    if is_served and stack.gpu:
+        yield from known(machine, manifests.load_known_issues(paths.project))
+    if is_asked:
+        detail = f"images of recipe {recipe.name} can be built here, and not served: {why}" if why else "can run here"
+        yield Requirement("server", "advice" if why else "ok", detail)
+    elif not is_served:
+        return
+    pin = manifests.model_of(paths.project, recipe)
+    chain = manifests.load_chain(paths.project, recipe.stage)
+    lock = None if manifests.unlocked(paths.project, pin) else manifests.load_model_lock(paths.project, pin)
+    has_headers, stored = lock is not None and is_here(paths, lock), 0
+    command = f"invoke plan --recipe {recipe.name}"
+    if has_headers or not lock:
+        plan = planning.plan_recipe(paths, recipe, stack, chain, planning.machine_for(stack, "", ""))
+        stored = sum(kind.stored for kind in plan.weights)
+        if is_served:
+            yield memory_plan(machine, recipe, plan.needed, command)
+    elif is_served:
+        detail = f"recipe {recipe.name}: its headers are not fetched yet"
+        yield Requirement("memory plan", "advice", detail, f"{command} fetches them")
+    if not is_asked or all(pin.owner(name).is_made for name in pin.repositories):
+        return
+    if lock and has_headers:
+        steps = [checkpoint_steps(chain[:end], pin) for end in range(1, len(chain) + 1)]
+        needs, note = needs_of(paths, pin, lock, steps), ""
+    else:  # a download and a checkpoint, each as large as what is known of the weights
+        count = sum(file.size for file in lock.repositories[pin.base].files) if lock else stored
+        needs = ModelNeeds((pin.repositories[pin.base].repo,), count, count)
+        note = f" ({'headers not here' if lock else 'not locked'}, so these are estimates)"
+    if needs.fetch:
+        detail = f"{pin.name}{note}: {size(needs.fetch)} of {' and '.join(needs.repositories)} to be fetched"
+        yield Requirement("model", "advice", detail, f"invoke up --recipe {recipe.name} asks, then fetches")
+    for row in needs.disk(paths, preflight.needs_for(stack)):
+        one = preflight.disk("disk in all", f"model, checkpoints, images: {row.text}", row)
+        yield replace(one, state="advice") if row.short and not is_served else one
+
+
+def known(machine: Host, issues: tuple[schema.KnownIssue, ...]) -> Iterator[Requirement]:
+    """What is known to break on a Spark such as this one."""
+    kernel = host.text(host.ROOT / "proc/sys/kernel/osrelease").strip()
+    driver = gpu.read_gpu_facts({}).driver
+    seen = {"kernel": kernel, "driver": driver, "memory": f"{machine.memory_total / 1e9:.0f}"}
+    for issue in issues:
+        if issue.when.keys() <= seen.keys() and known_issues.holds(issue, seen.get):
+            yield Requirement(issue.name, "advice", known_issues.told(issue, seen.get), issue.do)
+
+
+def memory_plan(machine: Host, recipe: schema.Recipe, needed: int, command: str) -> Requirement:
+    free = machine.memory_available
+    detail = f"recipe {recipe.name}, stage {recipe.stage}, needs {gib(needed)}, {gib(free)} are available"
+    if needed <= free:
+        return Requirement("memory plan", "ok", detail)
+    stop = "" if needed > machine.memory_total else "invoke stop, if a server runs; "
+    return Requirement("memory plan", "advice", detail, f"{stop}{command} prints what would fit")
+
+
+def is_here(paths: Paths, lock: schema.ModelLock) -> bool:
+    """Whether a plan can be made of this model without the network: every header and each small text."""
+    store = Store(paths.store)
+    for entry in lock.repositories.values():
+        folder = repository_folder(paths, entry)
+        texts = [folder / file.file for file in entry.files if file.file in TEXTS]
+        headers = [store.has(header) or (folder / header.file).is_file() for header in entry.headers]
+        if not all(path.is_file() for path in texts) or not all(headers):
+            return False
+    return True

@@ -1,0 +1,85 @@
+"""What a DGX Spark lacks to serve: its driver, its GPU, and the way by which Docker hands the GPU to a container."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkpin.host.machine import ROOT, Gpu, Requirement, Run, find_program, output, read_gpus, text
+
+UPDATE = "sudo apt update && sudo apt dist-upgrade, then sudo reboot (DGX OS brings driver and firmware)"
+RUNTIME = (
+    "sudo apt install nvidia-container-toolkit && sudo nvidia-ctk runtime configure --runtime=docker "
+    "&& sudo systemctl restart docker"
+)
+# CUDA Toolkit release notes (13.2 Update 2, which lists all releases), table 3 "CUDA Toolkit and Corresponding Driver
+# Versions", Linux: the rows "GA". An update's own driver is newer (13.0 Update 2: 580.95.05); its PTX is the release's.
+MINIMUM_DRIVER = {
+    "13.0": "580.65.06",
+    "12.9": "575.51.03",
+    "12.8": "570.26",
+}
+"""CUDA release -> the driver that has all of it. What the driver itself compiles (FA2's PTX) needs it, whatever "minor
+version compatibility" allows for the rest."""
+CAPABILITY = "12.1"
+"""Of a GB10: NVIDIA's list of CUDA GPUs."""
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """module: version of the loaded NVIDIA driver, "" for none; ways: by which Docker hands out the GPU."""
+
+    gpus: tuple[Gpu, ...]
+    module: str
+    ways: tuple[str, ...]
+
+    @property
+    def driver(self) -> str:
+        return self.gpus[0].driver if self.gpus else self.module
+
+
+def read_gpu_facts(engine: Mapping[str, Any], *, root: Path = ROOT, run: Run = output) -> GpuFacts:
+    """engine: what Docker's engine prints of itself, empty where none answers."""
+    ways = ["the runtime nvidia"] if "nvidia" in engine.get("Runtimes", ()) else []
+    ways += ["the toolkit's hook"] if find_program("nvidia-container-runtime-hook") else []
+    # Docker Engine 25.0 release notes: devices of the Container Device Interface.
+    if version_of(engine.get("ServerVersion", "")) >= (25,):
+        specifications = [path for folder in ("etc/cdi", "var/run/cdi") for path in (root / folder).glob("*")]
+        ways += ["CDI"] if any("nvidia.com/gpu" in text(path) for path in specifications) else []
+    return GpuFacts(read_gpus(run), text(root / "sys/module/nvidia/version").strip(), tuple(ways))
+
+
+def gpu_requirements(facts: GpuFacts, cuda: str) -> Iterator[Requirement]:
+    """cuda: release of the stack's CUDA ("13.0")."""
+    needed, loaded = driver_of(cuda), facts.driver
+    is_new = version_of(loaded) >= version_of(needed)
+    detail = f"got {loaded or 'none'}, expected {needed} or newer for CUDA {cuda}"
+    yield Requirement("NVIDIA driver", "ok" if is_new else "MISSING", detail, "" if is_new else UPDATE)
+    if facts.gpus:
+        gpu = facts.gpus[0]
+        detail = f"{gpu.name}, compute capability {gpu.compute_capability}; the images are made for {CAPABILITY}"
+        yield Requirement("GPU", "ok" if gpu.compute_capability == CAPABILITY else "advice", detail)
+    elif loaded:
+        why = f"the driver {loaded} is loaded and nvidia-smi does not answer: as after an update without a restart"
+        yield Requirement("GPU", "MISSING", why, "sudo reboot; if it stays so, nvidia-smi prints why")
+    if facts.ways:
+        yield Requirement("GPU in containers", "ok", f"by {', '.join(facts.ways)}")
+    else:
+        why = "Docker has neither NVIDIA's runtime nor its hook, nor from 25.0 on a CDI specification"
+        yield Requirement("GPU in containers", "MISSING", why, RUNTIME)
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The numbers at the start: 580.65.06 -> (580, 65, 6)."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def driver_of(cuda: str) -> str:
+    """That of the release itself, else of the nearest one below that is known."""
+    releases = sorted(MINIMUM_DRIVER, key=version_of)
+    below = [release for release in releases if version_of(release) <= version_of(cuda)] or releases[:1]
+    return MINIMUM_DRIVER[below[-1]]

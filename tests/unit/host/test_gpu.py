@@ -1,0 +1,64 @@
+"""What a Spark lacks to serve. No Spark is at hand: its facts are made up here, except for nvidia-smi's row, which is
+what driver 580.159.04 wrote on an H200, with the name, capability and [N/A] of a GB10 as its users report them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from places import PROJECT
+from test_machine import root_with
+
+from sparkpin.host.gpu import GpuFacts, gpu_requirements, read_gpu_facts
+from sparkpin.host.machine import parse_gpus
+from sparkpin.pins import manifests
+
+H200 = "NVIDIA H200, 9.0, 580.159.04, 0" + ", Not Active" * 4 + "\n"
+GB10 = H200.replace("H200, 9.0", "GB10, 12.1")
+SPARK = GpuFacts(parse_gpus(GB10), "580.159.04", ("the runtime nvidia",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "cuda", "lacks"),
+    [
+        ({}, "13.0", {}),
+        ({"gpus": (), "module": ""}, "13.0", {"NVIDIA driver": "MISSING"}),
+        ({"gpus": ()}, "13.0", {"GPU": "MISSING"}),
+        ({"gpus": parse_gpus(H200)}, "13.0", {"GPU": "advice"}),
+        ({"ways": ()}, "13.0", {"GPU in containers": "MISSING"}),
+        ({"gpus": parse_gpus(GB10.replace("580.159.04", "580.65.06"))}, "13.0", {}),
+        ({"gpus": parse_gpus(GB10.replace("580.159.04", "580.65.05"))}, "13.0", {"NVIDIA driver": "MISSING"}),
+        ({"gpus": parse_gpus(GB10.replace("580.159.04", "575.57.08"))}, "12.9", {}),
+        ({"gpus": parse_gpus(GB10.replace("580.159.04", "575.57.08"))}, "13.1", {"NVIDIA driver": "MISSING"}),
+    ],
+)
+def test_each_lack_has_the_command_that_meets_it(changes: dict[str, object], cuda: str, lacks: dict[str, str]) -> None:
+    found = list(gpu_requirements(dataclasses.replace(SPARK, **changes), cuda))  # type: ignore[arg-type]
+    assert {one.name: one.state for one in found if one.state != "ok"} == lacks
+    assert all(bool(one.fix) == (one.state == "MISSING") for one in found)
+
+
+@pytest.mark.parametrize(("version", "by_cdi"), [("24.0.9", False), ("25.0.1", True)])
+def test_what_is_read_of_a_spark(version: str, by_cdi: bool, tmp_path: Path) -> None:
+    files = {
+        "sys/module/nvidia/version": "580.159.04\n",
+        "etc/cdi/nvidia.yaml": "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n",
+        "etc/cdi/other.yaml": "kind: example.com/nic\n",
+    }
+    root, info = root_with(tmp_path, files), {"ServerVersion": version, "Runtimes": {"runc": {}}}
+    seen = read_gpu_facts(info, root=root, run=lambda argv: {"nvidia-smi": GB10}.get(argv[0]))
+    assert (seen.gpus, seen.module) == (SPARK.gpus, "580.159.04")
+    assert ("CDI" in seen.ways) == by_cdi and "the runtime nvidia" not in seen.ways
+    info["Runtimes"] = {"nvidia": {}}
+    assert "the runtime nvidia" in read_gpu_facts(info, root=root).ways
+
+
+def test_the_cuda_release_of_each_stack_is_that_of_its_lock() -> None:
+    stacks = [manifests.load_stack(PROJECT, path.stem) for path in (PROJECT / "pins/stacks").glob("*.lock")]
+    told = {stack.name: stack.gpu.cuda for stack in stacks if stack.gpu}
+    assert told["spark"] == "13.0"
+    for stack in stacks:
+        wheels = manifests.load_stack_lock(PROJECT, stack).wheels
+        runtimes = {wheel.version for wheel in wheels if wheel.name.startswith("nvidia-cuda-runtime")}
+        assert {".".join(version.split(".")[:2]) for version in runtimes} == set(filter(None, [told.get(stack.name)]))
