@@ -129,7 +129,7 @@ def rollback(
     else:
         show(f"{'would go back' if dry_run else 'back'} from {former.tag}")
         show(f"to {release.tag}: image {terminal.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}")
-        show(f"what differs: invoke diff {former.tag} {release.tag}")
+        show(terminal.typed(f"what differs: invoke diff {former.tag} {release.tag}"))
     if dry_run:
         show("Dry run: nothing was changed.")
     elif not serve:
