@@ -27,10 +27,6 @@ def cut(data: bytearray, chance: random.Random) -> None:
     del data[chance.randrange(len(data)) :]
 
 
-def cut_blocks(data: bytearray, chance: random.Random) -> None:
-    del data[chance.randrange(len(data) // BLOCK) * BLOCK :]
-
-
 def overwrite(data: bytearray, chance: random.Random) -> None:
     at, size = chance.randrange(len(data)), chance.randrange(1, 2000)
     data[at : at + size] = chance.randbytes(len(data[at : at + size]))
@@ -50,39 +46,23 @@ def lose_a_block(data: bytearray, chance: random.Random) -> None:
     del data[at : at + BLOCK]
 
 
-def swap_blocks(data: bytearray, chance: random.Random) -> None:
-    one, other = (place * BLOCK for place in chance.sample(range(len(data) // BLOCK), 2))
-    data[one : one + BLOCK], data[other : other + BLOCK] = data[other : other + BLOCK], data[one : one + BLOCK]
-
-
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("bundle")
     return write_sample(sample_of(folder / "sample"), folder / "good.tar").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [flip, cut, cut_blocks, overwrite, insert, append, lose_a_block, swap_blocks],
-    ids=lambda harm: harm.__name__,
-)
+@pytest.mark.parametrize("harm", [flip, cut, overwrite, insert, append, lose_a_block])
 def test_what_was_changed_is_refused(
-    good: bytes,
-    tmp_path: Path,
-    harm: Callable[[bytearray, random.Random], None],
-    record_property: Callable[[str, object], None],
+    good: bytes, tmp_path: Path, harm: Callable[[bytearray, random.Random], None]
 ) -> None:
     paths, path = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"), tmp_path / "bad.tar"
-    chance, tried = random.Random(harm.__name__), 0
-    while tried < EACH:
+    chance = random.Random(harm.__name__)
+    for _ in range(EACH):
         data = bytearray(good)
         harm(data, chance)
-        if data == good:  # two blocks of zeros have changed places
-            continue
         path.write_bytes(data)
         with pytest.raises(IntegrityError) as caught:
             take_in.import_bundle(paths, cast(Engine, None), path)
         assert caught.value.next_step
         assert [child.name for child in tmp_path.iterdir()] == ["bad.tar"]
-        tried += 1
-    record_property("trials", tried)

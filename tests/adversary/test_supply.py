@@ -81,12 +81,12 @@ def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypat
         assert file.read_bytes() == before
 
     hidden = (index.folder / dep.file).rename(index.folder / "hidden")
-    refused(r"older.*dep 1\.10 -> 1\.9")
+    refused(r"older.*dep-1\.10.* -> dep-1\.9")
     hidden.rename(index.folder / dep.file)
     make_wheel(index.folder, "app", requires=["dep"], size=9)
     refused(app.file)
     again = (index.folder / app.file).rename(index.folder / app.file.replace("1.0-", "1.0-1-"))
-    refused(rf"other files.*{re.escape(again.name)}")
+    refused(rf"other bytes.*{re.escape(again.name)}")
     again.unlink()
     make_wheel(index.folder, "app", requires=["dep"])
     file.write_bytes(before[:-9])
@@ -96,7 +96,10 @@ def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypat
     file.write_bytes(before)
     libc, python = stack_samples.closure()
     for packages, match in (
-        ([libc.model_copy(update={"version": "2.36-9+deb12u9"}), python], r"older.*libc6 2\.36-9\+deb12u10 -> "),
+        (
+            [libc.model_copy(update={"version": "2.36-9+deb12u9", "sha256": "2" * 64}), python],
+            r"older.*libc6_2\.36-9\+deb12u10",
+        ),
         ([libc.model_copy(update={"sha256": "1" * 64}), python], rf"other bytes.*{re.escape(libc.file)}"),
     ):
         with monkeypatch.context() as patched:
@@ -105,7 +108,7 @@ def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypat
     write(paths, ["app==1.0"], constraints={"dep<1.10": "1.10 is broken"})
     told = heard()
     assert {wheel.version for wheel in lock_stack(paths, "s").wheels} == {"1.0", "1.9"}
-    assert any("dep 1.10 -> 1.9" in line for line in told), "new pins may want less, and it is said"
+    assert any("dep-1.9" in line for line in told), "new pins may want less, and it is said"
 
 
 def test_lists_that_debian_did_not_sign_are_not_read(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,10 +15,11 @@ from heard import heard
 from private_engine import remove_tags
 
 from sparkpin.build import render, rootfs
-from sparkpin.build.image import BuiltImage, build_image
+from sparkpin.build.image import build_image
 from sparkpin.build.record import RenderedImage
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
+from sparkpin.host.images import ImageInfo
 from sparkpin.pins import manifests, schema
 
 fork = multiprocessing.get_context("fork")
@@ -37,16 +39,23 @@ class Site:
         chain = manifests.load_chain(self.paths.project, "two")
         return render.render_chain(self.paths.project, self.stack, self.lock, chain)
 
-    def build(self, image: RenderedImage) -> BuiltImage:
+    def build(self, image: RenderedImage) -> ImageInfo:
         return build_image(self.paths, self.engine, image)
 
-    def build_all(self) -> list[BuiltImage]:
+    def build_all(self) -> list[ImageInfo]:
         return [self.build(image) for image in self.chain()]
 
-    def forget_images(self, images: list[BuiltImage]) -> None:
+    def made(self) -> list[str]:
+        """The stages that were built, not found, since the last call."""
+        found = [line.partition(":")[0] for line in self.said if re.search(r" in [\d.]+ s$", line)]
+        self.said.clear()
+        return found
+
+    def forget_images(self, images: list[ImageInfo]) -> None:
         """Each is built again."""
         for image in reversed(images):
-            self.engine.untag(image.ref)
+            for tag in image.tags:
+                self.engine.untag(tag)
 
     def elsewhere(self, folder: Path) -> Site:
         """The same project and engine with state folders that know nothing."""

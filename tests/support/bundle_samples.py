@@ -15,7 +15,7 @@ from typing import Any
 from evidence_samples import Sample, layer_tar, make_sample
 
 from sparkpin.build.record import layer_file
-from sparkpin.distribute import attest, export, layout
+from sparkpin.distribute import export, layout, signing
 from sparkpin.distribute.layout import Row
 from sparkpin.distribute.signing import Keys
 from sparkpin.image import oci
@@ -30,7 +30,7 @@ from sparkpin.releases.record import Releases
 def sample_of(folder: Path, keys: Keys | None = None) -> Sample:
     """With its statement. keys: that sign it, if any."""
     sample = make_sample(folder)
-    attest.attest(sample.paths, sample.release, keys or Keys())
+    signing.attest(sample.paths, sample.release, keys or Keys())
     return sample
 
 
@@ -51,9 +51,10 @@ def layers_of(sample: Sample) -> dict[str, bytes]:
 
 def write_sample(sample: Sample, target: Path) -> Path:
     """A bundle with the image, as `export` writes it from the layers that an engine gave it."""
-    rows = export.release_rows(sample.paths, sample.release, sample.records, export.BundleParts())
+    release, records = sample.release, sample.records
+    sources = export.row_sources(sample.paths, release, records, export.BundleParts())
     layers = {diff_id: Slice(io.BytesIO(tar), 0, len(tar)) for diff_id, tar in layers_of(sample).items()}
-    export.write(target, export.layout_of(sample.release, sample.records, rows, layers))
+    export.write(target, export.layout_of(release, records, sources, layers))
     return target
 
 
@@ -93,7 +94,7 @@ class Parts:
         sizes = [oci.OciLayer(diff_id, len(tar)) for diff_id, tar in self.layers.items()]
         honest = oci.manifest(self.config, sizes)
         image = changed(honest, self.edit_image)
-        rows = [Row(title, digest_of(data), len(data)) for title, data in self.members.items()]
+        rows = [Row(title=title, digest=digest_of(data), size=len(data)) for title, data in self.members.items()]
         made = changed(layout.artifact(self.tag, rows, image), self.edit_artifact)
         files = layout.layout_files(self.tag, self.config, sizes, made)
         del files[oci.blob(digest_of(honest))]

@@ -19,7 +19,7 @@ from private_engine import private_engine
 from sparkpin.build import make, rootfs
 from sparkpin.build.pair import pair
 from sparkpin.core.paths import Paths
-from sparkpin.distribute.attest import ensure_attested
+from sparkpin.distribute.signing import ensure_attested
 from sparkpin.fetch import model as hub
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer

@@ -12,10 +12,16 @@ from typing import Any
 from sparkpin.checkpoint.content import Hashes
 from sparkpin.checkpoint.plan import CheckpointPlan, donor_tensors, final_tensors, make_plan
 from sparkpin.checkpoint.repository import Listing, Places, listing_of, read_repository
-from sparkpin.checkpoint.safetensors import TensorSource, read_header, read_header_bytes, tensor_nbytes, write_file
+from sparkpin.checkpoint.safetensors import (
+    Header,
+    TensorSource,
+    parse_header,
+    read_header_bytes,
+    tensor_nbytes,
+    write_file,
+)
 from sparkpin.checkpoint.steps import locked_steps
-from sparkpin.checkpoint.verify import verify_checkpoint
-from sparkpin.checkpoint.write import write_checkpoint
+from sparkpin.checkpoint.write import verify_checkpoint, write_checkpoint
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
 from sparkpin.pins.manifests import model_inputs
@@ -51,6 +57,10 @@ PIN = ModelPin.model_validate(
 )
 HYBRID = ("copy", "hybrid")
 ALL = ("copy", "hybrid", "mtp")
+
+
+def read_header(path: Path) -> Header:
+    return parse_header(read_header_bytes(path), file_size=path.stat().st_size, origin=str(path))
 
 
 def base_shards() -> Shards:

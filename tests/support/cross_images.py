@@ -7,7 +7,7 @@ from pathlib import Path
 import tiny_images
 import yaml
 
-from sparkpin.build import render
+from sparkpin.build import render, rootfs
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.schema import LockedDeb
@@ -40,6 +40,11 @@ def cross_paths(tmp_path: Path) -> Paths:
     write_stack(project, "native")
     write_stack(project, "far", platform="linux/arm64", build_on={"linux/amd64": "native"})
     return Paths(project, tmp_path / "cache", tmp_path / "home")
+
+
+def stand_in(paths: Paths, stack: str, machine: str) -> rootfs.RootfsSpec:
+    """The root file system that the steps of a stack's images run in on a machine."""
+    return rootfs.rootfs_spec(*rootfs.native_stack(paths, manifests.load_stack(paths.project, stack), machine))
 
 
 def chain_of(paths: Paths, name: str) -> tuple[render.RenderedImage, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote
+
+import local_server
 
 from sparkpin.pins.schema import LockedDeb
 
@@ -42,32 +43,22 @@ class DebianArchive:
 def serve() -> Iterator[DebianArchive]:
     archive, lock, active = DebianArchive(), threading.Lock(), set[int]()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Archive(local_server.Handler):
         def do_GET(self) -> None:
             with lock:
                 active.add(id(self))
                 archive.at_once = max(archive.at_once, len(active))
             path = unquote(self.path)
             archive.asked.append(path)
-            headers, data, status = {}, archive.files.get(path), 200
             if answers := archive.busy.get(path):
                 status, pause = answers.pop(0)
-                headers, data = ({"Retry-After": pause} if pause else {}), b""
-            self.send_response(404 if data is None else status)
-            for key, value in {**headers, "Content-Length": str(len(data or b""))}.items():
-                self.send_header(key, value)
-            self.end_headers()
-            self.wfile.write(data or b"")
+                self.send(status, headers={"Retry-After": pause} if pause else {})
+            elif path in archive.files:
+                self.send(200, archive.files[path])
+            else:
+                self.send(404)
             with lock:
                 active.discard(id(self))
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        archive.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with local_server.serve(Archive) as archive.url:
         yield archive
-        server.shutdown()

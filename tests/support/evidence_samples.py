@@ -19,14 +19,15 @@ from layer_samples import layer, member
 from made_releases import keep_bytes
 from places import PROJECT, copied_to, rewrite
 
-from sparkpin.build.image import BuiltImage
 from sparkpin.build.make import new_release
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import BuildInput, BuildRecord, ContextFile, LayerRecord, records_of, write_record
 from sparkpin.core.paths import Paths
-from sparkpin.distribute import sbom
+from sparkpin.distribute import statement
 from sparkpin.distribute.materials import Material
-from sparkpin.distribute.verify import Claimed
+from sparkpin.distribute.verify import Claimed, slice_of
+from sparkpin.host.images import ImageInfo
+from sparkpin.image.archive import Slice
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.oci import digest_of
 from sparkpin.image.seal import image_config
@@ -104,12 +105,12 @@ class Sample:
         files = {path.name: path.read_bytes() for path in self.folder.iterdir()} if self.folder.is_dir() else {}
         kept = KeptInputs.of(self.paths).kept
 
-        def read(sha256: str) -> bytes | None:
+        def read(sha256: str) -> Slice | None:
             path = kept.path(sha256)
-            return path.read_bytes() if path.is_file() else None
+            return slice_of(path.read_bytes()) if path.is_file() else None
 
         records = self.records
-        evidence = Claimed(self.release, records, files, records[-1].config.encode(), read)
+        evidence = Claimed(self.release, records, files, read)
         return dataclasses.replace(evidence, **changes)
 
 
@@ -153,8 +154,9 @@ def make_sample(folder: Path, stage: str = "hybrid", project: Path | None = None
             seconds=1.5,
         )
         write_record(paths, record)
-    built = BuiltImage(image.ref, record.config_digest, tuple(diff_ids), 1000, 1.5, cached=False)
-    release = dataclasses.replace(new_release(pairing, built), created=created)
+    ids = tuple(diff_ids)
+    info = ImageInfo(image.ref, record.config_digest, (), ids, None, None, 1000, "linux", "amd64", {})
+    release = dataclasses.replace(new_release(pairing, info, record.seconds), created=created)
     inputs.keep_project(project, release.inputs)
     Releases(paths).save(release)
     return Sample(paths, release)
@@ -176,7 +178,7 @@ def sboms_made_once() -> Iterator[None]:
     nothing but release and materials.
     """
     known: dict[tuple[str, tuple[Material, ...]], bytes] = {}
-    make = sbom.make_sbom
+    make = statement.make_sbom
 
     def once(release: Release, materials: Sequence[Material]) -> bytes:
         key = repr(release), tuple(materials)
@@ -185,5 +187,5 @@ def sboms_made_once() -> Iterator[None]:
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sbom, "make_sbom", once)
+        patch.setattr(statement, "make_sbom", once)
         yield

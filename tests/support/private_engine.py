@@ -6,9 +6,7 @@ The machine's engine holds other people's images; what prune may remove must not
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -25,6 +23,7 @@ from sparkpin.host import private_engine as engines
 from sparkpin.host.engine import Engine
 from sparkpin.host.images import ImageInfo
 from sparkpin.host.machine import SYSTEM_PATH
+from sparkpin.image.archive import Slice
 
 
 @contextlib.contextmanager
@@ -53,29 +52,10 @@ def file_layer(name: str, content: bytes) -> bytes:
 
 
 def load_image(engine: Engine, ref: str, layers: list[bytes]) -> ImageInfo:
-    """Load an image of the given layers, lowest first, as a sealed one is made: one event of history per layer."""
-    created = "2026-01-01T00:00:00Z"
-    diff_ids = ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]
-    config = json.dumps(
-        {
-            "architecture": "amd64",
-            "os": "linux",
-            "created": created,
-            "config": {},
-            "history": [{"created": created} for _ in layers],
-            "rootfs": {"type": "layers", "diff_ids": diff_ids},
-        }
-    ).encode()
-    names = [f"{number}.tar" for number in range(len(layers))]
-    manifest = json.dumps([{"Config": "config.json", "RepoTags": [ref], "Layers": names}]).encode()
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, content in [*zip(names, layers, strict=True), ("config.json", config), ("manifest.json", manifest)]:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    engine.load(iter([buffer.getvalue()]))
-    engine.tag(ref, ref)
+    """Load a sealed image of the given layers, lowest first."""
+    parts = [Slice(io.BytesIO(layer), 0, len(layer)) for layer in layers]
+    engine.load_sealed(parts, {}, os="linux", architecture="amd64", tag=ref)
+    engine.tag(ref, ref)  # which the engine dates
     image = engine.image(ref)
     assert image is not None
     return image

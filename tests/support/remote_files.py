@@ -59,7 +59,7 @@ class Remote:
         size = len(DATA[file])
         end = size if end < 0 else end
         name = f"{file}.{begin}-{end}"
-        return Piece([source], file, size, begin, end, self.out / "parts" / name, self.out / name, **more)
+        return Piece([source], file, size, begin, end, self.out / name, **more)
 
     def known_piece(self, source: HubRepository, begin: int = 0, end: int = -1) -> Piece:
         end = len(DATA[BIG]) if end < 0 else end

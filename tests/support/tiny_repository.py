@@ -7,7 +7,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from sparkpin.checkpoint.safetensors import TensorInfo, read_header
+from checkpoint_samples import read_header
+
+from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.fetch.packed import INDEX_FILE
 
 

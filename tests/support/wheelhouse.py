@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
-import http.server
 import json
 import os
 import tempfile
-import threading
 import time
 import uuid
 import zipfile
@@ -17,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
+import local_server
 import pytest
 
 from sparkpin.pins.schema import LockedFile
@@ -99,99 +96,64 @@ def serve(folder: Path) -> Iterator[Index]:
     index = Index(folder)
     prefix = f"/{uuid.uuid4().hex}"  # what uv keeps of an index is of no other one on that port
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def is_refused(self) -> bool:
-            wanted = f"Basic {base64.b64encode(index.login.encode()).decode()}"
-            if index.login and self.headers.get("Authorization") != wanted:
-                self.answer(401, "text/plain", b"")
-                return True
-            return False
-
+    class Simple(local_server.Handler):
         def do_HEAD(self) -> None:
-            if self.is_refused():
-                return
-            self.answer(200, "application/octet-stream", (folder / unquote(self.path).rpartition("/")[2]).read_bytes())
+            self.do_GET()
 
         def do_GET(self) -> None:
-            if self.is_refused():
-                return
+            wanted = f"Basic {base64.b64encode(index.login.encode()).decode()}"
             kind, _, name = unquote(urlsplit(self.path).path).removeprefix(prefix).strip("/").partition("/")
-            if kind == "simple":
-                files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz"), *folder.glob("*.zip")]
-                files = sorted(p for p in files if p.name.split("-")[0].replace("_", "-") == name)
-                if index.sizes and index.hashes and files:
-                    self.answer(200, "application/vnd.pypi.simple.v1+json", page(prefix, name, files, index.uploaded))
-                    return
-                body = "".join(
-                    f'<a href="{prefix}/files/{p.name}{self.fragment(p)}">{p.name}</a>\n' for p in files
-                ).encode()
-                self.answer(200 if files else 404, "text/html", body)
+            if index.login and self.headers.get("Authorization") != wanted:
+                self.send(401)
+            elif kind == "simple":
+                self.send_page(name)
+            elif kind != "files":
+                self.send(404)
+            elif self.command == "HEAD":
+                self.begin(200, (folder / name).stat().st_size)
             else:
                 index.asked.append(name)
                 index.ranges.append(self.headers.get("Range", ""))
-                if name in index.gone:
-                    self.answer(404, "text/plain", b"")
-                    return
-                if name in index.busy:
-                    index.busy.discard(name)
-                    self.answer(503, "text/plain", b"")
-                    return
-                if name in index.moved:
-                    self.answer(302, "text/plain", b"", more={"Location": index.moved[name]})
-                    return
-                if name in index.endless:
-                    self.never_end()
-                    return
+                self.send_wheel(name)
+
+        def send_page(self, name: str) -> None:
+            files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz"), *folder.glob("*.zip")]
+            files = sorted(path for path in files if path.name.split("-")[0].replace("_", "-") == name)
+            kind, body = "text/html", b""
+            if index.sizes and index.hashes and files:
+                kind, body = "application/vnd.pypi.simple.v1+json", page(prefix, name, files, index.uploaded)
+            for path in files if not body else ():
+                sha256 = f"#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}" if index.hashes else ""
+                body += f'<a href="{prefix}/files/{path.name}{sha256}">{path.name}</a>\n'.encode()
+            self.send(200 if files else 404, body, {"Content-Type": kind, "Cache-Control": "no-cache"})
+
+        def send_wheel(self, name: str) -> None:
+            if name in index.gone:
+                self.send(404)
+            elif name in index.busy:
+                index.busy.discard(name)
+                self.send(503)
+            elif name in index.moved:
+                self.send(302, headers={"Location": index.moved[name]})
+            elif name in index.endless:
+                self.send_response(200)
+                self.send_header("Connection", "close")
+                self.end_headers()
+                while self.write(bytes(1 << 16)):
+                    index.sent += 1 << 16
+            else:
                 data, span = index.stale.get(name) or (folder / name).read_bytes(), self.headers.get("Range", "")
-                begin = int(span.removeprefix("bytes=").partition("-")[0]) if span else 0
-                more = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"} if begin else {}
-                pause = index.slow.get(name, 0)
-                self.answer(206 if begin else 200, "application/octet-stream", data[begin:], pause, more)
+                first = int(span.removeprefix("bytes=").partition("-")[0]) if span else 0
+                more = {"Content-Range": f"bytes {first}-{len(data) - 1}/{len(data)}"} if first else {}
+                self.begin(206 if first else 200, len(data) - first, {"Cache-Control": "no-cache", **more})
+                for start in range(first, len(data), 1 << 16):
+                    if not self.write(data[start : start + (1 << 16)]):
+                        break
+                    time.sleep(index.slow.get(name, 0))
 
-        def never_end(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            with contextlib.suppress(OSError):
-                while True:
-                    index.sent += self.wfile.write(bytes(1 << 16))
-
-        def fragment(self, path: Path) -> str:
-            return f"#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}" if index.hashes else ""
-
-        def answer(
-            self, status: int, kind: str, body: bytes, pause: float = 0, more: Mapping[str, str] = MappingProxyType({})
-        ) -> None:
-            self.send_response(status)
-            for header, value in {
-                "Content-Type": kind,
-                "Content-Length": str(len(body)),
-                "Cache-Control": "no-cache",
-                **more,
-            }.items():
-                self.send_header(header, value)
-            self.end_headers()
-            if self.command == "HEAD":
-                return
-            try:
-                for start in range(0, len(body), 1 << 16):
-                    self.wfile.write(body[start : start + (1 << 16)])
-                    time.sleep(pause)
-            except OSError:
-                pass  # the client was killed
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    index.url = f"http://127.0.0.1:{server.server_address[1]}{prefix}/simple/"
-    try:
+    with local_server.serve(Simple) as url:
+        index.url = f"{url}{prefix}/simple/"
         yield index
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def page(prefix: str, name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes:

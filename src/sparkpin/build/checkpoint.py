@@ -1,33 +1,43 @@
-"""Checkpoints of a model: what their sources lack is fetched, then they are planned, built or compared."""
+"""Checkpoints of a model: what their sources lack is fetched, then they are planned, built or compared; and the bytes
+that this takes."""
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.checkpoint.content import REBUILD, RECORD, Hashes, is_complete, is_made_here
 from sparkpin.checkpoint.plan import CheckpointPlan, make_plan
-from sparkpin.checkpoint.steps import checkpoint_key, used_repositories
-from sparkpin.checkpoint.verify import verify_checkpoint
-from sparkpin.checkpoint.write import checkpoint_folder, disk_needed, hold_model, record, write_checkpoint
-from sparkpin.core import files, terminal
+from sparkpin.checkpoint.steps import checkpoint_key, lock_for, used_repositories
+from sparkpin.checkpoint.write import (
+    checkpoint_folder,
+    disk_needed,
+    hold_model,
+    record,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from sparkpin.core import terminal
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
+from sparkpin.host import preflight
 from sparkpin.pins.schema import ModelLock, ModelPin
 
+RATES = {"100 Mbit/s": 12_500_000, "1 Gbit/s": 125_000_000}
+"""Bytes a second, assumed: nobody knows how fast the Hub answers before it is asked."""
 
-def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], *, deep: bool = False) -> Path:
+
+def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> Path:
     """The folder of the checkpoint that `steps` make of the model; built if it is not there yet.
 
-    deep: from a base that is read again, though it was found right before. What a bundle brought is built again: of it
-    only its release says that it is this checkpoint. Fetches what the steps use. Raises what `fetch_model` and
-    `make_plan` raise, and DiskError if the disk cannot take it. Two runs at once build it once; what a killed run had
-    finished, the next one goes on from.
+    What a bundle brought is built again: of it only its release says that it is this checkpoint. Fetches what the steps
+    use. Raises what `fetch_model` and `make_plan` raise, and DiskError if the disk cannot take it. Two runs at once
+    build it once; what a killed run had finished, the next one goes on from.
     """
     key = checkpoint_key(pin, lock, steps)
     folder = checkpoint_folder(paths, pin, lock, steps)
@@ -38,7 +48,7 @@ def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequen
             return folder
         used = used_repositories(pin, steps)
         plan = make_plan(model.listings(paths, pin, lock, only=used), pin, steps)  # before 72 GB are fetched
-        places = model.fetch_model(paths, pin, lock, only=used, deep=deep)
+        places = model.fetch_model(paths, pin, lock, only=used)
         for note in plan.notes:
             say(note)
         write_checkpoint(folder, pin, lock, plan, places, Hashes.here(paths))
@@ -71,12 +81,34 @@ def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[s
     return folder
 
 
-def disk_line(paths: Paths, pin: ModelPin, lock: ModelLock, plan: CheckpointPlan) -> str:
-    """Bytes that building would take, and that are free, for people."""
-    folder = checkpoint_folder(paths, pin, lock, plan.steps)
-    if is_made_here(folder, checkpoint_key(pin, lock, plan.steps)):
-        return f"disk: nothing needed, {folder} is there"
-    needed = disk_needed(folder, repository_folder(paths, lock.repositories[pin.base]), plan)
-    free = shutil.disk_usage(files.existing_parent(folder)).free
-    enough = "" if free >= needed else ": NOT ENOUGH"
-    return f"disk: {terminal.size(needed)} needed in {folder.parent}, {terminal.size(free)} free{enough}"
+@dataclass(frozen=True)
+class ModelNeeds:
+    """repositories: those that are read; fetch: bytes from a Hub; checkpoints: bytes of those to be made."""
+
+    repositories: tuple[str, ...]
+    fetch: int
+    checkpoints: int
+
+    def disk(self, paths: Paths, images: preflight.Needs | None = None) -> list[preflight.DiskRow]:
+        """images: what building them takes, too, where they are to be built."""
+        model = [(paths.models, self.fetch), (paths.checkpoints, self.checkpoints)]
+        return preflight.disk_rows(preflight.folders_of(paths, images) if images else (), model)
+
+
+def needs_of(paths: Paths, pin: ModelPin, lock: ModelLock, chain: Sequence[tuple[str, ...]]) -> ModelNeeds:
+    """chain: the steps of each checkpoint. Fetches the headers that are not here."""
+    steps = list(dict.fromkeys(chain))
+    used = {name for one in steps for name in used_repositories(pin, one)}
+    found = 0
+    for one in steps:
+        folder = checkpoint_folder(paths, pin, lock, one)
+        if not is_made_here(folder, checkpoint_key(pin, lock, one)):
+            base = repository_folder(paths, lock.repositories[pin.base])
+            found += disk_needed(folder, base, plan_checkpoint(paths, pin, lock, one))
+    fetch = model.absent_bytes(paths, pin, lock_for(pin, lock, steps[-1]), used)
+    return ModelNeeds(tuple(sorted(pin.repositories[name].repo for name in used)), fetch, found)
+
+
+def how_long(size: int) -> str:
+    """To fetch so many bytes, at the assumed rates."""
+    return ", ".join(f"{terminal.duration(size / rate)} at {name}" for name, rate in RATES.items())

@@ -70,16 +70,16 @@ def require_consistent(
         cause = f"the record of {release.tag} is not of what was built: {error.message}"
         raise IntegrityError(cause, next_step=error.next_step or step) from None
     folder = ready_checkpoint(paths, release)
-    if folder:
-        hashes = Hashes.here(paths)
-        hashed = check_content(folder, hashes, hashing, deep=deep)
-        hashes.save()
-        return hashed
-    if finished:
-        cause = f"the checkpoint of {release.tag} is gone or incomplete: {Releases(paths).checkpoint(release)}"
-        step = f"invoke reproduce {release.tag} --keep makes it again; then the same command"
-        raise CheckpointError(cause, next_step=step)
-    return []
+    if folder is None:
+        if finished:
+            cause = f"the checkpoint of {release.tag} is gone or incomplete: {Releases(paths).checkpoint(release)}"
+            step = f"invoke reproduce {release.tag} --keep makes it again; then the same command"
+            raise CheckpointError(cause, next_step=step)
+        return []
+    hashes = Hashes.here(paths)
+    hashed = check_content(folder, hashes, hashing, deep=deep)
+    hashes.save()
+    return hashed
 
 
 def same(what: str, got: object, expected: object) -> None:

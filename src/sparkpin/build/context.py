@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +15,9 @@ import uv
 from packaging.utils import canonicalize_name
 
 from sparkpin.build.record import LOCKED, BuildInput, ContextFile, RenderedImage
-from sparkpin.core.errors import IntegrityError
-from sparkpin.core.files import EPOCH, disk_errors, sha256_file
-from sparkpin.core.paths import Paths
+from sparkpin.core.errors import HostError, IntegrityError
+from sparkpin.core.files import EPOCH, sha256_file
+from sparkpin.host.machine import this_platform
 from sparkpin.pins.mods import CarriedTemplate, Mod, build_wheel
 from sparkpin.pins.schema import LINKS, LockedFile, Stack
 from sparkpin.releases.kept_inputs import KeptInputs
@@ -29,13 +27,13 @@ REQUIREMENTS = "requirements.txt"
 
 
 def wheel_files(layer: str, wheels: Sequence[LockedFile]) -> list[ContextFile]:
-    names = {wheel.sha256: f"{canonicalize_name(wheel.name)} {wheel.version}" for wheel in wheels}
-    lines = [f"{names[one.sha256].replace(' ', '==')} --hash=sha256:{one.sha256}\n" for one in wheels]
-    files = [
-        ContextFile(f"wheels/{layer}/{Path(one.file).name}", one.sha256, one.size, f"{LOCKED}{names[one.sha256]}", one)
-        for one in wheels
-    ]
-    return [*files, text_file(f"wheels/{layer}/{REQUIREMENTS}", "".join(lines))]
+    files, lines = list[ContextFile](), ""
+    for one in wheels:
+        name = canonicalize_name(one.name)
+        what = f"{LOCKED}{name} {one.version}"
+        files.append(ContextFile(f"wheels/{layer}/{Path(one.file).name}", one.sha256, one.size, what, one))
+        lines += f"{name}=={one.version} --hash=sha256:{one.sha256}\n"
+    return [*files, text_file(f"wheels/{layer}/{REQUIREMENTS}", lines)]
 
 
 def link_files(stack: Stack) -> list[ContextFile]:
@@ -71,79 +69,63 @@ def uv_file() -> ContextFile:
     return ContextFile(UV, "", binary.stat().st_size, version, binary, executable=True, identity=version)
 
 
+def require_own_uv(image: RenderedImage, machine: str) -> None:
+    """HostError where the engine's machine (its platform) is none for this machine's uv, which the steps run."""
+    own = this_platform()
+    if machine != own and any(file.path == UV and isinstance(file.source, Path) for file in image.context):
+        cause = f"{image.ref}: its steps run uv, which is here for {own}, and the engine's machine is {machine}"
+        step = f"the same command on that machine, or with an engine on {own} (DOCKER_HOST, docker context)"
+        raise HostError(cause, next_step=step)
+
+
 def host_file(path: str, origin: Path, what: str) -> ContextFile:
     sha256, size = sha256_file(origin)
     return ContextFile(path, sha256, size, what, origin)
 
 
-@contextlib.contextmanager
-def context_folder(paths: Paths, rendered: RenderedImage) -> Iterator[tuple[Path, list[BuildInput]]]:
-    """What the builder sees, for as long as the `with` block runs; and its files, but the Dockerfile, for the record.
-
-    What no lock names of them is kept for later builds.
-    """
-    prefix = f"context-{rendered.key[:12]}-"
-    with disk_errors(paths.work):
-        paths.work.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=paths.work) as name:
-            yield Path(name), fill(Path(name), KeptInputs.of(paths), rendered)
-
-
 def fill(folder: Path, inputs: KeptInputs, rendered: RenderedImage) -> list[BuildInput]:
-    """IntegrityError for a file that is not what was rendered."""
-    rows, lists = list[BuildInput](), dict[str, str]()
+    """Make the folder that the builder sees. Its files, but the Dockerfile, for the record; what no lock names of them
+    is kept for later builds. IntegrityError for a file that is not what was rendered."""
+    folder.mkdir()
     (folder / "Dockerfile").write_text(rendered.dockerfile, encoding="utf-8")
     date(folder / "Dockerfile")
+    rows, lists = list[BuildInput](), dict[str, str]()
     for file in rendered.context:
-        target = folder / file.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(file.source, LockedFile):
-            put_locked(target, inputs, file.source, executable=file.executable)
-            rows.append(row(file))
-            continue
-        if isinstance(file.source, Mod):
-            target = build_wheel(file.source, target.parent)
-        elif isinstance(file.source, Path):
-            shutil.copyfile(file.source, target)
-            target.chmod(0o755 if file.executable else 0o644)
-        else:
-            target.write_text(file.source, encoding="utf-8")
-        rows.append(keep(folder, inputs, replace(file, path=target.relative_to(folder).as_posix())))
+        rows.append(put(folder, inputs, file))
         if isinstance(mod := file.source, Mod):  # its requirement has the hash of its wheel, which is known only now
             name = f"{Path(file.path).parent}/{REQUIREMENTS}"
             line = f"{mod.distribution}=={mod.version} --hash=sha256:{rows[-1].sha256}\n"
             lists[name] = lists.get(name, "") + line
-        elif file.sha256 not in ("", rows[-1].sha256):
-            raise IntegrityError(
-                f"{file.source}: got sha256={rows[-1].sha256}, expected {file.sha256}, as it was read before",
-                next_step="it changed in between: the same command again",
-            )
-    for name, text in lists.items():
-        (folder / name).write_text(text, encoding="utf-8")
-        rows.append(keep(folder, inputs, text_file(name, text)))
+    rows += [put(folder, inputs, text_file(name, text)) for name, text in lists.items()]
     return sorted(rows, key=lambda file: file.path)
+
+
+def put(folder: Path, inputs: KeptInputs, file: ContextFile) -> BuildInput:
+    """Let the folder have a file, which is kept unless a lock names it."""
+    target, source = folder / file.path, file.source
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(source, Mod):
+        target = build_wheel(source, target.parent)
+    elif isinstance(source, LockedFile) and not file.executable:
+        inputs.holding(source).link(source, target)
+    elif isinstance(source, str):
+        target.write_text(source, encoding="utf-8")
+    else:  # a link into a store would share its mode
+        shutil.copyfile(inputs.holding(source).verified(source) if isinstance(source, LockedFile) else source, target)
+        target.chmod(0o755 if file.executable else 0o644)
+    # Gigabytes of wheels were hashed when they were linked.
+    sha256 = date(target, source.sha256 if isinstance(source, LockedFile) else "")
+    size = target.stat().st_size
+    if file.sha256 not in ("", sha256) and not isinstance(source, Mod):
+        cause = f"{source}: got sha256={sha256}, expected {file.sha256}, as it was read before"
+        raise IntegrityError(cause, next_step="it changed in between: the same command again")
+    if not isinstance(source, LockedFile):
+        inputs.keep(target, sha256, size)
+    return row(replace(file, path=target.relative_to(folder).as_posix(), sha256=sha256, size=size))
 
 
 def row(file: ContextFile) -> BuildInput:
     return BuildInput(path=file.path, sha256=file.sha256, size=file.size, executable=file.executable, what=file.what)
-
-
-def keep(folder: Path, inputs: KeptInputs, file: ContextFile) -> BuildInput:
-    """Of a file that lies in the folder."""
-    target = folder / file.path
-    sha256, size = date(target), target.stat().st_size
-    inputs.keep(target, sha256, size)
-    return row(replace(file, sha256=sha256, size=size))
-
-
-def put_locked(target: Path, inputs: KeptInputs, file: LockedFile, *, executable: bool) -> None:
-    """A hard link into the store, unless it has a mode of its own, which a link would share."""
-    if executable:
-        shutil.copyfile(inputs.holding(file).verified(file), target)
-        target.chmod(0o755)
-    else:
-        inputs.holding(file).link(file, target)
-    date(target, file.sha256)
 
 
 def date(path: Path, sha256: str = "") -> str:

@@ -13,18 +13,19 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.build import cross_build, rootfs
 from sparkpin.build import record as records
-from sparkpin.build.context import context_folder
+from sparkpin.build import rootfs
+from sparkpin.build.context import fill, require_own_uv
 from sparkpin.build.record import BuildRecord, LayerRecord, RenderedImage, layer_file
 from sparkpin.build.render import BUILDER, require_closed
+from sparkpin.build.rootfs import native_stack
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
-from sparkpin.core.files import lock, sha256_file, write_json
+from sparkpin.core.files import disk_errors, lock, sha256_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import rootfs_ref, unsealed_ref
 from sparkpin.core.terminal import say
@@ -35,24 +36,13 @@ from sparkpin.host.images import ImageInfo
 from sparkpin.image.layer_tar import CanonicalLayer, read_layer
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
 from sparkpin.image.oci import OciImage
+from sparkpin.pins.manifests import load_stack
+from sparkpin.releases.kept_inputs import KeptInputs
 
 PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for its disk half of the time
 
 
-@dataclass(frozen=True)
-class BuiltImage:
-    """A sealed image in the engine. seconds: what its build took; cached: it was there already; tags: all of them."""
-
-    ref: str
-    config_digest: str
-    diff_ids: tuple[str, ...]
-    size: int
-    seconds: float
-    cached: bool
-    tags: frozenset[str] = field(default=frozenset(), compare=False)
-
-
-def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: str | None = None) -> BuiltImage | None:
+def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: str | None = None) -> ImageInfo | None:
     """The image, if the engine has it with the build key and the very configuration and layers that were recorded.
 
     What another machine recorded counts only for who expects that very config digest: its key is what it claims.
@@ -61,86 +51,80 @@ def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, expected: 
         known = records.read_record(records.record_file(paths, rendered))
     except (FileNotFoundError, IntegrityError):
         return None
-    image, digest = engine.image(rendered.ref), known.config_digest
-    if image is None or (image.config_digest, list(image.diff_ids)) != (digest, known.diff_ids):
+    image = engine.image(rendered.ref)
+    if image is None or (image.config_digest, list(image.diff_ids)) != (known.config_digest, known.diff_ids):
         return None
-    if not is_listed(paths, known.diff_ids) or (records.is_imported(paths, rendered) and digest != expected):
-        return None
-    tags = frozenset(image.tags)
-    return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, known.seconds, cached=True, tags=tags)
+    is_listed = all(layer_file(paths, diff_id).is_file() for diff_id in known.diff_ids)
+    is_trusted = known.config_digest == expected or not records.is_imported(paths, rendered)
+    return image if is_listed and is_trusted else None
 
 
-def build_image(paths: Paths, engine: Engine, rendered: RenderedImage, *, expected: str | None = None) -> BuiltImage:
+def build_image(paths: Paths, engine: Engine, rendered: RenderedImage, *, expected: str | None = None) -> ImageInfo:
     """Build, seal, load, tag and record one stage. Of two runs at once the second waits and finds it done.
 
     expected: the config digest that must come out; another is a DifferenceError, with neither tag nor record.
     """
-    job = ImageBuild(paths, engine, rendered)
+    # The stages' common steps come in every build, from the engine's cache: each line is reported once.
+    report = functools.cache(lambda line: say(f"{rendered.stage}: {line}"))
     with lock(
-        paths.locks / f"image-{rendered.key}.lock", on_wait=lambda: job.report("another run is building it; waiting")
+        paths.locks / f"image-{rendered.key}.lock", on_wait=lambda: report("another run is building it; waiting")
     ):
         if found := find_built(paths, engine, rendered, expected):
-            job.report(f"{rendered.ref} is there")
+            report(f"{rendered.ref} is there")
             return found
-        built = job.run(expected)
-    job.report(f"{rendered.ref} in {built.seconds:.1f} s")
-    return built
+        require_closed(rendered.dockerfile, rendered.parent_ref)  # what is wrong with the request comes first
+        require_own_uv(rendered, engine.platform)
+        builder = require_builder(paths, engine, rendered)
+        prefix = f"seal-{rendered.key[:12]}-"
+        for left in paths.work.glob(f"{prefix}*"):  # by a killed run
+            shutil.rmtree(left, ignore_errors=True)
+        with disk_errors(paths.work):
+            for folder in (paths.work, paths.images):
+                folder.mkdir(parents=True, exist_ok=True)
+            records.begun_mark(records.record_file(paths, rendered)).touch()
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=paths.work) as work:
+                return ImageBuild(paths, engine, rendered, builder, Path(work), report).run(expected)
 
 
 @dataclass(frozen=True)
 class ImageBuild:
-    """The build of one image that is not there."""
+    """The build of one image that is not there. builder: where its steps run, if not in the image itself; work: an
+    empty folder, for the context and for the tars of trees."""
 
     paths: Paths
     engine: Engine
     rendered: RenderedImage
+    builder: rootfs.RootfsSpec | None
+    work: Path
+    report: Callable[[str], None]
 
-    def report(self, line: str) -> None:
-        say(f"{self.rendered.stage}: {line}")
-
-    def run(self, expected: str | None) -> BuiltImage:
+    def run(self, expected: str | None) -> ImageInfo:
         started, rendered = time.monotonic(), self.rendered
-        builder = self.prepare()
         parent = require_parent(self.paths, self.engine, rendered)
         # Made again from such a record it stays one, and its layers are none that another build may take.
         imported = expected is not None and records.is_imported(self.paths, rendered)
-        with (
-            context_folder(self.paths, rendered) as (context, inputs),
-            tempfile.TemporaryDirectory(prefix=f"seal-{rendered.key[:12]}-", dir=self.paths.work) as work,
-        ):
-            native = rootfs_ref(builder.suite, builder.key) if builder else None
-            once = functools.cache(self.report)  # the stages' common steps come in every build, from the engine's cache
-            steps = DockerfileSteps(self.engine, rendered, context, Path(work), native, once)
-            sealed, layers = self.make(steps, parent)
-        size = self.check_loaded(sealed, expected or sealed.config_digest)
+        inputs = fill(self.work / "context", KeptInputs.of(self.paths), rendered)
+        sealed, layers = self.make(parent)
+        image = self.require_loaded(sealed, expected or sealed.config_digest)
         for name, key in () if imported else rendered.layers:
             if name in layers:
                 write_json(layer_note(self.paths, key), {"diff_id": layers[name]})
-        seconds = round(time.monotonic() - started, 3)
         record = BuildRecord(
             **records.shared_fields(rendered),
-            builder=builder,
+            builder=self.builder,
             context=inputs,
             layers=[LayerRecord(name=name, key=key, diff_id=layers.get(name)) for name, key in rendered.layers],
             config=sealed.config.decode(),
             config_digest=sealed.config_digest,
             diff_ids=list(sealed.diff_ids),
-            size=size,
-            seconds=seconds,
+            size=image.size,
+            seconds=round(time.monotonic() - started, 3),
         )
         records.write_record(self.paths, record, imported=imported)
-        return BuiltImage(rendered.ref, sealed.config_digest, sealed.diff_ids, size, seconds, cached=False)
+        self.report(f"{rendered.ref} in {record.seconds:.1f} s")
+        return image
 
-    def prepare(self) -> rootfs.RootfsSpec | None:
-        """What is wrong with the request comes first. Where the steps will run, if not in the image itself."""
-        require_closed(self.rendered.dockerfile, self.rendered.parent_ref)
-        cross_build.require_own_uv(self.rendered, self.engine.platform)
-        for left in self.paths.work.glob(f"*-{self.rendered.key[:12]}-*"):  # by a killed run
-            shutil.rmtree(left, ignore_errors=True)
-        records.mark_begun(self.paths, self.rendered)
-        return require_builder(self.paths, self.engine, self.rendered)
-
-    def make(self, steps: DockerfileSteps, parent: ImageInfo) -> tuple[OciImage, dict[str, str]]:
+    def make(self, parent: ImageInfo) -> tuple[OciImage, dict[str, str]]:
         """The image, loaded, and what its trees became: name -> diff ID, of those that are not empty.
 
         The engine's own, dated image lives only meanwhile, under a tag that nothing else reads.
@@ -150,22 +134,20 @@ class ImageBuild:
             new = [name for name, _ in self.rendered.layers[len(layers) :]]
             with contextlib.ExitStack() as opened:
                 with ThreadPoolExecutor(PARALLEL_TREES) as pool:
-                    config = pool.submit(steps.build_config, parent)
-                    trees = zip(new, pool.map(lambda name: steps.build_tree(name, opened), new), strict=True)
+                    config = pool.submit(self.build_config, parent)
+                    trees = zip(new, pool.map(lambda name: self.build_tree(name, opened), new), strict=True)
                     filled = {name: tree for name, tree in trees if tree.members}
                 image = config.result()
                 self.report("sealing and loading")
-                below, far = [*parent.diff_ids, *layers.values()], {"os": image.os, "architecture": image.architecture}
-                sizes = Sizes(self.paths.cache / "layers")
-                sealed = self.engine.load_sealed(
-                    [*below, *filled.values()], image.config, **far, tag=self.rendered.ref, sizes=sizes
-                )
+                below, sizes = [*parent.diff_ids, *layers.values()], Sizes(self.paths.cache / "layers")
+                target = {"os": image.os, "architecture": image.architecture, "tag": self.rendered.ref}
+                sealed = self.engine.load_sealed([*below, *filled.values()], image.config, **target, sizes=sizes)
                 for (name, tree), diff_id in zip(filled.items(), sealed.diff_ids[len(below) :], strict=True):
                     keep_contents(self.paths, diff_id, functools.partial(contents_of, tree))
                     layers[name] = diff_id
         finally:
             with contextlib.suppress(EngineError):  # it must not hide why the build ended
-                self.engine.untag(steps.unsealed)
+                self.engine.untag(self.unsealed)
         return sealed, layers
 
     def layers_here(self, parent: ImageInfo) -> dict[str, str]:
@@ -179,33 +161,15 @@ class ImageBuild:
             found.popitem()
         return found
 
-    def check_loaded(self, sealed: OciImage, expected: str) -> int:
-        """Bytes of the image. DifferenceError, and the tag goes, where another was expected, or the engine has another
-        than was sealed."""
+    def require_loaded(self, sealed: OciImage, expected: str) -> ImageInfo:
+        """DifferenceError, and the tag goes, where another was expected, or the engine has another than was sealed."""
         ref, image = self.rendered.ref, self.engine.image(self.rendered.ref)
         if image is None or {image.config_digest, expected} != {sealed.config_digest}:
             self.engine.untag(ref)
-            raise DifferenceError(
-                f"{ref}: got {sealed.config_digest}, as {image and image.config_digest}, expected {expected}",
-                next_step="invoke reproduce (on the machine that has the release) prints what differs",
-            )
-        return image.size
-
-
-@dataclass(frozen=True)
-class DockerfileSteps:
-    """The stages of one Dockerfile, run by the engine.
-
-    context: the folder that they see; work: where their tars go; native: the image that the steps run in, where that
-    is not the one that the image stands on.
-    """
-
-    engine: Engine
-    rendered: RenderedImage
-    context: Path
-    work: Path
-    native: str | None
-    report: Callable[[str], None]
+            cause = f"{ref}: got {sealed.config_digest}, as {image and image.config_digest}, expected {expected}"
+            step = "invoke reproduce (on the machine that has the release) prints what differs"
+            raise DifferenceError(cause, next_step=step)
+        return image
 
     @property
     def unsealed(self) -> str:
@@ -213,13 +177,11 @@ class DockerfileSteps:
 
     def build_config(self, parent: ImageInfo) -> ImageInfo:
         """The settings of the image, as an image that adds no layer to its parent."""
-        self.build(self.context, "config", "--tag", self.unsealed)
+        self.build(self.work / "context", "config", "--tag", self.unsealed)
         image = self.engine.image(self.unsealed)
         if image is None or image.diff_ids != parent.diff_ids:
-            raise BuildError(
-                f"{self.rendered.stage}: its Dockerfile adds layers in its stage `config`",
-                next_step="let it set only ENV, USER, CMD, LABEL and the like; layers come from the trees",
-            )
+            step = "let it set only ENV, USER, CMD, LABEL and the like; layers come from the trees"
+            raise BuildError(f"{self.rendered.stage}: its Dockerfile adds layers in its stage `config`", next_step=step)
         return image
 
     def build_tree(self, name: str, opened: contextlib.ExitStack) -> CanonicalLayer:
@@ -231,7 +193,7 @@ class DockerfileSteps:
         tar = self.work / f"{name}.tar"
         with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=self.work) as folder:
             context = Path(folder, "context")
-            shutil.copytree(self.context, context, copy_function=os.link)
+            shutil.copytree(self.work / "context", context, copy_function=os.link)
             target, below = self.tree_stage(name)
             self.build(context, target, "--output", f"type=tar,dest={tar}")
         return read_layer(opened.enter_context(tar.open("rb")), folder=below)
@@ -239,14 +201,13 @@ class DockerfileSteps:
     def tree_stage(self, name: str) -> tuple[str, bytes]:
         """The stage that gives a tree, and the tree's folder there. On our own root file system that is the one that
         installs it: the engine's copy of gigabytes, file by file, takes longer than the 100 MB more that come out."""
-        stages = (f"\nFROM venv AS {name}\n", f"\nFROM scratch AS {name}-tree\nCOPY --from={name} /layer/ /\n")
-        if self.rendered.rootfs and all(text in self.rendered.dockerfile for text in stages):
-            return name, b"layer"
-        return f"{name}-tree", b""
+        installs = f"\nFROM venv AS {name}\n" in self.rendered.dockerfile
+        return (name, b"layer") if self.rendered.rootfs and installs else (f"{name}-tree", b"")
 
     def build(self, context: Path, target: str, *words: str) -> None:
         words += ("--target", target, "--platform", self.rendered.platform)
-        words += ("--build-arg", f"{BUILDER}={self.native}") if self.native else ()
+        if self.builder:
+            words += ("--build-arg", f"{BUILDER}={rootfs_ref(self.builder.suite, self.builder.key)}")
         buildkit.build(context, *words, report=self.report, host=self.engine.host)
 
 
@@ -281,13 +242,9 @@ def require_builder(paths: Paths, engine: Engine, rendered: RenderedImage) -> ro
         return None
     spec = rendered.builder
     if spec is None or spec.platform != machine:
-        spec = cross_build.stand_in(paths, rendered.stack, machine)
+        spec = rootfs.rootfs_spec(*native_stack(paths, load_stack(paths.project, rendered.stack), machine))
     require_rootfs(paths, engine, spec, rootfs_ref(spec.suite, spec.key))
     return spec
-
-
-def is_listed(paths: Paths, diff_ids: Sequence[str]) -> bool:
-    return all(layer_file(paths, diff_id).is_file() for diff_id in diff_ids)
 
 
 def keep_contents(paths: Paths, diff_id: str, contents: Callable[[], Contents]) -> None:

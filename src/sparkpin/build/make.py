@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkpin.build import cross_build
 from sparkpin.build.consistent import IMPORTS, is_brought, ready_checkpoint
-from sparkpin.build.image import BuiltImage, build_image, find_built
+from sparkpin.build.context import require_own_uv
+from sparkpin.build.image import build_image, find_built
 from sparkpin.build.pair import Pairing, pair
-from sparkpin.build.record import RenderedImage
+from sparkpin.build.record import RenderedImage, read_record, record_file
+from sparkpin.build.rootfs import native_stack
 from sparkpin.core import locks
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
@@ -20,6 +21,7 @@ from sparkpin.core.tags import stage_tag
 from sparkpin.core.terminal import say
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
+from sparkpin.host.images import ImageInfo
 from sparkpin.pins.schema import Stack, StackLock
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases, now
@@ -49,16 +51,16 @@ def fetch_for(
         return  # what stands on an image of ours needs nothing else
     from sparkpin.fetch import stack as fetching  # slow to import, and a build that finds all there fetches nothing
 
-    cross_build.require_own_uv(image, engine.platform)  # before gigabytes are fetched for nothing
+    require_own_uv(image, engine.platform)  # before gigabytes are fetched for nothing
     far = (machine := engine.platform) != stack.platform
-    for one, lock in ((stack, stack_lock), *([cross_build.native_stack(paths, stack, machine)] if far else [])):
+    for one, lock in ((stack, stack_lock), *([native_stack(paths, stack, machine)] if far else [])):
         if offline:
             fetching.require_fetched(paths, lock)
         else:
             fetching.fetch_stack(paths, one, lock)
 
 
-def build_images(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> tuple[BuiltImage, ...]:
+def build_images(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> tuple[ImageInfo, ...]:
     return tuple(build_image(paths, engine, pairing.rendered) for pairing in pairings)
 
 
@@ -68,15 +70,18 @@ def build_releases(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) ->
         yield record_release(paths, engine, pairing, build_image(paths, engine, pairing.rendered))
 
 
-def record_release(paths: Paths, engine: Engine, pairing: Pairing, built: BuiltImage) -> Release:
+def record_release(paths: Paths, engine: Engine, pairing: Pairing, image: ImageInfo) -> Release:
     """The release of a pairing: the one that is there when it has these bytes, else a new one, tagged."""
     records, tag = Releases(paths), pairing.tag
     known = records.find(tag)
-    if known and (known.image != built.config_digest or is_brought(paths, known)):
-        whose = "other bytes than recorded" if known.image != built.config_digest else "a bundle brought it before"
+    if known and (known.image != image.config_digest or is_brought(paths, known)):
+        whose = "other bytes than recorded" if known.image != image.config_digest else "a bundle brought it before"
         say(f"{tag} was built now ({whose}); it must be smoked again")
         known = None
-    release = known or new_release(pairing, built, read_fingerprint(engine.version))
+    release = known
+    if release is None:
+        seconds = read_record(record_file(paths, pairing.rendered)).seconds
+        release = new_release(pairing, image, seconds, read_fingerprint(engine.version))
     if release.demands != pairing.demands:
         release = dataclasses.replace(release, demands=pairing.demands)
         if release.state in ("inspected", "passed", "failed"):
@@ -89,12 +94,13 @@ def record_release(paths: Paths, engine: Engine, pairing: Pairing, built: BuiltI
     if release != known:
         records.save(release)
         (records.evidence(release) / IMPORTS).unlink(missing_ok=True)  # whatever bundle brought it before
-    for missing in {tag, stage_tag(release.recipe, release.stage)} - built.tags:
-        engine.tag(built.ref, missing)
+    for missing in {tag, stage_tag(release.recipe, release.stage)} - {*image.tags}:
+        engine.tag(pairing.rendered.ref, missing)
     return release
 
 
-def new_release(pairing: Pairing, built: BuiltImage, host: Fingerprint | None = None) -> Release:
+def new_release(pairing: Pairing, image: ImageInfo, seconds: float, host: Fingerprint | None = None) -> Release:
+    """seconds: what the build of the image took."""
     of_pairing = ("tag", "key", "checkpoint_key", "argv", "env", "demands", "inputs", "executable")
     fields: dict[str, Any] = {name: getattr(pairing, name) for name in of_pairing}
     return Release(
@@ -105,11 +111,11 @@ def new_release(pairing: Pairing, built: BuiltImage, host: Fingerprint | None = 
         model=pairing.model.name,
         drafter=pairing.model.drafter.name if pairing.model.drafter else None,
         build_key=pairing.rendered.key,
-        image=built.config_digest,
-        diff_ids=built.diff_ids,
-        size=built.size,
+        image=image.config_digest,
+        diff_ids=image.diff_ids,
+        size=image.size,
         created=now(),
-        build_seconds=built.seconds,
+        build_seconds=seconds,
         host=host,
     )
 

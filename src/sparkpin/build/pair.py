@@ -88,8 +88,7 @@ def pair(
         steps = checkpoint_steps(below, model)
         require(model, steps)
         given, env = vllm_command.serve_argv(recipe, stack, below)
-        if model.drafter and model.drafter.drafts:
-            drafters.require_used(recipe, given)
+        drafters.require_used(recipe, given)
         chosen = vllm_command.choices(family, stack.vllm, given)
         argv, env = spread(vllm_command.completed(given, chosen), env, recipe.nodes, gpu=stack.gpu is not None)
         require_drafter(below[-1], recipe.name, argv)
@@ -124,14 +123,14 @@ def require_model_fits(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
     Both follow from config.json, which is read where it was fetched. What could not be checked, and why.
     """
     file, model, lock, drafter = pairing.recipe.file, pairing.model, pairing.model_lock, pairing.model.drafter
-    is_divided, drafts = nodes_of(pairing.argv) > 1, drafter.drafts if drafter else None
-    if not (is_divided or drafts):
+    is_divided = nodes_of(pairing.argv) > 1
+    if not (is_divided or drafter):
         return ()
     target = config_here(paths, model, lock)
     unchecked, faults = [] if target else [f"{model.name} has no config.json here yet"], list[ManifestError]()
-    if drafter and drafts:
+    if drafter and drafter.drafts:
         plan, config = drafters.speculation(pairing.argv), config_here(paths, model, lock, schema.DRAFTER)
-        faults += drafters.method_faults(plan, drafts, file)
+        faults += drafters.method_faults(plan, drafter.drafts, file)
         if target and config:
             faults += drafters.pair_faults(plan, target, config, f"pins/models/{drafter.name}.yaml")
         unchecked += [] if config else [f"{drafter.name} has no config.json here yet"]
@@ -166,9 +165,8 @@ def input_names(
     names += [f"stages/{stage.name}.yaml" for stage in chain]
     names += [manifests.FAMILIES] if (project / manifests.FAMILIES).is_file() else []
     names += [manifests.COMMUNITY_MODS, *(one.file for one in templates)] if templates else []
-    return names + [
-        f"dockerfiles/{path.name}" for path in sorted((project / "dockerfiles").iterdir()) if path.is_file()
-    ]
+    files = sorted(path for path in (project / "dockerfiles").iterdir() if path.is_file())
+    return [*names, *(f"dockerfiles/{path.name}" for path in files)]
 
 
 def read_input(project: Path, name: str) -> str:

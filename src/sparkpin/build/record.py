@@ -164,25 +164,20 @@ def imported_mark(record: Path) -> Path:
     return record.with_name(f"{record.name}.imported")
 
 
-def is_imported(paths: Paths, image: RenderedImage | BuildRecord) -> bool:
-    return imported_mark(record_file(paths, image)).is_file()
-
-
 def begun_mark(record: Path) -> Path:
     """Where a record will be once its build has ended."""
     return record.with_name(f"{record.name}.begun")
 
 
-def mark_begun(paths: Paths, image: RenderedImage) -> None:
-    paths.images.mkdir(parents=True, exist_ok=True)
-    begun_mark(record_file(paths, image)).touch()
+def is_imported(paths: Paths, image: RenderedImage | BuildRecord) -> bool:
+    return imported_mark(record_file(paths, image)).is_file()
 
 
 def write_record(paths: Paths, record: BuildRecord, *, imported: bool = False) -> None:
     """imported: from another machine. That mark is there before the record, and goes after it was written again."""
     path = record_file(paths, record)
+    path.parent.mkdir(parents=True, exist_ok=True)
     if imported:
-        path.parent.mkdir(parents=True, exist_ok=True)
         imported_mark(path).touch()
     write_json(path, record.model_dump(mode="json", by_alias=True))
     begun_mark(path).unlink(missing_ok=True)
@@ -212,10 +207,8 @@ def read_record(path: Path) -> BuildRecord:
     try:
         return BuildRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise IntegrityError(
-            f"{path}: not a build record: {error}",
-            next_step="import a bundle of a release that has it (`invoke import FILE`), or build the image again",
-        ) from None
+        step = "import a bundle of a release that has it (`invoke import FILE`), or build the image again"
+        raise IntegrityError(f"{path}: not a build record: {error}", next_step=step) from None
 
 
 def records_of(paths: Paths, release: Release) -> tuple[BuildRecord, ...]:
@@ -228,20 +221,15 @@ def records_of(paths: Paths, release: Release) -> tuple[BuildRecord, ...]:
     while key is not None:
         rows = [record for _, record in records_with_key(paths, release.stack, key)]
         if len(rows) != 1:
-            raise IntegrityError(
-                f"{release.tag}: got {len(rows)} records of how its image was built (build key {key[:12]}) in "
-                f"{paths.images}, expected one",
-                next_step=f"invoke build --stage {release.stage} makes a lost one again, with the same pins",
-            )
+            got = f"got {len(rows)} records of how its image was built (build key {key[:12]}) in {paths.images}"
+            step = f"invoke build --stage {release.stage} makes a lost one again, with the same pins"
+            raise IntegrityError(f"{release.tag}: {got}, expected one", next_step=step)
         found.insert(0, rows[0])
         key = rows[0].parent_key
+    diff_ids = list(release.diff_ids)
     for record in found:
-        if (
-            record.diff_ids != list(release.diff_ids[: len(record.diff_ids)])
-            or found[-1].config_digest != release.image
-        ):
-            raise IntegrityError(
-                f"{release.tag}: the record of {record.ref} is of another image: a later build came out otherwise",
-                next_step="import a bundle of the release (`invoke import FILE`)",
-            )
+        if record.diff_ids != diff_ids[: len(record.diff_ids)] or found[-1].config_digest != release.image:
+            cause = f"the record of {record.ref} is of another image: a later build came out otherwise"
+            step = "import a bundle of the release (`invoke import FILE`)"
+            raise IntegrityError(f"{release.tag}: {cause}", next_step=step)
     return tuple(found)

@@ -13,16 +13,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from sparkpin.build import cross_build
 from sparkpin.build.consistent import same
+from sparkpin.build.context import UV, uv_file
 from sparkpin.build.image import build_image
 from sparkpin.build.make import at_work, checkpoint_of
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, RenderedImage, layer_file, read_record, record_file, records_of
+from sparkpin.build.render import BUILDER
 from sparkpin.core import files
 from sparkpin.core.errors import HostError, IntegrityError
 from sparkpin.core.paths import Paths
@@ -34,8 +35,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.machine import this_platform
 from sparkpin.host.private_engine import private_engine
 from sparkpin.image import seal
-from sparkpin.image.listing import read_contents
-from sparkpin.image.listing_diff import compare_images
+from sparkpin.image.listing import compare_images, read_contents
 from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release
@@ -52,7 +52,7 @@ class StageResult:
     got: str
     layers: int
     seconds: float
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
 
 
 def reproduce(paths: Paths, release: Release) -> tuple[StageResult, ...]:
@@ -65,9 +65,15 @@ def reproduce(paths: Paths, release: Release) -> tuple[StageResult, ...]:
         raise HostError("only root may start the second Docker engine that this needs", next_step=step)
     results, builds = list[StageResult](), recorded_builds(paths, release, this_platform())
     with engine_apart(paths) as (apart, engine):
-        for record, image in builds:
+        for before, image in builds:
             build_image(apart, engine, image)
-            results.append(result_of((paths, record), (apart, read_record(record_file(apart, image)))))
+            after = read_record(record_file(apart, image))
+            got, layers = after.config_digest, len(after.diff_ids)
+            if (got, after.diff_ids) == (before.config_digest, before.diff_ids):
+                results.append(StageResult(after.stage, "identical", got, layers, after.seconds))
+                continue
+            lines = tuple(map(printable, differences((paths, before), (apart, after))))
+            results.append(StageResult(after.stage, "different", got, layers, after.seconds, lines))
     return tuple(results)
 
 
@@ -88,16 +94,27 @@ def recorded_builds(paths: Paths, release: Release, machine: str) -> list[tuple[
     """
     records = records_of(paths, release)
     check_form(records)
-    images = [cross_build.again(record, machine) for record in records]
+    images = [again(record, machine) for record in records]
     if absent_inputs(paths, images):
         with project_of(paths, release) as project:
             last = pair(project, release.recipe, stage=release.stage)[-1]
             fetch.fetch_stack(paths, last.stack, last.stack_lock)
     if lost := absent_inputs(paths, images):
-        first = f"{lost[0].name} (sha256={lost[0].sha256})"
-        cause = f"{len(lost)} inputs of {release.tag} are gone from {paths.inputs}, the first: {first}"
-        raise IntegrityError(cause, next_step="import a bundle of the release (`invoke import FILE`)")
+        cause = f"{len(lost)} inputs of {release.tag} are gone from {paths.inputs}, the first: {lost[0].name}"
+        step = "import a bundle of the release (`invoke import FILE`)"
+        raise IntegrityError(f"{cause} (sha256={lost[0].sha256})", next_step=step)
     return list(zip(records, images, strict=True))
+
+
+def again(record: BuildRecord, machine: str) -> RenderedImage:
+    """A recorded build as it can run on a machine (its platform): where its steps ran then, if that is such a machine.
+
+    Elsewhere this machine's uv runs them; whether another version of it gives the same bytes, a comparison shows.
+    """
+    image, ran_on = record.rendered, (record.builder or record).platform
+    if machine == ran_on or f"ARG {BUILDER}=" not in image.dockerfile:
+        return image
+    return replace(image, context=tuple(uv_file() if file.path == UV else file for file in image.context))
 
 
 def check_form(records: Sequence[BuildRecord]) -> None:
@@ -150,14 +167,6 @@ def remove_run(folder: Path) -> None:
     with waiting(f"removing {folder}"):
         for path in (Path("/tmp", folder.name), folder):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def result_of(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> StageResult:
-    new, layers = after[1], len(after[1].diff_ids)
-    if (new.config_digest, new.diff_ids) == (before[1].config_digest, before[1].diff_ids):
-        return StageResult(new.stage, "identical", new.config_digest, layers, new.seconds, ())
-    lines = tuple(map(printable, [*differences(before, after)]))
-    return StageResult(new.stage, "different", new.config_digest, layers, new.seconds, lines)
 
 
 def differences(before: tuple[Paths, BuildRecord], after: tuple[Paths, BuildRecord]) -> Iterator[str]:

@@ -13,6 +13,7 @@ import io
 import json
 import lzma
 import posixpath
+import re
 import shutil
 import tarfile
 import tempfile
@@ -20,7 +21,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from sparkpin.core import files
-from sparkpin.core.errors import BuildError, HostError
+from sparkpin.core.errors import BuildError, HostError, ManifestError
 from sparkpin.core.files import EPOCH, atomic_file, disk_errors, sha256_file
 from sparkpin.core.models import StrictModel
 from sparkpin.core.paths import Paths
@@ -29,11 +30,13 @@ from sparkpin.fetch.store import Store
 from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import DIRECTORY, canonical_layer, is_ephemeral, link_first, read_members
+from sparkpin.pins.manifests import load_stack, load_stack_lock
 from sparkpin.pins.schema import LockedDeb, Stack, StackLock
 
 SCRIPT = Path(__file__).with_name("rootfs.sh")
 # Folders that are links into /usr in a merged system. They must be there before the first package is unpacked.
 MERGED = {"linux/amd64": ["bin", "lib", "lib64", "sbin"], "linux/arm64": ["bin", "lib", "sbin"]}
+PYTHON = re.compile(r"(?:lib)?python3(?:\.\d+)?-(?:minimal|stdlib)$")  # the interpreter and its compiler to bytecode
 DOCKERFILE = 'FROM scratch\nADD root.tar /\nRUN ["/bin/sh", "/debs/rootfs.sh", "{epoch}"]\n'
 
 
@@ -64,6 +67,37 @@ def rootfs_spec(stack: Stack, lock: StackLock) -> RootfsSpec:
     script, merged = SCRIPT.read_text(encoding="utf-8"), MERGED[stack.platform]
     suite, platform = stack.debian.suite, stack.platform
     return RootfsSpec(suite=suite, platform=platform, debs=lock.debs, merged=merged, script=script, time=lock.time)
+
+
+def native_stack(paths: Paths, stack: Stack, machine: str) -> tuple[Stack, StackLock]:
+    """The stack in whose root file system another's steps run on a machine (its platform), and a lock of its packages.
+
+    Nearly every step only unpacks wheels, links and compiles Python to bytecode; it runs nothing of what it installs.
+    So it may run in a root file system of the building machine's own architecture, if Debian and Python are the same to
+    the version: what it leaves is the same bytes. Made under emulation are the image's own root file system and the
+    mods' GPU kernels, by the image's Triton (dockerfiles/layers.j2 says why).
+
+    Raises HostError (the stack names none for such a machine) or ManifestError (it is for another, or with another
+    Python).
+    """
+    if (name := stack.build_on.get(machine)) is None:  # type: ignore[call-overload]
+        places = ", ".join([stack.platform, *stack.build_on])
+        cause = f"the stack {stack.name} is built on {places}; this machine's engine is {machine}"
+        step = f"build it on {stack.platform}, or name a stack for {machine} in `build_on` of its file"
+        raise HostError(cause, next_step=step)
+    native = load_stack(paths.project, name)
+    lock, file, key = load_stack_lock(paths.project, native), f"pins/stacks/{stack.name}.yaml", f"build_on.{machine}"
+    got, expected = pythons(native, lock), pythons(stack, load_stack_lock(paths.project, stack))
+    if (native.platform, got) != (machine, expected):
+        step = f"invoke lock --stack {name}, then invoke lock --stack {stack.name}"
+        found = f"{name}: {native.platform}, {got}"
+        raise ManifestError(file, key, found, f"a stack for {machine} with {expected}", next_step=step)
+    return native, lock.model_copy(update={"wheels": []})
+
+
+def pythons(stack: Stack, lock: StackLock) -> str:
+    found = [f"{deb.name} {deb.version}" for deb in lock.debs if PYTHON.match(deb.name)]
+    return ", ".join([f"Debian {stack.debian.suite}", *found])
 
 
 def build_rootfs(paths: Paths, engine: Engine, spec: RootfsSpec) -> Path:
@@ -114,9 +148,8 @@ def make_rootfs(work: Path, engine: Engine, spec: RootfsSpec, store: Store) -> P
 def write_first_root(target: Path, spec: RootfsSpec, store: Store) -> None:
     """A tar of all packages' files, of which none has run, and of /debs: the packages, and the script."""
     with tarfile.open(target, "w", format=tarfile.GNU_FORMAT) as root:
-        there = {"."}
+        there = {".", *spec.merged, *(f"usr/{name}" for name in spec.merged)}
         for name in spec.merged:
-            there |= {name, f"usr/{name}"}
             add(root, f"usr/{name}", kind=tarfile.DIRTYPE)
             add(root, name, kind=tarfile.SYMTYPE, link=f"usr/{name}")
         for deb in spec.debs:
@@ -124,10 +157,8 @@ def write_first_root(target: Path, spec: RootfsSpec, store: Store) -> None:
                 members = read_deb(store.verified(deb).read_bytes())
                 unpack(members["data.tar"], root, there, spec.merged)
             except (ValueError, KeyError, lzma.LZMAError, tarfile.TarError) as error:
-                raise BuildError(
-                    f"{deb.file}: got {error!r}, expected a Debian package with a data.tar.xz",
-                    next_step="lock the stack with another version of the package",
-                ) from None
+                cause = f"{deb.file}: got {error!r}, expected a Debian package with a data.tar.xz"
+                raise BuildError(cause, next_step="lock the stack with another version of the package") from None
             add(root, f"debs/{deb.file}", join_deb(members))
         add(root, "debs/rootfs.sh", spec.script.encode())
 

@@ -198,7 +198,7 @@ def packed_shape(base: ReadRepository, module: Module) -> tuple[int, ...]:
     entry = (config.get("extra_config") or {}).get(module.name) or {}
     bits = entry.get("bits", config.get("bits"))
     qweight, scales = module.parts["qweight"].info, module.parts.get("scales")
-    if bits not in (2, 4, 8):
+    if type(bits) is not int or bits not in (2, 4, 8):  # 4.0 would make floats of the shape
         raise unfit(base, f"{CONFIG}, quantization_config.bits for {module.name}", repr(bits), "2, 4 or 8")
     if qweight.dtype != "I32" or len(qweight.shape) != 2:
         raise unfit(base, qweight.name, f"{qweight.dtype} {list(qweight.shape)}", "an I32 matrix")

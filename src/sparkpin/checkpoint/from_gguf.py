@@ -7,6 +7,7 @@ multiplies and adds in float32, step by step, and nothing is left to threads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -101,6 +102,8 @@ def config_of(metadata: Metadata) -> dict[str, Any]:
     config = {name: metadata.get(f"{ARCHITECTURE}.{key}", kind) for key, (name, kind) in KEYS.items()}
     # The shortest decimal that is the same float32: 1e-05, and not 9.999999747378752e-06.
     config |= {name: float(str(np.float32(value))) for name, value in config.items() if type(value) is float}
+    if odd := [name for name, value in config.items() if not 0 < value < math.inf]:
+        raise metadata.wrong(odd[0], str(config[odd[0]]), "a finite number above 0")
     ids = {f"{name}_token_id": metadata.get(f"tokenizer.ggml.{IDS[name]}_token_id", int) for name in IDS_OF_CONFIG}
     return CONFIG | config | ids
 
@@ -154,6 +157,12 @@ def write_tokenizer(folder: Path, metadata: Metadata, *, vocabulary: int, contex
         raise metadata.wrong("tokenizer.ggml.tokens", f"{len(tokens):,}", f"{vocabulary:,} different ones, each a kind")
     if strange := set(kinds) - {NORMAL, CONTROL, ADDED}:
         raise metadata.wrong("tokenizer.ggml.token_type", str(min(strange)), f"{NORMAL}, {CONTROL} or {ADDED}")
+    special = {name: metadata.get(f"tokenizer.ggml.{key}_token_id", int) for name, key in IDS.items()}
+    if odd := [name for name, i in special.items() if not 0 <= i < vocabulary]:
+        raise metadata.wrong(f"{odd[0]} token", str(special[odd[0]]), f"the number of one of {vocabulary:,} tokens")
+    pairs, known = [merge.split(" ") for merge in merges], set(tokens)  # no token of byte-level BPE holds a space
+    if odd := [pair for pair in pairs if len(pair) != 2 or not known.issuperset((*pair, "".join(pair)))]:
+        raise metadata.wrong("tokenizer.ggml.merges", repr(" ".join(odd[0])), "two tokens that make a third")
     added = [
         {"id": i, "content": token, **FLAGS, "special": kind == CONTROL}
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
@@ -170,11 +179,10 @@ def write_tokenizer(folder: Path, metadata: Metadata, *, vocabulary: int, contex
             **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
             "type": "BPE",
             "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [merge.split(" ") for merge in merges],  # no token of byte-level BPE holds a space
+            "merges": pairs,
         },
     }
     write_json(folder / "tokenizer.json", value)
-    special = {name: metadata.get(f"tokenizer.ggml.{key}_token_id", int) for name, key in IDS.items()}
     config = {
         "add_prefix_space": False,
         "added_tokens_decoder": {str(row["id"]): {k: v for k, v in row.items() if k != "id"} for row in added},
@@ -216,16 +224,18 @@ def sources_of(reader: GGUFReader, config: Mapping[str, Any], metadata: Metadata
         if (found := tuple(reversed(tensor.shape.tolist()))) != shape:
             raise metadata.wrong(original, str(list(found)), str(list(shape)))
         heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-        data = weights_of(tensor, heads.get(original.split(".")[-2], 0))
+        data = weights_of(tensor, metadata, heads.get(original.split(".")[-2], 0))
         yield TensorSource(name, "BF16", shape, data)
 
 
-def weights_of(tensor: ReaderTensor, heads: int) -> Iterator[bytes]:
+def weights_of(tensor: ReaderTensor, metadata: Metadata, heads: int) -> Iterator[bytes]:
     """A tensor in BF16, computed when it is asked for. heads: of q_proj and k_proj, whose rows llama.cpp reorders."""
     import numpy as np
     from gguf.quants import dequantize
 
     weights = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+    if not np.isfinite(weights).all():
+        raise metadata.wrong(tensor.name, "NaN or infinity", "finite numbers")
     yield bf16(own_order(weights, heads) if heads else weights).tobytes()
 
 

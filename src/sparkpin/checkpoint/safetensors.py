@@ -120,11 +120,6 @@ def read_header_bytes(path: Path) -> bytes:
         return prefix + file.read(header_length(prefix, origin=str(path)))
 
 
-def read_header(path: Path) -> Header:
-    """Parse the header of a file on disk and check it against the file's size."""
-    return parse_header(read_header_bytes(path), file_size=path.stat().st_size, origin=str(path))
-
-
 def build_header(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes, tuple[str, ...]]:

@@ -1,4 +1,5 @@
-"""Carry out a plan: a checkpoint folder that is complete and verified, or is not there.
+"""Carry out a plan: a checkpoint folder that is complete and verified, or is not there; and whether one is what its
+plan says: every tensor against its source, byte by byte; nothing missing, nothing extra.
 
 Every byte that is written passes through this process once, for its SHA-256, which goes into the record and into the
 table of hashes. Shards that a killed run finished are known by that table, and stay if their hash is right again.
@@ -18,12 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sparkpin.checkpoint.content import IMPORTED, RECORD, Hashes
+from sparkpin.checkpoint.content import IMPORTED, OWN, RECORD, Hashes, bad
 from sparkpin.checkpoint.draft import Shard
 from sparkpin.checkpoint.plan import CheckpointPlan, donor_tensors
 from sparkpin.checkpoint.repository import ByteRange, Places
 from sparkpin.checkpoint.steps import FORMAT, MTP_FP8, checkpoint_key, used_repositories
-from sparkpin.checkpoint.verify import check_files
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
@@ -267,3 +267,39 @@ def set_aside(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder.replace(aside / folder.name)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def verify_checkpoint(folder: Path, places: Places, plan: CheckpointPlan) -> dict[str, str]:
+    """Compare all bytes of a built checkpoint with its inputs; gives the SHA-256 (hex) of each shard.
+
+    Raises CheckpointError naming the first file that differs. sparkpin.json is not read: `verify_built` does.
+    """
+    check_files(folder, plan)
+    for link in plan.links:
+        path, source = folder / link.path, places.linked(link.path, link.of or plan.base)
+        if not path.samefile(source) and files.sha256_file(path) != files.sha256_file(source):
+            raise bad(path, f"its bytes are not those of {source}")
+    return {shard.path: verify_shard(folder / shard.path, shard, places) for shard in plan.shards}
+
+
+def verify_shard(path: Path, shard: Shard, places: Places) -> str:
+    """SHA-256 (hex) of a shard that is what it should be."""
+    digest = hashlib.sha256(shard.header)
+    for span in shard.spans:
+        for chunk in places.of(*span).chunks():
+            digest.update(chunk)
+    if (sha256 := digest.hexdigest()) != files.sha256_file(path)[0]:
+        raise bad(path, "its bytes are not those of the tensors that the plan has for it")
+    return sha256
+
+
+def check_files(folder: Path, plan: CheckpointPlan) -> None:
+    """Cheap: files, their sizes, index and config are the planned ones. Raises CheckpointError."""
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    found = {(name, size) for name, size in sizes.items() if name not in OWN}
+    for name, _ in sorted(found ^ set(plan.sizes.items())):
+        got, expected = (f"{one[name]} bytes" if name in one else "no such file" for one in (sizes, plan.sizes))
+        raise bad(folder / name, f"got {got}, expected {expected}")
+    for text in plan.texts:
+        if (folder / text.path).read_bytes() != text.data:
+            raise bad(folder / text.path, "its text is not the planned one")

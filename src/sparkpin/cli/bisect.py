@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.cli.tasks import task
-from sparkpin.core import files, terminal
+from sparkpin.core import files
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import count, printable, show
 from sparkpin.upgrade.bisect.check import Check
-from sparkpin.upgrade.bisect.plan import make_plan
+from sparkpin.upgrade.bisect.plan import ReleaseChange, make_plan
 from sparkpin.upgrade.bisect.search import FOLDER, Search
-
-LOCK = ".lock"
 
 
 @task("measure")
@@ -22,41 +22,40 @@ def bisect(
     *,
     good: Annotated[str, "release whose check is good", "TAG"],
     bad: Annotated[str, "release whose check is bad", "TAG"],
-    check: Annotated[str, "shell command (docs/bisect.md): 0 is good, 125 inconclusive, any other code bad"],
+    check: Annotated[str, "shell command (docs/bisect.md): 0 is good, 124 and 125 inconclusive, any other code bad"],
     serve: Annotated[bool, "start a server for each trial: its address is SPARKPIN_ENDPOINT"] = False,
 ) -> None:
     """Find the change between two releases that makes a check fail."""
     paths = Paths.from_env()
     plan, asked = make_plan(paths, good, bad), Check(check, serve)
-    terminal.show(f"- good {plan.good.tag}")
-    terminal.show(f"+ bad  {plan.bad.tag}")
-    for place, change in enumerate(plan.changes, start=1):
-        terminal.show(f"{place:3} {terminal.printable(change.text)}")
+    show(f"- good {plan.good.tag}\n+ bad  {plan.bad.tag}")
+    show_changes(plan.changes)
     if plan.note:
-        terminal.show(f"note: {terminal.printable(plan.note)}")
+        show(f"note: {printable(plan.note)}")
     folder = paths.home / FOLDER / asked.identity(plan)
     search = Search(paths, plan, partial(asked.judge, paths), folder)
-    with files.lock(folder / LOCK, wait=False):
+    with files.lock(folder / ".lock", wait=False):
         for release in (plan.good, plan.bad) if serve else ():
             checkpoint_of(paths, release)
         require_ends(search)
         found = search.culprits()
         without = search.trial(tuple(change for change in plan.changes if change not in found))
-    terminal.show("the check fails on the good release with:")
-    for change in found:
-        terminal.show(f"  {terminal.printable(change.text)}")
-    terminal.show(f"the bad release without this: {without.verdict} ({terminal.printable(without.how)})")
+    show("the check fails on the good release with:")
+    show_changes(found)
+    show(f"the bad release without this: {without.verdict} ({printable(without.how)})")
     if unresolved := sum(trial.verdict == "unresolved" for trial in search.trials.values()):
-        terminal.show(f"{terminal.count(unresolved, 'combination')} unresolved: a smaller change may hide there")
-    terminal.show(f"trials and logs: {folder}")
+        show(f"{count(unresolved, 'combination')} unresolved: a smaller change may hide there")
+    show(f"trials and logs: {folder}")
+
+
+def show_changes(changes: Sequence[ReleaseChange]) -> None:
+    show("\n".join(f"  {printable(change.text)}" for change in changes))
 
 
 def require_ends(search: Search) -> None:
     """InputError unless good is good, and bad is bad or does not start: anything else is a search for nothing."""
     good, bad = search.trial(()), search.trial(search.plan.changes)
-    step = (
-        f"correct the check, or choose other releases (to forget what is known of this search: rm -r {search.folder})"
-    )
+    step = f"correct the check, or choose other releases; to forget this search: rm -r {search.folder}"
     if good.verdict != "good":
         raise InputError(f"--good {search.plan.good.tag} is {good.verdict} ({good.how})", next_step=step)
     if bad.verdict != "bad" and bad.started:

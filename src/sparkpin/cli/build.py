@@ -1,32 +1,31 @@
-"""`invoke build`: plan -> fetch -> build -> attest -> report; with --render and --fetch-only, a part of it."""
+"""`invoke build`: plan -> fetch -> build -> attest -> report; or one part of it."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from sparkpin.build import cross_build
 from sparkpin.build.make import at_work, build_releases, fetch_missing
 from sparkpin.build.pair import Pairing
-from sparkpin.cli import checkpoint as checkpoints
+from sparkpin.build.rootfs import native_stack
+from sparkpin.checkpoint.steps import all_steps, checkpoint_steps, lock_for, require
 from sparkpin.cli import tables
 from sparkpin.cli.choose import pairings_of
 from sparkpin.cli.notes import finish, next_smoke, notes_of
 from sparkpin.cli.options import Recipe, Stack, Stage
 from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
-from sparkpin.core.errors import SparkpinError
+from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.distribute import digests
-from sparkpin.distribute.attest import ensure_attested
-from sparkpin.distribute.signing import Keys
+from sparkpin.distribute.signing import Keys, ensure_attested
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import this_platform
-from sparkpin.pins.schema import LockedFile
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin
 from sparkpin.releases.record import Release, Releases
 
 Take = Callable[[Engine], Mapping[str, Release]]
@@ -63,31 +62,47 @@ def build(
     render: Annotated[bool, "instead: print the Dockerfile of a stage and what its build sees"] = False,
     fetch_only: Annotated[bool, "instead: fetch and verify everything that the locks name"] = False,
     checkpoint_only: Annotated[bool, "instead: make the checkpoint of a stage from the pinned repositories"] = False,
-    model: Annotated[
-        str | None, "with --checkpoint-only: a model of pins/models/, without a recipe (default stage: all of its pin)"
-    ] = None,
+    model: Annotated[str | None, "with --checkpoint-only: a model of pins/models/, without a recipe"] = None,
     dry_run: Annotated[bool, "with --checkpoint-only: print the plan, which only reads headers"] = False,
     verify: Annotated[bool, "with --checkpoint-only: compare all bytes of a checkpoint with its sources"] = False,
-    deep: Annotated[bool, "with --checkpoint-only: hash the base again, though its files have not changed"] = False,
 ) -> None:
     """Build, seal and tag the images of a recipe up to a stage.
 
     invoke build --stage v2-tq
     """
-    only = checkpoints.CheckpointOptions(model=model, dry_run=dry_run, verify=verify, deep=deep)
-    kinds = {"render": render, "fetch-only": fetch_only, "checkpoint-only": checkpoint_only}
-    checkpoints.require_one(kinds, only, offline=offline, stage=stage)
+    require_one(
+        {"--render": render, "--fetch-only": fetch_only, "--checkpoint-only": checkpoint_only, "--offline": offline}
+    )
+    require_one({"--dry-run": dry_run, "--verify": verify})
+    require_one({"--model": bool(model), "--recipe": bool(recipe), "--stack": bool(stack and model)})
+    if (model or dry_run or verify) and not checkpoint_only:
+        step = "invoke build --checkpoint-only, with the same options"
+        raise InputError("--model, --dry-run and --verify go with --checkpoint-only", next_step=step)
+    if model:
+        project = Paths.from_env().project
+        pin = manifests.load_model(project, model)
+        steps = checkpoint_steps(manifests.load_chain(project, stage), pin) if stage else all_steps(pin)
+        require(pin, steps)  # before the lock, which could not help
+        lock = lock_for(pin, manifests.load_model_lock(project, pin), steps)
+        act_on_checkpoint(pin, lock, steps, dry_run=dry_run, verify=verify)
+        return
+    plan = plan_of(recipe, stage, stack)
+    last = plan.pairings[-1]
     if render:
-        show_rendered(recipe=recipe, stage=stage, stack=stack)
+        show_rendered(last)
     elif fetch_only:
-        fetch(recipe=recipe, stack=stack)
+        fetch(plan.paths, last)
     elif checkpoint_only:
-        checkpoints.checkpoint(recipe=recipe, stage=stage, stack=stack, asked=only)
+        act_on_checkpoint(last.model, last.model_lock, last.steps, dry_run=dry_run, verify=verify)
     else:
-        plan = plan_of(recipe, stage, stack)
         for note in plan.notes:
             say(note)
         report(plan.paths, carry_out(plan, offline=offline))
+
+
+def require_one(options: Mapping[str, bool]) -> None:
+    if len(given := [option for option, is_given in options.items() if is_given]) > 1:
+        raise InputError(f"got {' and '.join(given)}, expected one of them", next_step=f"invoke build {given[0]}")
 
 
 def plan_of(recipe: str | None, stage: str | None, stack: str | None) -> BuildPlan:
@@ -97,12 +112,15 @@ def plan_of(recipe: str | None, stage: str | None, stack: str | None) -> BuildPl
 
 def carry_out(plan: BuildPlan, *, offline: bool = False, take: Take = lambda engine: {}) -> tuple[Release, ...]:
     """The releases of the plan, the stage asked for last. take: gives, by tag, those that need not be built."""
-    with at_work(plan.paths) as engine:
-        taken = take(engine)
-        rest = [pairing for pairing in plan.pairings if pairing.tag not in taken]
-        fetch_missing(plan.paths, engine, rest, offline=offline)
-        built = iter([attest(plan.paths, release) for release in build_releases(plan.paths, engine, rest)])
-        releases = tuple(taken.get(pairing.tag) or next(built) for pairing in plan.pairings)
+    paths = plan.paths
+    with at_work(paths) as engine:
+        done = dict(take(engine))
+        rest = [pairing for pairing in plan.pairings if pairing.tag not in done]
+        fetch_missing(paths, engine, rest, offline=offline)
+        for pairing, release in zip(rest, build_releases(paths, engine, rest), strict=True):
+            ensure_attested(paths, release)  # before the next stage, which may fail
+            done[pairing.tag] = release
+    releases = tuple(done[pairing.tag] for pairing in plan.pairings)
     try:
         compare_published(plan, releases)
     except SparkpinError as error:  # all is built: what others publish changes nothing of it
@@ -110,29 +128,20 @@ def carry_out(plan: BuildPlan, *, offline: bool = False, take: Take = lambda eng
     return releases
 
 
-def attest(paths: Paths, release: Release) -> Release:
-    """Before the next stage is built, so that one that fails leaves the evidence of those below it."""
-    ensure_attested(paths, release)
-    return release
-
-
 def compare_published(plan: BuildPlan, made: Sequence[Release]) -> None:
     """Whether the images are those that the project publishes for these pins, and how many builders got the last."""
-    images, last = [pairing.rendered for pairing in plan.pairings], made[-1]
-    published = digests.load(plan.paths.project, last.stack)
-    confirmed = digests.confirmations(plan.paths.project, last.build_key, last.image, Keys.from_env().allowed)
+    images, last, project = [pairing.rendered for pairing in plan.pairings], made[-1], plan.paths.project
+    published = digests.load(project, last.stack)
+    confirmed = digests.confirmations(project, last.build_key, last.image, Keys.from_env().allowed)
     if published is None and confirmed == digests.Confirmations():
         return
     file, found = digests.file_of(last.stack), dict[str, list[str]]()
     for end, release in enumerate(made, start=1):
         compared = digests.compare(published, images[:end], release.image, release.diff_ids)
         if compared and compared.difference:
-            steps = f"invoke reproduce {release.tag} (does it come out so again?), then invoke diff {release.tag} OTHER"
-            say(
-                f"warning: {release.stage}: NOT the bytes that {file} publishes for these pins: image {release.image}, "
-                f"published {compared.published}; {compared.difference}\n  next: {steps} --files, where OTHER is the "
-                "release of who published"
-            )
+            cause = f"image {release.image}, published {compared.published}; {compared.difference}"
+            say(f"warning: {release.stage}: NOT the bytes that {file} publishes for these pins: {cause}")
+            say(f"  next: invoke reproduce {release.tag}, which shows whether it comes out so again")
         else:
             what = "same bytes as published" if compared else "not published for these pins"
             found.setdefault(what, []).append(release.stage)
@@ -140,8 +149,7 @@ def compare_published(plan: BuildPlan, made: Sequence[Release]) -> None:
         say(f"not counted: {why}")
     for other in confirmed.others:
         say(f"warning: {other} got another image than {last.tag} of these pins")
-    lines = [f"{what}: {', '.join(stages)} ({file})" for what, stages in found.items()]
-    show("; ".join([*lines, f"{last.stage} is {confirmed.line}"]))
+    show("; ".join([*(f"{what}: {', '.join(stages)} ({file})" for what, stages in found.items()), confirmed.line]))
 
 
 def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = False, serves: bool = False) -> None:
@@ -151,37 +159,45 @@ def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = False, ser
         finish(Releases(paths), made, serves=serves)
 
 
-def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -> None:
-    _, pairings = pairings_of(recipe, stage, stack)
-    last = pairings[-1]
-    image = last.rendered
+def show_rendered(pairing: Pairing) -> None:
+    image = pairing.rendered
     show(f"# {image.ref}\n{image.dockerfile.rstrip()}\n")
     show("# The build sees these files and no network:")
     for file in image.context:
         show(f"#   {(file.identity or file.sha256)[:12]:12} {terminal.size(file.size):>10}  {file.path}")
-    show(f"# A release of it runs: {shlex.join(last.argv)}")
-    show(f"# Its checkpoint ({' + '.join(last.steps)}): {last.checkpoint_key}")
 
 
-def fetch(*, recipe: str | None, stack: str | None) -> None:
-    """All that the locks of a recipe name."""
+def fetch(paths: Paths, pairing: Pairing) -> None:
+    """All that its locks name, and the root file system that stands in for it on a machine of another architecture."""
     from sparkpin.fetch import model as hub  # slow to import, both
     from sparkpin.fetch import stack as fetching
 
-    paths, pairings = pairings_of(recipe, None, stack)
-    last = pairings[-1]
-    wanted = [(last.stack, last.stack_lock)]
-    if (machine := this_platform()) in last.stack.build_on:
-        wanted.append(cross_build.native_stack(paths, last.stack, machine))
-    for one, lock in wanted:
-        report = fetching.fetch_stack(paths, one, lock)
-        what = "stack" if one is last.stack else "root file system to build it in, stack"
-        show(
-            f"{what} {one.name}: {report.files} files, {terminal.size(report.bytes_total)} verified, "
-            f"{terminal.size(report.bytes_fetched)} fetched"
-        )
-    places = hub.fetch_model(paths, last.model, last.model_lock)
-    for name, folder in places.folders.items():
-        show(f"model {last.model.name}: {name} in {folder}")
-    for name, tensors in places.tensors.items():
-        show(f"model {last.model.name}: {len(tensors)} tensors of {name} in {paths.store}")
+    stacks = [(pairing.stack, pairing.stack_lock)]
+    if (machine := this_platform()) in pairing.stack.build_on:
+        stacks.append(native_stack(paths, pairing.stack, machine))
+    for stack, lock in stacks:
+        fetched = terminal.size(fetching.fetch_stack(paths, stack, lock))
+        total = terminal.size(sum(file.size for file in lock.files))
+        show(f"stack {stack.name}: {len(lock.files)} files, {total} verified, {fetched} fetched")
+    places = hub.fetch_model(paths, pairing.model, pairing.model_lock)
+    for name in (*places.folders, *places.tensors):
+        show(f"model {pairing.model.name}: all that is taken of {name}")
+
+
+def act_on_checkpoint(pin: ModelPin, lock: ModelLock, steps: Sequence[str], *, dry_run: bool, verify: bool) -> None:
+    """Plan it, compare it with its sources, or make it."""
+    from sparkpin.build import checkpoint as building  # slow to import, with all that fetches
+    from sparkpin.checkpoint.plan import summary
+
+    paths = Paths.from_env()
+    if dry_run:
+        disk = building.needs_of(paths, pin, lock, [tuple(steps)]).disk(paths)
+        for line in [
+            *summary(building.plan_checkpoint(paths, pin, lock, steps)),
+            *(f"disk: {row.text}" for row in disk),
+        ]:
+            show(line)
+    elif verify:
+        show(f"{building.verify_built(paths, pin, lock, steps)}: every byte is that of its sources")
+    else:
+        show(str(building.build_checkpoint(paths, pin, lock, steps)))

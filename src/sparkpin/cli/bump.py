@@ -7,21 +7,20 @@ from typing import Annotated
 
 from sparkpin.cli.bench import ALL_PARTS, ROUNDS, common, plan_for, subject_of
 from sparkpin.cli.choose import choose_recipe, require_recipe
-from sparkpin.cli.options import Recipe, Stack
+from sparkpin.cli.options import Recipe
 from sparkpin.cli.quality import Pair, compared
 from sparkpin.cli.releases import promote
 from sparkpin.cli.smoke import smoke_releases
 from sparkpin.cli.tasks import task
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.distribute.attest import ensure_attested
+from sparkpin.distribute.signing import ensure_attested
 from sparkpin.host.engine import Engine
 from sparkpin.measure.bench.compare import compare
 from sparkpin.measure.bench.plan import BenchParts
 from sparkpin.measure.bench.record import Comparison
 from sparkpin.measure.bench.run import BenchPlace
 from sparkpin.measure.quality import texts
-from sparkpin.pins import manifests
 from sparkpin.releases.current import require_current
 from sparkpin.releases.quality_record import QualityRecord
 from sparkpin.releases.record import Release, Releases
@@ -35,7 +34,6 @@ LONGEST = 3650  # days
 @task("measure")
 def bump(
     *,
-    stack: Stack = None,
     what: Annotated[What, "update only this component: vllm, python, debian or model (default: all)", "PART"] = "all",
     recipe: Recipe = None,
     apply: Annotated[bool, "where the verdict is `promote`: promote it, and write the lock"] = False,
@@ -46,13 +44,10 @@ def bump(
     if not 0 <= hold <= LONGEST:
         raise InputError(f"--hold: got {hold}, expected 0 to {LONGEST} (days)", next_step="--hold 7")
     paths = Paths.from_env()
-    name = choose_recipe(paths, recipe, stack)
+    name = choose_recipe(paths, recipe, None)
     records = Releases(paths)
     require_recipe(paths, records, name)
-    current, pin = require_current(records, name), manifests.load_recipe(paths.project, name)
-    if stack not in (None, pin.stack):
-        raise InputError(f"recipe {name!r} is pinned to the stack {pin.stack!r}", next_step="leave --stack out")
-    run.bump(paths, current, run.Asked(what, hold, quick, apply), commands(quick))
+    run.bump(paths, require_current(records, name), run.Asked(what, hold, quick, apply), commands(quick))
 
 
 def commands(quick: bool) -> Commands:

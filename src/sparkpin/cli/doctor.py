@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated
 
-from sparkpin.build.model_needs import ModelNeeds, needs_of
+from sparkpin.build.checkpoint import ModelNeeds, needs_of
 from sparkpin.checkpoint.steps import checkpoint_steps
 from sparkpin.cli.options import Json, Stack, Stage
 from sparkpin.cli.tasks import task
@@ -21,7 +21,7 @@ from sparkpin.host import daemon, gpu, preflight
 from sparkpin.host import machine as host
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import read_fingerprint
-from sparkpin.host.machine import Host, Requirement
+from sparkpin.host.machine import Host, Requirement, State, checked
 from sparkpin.pins import manifests, schema
 from sparkpin.recipes import known_issues
 from sparkpin.releases.runs_here import obstacle_of
@@ -69,12 +69,9 @@ def doctor(
     else:
         terminal.table(("", "what", "found", "fix"), [(one.state, one.name, one.detail, one.fix) for one in found])
     if lacking := [one.name for one in found if one.state == "MISSING"]:
-        words = ["--recipe", recipe] if recipe else ["--stack", chosen.name]
-        words += ["--stage", stage] if stage else []
-        raise HostError(
-            f"this machine lacks: {', '.join(lacking)}",
-            next_step=f"invoke doctor {' '.join(words)} --fix (as root), or the commands in the table",
-        )
+        same = (f"--recipe {recipe}" if recipe else f"--stack {chosen.name}") + (f" --stage {stage}" if stage else "")
+        step = f"invoke doctor {same} --fix (as root), or the commands in the table"
+        raise HostError(f"this machine lacks: {', '.join(lacking)}", next_step=step)
 
 
 def rows_of_recipe(
@@ -90,7 +87,7 @@ def rows_of_recipe(
         yield from known(machine, manifests.load_known_issues(paths.project))
     if is_asked:
         detail = f"images of recipe {recipe.name} can be built here, and not served: {why}" if why else "can run here"
-        yield Requirement("server", "advice" if why else "ok", detail)
+        yield checked("server", not why, detail, lack="advice")
     elif not is_served:
         return
     pin = manifests.model_of(paths.project, recipe)
@@ -102,7 +99,9 @@ def rows_of_recipe(
         plan = planning.plan_recipe(paths, recipe, stack, chain, planning.machine_for(stack, "", ""))
         stored = sum(kind.stored for kind in plan.weights)
         if is_served:
-            yield memory_plan(machine, recipe, plan.needed, command)
+            needed, free = plan.needed, machine.memory_available
+            detail = f"recipe {recipe.name}, stage {recipe.stage}, needs {gib(needed)}, {gib(free)} are available"
+            yield checked("memory plan", needed <= free, detail, f"{command} prints what would fit", "advice")
     elif is_served:
         detail = f"recipe {recipe.name}: its headers are not fetched yet"
         yield Requirement("memory plan", "advice", detail, f"{command} fetches them")
@@ -119,13 +118,15 @@ def rows_of_recipe(
         detail = f"{pin.name}{note}: {size(needs.fetch)} of {' and '.join(needs.repositories)} to be fetched"
         yield Requirement("model", "advice", detail, f"invoke up --recipe {recipe.name} asks, then fetches")
     for row in needs.disk(paths, preflight.needs_for(stack)):
-        one = preflight.disk("disk in all", f"model, checkpoints, images: {row.text}", row)
-        yield replace(one, state="advice") if row.short and not is_served else one
+        lack: State = "MISSING" if is_served else "advice"
+        yield checked(
+            "disk in all", not row.short, f"model, checkpoints, images: {row.text}", preflight.MORE_DISK, lack
+        )
 
 
 def known(machine: Host, issues: tuple[schema.KnownIssue, ...]) -> Iterator[Requirement]:
     """What is known to break on a Spark such as this one."""
-    kernel = host.text(host.ROOT / "proc/sys/kernel/osrelease").strip()
+    kernel = host.text("proc/sys/kernel/osrelease").strip()
     driver = gpu.read_gpu_facts({}).driver
     seen = {"kernel": kernel, "driver": driver, "memory": f"{machine.memory_total / 1e9:.0f}"}
     for issue in issues:
@@ -133,22 +134,13 @@ def known(machine: Host, issues: tuple[schema.KnownIssue, ...]) -> Iterator[Requ
             yield Requirement(issue.name, "advice", known_issues.told(issue, seen.get), issue.do)
 
 
-def memory_plan(machine: Host, recipe: schema.Recipe, needed: int, command: str) -> Requirement:
-    free = machine.memory_available
-    detail = f"recipe {recipe.name}, stage {recipe.stage}, needs {gib(needed)}, {gib(free)} are available"
-    if needed <= free:
-        return Requirement("memory plan", "ok", detail)
-    stop = "" if needed > machine.memory_total else "invoke stop, if a server runs; "
-    return Requirement("memory plan", "advice", detail, f"{stop}{command} prints what would fit")
-
-
 def is_here(paths: Paths, lock: schema.ModelLock) -> bool:
     """Whether a plan can be made of this model without the network: every header and each small text."""
     store = Store(paths.store)
     for entry in lock.repositories.values():
         folder = repository_folder(paths, entry)
-        texts = [folder / file.file for file in entry.files if file.file in TEXTS]
-        headers = [store.has(header) or (folder / header.file).is_file() for header in entry.headers]
-        if not all(path.is_file() for path in texts) or not all(headers):
+        there = [(folder / file.file).is_file() for file in entry.files if file.file in TEXTS]
+        there += [store.has(header) or (folder / header.file).is_file() for header in entry.headers]
+        if not all(there):
             return False
     return True

@@ -24,55 +24,44 @@ def lock(
     digests: Annotated[bool, "resolve nothing: build what the locks give, write its digests to pins/digests"] = False,
 ) -> None:
     """Resolve the pins and write their locks (network)."""
-    if digests:
-        if model:
-            raise InputError("--digests goes with --stack alone", next_step="invoke lock --digests")
-        publish_digests(stack)
-        return
-    if stack and model:
-        raise InputError(
-            f"--stack {stack} locks that stack only, --model {model} that model only",
-            next_step=f"one after the other: invoke lock --stack {stack}, then invoke lock --model {model}",
-        )
+    if model and (stack or digests):
+        raise InputError("--model locks that model only", next_step=f"invoke lock --model {model}, then the rest")
     paths = Paths.from_env()
-    everything = not stack and not model
-    for name in [stack] if stack else names(paths.project / "pins/stacks") if everything else []:
+    if digests:
+        publish_digests(paths, stack)
+        return
+    for name in [stack] if stack else [] if model else names(paths.project / "pins/stacks"):
         made = lock_stack(paths, name)
         show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels")
-    for name in [model] if model else names(paths.project / "pins/models") if everything else []:
-        if not model and not (paths.project / f"pins/models/{name}.lock").is_file():
+    for name in [model] if model else [] if stack else names(paths.project / "pins/models"):
+        if not model and not manifests.model_lock_file(paths.project, name).is_file():
             show(f"pins/models/{name}.yaml has no lock; to make it: invoke lock --model {name}")
             continue
-        locked = lock_model.lock_model(paths, name)
-        for repository in locked.repositories.values():
+        for repository in lock_model.lock_model(paths, name).repositories.values():
+            size = terminal.size(sum(tensor.size for tensor in repository.tensors))
             parts = f"{len(repository.files)} files, {len(repository.headers)} headers"
-            if repository.tensors:
-                size = terminal.size(sum(tensor.size for tensor in repository.tensors))
-                parts += f", {len(repository.tensors)} tensors of {size}"
+            parts += f", {len(repository.tensors)} tensors of {size}" if repository.tensors else ""
             show(f"pins/models/{name}.lock: {repository.repo} at {repository.revision}: {parts}")
 
 
-def publish_digests(stack: str | None) -> None:
+def publish_digests(paths: Paths, stack: str | None) -> None:
     """Of one stack, or of each that has published some before. Those for another architecture are not built then, for
     that can take an hour: entries of other pins are removed from their files."""
     from sparkpin.build.make import at_work  # slow to import: only this asks an engine
     from sparkpin.distribute import digests as published
 
-    paths = Paths.from_env()
     if not (wanted := [stack] if stack else names(paths.project / published.FOLDER)):
-        raise InputError(
-            f"{published.FOLDER} has no file yet, and no stack is named", next_step="invoke lock --digests --stack cpu"
-        )
-    machine = this_platform()
+        cause = f"{published.FOLDER} has no file yet, and no stack is named"
+        raise InputError(cause, next_step="invoke lock --digests --stack cpu")
     with at_work(paths) as engine:
         for name in wanted:
             file = published.file_of(name)
-            if stack or manifests.load_stack(paths.project, name).platform == machine:
+            if stack or manifests.load_stack(paths.project, name).platform == this_platform():
                 show(f"{file}: {published.publish(paths, engine, name)} images")
-            elif gone := published.remove_stale(paths.project, name):
-                show(f"{file}: removed, of other pins: {', '.join(gone)}; invoke lock --digests --stack {name}")
             else:
-                show(f"{file}: all of it holds")
+                gone = ", ".join(published.remove_stale(paths.project, name))
+                step = f"; invoke lock --digests --stack {name}" if gone else ""
+                show(f"{file}: removed, of other pins: {gone or 'nothing'}{step}")
 
 
 def names(folder: Path) -> list[str]:

@@ -15,27 +15,27 @@ from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.mods import templates_of
 from sparkpin.pins.vllm_command import overruled, serve_argv
-from sparkpin.recipes import check as recipe_checks
-from sparkpin.recipes import known_issues
-from sparkpin.recipes.flags import PlannedServer
-from sparkpin.recipes.mapping import about
-from sparkpin.recipes.vllm_parser import parser_of
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, with_others
 
 
 def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
-    """What is said before images and checkpoints are made: what vLLM will refuse, for one."""
-    recipe = f"recipes/{pairing.recipe.name}.yaml"
-    mistakes = [str(finding).removeprefix("error: ") for finding in recipe_checks.mistakes(paths.project, pairing)]
-    templates = templates_of(paths.project, pairing.recipe.mods)
+    """What is said before images and checkpoints are made: what vLLM will refuse, for one, of what is not built yet."""
+    recipe, mistakes = f"recipes/{pairing.recipe.name}.yaml", list[str]()
+    if not Releases(paths).find(pairing.tag):
+        from sparkpin.recipes import check  # slow to import, and a build may find all there
+
+        mistakes = [str(finding).removeprefix("error: ") for finding in check.mistakes(paths.project, pairing)]
+    templates = templates_of(paths.project, pairing.recipe.mods).items()
+    if templates:
+        from sparkpin.recipes.mapping import about
     return (
         *overruled_notes(pairing.recipe, pairing.stack, pairing.chain),
         *(f"warning: {recipe}: {mistake}" for mistake in mistakes),
         *(choice.line for choice in pairing.chosen),
         *(f"note: {line}" for line in require_model_fits(paths, pairing)),
-        *(f"note: {about(mod, template)}" for mod, template in templates.items()),
+        *(f"note: {about(mod, template)}" for mod, template in templates),
     )
 
 
@@ -45,6 +45,10 @@ def overruled_notes(recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[
 
 def say_memory_issues(recipe_name: str | None, stage: str | None, stack_name: str | None) -> None:
     """What has broken for others with the memory that the server of a recipe, else of the stack's, asks for."""
+    from sparkpin.recipes import known_issues  # slow to import
+    from sparkpin.recipes.flags import PlannedServer
+    from sparkpin.recipes.vllm_parser import parser_of
+
     project = Paths.from_env().project
     recipe = manifests.load_recipe(project, recipe_name or machine.default_recipe(project, stack_name))
     stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, stage or recipe.stage)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
+from sparkpin.build.checkpoint import ModelNeeds, how_long, needs_of
 from sparkpin.build.consistent import is_brought, require_consistent
 from sparkpin.build.make import at_work
-from sparkpin.build.model_needs import ModelNeeds, how_long, needs_of
 from sparkpin.checkpoint.steps import used_repositories
 from sparkpin.cli import serve as serving
 from sparkpin.cli.build import BuildPlan, carry_out, plan_of, report
@@ -100,11 +100,11 @@ def up(
 def is_taken(paths: Paths, engine: Engine, release: Release) -> bool:
     """Whether a release that was brought before is here, and signed by whom this machine trusts today: an import may
     have taken it unsigned."""
-    from sparkpin.distribute import imagecheck, verify
+    from sparkpin.distribute import verify
 
     if current.present_ref(engine, release) is None:
         return False
-    checks = verify.check_evidence(imagecheck.evidence_of(paths, release))
+    checks = verify.check_evidence(verify.evidence_of(paths, release))
     return all(verify.demanded(check).result != "wrong" for check in checks)
 
 

@@ -51,9 +51,9 @@ def disk_errors(where: Path) -> Iterator[None]:
     except OSError as error:
         name = error.filename if error.filename2 is None and isinstance(error.filename, str | Path) else where
         is_within, cause = Path(name).is_relative_to(where) or Path(name) in where.parents, f"{error.strerror}"
-        if isinstance(error, PermissionError) and not is_within:
-            raise DiskError(f"cannot open {name}: {cause}", next_step=f"chmod a+r {name}") from error
         if isinstance(error, PermissionError):
+            if not is_within:
+                raise DiskError(f"cannot open {name}: {cause}", next_step=f"chmod a+r {name}") from error
             cause, step = f"{cause} ({error.filename})", f"sudo chown -R $USER {where}, or set"
         elif isinstance(error, FileNotFoundError) and Path(name) in (where, *where.parents) and error.filename:
             cause, step = f"{name} cannot be made ({cause})", "set"

@@ -24,13 +24,11 @@ def claim(paths: Paths, *, exclusive: bool = False) -> Iterator[None]:
     exclusive: for prune, before all other locks, since builds take theirs after this one. A home may be used with
     several caches, and a cache with several homes, so there is a lock in each, always taken in this order.
     """
-
-    def on_wait() -> None:
-        say(f"waiting for {'builds and imports that run now' if exclusive else 'a prune'} to end")
-
-    with contextlib.ExitStack() as stack:
-        for folder in (paths.home, paths.locks):
-            stack.enter_context(lock(folder / PRUNE_LOCK, shared=not exclusive, on_wait=on_wait))
+    line = f"waiting for {'builds and imports that run now' if exclusive else 'a prune'} to end"
+    with (
+        lock(paths.home / PRUNE_LOCK, shared=not exclusive, on_wait=lambda: say(line)),
+        lock(paths.locks / PRUNE_LOCK, shared=not exclusive, on_wait=lambda: say(line)),
+    ):
         yield
 
 

@@ -39,11 +39,8 @@ def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: floa
 
 
 def choose(folder: Path, name: str, what: str) -> Path:
-    """The file of a named manifest; an unknown name lists the known ones."""
-    path = folder / f"{name}.yaml"
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or not is_plain(path.name) or not path.is_file():
-        names = [file.stem for file in folder.glob("*.yaml")]
-        if name in names:
-            raise InputError(f"{path}: a name has small letters, digits, '.' and '-'", next_step="rename the file")
-        raise InputError(f"unknown {what} {name!r}", next_step=f"choose one of: {', '.join(sorted(names))}")
-    return path
+    """The file of a named manifest; an unknown name lists the known ones. A file with another kind of name is none."""
+    known = sorted(file.stem for file in folder.glob("*.yaml") if re.fullmatch(r"[a-z0-9][a-z0-9.-]*", file.stem))
+    if name not in known:
+        raise InputError(f"unknown {what} {name!r}", next_step=f"choose one of: {', '.join(known)}")
+    return folder / f"{name}.yaml"

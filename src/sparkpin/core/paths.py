@@ -38,7 +38,8 @@ def project_folder() -> Path:
     here, checkout = Path.cwd(), Path(__file__).resolve().parents[3]
     for folder in (here, *here.parents, checkout):
         if is_project(folder):
-            if folder != checkout and not is_trusted(folder):
+            owners = (str(os.geteuid()), "0", os.environ.get("SUDO_UID"))  # under sudo its caller's is trusted, too
+            if folder != checkout and str(folder.stat().st_uid) not in owners:
                 raise InputError(f"{folder} is another user's project", next_step=f"sparkpin --project {folder} TASK")
             return folder
     raise InputError(f"no project of sparkpin: neither {here} nor a folder above it has a folder pins", next_step=NEXT)
@@ -51,11 +52,6 @@ NEXT = "go to a folder with the project's files (a clone of sparkpin has some), 
 def is_project(folder: Path) -> bool:
     """That of the sources with this name holds code."""
     return (folder / "pins").is_dir() and not (folder / "pins/__init__.py").exists()
-
-
-def is_trusted(folder: Path) -> bool:
-    """Whether it is this user's or root's, or under sudo that of who called it."""
-    return str(folder.stat().st_uid) in (str(os.geteuid()), "0", os.environ.get("SUDO_UID"))
 
 
 @dataclass(frozen=True)

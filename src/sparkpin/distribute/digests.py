@@ -25,7 +25,7 @@ from sparkpin.core.files import atomic_file
 from sparkpin.core.models import Sha256, StrictModel
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count
-from sparkpin.distribute import signing
+from sparkpin.distribute import layout, signing
 from sparkpin.host.engine import Engine
 from sparkpin.image import oci
 from sparkpin.pins import manifests, reading
@@ -33,6 +33,7 @@ from sparkpin.releases.record import Digest
 
 FOLDER = "pins/digests"
 BUILDERS = f"{FOLDER}/builders"
+Chain = Sequence[RenderedImage | BuildRecord]
 HEAD = """\
 # The images of these pins: build key, config digest, diff IDs of the layers that each stage adds.
 # Written by `invoke lock --digests --stack {}` from images that it built; not to be edited.
@@ -74,25 +75,16 @@ def load(project: Path, stack: str) -> Published | None:
     return reading.parse(Published, reading.read_yaml(path), path) if path.is_file() else None
 
 
-def compare(
-    published: Published | None,
-    chain: Sequence[RenderedImage | BuildRecord],
-    image: str,
-    diff_ids: Sequence[str],
-) -> Comparison | None:
+def compare(published: Published | None, chain: Chain, image: str, diff_ids: Sequence[str]) -> Comparison | None:
     """The last image of a chain, by its config digest and diff IDs; None where nothing is published for its key."""
     known = published.images if published else {}
-    entries = [known.get(one.stage) for one in chain]
-    last = entries[-1]
+    last = known.get(chain[-1].stage)
     if last is None or last.key != chain[-1].key:
         return None
     if last.image == image:
         return Comparison(image)
-    named = [
-        (f"{name} of {one.stage}", diff_id)
-        for one, entry in zip(chain, entries, strict=True)
-        for name, diff_id in (entry.layers.items() if entry else ())
-    ]
+    entries = [(one.stage, known[one.stage]) for one in chain if one.stage in known]
+    named = [(f"{name} of {stage}", diff_id) for stage, entry in entries for name, diff_id in entry.layers.items()]
     for expected, got in zip_longest(named, diff_ids):
         name, diff_id = expected or ("one more than published", "none")
         if diff_id != got:
@@ -175,8 +167,12 @@ class Confirmations:
 
     @property
     def line(self) -> str:
-        names = f" ({', '.join(self.builders)})" if self.builders else ""
-        return f"confirmed by {count(len(self.builders), 'builder') if self.builders else 'no builder yet'}{names}"
+        if not self.builders:
+            return (
+                f"nobody else has confirmed this image yet: {BUILDERS}/ has no other builder's signed statement of it"
+            )
+        who = f"{count(len(self.builders), 'builder')} ({', '.join(self.builders)})"
+        return f"{who} signed that these pins gave them this image"
 
 
 def read_statement(path: Path, allowed: Path | None) -> tuple[dict[str, str], signing.Signer]:
@@ -194,7 +190,7 @@ def read_statement(path: Path, allowed: Path | None) -> tuple[dict[str, str], si
         return {key: f"sha256:{image}"}, signer
     except FileNotFoundError:
         raise IntegrityError("it is not signed") from None
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except layout.MISFITS as error:
         raise IntegrityError(f"no statement of a release: {type(error).__name__}") from None
 
 
@@ -204,13 +200,11 @@ def confirmations(project: Path, key: str, image: str, allowed: Path | None) -> 
     for path in sorted((project / BUILDERS).glob("*.json")):
         try:
             images, signer = read_statement(path, allowed)
+            if key not in images:
+                continue
+            if signer.principal is None:
+                raise IntegrityError(f"whose key it is nobody says: no {signing.places(signing.ALLOWED_SIGNERS)}")
+            (builders if images[key] == image else others)[signer.principal] = None
         except SparkpinError as error:
             uncounted.append(f"{path.name}: {error.message}")
-            continue
-        if key not in images:
-            continue
-        if signer.principal is None:
-            uncounted.append(f"{path.name}: whose key it is nobody says: no {signing.places(signing.ALLOWED_SIGNERS)}")
-        else:
-            (builders if images[key] == image else others)[signer.principal] = None
     return Confirmations(tuple(builders), tuple(others), tuple(uncounted))

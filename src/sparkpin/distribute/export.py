@@ -1,4 +1,4 @@
-"""Writing a release as an OCI layout: collected, put into one file or folder, and read again as an import reads it.
+"""Writing a release as an OCI layout: collected, put into one file, and read again as an import reads it.
 
 The same release with the same evidence gives the same bytes.
 """
@@ -8,36 +8,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import io
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from sparkpin.build.consistent import has_statement, ready_checkpoint
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.checkpoint.content import RECORD
 from sparkpin.core import files
-from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
+from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import progress
 from sparkpin.core.terminal import say, size
-from sparkpin.distribute import bundle, layout
-from sparkpin.distribute.imagecheck import saved_image
-from sparkpin.distribute.materials import model_inputs
+from sparkpin.distribute import bundle, engines, layout, materials
+from sparkpin.distribute.layout import Row
+from sparkpin.distribute.materials import Part, model_inputs
 from sparkpin.distribute.signing import Keys
-from sparkpin.fetch.model_files import blobs_of, repository_folder
+from sparkpin.distribute.verify import slice_of
 from sparkpin.fetch.store import FETCH
 from sparkpin.host.engine import Engine
 from sparkpin.image import oci
 from sparkpin.image.archive import BLOCK, END, Slice, file_header, padding
-from sparkpin.pins.schema import LockedFile
-from sparkpin.releases import current
-from sparkpin.releases.kept_inputs import KeptInputs, project_of
+from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import STATEMENT, Release, Releases, to_json
 
-Source = bytes | Path | Slice
+Source = Path | Slice
+Sources = Mapping[str, Source]
 
 
 @dataclass(frozen=True)
@@ -50,165 +47,98 @@ class BundleParts:
 
 
 def export(paths: Paths, connect: Callable[[], Engine], release: Release, target: Path, wanted: BundleParts) -> int:
-    """Write the layout of a release to a file; its size in bytes. The file appears whole or not at all.
+    """Write the layout of a release to a file, or into an empty folder; its size in bytes. A file appears whole or not
+    at all.
 
-    connect: gives the engine, which is asked only when the image is wanted. Raises InputError for a file that is there
-    or has no folder, IntegrityError for an input that is gone or damaged and for what every import would refuse,
-    EngineError for an image that is gone, DiskError.
+    connect: gives the engine, which is asked only when the image is wanted. Raises IntegrityError for an input that is
+    gone or damaged and for what every import would refuse, EngineError for an image that is gone, DiskError.
     """
-    files.output_file("PLACE", str(target), like=f"{release.name}.tar")
     records = records_of(paths, release)
-    rows = release_rows(paths, release, records, wanted)
-    with contextlib.ExitStack() as stack:
-        layers = saved_layers(paths, connect(), release, stack) if wanted.image else None
-        found = layout_of(release, records, rows, layers)
-        written = write(target, found)
+    sources = row_sources(paths, release, records, wanted)
+    with engines.saved_layers(paths, connect(), release) if wanted.image else contextlib.nullcontext() as layers:
+        written = write(target, layout_of(release, records, sources, layers))
     say("reading it as an import would")
-    with importable(release, on_refusal=target.unlink), bundle.open_bundle(target, keys=Keys()):
-        return written
-
-
-@contextlib.contextmanager
-def importable(release: Release, on_refusal: Callable[[], object]) -> Iterator[None]:
-    """What every import would refuse is not exported. Whom the other machine trusts is its own business."""
     try:
-        yield
+        with bundle.open_bundle(target, keys=Keys()):  # whom the other machine trusts is its own business
+            return written
     except IntegrityError as error:
-        on_refusal()
+        if target.is_file():
+            target.unlink()
         why = f"{release.tag} is not exported, for every import would refuse it: {error.message}"
         raise IntegrityError(why, next_step=f"invoke verify {release.tag} prints all that is wrong") from None
 
 
-def release_rows(
-    paths: Paths, release: Release, records: Sequence[BuildRecord], wanted: BundleParts
-) -> dict[str, tuple[layout.Row, Source]]:
-    """By title. IntegrityError for what is gone."""
-    if has_statement(paths, release) and not (Releases(paths).evidence(release) / STATEMENT).is_file():
+def row_sources(paths: Paths, release: Release, records: Sequence[BuildRecord], wanted: BundleParts) -> Sources:
+    """Title of a row -> where its bytes are. The record is as it was built: what this machine made of it (current,
+    passed) is its own business. IntegrityError for what is gone."""
+    folder = Releases(paths).evidence(release)
+    if has_statement(paths, release) and not (folder / STATEMENT).is_file():
         step = f"invoke verify {release.tag} --sign makes it"
         raise IntegrityError(f"{release.tag} has no statement", next_step=step)
-    found = record_rows(paths, release, records) | input_rows(paths, release, records)
-    found |= stored_rows(paths, release, records) if wanted.store else {}
-    return found | (checkpoint_rows(paths, release) if wanted.checkpoint else {})
-
-
-def row_of(title: str, data: bytes) -> tuple[layout.Row, Source]:
-    return layout.Row(title, oci.digest_of(data), len(data)), data
-
-
-def record_rows(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> dict[str, tuple[layout.Row, Source]]:
-    """The record as it was built: what this machine made of it (current, passed) is its own business."""
     bare = dataclasses.replace(release, state="built", smoke=None)
-    found = {layout.RELEASE: layout.as_json(to_json(bare))}
+    small = {layout.RELEASE: layout.as_json(to_json(bare))}
     for record in records:
-        found[f"{layout.IMAGES}{record.key}.json"] = layout.as_json(record.model_dump(mode="json", by_alias=True))
-    folder = Releases(paths).evidence(release)
-    found |= {name: (folder / name).read_bytes() for name in layout.EVIDENCE if (folder / name).is_file()}
-    return {title: row_of(title, data) for title, data in found.items()}
+        small[f"{layout.IMAGES}{record.key}.json"] = layout.as_json(record.model_dump(mode="json", by_alias=True))
+    small |= {name: (folder / name).read_bytes() for name in layout.EVIDENCE if (folder / name).is_file()}
+    parts = materials.input_parts(release, records)
+    if wanted.store:
+        with project_of(paths, release) as project:
+            parts += materials.stored_parts(records, model_inputs(project, release))
+    if wanted.checkpoint:
+        made = checkpoint_record(paths, release)
+        small[layout.CHECKPOINT] = made
+        parts += materials.checkpoint_parts(release, made)
+    require_there(paths, release, parts)
+    found: dict[str, Source] = {title: slice_of(data) for title, data in small.items()}
+    return found | {part.title: part.place(paths, release) for part in parts}
 
 
-def input_rows(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> dict[str, tuple[layout.Row, Source]]:
-    kept = KeptInputs.of(paths).kept
-    names = {row.sha256: f"{row.what} of {record.stage}" for record in records for row in record.context}
-    names |= {sha256: name for name, sha256 in release.inputs.items()}
-    found: dict[str, tuple[layout.Row, Source]] = {}
-    for sha256 in bundle.kept_hashes(release, records):
-        path = kept.path(sha256)
-        if not path.is_file():
-            step = f"invoke build --recipe {release.recipe} --stage {release.stage} keeps it again, if the pins are "
-            missing = f"{names[sha256]} (sha256={sha256}), which is not in {kept.root}"
-            raise IntegrityError(f"{release.tag} was made from {missing}", next_step=f"{step}still the same")
-        found |= path_row(layout.INPUTS, sha256, path, path.stat().st_size)
-    return found
+def require_there(paths: Paths, release: Release, parts: Sequence[Part]) -> None:
+    for part in parts:
+        path = part.place(paths, release)
+        if not path.is_file() or part.size not in (None, path.stat().st_size):
+            again = f"invoke build --recipe {release.recipe} --stage {release.stage} keeps it again, with the same pins"
+            cause = f"{release.tag} was made from {part.what} (sha256={part.sha256}), which is not at {path}"
+            raise IntegrityError(cause, next_step=FETCH if part.folder == layout.STORE else again)
 
 
-def path_row(folder: str, sha256: str, path: Path, length: int) -> dict[str, tuple[layout.Row, Source]]:
-    return {folder + sha256: (layout.Row(folder + sha256, f"sha256:{sha256}", length), path)}
-
-
-def stored_rows(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> dict[str, tuple[layout.Row, Source]]:
-    """All that was fetched: for the images, and for the checkpoint."""
-    store = KeptInputs.of(paths)
-    wanted: dict[str, tuple[LockedFile, Path]] = {
-        file.sha256: (file, store.holding(file).path(file.sha256)) for file in bundle.locked_files(records)
-    }
-    with project_of(paths, release) as project:
-        for repository in model_inputs(project, release).repositories:
-            folder = repository_folder(paths, repository)
-            wanted |= {file.sha256: (file, folder / file.file) for file in repository.files}
-            wanted |= {blob.sha256: (blob, store.fetched.path(blob.sha256)) for blob in blobs_of(repository)}
-    if absent := [file for file, path in wanted.values() if not path.is_file() or path.stat().st_size != file.size]:
-        raise IntegrityError(
-            f"{len(absent)} of {len(wanted)} files that {release.tag} was made from are not in the cache, "
-            f"the first: {absent[0].file} (sha256={absent[0].sha256})",
-            next_step=FETCH,
-        )
-    found: dict[str, tuple[layout.Row, Source]] = {}
-    for sha256, (file, path) in wanted.items():
-        found |= path_row(layout.STORE, sha256, path, file.size)
-    return found
-
-
-def checkpoint_rows(paths: Paths, release: Release) -> dict[str, tuple[layout.Row, Source]]:
+def checkpoint_record(paths: Paths, release: Release) -> bytes:
     folder = ready_checkpoint(paths, release)
     if folder is None:
-        raise CheckpointError(
-            f"the checkpoint of {release.tag} ({Releases(paths).checkpoint(release)}) is not there or not whole",
-            next_step=f"invoke reproduce {release.tag} --keep makes it",
-        )
-    made = (folder / RECORD).read_bytes()
-    found = {layout.CHECKPOINT: row_of(layout.CHECKPOINT, made)}
-    for name, row in json.loads(made)["files"].items():
-        found |= path_row(layout.CHECKPOINTS, row["sha256"], folder / name, row["size"])
-    return found
+        cause = f"the checkpoint of {release.tag} ({Releases(paths).checkpoint(release)}) is not there or not whole"
+        raise CheckpointError(cause, next_step=f"invoke reproduce {release.tag} --keep makes it")
+    return (folder / RECORD).read_bytes()
 
 
-def saved_layers(paths: Paths, engine: Engine, release: Release, stack: contextlib.ExitStack) -> dict[str, Slice]:
-    """Diff ID -> tar, as the engine gives them out, which is not verified; there while `stack` is open."""
-    ref = current.present_ref(engine, release)
-    if ref is None:
-        raise EngineError(
-            f"the image of {release.tag} ({release.image}) is not in the engine",
-            next_step=current.how_to_rebuild(release),
-        )
-    files.require_space(paths.work, release.size + release.size // 16, "an image's layers", "SPARKPIN_CACHE")
-    with files.disk_errors(paths.work):
-        saved = stack.enter_context(saved_image(paths, engine, release, ref))
-    if tuple(saved.diff_ids) != release.diff_ids:
-        raise EngineError(f"the engine saved another image than {release.tag}", next_step="the same command again")
-    return dict(zip(release.diff_ids, saved.layers, strict=True))
+def row_of(title: str, source: Source) -> Row:
+    """A file lies under its hash, which is in its title; whether it is so is found when the layout is read again."""
+    sha256 = files.sha256_of(source) if isinstance(source, Slice) else title.rpartition("/")[2]
+    return Row(title=title, digest=f"sha256:{sha256}", size=length_of(source))
 
 
 def layout_of(
-    release: Release,
-    records: Sequence[BuildRecord],
-    rows: Mapping[str, tuple[layout.Row, Source]],
-    layers: Mapping[str, Slice] | None,
-) -> dict[str, Source]:
-    """File of the layout -> where its bytes are; what is small comes first."""
-    config, sizes, image = records[-1].config.encode(), None, None
-    if layers is not None:
-        sizes = [oci.OciLayer(diff_id, layers[diff_id].size) for diff_id in release.diff_ids]
-        image = oci.manifest(config, sizes)
-    made = layout.artifact(release.tag, [row for row, _ in rows.values()], image)
-    found: dict[str, Source] = dict(layout.layout_files(release.tag, config, sizes, made))
-    found |= {oci.blob(row.digest): source for row, source in sorted(rows.values(), key=lambda one: one[0].title)}
+    release: Release, records: Sequence[BuildRecord], sources: Sources, layers: Mapping[str, Slice] | None
+) -> Sources:
+    """File of the layout -> where its bytes are, what is small first. layers: diff ID -> tar, None where the image
+    stays behind."""
+    config = records[-1].config.encode()
+    sizes = [oci.OciLayer(diff_id, layers[diff_id].size) for diff_id in release.diff_ids] if layers else None
+    rows = [row_of(title, sources[title]) for title in sorted(sources)]
+    made = layout.artifact(release.tag, rows, oci.manifest(config, sizes) if sizes else None)
+    small = layout.layout_files(release.tag, config, sizes, made)
+    found: dict[str, Source] = {name: slice_of(data) for name, data in small.items()}
+    found |= {oci.blob(row.digest): sources[row.title] for row in rows}
     return found | {oci.blob(diff_id): tar for diff_id, tar in (layers or {}).items()}
 
 
 def length_of(source: Source) -> int:
-    if isinstance(source, Path):
-        return source.stat().st_size
-    return source.size if isinstance(source, Slice) else len(source)
+    return source.size if isinstance(source, Slice) else source.stat().st_size
 
 
 def copied(source: Source, out: IO[bytes], written: Callable[[int], object] = lambda count: None) -> str:
     """Write all of it: its SHA-256, taken on the way, for it may lie where others write."""
     digest = hashlib.sha256()
-    with contextlib.ExitStack() as stack:
-        file: Any = source
-        if not isinstance(source, Slice):
-            opened = source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
-            file = stack.enter_context(opened)
+    with source.open("rb") if isinstance(source, Path) else contextlib.nullcontext(source) as file:
         file.seek(0)
         while chunk := file.read(files.CHUNK):
             digest.update(chunk)
@@ -217,12 +147,17 @@ def copied(source: Source, out: IO[bytes], written: Callable[[int], object] = la
     return digest.hexdigest()
 
 
-def write(target: Path, found: Mapping[str, Source]) -> int:
-    """A layout as one tar. What is wrong with it is found when it is read again."""
+def write(target: Path, found: Sources) -> int:
+    """What is wrong with it is found when it is read again."""
     lengths = {name: length_of(source) for name, source in found.items()}
     total = sum(BLOCK + length + -length % BLOCK for length in lengths.values()) + len(END)
     files.require_space(target.parent, total, "the release's bytes", "the file")
     say(f"writing {target}: {len(found)} members, {size(total)}")
+    if target.is_dir():
+        for name, source in found.items():
+            with files.atomic_file(target / name) as out:
+                copied(source, out)
+        return total
     with files.atomic_file(target) as out, progress(total) as written:
         for name, source in found.items():
             out.write(file_header(name, lengths[name]))

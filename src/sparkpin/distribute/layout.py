@@ -26,18 +26,19 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from sparkpin.core import terminal
 from sparkpin.core.errors import DiskError, IntegrityError, SparkpinError, clipped
 from sparkpin.core.files import sha256_of
+from sparkpin.core.models import StrictModel
 from sparkpin.distribute.signing import UntrustedError
 from sparkpin.image import oci
-from sparkpin.image.archive import BLOCK, END, Slice, file_header
-from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT
+from sparkpin.image.archive import BLOCK, END, Slice, file_header, padding
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Digest
 
 RELEASE, CHECKPOINT = "release.json", "checkpoint.json"
 EVIDENCE = (SBOM, STATEMENT, SIGNATURE)
@@ -60,46 +61,46 @@ JSON_LIMIT = 16 << 20  # bytes of what is read into memory as a whole
 MEMBERS = 8192  # files of a layout; the store of a large model has some thousand
 LARGEST = 1 << 40  # bytes of one blob
 BLOB = re.compile(r"blobs/sha256/[0-9a-f]{64}")
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 SAID, SAID_VALUE = 2000, 100  # characters of a refusal, and of a value in it: it may quote what a stranger wrote
 MISFITS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+# A last net: what a stranger wrote may meet a reader that did not expect it.
+BROKEN = (SparkpinError, *MISFITS, ArithmeticError, tarfile.TarError, csv.Error, zlib.error, struct.error, EOFError)
 AGAIN = "get it again from where it was exported, and compare its SHA-256 with the one there (sha256sum)"
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of the artifact. digest: "sha256:..."; size: bytes."""
+class Row(StrictModel):
+    """A row of the artifact. size: bytes."""
 
     title: str
-    digest: str
-    size: int
+    digest: Digest
+    size: Annotated[int, Field(ge=0, lt=LARGEST)]
 
     @property
     def media_type(self) -> str:
         return TYPES[self.title if self.title in TYPES else self.title.partition("/")[0] + "/"]
 
+    @property
+    def sha256(self) -> str:
+        return self.digest.removeprefix("sha256:")
 
-class Refused(Exception):
+
+class Refused(IntegrityError):
     """Why a layout is not taken."""
 
 
 @contextlib.contextmanager
 def refusing(source: object) -> Iterator[None]:
     """Whatever is wrong with what a stranger wrote is one IntegrityError. source: where it lies."""
-    refused = f"{source} is refused, and nothing of it was used"
     try:
         yield
     except DiskError:  # of this machine: the layout is not to blame
         raise
-    except UntrustedError as error:
-        raise UntrustedError(f"{refused}: {error.message}", next_step=error.next_step) from None
-    except (Refused, SparkpinError) as error:
-        why = "\n".join(map(terminal.printable, str(getattr(error, "message", error))[:SAID].split("\n")))
-        raise IntegrityError(f"{refused}: {why}", next_step=AGAIN) from None
-    except (*MISFITS, ArithmeticError, tarfile.TarError, csv.Error, zlib.error, struct.error, EOFError) as error:
-        # A last net: what a stranger wrote met a reader that did not expect it.
-        why = terminal.printable(f"it cannot be read ({type(error).__name__}: {error})"[:SAID])
-        raise IntegrityError(f"{refused}: {why}", next_step=AGAIN) from None
+    except BROKEN as error:
+        why = str(getattr(error, "message", f"it cannot be read ({type(error).__name__}: {error})"))[:SAID]
+        message = f"{source} is refused, and nothing of it was used: {terminal.printable(why)}"
+        if isinstance(error, UntrustedError):
+            raise UntrustedError(message, next_step=error.next_step) from None
+        raise IntegrityError(message, next_step=AGAIN) from None
 
 
 @contextlib.contextmanager
@@ -147,17 +148,10 @@ def artifact(tag: str, rows: Sequence[Row], image: bytes | None) -> bytes:
 def read_rows(made: bytes) -> list[Row]:
     """The rows of an artifact that a stranger wrote. Refused for what cannot be one's, before a blob is asked for."""
     with reading("the artifact"):
-        value = json.loads(made)
-        if value["artifactType"] != ARTIFACT or not 0 < len(value["layers"]) <= MEMBERS:
-            raise Refused(f"{len(value['layers']):,} rows of {value['artifactType']!r}: no release that was exported")
-        rows = []
-        for layer in value["layers"]:
-            row = Row(layer["annotations"][TITLE], layer["digest"], layer["size"])
-            if not DIGEST.fullmatch(row.digest) or type(row.size) is not int or not 0 <= row.size < LARGEST:
-                raise Refused(f"{row.title}: got digest {row.digest[:80]!r} and size {row.size!r}")
-            if layer["mediaType"] != row.media_type:
-                raise Refused(f"{row.title}: media type: got {layer['mediaType']!r}, expected {row.media_type!r}")
-            rows.append(row)
+        layers = json.loads(made)["layers"]
+        if not 0 < len(layers) <= MEMBERS:
+            raise Refused(f"the artifact has {len(layers):,} rows: no release that was exported")
+        rows = [Row(title=one["annotations"][TITLE], digest=one["digest"], size=one["size"]) for one in layers]
     if len({row.title for row in rows}) != len(rows):
         raise Refused("the artifact has a title twice")
     return rows
@@ -166,12 +160,11 @@ def read_rows(made: bytes) -> list[Row]:
 def read_image(image: bytes, diff_ids: Sequence[str], config: bytes) -> list[oci.OciLayer]:
     """The layers of an image's manifest, of which only their sizes are new. Refused for any other image's."""
     with reading("the image's manifest"):
-        found = json.loads(image)["layers"]
-        layers = [oci.OciLayer(digest, row["size"]) for digest, row in zip(diff_ids, found, strict=True)]
-        possible = all(type(layer.size) is int and 0 < layer.size < LARGEST for layer in layers)
-        if possible and image == oci.manifest(config, layers):
-            return layers
-    raise Refused("the image's manifest is not the one of an image with plain layers that the record describes")
+        sizes = [Row(title="", digest=diff_ids[0], size=row["size"]).size for row in json.loads(image)["layers"]]
+        layers = [oci.OciLayer(diff_id, size) for diff_id, size in zip(diff_ids, sizes, strict=True)]
+    if image != oci.manifest(config, layers):
+        raise Refused("the image's manifest is not the one of an image with plain layers that the record describes")
+    return layers
 
 
 def layout_files(tag: str, config: bytes, layers: Sequence[oci.OciLayer] | None, made: bytes) -> dict[str, bytes]:
@@ -187,6 +180,20 @@ def layout_files(tag: str, config: bytes, layers: Sequence[oci.OciLayer] | None,
     return files | {oci.blob(digest): made, oci.blob(oci.digest_of(EMPTY)): EMPTY}
 
 
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[dict[str, Slice]]:
+    """The files of a layout, which is one tar file or a folder: name -> bytes."""
+    with contextlib.ExitStack() as stack:
+        if path.is_file():
+            yield read_archive(stack.enter_context(path.open("rb")))
+            return
+        found = {}
+        for file in sorted(file for file in path.rglob("*") if file.is_file()):
+            data = stack.enter_context(file.open("rb"))
+            found[str(file.relative_to(path))] = Slice(data, 0, file.stat().st_size)
+        yield found
+
+
 def read_archive(file: BinaryIO) -> dict[str, Slice]:
     """The members of a plain tar of regular files, each under exactly the header that an export writes: so no link,
     device, mode, extension or compression is ever interpreted.
@@ -195,36 +202,25 @@ def read_archive(file: BinaryIO) -> dict[str, Slice]:
     while position < total - len(END):
         file.seek(position)
         head = file.read(BLOCK)
-        name, size = name_and_size(head)
+        try:
+            name, size = head[:100].rstrip(b"\0").decode("ascii"), int(head[124:135], 8)
+        except ValueError:
+            raise Refused("it is no tar of an OCI layout") from None
         if head != file_header(name, size):
             raise Refused(f"the header at byte {position:,} ({name[:SAID_VALUE]!r}) is none that an export writes")
-        if name in found:
-            raise Refused(f"it has {name} twice")
         if not (name in (oci.LAYOUT, oci.INDEX, oci.ARCHIVE_MANIFEST) or BLOB.fullmatch(name)):
             raise Refused(f"it has {name!r}, which is no file of an OCI layout")
-        if len(found) == MEMBERS:
-            raise Refused(f"it has more than {MEMBERS:,} members")
+        if name in found or len(found) == MEMBERS:
+            raise Refused(f"it has {name} twice, or more than {MEMBERS:,} members")
         found[name] = Slice(file, position + BLOCK, size)
-        position += BLOCK + size
-        if position > total:
-            raise Refused(f"it is cut short in {name}")
-        file.seek(position)
-        if file.read(-size % BLOCK).strip(b"\0"):
-            raise Refused(f"there are bytes between {name} and the next member")
-        position += -size % BLOCK
+        file.seek(position + BLOCK + size)
+        if file.read(-size % BLOCK) != padding(size):
+            raise Refused(f"it is cut short in {name}, or there are bytes between it and the next member")
+        position = file.tell()
     file.seek(min(position, total))
     if not found or file.read() != END:
         raise Refused("it does not end as an archive does: cut short, or added to" if found else "it is no OCI layout")
     return found
-
-
-def name_and_size(head: bytes) -> tuple[str, int]:
-    if head[:2] == b"\x1f\x8b" or head[:4] == b"\x28\xb5\x2f\xfd":
-        raise Refused("it is compressed; an export writes a plain tar")
-    try:
-        return head[:100].rstrip(b"\0").decode("ascii"), int(head[124:135], 8)
-    except ValueError:
-        raise Refused("it is no tar of an OCI layout") from None
 
 
 def small(data: Mapping[str, Slice], name: str) -> bytes:
@@ -250,11 +246,8 @@ def rows_data(rows: Sequence[Row], found: Mapping[str, Slice]) -> dict[str, Slic
     """Title -> bytes, each of its size and hash."""
     data = {}
     for row in rows:
-        if (blob := found.get(oci.blob(row.digest))) is None:
-            raise Refused(f"{row.title} is missing")
-        if blob.size != row.size:
-            raise Refused(f"{row.title}: its row says {row.size:,} bytes, it has {blob.size:,}")
-        if (got := sha256_of(blob)) != row.digest.removeprefix("sha256:"):
-            raise Refused(f"{row.title}: expected {row.digest}, got sha256:{got}")
+        blob = found.get(oci.blob(row.digest))
+        if blob is None or blob.size != row.size or sha256_of(blob) != row.sha256:
+            raise Refused(f"{row.title}: got other bytes, or none; expected {row.size:,} of {row.digest}")
         data[row.title] = blob
     return data

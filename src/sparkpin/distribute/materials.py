@@ -1,11 +1,14 @@
-"""What a release's image and checkpoint were made from, as one list with a hash for each: SBOM, statement and their
-checks all start from it. Pure.
+"""What a release's image and checkpoint were made from, with a hash for each input.
+
+`materials_of` is the list that SBOM, statement and their checks start from. The parts are the files that a layout holds
+besides records and evidence: an export reads them, a verification asks for exactly them, and an import writes them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +19,18 @@ from packageurl import PackageURL
 from sparkpin.build.record import LOCKED, BuildInput, BuildRecord
 from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositories
 from sparkpin.core.errors import IntegrityError
-from sparkpin.fetch.model_files import fetched_of, named_parts
+from sparkpin.core.models import Sha256, Size, StrictModel
+from sparkpin.core.paths import Paths
+from sparkpin.distribute import layout
+from sparkpin.distribute.layout import Refused, reading
+from sparkpin.fetch.model_files import blobs_of, fetched_of, named_parts
+from sparkpin.fetch.store import Store
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import LockedFile, RepositoryLock
-from sparkpin.releases.record import Release
+from sparkpin.releases.record import Release, Releases
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*/[0-9a-f]{40}")
 LISTED = ("deb", "wheel", "mod", "tool", "gguf", "model")  # in the SBOM; the statement has all kinds
 
 Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "gguf", "model"]
@@ -75,10 +84,8 @@ def model_inputs(project: Path, release: Release) -> ModelInputs:
     lock = lock_for(pin, manifests.load_model_lock(project, pin), steps)
     used = sorted(used_repositories(pin, steps))
     if missing := [name for name in used if name not in lock.repositories]:
-        raise IntegrityError(
-            f"pins/models/{pin.name}.lock has no repository {missing[0]!r}",
-            next_step=f"invoke lock --model {pin.name}",
-        )
+        cause = f"pins/models/{pin.name}.lock has no repository {missing[0]!r}"
+        raise IntegrityError(cause, next_step=f"invoke lock --model {pin.name}")
     parts = (fetched_of(lock.repositories[name], whole=pin.is_whole(name)) for name in used)
     return ModelInputs(tuple(parts), pin.is_made, lock.gguf.wheel if lock.gguf else None)
 
@@ -93,10 +100,8 @@ def materials_of(release: Release, records: Sequence[BuildRecord], models: Model
     for material in (*recorded(release, records), *model_files(models)):
         known = found.setdefault(material.label, material)
         if known.sha256 != material.sha256:
-            raise IntegrityError(
-                f"{release.tag}: {material.label}: one build record says {known.sha256}, another {material.sha256}",
-                next_step=f"invoke build --stage {release.stage}",
-            )
+            cause = f"{material.label}: one build record says {known.sha256}, another {material.sha256}"
+            raise IntegrityError(f"{release.tag}: {cause}", next_step=f"invoke build --stage {release.stage}")
     return tuple(found[label] for label in sorted(found))
 
 
@@ -132,19 +137,17 @@ def package_url(kind: str, namespace: str, name: str, version: str, **more: Any)
 
 
 def context_file(row: BuildInput, stage: str) -> Material:
-    words = row.what.split(" ")
-    kind: Kind
-    if words[0] in ("wheel", "mod"):
-        kind, words = ("wheel" if words[0] == "wheel" else "mod"), words[1:]
-    elif row.path.startswith("tools/"):
-        kind = "tool"
-    else:
+    kinds: dict[str, Kind] = {"wheel": "wheel", "mod": "mod"}
+    first, _, rest = row.what.partition(" ")
+    kind = kinds.get(first)
+    if kind is None and not row.path.startswith("tools/"):
         return Material("text", row.path, "", row.sha256, row.size, stage, "")
+    words = (rest if kind else row.what).split(" ")
     if len(words) != 2 or not all(words):
         raise IntegrityError(f"the record of {stage}: {row.path}: got {row.what!r}, expected a name and a version")
     name, version = words
     purl = package_url("pypi", "", name, version) if kind == "wheel" else ""
-    return Material(kind, name, version, row.sha256, row.size, stage, purl, row.what.startswith(LOCKED))
+    return Material(kind or "tool", name, version, row.sha256, row.size, stage, purl, row.what.startswith(LOCKED))
 
 
 def model_files(models: ModelInputs) -> Iterator[Material]:
@@ -158,3 +161,73 @@ def model_files(models: ModelInputs) -> Iterator[Material]:
             purl = package_url("huggingface", namespace, name, entry.revision, subpath=path)
             own = "" if models.generated else purl
             yield Material("model", path, entry.revision, file.sha256, file.size, where, own)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a layout. size: bytes, None where nothing records it; path: below the folder of models or of the
+    checkpoint, "" for one that a store has under its hash; what: what a person calls it.
+    """
+
+    folder: str
+    sha256: str
+    size: int | None
+    what: str
+    path: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.folder + self.sha256
+
+    def place(self, paths: Paths, release: Release) -> Path:
+        """Where it lies on a machine."""
+        if self.folder == layout.CHECKPOINTS:
+            return Releases(paths).checkpoint(release) / self.path
+        if self.folder == layout.INPUTS:
+            return Store(paths.inputs).path(self.sha256)
+        return paths.models / self.path if self.path else Store(paths.store).path(self.sha256)
+
+
+class CheckpointFile(StrictModel):
+    size: Size
+    sha256: Sha256
+
+
+def input_parts(release: Release, records: Sequence[BuildRecord]) -> list[Part]:
+    """All that the release was made from and that no lock names."""
+    context = [(row, record.stage) for record in records for row in record.context if not row.what.startswith(LOCKED)]
+    names = {row.sha256: f"{row.what} of {stage}" for row, stage in context}
+    names |= {sha256: name for name, sha256 in release.inputs.items()}
+    return [Part(layout.INPUTS, sha256, None, what) for sha256, what in names.items()]
+
+
+def locked_files(records: Sequence[BuildRecord]) -> list[LockedFile]:
+    """The Debian packages and wheels that the images were made from, and in."""
+    debs = [deb for record in records for spec in record.root_file_systems for deb in spec.debs]
+    return debs + [row.locked for record in records for row in record.context if row.what.startswith(LOCKED)]
+
+
+def stored_parts(records: Sequence[BuildRecord], models: ModelInputs) -> list[Part]:
+    """All that was fetched, for images and checkpoint. Refused for a repository that no folder can hold."""
+    found = [stored(file) for file in locked_files(records)]
+    for repository in models.repositories:
+        folder = f"{repository.repo}/{repository.revision}"
+        if not REPOSITORY.fullmatch(folder):
+            raise Refused(f"a lock names a repository {folder}")
+        found += [stored(file, f"{folder}/{file.file}") for file in repository.files]
+        found += [stored(blob) for blob in blobs_of(repository)]
+    return found
+
+
+def stored(file: LockedFile, path: str = "") -> Part:
+    return Part(layout.STORE, file.sha256, file.size, file.file, path)
+
+
+def checkpoint_parts(release: Release, record: bytes) -> list[Part]:
+    """record: of the finished checkpoint. Refused for that of another one."""
+    with reading(layout.CHECKPOINT):
+        value = json.loads(record)
+        if (value["model"], value["key"]) != (release.model, release.checkpoint_key):
+            raise Refused(f"{layout.CHECKPOINT} is of {value['model']} {value['key']}, not of the release's checkpoint")
+        files = {name: CheckpointFile.model_validate(row) for name, row in value["files"].items()}
+    return [Part(layout.CHECKPOINTS, file.sha256, file.size, name, name) for name, file in files.items()]

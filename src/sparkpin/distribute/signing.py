@@ -1,4 +1,5 @@
-"""Signatures by ssh keys: `ssh-keygen -Y`, so that keys, agents and expiry stay ssh's business.
+"""A release's evidence (SBOM, statement, signature), and signatures by ssh keys: `ssh-keygen -Y`, so that keys, agents
+and expiry stay ssh's business.
 
 ~/.config/sparkpin/signing_key       or SPARKPIN_SIGNING_KEY: a private key, or a public one whose private part an
                                      agent holds
@@ -7,15 +8,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.core.errors import HostError, InputError, IntegrityError
+from sparkpin.core.errors import HostError, InputError, IntegrityError, SparkpinError
+from sparkpin.core.files import atomic_file
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say
+from sparkpin.releases.kept_inputs import project_of
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
 
 NAMESPACE = "sparkpin"  # a signature that was made for something else does not count
 SIGNING_KEY, ALLOWED_SIGNERS = "SPARKPIN_SIGNING_KEY", "SPARKPIN_ALLOWED_SIGNERS"
@@ -47,12 +54,10 @@ def places(variable: str) -> str:
 
 
 def configured(variable: str) -> Path | None:
-    if name := os.environ.get(variable):
-        path = Path(name).expanduser().absolute()
-        if not path.is_file():
-            raise InputError(f"{variable}={name}: there is no such file", next_step=f"correct or unset {variable}")
-        return path
-    path = config_folder() / DEFAULTS[variable]
+    name = os.environ.get(variable)
+    path = Path(name).expanduser().absolute() if name else config_folder() / DEFAULTS[variable]
+    if name and not path.is_file():
+        raise InputError(f"{variable}={name}: there is no such file", next_step=f"correct or unset {variable}")
     return path if path.is_file() else None
 
 
@@ -80,14 +85,11 @@ class Signer:
 def sign(data: bytes, key: Path, namespace: str = NAMESPACE) -> bytes:
     """An armored SSH signature. HostError when ssh-keygen or the key cannot be used; never asks for a passphrase."""
     done = ssh_keygen("-Y", "sign", "-f", str(key), "-n", namespace, data=data)
-    if done.returncode or not done.stdout.startswith(b"-----BEGIN SSH SIGNATURE-----"):
-        why, step = reason(done), f"name a key in {SIGNING_KEY} that ssh-keygen can sign with"
-        if "passphrase" in why:  # which ssh-keygen calls incorrect, though nobody was asked for it
-            why = "it has a passphrase, and nothing asks for one here"
-            step = f"ssh-add {key}, and name its public part in {SIGNING_KEY} ({key}.pub)"
-        elif key.suffix == ".pub":
-            step = f"ssh-add the private part of {key}: a public key signs through an agent"
-        raise HostError(f"cannot sign with {key}: {why}", next_step=f"{step}; then the same command again")
+    if done.returncode:
+        step = (
+            f"ssh-add {key.with_suffix('')}, and name its public part in {SIGNING_KEY}: an agent asks for passphrases"
+        )
+        raise HostError(f"cannot sign with {key}: {reason(done)}", next_step=f"{step}; then the same command again")
     return done.stdout
 
 
@@ -97,55 +99,97 @@ def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
     IntegrityError for a signature over other bytes or for another purpose, UntrustedError for a signer who is not in
     `allowed` (or is there no longer, or not yet). Of several lines with one key ssh-keygen looks at the first.
     """
-    with tempfile.TemporaryDirectory(prefix="sparkpin-signature-") as folder:
-        file = Path(folder) / "signature"
-        file.write_bytes(signature)
-        done = ssh_keygen("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(file), data=data)
-        found = re.search(rb"signature with (.*)", done.stdout)
+    with tempfile.NamedTemporaryFile(prefix="sparkpin-signature-") as file:
+        file.write(signature)
+        file.flush()
+        check = ("-n", NAMESPACE, "-s", file.name)
+        done = ssh_keygen("-Y", "check-novalidate", *check, data=data)
+        found = re.search(r"signature with (.*)", done.stdout.decode(errors="replace"))
         if done.returncode or not found:
             raise IntegrityError(
                 f"the signature is not over this statement, or damaged: {reason(done)}",
                 next_step="get statement and signature again from where they came",
             )
-        key = found[1].decode(errors="replace").strip()
         if allowed is None:
-            return Signer(key, None)
-        done = ssh_keygen("-Y", "find-principals", "-f", str(allowed), "-s", str(file))
-        principal = next(iter(done.stdout.decode(errors="replace").splitlines()), "")
+            return Signer(found[1].strip(), None)
+        done = ssh_keygen("-Y", "find-principals", "-f", str(allowed), "-s", file.name)
+        principal = done.stdout.decode(errors="replace").partition("\n")[0]
         if principal:
-            whose = ("-f", str(allowed), "-I", principal)
-            done = ssh_keygen("-Y", "verify", *whose, "-n", NAMESPACE, "-s", str(file), data=data)
-            if not done.returncode:
-                return Signer(key, principal)
-        why = reason(done)
-    step = how_to_trust(allowed)
-    raise UntrustedError(f"signed with {key}, which {allowed} does not allow: {why}", next_step=step)
+            done = ssh_keygen("-Y", "verify", "-f", str(allowed), "-I", principal, *check, data=data)
+        if principal and not done.returncode:
+            return Signer(found[1].strip(), principal)
+    cause = f"signed with {found[1].strip()}, which {allowed} does not allow: {reason(done)}"
+    raise UntrustedError(cause, next_step=how_to_trust(allowed))
 
 
 def ssh_keygen(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    program = shutil.which("ssh-keygen")
-    if program is None:
-        raise HostError(
-            "signatures need ssh-keygen, which is not there", next_step="apt-get install openssh-client (as root)"
-        )
     # Without a terminal and without askpass nothing can ask for a passphrase and wait for ever.
     environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
+    argv = ["ssh-keygen", *arguments]
     try:
         return subprocess.run(
-            [program, *arguments],
-            input=data,
-            capture_output=True,
-            timeout=PATIENCE,
-            env=environment,
-            start_new_session=True,
+            argv, input=data, capture_output=True, timeout=PATIENCE, env=environment, start_new_session=True
         )
+    except FileNotFoundError:
+        cause, step = "signatures need ssh-keygen, which is not there", "apt-get install openssh-client (as root)"
     except subprocess.TimeoutExpired:
-        raise HostError(
-            f"ssh-keygen did not answer within {PATIENCE} s", next_step="look whether ssh-agent waits for you"
-        ) from None
+        cause, step = f"ssh-keygen did not answer within {PATIENCE} s", "look whether ssh-agent waits for you"
+    raise HostError(cause, next_step=step)
 
 
 def reason(done: subprocess.CompletedProcess[bytes]) -> str:
-    """What ssh-keygen gave as its reason, first line, without the question that nobody answered."""
+    """What ssh-keygen gave as its reason, without the question that nobody answered."""
     lines = (done.stderr + b"\n" + done.stdout).decode(errors="replace").strip().splitlines()
     return lines[0].rpartition("passphrase: ")[2].strip() if lines else f"ssh-keygen ended with {done.returncode}"
+
+
+def ensure_attested(paths: Paths, release: Release) -> None:
+    """For builds: make what is missing, cheaply when nothing is. A key that cannot be used is told, and no failure."""
+    try:
+        keys = Keys.from_env()
+        signed = (Releases(paths).evidence(release) / SIGNATURE).is_file()
+        if not is_attested(paths, release) or (keys.signing and not signed):
+            attest(paths, release, keys)
+    except SparkpinError as error:
+        say(f"warning: the evidence of {release.tag} is incomplete: {error}")
+
+
+def is_attested(paths: Paths, release: Release) -> bool:
+    """Whether statement and SBOM are there and are of this very release: a quick look, which `invoke build` takes each
+    time; `verify` is thorough."""
+    folder = Releases(paths).evidence(release)
+    try:
+        statement, sbom = ((folder / name).read_bytes() for name in (STATEMENT, SBOM))
+    except OSError:
+        return False
+    wanted = {release.image.removeprefix("sha256:"), hashlib.sha256(sbom).hexdigest(), *release.inputs.values()}
+    return all(sha256.encode() in statement for sha256 in {release.key, *wanted})
+
+
+def attest(paths: Paths, release: Release, keys: Keys) -> Signer | None:
+    """Write all of it anew: whose signature is there now. One from before stays only if it is over the very statement,
+    so that none is ever wrong."""
+    # These are slow to import, and most runs find all of it there.
+    from sparkpin.build.record import records_of
+    from sparkpin.distribute.materials import materials_of, model_inputs
+    from sparkpin.distribute.statement import make_sbom, make_statement
+
+    records = records_of(paths, release)
+    with project_of(paths, release) as project:
+        materials = materials_of(release, records, model_inputs(project, release))
+    sbom = make_sbom(release, materials)
+    statement = make_statement(release, records, materials, sbom)
+    folder = Releases(paths).evidence(release)
+    with Releases(paths).locked(release.recipe):
+        old = (folder / SIGNATURE).read_bytes() if (folder / SIGNATURE).is_file() else b""
+        signature = sign(statement, keys.signing) if keys.signing else old
+        signer = None
+        with contextlib.suppress(IntegrityError):  # it is not over this statement, or there is none
+            signer = verify(statement, signature, None)
+        if old and signer is None:
+            (folder / SIGNATURE).unlink()
+            say(f"{release.tag}: the signature from before is removed: it is not over this statement")
+        for name, data in ((SBOM, sbom), (STATEMENT, statement), *([(SIGNATURE, signature)] if signer else [])):
+            with atomic_file(folder / name) as file:
+                file.write(data)
+    return signer

@@ -25,8 +25,6 @@ from sparkpin.pins.schema import LockedDeb, Stack
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
-HOST_PACKAGES = "apt-get install debian-archive-keyring"
-OFFLINE = "connect to the network (apt's own proxy settings apply), then run the command again"
 MIRROR = "http://deb.debian.org"
 SNAPSHOT = "https://snapshot.debian.org"
 """Keeps every version of every package, by archive and time. SPARKPIN_SNAPSHOT names another one of that layout."""
@@ -40,7 +38,10 @@ def debian_closure(root: Path, stack: Stack) -> list[LockedDeb]:
     root: an empty folder, which becomes a private apt root: an empty system of one suite and architecture.
     """
     if not KEYRING.is_file() or not shutil.which("apt-get"):
-        raise HostError(f"apt or Debian's archive keyring ({KEYRING}) is missing", next_step=HOST_PACKAGES)
+        raise HostError(
+            f"apt or Debian's archive keyring ({KEYRING}) is missing",
+            next_step="apt-get install debian-archive-keyring",
+        )
     for folder in ("etc/apt/preferences.d", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial"):
         (root / folder).mkdir(parents=True)
     (root / "status").touch()
@@ -60,7 +61,7 @@ def debian_closure(root: Path, stack: Stack) -> list[LockedDeb]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
     if done.returncode:
         cause = f"apt could not fetch the package lists of {stack.debian.suite}:\n{tail(done)}"
-        raise NetworkError(cause, next_step=OFFLINE)
+        raise NetworkError(cause, next_step="connect to the network (apt's own proxy settings apply), then try again")
     # usr-is-merged: rootfs merges /usr itself, so the package that would do it, and Perl with it, stays out.
     done = apt_get("--print-uris", "install", "?essential", "usr-is-merged", *stack.debian.packages)
     if done.returncode:

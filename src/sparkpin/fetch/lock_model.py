@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from sparkpin.core.terminal import say
 from sparkpin.fetch.gguf_wheel import lock_gguf
 from sparkpin.fetch.hub import HubRepository, Listed
 from sparkpin.fetch.model import Fetching, fetching_of
-from sparkpin.fetch.model_files import TEXTS, listing_of
+from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, repository_folder
 from sparkpin.fetch.packed import files_of
 from sparkpin.fetch.store import HASH_WORKERS, Store, check, former_lock
 from sparkpin.fetch.transfer import Folder
@@ -43,7 +44,7 @@ def lock_model(paths: Paths, name: str, *, newest: bool = False) -> ModelLock:
     advice = f"the same command again; if it stays, the Hub, or a proxy before it, gives wrong bytes, or {file} has a "
     advice += f"wrong hash: rm {file}, and lock again"
     with fetching_of(paths, pin, gguf, advice) as fetching:
-        locking = Locking(fetching, former, newest)
+        locking = Locking(fetching, file.with_suffix(".yaml"), former, newest)
         entries = {key: locking.with_headers(key, locking.with_files(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
         listings = {key: listing_of(paths, pin, key, entry) for key, entry in entries.items()}
@@ -53,7 +54,8 @@ def lock_model(paths: Paths, name: str, *, newest: bool = False) -> ModelLock:
         lock = ModelLock(model=name, inputs=manifests.model_inputs(pin), gguf=gguf, repositories=entries)
         with files.atomic_file(file) as out:
             out.write(manifests.lock_text(lock).encode())
-        fetching.clear(entries)
+        for entry in entries.values():
+            shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
     return lock
 
 
@@ -62,16 +64,13 @@ class Locking:
     """What the parts of a lock have in common. newest: see `lock_model`."""
 
     fetching: Fetching
+    manifest: Path
     former: ModelLock | None
     newest: bool
 
     @property
     def pin(self) -> ModelPin:
         return self.fetching.pin
-
-    @property
-    def manifest(self) -> Path:
-        return self.fetching.paths.project / f"pins/models/{self.pin.name}.yaml"
 
     def with_files(self, key: str) -> RepositoryLock:
         """The files of a repository; of a donor only those that the Hub has a SHA-256 of, its index and config."""
@@ -87,7 +86,9 @@ class Locking:
         known = {file: row.sha256 for file, row in former.items()} | hashes
         pieces = [self.fetching.piece(key, entry, file, known.get(file, "")) for file in texts]
         self.fetching.fetch(pieces)
-        hashes |= {piece.file: files.sha256_file(piece.target)[0] for piece in pieces}
+        for piece in pieces:
+            hashes[piece.file] = files.sha256_file(piece.target)[0]
+            move(piece.target, repository_folder(self.fetching.paths, entry) / piece.file)
         rows = [row.model_copy(update={"sha256": hashes[row.file]}) for row in entry.files if row.file in hashes]
         for row in former.values():
             sha256, size = next(((now.sha256, now.size) for now in rows if now.file == row.file), ("(none)", 0))
@@ -162,9 +163,7 @@ class Locking:
         rows = []
         for name, piece in pieces.items():
             sha256, size = files.sha256_file(piece.target)
-            place = Store(self.fetching.paths.store).path(sha256)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            piece.target.replace(place)
+            move(piece.target, Store(self.fetching.paths.store).path(sha256))
             rows.append(LockedFile(name=name, file=piece.file, size=size, sha256=sha256))
         return entry.model_copy(update={kind: rows})
 
@@ -174,3 +173,8 @@ class Locking:
         if former and (former.repo, former.revision) == (entry.repo, entry.revision):
             return {row.name: row for row in getattr(former, part)}
         return {}
+
+
+def move(path: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    path.replace(place)

@@ -1,18 +1,15 @@
 """Model repositories: fetched as far as they are needed, used only when every byte is the locked one.
 
 The base of a pin lies complete in `models/<repo>/<revision>/`. Of a donor its index and config lie there, and in the
-store its headers and the tensors that are taken, each under its SHA-256. What is being fetched lies in
-`<revision>.download/`.
+store its headers and the tensors that are taken, each under its SHA-256.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import re
-import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -32,10 +29,8 @@ from sparkpin.fetch.model_files import (
     download_folder,
     fetched_of,
     listing_of,
-    mend_folder,
-    places_of,
+    own_folder,
     repository_folder,
-    source_folder,
 )
 from sparkpin.fetch.packed import commit_of, unpack
 from sparkpin.fetch.store import FETCH, Store, find_missing, is_whole, scratch
@@ -43,7 +38,6 @@ from sparkpin.fetch.transfer import Folder, Piece, Source
 from sparkpin.pins.schema import GgufLock, LockedFile, ModelLock, ModelPin, RepositoryLock
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-Wanted = dict[str, RepositoryLock]
 
 
 def fetch_model(
@@ -59,20 +53,21 @@ def fetch_model(
     with fetching_of(paths, pin, lock.gguf) as fetching:
         fetching.fetch(fetching.outlines({name: row for name, row in wanted.items() if not pin.is_whole(name)}))
         complete, parts = list[Piece](), list[Piece]()
+        folders, tensors = dict[str, Path](), dict[str, dict[str, Path]]()
         for name, entry in wanted.items():
             if pin.is_whole(name):
-                rows = [(file, repository_folder(paths, entry) / file.file) for file in entry.files]
-                absent = find_missing(rows, hashes.sha256)
+                folder = folders[name] = repository_folder(paths, entry)
+                absent = find_missing(((file, folder / file.file) for file in entry.files), hashes.sha256)
                 complete += [fetching.piece(name, entry, row.file, row.sha256) for row in absent]
             else:
+                tensors[name] = {row.name: Store(paths.store).path(row.sha256) for row in entry.tensors}
                 parts += fetching.tensors(name, entry)
         fetching.fetch(complete + parts)
         for piece in complete:
             if piece.target.stat().st_nlink == 1:  # else somebody may write into it
                 hashes.note(piece.target, piece.sha256)
         hashes.save()
-        fetching.clear(wanted)
-    return places_of(paths, pin, wanted)
+    return Places(folders, tensors)
 
 
 def listings(
@@ -91,7 +86,7 @@ def listings(
     return {name: listing_of(paths, pin, name, entry) for name, entry in wanted.items()}
 
 
-def wanted_of(pin: ModelPin, lock: ModelLock, only: Collection[str] | None) -> Wanted:
+def wanted_of(pin: ModelPin, lock: ModelLock, only: Collection[str] | None) -> dict[str, RepositoryLock]:
     wanted = {}
     for name in [name for name in pin.repositories if only is None or name in only]:
         entry, repo = lock.repositories.get(name), pin.repositories[name].repo
@@ -115,7 +110,7 @@ def absent_bytes(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[
         absent = [row for row in parts.files if not is_whole(folder / row.file, row.size)]
         absent += [row for row in blobs_of(parts) if not store.has(row)]
         found += sum(row.size for row in absent if not hub.local(row.file, sizes[row.file]))
-        found -= sum(path.stat().st_size for path in download_folder(paths, entry).glob("*.part"))
+        found -= sum(path.stat().st_size for path in folder.rglob("*.part"))
     return max(0, found)
 
 
@@ -144,8 +139,8 @@ class Fetching:
     def source(self, name: str, revision: str) -> Source:
         """Where a repository's bytes are: a folder, or the Hub. A model that is made here is made now."""
         repo, owner = self.pin.repositories[name].repo, self.pin.owner(name)
-        if own := source_folder(self.paths, self.pin, name):
-            return Folder(own, mend_folder(own, self.pin))
+        if own := own_folder(self.paths, self.pin, name):
+            return own
         if not owner.is_made:
             return HubRepository(repo, revision, self.advice)
         if owner.name not in self.made:
@@ -155,57 +150,48 @@ class Fetching:
     def piece(
         self, name: str, entry: RepositoryLock, file: str, sha256: str = "", span: tuple[int, int] | None = None
     ) -> Piece:
-        """All of a file, for the folder, or a span of it, for the store. sha256: "" for what no lock has yet."""
+        """All of a file, for the folder, or a span of it, for the store. sha256: "" for what no lock has yet, which
+        waits for its hash in a folder of its own."""
         [size] = [row.size for row in entry.files if row.file == file]
         folder, (begin, end) = repository_folder(self.paths, entry), span or (0, size)
-        grown = download_folder(self.paths, entry) / f"{quote(file, safe='')}.{begin}-{end}"
         is_local = span and is_whole(folder / file, size)
         source = Folder(folder, self.advice) if is_local else self.source(name, entry.revision)
-        stored = Store(self.paths.store).path(sha256) if sha256 else grown
-        part, target = grown.with_name(f"{grown.name}.part"), stored if span else folder / file
-        return Piece([source], file, size, begin, end, part, target, sha256)
+        target = Store(self.paths.store).path(sha256) if span else folder / file
+        if not sha256:
+            target = download_folder(self.paths, entry) / f"{quote(file, safe='')}.{begin}-{end}"
+        return Piece([source], file, size, begin, end, target, sha256)
 
     def outlines(self, entries: Mapping[str, RepositoryLock], *, remove: bool = True) -> list[Piece]:
         """Pieces for the headers, indexes and configs that are not here. remove: damaged ones go."""
-        pieces = []
+        store, pieces = Store(self.paths.store), []
         for name, entry in entries.items():
             folder = repository_folder(self.paths, entry)
             rows = [(row, folder / row.file) for row in entry.files if row.file in TEXTS]
-            for row in find_missing(rows + self.in_store(entry.headers), remove=remove):
+            rows += [(row, store.path(row.sha256)) for row in entry.headers]
+            for row in find_missing(rows, remove=remove):
                 span = None if row.file in TEXTS else (0, row.size)
                 pieces.append(self.piece(name, entry, row.file, row.sha256, span))
         return pieces
 
     def tensors(self, name: str, entry: RepositoryLock) -> list[Piece]:
         """Pieces for tensors that are not here. ManifestError for one that the header has not, or of another size."""
-        listing, pieces = listing_of(self.paths, self.pin, name, entry), []
-        absent = sorted(find_missing(self.in_store(entry.tensors)), key=lambda row: row.file)
-        for file, group in itertools.groupby(absent, key=lambda row: row.file):
-            infos = header_of(listing, file).tensors
-            for row in group:
-                info = infos.get(row.name)
-                if info is None or info.nbytes != row.size:
-                    expected = f"{info.nbytes} bytes, as in {file}" if info else f"a tensor of {file}"
-                    raise ManifestError(f"the lock of {listing.origin}", row.name, f"{row.size} bytes", expected)
-                pieces.append(self.piece(name, entry, file, row.sha256, (info.begin, info.end)))
+        listing, store, pieces = listing_of(self.paths, self.pin, name, entry), Store(self.paths.store), []
+        header = functools.cache(functools.partial(header_of, listing))
+        for row in find_missing((row, store.path(row.sha256)) for row in entry.tensors):
+            info = header(row.file).tensors.get(row.name)
+            if info is None or info.nbytes != row.size:
+                expected = f"{info.nbytes} bytes, as in {row.file}" if info else f"a tensor of {row.file}"
+                raise ManifestError(f"the lock of {listing.origin}", row.name, f"{row.size} bytes", expected)
+            pieces.append(self.piece(name, entry, row.file, row.sha256, (info.begin, info.end)))
         return pieces
 
-    def in_store(self, rows: Iterable[LockedFile]) -> list[tuple[LockedFile, Path]]:
-        """Where headers and tensors lie, each content once."""
-        store = Store(self.paths.store)
-        return [(row, store.path(sha256)) for sha256, row in {row.sha256: row for row in rows}.items()]
-
     def fetch(self, pieces: Sequence[Piece]) -> None:
+        pieces = list({piece.target: piece for piece in pieces}.values())  # some tensors have the same bytes
         needed = sum(piece.length - piece.present for piece in pieces)
         files.require_space(self.paths.models, needed, "the model's files", "SPARKPIN_CACHE")
         if needed and any(isinstance(source, HubRepository) for piece in pieces for source in piece.sources):
             say(f"fetching {self.pin.name}: {terminal.size(needed)}")
         transfer.fetch(pieces, title=f"fetching {self.pin.name}")
-
-    def clear(self, entries: Mapping[str, RepositoryLock]) -> None:
-        """What was begun of repositories of which all is here."""
-        for entry in entries.values():
-            shutil.rmtree(download_folder(self.paths, entry), ignore_errors=True)
 
 
 @contextlib.contextmanager

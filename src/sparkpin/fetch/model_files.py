@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint import shapes
-from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places
+from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, read_json
 from sparkpin.checkpoint.safetensors import read_header_bytes
-from sparkpin.core.errors import WHOLE, ManifestError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
+from sparkpin.fetch.transfer import Folder
 from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 
 TEXTS = (INDEX, CONFIG)
@@ -24,7 +23,7 @@ def repository_folder(paths: Paths, repository: PinnedRepository | RepositoryLoc
 
 
 def download_folder(paths: Paths, repository: RepositoryLock) -> Path:
-    """What is on its way to the folder and to the store, from this repository at this revision."""
+    """What `lock` has fetched and not hashed yet, of this repository at this revision."""
     return paths.models / repository.repo / f"{repository.revision}.download"
 
 
@@ -47,18 +46,14 @@ def blobs_of(entry: RepositoryLock) -> list[LockedFile]:
     return [*entry.headers, *entry.tensors]
 
 
-def source_folder(paths: Paths, pin: ModelPin, name: str) -> Path | None:
+def own_folder(paths: Paths, pin: ModelPin, name: str) -> Folder | None:
     """The folder of this machine that stands for a repository. It is somebody's own: only read, never mended."""
-    folder = pin.repositories[name].folder
-    return paths.project / folder if folder else None
-
-
-def mend_folder(folder: Path, pin: ModelPin) -> str:
-    """The next step for a broken or changed file of such a folder. To lock what is broken would make it right."""
-    return (
-        f"put a right copy of it into {folder}, which is only read here; once its files are as they should be: "
-        f"invoke lock --model {pin.name}"
-    )
+    if not pin.repositories[name].folder:
+        return None
+    folder = paths.project / pin.repositories[name].folder
+    # To lock what is broken would make it right.
+    mend = f"put a right copy of it into {folder}, which is only read here; once its files are as they should be: "
+    return Folder(folder, f"{mend}invoke lock --model {pin.name}")
 
 
 def listing_of(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) -> Listing:
@@ -67,40 +62,23 @@ def listing_of(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) ->
     sizes = {file.file: file.size for file in entry.files}
     headers = {row.file: store.path(row.sha256) if store.has(row) else folder / row.file for row in entry.headers}
     texts = {file: folder / file for file in TEXTS if file in sizes}
-    own = source_folder(paths, pin, name)
-    origin, mend = (str(own), mend_folder(own, pin)) if own else (f"{entry.repo} at {entry.revision[:12]}", "")
+    own = own_folder(paths, pin, name)
+    origin = str(own.folder) if own else f"{entry.repo} at {entry.revision[:12]}"
+    mend = own.next_step if own else ""
     return Listing(name, origin, sizes, FileBytes(headers, read_header_bytes), FileBytes(texts), mend)
 
 
 def config_here(paths: Paths, pin: ModelPin, lock: ModelLock | None, name: str = "") -> dict[str, Any] | None:
     """config.json of a model's base, or its drafter's: as locked where it was fetched, else what is known without it,
-    else None. name: the pin's of the repository. ManifestError where anybody published something else."""
+    else None. name: the pin's of the repository. CheckpointError where anybody published something else."""
     name = name or pin.base
     owner, repo = pin.owner(name), pin.repositories[name].repo
     if lock and (entry := lock.repositories.get(name)):
         path, hashes = repository_folder(paths, entry) / CONFIG, {file.file: file.sha256 for file in entry.files}
         if path.is_file() and sha256_file(path)[0] == hashes.get(CONFIG):
-            try:
-                value = json.loads(path.read_text(encoding="utf-8"))
-            except (ValueError, RecursionError) as error:
-                value = str(error)
-            if not isinstance(value, dict):
-                step = f"pin another revision of {repo} in pins/models/{owner.name}.yaml"
-                raise ManifestError(path, WHOLE, value, "a JSON object", next_step=step)
-            return value
+            return read_json(listing_of(paths, pin, name, entry), CONFIG)
     if owner.packed:
         from sparkpin.fetch.packed import config_ahead
 
         return config_ahead(paths.project, owner.packed, repo)
     return shapes.config_ahead(paths.project, repo)
-
-
-def places_of(paths: Paths, pin: ModelPin, entries: Mapping[str, RepositoryLock]) -> Places:
-    """Of the repositories in `entries`, by the pin's names."""
-    store, folders, tensors = Store(paths.store), dict[str, Path](), dict[str, dict[str, Path]]()
-    for name, entry in entries.items():
-        if pin.is_whole(name):
-            folders[name] = repository_folder(paths, entry)
-        else:
-            tensors[name] = {row.name: store.path(row.sha256) for row in entry.tensors}
-    return Places(folders, tensors)

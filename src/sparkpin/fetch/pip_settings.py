@@ -36,7 +36,8 @@ def indexes(command: str = "download") -> dict[str, str]:
         if section in sections:
             sections[section][name] = str(ast.literal_eval(value))
     found = sections["global"] | sections[command] | sections[":env:"]
-    proxy = found.get("proxy", "")
+    proxy, links = found.get("proxy", ""), found.get("find-links", "").split()
+    links = [link if "://" in link else os.path.abspath(Path(link).expanduser()) for link in links]
     words = {
         "UV_SYSTEM_CERTS": "1",  # as pip does
         "UV_INDEX_STRATEGY": "unsafe-best-match",  # pip prefers no index; hashes of the lock decide later
@@ -44,13 +45,9 @@ def indexes(command: str = "download") -> dict[str, str]:
         "UV_DEFAULT_INDEX": found.get("index-url", ""),
         "UV_INDEX": " ".join(found.get("extra-index-url", "").split()),
         "ALL_PROXY": f"http://{proxy}" if proxy and "://" not in proxy else proxy,
-        "UV_FIND_LINKS": ",".join(absolute(place) for place in found.get("find-links", "").split()),
+        "UV_FIND_LINKS": ",".join(links),
     }
     return {key: value for key, value in words.items() if value} | os.environ
-
-
-def absolute(place: str) -> str:
-    return place if "://" in place else os.path.abspath(Path(place).expanduser())
 
 
 if __name__ == "__main__":

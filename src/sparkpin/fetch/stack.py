@@ -5,7 +5,6 @@ brought into the store. The only network use for a stack.
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from packaging.requirements import Requirement
@@ -58,49 +57,39 @@ def lock_stack(paths: Paths, name: str, *, newer: Newer | None = None) -> StackL
 
 
 def require_forward(former: StackLock, lock: StackLock) -> None:
-    """What a lying or stale mirror or index does: other bytes under a name or of a version that is locked, or older
-    versions.
+    """What a lying or stale mirror or index does: other bytes of what is locked, or older versions.
 
     Raises IntegrityError. New pins may want older versions, or another file of one: these are only reported.
     """
     before = {(type(row), row.name): row for row in former.files}
-    rows = [(before[key], row) for row in lock.files if (key := (type(row), row.name)) in before]
-    hashes = {row.file: row.sha256 for row in former.files}
-    same_name = [row.file for row in lock.files if hashes.get(row.file, row.sha256) != row.sha256]
-    changed = [(old, new) for old, new in rows if old.file != new.file and old.sha256 != new.sha256]
-    other = [f"{old.file} -> {new.file}" for old, new in changed if old.version == new.version]
-    older = [f"{new.name} {old.version} -> {new.version}" for old, new in rows if is_older(new, old)]
-    pins_are_same, file = former.inputs == lock.inputs, f"pins/stacks/{lock.stack}.lock"
-    for found, what, is_refused in (
-        (same_name, "other bytes than those locked, under the same names", True),
-        (other, "other files of locked versions", pins_are_same),
-        (older, "older versions than those locked", pins_are_same),
-    ):
-        message = f"{file}: the index or the mirror offers {what}: {', '.join(found)}"
-        if found and is_refused:
+    for new in lock.files:
+        old = before.get((type(new), new.name), new)
+        if old.sha256 == new.sha256 or (old.version != new.version and not is_older(new, old)):
+            continue
+        what = "other bytes than those locked" if old.version == new.version else "an older version"
+        file = f"pins/stacks/{lock.stack}.lock"
+        message = f"{file}: the index or the mirror offers {what}: {old.file} -> {new.file}"
+        if former.inputs == lock.inputs or old.file == new.file:
             step = f"ask whoever runs it; if that is meant: rm {file}, then invoke lock --stack {lock.stack}"
             raise IntegrityError(message, next_step=step)
-        if found:
-            say(message)
+        say(message)
 
 
 def is_older(new: LockedFile, old: LockedFile) -> bool:
-    if new.version == old.version:
-        return False
-    if new.file.endswith(".deb"):
+    if isinstance(new, LockedDeb):
         return subprocess.run(["dpkg", "--compare-versions", new.version, "lt", old.version]).returncode == 0
     return Version(new.version) < Version(old.version)
 
 
 def check_requirements(stack: Stack, file: str) -> None:
     """What is both asked for and excluded or overridden is a mistake that uv does not report."""
-    names = {canonicalize_name(Requirement(row).name) for row in stack.python.requirements}
-    overrides = {row: canonicalize_name(Requirement(row).name) for row in stack.python.overrides}
-    for key, rows in (("overrides", overrides), ("exclude", {name: name for name in stack.python.exclude})):
-        for row, name in rows.items():
-            if name in names or name != canonicalize_name(name):
-                wanted = "a canonical name that python.requirements does not ask for"
-                raise ManifestError(file, f"python.{key}", row, wanted)
+    asked = {canonicalize_name(Requirement(row).name) for row in stack.python.requirements}
+    for key, rows in (("overrides", stack.python.overrides), ("exclude", stack.python.exclude)):
+        for row in rows:
+            name = canonicalize_name(Requirement(row).name)
+            if name in asked or (key == "exclude" and name != row):
+                expected = "a canonical name that python.requirements does not ask for"
+                raise ManifestError(file, f"python.{key}", row, expected)
 
 
 def check_unique(lock: StackLock) -> None:
@@ -112,20 +101,12 @@ def check_unique(lock: StackLock) -> None:
             raise ManifestError(file, key, f"several versions of {', '.join(twice)}", "one version", next_step=step)
 
 
-@dataclass(frozen=True)
-class FetchReport:
-    """files, bytes_total: of the lock; bytes_fetched: what was not in the store, or not right."""
+def fetch_stack(paths: Paths, stack: Stack, lock: StackLock) -> int:
+    """Everything of the lock into the store, verified. How many bytes were not in the store, or not right.
 
-    files: int
-    bytes_total: int
-    bytes_fetched: int
-
-
-def fetch_stack(paths: Paths, stack: Stack, lock: StackLock) -> FetchReport:
-    """Everything of the lock into the store, verified. Files that are there are read again; a damaged one is replaced.
-
-    Touches no network when nothing is missing. What cannot be had keeps nothing else from being fetched. Raises
-    NetworkError, IntegrityError (other bytes than in the lock; nothing of that file is stored) or DiskError.
+    Files that are there are read again; a damaged one is replaced. Touches no network when nothing is missing. What
+    cannot be had keeps nothing else from being fetched. Raises NetworkError, IntegrityError (other bytes than in the
+    lock; nothing of that file is stored) or DiskError.
     """
     check_unique(lock)
     with locked_store(paths) as store:
@@ -135,9 +116,6 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock) -> FetchReport:
         if wanted:
             files.require_space(paths.store, size, "the locked files", "SPARKPIN_CACHE")
             say(f"fetch {stack.name}: {len(wanted)} files, {size / 1e6:.1f} MB")
-            for part in store.incoming.glob("*.part"):
-                if part.stem not in wanted:  # begun for another lock
-                    part.unlink()
             debs = [file for file in wanted.values() if isinstance(file, LockedDeb)]
             wheels = [file for file in wanted.values() if not isinstance(file, LockedDeb)]
             fault = None
@@ -150,7 +128,7 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock) -> FetchReport:
                 fetch_wheels(stack.python.torch_backend, target_of(stack, lock.debs), wheels, store)
             if fault:
                 raise fault
-    return FetchReport(len(lock.files), sum(file.size for file in lock.files), size)
+    return size
 
 
 def require_fetched(paths: Paths, lock: StackLock) -> None:

@@ -39,11 +39,6 @@ class Store:
     root: Path
     next_step: str = FETCH
 
-    @property
-    def incoming(self) -> Path:
-        """What is on its way here. Only for who holds the store's lock."""
-        return self.root / "incoming"
-
     def path(self, sha256: str) -> Path:
         return self.root / sha256[:2] / sha256
 

@@ -1,6 +1,6 @@
 """Pieces of files: several at once, verified by hash, resumed after a cut or a kill. All that is fetched comes so.
 
-A piece grows in a file of its own, `Piece.part`, and moves to its place by one rename, when it is complete and its hash
+A piece grows in a file beside its place, `Piece.part`, and moves there by one rename, when it is complete and its hash
 is right. What a cut, a kill or a full disk leaves of it stays, and only the rest is requested.
 """
 
@@ -104,8 +104,8 @@ class Folder(Source):
 class Piece:
     """Bytes `begin` to `end` of a file of `size` bytes.
 
-    sources: the likeliest first; part: where it grows, used by no other piece; target: where it ends, on the same disk;
-    sha256: the locked one, or "" while no lock has one; name: for messages.
+    sources: the likeliest first; target: its place, which no other piece has; sha256: the locked one, or "" while no
+    lock has one; name: for messages.
     """
 
     sources: Sequence[Source]
@@ -113,10 +113,13 @@ class Piece:
     size: int
     begin: int
     end: int
-    part: Path
     target: Path
     sha256: str = ""
     name: str = ""
+
+    @property
+    def part(self) -> Path:
+        return self.target.with_name(f"{self.target.name}.part")
 
     @property
     def length(self) -> int:
@@ -136,12 +139,8 @@ class Piece:
         return 0
 
     def is_here(self) -> bool:
-        """Whether the target is there and right. Without a hash only what a killed run brought is believed."""
-        if not is_whole(self.target, self.length):
-            return False
-        if not self.sha256:
-            return self.target.parent == self.part.parent
-        return files.sha256_file(self.target)[0] == self.sha256
+        """Whether it is in its place, and right. Without a hash that place is one that only a killed `lock` fills."""
+        return is_whole(self.target, self.length) and self.sha256 in ("", files.sha256_file(self.target)[0])
 
     def prepare(self) -> None:
         """Keep only a part of an earlier run that a hash will show to be right, and that is nobody's own."""
@@ -164,7 +163,6 @@ class Piece:
             raise IntegrityError.mismatch(
                 what, expected_size=self.length, expected_sha256=self.sha256, size=size, sha256=sha256, next_step=step
             )
-        self.target.parent.mkdir(parents=True, exist_ok=True)
         files.sync_file(self.part)
         self.part.replace(self.target)
         if self.target.stat().st_nlink == 1:  # else it is somebody's own
@@ -209,7 +207,7 @@ def fetch(pieces: Sequence[Piece], *, title: str, connections: int = CONNECTIONS
 def bring(piece: Piece, stop: threading.Event, silent: set[str]) -> None:
     """Bring one piece to its place, from the first source that has it. silent: hosts that were given up."""
     faults = list[SparkpinError]()
-    with files.disk_errors(piece.part.parent):
+    with files.disk_errors(piece.target.parent):
         if piece.is_here():
             return
         piece.prepare()
@@ -301,9 +299,6 @@ def fetch_files(
     What nobody has keeps nothing else from being fetched."""
     pieces = []
     for file, sources in wanted:
-        part, target = store.incoming / f"{file.sha256}.part", store.path(file.sha256)
         name = f"{file.name} {file.version} ({file.file}, sha256={file.sha256})"
-        pieces.append(Piece(sources, file.file, file.size, 0, file.size, part, target, file.sha256, name))
+        pieces.append(Piece(sources, file.file, file.size, 0, file.size, store.path(file.sha256), file.sha256, name))
     fetch(pieces, title=f"  {title}", connections=connections, go_on=True)
-    with contextlib.suppress(OSError):
-        store.incoming.rmdir()

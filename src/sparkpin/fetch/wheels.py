@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import httpx
 
 Package = dict[str, Any]  # of a pylock.toml
-LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+LEGACY = {17: ["manylinux2014"], 12: ["manylinux2010"], 5: ["manylinux1"]}
 UNSATISFIABLE = 1
 """uv's exit status where the indexes answered, but nothing fits; it is 2 where they do not answer."""
 REFUSED = re.compile(r"\b401 Unauthorized|\b403 Forbidden|could not be queried|Failed to fetch")
@@ -53,23 +53,15 @@ class WheelTarget:
     machine: str
     glibc: int
 
-    def platforms(self) -> list[str]:
-        """Wheel platforms that run there, best first, as pip ranks them on such a machine (PEP 600)."""
-        oldest = 5 if self.machine == "x86_64" else 17
-        found = []
-        for minor in range(self.glibc, oldest - 1, -1):
-            found.append(f"manylinux_2_{minor}_{self.machine}")
-            if minor in LEGACY:
-                found.append(f"{LEGACY[minor]}_{self.machine}")
-        return [*found, f"linux_{self.machine}"]
-
     def ranks(self) -> dict[Tag, int]:
-        """Every wheel tag that it takes -> its place, 0 for the best."""
-        major, minor = (int(part) for part in self.python.split(".")[:2])
-        tags = [
-            *cpython_tags((major, minor), platforms=self.platforms()),
-            *compatible_tags((major, minor), interpreter=f"cp{major}{minor}", platforms=self.platforms()),
-        ]
+        """Every wheel tag that it takes -> its place, 0 for the best, as pip ranks them on such a machine (PEP 600)."""
+        names = []
+        for minor in range(self.glibc, 4 if self.machine == "x86_64" else 16, -1):
+            names += [f"manylinux_2_{minor}", *LEGACY.get(minor, [])]
+        platforms = [f"{name}_{self.machine}" for name in [*names, "linux"]]
+        version = Version(self.python).release[:2]
+        interpreter = f"cp{version[0]}{version[1]}"
+        tags = [*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)]
         return {tag: place for place, tag in reversed(list(enumerate(tags)))}
 
 
@@ -114,17 +106,15 @@ def index_closure(
     Raises ManifestError (what is asked for does not fit together) or NetworkError.
     """
     python, dates = stack.python, newer.before if newer else ""
-    asked = [Requirement(row) for row in (*python.requirements, *python.overrides)]
     pinned = [wheel for wheel in former if newer and not newer.moves(wheel.name)]
-    # An index may give no dates, and what is pinned needs none.
-    dateless = {row.name for row in asked if str(row.specifier).startswith("==")} | {wheel.name for wheel in pinned}
 
     def closure() -> list[Package]:
-        ages = [f"--exclude-newer={dates}T00:00:00Z"] if dates else []
-        names = sorted(dateless | {wheel.name for wheel in pinned}) if dates else []
-        ages += [f"--exclude-newer-package={name}=false" for name in names]
-        constraints = [*python.constraints, *(f"{wheel.name}=={wheel.version}" for wheel in pinned)]
+        versions = [f"{wheel.name}=={wheel.version}" for wheel in pinned]
+        constraints = [*python.constraints, *versions]
         bounds = {"constraints": constraints, "overrides": python.overrides, "excludes": python.exclude}
+        dateless = [Requirement(row).name for row in (*python.requirements, *python.overrides, *versions)]
+        ages = [f"--exclude-newer-package={name}=false" for name in dateless]  # an index may give no dates
+        ages = [f"--exclude-newer={dates}T00:00:00Z", *ages] if dates else []
         return resolve(python.torch_backend, target, python.requirements, *ages, **bounds)
 
     try:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkpin.image.listing import Contents
-from sparkpin.image.listing_diff import ContentsDifference, compare_images
+from sparkpin.image.listing import Contents, ContentsDifference, compare_images
 from sparkpin.pins.vllm_flags import parse_flags
 
 Verdict = Literal["changed", "bytes", "added", "removed"]

@@ -23,7 +23,6 @@ ENVIRONMENT = {
     "DOCKER_BUILDKIT": "1",
     "BUILDX_BUILDER": "default",
     "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
-    "BUILDKIT_PROGRESS": "plain",
     "DOCKER_CLI_HINTS": "false",
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -44,14 +43,13 @@ class Fingerprint(StrictModel):
         return "; ".join(filter(None, (self.machine, cpu, gpus, self.os, f"Linux {self.kernel}", docker)))
 
 
-def read_fingerprint(docker: str, *, root: Path = hosts.ROOT, run: hosts.Run = hosts.output) -> Fingerprint:
+def read_fingerprint(docker: str) -> Fingerprint:
     """Of this machine, whether or not the engine runs on it."""
-    host = hosts.read_host(root)
-    gpus = hosts.read_gpus(run)
+    host, gpus = hosts.read_host(), hosts.read_gpus()
     return Fingerprint(
-        machine=next(iter(hosts.product_names(root)), ""),
+        machine=next(iter(hosts.product_names()), ""),
         arch=host.arch,
-        cpu=cpu_model(hosts.text(root / "proc/cpuinfo")),
+        cpu=cpu_model(hosts.text("proc/cpuinfo")),
         cores=os.cpu_count() or 0,
         memory=host.memory_total,
         gpus=tuple(GpuKind(name=g.name, compute_capability=g.compute_capability, driver=g.driver) for g in gpus),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from sparkpin.host.machine import ROOT, Gpu, Requirement, Run, find_program, output, read_gpus, text
+from sparkpin.host import machine
+from sparkpin.host.machine import Gpu, Requirement, checked
 
 UPDATE = "sudo apt update && sudo apt dist-upgrade, then sudo reboot (DGX OS brings driver and firmware)"
 RUNTIME = (
@@ -41,35 +41,31 @@ class GpuFacts:
         return self.gpus[0].driver if self.gpus else self.module
 
 
-def read_gpu_facts(engine: Mapping[str, Any], *, root: Path = ROOT, run: Run = output) -> GpuFacts:
+def read_gpu_facts(engine: Mapping[str, Any]) -> GpuFacts:
     """engine: what Docker's engine prints of itself, empty where none answers."""
     ways = ["the runtime nvidia"] if "nvidia" in engine.get("Runtimes", ()) else []
-    ways += ["the toolkit's hook"] if find_program("nvidia-container-runtime-hook") else []
+    ways += ["the toolkit's hook"] if machine.find_program("nvidia-container-runtime-hook") else []
     # Docker Engine 25.0 release notes: devices of the Container Device Interface.
     if version_of(engine.get("ServerVersion", "")) >= (25,):
-        specifications = [path for folder in ("etc/cdi", "var/run/cdi") for path in (root / folder).glob("*")]
-        ways += ["CDI"] if any("nvidia.com/gpu" in text(path) for path in specifications) else []
-    return GpuFacts(read_gpus(run), text(root / "sys/module/nvidia/version").strip(), tuple(ways))
+        specifications = [path for folder in ("etc/cdi", "var/run/cdi") for path in (machine.ROOT / folder).glob("*")]
+        ways += ["CDI"] if any("nvidia.com/gpu" in machine.text(path) for path in specifications) else []
+    return GpuFacts(machine.read_gpus(), machine.text("sys/module/nvidia/version").strip(), tuple(ways))
 
 
 def gpu_requirements(facts: GpuFacts, cuda: str) -> Iterator[Requirement]:
     """cuda: release of the stack's CUDA ("13.0")."""
     needed, loaded = driver_of(cuda), facts.driver
-    is_new = version_of(loaded) >= version_of(needed)
     detail = f"got {loaded or 'none'}, expected {needed} or newer for CUDA {cuda}"
-    yield Requirement("NVIDIA driver", "ok" if is_new else "MISSING", detail, "" if is_new else UPDATE)
+    yield checked("NVIDIA driver", version_of(loaded) >= version_of(needed), detail, UPDATE)
     if facts.gpus:
         gpu = facts.gpus[0]
         detail = f"{gpu.name}, compute capability {gpu.compute_capability}; the images are made for {CAPABILITY}"
-        yield Requirement("GPU", "ok" if gpu.compute_capability == CAPABILITY else "advice", detail)
+        yield checked("GPU", gpu.compute_capability == CAPABILITY, detail, lack="advice")
     elif loaded:
         why = f"the driver {loaded} is loaded and nvidia-smi does not answer: as after an update without a restart"
         yield Requirement("GPU", "MISSING", why, "sudo reboot; if it stays so, nvidia-smi prints why")
-    if facts.ways:
-        yield Requirement("GPU in containers", "ok", f"by {', '.join(facts.ways)}")
-    else:
-        why = "Docker has neither NVIDIA's runtime nor its hook, nor from 25.0 on a CDI specification"
-        yield Requirement("GPU in containers", "MISSING", why, RUNTIME)
+    ways = ", ".join(facts.ways) or "neither NVIDIA's runtime nor its hook, nor from Docker 25.0 on a CDI specification"
+    yield checked("GPU in containers", bool(facts.ways), f"Docker has {ways}", RUNTIME)
 
 
 def version_of(text: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,8 +30,6 @@ FIELDS = (
 QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 
 State = Literal["ok", "MISSING", "advice"]
-Run = Callable[[Sequence[str]], str | None]
-"""A command's output, None when it is not there, fails or takes too long."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,11 @@ class Requirement:
     detail: str
     fix: str = ""
     runnable: bool = False
+
+
+def checked(name: str, is_met: bool, detail: str, fix: str = "", lack: State = "MISSING") -> Requirement:
+    """lack: its state where it is not met."""
+    return Requirement(name, "ok", detail) if is_met else Requirement(name, lack, detail, fix)
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,12 @@ class Host:
         return f"{self.distribution}, {self.arch}{', DGX Spark' * self.is_spark}, {self.memory_total / 1e9:.0f} GB"
 
 
-def read_host(root: Path = ROOT) -> Host:
-    """Read the facts below `root`. Architecture and user are those of this process."""
-    release = dict(re.findall(r"""^(\w+)=["']?([^"'\n]*)""", text(root / "etc/os-release"), re.M))
-    memory = dict(re.findall(r"^(\w+): +(\d+) kB$", text(root / "proc/meminfo"), re.M))  # units of 1024 bytes
+def read_host() -> Host:
+    """Architecture and user are those of this process."""
+    release = dict(re.findall(r"""^(\w+)=["']?([^"'\n]*)""", text("etc/os-release"), re.M))
+    memory = dict(re.findall(r"^(\w+): +(\d+) kB$", text("proc/meminfo"), re.M))  # units of 1024 bytes
     return Host(
-        is_spark=is_spark(root),
+        is_spark=is_spark(),
         arch=platform.machine(),
         distribution=" ".join(filter(None, (release.get("ID", "unknown"), release.get("VERSION_ID")))),
         family=(release.get("ID", ""), *release.get("ID_LIKE", "").split()),
@@ -87,22 +90,23 @@ def read_host(root: Path = ROOT) -> Host:
     )
 
 
-def is_spark(root: Path) -> bool:
+def is_spark() -> bool:
     """By the firmware's product name, NVIDIA's release file or, for other makers' machines, the GB10 chip itself."""
-    names = [*product_names(root), text(root / "etc/dgx-release")]
-    gpus = [text(path) for path in (root / "proc/driver/nvidia/gpus").glob("*/information")]
+    names = [*product_names(), text("etc/dgx-release")]
+    gpus = [text(path) for path in (ROOT / "proc/driver/nvidia/gpus").glob("*/information")]
     return any("DGX SPARK" in name.upper().replace("_", " ") for name in names) or any("GB10" in gpu for gpu in gpus)
 
 
-def product_names(root: Path) -> list[str]:
+def product_names() -> list[str]:
     """The machine's kind by its firmware. A name that somebody gave to this one machine is not in these files."""
     files = ("sys/class/dmi/id/product_name", "sys/firmware/devicetree/base/model")
-    return [name for file in files if (name := text(root / file).strip("\0 \n"))]
+    return [name for file in files if (name := text(file).strip("\0 \n"))]
 
 
-def text(path: Path) -> str:
+def text(path: str | Path) -> str:
+    """Of a file of this machine, "" where there is none."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return (ROOT / path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -117,13 +121,11 @@ def default_stack(project: Path, host: Host | None = None) -> str:
     host = host or read_host()
     name = "spark" if host.is_spark else "cpu"
     fits = host.is_spark or host.arch == MACHINES["linux/amd64"]
-    if not fits or not (project / f"pins/stacks/{name}.yaml").is_file():
-        kind = "a DGX Spark" if host.is_spark else f"an {host.arch} machine"
-        raise HostError(
-            f"this is {kind}, and this version of sparkpin pins no stack for it yet",
-            next_step="run ./install.sh on an x86-64 Linux machine, which takes the stack cpu",
-        )
-    return name
+    if fits and (project / f"pins/stacks/{name}.yaml").is_file():
+        return name
+    kind = "a DGX Spark" if host.is_spark else f"an {host.arch} machine"
+    step = "run ./install.sh on an x86-64 Linux machine, which takes the stack cpu"
+    raise HostError(f"this is {kind}, and this version of sparkpin pins no stack for it yet", next_step=step)
 
 
 def default_recipe(project: Path, stack: str | None = None) -> str:
@@ -153,14 +155,10 @@ class Gpu:
     slowed: tuple[str, ...] = ()
 
 
-def read_gpus(run: Run | None = None) -> tuple[Gpu, ...]:
-    return parse_gpus((run or output)(QUERY) or "")
-
-
-def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """One row a GPU. What is no row (a message of nvidia-smi) is passed over."""
+def read_gpus() -> tuple[Gpu, ...]:
+    """What is no row of a GPU (a message of nvidia-smi) is passed over."""
     found = []
-    for line in text.splitlines():
+    for line in (output(QUERY) or "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == len(FIELDS):
             name, capability, driver, busy, *states = cells
@@ -173,6 +171,12 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 def find_program(name: str) -> str | None:
     """System folders too: a user's PATH often lacks sbin."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
+
+
+def require_program(name: str, package: str) -> str:
+    if program := shutil.which(name):
+        return program
+    raise HostError(f"there is no {name} on this machine", next_step=f"apt-get install {package} (as root)")
 
 
 def output(argv: Sequence[str]) -> str | None:

@@ -16,10 +16,10 @@ from sparkpin.core.files import existing_parent
 from sparkpin.core.names import MACHINES
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, size
-from sparkpin.host import buildkit, daemon
+from sparkpin.host import buildkit, daemon, machine
 from sparkpin.host.engine import Engine
 from sparkpin.host.gpu import gpu_requirements, read_gpu_facts
-from sparkpin.host.machine import ROOT, SYSTEM_PATH, Host, Requirement, find_program, text
+from sparkpin.host.machine import SYSTEM_PATH, Host, Requirement, checked, find_program, text
 from sparkpin.pins.schema import Stack
 
 CERTIFICATES = ("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem")
@@ -52,12 +52,9 @@ def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = Fa
 
     published: images are to come from a registry, too.
     """
-    bundle = next((str(ROOT / name) for name in CERTIFICATES if (ROOT / name).is_file()), None)
-    found = [
-        engine(host),
-        client(host),
-        program(host, "ca-certificates", bundle, "fetching over HTTPS requires them"),
-    ]
+    bundle = next((str(machine.ROOT / name) for name in CERTIFICATES if (machine.ROOT / name).is_file()), None)
+    found = [engine(host), client(host)]
+    found.append(program(host, "ca-certificates", bundle, "fetching over HTTPS requires them"))
     if published:
         found.append(program(host, "skopeo", find_program("skopeo"), "registries need it"))
     if MACHINES[stack.platform] != host.arch:
@@ -68,13 +65,10 @@ def requirements(paths: Paths, host: Host, stack: Stack, *, published: bool = Fa
             connected = Engine.connect()
         if not (connected and connected.elsewhere):
             found += gpu_requirements(read_gpu_facts(connected.info if connected else {}), stack.gpu.cuda)
-    found += [disk("disk space", row.text, row) for row in disk_rows(folders_of(paths, needs_for(stack)))]
+    for row in disk_rows(folders_of(paths, needs_for(stack))):
+        found.append(checked("disk space", not row.short, row.text, MORE_DISK))
     memory = f"{size(host.memory_total)}, {size(host.memory_available)} of it available; {size(MEMORY)} needed"
-    is_large = host.memory_total >= MEMORY
-    return [
-        *found,
-        Requirement("memory", "ok" if is_large else "MISSING", memory, "" if is_large else "a larger machine"),
-    ]
+    return [*found, checked("memory", host.memory_total >= MEMORY, memory, "a larger machine")]
 
 
 def missing(paths: Paths, host: Host, stack: Stack, *, published: bool = False) -> list[Requirement]:
@@ -83,18 +77,16 @@ def missing(paths: Paths, host: Host, stack: Stack, *, published: bool = False) 
 
 def engine(host: Host) -> Requirement:
     """A stopped engine is no lack for root, for whom building starts it."""
-    name, url = "docker engine", daemon.named_engine() or daemon.OWN
+    name = "docker engine"
     try:
         version = daemon.running_version()
     except HostError as error:
         return Requirement(name, "MISSING", error.message, error.next_step)
     if version:
-        return Requirement(name, "ok", f"{version} at {url}")
+        return Requirement(name, "ok", f"{version} at {daemon.named_engine() or daemon.OWN}")
     if not (path := find_program("dockerd")):
         return lacking(host, name, "no dockerd, and no engine answers", "docker.io")
-    if host.is_root:
-        return Requirement(name, "ok", f"{path}, not running; a build by root starts it")
-    return Requirement(name, "MISSING", f"{path}, not running", daemon.start_command())
+    return checked(name, host.is_root, f"{path}, not running; a build by root starts it", daemon.start_command())
 
 
 def client(host: Host) -> Requirement:
@@ -106,7 +98,7 @@ def client(host: Host) -> Requirement:
 
 def client_packages(host: Host) -> tuple[str, ...]:
     """Before Debian 13 docker.io holds a client with BuildKit inside; later the client, or its plugin, stands apart."""
-    if (ROOT / "var/lib/dpkg/info/docker-ce-cli.list").exists():
+    if (machine.ROOT / "var/lib/dpkg/info/docker-ce-cli.list").exists():
         return ("docker-buildx-plugin",)
     if host.distribution in ("debian 11", "debian 12"):
         return ("docker.io",)
@@ -120,7 +112,7 @@ def program(host: Host, name: str, found: str | None, purpose: str) -> Requireme
 
 def emulation(host: Host, arch: str) -> Requirement:
     name = f"{arch} emulation"
-    if text(ROOT / f"proc/sys/fs/binfmt_misc/qemu-{arch}").startswith("enabled"):
+    if text(f"proc/sys/fs/binfmt_misc/qemu-{arch}").startswith("enabled"):
         return Requirement(name, "ok", f"binfmt_misc: qemu-{arch}")
     # The packages switch it on where systemd starts services; elsewhere nothing else does.
     lack = lacking(host, name, f"this machine is {host.arch}, the stack {arch}", "qemu-user-static", "binfmt-support")
@@ -165,10 +157,6 @@ def disk_rows(images: Sequence[tuple[Path, int]], model: Sequence[tuple[Path, in
     return found
 
 
-def disk(name: str, detail: str, row: DiskRow) -> Requirement:
-    return Requirement(name, "MISSING" if row.short else "ok", detail, MORE_DISK if row.short else "")
-
-
 def folders_of(paths: Paths, needs: Needs) -> list[tuple[Path, int]]:
     """Where a build takes disk, and the bytes; not on the machine of another engine. What models have there is no part
     of it."""
@@ -180,8 +168,8 @@ def folders_of(paths: Paths, needs: Needs) -> list[tuple[Path, int]]:
 
 def engine_folder() -> Path:
     """Where the machine's own engine keeps images, whether or not it runs."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return Path(json.loads((ROOT / "etc/docker/daemon.json").read_text())["data-root"])
+    with contextlib.suppress(ValueError, KeyError):
+        return Path(json.loads(text("etc/docker/daemon.json"))["data-root"])
     return Path("/var/lib/docker")
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.core.errors import DiskError, HostError, InputError, IntegrityError, NetworkError, SparkpinError, clipped
+from sparkpin.core.errors import DiskError, InputError, IntegrityError, NetworkError, SparkpinError, clipped
 from sparkpin.core.terminal import printable
+from sparkpin.host.machine import require_program
 
 
 class AbsentError(NetworkError):
@@ -36,11 +36,7 @@ FAILURES: tuple[tuple[str, type[SparkpinError], str], ...] = (
     (r"permission denied|no space left", DiskError, "look at the disk, SPARKPIN_CACHE and the file of --ca"),
     (r"unauthorized|authentication required|denied|status 40[13]", NetworkError, "docker login {host}"),
     (r"manifest unknown|name unknown|StatusCode: 404|unknown: .*not found", AbsentError, "correct the name"),
-    (
-        r"did not match|digest mismatch|invalid digest|unexpected EOF|too large",
-        IntegrityError,
-        "publish it there again",
-    ),
+    (r"did not match|digest mismatch|invalid digest|unexpected EOF|too large", IntegrityError, "publish it again"),
     (r"x509|certificate", NetworkError, "--ca FILE names the authority of a registry of your own"),
     (r"", NetworkError, "look at the host's name and the network, then the same command again"),
 )
@@ -104,9 +100,7 @@ class Registry:
     def run(self, side: str, command: str, *words: str, seconds: int | None = None, largest: int = 0) -> bytes:
         """What a command of skopeo prints. side: of a copy, where the registry stands in it ("src-", "dest-");
         largest: bytes of a file that it may write, 0 for any number."""
-        program = shutil.which("skopeo")
-        if program is None:
-            raise HostError("registries need skopeo, which is not there", next_step="apt-get install skopeo (as root)")
+        program = require_program("skopeo", package="skopeo")
         limit = ["prlimit", f"--fsize={largest}"] if largest else []
         with tempfile.TemporaryDirectory(prefix="sparkpin-ca-") as folder:
             trust = []
@@ -126,9 +120,8 @@ class Registry:
         return done.stdout
 
     def failed(self, output: str) -> SparkpinError:
-        lines = [line for line in output.strip().splitlines() if "level=fatal" in line] or output.strip().splitlines()
-        last = lines[-1] if lines else "skopeo printed nothing"
-        why = printable((last.partition('msg="')[2].removesuffix('"') or last).replace('\\"', '"'))
+        fatal = re.findall(r'level=fatal msg="(.*)"$', output.strip(), re.M) or output.strip().splitlines()
+        why = printable(fatal[-1].replace('\\"', '"')) if fatal else "skopeo printed nothing"
         kind, step = next((kind, step) for pattern, kind, step in FAILURES if re.search(pattern, output, re.I))
         return kind(f"{self}: {clipped(why)}", next_step=step.format(host=self.host))
 

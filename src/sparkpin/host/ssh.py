@@ -10,17 +10,16 @@ import contextlib
 import hashlib
 import re
 import select
-import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sparkpin.core.errors import DiskError, EngineError, HostError, InputError, NetworkError
+from sparkpin.core.errors import DiskError, EngineError, InputError, NetworkError
 from sparkpin.host.daemon import SOCKET, environment
 from sparkpin.host.engine import Engine
-from sparkpin.host.machine import text
+from sparkpin.host.machine import require_program, text
 
 SHAPES = "ssh://user@host[:port][/path/of/docker.sock], unix:///path/of/docker.sock or tcp://host:port"
 SSH = re.compile(r"(?P<host>ssh://([^@/?#:]+@)?(\[[0-9a-f:]+\]|[^@/?#:]+)(:\d+)?)(?P<socket>/[^?#:]*)?")
@@ -72,9 +71,7 @@ def ssh_command(parts: re.Match[str], seconds: int, local: str) -> list[str]:
 
     The host stays a URL: ssh itself reads user and port from it, and takes no host for an option.
     """
-    program = shutil.which("ssh")
-    if program is None:
-        raise HostError("there is no ssh on this machine", next_step="apt-get install openssh-client (as root)")
+    program = require_program("ssh", package="openssh-client")
     forward = (f"-oConnectTimeout={seconds}", "-L", f"{local}:{parts['socket'] or SOCKET}")
     return [program, *OPTIONS, *forward, "--", parts["host"], "echo connected; exec cat"]
 

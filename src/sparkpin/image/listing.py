@@ -1,4 +1,4 @@
-"""What a layer holds, file by file, and which package each file comes from.
+"""What a layer holds, file by file, and which package each file comes from; and what differs between two images.
 
 Listings are kept beside the build records, so that two images can be compared, and a file explained, without reading
 gigabytes again.
@@ -15,6 +15,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,6 +36,7 @@ MARKS = ("whiteout", "opaque")
 LISTED = frozenset({*KINDS.values(), *MARKS})
 MARK, OPAQUE = ".wh.", ".wh..wh..opq"  # OCI image specification, "Whiteouts"
 DPKG = re.compile(r"var/lib/dpkg/info/(?P<name>[^/:]+)(?::[a-z0-9]+)?\.[a-z0-9]+")
+SAME_DATA = {"file", "hardlink"}  # a second name of a file may come to hold its data: still the same file
 COMPILED = re.compile(r"__pycache__/([^/]+)\.cpython-\d+(?:\.opt-\d)?\.pyc")  # from \1.py
 DIST_INFO = re.compile(r"(?P<site>.*/)?(?P<name>[^/][^/-]*)-[^/]*\.dist-info/(?P<file>.*)")
 
@@ -252,3 +254,65 @@ def parse_entry(line: bytes) -> PathEntry:
     if not (texts and numbers and kind in LISTED and len(device) == 2 and min(mode, uid, gid, size, *device) >= 0):
         raise ValueError(f"it has an entry {str(values)[:200]}")
     return entry
+
+
+@dataclass(frozen=True, order=True)
+class FieldChange:
+    """One field of a path that both sides have.
+
+    field: "content" (SHA-256), "kind", "link", "device", "mode", "uid", "gid" or "capability"; before, after: as a
+    person writes them.
+    """
+
+    path: str
+    field: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class ContentsDifference:
+    """Sorted by path. One path may stand in `changed` several times, once for each field."""
+
+    added: tuple[PathEntry, ...]
+    removed: tuple[PathEntry, ...]
+    changed: tuple[FieldChange, ...]
+
+    @property
+    def identical(self) -> bool:
+        return not (self.added or self.removed or self.changed)
+
+
+def compare_images(before: Sequence[Contents], after: Sequence[Contents]) -> ContentsDifference:
+    """What differs between two images as containers see them. before, after: their layers, lowest first.
+
+    Which package a path belongs to is no difference.
+    """
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(before, after, strict=False)))
+    below = image_contents(before[:common])  # mostly all but one layer: merged once
+    old, new = (image_contents(side[common:], below) for side in (before, after))
+    both = ((old[path][1], new[path][1]) for path in old if path in new and old[path] is not new[path])
+    return ContentsDifference(
+        added=tuple(entry for path, (_, entry) in new.items() if path not in old),
+        removed=tuple(entry for path, (_, entry) in old.items() if path not in new),
+        changed=tuple(change for one, other in both for change in changes(one, other)),
+    )
+
+
+def changes(old: PathEntry, new: PathEntry) -> Iterator[FieldChange]:
+    if old.kind != new.kind:
+        yield FieldChange(old.path, "kind", old.kind, new.kind)
+        if {old.kind, new.kind} != SAME_DATA:
+            return  # the modes of a file and of a link say nothing about each other
+    values = [
+        ("content", old.sha256, new.sha256),
+        ("link", old.link, new.link),
+        ("device", "{}:{}".format(*old.device), "{}:{}".format(*new.device)),
+        ("mode", f"{old.mode:04o}", f"{new.mode:04o}"),
+        ("uid", str(old.uid), str(new.uid)),
+        ("gid", str(old.gid), str(new.gid)),
+        ("capability", old.capability, new.capability),
+    ]
+    for name, was, now in values:
+        if was != now:
+            yield FieldChange(old.path, name, was, now)

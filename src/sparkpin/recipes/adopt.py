@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 from sparkpin.core.errors import ManifestError, clipped
 from sparkpin.core.terminal import printable
-from sparkpin.pins import drafters, manifests, vllm_command
+from sparkpin.pins import drafters, manifests
 from sparkpin.pins.mods import template_names
 from sparkpin.pins.nodes import EXECUTOR, NODES, PER_NODE, PIPELINE, TENSOR
 from sparkpin.pins.schema import UNRESOLVED
@@ -30,9 +29,9 @@ from sparkpin.pins.vllm_flags import (
 from sparkpin.recipes import mapping, template
 from sparkpin.recipes.finding import LONGEST
 from sparkpin.recipes.flags import PLUGINS, lacking_files
-from sparkpin.recipes.recipe import CommunityRecipe, divided
-from sparkpin.recipes.render import ONLY_BASH, RenderedRecipe, as_run_here, eaten, machines_of, served_model
-from sparkpin.recipes.sources import vllm_serve
+from sparkpin.recipes.recipe import CommunityRecipe
+from sparkpin.recipes.render import as_run_here, machines_of, served_model
+from sparkpin.recipes.sources import RenderedServer
 
 HERE = "127.0.0.1"
 REVISION = "--revision"
@@ -40,88 +39,82 @@ REVISION = "--revision"
 
 @dataclass(frozen=True)
 class Adopted:
-    value: dict[str, Any]  # of recipes/NAME.yaml
-    told: tuple[str, ...]  # for people, as unmapped
-    unmapped: tuple[str, ...]
+    """value: of recipes/NAME.yaml, with the model's commit left open; model_revision: what the recipe says of that.
 
-    @property
-    def name(self) -> str:
-        return str(self.value["name"])
+    told, unmapped: as `Mapped` has them.
+    """
+
+    value: dict[str, Any]
+    model_revision: str
+    told: tuple[str, ...]
+    unmapped: tuple[str, ...]
 
 
 def plain_name(text: str) -> str:
     """A name of ours from any text."""
-    name = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
-    return name or "recipe"
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "recipe"
 
 
-def as_served(recipe: CommunityRecipe) -> tuple[CommunityRecipe, RenderedRecipe]:
-    """The recipe with the model that its command serves, and what is run on one machine. ManifestError for what is not
-    `vllm serve` of a repository."""
+def as_served(recipe: CommunityRecipe) -> tuple[str, RenderedServer]:
+    """The model that its command serves, and what is run of it here. ManifestError for what is not `vllm serve` of a
+    repository."""
     rendered = as_run_here(recipe)
-    argv = vllm_serve(rendered.argv)
-    model = served_model(recipe, argv)
+    model = served_model(recipe, rendered.argv)
     if rendered.missing:
         raise ManifestError(recipe.path, "command", f"{{{rendered.missing[0]}}}", "a key of `defaults`")
-    argv = tuple(with_plan(argv))
-    drafters.speculation(argv, recipe.path)
-    kept = {name: value for name, value in rendered.env.items() if not mapping.useless(name)}
-    require_values(argv, kept, recipe.path)
-    revision = recipe.revision or flag_value(argv, REVISION) or ""
-    return replace(recipe, model=model, revision=revision), replace(rendered, argv=argv)
+    argv = with_plan(rendered.argv, recipe.path)
+    env = {name: value for name, value in rendered.env.items() if not mapping.useless(name)}
+    require_values(argv, env, recipe.path)
+    return model, replace(rendered, argv=tuple(argv))
 
 
 def adopt(
-    project: Path, recipe: CommunityRecipe, rendered: RenderedRecipe, name: str, found: mapping.Mapping, version: str
+    project: Path, recipe: CommunityRecipe, name: str, *, stack: str | None = None, stage: str | None = None
 ) -> Adopted:
-    """recipe, rendered: of `as_served`; version: of the stack's vLLM. The commit of the model is left open.
-
-    Raises ManifestError for what needs more than one GPU a machine.
-    """
-    told, unmapped = list(found.told), list(found.unmapped)
-    kept, mod_lines, mods_missing = mapping.of_mods(recipe, project, version)
-    told += mod_lines
-    unmapped += mods_missing
-    unmapped += [f"command before the server: {line}" for line in rendered.before]
-    unmapped += [f"line after the server's command: {line}" for line in rendered.lost]
-    unmapped += [f"pipe or redirection: {rendered.plumbing}"] if rendered.plumbing else []
-    unmapped += [f"env {key}: {recipe.env[key]}: {value}" for key, value in eaten(recipe).items() if value == ONLY_BASH]
+    """Raises ManifestError for what cannot be served, and for what needs more than one GPU a machine."""
+    model, server = as_served(recipe)
+    made = mapping.mapped(recipe, stack=stack, stage=stage)
+    chosen = manifests.load_stack(project, made.stack)
+    manifests.load_chain(project, made.stage)
+    mapping.take_mods(made, recipe, project, chosen.vllm)
+    made.unmapped += server.left
     nodes = machines_of(recipe)
-    require_one_gpu(recipe.path, rendered.argv, nodes)
-    dropped, lacking, drafter = left_out(project, rendered.argv, kept)
+    require_one_gpu(recipe.path, server.argv, nodes)
+    dropped, lacking, drafter = left_out(project, server.argv, made.mods)
+    made.unmapped += lacking
     if recipe.origin and nodes == 1:  # its backend is for one machine
-        dropped = tuple(flag for flag in dropped if flag != EXECUTOR)
+        dropped.remove(EXECUTOR)
     if nodes > 1 and not recipe.origin:
-        told.append(f"for a cluster -> nodes: {nodes}; vLLM itself joins the machines, without Ray")
-    elif EXECUTOR in dropped:
-        told.append(f"{EXECUTOR} -> left out: one machine")
-    told += [f"{flag} -> the key model_revision" for flag in dropped if flag == REVISION]
-    unmapped += lacking
-    host = flag_value(rendered.argv, "--host")
-    told += [f"--host {host} -> {HERE}, where nobody else reaches it"] if host not in (None, HERE) else []
-    if rendered.argv[2] != recipe.model:
-        told.append(f"vllm serve {rendered.argv[2]} -> {recipe.model}, which is mounted at {MODEL_PATH}")
-    told += [f"env {variable} -> left out: {why}" for variable in rendered.env if (why := mapping.useless(variable))]
-    told += [f"{text} -> 1: one machine with one GPU" for text in divided(recipe) if nodes == 1]
-    command, defaults = with_settings(recipe, rendered.argv, dropped)
+        made.told.append(f"for a cluster -> nodes: {nodes}; vLLM itself joins the machines, without Ray")
+    host = flag_value(server.argv, "--host")
+    if host not in (None, HERE):
+        made.told.append(f"--host {host} -> {HERE}, where nobody else reaches it")
+    if server.argv[2] != model:
+        made.told.append(f"vllm serve {server.argv[2]} -> {model}, which is mounted at {MODEL_PATH}")
+    made.told += [f"env {key} -> left out: {why}" for key in server.env if (why := mapping.useless(key))]
+    words = drop_flags([*server.argv[:2], MODEL_PATH, *server.argv[3:]], *dropped)
+    command, defaults = template.command_of(words if host is None else set_flag(words, "--host", HERE), doubled=True)
     value: dict[str, Any] = {
         "recipe_version": "1",
         "name": name,
-        "description": recipe.description or f"{recipe.model}, from {recipe.path.name}",
-        "model": recipe.model,
+        "description": recipe.description or f"{model}, from {recipe.path.name}",
+        "model": model,
         "model_revision": UNRESOLVED,
-        **({"drafter": drafter} if drafter else {}),
+        "drafter": drafter,
         "container": f"sparkpin/{name}",
-        "stack": found.stack,
-        "stage": found.stage,
-        **({"nodes": nodes} if nodes > 1 else {}),
-        "mods": kept,
+        "stack": made.stack,
+        "stage": made.stage,
+        "nodes": nodes if nodes > 1 else None,
+        "mods": made.mods,
         "defaults": defaults,
-        "env": {variable: text for variable, text in rendered.env.items() if not mapping.useless(variable)},
+        "env": {key: text for key, text in server.env.items() if not mapping.useless(key)},
         "command": command,
     }
-    lines = [tuple(clipped(printable(line), LONGEST) for line in part) for part in (told, unmapped)]
-    return Adopted({key: part for key, part in value.items() if part not in ([], {})}, *lines)
+    told, unmapped = (
+        tuple(clipped(printable(line), LONGEST) for line in lines) for lines in (made.told, made.unmapped)
+    )
+    revision = recipe.model_revision or flag_value(server.argv, REVISION) or ""
+    return Adopted({key: part for key, part in value.items() if part not in ([], {}, None)}, revision, told, unmapped)
 
 
 def require_one_gpu(file: Path, argv: Sequence[str], nodes: int) -> None:
@@ -132,64 +125,34 @@ def require_one_gpu(file: Path, argv: Sequence[str], nodes: int) -> None:
             raise ManifestError(file, f"command, {short} or {flag}", count, "1: a recipe for one GPU")
 
 
-def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[tuple[str, ...], list[str], str | None]:
+def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[list[str], list[str], str | None]:
     """Flags that cannot be served here, what is told of those that will be missed, and the draft model, if it is pinned
     here."""
-    said = {flag.key for flag in parse_flags(argv)[1]}
-    dropped = [flag for flag in (EXECUTOR, REVISION, NODES, *PER_NODE) if flag in said]
-    lacking: list[str] = []
+    dropped, lacking = [EXECUTOR, REVISION, NODES, *PER_NODE], list[str]()
+    given = {flag.key for flag in parse_flags(argv)[1]}
     for flag in tls_flags(argv):
         dropped.append(flag)
         lacking.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
     for flag, file in lacking_files(argv, template_names(project, mods)).items():
-        parsers = [parser for parser, plugin in PLUGINS.items() if plugin == flag and parser in said]
+        parsers = [parser for parser, plugin in PLUGINS.items() if plugin == flag and parser in given]
         dropped += [flag, *parsers]
         lost = "".join(f", and with it {parser} {flag_value(argv, parser)}" for parser in parsers)
         lacking.append(f"{flag} {file}: that file is not here{lost}")
-    plan = read_json(flag_value(argv, drafters.FLAG) or "")
-    draft = drafters.second_model(plan) if isinstance(plan, dict) else None
-    pinned = {pin.repositories[pin.base].repo for pin in manifests.readable_models(project)[0] if pin.drafts}
-    if draft and draft not in pinned:
-        dropped.append(drafters.FLAG)
-        lacking.append(f"{drafters.FLAG}: no pin has the draft model {draft} (docs/drafters.md); served without")
-    return tuple(dropped), lacking, draft if draft in pinned else None
+    draft = drafters.second_model(drafters.speculation(argv))
+    if draft is None or draft in pinned_drafters(project):
+        return dropped, lacking, draft
+    lacking.append(f"{drafters.FLAG}: no pin has the draft model {draft} (docs/drafters.md); served without")
+    return [*dropped, drafters.FLAG], lacking, None
 
 
-def changed(argv: Sequence[str], dropped: Sequence[str]) -> list[str]:
-    """The words as they are served here. A mark in the place of the host stays."""
-    words = with_plan([*argv[:2], MODEL_PATH, *argv[3:]])
-    host = flag_value(words, "--host")
-    if host is not None and not template.MARK.fullmatch(host):
-        words = set_flag(words, "--host", HERE)
-    return drop_flags(words, *dropped)
+def pinned_drafters(project: Path) -> set[str]:
+    return {pin.repositories[pin.base].repo for pin in manifests.readable_models(project)[0] if pin.drafts}
 
 
-def with_plan(argv: Sequence[str]) -> list[str]:
-    """The words with what stands in flags of its keys in --speculative-config. A mark in the place of a number stays
-    one."""
-    said = {key: value for flag, key in drafters.SHORTS.items() if (value := flag_value(argv, flag)) is not None}
-    plan = read_json(flag_value(argv, drafters.FLAG) or "{}")
-    if not said or not isinstance(plan, dict):
+def with_plan(argv: Sequence[str], file: object) -> list[str]:
+    """The words with parts of --speculative-config, and flags of its keys, in it."""
+    given = {key: read_json(value) for flag, key in drafters.SHORTS.items() if (value := flag_value(argv, flag))}
+    plan = drafters.speculation(argv, file) | given
+    if not given and not any(flag.key.startswith(f"{drafters.FLAG}.") for flag in parse_flags(argv)[1]):
         return list(argv)
-    text = json.dumps(plan | {key: read_json(value) for key, value in said.items()}, ensure_ascii=False)
-    tokens = said.get(drafters.TOKENS, "")
-    if template.MARK.fullmatch(tokens):
-        text = text.replace(json.dumps(tokens, ensure_ascii=False), tokens)
-    return set_flag(drop_flags(argv, *drafters.SHORTS), drafters.FLAG, text)
-
-
-def with_settings(recipe: CommunityRecipe, argv: Sequence[str], dropped: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The command, with `defaults` for placeholders where the recipe's own can stay, else with none."""
-    wanted = changed(argv, dropped)
-    with contextlib.suppress(ManifestError):  # a placeholder that formats its value, or tells the shell something
-        names = [name for name, value in recipe.defaults.items() if template.usable(value)]
-        words = changed(as_run_here(recipe, template.marked(names)).argv, dropped)
-        marks = {mark for word in words for mark in template.MARK.findall(word)}
-        values = {name: recipe.defaults[name] for name in names if name in marks}
-        for name, value in (("host", HERE), ("tensor_parallel", 1)):  # what one machine of ours has
-            if name in values and not (name == "tensor_parallel" and machines_of(recipe) > 1):
-                values[name] = value
-        command = template.command_of(words, values, doubled=True)
-        if vllm_command.split(vllm_command.fill(command, values, recipe.path), recipe.path) == wanted:
-            return command, values
-    return template.command_of(wanted, {}, doubled=True), {}
+    return set_flag(drop_flags(argv, *drafters.SHORTS), drafters.FLAG, json.dumps(plan, ensure_ascii=False))

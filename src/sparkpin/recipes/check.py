@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 from sparkpin.build.pair import Pairing
 from sparkpin.checkpoint.shapes import config_ahead
-from sparkpin.checkpoint.steps import checkpoint_steps, rules_of
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError
 from sparkpin.core.names import did_you_mean
-from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count
-from sparkpin.fetch.model_files import config_here
 from sparkpin.pins import manifests, schema, vllm_command
 from sparkpin.pins.mods import read_templates, template_names
 from sparkpin.pins.nodes import PER_NODE, PIPELINE, nodes_of, spread, word_faults
 from sparkpin.pins.values import BETTER, value_faults
 from sparkpin.pins.vllm_flags import CACHE_TYPE, drop_flags, flag_value
-from sparkpin.recipes import flags, keys, known_issues
+from sparkpin.recipes import flags, known_issues, placeholders
 from sparkpin.recipes import recipe as foreign
+from sparkpin.recipes.adopt import adopt, plain_name
 from sparkpin.recipes.finding import RecipeFinding, ordered, warning
 from sparkpin.recipes.finding import error as mistake
 from sparkpin.recipes.flags import PlannedServer
-from sparkpin.recipes.mapping import stage_of, useless
-from sparkpin.recipes.render import as_run_here, machines_of, served_model
-from sparkpin.recipes.sources import vllm_serve
+from sparkpin.recipes.mapping import mapped, useless
+from sparkpin.recipes.render import EXPANDED, as_run_here, machines_of, served_model
+from sparkpin.recipes.sources import RUNNERS
 from sparkpin.recipes.vllm_parser import nearest, parser_of
 from sparkpin.serve.memory.estimates import SPARK_TOTAL
 from sparkpin.serve.memory.node_shares import HYBRID_PIPELINE, share_faults
 
-T = TypeVar("T")
 PARSERS = ("--tool-call-parser", "--reasoning-parser")
 BITS = {r"fp8|int8|w8a|8bit": 8.0, r"nvfp4|fp4|int4|awq|gptq|4bit|w4a|autoround|prismaquant": 4.0,
         r"exl\d|gguf|[23]bit|bpw|ternary|reap": 0.0}  # fmt: skip
@@ -43,114 +38,132 @@ BITS = {r"fp8|int8|w8a|8bit": 8.0, r"nvfp4|fp4|int4|awq|gptq|4bit|w4a|autoround|
 LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
 
 
+@dataclass(frozen=True)
+class CheckedRecipe:
+    """machines, model: "?" where the file does not tell; read_as: of a file that is none of recipes/."""
+
+    name: str
+    found: list[RecipeFinding]
+    stack: str = "?"
+    machines: int | str = "?"
+    model: str = "?"
+    read_as: str = ""
+
+    @property
+    def errors(self) -> list[RecipeFinding]:
+        return [finding for finding in self.found if finding.severity == "error"]
+
+    @property
+    def verdict(self) -> str:
+        return "refused" if self.errors else "passes"
+
+
+@contextlib.contextmanager
+def faults_of(found: list[RecipeFinding], key: str = WHOLE, own: str = "") -> Iterator[None]:
+    """What is raised becomes a finding, unless an error is known already: it is that one in other words."""
+    try:
+        yield
+    except SparkpinError as error:
+        finding = of_error(error, key, own=own)
+        if finding.severity != "error" or not any(one.severity == "error" for one in found):
+            found.append(finding)
+
+
+def check(project: Path, what: str, stack: str | None = None) -> CheckedRecipe:
+    """what: a file, or a name of recipes/. InputError for what is neither; all other faults are findings."""
+    path, own = file_or_name(project, what, stack)
+    found: list[RecipeFinding] = []
+    checked = CheckedRecipe(f"recipes/{path.name}" if own else what, found)
+    with faults_of(found, own=str(path) if own else ""):
+        if own:
+            read = manifests.load_recipe(project, path.stem)
+            found += own_findings(project, read)
+            return replace(checked, stack=read.stack, machines=read.nodes, model=read.model)
+        recipe = foreign.load(path)
+        chosen = manifests.load_stack(project, mapped(recipe, stack=stack).stack)
+        found += foreign_findings(project, recipe, chosen)
+        read_as = f"version {recipe.said_version}, compared with stack {chosen.name} (vLLM {chosen.vllm})"
+        checked = replace(checked, stack=chosen.name, model=recipe.model, read_as=read_as)
+        checked = replace(checked, machines=machines_of(recipe))
+        made = adopt(project, recipe, plain_name(path.stem), stack=stack)  # what `import` would say
+        found += [RecipeFinding("warning", "import", f"not mapped: {line}") for line in made.unmapped]
+        found += [RecipeFinding("note", "import", line) for line in made.told]
+    return replace(checked, found=ordered(found))
+
+
 def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: schema.Stack) -> list[RecipeFinding]:
     """Of the community's recipe, as its own runner would start it with the stack's vLLM.
 
     One that was ours has what stack and stages set, too.
     """
-    found = [*keys.of_recipe(recipe)]
-    try:
-        nodes = machines_of(recipe)
-        rendered = as_run_here(recipe)
-    except (InputError, ManifestError) as error:
-        if not any(finding.severity == "error" for finding in found):  # else it is one of those
-            found.append(of_error(error))
-        return ordered(found)
-    rendered = replace(rendered, argv=vllm_serve(rendered.argv))
-    found += keys.of_rendered(recipe, rendered)
-    try:
-        served_model(recipe, rendered.argv)
-    except ManifestError as error:
-        found.append(of_error(error))
-        if rendered.argv[:2] != ("vllm", "serve"):
-            return ordered(found)
-    lock = former_lock(project, stack)
-    stage = stage_of(recipe)
-    chain = loaded(found, str(recipe.path), "stage", lambda: manifests.load_chain(project, stage))
-    argv, env = list(rendered.argv), rendered.env
-    kept = {name: value for name, value in env.items() if not useless(name)}  # what `import` keeps
-    found += [of_error(fault) for fault in value_faults(argv, kept, recipe.path)]
-    if flag_value(argv, CACHE_TYPE) in BETTER:  # that is said already
-        argv = drop_flags(argv, CACHE_TYPE)
-    if recipe.origin:
-        argv, env = vllm_command.overlaid(argv, env, stack, chain or ())
-    if nodes > 1:
-        argv, env = spread(drop_flags(argv, *PER_NODE), env, nodes, gpu=stack.gpu is not None)
-    found += of_nodes(recipe.model, argv, stack, config_ahead(project, recipe.model), (), str(recipe.path))
-    return ordered([*found, *of_server(project, recipe.model, argv, env, stack, recipe.applied, lock, chain)])
+    found = [*of_file(recipe)]
+    with faults_of(found):
+        nodes, server = machines_of(recipe), as_run_here(recipe)
+        argv, env = list(server.argv), server.env
+        served_model(recipe, argv)
+        chain = manifests.load_chain(project, mapped(recipe).stage)
+        if recipe.model and argv[2] != recipe.model and not argv[2].startswith("/"):
+            text = f"the command serves {argv[2]}, and `model` is {recipe.model}: the wrong one is fetched"
+            found.append(mistake(text, "name the same model"))
+        kept = {name: value for name, value in env.items() if not useless(name)}  # what `import` keeps
+        found += [of_error(fault) for fault in value_faults(argv, kept, recipe.path)]
+        if flag_value(argv, CACHE_TYPE) in BETTER:  # that is said already
+            argv = drop_flags(argv, CACHE_TYPE)
+        if recipe.origin:
+            argv, env = vllm_command.overlaid(argv, env, stack, chain)
+        if nodes > 1:
+            argv, env = spread(drop_flags(argv, *PER_NODE), env, nodes, gpu=stack.gpu is not None)
+        found += [of_error(fault) for fault in word_faults(argv, nodes_of(argv), recipe.path)]
+        found += of_server(project, recipe.model, argv, env, stack, recipe.applied, chain)
+    return ordered(found)
 
 
-def own_findings(project: Path, name: str) -> list[RecipeFinding]:
-    """Of a recipe of recipes/, with what its stack and stages add: the first fault of its files, else all that is known
-    of its words."""
-    own = str(project / f"recipes/{name}.yaml")
-    found: list[RecipeFinding] = []
-    try:
-        recipe = manifests.load_recipe(project, name)
-        found += keys.of_template(recipe.command, recipe.defaults, version="1")
-        found += [
-            RecipeFinding("warning", f"env.{key}", why, "remove it") for key in recipe.env if (why := useless(key))
-        ]
+def of_file(recipe: foreign.CommunityRecipe) -> Iterator[RecipeFinding]:
+    """Of keys: what its runner does not know, what nobody uses."""
+    for name in recipe.repeated:
+        key, _, line = name.rpartition(" (")
+        yield RecipeFinding("warning", key, f"stands twice ({line}: the last one counts", "remove one")
+    for name in recipe.others:
+        known = foreign.V1_KEYS if recipe.version == "1" else foreign.V2_KEYS
+        yield RecipeFinding("warning", name, "its runner does not know this key", nearest(name, known))
+    if recipe.version == "1":
+        yield from unused(recipe.defaults, placeholders.names_v1(recipe.command))
+    elif recipe.version == "2":
+        asked = placeholders.names_v2(recipe.command, recipe.defaults) | {*RUNNERS["read_anyway"]}
+        yield from unused(recipe.defaults, asked if recipe.command else asked | {*RUNNERS["flags"]})
+    for name, value in recipe.env.items():
+        if recipe.version == "1" and EXPANDED.search(value):
+            text, hint = "version 1 has bash expand it; in sparkpin it stays as written", "write the value itself"
+            yield RecipeFinding("warning", f"env.{name}", text, hint)
+
+
+def unused(defaults: Iterable[str], asked: set[str]) -> Iterator[RecipeFinding]:
+    for name in sorted({*defaults} - asked):
+        hint = nearest(name, asked - {*defaults}) or "remove it"
+        yield RecipeFinding("warning", f"defaults.{name}", "nothing uses it", hint)
+
+
+def own_findings(project: Path, recipe: schema.Recipe, *, pinned: bool = True) -> list[RecipeFinding]:
+    """Of a recipe of recipes/, with what its stack and stages add. pinned: False asks for no pin of its model."""
+    own = str(project / recipe.file)
+    found = [RecipeFinding("warning", f"env.{key}", why, "remove it") for key in recipe.env if (why := useless(key))]
+    found += unused(recipe.defaults, placeholders.names_v1(recipe.command))
+    with faults_of(found, own=own):
         stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, recipe.stage)
-        pin = manifests.model_of(project, recipe)
-        for mod in recipe.mods:
-            loaded(found, own, "mods", partial(read_templates, project, [mod], own, stack.vllm))
+        with faults_of(found, "mods", own):
+            read_templates(project, recipe.mods, own, stack.vllm)
+        with faults_of(found, "model", own):
+            if pinned and not (pin := manifests.model_of(project, recipe)).is_made:
+                manifests.load_model_lock(project, pin)
         argv, env = vllm_command.serve_argv(recipe, stack, chain)
-    except SparkpinError as error:
-        if not any(finding.severity == "error" for finding in found):  # else it is one of those
-            found.append(of_error(error, own=own))
-        return ordered(found)
-    if not pin.is_made:
-        loaded(found, own, "model", partial(manifests.load_model_lock, project, pin))
-    rules = rules_of(pin, checkpoint_steps(chain, pin))
-    found += of_nodes(recipe.model, argv, stack, config_of(project, pin), rules, own)
-    lock = former_lock(project, stack)
-    return ordered([*found, *of_server(project, recipe.model, argv, env, stack, recipe.mods, lock, chain)])
-
-
-def of_nodes(
-    model: str,
-    argv: Sequence[str],
-    stack: schema.Stack,
-    config: Mapping[str, Any] | None,
-    rules: Sequence[schema.FormatRule],
-    file: str,
-) -> list[RecipeFinding]:
-    """Of a server for several machines: what `pair` would refuse, as far as the model is known. config: None for one
-    that is not."""
-    count = nodes_of(argv)
-    faults = list(word_faults(argv, count, file))
-    found = [of_error(fault, own=file) for fault in faults]
-    if faults or count == 1:  # the numbers may be none
-        return found
-    if config is None and known_issues.HYBRID.search(model) and flag_value(argv, PIPELINE) not in (None, "1"):
-        return [mistake(f"{PIPELINE}: {HYBRID_PIPELINE}", f"{PIPELINE} 1")]
-    try:
-        return [of_error(fault, own=file) for fault in share_faults(config, argv, rules, file)] if config else found
-    except ManifestError:  # a model that no plan here knows
-        return found
-
-
-def config_of(project: Path, pin: schema.ModelPin) -> dict[str, Any] | None:
-    """What is known of a model's config.json, whether or not it is locked."""
-    with contextlib.suppress(ManifestError):
-        return config_here(Paths.from_env(), pin, manifests.load_model_lock(project, pin))
-    return config_here(Paths.from_env(), pin, None)
-
-
-def loaded(found: list[RecipeFinding], own: str, key: str, load: Callable[[], T]) -> T | None:
-    """What is loaded; None where that fails, which is added to what is found of `key`."""
-    try:
-        return load()
-    except SparkpinError as error:
-        found.append(of_error(error, key, own=own))
-        return None
+        found += of_server(project, recipe.model, argv, env, stack, recipe.mods, chain)
+    return ordered(found)
 
 
 def mistakes(project: Path, pairing: Pairing) -> list[RecipeFinding]:
     """What keeps a pairing's server from starting, or from doing what is meant: the errors alone."""
-    recipe, lock, chain = pairing.recipe, pairing.stack_lock, pairing.chain
-    found = of_server(project, recipe.model, pairing.argv, pairing.env, pairing.stack, recipe.mods, lock, chain)
+    recipe, stack = pairing.recipe, pairing.stack
+    found = of_server(project, recipe.model, pairing.argv, pairing.env, stack, recipe.mods, pairing.chain)
     return [finding for finding in ordered(found) if finding.severity == "error"]
 
 
@@ -175,28 +188,41 @@ def of_server(
     env: dict[str, str],
     stack: schema.Stack,
     mods: Sequence[str],
-    lock: schema.StackLock | None,
-    chain: tuple[schema.Stage, ...] | None,
+    chain: tuple[schema.Stage, ...],
 ) -> list[RecipeFinding]:
-    """Of a server that would be started so. lock, chain: None where they are not known."""
+    """Of a server that would be started so."""
+    packages = None  # of a stack that was never locked
+    if (project / f"pins/stacks/{stack.name}.lock").is_file():
+        wheels = manifests.former_stack_lock(project, stack.name).wheels
+        packages = frozenset(wheel.name.lower().replace("_", "-") for wheel in wheels)
     served = PlannedServer(
         model=model,
         argv=tuple(argv),
         env=env,
         parser=parser_of(stack.vllm),
         gpu=stack.gpu is not None,
-        packages=frozenset(wheel.name.lower().replace("_", "-") for wheel in lock.wheels) if lock else None,
+        packages=packages,
         templates=template_names(project, mods),
         chain=chain,
     )
     issues = manifests.load_known_issues(project)
     found = [*flags.findings(served), *known_issues.findings(served, issues), *of_family(project, served)]
-    found += of_weights(served)
     known, wanted = served.parser.version, served.parser.wanted
     if known != wanted:
         text = f"nothing is recorded of vLLM {wanted}: compared with {known}"
         hint = "python benchmarks/vllm_parser.py records a release"
         found.append(RecipeFinding("note", "stack", text, hint))
+    machines, split = nodes_of(argv), flag_value(argv, PIPELINE) or "1"
+    config = config_ahead(project, model)
+    if machines > 1 and split != "1" and known_issues.HYBRID.search(model):
+        found.append(mistake(f"{PIPELINE}: {HYBRID_PIPELINE}", f"{PIPELINE} 1"))
+    elif machines > 1 and config:
+        with contextlib.suppress(ManifestError, ValueError):  # a model that no plan here knows; numbers that are none
+            found += [of_error(fault) for fault in share_faults(config, argv, (), "the recipe")]
+    size = weights_of(model, served.value("--quantization") or "")
+    if served.gpu and size > SPARK_TOTAL * machines:
+        text = f"{model}: its weights are about {size / 1e9:.0f} GB, and {count(machines, 'machine')} of 128 GB"
+        found.append(mistake(f"{text} cannot hold them", "name more machines, or take a smaller model"))
     return found
 
 
@@ -210,14 +236,6 @@ def of_family(project: Path, served: PlannedServer) -> Iterator[RecipeFinding]:
             yield warning(text, f"{choice.flag} {known}, or leave the flag out")
 
 
-def of_weights(served: PlannedServer) -> Iterator[RecipeFinding]:
-    """Of weights that fill more than the memory of the machines, by the numbers in a model's name."""
-    size, machines = weights_of(served.model, served.value("--quantization") or ""), nodes_of(served.argv)
-    if served.gpu and size > SPARK_TOTAL * machines:
-        text = f"{served.model}: its weights are about {size / 1e9:.0f} GB, and {count(machines, 'machine')} of 128 GB"
-        yield mistake(f"{text} cannot hold them", "name more machines, or take a smaller model")
-
-
 def weights_of(model: str, quantization: str) -> float:
     """Bytes; 0 where the name does not tell."""
     name = model.rpartition("/")[2]
@@ -226,21 +244,17 @@ def weights_of(model: str, quantization: str) -> float:
     return float(billions[1]) * 1e9 * min(kinds, default=16) / 8 if billions else 0
 
 
-def former_lock(project: Path, stack: schema.Stack) -> schema.StackLock | None:
-    """None where the stack was never locked."""
-    is_there = (project / f"pins/stacks/{stack.name}.lock").is_file()
-    return manifests.former_stack_lock(project, stack.name) if is_there else None
-
-
-def file_or_name(project: Path, what: str) -> tuple[Path, bool]:
-    """The file that is meant, and whether it is one of recipes/, which a name means."""
-    own = project / f"recipes/{Path(what).stem if what.endswith('.yaml') else what}.yaml"
-    path = Path(what)
-    if own.is_file() and (path.name == what or path.resolve() == own.resolve()):
-        return own, True
-    if path.is_file():
-        return path, path.resolve().parent == (project / "recipes").resolve()
-    names = [file.stem for file in (project / "recipes").glob("*.yaml")]
-    guess = did_you_mean(path.name.removesuffix(".yaml"), names, most=3)
-    step = f"{guess}`invoke recipe list` has the names; else give a file, a folder or a glob"
-    raise InputError(f"no recipe {what!r}", next_step=step)
+def file_or_name(project: Path, what: str, stack: str | None = None) -> tuple[Path, bool]:
+    """The file that is meant, and whether it is one of recipes/, which a name means. stack: what --stack says."""
+    folder, path = project / "recipes", Path(what)
+    named = folder / f"{what.removesuffix('.yaml')}.yaml"
+    own = named if path.name == what and named.is_file() else path
+    if not own.is_file():
+        guess = did_you_mean(path.name.removesuffix(".yaml"), [file.stem for file in folder.glob("*.yaml")], most=3)
+        step = f"{guess}`invoke recipe list` has the names; else give a file or a folder"
+        raise InputError(f"no recipe {what!r}", next_step=step)
+    is_own = own.resolve().parent == folder.resolve()
+    if is_own and stack is not None:
+        step = "leave --stack out, or change the key `stack` of the recipe"
+        raise InputError(f"--stack {stack} is for a file: {own.stem} of recipes/ names its stack", next_step=step)
+    return own, is_own

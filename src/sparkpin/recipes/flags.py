@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sparkpin.core.errors import short
-from sparkpin.pins.drafters import SHORTS
+from sparkpin.core.errors import ManifestError, short
+from sparkpin.pins.drafters import SHORTS, speculation
 from sparkpin.pins.schema import Stage
-from sparkpin.pins.vllm_flags import MODEL_PATH, SPECULATION, Flag, flag_value, parse_flags, read_json
+from sparkpin.pins.vllm_flags import MODEL_PATH, Flag, flag_value, parse_flags
 from sparkpin.recipes.finding import RecipeFinding, error, warning
 from sparkpin.recipes.vllm_parser import Refused, VllmParser, nearest
 
@@ -61,25 +62,13 @@ class PlannedServer:
             return None
         return found[-1].value or ""
 
-    def number(self, name: str) -> float | None:
-        try:
-            return float(self.value(name) or "")
-        except ValueError:
-            return None
-
     @property
     def speculation(self) -> dict[str, Any]:
         """--speculative-config, whether it stands as JSON, in parts or in flags of its keys."""
-        found: dict[str, Any] = {}
-        for name, flag in self.flags:
-            if name in SHORTS:
-                found[SHORTS[name]] = read_json(flag.value or "")
-            if name != SPECULATION:
-                continue
-            part = flag.words[0].partition("=")[0].partition(".")[2]
-            value = read_json(flag.value or "")
-            found |= {part: value} if part else (value if isinstance(value, dict) else {})
-        return found
+        parts = {key: value for flag, key in SHORTS.items() if (value := flag_value(self.argv, flag)) is not None}
+        with contextlib.suppress(ManifestError):  # what `of_flag` tells
+            return speculation(self.argv) | parts
+        return parts
 
 
 def findings(served: PlannedServer) -> Iterator[RecipeFinding]:
@@ -91,14 +80,12 @@ def findings(served: PlannedServer) -> Iterator[RecipeFinding]:
         shown = flag.words[0].partition("=")[0]
         name = served.parser.flag(flag.words[0])
         if name is None:
-            hint = nearest(shown.replace("_", "-"), served.parser.names) or "leave it out"
+            hint = nearest(shown.replace("_", "-"), served.parser.flags) or "leave it out"
             yield error(f"vLLM {served.parser.wanted} has no flag {shown}", hint)
-        elif "." in shown:
-            parts.setdefault(name, []).append(flag)
-        else:
-            yield from of_flag(served, name, [flag])
-    for name, some in parts.items():
-        yield from of_flag(served, name, some)
+        else:  # those that set a part of one flag are judged together
+            parts.setdefault(name if "." in shown else " ".join(flag.words), []).append(flag)
+    for some in parts.values():
+        yield from of_flag(served, served.parser.flag(some[0].words[0]) or "", some)
     yield from of_pairs(served)
     yield from of_environment(served)
 
@@ -113,7 +100,9 @@ def of_flag(served: PlannedServer, name: str, flags: list[Flag]) -> Iterator[Rec
     except Refused as refused:
         fault, value = str(refused).partition(": ")[2] or str(refused), None
     given = flags[0].value or ""
-    if fault and not (re.fullmatch(r"\{\w[\w-]*\}", given) or (given[:1] == "{" and "JSON" in fault)):  # said otherwise
+    if fault and not (
+        re.fullmatch(r"\{\w[\w-]*\}", given) or (given[:1] == "{" and "json" in fault.lower())
+    ):  # said otherwise
         hint = nearest(given, [str(one) for one in entry.get("choices", ())])
         yield error(f"{shown}: vLLM {parser.wanted} refuses it: {fault}", hint)
     for one in value if isinstance(value, list) else [value]:

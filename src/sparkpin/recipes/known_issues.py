@@ -17,13 +17,17 @@ from sparkpin.recipes.flags import PlannedServer
 
 HYBRID = re.compile(r"qwen3\.[5-9]|qwen3-(coder-)?next|nemotron-(3|h)|granite-4|jamba|falcon-h1|mamba", re.IGNORECASE)
 """Models with linear attention or state-space layers beside full attention."""
-LOADERS = {"fastsafetensors": "fastsafetensors", "instanttensor": "instanttensor",
-           "runai_streamer": "runai-model-streamer", "tensorizer": "tensorizer"}  # fmt: skip
-BACKENDS = (
-    ("--distributed-executor-backend", "ray"), ("--moe-backend", "b12x"), ("--linear-backend", "b12x"),
-    ("--attention-backend", "b12x"),
-)  # fmt: skip
-"""Values that need a distribution of the same name."""
+PACKAGES = {
+    "--load-format fastsafetensors": "fastsafetensors",
+    "--load-format instanttensor": "instanttensor",
+    "--load-format runai_streamer": "runai-model-streamer",
+    "--load-format tensorizer": "tensorizer",
+    "--distributed-executor-backend ray": "ray",
+    "--moe-backend b12x": "b12x",
+    "--linear-backend b12x": "b12x",
+    "--attention-backend b12x": "b12x",
+}
+"""Values that need a distribution."""
 PARALLEL = (TENSOR, PIPELINE, "--data-parallel-size")
 COMPARISON = re.compile(r"([<>]=?) *(\d+(?:\.\d+)?)")
 OR = "unset or "
@@ -103,16 +107,13 @@ def told(issue: KnownIssue, value: Callable[[str], str | None]) -> str:
 
 def machine(served: PlannedServer) -> Iterator[RecipeFinding]:
     for flag in PARALLEL if nodes_of(served.argv) == 1 else ():
-        if (count := served.number(flag)) is not None and count > 1:
-            yield error(f"{flag} {count:.0f}: one machine has one GPU here", f"{flag} 1, or the key `nodes`")
-    loader = served.value("--load-format") or ""
-    wanted = [(LOADERS[loader], f"--load-format {loader}")] if loader in LOADERS else []
-    for flag, package in BACKENDS:
-        if (served.value(flag) or "").lower() == package:
-            wanted.append((package, f"{flag} {package}"))
-    for package, flag in wanted:
-        if served.packages is not None and package not in served.packages:
-            yield error(f"{flag}: the stack's lock has no {package}", "leave the flag out")
+        if (count := served.value(flag)) not in (None, "0", "1"):
+            yield error(f"{flag} {count}: one machine has one GPU here", f"{flag} 1, or the key `nodes`")
+    for words, package in PACKAGES.items():
+        flag, _, value = words.partition(" ")
+        lacks = served.packages is not None and package not in served.packages
+        if lacks and (served.value(flag) or "").lower() == value:
+            yield error(f"{words}: the stack's lock has no {package}", "leave the flag out")
     for flag in tls_flags(served.argv):
         text = f"{flag}: the images here are asked by plain HTTP, so `recipe import` leaves it out"
         yield warning(text, "a proxy before the server can do TLS")

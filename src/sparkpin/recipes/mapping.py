@@ -7,22 +7,26 @@ told is which stack takes its place, and what cannot be had.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from sparkpin.core.errors import clipped
 from sparkpin.core.tags import IMAGE
 from sparkpin.pins.manifests import load_community_mods
 from sparkpin.pins.mods import is_needless, mod_of
 from sparkpin.pins.schema import ChatTemplate
-from sparkpin.recipes.recipe import ELSEWHERE, OURS, RUNNERS, V1_KEYS, V2_KEYS, CommunityRecipe
+from sparkpin.recipes.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
+from sparkpin.recipes.sources import RUNNERS
 from sparkpin.releases import compile_caches
 
 STACK = "spark"
-VLLM_IMAGE = re.compile(r"(?:.*/)?vllm-openai(?:-\w+)?:v?(\d+)\.(\d+)[\w.-]*")
-NVIDIA = re.compile(r"nvcr\.io/nvidia/vllm:(\S+)")
-NIGHTLY = re.compile(r"vllm-node(-tf5)?(:.*)?|.*/dgx-vllm-eugr-nightly(-tf5)?(:.*)?")
-WITHOUT_EFFECT, WITH_VALUE = {*RUNNERS["build_args_without_effect"]}, {*RUNNERS["build_args_with_value"]}
+KNOWN = {  # containers whose place the stack takes, and what they are there
+    r"": "what was newest on the day of its build",
+    r"vllm-node(-tf5)?(:.*)?|.*/dgx-vllm-eugr-nightly(-tf5)?(:.*)?": "what was newest on the day of its build",
+    r"(?:.*/)?vllm-openai(?:-\w+)?:v?\d+\.\d+[\w.-]*": "the vLLM of its tag",
+    r"nvcr\.io/nvidia/vllm:\S+": "NVIDIA's build",
+}
 OF_A_DOWNLOAD = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_ENABLE_HF_TRANSFER", "HF_ENDPOINT"}
 OF_ANOTHER_CONTAINER = {
     "HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "XDG_CACHE_HOME",
@@ -30,78 +34,47 @@ OF_ANOTHER_CONTAINER = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Mapping:
-    stack: str  # of ours, as the stage
+@dataclass
+class Mapped:
+    """told: what takes the place of what; unmapped: what has no counterpart; mods: chat templates, which stay."""
+
+    stack: str
     stage: str
-    told: tuple[str, ...]  # what takes the place of what
-    unmapped: tuple[str, ...]  # what has no counterpart
+    told: list[str] = field(default_factory=list)
+    unmapped: list[str] = field(default_factory=list)
+    mods: list[str] = field(default_factory=list)
 
 
-def mapped(recipe: CommunityRecipe, *, stack: str | None, stage: str | None) -> Mapping:
-    told: list[str] = []
-    unmapped: list[str] = []
-    found, _, of_container = stack_of(recipe.container)
+def mapped(recipe: CommunityRecipe, *, stack: str | None = None, stage: str | None = None) -> Mapped:
+    """stack, stage: what people name in place of the container's."""
+    said = recipe.container
+    ours, there = IMAGE.fullmatch(said), next((kind for name, kind in KNOWN.items() if re.fullmatch(name, said)), "")
     if recipe.origin:
-        found, of_container = recipe.origin.stack, " (as the recipe says)"
-    chosen = stack or found or STACK
-    if stack or found:
-        told.append(f"container {recipe.container or '(none)'} -> stack {chosen}{of_container}")
+        made = Mapped(stack or recipe.origin.stack, stage or recipe.origin.stage)
+        there = "the recipe says so"
     else:
-        unmapped.append(
-            f"container {recipe.container}: nobody here knows what is in it; stack {chosen} takes its place"
-        )
-    unmapped += recipe.left
-    unmapped += build_args(recipe.build_args)
-    unmapped += keys(recipe)
-    return Mapping(chosen, stage or stage_of(recipe), tuple(told), tuple(unmapped))
-
-
-def stage_of(recipe: CommunityRecipe) -> str:
-    """The one that an import takes where nobody names another."""
-    return recipe.origin.stage if recipe.origin else stack_of(recipe.container)[1] or "base"
-
-
-def stack_of(container: str) -> tuple[str | None, str | None, str]:
-    """Stack, stage and what has to be said of it; no stack for a container that is not known."""
-    if ours := IMAGE.fullmatch(container):
-        return ours[1], ours[2], ""
-    if version := VLLM_IMAGE.fullmatch(container):
-        return STACK, None, f" (it is vLLM {version[1]}.{version[2]} there)"
-    if version := NVIDIA.fullmatch(container):
-        return STACK, None, f" (there it is NVIDIA's build of {version[1]})"
-    if not container or NIGHTLY.fullmatch(container):
-        return STACK, None, " (there it is what was newest on the day of its build)"
-    return None, None, ""
-
-
-def build_args(arguments: Sequence[str]) -> Iterator[str]:
-    """Those that change what is in the image."""
-    words = [word for argument in arguments for word in argument.split()]
-    while words:
-        word = words.pop(0)
-        if word in WITH_VALUE:
-            words[:1] = []
-        elif word not in WITHOUT_EFFECT:
-            value = words.pop(0) if words and not words[0].startswith("-") else ""
-            yield f"build_args {' '.join(filter(None, [word, value]))}: no stack is built with it"
+        made = Mapped(stack or (ours[1] if ours else STACK), stage or (ours[2] if ours else "base"))
+        there = f"there it is {there}" if there else ""
+    if stack or ours or there:
+        made.told.append(f"container {said or '(none)'} -> stack {made.stack}" + (f" ({there})" if there else ""))
+    else:
+        text = f"container {said}: nobody here knows what is in it; stack {made.stack} takes its place"
+        made.unmapped.append(text)
+    made.unmapped += [*recipe.left, *keys(recipe)]
+    return made
 
 
 def keys(recipe: CommunityRecipe) -> Iterator[str]:
     """Keys that say something about the server and that nothing here reads."""
-    read = V1_KEYS | {"model_revision", "runtime", "min_nodes", "max_nodes", "mode", "builder"}
+    changes = [words for words in recipe.build_args if not {*words.split()} <= {*RUNNERS["build_args_without_effect"]}]
+    if changes:
+        yield f"build_args {' '.join(changes)}: no stack is built with it"
+    read = V1_KEYS | ELSEWHERE | {"model_revision", "runtime", "min_nodes", "max_nodes", "mode", "builder"}
     read |= {*OURS} if recipe.origin else set()
     for name, value in recipe.raw.items():
         said = [part for part in value.values() if part] if isinstance(value, dict) else value
-        if name in ELSEWHERE or name in read or not said:
-            continue
-        kind = "the key" if name in V2_KEYS else "the unknown key"
-        yield f"{kind} {name}: {shortened(value)}"
-
-
-def shortened(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        if name not in read and said:
+            yield f"the {'' if name in V2_KEYS else 'unknown '}key {name}: {clipped(str(value), 80)}"
 
 
 def useless(name: str) -> str:
@@ -113,24 +86,20 @@ def useless(name: str) -> str:
     return ""
 
 
-def of_mods(recipe: CommunityRecipe, project: Path, version: str) -> tuple[list[str], list[str], list[str]]:
+def take_mods(made: Mapped, recipe: CommunityRecipe, project: Path, version: str) -> None:
     """Mods that stay (chat templates), what takes the place of others, and those that are refused."""
-    kept: list[str] = []
-    told: list[str] = []
-    unmapped: list[str] = []
     known = load_community_mods(project)
     for mod in recipe.applied:
         name = mod_of(mod)
         one = known.get(name)
         if one and one.template:
-            kept.append(name)
-            told.append(about(name, one.template))
+            made.mods.append(name)
+            made.told.append(about(name, one.template))
         elif one and is_needless(one, version):
-            told.append(f"mod {name} -> nothing: {one.reason}")
+            made.told.append(f"mod {name} -> nothing: {one.reason}")
         else:
             why = f"{one.reason}; instead: {one.instead or f'vLLM {one.needless}'}" if one else "no run.sh is run here"
-            unmapped.append(f"mod {mod}: {why}")
-    return kept, told, unmapped
+            made.unmapped.append(f"mod {mod}: {why}")
 
 
 def about(mod: str, template: ChatTemplate) -> str:

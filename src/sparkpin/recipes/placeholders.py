@@ -17,9 +17,8 @@ from sparkpin.core.errors import ManifestError
 from sparkpin.pins import vllm_command
 
 SPAN = re.compile(r"\{[^{}]*\}")
-OWN = re.compile(r"(?<!\$)\{[^{}]*\}")  # ${NAME} is the shell's, unless `defaults` has a NAME
+OWN = re.compile(r"(?<!\$)\{([A-Za-z_][\w-]*)\}")  # ${NAME} is the shell's, unless `defaults` has a NAME
 LAZY = re.compile(r"\{([^}\n]*)\}")  # what the runner looks for once other braces are hidden
-NAME = re.compile(r"[A-Za-z_][\w-]*")
 OPEN, CLOSED = "\x00", "\x01"  # YAML allows neither in text
 PASSES = 10
 LONGEST = 1 << 17  # characters of a command; Linux takes no longer word, and `bash -c` gets it as one
@@ -29,37 +28,32 @@ BROKEN = re.compile(r"\\[ \t]+\n")
 
 
 def fill_v1(command: str, values: Mapping[str, Any], file: object) -> str:
-    names: list[str] = []
-    wide = 0
-    for field, form in fields_v1(command) or ():
-        numbers = re.findall(r"\d+", form)
-        if "{" in form or any(len(number) > WIDTH for number in numbers):  # a width that fills the memory
-            raise ManifestError(file, "command", f"{{{field}:{form}}}", "placeholders {name}")
-        names.append(field)
-        wide += sum(map(int, numbers))
-    require_short(len(command) + wide, names, values, file)
+    fields = fields_v1(command)
+    widths = [number for _, form in fields for number in re.findall(r"\d+", form)]
+    if any("{" in form for _, form in fields) or any(len(number) > WIDTH for number in widths):
+        raise ManifestError(file, "command", command, "placeholders {name}")  # else a width fills the memory
+    require_short(len(command) + sum(map(int, widths)), [field for field, _ in fields], values, file)
     filled = vllm_command.fill(command, values, file)
     require_short(len(filled), (), values, file)  # {name.__doc__}
     return filled
 
 
 def fill_v2(command: str, values: Mapping[str, Any], file: object) -> str:
+    def replacement(found: re.Match[str]) -> str:
+        value = values.get(found[0].strip("{}"))
+        return found[0] if value is None else str(value)
+
     text = hidden(command.strip())
-    names: list[str] = []
     for _ in range(PASSES + 1):
         lines = [line.rpartition("}") for line in text.split("\n")]  # each brace before the last end has an end
         names = [name for line in lines for name in LAZY.findall("".join(line[:2]))]
         require_short(len(text), names, values, file)
-        filled = "\n".join(
-            LAZY.sub(lambda span: replacement(span, values), line + end) + rest for line, end, rest in lines
-        )
-        if filled == text:
-            break
+        filled = "\n".join(LAZY.sub(replacement, start + end) + rest for start, end, rest in lines)
+        if filled == text and not any(values.get(name) is not None for name in names):
+            return BROKEN.sub("\\\\\n", text.replace(OPEN, "{").replace(CLOSED, "}"))
         text = filled
-    if left := sorted({name for name in names if values.get(name) is not None}):
-        expected = f"values that hold each other at most {PASSES} deep, and never themselves"
-        raise ManifestError(file, "command", ", ".join(f"{{{name}}}" for name in left), expected)
-    return BROKEN.sub("\\\\\n", text.replace(OPEN, "{").replace(CLOSED, "}"))
+    expected = f"values that hold each other at most {PASSES} deep, and never themselves"
+    raise ManifestError(file, "command", ", ".join(f"{{{name}}}" for name in sorted(set(names))), expected)
 
 
 def require_short(length: int, names: Iterable[str], values: Mapping[str, Any], file: object) -> None:
@@ -70,33 +64,26 @@ def require_short(length: int, names: Iterable[str], values: Mapping[str, Any], 
         raise ManifestError(file, "command", f"{longest:,} characters once filled in", f"at most {LONGEST:,}")
 
 
-def replacement(found: re.Match[str], values: Mapping[str, Any]) -> str:
-    value = values.get(found[0].strip("{}"))
-    return found[0] if value is None else str(value)
-
-
 def hidden(template: str) -> str:
     """All braces but those of placeholders replaced, so that no span begins in the midst of JSON."""
+
+    def mark(found: re.Match[str]) -> str:
+        return found[0] if SPAN.fullmatch(found[0]) else OPEN if found[0].startswith("{") else CLOSED
+
     doubled = r"\{\{|\}\}|" if "{{" in template else ""
-    return re.sub(rf"{doubled}{SPAN.pattern}|[{{}}]", span_or_mark, template)
+    return re.sub(rf"{doubled}{SPAN.pattern}|[{{}}]", mark, template)
 
 
-def span_or_mark(found: re.Match[str]) -> str:
-    return found[0] if SPAN.fullmatch(found[0]) else OPEN if found[0].startswith("{") else CLOSED
-
-
-def names_v1(command: str) -> set[str] | None:
-    """What the template asks for; None where its braces do not fit."""
-    fields = fields_v1(command)
-    return None if fields is None else {re.split(r"[.\[]", field)[0] for field, _ in fields if field}
-
-
-def fields_v1(command: str) -> list[tuple[str, str]] | None:
-    """Each placeholder with its format; None where the braces do not fit."""
+def fields_v1(command: str) -> list[tuple[str, str]]:
+    """Each placeholder with its format; none where the braces do not fit, which `fill` refuses."""
     try:
-        return [(field, form or "") for _, field, form, _ in string.Formatter().parse(command) if field is not None]
+        return [(field, form or "") for _, field, form, _ in string.Formatter().parse(command) if field]
     except ValueError:
-        return None
+        return []
+
+
+def names_v1(command: str) -> set[str]:
+    return {re.split(r"[.\[]", field)[0] for field, _ in fields_v1(command)}
 
 
 def names_v2(command: str, values: Mapping[str, Any]) -> set[str]:
@@ -104,8 +91,7 @@ def names_v2(command: str, values: Mapping[str, Any]) -> set[str]:
     found: set[str] = set()
     texts = [hidden(command)]
     while texts:
-        spans = OWN.findall(texts.pop())
-        new = {name for span in spans if NAME.fullmatch(name := span.strip("{}"))} - found
+        new = set(OWN.findall(texts.pop())) - found
         found |= new
         texts += [values[name] for name in new if isinstance(values.get(name), str)]
     return found

@@ -2,107 +2,102 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.pins.nodes import MOST_NODES, PIPELINE, TENSOR
-from sparkpin.pins.values import ENV_NAME
 from sparkpin.pins.vllm_flags import flag_value
-from sparkpin.recipes import placeholders, structured
-from sparkpin.recipes.recipe import LINE, RUNNERS, CommunityRecipe, whole
-from sparkpin.recipes.shell import ShellCommand, commands, shown
-from sparkpin.recipes.sources import unwrapped, vllm_serve
+from sparkpin.recipes import placeholders
+from sparkpin.recipes.recipe import CommunityRecipe, whole
+from sparkpin.recipes.sources import RUNNERS, RenderedServer, Variables, server_of, vllm_serve
 
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 NAMED = re.compile(r"vllm |sglang |python3? -m sglang")  # servers that take --served-model-name
-ENGINES: dict[str, str] = RUNNERS["engines"]
-"""Others that recipes are for, by a part of sparkrun's `runtime` or of their program's name."""
 REPO = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 POOLING = re.compile(r"(?:^|[-_./])(?:embed(?:dings?)?|rerank(?:er)?)(?:$|[-_.])", re.IGNORECASE)
 TEXT = ("auto", "none", "generate", "draft")  # what --runner, --convert and --task say of a model that writes text
 WORDS = 500  # of a command; vLLM has some 300 flags
-SHARE = "gpu_memory_utilization"
-ON_A_SPARK = {SHARE: 0.8}
-"""What sparkrun sets on a DGX Spark where nobody does, read in its platforms/dgx_spark.py, 0.4.2."""
-PREPARING = {*RUNNERS["preparing"]}
-OF_THE_IMAGE = re.compile(r"(?<=export)[ \t]+(PATH|LD_LIBRARY_PATH|PYTHONPATH)=[^\s'\";&|]*\$\{?\1\b[^\s'\";&|]*")
-"""Additions to what an image sets, which is no matter of the server's words."""
-ONLY_BASH = "(only bash could tell)"
-EATEN = re.compile(r'(?<!\\)(?:\\\\)*["`$]')
+EXPANDED = re.compile(r"(?<!\\)(?:\\\\)*[`$]")
+QUOTED = re.compile(r'(?<!\\)(?:\\\\)*"')
 
 
-@dataclass(frozen=True)
-class RenderedRecipe:
-    """How a server is started."""
-
-    argv: tuple[str, ...]
-    env: dict[str, str]  # of the recipe and its script, with the values that were meant
-    before: tuple[str, ...] = ()  # other commands of the script
-    lost: tuple[str, ...] = ()  # what stands after the server, and so is never reached while it runs
-    plumbing: str = ""  # pipes and redirections
-    missing: tuple[str, ...] = ()  # placeholders that nothing fills (version 2)
-
-
-def render(
-    recipe: CommunityRecipe, overrides: Mapping[str, Any] | None = None, *, nodes: int | None = None
-) -> RenderedRecipe:
-    """
-    Args:
-        overrides: values in the place of `defaults`.
-        nodes: 1: as on one machine, where version 1 sets tensor_parallel to 1 and leaves the executor backend out;
-            None: as the recipe says.
+def render(recipe: CommunityRecipe, *, alone: bool = False) -> RenderedServer:
+    """alone: as on one machine, where version 1 sets tensor_parallel to 1 and leaves the executor backend out.
 
     Raises:
         ManifestError: what the runner could not start either, or only a shell could tell.
         InputError: a recipe for several machines on one.
     """
-    if recipe.version == LINE:
-        return read_script(recipe, recipe.command or "", dict(recipe.env))
-    given = dict(overrides or {})
-    if nodes == 1 and recipe.nodes > 1:
-        raise InputError(
-            f"{recipe.path}: this recipe is for {recipe.nodes} machines or more",
-            next_step="choose one for a single machine",
+    if alone and recipe.least > 1:
+        step = "choose one for a single machine"
+        raise InputError(f"{recipe.path}: this recipe is for {recipe.least} machines or more", next_step=step)
+    env = {name: meant(value) for name, value in recipe.env.items()} if recipe.version == "1" else recipe.env
+    server = server_of(recipe.path, script_of(recipe, alone=alone), Variables(dict(env), set(env)))
+    if len(server.argv) > WORDS:
+        raise ManifestError(recipe.path, "command", f"{len(server.argv):,} words", f"at most {WORDS:,}")
+    if recipe.version != "2":
+        return server
+    values = values_v2(recipe)
+    asked = placeholders.names_v2(recipe.command, values)
+    return replace(server, missing=tuple(sorted(name for name in asked if values.get(name) is None)))
+
+
+def script_of(recipe: CommunityRecipe, *, alone: bool = False) -> str:
+    """The command with its placeholders filled in, as the runner hands it to bash."""
+    if recipe.version == "2":
+        values = values_v2(recipe)
+        text = (
+            placeholders.fill_v2(recipe.command, values, recipe.path) if recipe.command else structured(recipe, values)
         )
-    if recipe.version == "1":
-        return read_script(recipe, *as_v1(recipe, given, alone=nodes == 1))
-    text, env, missing = as_v2(recipe, given)
-    return replace(read_script(recipe, text, env), missing=missing)
-
-
-def as_v1(recipe: CommunityRecipe, overrides: dict[str, Any], *, alone: bool) -> tuple[str, dict[str, str]]:
-    """The script and its environment."""
-    if alone:
-        overrides = {"tensor_parallel": 1} | overrides
-    text = placeholders.fill_v1(recipe.command or "", {**recipe.defaults, **overrides}, recipe.path).rstrip()
-    if text.endswith("\\"):
-        text = text.rstrip("\\\n").rstrip()
+        text = with_flag(text, "--distributed-executor-backend", values.get("distributed_executor_backend"), force=True)
+        if not NAMED.match(text):
+            return text
+        return with_flag(text, "--served-model-name", values.get("served_model_name"), force=False)
+    if recipe.version != "1":
+        return recipe.command
+    values = {**recipe.defaults, **({"tensor_parallel": 1} if alone else {})}
+    text = placeholders.fill_v1(recipe.command, values, recipe.path).rstrip().rstrip("\\").rstrip()
     if alone:
         lines = BACKEND.sub("", text).split("\n")
         text = "\n".join(line for line in lines if line.strip() not in ("", "\\"))
-    return text.strip(), {name: meant(value) for name, value in recipe.env.items()}
+    return text.strip()
 
 
-def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any]) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """The script, its environment, and the placeholders that nothing fills."""
-    known = {**ON_A_SPARK, "model": recipe.model, "resolved_model_path": recipe.model}
-    known |= {"model_revision": recipe.revision} if recipe.revision else {}
-    values = {**known, **recipe.defaults, **overrides}
-    if recipe.command:
-        text = placeholders.fill_v2(recipe.command, values, recipe.path)
-        text = with_flag(text, "--distributed-executor-backend", values.get("distributed_executor_backend"), force=True)
-    elif "vllm" in recipe.runtime or not recipe.runtime:
-        text = structured.command_of(str(values["model"]), recipe.revision, values)
-    else:
-        raise other_engine(recipe, (recipe.runtime,), "runtime")
-    if NAMED.match(text):
-        text = with_flag(text, "--served-model-name", values.get("served_model_name"), force=False)
-    asked = placeholders.names_v2(recipe.command or "", values)
-    return text, dict(recipe.env), tuple(sorted(name for name in asked if values.get(name) is None))
+def structured(recipe: CommunityRecipe, values: Mapping[str, Any]) -> str:
+    """The command that sparkrun makes of `defaults` where a recipe has none."""
+    if recipe.runtime and "vllm" not in recipe.runtime:
+        raise other_engine(recipe, "runtime", recipe.runtime)
+    parts = ["vllm", "serve", recipe.model]
+    if recipe.model_revision:
+        parts += ["--revision", shlex.quote(recipe.model_revision)]
+    if values.get("tensor_parallel"):
+        parts += ["-tp", str(values["tensor_parallel"])]
+    short = {"pipeline_parallel": "-pp", "data_parallel": "--data-parallel-size"}
+    for key in RUNNERS["flags"]:
+        value, flag = values.get(key), short.get(key, "--" + key.replace("_", "-"))
+        if value is None:
+            continue
+        if key not in RUNNERS["bare"]:
+            is_json = isinstance(value, dict | list) or str(value).lstrip()[:1] in ("{", "[")
+            text = (
+                value
+                if isinstance(value, str)
+                else json.dumps(value, separators=(",", ":"), default=str)
+                if is_json
+                else str(value)
+            )
+            parts += [flag, shlex.quote(text) if is_json else text]
+        elif str(value).lower() in ("true", "yes", "1", "on", "t", "y"):
+            parts.append(flag)
+        elif key in RUNNERS["on_by_default"]:
+            parts.append(f"--no-{flag[2:]}")
+    return " ".join(parts)
 
 
 def with_flag(text: str, flag: str, value: Any, *, force: bool) -> str:
@@ -114,44 +109,11 @@ def with_flag(text: str, flag: str, value: Any, *, force: bool) -> str:
     return f"{text.rstrip()} {flag} {value}"
 
 
-def read_script(recipe: CommunityRecipe, text: str, env: dict[str, str]) -> RenderedRecipe:
-    """The server's command among those of a script."""
-    before: list[str] = []
-    server: ShellCommand | None = None
-    lost: list[str] = []
-    for found in OF_THE_IMAGE.finditer(text):
-        before.append(f"export {found[0].strip()}")
-    text = OF_THE_IMAGE.sub(" ", text)
-    for command in commands(text + "\n", env, recipe.path):  # a script's last line ends
-        if server is not None:
-            lost.append(shown(command))
-        elif command.words[:1] == ("export",) or not command.words:
-            pairs = [word.partition("=") for word in command.words[1:]]
-            if odd := next((name for name, _, _ in pairs if not ENV_NAME.fullmatch(name)), None):
-                seen = shown(command)
-                raise ManifestError(recipe.path, "command", seen, f"export NAME=value: only a shell could tell {odd!r}")
-            env |= {name: value for name, equals, value in pairs if equals} | dict(command.assigned)
-        elif command.words[0] == "set":
-            continue
-        elif command.words[0] == "unset" and set(command.words[1:]) <= env.keys():
-            for name in command.words[1:]:
-                del env[name]
-        elif command.words[0] in PREPARING:
-            before.append(shown(command))
-        else:
-            server = command
-    if server and len(server.words) > WORDS:
-        raise ManifestError(recipe.path, "command", f"{len(server.words):,} words", f"at most {WORDS:,}")
-    if server is None:
-        raise ManifestError(recipe.path, "command", recipe.command, "a command that starts a server")
-    words, given = unwrapped(server.words)
-    return RenderedRecipe(
-        argv=tuple(words),
-        env=env | dict(server.assigned) | given,
-        before=tuple(before),
-        lost=tuple(lost),
-        plumbing=server.plumbing,
-    )
+def values_v2(recipe: CommunityRecipe) -> dict[str, Any]:
+    known = {**RUNNERS["on_a_spark"], "model": recipe.model, "resolved_model_path": recipe.model}
+    if recipe.model_revision:
+        known["model_revision"] = recipe.model_revision
+    return known | recipe.defaults
 
 
 def machines_of(recipe: CommunityRecipe) -> int:
@@ -160,43 +122,32 @@ def machines_of(recipe: CommunityRecipe) -> int:
     Version 1 serves on one whatever its command says, unless the recipe forbids that. ManifestError where the command
     divides it over fewer or more than the recipe is for.
     """
-    if recipe.nodes == 1 and (recipe.version == "1" or recipe.most_nodes == 1):
+    if recipe.least == 1 and (recipe.version == "1" or recipe.most == 1):
         return 1
     argv = vllm_serve(render(recipe).argv)
-    counts = {name: flag_value(argv, name) for name in (TENSOR, PIPELINE)}
-    if argv[:2] != ("vllm", "serve") or not any(counts.values()):
-        return recipe.nodes
-    numbers = [whole(count or 1) for count in counts.values()]
-    found = math.prod(number or 0 for number in numbers)
-    if None in numbers:
-        raise ManifestError(recipe.path, "command", counts, "numbers of machines")
-    most = min(recipe.most_nodes or MOST_NODES, MOST_NODES)
-    if not recipe.nodes <= found <= most:
-        seen = f"a command for {found}: " + ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-        expected = f"{recipe.nodes}" if recipe.nodes == most else f"{recipe.nodes} to {most}"
-        raise ManifestError(recipe.path, "nodes", seen, f"{expected} machines")
+    counts = {name: count for name in (TENSOR, PIPELINE) if (count := flag_value(argv, name))}
+    if argv[:2] != ("vllm", "serve") or not counts:
+        return recipe.least
+    found = math.prod(whole(count) or 0 for count in counts.values())
+    most = min(recipe.most or MOST_NODES, MOST_NODES)
+    if not recipe.least <= found <= most:
+        got = f"a command for {found}: " + ", ".join(f"{name} {count}" for name, count in counts.items())
+        expected = f"{recipe.least}" if recipe.least == most else f"{recipe.least} to {most}"
+        raise ManifestError(recipe.path, "nodes", got, f"{expected} machines")
     return found
 
 
-def as_run_here(recipe: CommunityRecipe, overrides: Mapping[str, Any] | None = None) -> RenderedRecipe:
+def as_run_here(recipe: CommunityRecipe) -> RenderedServer:
     """As on one machine where it runs on one, so that `check` and `import` judge and write the same words."""
-    return render(recipe, overrides, nodes=None if recipe.origin or machines_of(recipe) > 1 else 1)
-
-
-def other_engine(recipe: CommunityRecipe, argv: Sequence[str], key: str = "command") -> ManifestError:
-    """Of a program that is not vLLM, or of sparkrun's name for one."""
-    seen, program = " ".join(argv[:3]), argv[2] if argv[1:2] == ("-m",) and argv[2:] else argv[0]
-    engine = next((name for part, name in ENGINES.items() if part in program.lower()), "")
-    expected = "vllm serve MODEL: that is what is served here"
-    expected += f", and {engine} is another engine" if engine else ""
-    return ManifestError(recipe.path, key, seen, expected, next_step="take a recipe of this model for vLLM")
+    server = render(recipe, alone=not recipe.origin and machines_of(recipe) == 1)
+    return replace(server, argv=vllm_serve(server.argv))
 
 
 def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
     """The repository that is served. ManifestError for another engine, for what is no repository, and for a model that
     makes embeddings or scores."""
     if tuple(argv[:2]) != ("vllm", "serve") or len(argv) < 3 or argv[2].startswith("-"):
-        raise other_engine(recipe, argv)
+        raise other_engine(recipe, "command", " ".join(argv[:3]))
     model = argv[2] if REPO.fullmatch(argv[2]) else recipe.origin.model if recipe.origin else recipe.model
     if not REPO.fullmatch(model):
         step = f"say which one it is: invoke recipe import {recipe.path} --model OWNER/NAME"
@@ -204,32 +155,27 @@ def served_model(recipe: CommunityRecipe, argv: Sequence[str]) -> str:
     said = [f"{flag} {value}" for flag in ("--runner", "--convert", "--task") if (value := flag_value(argv, flag))]
     pooled = [text for text in said if text.partition(" ")[2] not in TEXT]
     if pooled or (not said and POOLING.search(model)):
-        expected = (
-            "a model that writes text: nothing here checks /v1/embeddings or /rerank, so no release of it could pass"
-        )
+        expected = "a model that writes text: nothing here checks /v1/embeddings or /rerank, so no release could pass"
         step = "serve it with its own runner, on another port, beside a model of sparkpin's"
         raise ManifestError(recipe.path, "command", pooled[0] if pooled else model, expected, next_step=step)
     return model
 
 
+def other_engine(recipe: CommunityRecipe, key: str, got: str) -> ManifestError:
+    names = [name for part, name in RUNNERS["engines"].items() if part in got.lower()]
+    expected = "vllm serve MODEL: that is what is served here" + "".join(
+        f", and {name} is another" for name in names[:1]
+    )
+    return ManifestError(recipe.path, key, got, expected, next_step="take a recipe of this model for vLLM")
+
+
 def meant(value: str) -> str:
     """A value of version 1's `env`, which the runner writes as `export NAME="value"`: one that was escaped for that
     comes out as from bash, one that bash would spoil was not, and is taken as it stands."""
-    return value if EATEN.search(value) else re.sub(r'\\([$`"\\])', r"\1", value)
+    spoilt = EXPANDED.search(value) or QUOTED.search(value)
+    return value if spoilt else re.sub(r'\\([$`"\\])', r"\1", value)
 
 
 def escaped(value: str) -> str:
     """What `meant` reads as the value, and bash, too."""
     return re.sub(r'([$`"\\])', r"\\\1", value)
-
-
-def eaten(recipe: CommunityRecipe) -> dict[str, str]:
-    """Variables of version 1 whose value the runner's script changes, `export NAME="value"`: what the server gets.
-
-    ONLY_BASH where the value is expanded.
-    """
-    found = {}
-    for name, value in recipe.env.items():
-        if recipe.version == "1" and EATEN.search(value):
-            found[name] = ONLY_BASH if re.search(r"[`$]", value) else value.replace('"', "")
-    return found

@@ -16,29 +16,23 @@ from typing import NoReturn
 from sparkpin.core.errors import ManifestError
 from sparkpin.recipes.placeholders import LONGEST
 
-KEY = "command"
-TOKEN = re.compile(
-    r"""(?P<join>\\\n) | (?P<blank>[ \t]+) | (?P<end>\n|;|&&) | (?P<comment>\#[^\n]*)
-    | (?P<plumbing>(?:\d*[<>]|[|&])[^\n]*)
-    | (?P<word>(?:\$\{\w+:?-[^${}'"\\`]*\} | \\. | '[^']*' | "(?:\\.|[^"\\])*" | (?!\$\()[^\\'"`\ \t\n;&|<>()])+)""",
+VARIABLE = (
+    r"\$(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*+)(?!\\\n\w)"
+    r"|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)(?:(?P<operator>:?-)(?P<default>[^${}'\"\\`]*))?\})"
+)
+BETWEEN = re.compile(  # words
+    r"(?P<join>\\\n)|(?P<blank>[ \t]+)|(?P<comment>\#[^\n]*)|(?P<end>\n|;|&&)|(?P<plumbing>(?:\d*[<>]|[|&])[^\n]*)"
+)
+PIECE = re.compile(  # of a word
+    rf"""(?P<join>\\\n) | \\(?P<escaped>.) | '(?P<single>[^']*)' | "(?P<double>(?:\\.|[^"\\])*)"
+    | (?P<home>(?<![^ \t\n;&|])~(?=[/ \t\n;&|<>]|$)) | (?P<variable>{VARIABLE})
+    | (?P<plain>[^\\'"$` \t\n;&|<>()]+ | \$(?![\w{{(@*\#?$!'"-]))""",
     re.VERBOSE | re.DOTALL,
 )
-PART = re.compile(
-    r"""(?P<join>\\\n) | \\(?P<escaped>.) | '(?P<single>[^']*)' | "(?P<double>(?:\\.|[^"\\])*)"
-    | (?P<variable>\$[\w{@*\#?$!-]) | (?P<plain>[^\\'"$]+|\$)""",
-    re.VERBOSE | re.DOTALL,
-)
-IN_QUOTES = re.compile(
-    r"""\\(?P<escaped>[$`"\\]) | (?P<join>\\\n) | (?P<variable>\$[\w{(@*\#?$!-]) | (?P<plain>[^$`\\]+|\\|\$)""",
-    re.VERBOSE,
-)
-VARIABLE = re.compile(
-    r"\$(?:(?P<plain>[A-Za-z_]\w*+)(?!\\\n\w)|\{(?P<name>[A-Za-z_]\w*)(?:(?P<operator>:?-)(?P<default>[^${}'\"\\`]*))?\})",
-    re.ASCII,
-)
+IN_QUOTES = re.compile(rf"\\(?P<escaped>[$`\"\\])|(?P<join>\\\n)|{VARIABLE}|(?P<unknown>`|\$[\w{{(@*#?$!-])")
 BRACES = re.compile(r"\{[^{}]*(?:,|\w\.\.-?\w)[^{}]*\}")
 PAIR = re.compile(r"\{([^{},]*)\}")  # braces that bash leaves alone
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=", re.ASCII)
 HOME = "/root"  # both runners' containers run as root unless told otherwise
 SET_ELSEWHERE = re.compile(
     r"BASH\w*|E?UID|PPID|PWD|OLDPWD|IFS|_|GROUPS|DIRSTACK|FUNCNAME|LINENO|S?RANDOM|SECONDS|EPOCH\w+|SHLVL|SHELLOPTS"
@@ -60,31 +54,23 @@ class ShellCommand:
 
 def commands(text: str, variables: Mapping[str, str], file: object) -> Iterator[ShellCommand]:
     """One after the other; `variables` is asked when a command is read, so that an `export` before it counts."""
-    reader = Reader(variables, file)
-    at, words, assigned, plumbing, raw = 0, list[str](), list[tuple[str, str]](), "", ""
-    while at < len(text):
-        found = TOKEN.match(text, at)
-        kind = found.lastgroup if found else None
-        if found is None or (kind == "comment" and raw):
-            reader.refuse(text[at : at + 20])
-        reader.line += text[at : found.end()].count("\n")
-        at = found.end()
-        if kind == "word" or (kind == "join" and raw):
-            raw += found[0]
-            following = TOKEN.match(text, at)
-            if following and following.lastgroup in ("word", "join"):
-                continue
-            made = reader.words_of(raw)
+    reader = Reader(text, variables, file)
+    words, assigned, plumbing = list[str](), list[tuple[str, str]](), ""
+    while reader.at < len(text):
+        between = BETWEEN.match(text, reader.at)
+        if between:
+            reader.at = between.end()
+            plumbing = between["plumbing"].strip() if between["plumbing"] else plumbing
+        else:
+            raw, made = reader.word()
             if not words and (name := ASSIGNMENT.match(raw)):
                 assigned.append((name[1], " ".join(made)[name.end() :]))
             elif not words and raw in KEYWORDS:
                 reader.refuse(raw)
             else:
                 words += made
-            raw = ""
-        elif kind == "plumbing":
-            plumbing = found[0].strip()
-        if (kind == "end" or at == len(text)) and (words or assigned):
+        is_end = reader.at == len(text) or (between is not None and between["end"])
+        if is_end and (words or assigned):
             yield ShellCommand(tuple(words), tuple(assigned), plumbing)
             words, assigned, plumbing = [], [], ""
 
@@ -96,65 +82,52 @@ def shown(command: ShellCommand) -> str:
 
 @dataclass
 class Reader:
+    text: str
     variables: Mapping[str, str]
     file: object
-    line: int = 1
+    at: int = 0
     length: int = 0  # of all words so far
 
-    def words_of(self, raw: str) -> list[str]:
-        """A word as it stands becomes one, or several or none where it has a variable outside of quotes."""
+    def word(self) -> tuple[str, list[str]]:
+        """A word as it stands, and what it becomes: one word, several, or none where it has a variable outside of
+        quotes."""
+        start = self.at
         made, bare, is_quoted = [""], "", False
-        if re.match(r"~(?:/|$)", raw):
-            made, raw = [self.variables.get("HOME", HOME)], raw[1:]
-        at = 0
-        while at < len(raw):
-            found = PART.match(raw, at)
-            if found is None:
-                self.refuse(raw)
-            at, kind = found.end(), found.lastgroup
+        while found := PIECE.match(self.text, self.at):
+            kind = found.lastgroup or ""
             if kind == "variable":
-                value, at = self.value(raw, found.start())
-                first, *rest = re.split(r"[ \t\n]+", value)
+                first, *rest = re.split(r"[ \t\n]+", self.value(found))
                 made[-1] += first
                 made += rest
             elif kind == "double":
-                made[-1] += self.quoted(found["double"])
-            elif kind == "plain" and found[0] == "$" and raw[at : at + 1] in ("'", '"'):
-                self.refuse(raw)
+                made[-1] += IN_QUOTES.sub(self.in_quotes, found["double"])
+            elif kind == "home":
+                made[-1] += self.variables.get("HOME", HOME)
             elif kind != "join":
-                made[-1] += found[kind or 0]
+                made[-1] += found[kind]
+            self.at = found.end()
             is_quoted = is_quoted or kind in ("single", "double")
             bare += found[0] if kind == "plain" else "" if kind == "join" else "x"
             self.length += sum(map(len, made))
             if self.length > LONGEST * 2:
                 self.refuse(f"{self.length:,} characters", f"at most {LONGEST:,}, with the values of variables")
+        raw = self.text[start : self.at]
+        if not raw or (self.at < len(self.text) and not BETWEEN.match(self.text, self.at)):
+            self.refuse(self.text[self.at : self.at + 20])
         while BRACES.search(bare) is None and PAIR.search(bare):
             bare = PAIR.sub("x", bare)
         if BRACES.search(bare):
-            step = "braces in quotes: bash makes several words of these; put single quotes around JSON"
-            self.refuse(raw, step)
-        return made if is_quoted and len(made) == 1 else [word for word in made if word or is_quoted]
+            self.refuse(raw, "braces in quotes: bash makes several words of these; put single quotes around JSON")
+        return raw, [word for word in made if word or is_quoted]
 
-    def quoted(self, text: str) -> str:
-        made, at = "", 0
-        while at < len(text):
-            found = IN_QUOTES.match(text, at)
-            if found is None:
-                self.refuse(text[at:])
-            at = found.end()
-            if found["variable"]:
-                value, at = self.value(text, found.start())
-                made += value
-            elif not found["join"]:
-                made += found[found.lastgroup or 0]
-        return made
+    def in_quotes(self, found: re.Match[str]) -> str:
+        if found["unknown"]:
+            self.refuse(found.string[found.start() : found.start() + 20])
+        return found["escaped"] or ("" if found["join"] else self.value(found))
 
-    def value(self, text: str, at: int) -> tuple[str, int]:
-        """Of the variable that begins there, or its default: with a colon for an empty one, too; and where it ends."""
-        found = VARIABLE.match(text, at)
-        if found is None:
-            self.refuse(text[at : at + 20])
-        name, operator = found["plain"] or found["name"], found["operator"] or ""
+    def value(self, found: re.Match[str]) -> str:
+        """Of a variable, or its default: with a colon for an empty one, too."""
+        name, operator = found["name"] or found["braced"], found["operator"] or ""
         value = self.variables.get(name)
         if SET_ELSEWHERE.fullmatch(name) or (operator and value is None and GIVEN.fullmatch(name)):
             self.refuse(found[0], "a variable that neither bash nor the container sets")
@@ -162,8 +135,9 @@ class Reader:
             value = found["default"]
         if value is None:
             self.refuse(found[0], "a variable of `env`: what the container has of others is not known")
-        return value, found.end()
+        return value
 
     def refuse(self, got: str, expected: str = "") -> NoReturn:
+        line = self.text.count("\n", 0, self.at) + 1
         expected = expected or ("a closing quote" if got[:1] in ("'", '"') else SIMPLE)
-        raise ManifestError(self.file, f"{KEY}, line {self.line}", got, expected)
+        raise ManifestError(self.file, f"command, line {line}", got, expected)

@@ -5,17 +5,21 @@ Each comes to the words and variables of `vllm serve`. What a container's option
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sparkpin.core.errors import ManifestError, short
-from sparkpin.pins.values import SECRET_NAME
+from sparkpin.pins.values import ENV_NAME, SECRET_NAME
 from sparkpin.pins.vllm_flags import drop_flags, flag_value
-from sparkpin.recipes.shell import ShellCommand, commands, shown
+from sparkpin.recipes.shell import VARIABLE, ShellCommand, commands, shown
 
+RUNNERS: dict[str, Any] = json.loads((Path(__file__).parent / "runners.json").read_text(encoding="utf-8"))
+"""What the two runners know: keys of a recipe, settings that become flags. Read in their sources of 2026."""
 MODULE = ["-m", "vllm.entrypoints.openai.api_server"]
 STARTERS = ("vllm", "python", "python3")
 ENGINES = ("docker", "podman")
@@ -31,10 +35,10 @@ OWN_VALUE = re.compile(  # `-e NAME=$NAME`, which is `-e NAME`
     r"(?<!\S)(?P<option>(?:-e|--env)(?:[ \t]+|=|(?=[\"\w])))(?P<all>\"?)(?P<name>[A-Za-z_]\w*)="
     r"(?P<value>\"?)\$(?:(?P=name)|\{(?P=name)(?::?-)?\})(?P=value)(?P=all)(?=\s|$)"
 )
-FLAG_AFTER = re.compile(  # a redirection, of which bash makes a word of the command before it
-    r"(?:(?:\d*(?:>>|>\||[<>]&|<<<|<>|[<>])|&>>?)[ \t]*(?:\"[^\"]*\"|'[^']*'|\$\([^)]*\)|[^\s;|&\"'])++[ \t]*)++"
-    r"(?P<flag>-[-\w]\S*)"
+REDIRECTED = re.compile(
+    r"(?:[\d&]*[<>]+[&|]?[ \t]*(?:\"[^\"]*\"|'[^']*'|\$\([^)]*\)|[^\s;|&\"'<>])++[ \t]*)++(-[-\w]\S*)"
 )
+"""A redirection and a flag behind it, of which bash makes a word of the command before it."""
 ALONE = re.compile(  # options of `docker run` without a value
     r"-[ditPq]+|--(?:detach|rm|init|interactive|tty|privileged|read-only|publish-all|no-healthcheck|quiet"
     r"|oom-kill-disable|sig-proxy)"
@@ -43,14 +47,16 @@ NOT_OF_THE_SERVER = re.compile(
     r"-[ditq]+|--(?:detach|rm|init|interactive|tty|name|gpus|runtime|restart|ipc|shm-size|ulimit|quiet)"
     r"|image|command|entrypoint|environment|container_name|restart|deploy|ipc|shm_size|ulimits|runtime|gpus|healthcheck"
 )
-VARIABLE = re.compile(
-    r"\$(?:\$|(?P<plain>[A-Za-z_]\w*)|\{(?P<name>[A-Za-z_]\w*)(?:(?P<operator>:?-)(?P<default>[^}]*))?\})"
-)
+OF_THE_IMAGE = re.compile(r"(?<=export)[ \t]+(PATH|LD_LIBRARY_PATH|PYTHONPATH)=[^\s'\";&|]*\$\{?\1\b[^\s'\";&|]*")
+"""Additions to what an image sets, which is no matter of the server's words."""
+OF_COMPOSE = re.compile(r"\$\$|" + VARIABLE.replace("[^${}'\\\"\\\\`]*", "[^}]*"))
 
 
 @dataclass
 class Launch:
-    words: list[str]  # of the server
+    """A server that is started without a recipe."""
+
+    words: list[str]
     env: dict[str, str] = field(default_factory=dict)
     image: str = ""
     left: list[str] = field(default_factory=list)  # what is not carried over
@@ -66,15 +72,6 @@ class Launch:
             self.env[name] = value if equals else environment[name]
 
 
-def launch_of(file: Path, text: str, value: object, environment: Mapping[str, str]) -> Launch | None:
-    """value: of the file as YAML. None for what is none of these."""
-    if isinstance(value, dict) and "services" in value and "command" not in value:
-        return of_compose(file, value["services"], environment)
-    if not isinstance(value, dict) and (start := START.search(text)):
-        return of_script(file, text[: start.start()], text[start.start() :], environment)
-    return None
-
-
 @dataclass
 class Variables:
     """Of a shell, as far as its script is read."""
@@ -84,11 +81,17 @@ class Variables:
 
     def take(self, command: ShellCommand) -> bool:
         """Whether the command is one that sets variables, and nothing else."""
-        if command.words and command.words[0] != "export":
-            return False
-        pairs = [word.partition("=") for word in command.words[1:]]
-        self.exported.update(name for name, _, _ in pairs)
-        self.values.update([*command.assigned, *((name, value) for name, equals, value in pairs if equals)])
+        first, *words = command.words or ("export",)
+        pairs = [word.partition("=") for word in words]
+        names = [name for name, _, _ in pairs]
+        if first == "unset" and set(words) <= self.values.keys():
+            for name in words:
+                del self.values[name]
+        elif first == "export" and all(map(ENV_NAME.fullmatch, names)):
+            self.exported.update(names)
+            self.values.update([*command.assigned, *((name, value) for name, equals, value in pairs if equals)])
+        else:
+            return first == "set"
         return True
 
     def told(self, command: ShellCommand) -> str:
@@ -103,183 +106,184 @@ class Variables:
         return {name: value for name, value in self.values.items() if name in self.exported}
 
 
+@dataclass(frozen=True)
+class RenderedServer:
+    """How a server is started, and what else its script has."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    before: tuple[str, ...] = ()  # other commands
+    after: tuple[str, ...] = ()  # what is never reached while it runs
+    plumbing: str = ""  # pipes and redirections
+    missing: tuple[str, ...] = ()  # placeholders that nothing fills (version 2)
+
+    @property
+    def left(self) -> list[str]:
+        """What is not carried over."""
+        before = [f"command before the server: {short(line)}" for line in self.before]
+        piped = [f"pipe or redirection: {short(self.plumbing)}"] if self.plumbing else []
+        return [*before, *piped, *(f"command after the server: {short(line)}" for line in self.after)]
+
+
+def server_of(file: Path, text: str, shell: Variables) -> RenderedServer:
+    """The command of a script that starts vLLM, or else its last.
+
+    ManifestError for flags that the server does not get. shell: what is known before it.
+    """
+    before = [f"export {found[0].strip()}" for found in OF_THE_IMAGE.finditer(text)]
+    found = commands(OF_THE_IMAGE.sub(" ", text) + "\n", shell.values, file)  # a script's last line ends
+    words, given = list[str](), dict[str, str]()
+    for one in found:
+        if shell.take(one):
+            continue
+        if one.words[0] == "export":
+            raise ManifestError(file, "command", shell.told(one), "export NAME=value: only a shell could tell the rest")
+        words, given = unwrapped(one.words)
+        if words[0] in ("vllm", *ENGINES) or "-m" in words:
+            break
+        before.append(shell.told(one))
+    else:
+        if not words:
+            raise ManifestError(file, "command", text, "a command that starts a server")
+        before.pop()
+    env, after = shell.env | dict(one.assigned) | given, list[str]()
+    try:  # what a script does after it has started the server need not be understood
+        after += [shell.told(other) for other in found]
+    except ManifestError as error:
+        after.append(f"all from {short(error.got)} on")
+    lost = REDIRECTED.match(one.plumbing)
+    for flag in [lost[1]] if lost else [line for line in after if line.startswith("-")]:
+        expected = "no flag after the end of the command: a comment, a redirection or a blank after a backslash ends it"
+        raise ManifestError(file, "command", flag, expected)
+    return RenderedServer(tuple(words), env, tuple(before), tuple(after), one.plumbing)
+
+
+def launch_of(file: Path, text: str, value: Any, environment: Mapping[str, str]) -> Launch | None:
+    """value: of the file as YAML. None for what is none of these."""
+    if isinstance(value, dict) and "services" in value and "command" not in value:
+        return of_compose(file, value["services"], environment)
+    if not isinstance(value, dict) and (start := START.search(text)):
+        return of_script(file, text[: start.start()], text[start.start() :], environment)
+    return None
+
+
 def of_script(file: Path, before: str, body: str, environment: Mapping[str, str]) -> Launch:
+    """Of what stands before the server's line, settings alone are read: the rest may be any shell."""
     lines = [line.strip() for line in before.splitlines()]
     given = [line for line in lines if SETTING.match(line)]
-    left = [before_it(line) for line in lines if line and line not in given and not re.match(r"#|set\b", line)]
+    left = [line for line in lines if line and line not in given and not re.match(r"#|set\b", line)]
     shell = Variables({name: environment[name] for name in ("HOME", "USER") if name in environment})
     for one in commands("\n".join(given) + "\n", shell.values, file):
         if not shell.take(one):
-            left.append(before_it(shell.told(one)))
+            left.append(shell.told(one))
     body = OWN_VALUE.sub(r"\g<option>\g<name>", re.sub(r"\$\(pwd\)|\$\{?PWD\b\}?", ".", body))
-    command = server_of(file, body, shell, left, lambda one: bool(one.words))
-    words, own = unwrapped(command.words)
-    own = dict(command.assigned) | own
-    if words[0].rpartition("/")[2] not in ENGINES:
-        launch = Launch(words, shell.env | own)
+    server = server_of(file, body, shell)
+    words = list(server.argv)
+    if words[0].rpartition("/")[2] in ENGINES:
+        launch = of_docker(file, words[words.index("run") + 1 :], {**environment, **shell.values, **server.env})
     else:
-        launch = of_docker(file, words[words.index("run") + 1 :], {**environment, **shell.values, **own})
-    launch.left += left
+        launch = Launch(words, server.env)
+    launch.left += [*(f"command before the server: {short(line)}" for line in left), *server.left]
     return launch
 
 
-def before_it(line: str) -> str:
-    return f"line before the server: {short(line)}"
-
-
-def server_of(
-    file: Path, text: str, shell: Variables, left: list[str], is_server: Callable[[ShellCommand], bool]
-) -> ShellCommand:
-    """The first such command of a script; `shell` gets the variables set before it, `left` all else that is there."""
-    found = commands(text + "\n", shell.values, file)
-    for one in found:
-        if is_server(one):
-            if flag := FLAG_AFTER.match(one.plumbing):
-                raise misplaced(file, flag["flag"])
-            left += [f"pipe or redirection: {short(one.plumbing)}"] if one.plumbing else []
-            left += after_it(file, shell, found)
-            return one
-        if not shell.take(one):
-            left.append(before_it(shell.told(one)))
-    raise ManifestError(file, "command", text, "a command that starts vLLM")
-
-
-def after_it(file: Path, shell: Variables, found: Iterator[ShellCommand]) -> Iterator[str]:
-    """What a script does after it has started the server need not be understood."""
-    while True:
-        try:
-            one = next(found, None)
-        except ManifestError as error:
-            yield f"lines after the server: all from {short(error.got)} on"
-            return
-        if one is None:
-            return
-        if one.words and one.words[0].startswith("-"):
-            raise misplaced(file, one.words[0])
-        yield f"line after the server: {short(shell.told(one))}"
-
-
-def misplaced(file: Path, flag: str) -> ManifestError:
-    return ManifestError(file, "command", f"{flag} after a redirection", "redirections and pipes after all flags")
-
-
 def of_docker(file: Path, words: Sequence[str], environment: Mapping[str, str]) -> Launch:
-    rest, launch, entrypoint = list(words), Launch([]), None
+    """An image's own entrypoint is `vllm serve`, unless the words behind it name a program."""
+    rest, launch, entrypoint = list(words), Launch([]), ""
     while rest and rest[0].startswith("-"):
         name, equals, value = rest.pop(0).partition("=")
         name = re.sub(r"^-[ditPq]+(?=[A-Za-z])", "-", name)  # -dp is -d -p
-        if ALONE.fullmatch(name):
-            pass
-        elif re.match(r"-\w.", name):  # -eNAME=value
+        if re.match(r"-\w.", name) and not ALONE.fullmatch(name):  # -eNAME=value
             name, value = name[:2], name[2:] + equals + value
-        elif not equals:
+        elif not equals and not ALONE.fullmatch(name):
             value = rest.pop(0) if rest else ""
         if name in ("-e", "--env"):
             launch.set(value, environment)
         elif name == "--entrypoint":
-            entrypoint = [value] if value else []
+            entrypoint = value
         elif not NOT_OF_THE_SERVER.fullmatch(name):
             launch.left.append(f"docker run {name} {short(value)}".strip())
     if not rest:
         raise ManifestError(file, "docker run", shlex.join(words), "an image, and the words of its server")
     launch.image = rest.pop(0)
-    return started(file, launch, entrypoint, rest)
+    started = [entrypoint, *rest] if entrypoint else rest
+    name = "".join(started[:1]).rpartition("/")[2]
+    if not entrypoint and name not in (*STARTERS, *SHELLS, *WRAPPERS):
+        started = ["vllm", "serve", *rest]
+    if name in SHELLS and len(started) > 2 and re.fullmatch("-[a-z]*c", started[1]):
+        server = server_of(file, started[2], Variables(dict(launch.env), set(launch.env)))
+        launch.env, started = server.env, list(server.argv)
+        launch.left += server.left
+    launch.words, given = unwrapped(started)
+    launch.env |= given
+    return launch
 
 
-def of_compose(file: Path, services: object, environment: Mapping[str, str]) -> Launch:
+def of_compose(file: Path, services: Any, environment: Mapping[str, str]) -> Launch:
     found = services if isinstance(services, dict) else {}
-    serving = [
-        name
-        for name, one in found.items()
-        if isinstance(one, dict) and "vllm" in f"{one.get('image')} {one.get('command')}"
-    ]
+    known = {name: one for name, one in found.items() if isinstance(one, dict)}
+    serving = [name for name, one in known.items() if "vllm" in f"{one.get('image')} {one.get('command')}"]
     if len(serving) != 1:
         raise ManifestError(file, "services", ", ".join(map(str, serving or found)), "one service that runs vLLM")
-    service, key = found[serving[0]], f"services.{serving[0]}"
-    launch = Launch([], image=filled(file, f"{key}.image", service.get("image") or "", environment))
-    said = service.get("environment") or {}
-    rows = (
-        [name if value is None else f"{name}={value}" for name, value in said.items()]
-        if isinstance(said, dict)
-        else said
-    )
+    service, key = known[serving[0]], f"services.{serving[0]}"
+    rows, words, left = service.get("environment"), list[str](), list[str]()
+    if isinstance(rows, dict):
+        rows = [name if value is None else f"{name}={value}" for name, value in rows.items()]
     for row in rows if isinstance(rows, list) else []:
         try:
-            launch.set(filled(file, f"{key}.environment", row, environment), environment)
+            words += ["--env", filled(file, f"{key}.environment", row, environment)]
         except ManifestError as error:
-            launch.left.append(f"env {str(row).partition('=')[0]}: needs {error.expected}")
-    words = {
-        part: words_of(file, f"{key}.{part}", service.get(part), environment) for part in ("entrypoint", "command")
-    }
-    launch.left += [f"{key}.{name}: {short(value)}" for name, value in service.items()
-                    if not NOT_OF_THE_SERVER.fullmatch(str(name))]  # fmt: skip
-    launch.left += [f"services.{name}: another service" for name in found if name != serving[0]]
-    return started(file, launch, words["entrypoint"], words["command"] or [])
+            left.append(f"env {str(row).partition('=')[0]}: needs {error.expected}")
+    image = filled(file, f"{key}.image", service.get("image") or "", environment)
+    program, *entrypoint = words_of(file, f"{key}.entrypoint", service.get("entrypoint"), environment) or [""]
+    command = words_of(file, f"{key}.command", service.get("command"), environment)
+    words += ["--entrypoint", program] if program else []
+    launch = of_docker(file, [*words, image, *entrypoint, *command], environment)
+    others = [name for name in service if not NOT_OF_THE_SERVER.fullmatch(str(name))]
+    left += [f"{key}.{name}: {short(service[name])}" for name in others]
+    launch.left += [*left, *(f"services.{name}: another service" for name in found if name != serving[0])]
+    return launch
 
 
-def words_of(file: Path, key: str, value: object, environment: Mapping[str, str]) -> list[str] | None:
-    if value is None:
-        return None
+def words_of(file: Path, key: str, value: Any, environment: Mapping[str, str]) -> list[str]:
     try:
-        words = value if isinstance(value, list) else shlex.split(str(value))
+        words = value if isinstance(value, list) else shlex.split(str(value or ""))
     except ValueError as error:
         raise ManifestError(file, key, value, f"words ({error})") from None
     return [filled(file, key, word, environment) for word in words]
 
 
-def filled(file: Path, key: str, text: object, environment: Mapping[str, str]) -> str:
+def filled(file: Path, key: str, text: Any, environment: Mapping[str, str]) -> str:
     """A text of Compose with its variables, of which `$$` is a dollar."""
 
     def value(found: re.Match[str]) -> str:
-        if not (name := found["plain"] or found["name"]):
+        if not (name := found["name"] or found["braced"]):
             return "$"
         if SECRET_NAME.search(name):
             expected = f"a value without {name}: a secret of your environment is not read"
             raise ManifestError(file, key, found[0], expected)
         said = environment.get(name)
         if said is None or (not said and found["operator"] == ":-"):
-            if found["default"] is None:
-                raise ManifestError(
-                    file, key, found[0], f"a value of {name}: export it, or write ${{{name}:-VALUE}} in the file"
-                )
-            return found["default"]
+            said = found["default"]
+        if said is None:
+            expected = f"a value of {name}: export it, or write ${{{name}:-VALUE}} in the file"
+            raise ManifestError(file, key, found[0], expected)
         return said
 
-    return VARIABLE.sub(value, str(text))
-
-
-def started(file: Path, launch: Launch, entrypoint: list[str] | None, arguments: list[str]) -> Launch:
-    """What an image starts: its own entrypoint is `vllm serve`, unless the words name a program."""
-    words, name = [*(entrypoint or []), *arguments], (entrypoint or arguments or [""])[0].rpartition("/")[2]
-    if entrypoint is None and name not in (*STARTERS, *SHELLS, *WRAPPERS):
-        words = ["vllm", "serve", *arguments]
-    if name in SHELLS and len(words) > 2 and words[1].startswith("-") and words[1].endswith("c"):
-        shell = Variables(dict(launch.env), set(launch.env))
-        server = server_of(file, words[2], shell, launch.left, starts_vllm)
-        launch.env = shell.env | dict(server.assigned)
-        words = list(server.words)
-    launch.words, given = unwrapped(words)
-    launch.env |= given
-    return launch
-
-
-def starts_vllm(command: ShellCommand) -> bool:
-    return unwrapped(command.words)[0][:1] == ["vllm"] or "-m" in command.words
+    return OF_COMPOSE.sub(value, str(text))
 
 
 def unwrapped(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The words and variables of what `exec`, `nice`, `env NAME=value` and their like start; vLLM without its path."""
     words, given = list(command), dict[str, str]()
-    while words[1:] and (name := words[0].rpartition("/")[2]) in WRAPPERS:
-        places = [
-            at for at, word in enumerate(words) if at and word.rpartition("/")[2] in (*ENGINES, *STARTERS, *WRAPPERS)
-        ]
+    while words[1:] and words[0].rpartition("/")[2] in WRAPPERS:
+        programs = [at for at, word in enumerate(words) if at and word.rpartition("/")[2] in (*ENGINES, *STARTERS)]
         plain = [at for at, word in enumerate(words) if at and not word.startswith("-") and "=" not in word]
-        at = (places or plain or [0])[0]
-        if not at or (words[1].startswith("-") and not places):
+        at = (programs or plain or [0])[0]
+        if not at or (words[1].startswith("-") and not programs):
             break
-        pairs = [word.partition("=") for word in words[1:at] if name == "env" and "=" in word]
-        given |= {variable: value for variable, _, value in pairs}
+        pairs = [word.partition("=") for word in words[1:at]]
+        given |= {name: value for name, equals, value in pairs if equals and ENV_NAME.fullmatch(name)}
         words = words[at:]
     if words and words[0].rpartition("/")[2] in STARTERS:
         words[0] = words[0].rpartition("/")[2]

@@ -1,47 +1,65 @@
-"""A command of our own format, made from the words of a server, with its settings as placeholders again.
+"""A command of a recipe, made from the words of a server, with what people change as placeholders.
 
-It is made from words and not from text, so that whatever the other format allowed (comments, plain braces, several
-passes) has been read already. What comes out is filled in once more, and must give the same words.
+It is made from words and not from text, so that whatever another format allowed (comments, plain braces, several
+passes) has been read already.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from sparkpin.pins.nodes import PIPELINE, TENSOR
 from sparkpin.pins.vllm_flags import parse_flags
 
-BEGIN, END = "\ue000", "\ue001"  # for private use: in no recipe
-MARK = re.compile(f"{BEGIN}([^{END}]*){END}")
+SETTINGS = {
+    "--host": "host",
+    "--port": "port",
+    "--served-model-name": "served_model_name",
+    "--max-model-len": "max_model_len",
+    "--max-num-seqs": "max_num_seqs",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+    "--gpu-memory-utilization": "gpu_memory_utilization",
+    TENSOR: "tensor_parallel",
+    PIPELINE: "pipeline_parallel",
+}
 INDENT = " \\\n  "
+Settings = dict[str, int | float | str]
 
 
-def marked(names: Sequence[str]) -> dict[str, str]:
-    """Values that can be told from all others once the words are made."""
-    return {name: f"{BEGIN}{name}{END}" for name in names}
+def command_of(argv: Sequence[str], *, doubled: bool) -> tuple[str, Settings]:
+    """One flag a line, and the values of its placeholders. doubled: braces that are none stand twice.
 
-
-def command_of(words: Sequence[str], values: Mapping[str, Any], *, doubled: bool) -> str:
-    """One flag a line. words: with marks where a setting goes; values: what the settings are, which says what must be
-    quoted. doubled: other braces stand twice.
+    Of a flag that stands twice neither becomes a setting.
     """
-    head, flags = parse_flags(words)
-    lines = [" ".join(quoted(word, values, doubled) for word in group) for group in (head, *(f.words for f in flags))]
-    return INDENT.join(lines) + "\n"
+    head, flags = parse_flags(argv)
+    keys, text = [flag.key for flag in flags], " ".join(argv)  # sparkrun fills in what only looks like a placeholder
+    settings: Settings = {}
+    lines = [[quoted(word, doubled) for word in head]]
+    for flag in flags:
+        name, value = SETTINGS.get(flag.key), flag.words[-1]
+        is_plain = len(flag.words) == 2 and keys.count(flag.key) == 1 and not re.search(r"\{[\w-]+\}|'", value)
+        if name is None or not is_plain or f"{{{name}}}" in text:
+            lines.append([quoted(word, doubled) for word in flag.words])
+        else:
+            settings[name] = number(value)
+            shown = f"{{{name}}}"
+            lines.append([flag.words[0], shown if shlex.quote(value) == value else f"'{shown}'"])
+    return INDENT.join(map(" ".join, lines)) + "\n", settings
 
 
-def quoted(word: str, values: Mapping[str, Any], doubled: bool) -> str:
-    text = MARK.sub(lambda mark: str(values[mark[1]]), word)
-    shown = MARK.sub(r"{\1}", re.sub(r"([{}])", r"\1\1", word) if doubled else word)
-    if MARK.fullmatch(word) and re.fullmatch(r"[\w@%+=:,./ -]*", text):
-        return shown  # a setting of several words stays several words
-    return shown if shlex.quote(text) == text else "'" + shown.replace("'", "'\"'\"'") + "'"
+def quoted(word: str, doubled: bool) -> str:
+    return shlex.quote(re.sub(r"([{}])", r"\1\1", word) if doubled else word)
 
 
-def usable(value: Any) -> bool:
-    """Whether a value may be a setting of ours: neither JSON as such, nor text that holds placeholders in turn, nor one
-    that would end the quotes around its placeholder."""
-    plain = isinstance(value, str | int | float) and not isinstance(value, bool)
-    return plain and not re.search(r"\{[\w-]+\}|'", str(value))
+def number(text: str) -> int | float | str:
+    """A number where it comes back as the same text: 0.90 would not."""
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        if str(value) == text:
+            return value
+    return text

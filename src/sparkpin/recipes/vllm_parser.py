@@ -7,10 +7,11 @@ each configuration. So a value is refused for what vLLM's parser refuses it for,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Union
@@ -18,7 +19,6 @@ from typing import Annotated, Any, Literal, NoReturn, Union
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
-from sparkpin.core.errors import short
 from sparkpin.core.names import did_you_mean
 from sparkpin.pins.vllm_flags import BINARY, DECIMAL, SPECULATION, Flag
 
@@ -37,29 +37,25 @@ class _Parser(argparse.ArgumentParser):
         raise Refused(message)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class VllmParser:
     version: str
     wanted: str  # the version asked for, where it has no data
     flags: Mapping[str, Mapping[str, Any]]  # name with `--` -> what the parser says of it
     configs: Mapping[str, Mapping[str, Any]]  # class -> field -> form of its value
     environment: Sequence[str]
-    _models: dict[str, type[BaseModel]] = field(default_factory=dict)
 
     @cached_property
     def names(self) -> dict[str, str]:
-        return {other: name for name, entry in self.flags.items() for other in (name, *entry.get("also", ()))}
+        found = {other: name for name, entry in self.flags.items() for other in (name, *entry.get("also", ()))}
+        switches = [name for name, entry in self.flags.items() if entry.get("nargs") == "switch"]
+        return found | {f"--no-{name[2:]}": name for name in switches}
 
     def flag(self, word: str) -> str | None:
         """The flag that a word means: `_` for `-`, a part after a dot, `--no-`, and abbreviations that fit one."""
-        name = self.plain(word).partition("=")[0]
-        head, dot, _ = name.partition(".")
-        if head in self.names:
-            found = self.names[head]
+        head, dot, _ = self.plain(word).partition("=")[0].partition(".")
+        if found := self.names.get(head):
             return found if not dot or {"config", "form"} & self.flags[found].keys() else None
-        positive = "--" + head.removeprefix("--no-")
-        if head.startswith("--no-") and self.flags.get(positive, {}).get("nargs") == "switch":
-            return positive
         fitting = {known for other, known in self.names.items() if head.startswith("--") and other.startswith(head)}
         return fitting.pop() if len(fitting) == 1 and not dot else None
 
@@ -77,19 +73,19 @@ class VllmParser:
         words: list[str] = []
         for flag in flags:
             word = self.plain(flag.words[0])
-            name = word.partition("=")[0]
-            if "." not in name:
+            key, dot, path = word.partition("=")[0].partition(".")
+            if not dot:
                 words += [word, *flag.words[1:]]
                 continue
-            key, *path = name.split(".")
             if not flag.values:
-                raise Refused(f"argument {name}: expected one argument")
+                raise Refused(f"argument {key}.{path}: expected one argument")
+            *outer, last = path.split(".")
             place = parts.setdefault(key, {})
-            for part in path[:-1]:
+            for part in outer:
                 place = place.setdefault(part, {})
                 if not isinstance(place, dict):
-                    raise Refused(f"argument {name}: {part} is no mapping")
-            text, last = flag.values[0], path[-1]
+                    raise Refused(f"argument {key}.{path}: {part} is no mapping")
+            text = flag.values[0]
             place[last.removesuffix("+")] = text.split(",") if last.endswith("+") else part_of(text)
             words += flag.values[1:]
         words += [word for key, value in parts.items() for word in (key, json.dumps(value))]
@@ -114,19 +110,17 @@ class VllmParser:
         return made
 
     def converter(self, entry: Mapping[str, Any]) -> Callable[[str], Any]:
-        kind = entry["type"]
-        convert = TYPES.get(kind) or (lambda text: self.configured(entry["config"], text))
+        convert = TYPES.get(entry["type"]) or (lambda text: self.configured(entry["config"], text))
 
         def typed(text: str) -> Any:
             if entry.get("none") and text in ("", "None"):
                 return None
             try:
                 return convert(text)
-            except RecursionError:
-                raise argparse.ArgumentTypeError(f"{text[:20]}...: nested too deep") from None
-            except (ValueError, OverflowError):
-                raise argparse.ArgumentTypeError(f"{text!r} is no {NAMES.get(kind, kind)}") from None
+            except (RecursionError, OverflowError):
+                raise ValueError from None
 
+        typed.__name__ = NAMES.get(entry["type"], entry["type"])  # as argparse calls it
         return typed
 
     def configured(self, name: str, text: str) -> Any:
@@ -161,28 +155,27 @@ class VllmParser:
         rows: dict[str, str] = {}
         for one in error.errors(include_url=False, include_context=False):
             where = ".".join(str(part) for part in one["loc"] if isinstance(part, int) or part in self.keys)
+            got, options = str(one["input"]), re.findall(r"'([^']*)'", one["msg"])
+            text = f"{where}: {one['msg']}" if where else str(one["msg"])
             if one["type"] == "extra_forbidden":
-                key = str(one["loc"][-1])
-                hint = nearest(key, self.configs.get(name, ()))
-                rows[key] = f"no key {key!r}" + (f" ({hint.rstrip('?')}?)" if hint else "")
-            elif one["type"] == "literal_error":
-                rows[where] = among(where or "the value", one["input"], one["msg"])
-            else:
-                rows.setdefault(where, f"{where}: {one['msg']}" if where else one["msg"])
+                where = got = str(one["loc"][-1])
+                text, options = f"no key {got!r}", list(self.configs.get(name, ()))
+            hint = nearest(got, options)
+            rows.setdefault(where, f"{text} ({hint})" if hint else text)
         return "; ".join(rows.values())
 
     @cached_property
     def keys(self) -> set[str]:
         return {key for fields in self.configs.values() for key in fields}
 
+    @cache  # noqa: B019, a parser lives as long as its process
     def model(self, name: str) -> type[BaseModel]:
-        if name not in self._models:
-            fields = {key: (self.typed(form), None) for key, form in self.configs[name].items() if key != "*"}
-            extra: Literal["allow", "forbid"] = "allow" if "*" in self.configs[name] else "forbid"
-            aliased = {f"f_{key}": (kind, Field(default, alias=key)) for key, (kind, default) in fields.items()}
-            config = ConfigDict(extra=extra)
-            self._models[name] = create_model(name, __config__=config, **aliased)  # type: ignore[call-overload]
-        return self._models[name]
+        """A configuration. Its fields have other names here: pydantic has methods that are called as some are."""
+        rows = self.configs[name]
+        fields: Any = {
+            f"f_{key}": (self.typed(form), Field(None, alias=key)) for key, form in rows.items() if key != "*"
+        }
+        return create_model(name, __config__=ConfigDict(extra="allow" if "*" in rows else "forbid"), **fields)
 
     def typed(self, form: Any) -> Any:
         """The Python type of a form."""
@@ -207,12 +200,6 @@ class VllmParser:
         return Union[tuple(kinds)]  # noqa: UP007
 
 
-def among(name: str, value: object, message: str) -> str:
-    """message: pydantic's, with what it expects in quotes."""
-    options = re.findall(r"'([^']*)'", message)
-    return f"{name} is {short(value)} ({nearest(str(value), options) or 'it has ' + ', '.join(options)})"
-
-
 def size(text: str) -> int:
     """A whole number, with k for 1,000 and K for 1,024."""
     found = SIZE.fullmatch(text.strip())
@@ -233,10 +220,8 @@ def json_or_text(text: str) -> Any:
 def part_of(text: str) -> Any:
     """A value of `--flag.part`."""
     for read in (json.loads, size):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             return read(text)
-        except (ValueError, RecursionError):
-            continue
     return text
 
 
@@ -245,30 +230,23 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
     "human_or_auto": size_or_auto, "lower": lambda text: text.lower().replace("-", "_"),
 }  # fmt: skip
 NAMES = {
-    "int": "whole number", "float": "number", "json": "JSON", "json_or_text": "JSON", "human": "whole number or size",
-    "human_or_auto": "whole number, size or auto",
-}  # fmt: skip
-
-
-def known_versions() -> list[str]:
-    return sorted((path.stem for path in DATA.glob("*.json")), key=Version)
-
-
-def parser_of(version: str) -> VllmParser:
-    """Of that version, else of the newest known one before it, else of the oldest."""
-    known = known_versions()
-    try:
-        before = [one for one in known if Version(one) <= Version(version)]
-    except InvalidVersion:
-        before = known
-    return _loaded(before[-1] if before else known[0], version)
+    "int": "whole number",
+    "human": "whole number or size",
+    "human_or_auto": "size or auto",
+    "json_or_text": "json",
+}
 
 
 @cache
-def _loaded(version: str, wanted: str) -> VllmParser:
-    value = json.loads((DATA / f"{version}.json").read_text(encoding="utf-8"))
+def parser_of(version: str) -> VllmParser:
+    """Of that version, else of the newest known one before it, else of the oldest."""
+    known = sorted((path.stem for path in DATA.glob("*.json")), key=Version)
+    before = known
+    with contextlib.suppress(InvalidVersion):
+        before = [one for one in known if Version(one) <= Version(version)] or known[:1]
+    value = json.loads((DATA / f"{before[-1]}.json").read_text(encoding="utf-8"))
     del value["source"]  # the wheel that it was exported from
-    return VllmParser(**value, wanted=wanted)
+    return VllmParser(**value, wanted=version)
 
 
 def nearest(word: str, known: Sequence[str] | Mapping[str, Any] | set[str], cutoff: float = 0.75) -> str:

@@ -125,35 +125,31 @@ def list_images(paths: Paths, engine: Engine) -> ImageRows:
     protected: since when and why, None for most; host: the machine that made it, None in old records.
     """
     records = Releases(paths)
-    recipes = records.recipes()
-    known = [records.readable(recipe) for recipe in recipes]
-    releases = [release for found, _ in known for release in found]
-    protections = {tag: one for recipe in recipes for tag, one in protections_of(records, recipe).items()}
     images = engine.images()
-    by_tag = {tag: image for image in images for tag in image.tags}
+    by_name = {(tag, image.config_digest): image for image in images for tag in image.tags}
     present: dict[str, ImageInfo] = {}
     rows: list[dict[str, Any]] = []
-    for release in sorted(releases, key=lambda release: release.age, reverse=True):
-        image = by_tag.get(release.tag)
-        if image and image.config_digest != release.image:  # the tag names another one
-            image = None
-        if image:
-            present[image.id] = image
-        protection = protections.get(release.tag)
-        rows.append(
-            {
-                **{name: getattr(release, name) for name in AS_RECORDED},
-                "image": release.image if image else None,
-                "unique_size": image.unique_size(images) if image else 0,
-                "smoke": release.smoke_text,
-                "protected": protection.model_dump() if protection else None,
-                "host": release.host.model_dump() if release.host else None,
-            }
-        )
+    faults: list[ManifestError] = []
+    for recipe in records.recipes():
+        releases, broken = records.readable(recipe)
+        protections, faults = protections_of(records, recipe), [*faults, *broken]
+        for release in reversed(releases):
+            if image := by_name.get((release.tag, release.image)):
+                present[image.id] = image
+            protection = protections.get(release.tag)
+            rows.append(
+                {
+                    **{name: getattr(release, name) for name in AS_RECORDED},
+                    "image": release.image if image else None,
+                    "unique_size": image.unique_size(images) if image else 0,
+                    "smoke": release.smoke_text,
+                    "protected": protection.model_dump() if protection else None,
+                    "host": release.host.model_dump() if release.host else None,
+                }
+            )
     own = [image.unique_size(images) for image in present.values()]
     layers: dict[str, int] = {}
     for image in present.values():
         layers.update(image.layers or {})
     shared = sum(layers.values()) - sum(filter(None, own)) if present and None not in own else None
-    rows.sort(key=lambda row: str(row["recipe"]))
-    return ImageRows(rows, shared, [fault for _, faults in known for fault in faults])
+    return ImageRows(rows, shared, faults)

@@ -57,20 +57,14 @@ class KeptInputs:
         except FileNotFoundError:
             data = b""
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise IntegrityError(
-                f"{what} (sha256={sha256}) is missing or damaged in {self.kept.root}",
-                next_step=BRING_BACK,
-            )
+            fault = f"{what} (sha256={sha256}) is missing or damaged in {self.kept.root}"
+            raise IntegrityError(fault, next_step=BRING_BACK)
         return data
 
     def has_all(self, wanted: Iterable[str]) -> bool:
         """Whether every one of these SHA-256 is kept and whole. Reads them: project files are small."""
-
-        def whole(sha256: str) -> bool:
-            path = self.kept.path(sha256)
-            return path.is_file() and sha256_file(path)[0] == sha256
-
-        return all(map(whole, wanted))
+        places = {sha256: self.kept.path(sha256) for sha256 in wanted}
+        return all(path.is_file() and sha256_file(path)[0] == sha256 for sha256, path in places.items())
 
     def keep_project(self, project: Path, files: Mapping[str, str]) -> None:
         """Keep files of the project (path -> SHA-256)."""

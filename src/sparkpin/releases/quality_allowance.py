@@ -49,14 +49,14 @@ def notes(texts: Texts, skills: Sequence[Skill], allowed: Quality) -> tuple[str,
     return (f"not judged: {lacking} (it was not asked, or the reference has nothing to lose)",) if lacking else ()
 
 
-def kept(figure: Figure, limit: float, *, least: bool, room: float | None = None) -> Kept:
-    """room: what may be lost, which an interval that tells is narrower than; None for as much as one likes."""
-    value, best, worst = (figure.value, figure.low, figure.high)
+def kept(figure: Figure, limit: float, *, least: bool, room: float) -> Kept:
+    """least: the limit is the least value; room: what may be lost, which an interval that tells is narrower than."""
+    value, best, worst = figure.value, figure.low, figure.high
     if least:
         value, best, worst, limit = -figure.value, -figure.high, -figure.low, -limit
     if best > limit:
         return "more"
-    if value > limit or (worst > limit and room is not None and worst - best > room):
+    if value > limit or (worst > limit and worst - best > room):
         return "unclear"
     return "within"
 

@@ -292,11 +292,10 @@ class Releases:
         parts = TAG.match(tag)
         if not parts:
             return None
-        try:
+        with contextlib.suppress(FileNotFoundError):
             release = read_record(self.root / parts["recipe"] / f"{parts['name']}.json")
-        except FileNotFoundError:
-            return None
-        return with_state(release, self.promotions(release.recipe))
+            return with_state(release, self.promotions(release.recipe))
+        return None
 
     def get(self, name: str, recipe: str | None = None) -> Release:
         """The release of a tag, or of anything else that `lookup` takes for one. recipe: one of this, where it is
@@ -349,20 +348,13 @@ class Releases:
             files.write_json(self.promotions_path(release.recipe), value)
 
     def save(self, release: Release) -> None:
-        """Write a record, whole or not at all. The image of the current release cannot be changed under it."""
+        """Write a record, whole or not at all."""
         self.check(release)
-        with self.locked(release.recipe):
-            if self.current_tag(release.recipe) == release.tag:
-                known = self.find(release.tag)
-                if known and known.image != release.image:
-                    raise IntegrityError(
-                        f"{release.tag} is current with image {known.image}; building it again gave {release.image}",
-                        next_step=f"invoke rollback --recipe {release.recipe}, then build and smoke it again",
-                    )
-            self._write(release)
+        self.update(release.tag, lambda known: release)
 
     def update(self, tag: str, change: Callable[[Release | None], Release]) -> Release:
-        """Write what `change` makes of the record as it is now: no other writer comes in between."""
+        """Write what `change` makes of the record as it is now: no other writer comes in between. The image of the
+        current release cannot be changed under it."""
         parts = TAG.match(tag)
         if not parts:
             raise InputError(f"{tag!r} is no tag of a release", next_step="invoke images")
@@ -370,6 +362,11 @@ class Releases:
             known = self.find(tag)
             release = change(known)
             self.check(release)
+            if known and known.state == "current" and known.image != release.image:
+                raise IntegrityError(
+                    f"{tag} is current with image {known.image}; building it again gave {release.image}",
+                    next_step=f"invoke rollback --recipe {release.recipe}, then build and smoke it again",
+                )
             if release != known:
                 self._write(release)
         return release
@@ -415,8 +412,8 @@ class Releases:
 
 
 def read_as(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T:
-    """A JSON file with a schema. ManifestError for one that is damaged or that a newer sparkpin wrote, InputError for
-    another user's; FileNotFoundError passes through."""
+    """A JSON file with a schema. ManifestError for one that is damaged or of another schema, InputError for another
+    user's; FileNotFoundError passes through."""
     try:
         text = path.read_bytes()
     except PermissionError:
@@ -426,7 +423,6 @@ def read_as(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T:
     try:
         return adapter.validate_json(text)  # a strict dataclass takes its parts as objects of JSON only
     except ValidationError as error:
-        require_known_schema(path, text)
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
         got = "(missing)" if first["type"].startswith("missing") else first["input"]
@@ -438,14 +434,6 @@ def read_optional(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T |
     with contextlib.suppress(FileNotFoundError):
         return read_as(path, adapter, next_step=next_step)
     return None
-
-
-def require_known_schema(path: Path, text: bytes) -> None:
-    """ManifestError for a file that a newer sparkpin wrote."""
-    with contextlib.suppress(ValueError, AttributeError):
-        if isinstance(schema := json.loads(text).get("schema"), int) and schema > SCHEMA:
-            newer = "a newer sparkpin wrote this file: update this checkout"
-            raise ManifestError(path, "schema", schema, f"{SCHEMA} or less", next_step=newer)
 
 
 def read_record(path: Path) -> Release:

@@ -68,11 +68,9 @@ def require_target(paths: Paths, engine: Engine, recipe: str, to: str, check: Ch
     other = records.get(to, recipe)
     if other.tag == current.tag:
         return other
-    last = (
-        f"; these were, the last first: {', '.join(dict.fromkeys(one.tag for one in reversed(were)))}" if were else ""
-    )
+    tags = ", ".join(dict.fromkeys(one.tag for one in reversed(were))) or "none"
     raise InputError(
-        f"{other.tag} is {other.state_text}, and was not current before {current.tag}{last}",
+        f"{other.tag} was not current before {current.tag}; these were, the last first: {tags}",
         next_step=f"invoke promote {other.tag}, which goes anywhere",
     )
 

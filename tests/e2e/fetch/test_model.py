@@ -185,24 +185,11 @@ def test_a_lock_names_the_needed_bytes_and_fetches_no_others(remote: Remote) -> 
     assert remote.lock_file.read_bytes() == first
 
 
-@pytest.mark.parametrize("lost", ["lock", "readable lock", "lock and the Hub's hashes"])
-def test_a_lock_made_again_believes_no_file_that_is_there(
-    remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
-    right, info = remote.lock_file.read_bytes(), hub.model_info
-
-    def bare(repository: Any, *, blobs: bool) -> dict[str, Any]:
-        listed = info(repository, blobs=blobs)
-        return listed | {"siblings": [{**row, "blobId": None} for row in listed["siblings"]]}
-
-    if "hashes" in lost:
-        monkeypatch.setattr(hub, "model_info", bare)
+def test_a_lock_made_again_believes_no_file_that_is_there(remote: Remote, locked: ModelLock) -> None:
+    right = remote.lock_file.read_bytes()
     with remote.online():
         remote.fetch(locked)
-        if lost == "readable lock":
-            remote.lock_file.write_text("<<<<<<< HEAD\n")
-        else:
-            remote.lock_file.unlink()
+        remote.lock_file.unlink()
         for name in ("int4", "fp8"):
             repository = remote.pin.repositories[name]
             damage(remote.paths.models / repository.repo / repository.revision / CONFIG, "flip")
@@ -221,20 +208,24 @@ def test_lock_again_holds_the_hub_to_the_former_lock(remote: Remote, locked: Mod
 
 
 def test_lock_again_misses_a_file_of_the_former_lock(remote: Remote, locked: ModelLock) -> None:
-    """A commit never loses one."""
+    """A commit never loses one; and a lock that nobody can read is no lock that is not there."""
     lock = json.loads(remote.lock_file.read_text())
     rows = lock["repositories"]["int4"]["files"]
     rows.append(rows[0] | {"name": "lost.json", "file": "lost.json"})
     remote.lock_file.write_text(json.dumps(lock))
     with remote.online(), pytest.raises(IntegrityError, match=r"lost\.json"):
         remote.lock()
+    remote.lock_file.write_text("<<<<<<< HEAD\n")
+    with pytest.raises(ManifestError) as caught:
+        remote.lock()
+    assert "rm pins/models/sample.lock" in caught.value.next_step
 
 
 @pytest.mark.parametrize("change", [{"repo": "../project"}, {"revision": ".."}])
 def test_a_lock_of_another_repository_names_no_folder(
     remote: Remote, locked: ModelLock, change: dict[str, str]
 ) -> None:
-    """What a folder of models/ holds besides the lock's files is removed: it must be the repository's own."""
+    """It would be written to."""
     entries = locked.repositories | {"int4": locked.repositories["int4"].model_copy(update=change)}
     with pytest.raises(ManifestError, match=r"repositories\.int4: "):
         remote.fetch(locked.model_copy(update={"repositories": entries}))
@@ -303,15 +294,6 @@ def test_what_is_damaged_is_fetched_again_alone(remote: Remote, locked: ModelLoc
     assert {key: [file for file, _ in remote.got(f"acme/sample-{key}")] for key in asked} == asked
 
 
-def test_stray_file_is_removed(remote: Remote, locked: ModelLock) -> None:
-    with remote.online():
-        places = remote.fetch(locked)
-    stray = places.folders["int4"] / "pytorch_model.bin"
-    stray.write_bytes(b"x")
-    remote.fetch(locked)
-    assert not stray.exists()
-
-
 @pytest.mark.parametrize(("name", "part"), [("int4", "files"), ("fp8", "headers"), ("fp8", "tensors")])
 def test_other_bytes_than_locked_are_refused_with_both_sides(
     remote: Remote, locked: ModelLock, name: str, part: str
@@ -357,16 +339,12 @@ def test_killed_fetch_goes_on_where_it_was(remote: Remote, locked: ModelLock, tm
     def stall(request: Request) -> Fault | None:
         return Fault(cut=half, wait=never) if digest in request.path else None
 
-    def is_half() -> bool:
-        return any(
-            path.stat().st_size >= half for path in (remote.paths.models / "acme/sample-int4").rglob(f"{SHARD}*.part")
-        )
-
-    with remote.online(faults=stall) as url:
-        kill_when(is_half, url, tmp_path, CALL_FETCH)
-        never.set()
     folder = remote.paths.models / "acme/sample-int4" / locked.repositories["int4"].revision
-    there = tree(folder) if folder.exists() else {}
+    part = folder / f"{SHARD}.part"
+    with remote.online(faults=stall) as url:
+        kill_when(lambda: part.is_file() and part.stat().st_size >= half, url, tmp_path, CALL_FETCH)
+        never.set()
+    there = {name: data for name, data in tree(folder).items() if not name.endswith(".part")}
     assert SHARD not in there
     assert all(data == (remote.source("int4") / name).read_bytes() for name, data in there.items())
     remote.requests.clear()
@@ -379,7 +357,7 @@ def test_killed_fetch_goes_on_where_it_was(remote: Remote, locked: ModelLock, tm
 
 
 @pytest.mark.parametrize("call", [CALL_LOCK, CALL_FETCH])
-@pytest.mark.parametrize("at", [1, 4, 9, 14, 20, 26])
+@pytest.mark.parametrize("at", [1, 9, 14, 26])
 def test_killed_at_any_request_the_next_run_ends_as_if_nothing_had_been(
     remote: Remote, made: str, tmp_path: Path, call: str, at: int
 ) -> None:
@@ -426,9 +404,9 @@ def test_a_name_that_leaves_the_folder_is_refused_before_it_is_a_path(
     """The listing is changed: no real repository holds such a name."""
     info = hub.model_info
 
-    def hostile(repository: Any, *, blobs: bool) -> dict[str, Any]:
-        listed = info(repository, blobs=blobs)
-        return listed | {"siblings": [*listed["siblings"], {"rfilename": name, "size": 1, "blobId": "0" * 40}]}
+    def hostile(repository: hub.Repository) -> dict[str, Any]:
+        listed = info(repository)
+        return listed | {"siblings": [*listed["siblings"], {"rfilename": name, "size": 1}]}
 
     monkeypatch.setattr(hub, "model_info", hostile)
     with remote.online(), pytest.raises(ManifestError, match=r"files.*evil"):
@@ -506,36 +484,23 @@ def test_the_hub_of_the_environment_gets_the_token_and_its_storage_does_not(
     assert remote.is_fetched(remote.fetch(locked))
 
 
-@pytest.mark.parametrize("harm", ["", "flip"])
-def test_the_hub_cache_of_the_environment_needs_no_hub_unless_it_is_damaged(
-    remote: Remote, locked: ModelLock, tmp_path: Path, harm: str
-) -> None:
+def test_the_hub_cache_of_the_environment_needs_no_hub(remote: Remote, locked: ModelLock, tmp_path: Path) -> None:
     cache = tmp_path / "hub-cache"
     for entry in locked.repositories.values():
         snapshots = cache / f"models--{entry.repo.replace('/', '--')}/snapshots"
         shutil.copytree(remote.root / entry.repo, snapshots / entry.revision)
     shard = cache / f"models--acme--sample-int4/snapshots/{locked.repositories['int4'].revision}/{SHARD}"
-    if harm:
-        damage(shard, harm)
     code = ALONE.format(root=str(tmp_path), call=CALL_FETCH)
     env = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
-    assert (NetworkError.__name__ in done.stderr) == bool(harm)
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=600)
     remote.point_at(NOWHERE)
-    if harm:
-        assert not list(remote.paths.models.rglob(SHARD))
-    else:
-        places = remote.fetch(locked)
-        assert remote.is_fetched(places)
-        assert (places.folders["int4"] / SHARD).samefile(shard), "a link, not a copy"
+    places = remote.fetch(locked)
+    assert remote.is_fetched(places)
+    assert (places.folders["int4"] / SHARD).samefile(shard), "a link, not a copy"
 
 
-@pytest.fixture
-def tiny(project: Path, tmp_path: Path) -> Paths:
-    return Paths(project, tmp_path / "cache", tmp_path / "home")
-
-
-def test_a_model_is_generated_only_once(tiny: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_generated_only_once(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = Paths(project, tmp_path / "cache", tmp_path / "home")
     path = tiny.project / f"pins/models/{TINY}.lock"
     committed = path.read_bytes() if path.exists() else None
     hub.use(monkeypatch, NOWHERE)
@@ -547,10 +512,7 @@ def test_a_model_is_generated_only_once(tiny: Paths, monkeypatch: pytest.MonkeyP
     assert len(places.tensors["fp8"]) == len(lock.repositories["fp8"].tensors)
     assert not list(tiny.work.rglob(f"{PARTIAL}*"))
 
-    def never(*args: object, **options: object) -> None:
-        raise AssertionError("generated again")
-
-    monkeypatch.setattr("sparkpin.fetch.packed.unpack", never)
+    monkeypatch.delattr(model, "unpack")
     said = heard()
     assert model.fetch_model(tiny, pin, lock) == places
     assert said == []

@@ -30,7 +30,7 @@ from ssh_host import ssh_host
 from sparkpin.build.make import checkpoint_of
 from sparkpin.checkpoint.content import RECORD, SMALL, TABLE
 from sparkpin.core.errors import CheckpointError, DiskError, HostError, IntegrityError, NetworkError
-from sparkpin.distribute.copy import Sent, carry, copy, copy_with_checkpoint
+from sparkpin.distribute.engines import Sent, carry, copy
 from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import engine_at
 from sparkpin.releases.container import UID
@@ -53,19 +53,20 @@ def other() -> Iterator[tuple[Engine, str]]:
 
 
 def send(source: Source, url: str, release: Release | None = None) -> Sent:
-    return copy(source.paths, source.engine, release or source.release, url)
+    sent, _ = copy(source.paths, source.engine, release or source.release, url)
+    return sent
 
 
 def test_only_what_is_missing_is_sent(source: Source, other: tuple[Engine, str]) -> None:
     engine, url = other
     base, one, two = source.releases
     first = send(source, url, base)
-    assert (first.layers, first.skipped) == (2, 0) and first.bytes > 1_000_000
+    assert (first.sent, first.there) == (2, 0) and first.bytes > 1_000_000
     second = send(source, url, one)
-    assert (second.layers, second.skipped) == (1, 2) and second.bytes < HEADERS
+    assert (second.sent, second.there) == (1, 2) and second.bytes < HEADERS
     third = send(source, url, two)  # adds a label and no layer
-    assert (third.layers, third.skipped) == (0, 3) and third.bytes < HEADERS
-    assert send(source, url, two) == Sent(0, 3, 0)
+    assert (third.sent, third.there) == (0, 3) and third.bytes < HEADERS
+    assert send(source, url, two) == Sent(0, 3)
     for release in source.releases:
         for ref in (release.tag, f"sparkpin/stack-carried:{release.stage}-{release.build_key[:12]}"):
             image = engine.image(ref)
@@ -95,20 +96,20 @@ TOTAL = sum(SIZES.values())
 KILLED_AFTER = """
 import os, pickle, sys
 from pathlib import Path
-from sparkpin.distribute import copy
+from sparkpin.distribute import engines
 from sparkpin.host.ssh import engine_at
 release, folder, url, limit = pickle.loads(bytes.fromhex(sys.argv[1]))
-chunks, count = copy.chunks_of, 0
-def counted(path, sent):
+count = 0
+def counted(chunks, sent):
     global count
-    for chunk in chunks(path, sent):
+    for chunk in chunks:
         count += len(chunk)
         if count > limit:
             os.killpg(0, 9)
         yield chunk
-copy.chunks_of = counted
+engines.counted = counted
 with engine_at(url) as engine:
-    copy.carry(engine, release, Path(folder))
+    engines.carry(engine, release, Path(folder))
 """
 
 
@@ -129,9 +130,9 @@ class Node:
     def carry(self, *, deep: bool = False) -> tuple[int, int, int]:
         """Files and bytes that were sent, and files that were there."""
         done = carry(self.engine, self.release, self.folder, deep=deep)
-        assert done.volume == self.whole
+        assert self.whole
         assert not list(self.volume.rglob(".partial-*")) and not self.busy
-        return done.files, done.bytes, done.whole
+        return done.sent, done.bytes, done.there
 
     @property
     def whole(self) -> str | None:
@@ -225,7 +226,7 @@ def test_killed_runs_are_gone_on_from(node: Node, tmp_path: Path, monkeypatch: p
         assert not (node.volume / RECORD).exists()
         with engine_at(host.url) as engine:
             done = carry(engine, node.release, node.folder)
-    assert done.files == 2 and done.whole == len(SIZES) - 2, "the rest was there"
+    assert done.sent == 2 and done.there == len(SIZES) - 2, "the rest was there"
     assert node.carry() == (0, 0, len(SIZES))
     for name in SIZES:
         assert (node.volume / name).read_bytes() == (node.folder / name).read_bytes()
@@ -242,20 +243,20 @@ def test_a_release_with_its_checkpoint_over_ssh(
         args = (source.paths, source.engine, source.release, host.url)
         came = re.compile(r"Accepted publickey")
         before = len(came.findall((host.folder / "log").read_text()))
-        sent, carried = copy_with_checkpoint(*args)
-        assert (sent.layers, carried.files, carried.whole) == (3, len(names), 0)
+        sent, carried = copy(*args, checkpoint=True)
+        assert (sent.sent, carried) == (3, Sent(len(names), 0, sum(row["size"] for row in names.values())))
         assert len(came.findall((host.folder / "log").read_text())) == before + 1, "one login"
-        sent, carried = copy_with_checkpoint(*args)
-        assert (sent.layers, carried.files, carried.whole) == (0, 0, len(names))
-        assert checkpoint_volume(engine, source.release) == carried.volume
+        sent, carried = copy(*args, checkpoint=True)
+        assert (sent.sent, carried) == (0, Sent(0, len(names)))
+        assert checkpoint_volume(engine, source.release)
         host.refuse()
         with pytest.raises(NetworkError, match="Permission denied"):
             send(source, host.url)
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "platform", "linux/arm64")  # no such machine at hand
-        with pytest.raises(HostError, match="is linux/arm64, the image of"):
-            copy_with_checkpoint(source.paths, source.engine, source.release, url)
+        with pytest.raises(HostError, match="is linux/arm64"):
+            copy(source.paths, source.engine, source.release, url, checkpoint=True)
     monkeypatch.undo()
     shutil.rmtree(checkpoint)
     with pytest.raises(CheckpointError, match="is gone"):
-        copy_with_checkpoint(source.paths, source.engine, source.release, url)
+        copy(source.paths, source.engine, source.release, url, checkpoint=True)

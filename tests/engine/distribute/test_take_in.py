@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from carried_release import CHECKOUT, Source, carried_release, engine_with_url
+from carried_release import CHECKOUT, Source, carried_release
 from checkout import INVOKE
 from private_engine import file_layer, load_image
 
@@ -25,13 +24,12 @@ from sparkpin.build.make import checkpoint_of
 from sparkpin.build.pair import pair
 from sparkpin.build.record import is_imported, layer_file, records_of
 from sparkpin.checkpoint.content import IMPORTED as MARK
-from sparkpin.cli import bundle as commands_bundle
 from sparkpin.core.errors import DiskError, EngineError, IntegrityError
 from sparkpin.core.paths import Paths
-from sparkpin.distribute.attest import ensure_attested
 from sparkpin.distribute.bundle import Bundle, open_bundle
-from sparkpin.distribute.copy import copy
+from sparkpin.distribute.engines import copy
 from sparkpin.distribute.export import BundleParts, export
+from sparkpin.distribute.signing import ensure_attested
 from sparkpin.distribute.take_in import import_bundle, require_no_conflict
 from sparkpin.host import fingerprint
 from sparkpin.host.engine import Engine
@@ -61,26 +59,6 @@ def write(source: Source, target: Path, release: Release | None = None, **wanted
 @pytest.fixture(scope="module")
 def bundle(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(source, tmp_path_factory.mktemp("bundle") / "release.tar", store=True)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[tuple[Engine, str]]:
-    with engine_with_url() as found:
-        yield found
-
-
-@pytest.fixture
-def empty(engine: tuple[Engine, str]) -> Iterator[Engine]:
-    """One engine for all tests, each of which finds it empty."""
-    yield engine[0]
-    for image in engine[0].client.images.list():
-        engine[0].client.images.remove(image.id, force=True)
-
-
-@pytest.fixture
-def paths(source: Source, tmp_path: Path) -> Paths:
-    """Of a machine that knows nothing."""
-    return source.elsewhere(tmp_path)
 
 
 def offline(url: str, folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -170,7 +148,7 @@ def test_records_alone_need_the_image(
         import_bundle(paths, empty, bundle)
     assert "invoke export" in caught.value.next_step and files_of(paths) == {}
     copy(source.paths, source.engine, source.release, engine[1])
-    assert import_bundle(paths, empty, bundle).sent is None
+    import_bundle(paths, empty, bundle)
     assert Releases(paths).get(source.release.tag).image == source.release.image
 
 
@@ -266,16 +244,3 @@ def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, 
     (here / STATEMENT).write_text("ours")
     import_bundle(paths, empty, bundle)
     assert (here / STATEMENT).read_text() == "ours" and not (here / SBOM).exists() and not (here / SIGNATURE).exists()
-
-
-def test_an_import_of_what_is_current_hints_at_no_promote(
-    source: Source, bundle: Path, paths: Paths, empty: Engine, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr(commands_bundle, "engine_of", lambda _: empty)
-    monkeypatch.setattr(Paths, "from_env", lambda: paths)
-    import_bundle(paths, empty, bundle)
-    Releases(paths).update(source.release.tag, lambda known: dataclasses.replace(known, state="passed"))
-    take = functools.partial(commands_bundle.import_, str(bundle))
-    monkeypatch.setattr(Releases, "current_tag", lambda self, recipe: source.release.tag)
-    take()
-    assert "promote" not in capsys.readouterr().out

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from private_engine import file_layer
 from tiny_images import make_rootfs
 
 from sparkpin.core.errors import BuildError
@@ -45,14 +46,11 @@ def context(folder: Path, dockerfile: str) -> Path:
     return folder
 
 
-def tree(name: str, data: bytes) -> io.BytesIO:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        info = tarfile.TarInfo(name)
-        info.size = len(data)
-        tar.addfile(info, io.BytesIO(data))
-    out.seek(0)
-    return out
+def content_of(archive: Path, name: str) -> bytes:
+    with tarfile.open(archive) as tar:
+        found = tar.extractfile(name)
+        assert found is not None
+        return found.read()
 
 
 def test_import_keeps_digest_platform_and_labels(engine: Engine, tmp_path: Path, ref: str) -> None:
@@ -64,7 +62,7 @@ def test_import_keeps_digest_platform_and_labels(engine: Engine, tmp_path: Path,
 
 
 def test_a_source_that_fails_midway_leaves_no_tag(engine: Engine, ref: str) -> None:
-    torn = read_layer(tree("opt/x", b"d" * 3_000_000))
+    torn = read_layer(io.BytesIO(file_layer("opt/x", b"d" * 3_000_000)))
     torn.source.truncate(1_000_000)
     with pytest.raises(BuildError):
         engine.load_sealed([torn], {}, os="linux", architecture="amd64", tag=ref)
@@ -83,10 +81,8 @@ def test_a_build_step_has_no_network(engine: Engine, shell: str, tmp_path: Path)
     show = "while read line; do echo $line; done </proc/net/dev >/tmp/net"
     dockerfile = f'FROM {shell} AS a\nRUN ["/bin/sh", "-c", "{show}"]\nFROM scratch\nCOPY --from=a /tmp/net /net\n'
     buildkit.build(context(tmp_path / "c", dockerfile), f"--output=type=tar,dest={tmp_path}/out.tar")
-    with tarfile.open(tmp_path / "out.tar") as tar:
-        found = tar.extractfile("net")
-        assert found is not None
-        names = [line.split(b":")[0].strip() for line in found.read().splitlines() if b":" in line]
+    lines = content_of(tmp_path / "out.tar", "net").splitlines()
+    names = [line.split(b":")[0].strip() for line in lines if b":" in line]
     assert b"lo" in names and not [name for name in names if name.startswith((b"eth", b"en"))]
 
 
@@ -102,8 +98,5 @@ def test_a_changed_file_of_equal_size_is_sent_again(engine: Engine, tmp_path: Pa
             (folder / name).write_text(content)
             date(folder / name)
         buildkit.build(folder, f"--output=type=tar,dest={tmp_path}/out.tar")
-        with tarfile.open(tmp_path / "out.tar") as tar:
-            found = tar.extractfile("file")
-            assert found is not None
-            seen.append(found.read())
+        seen.append(content_of(tmp_path / "out.tar", "file"))
     assert seen == [b"one", b"two"]

@@ -12,7 +12,7 @@ from made_releases import built, states, tags
 from sparkpin.build import consistent
 from sparkpin.cli import releases as commands_releases
 from sparkpin.cli import serve as commands_serve
-from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError, SmokeError
+from sparkpin.core.errors import CheckpointError, EngineError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases import current as retention
@@ -33,9 +33,11 @@ def engine(empty_engine: Engine) -> Engine:
 
 
 @pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These releases have no build records, which the commands want to see (tests/adversary)."""
+def tasks(paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands on these releases, which have no build records to look at (tests/adversary)."""
     monkeypatch.setattr(consistent, "require_consistent", lambda *_, **__: [])
+    monkeypatch.setattr(Paths, "from_env", lambda: paths)
+    monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
 
 
 @pytest.mark.parametrize("state", ["built", "failed"])
@@ -74,12 +76,9 @@ def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
         assert retention.promote(paths, engine, one).state == "current", "a previous release may come back"
 
 
-@pytest.mark.usefixtures("made_up")
-def test_the_same_rollback_again_changes_nothing_more(
-    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("tasks")
+def test_the_same_rollback_again_changes_nothing_more(paths: Paths, engine: Engine) -> None:
     first, second, third = promoted(paths, engine, 3)
-    command(paths, engine, monkeypatch)
     for _ in range(2):
         commands_releases.rollback(recipe=None, to=first.tag)
         assert Releases(paths).current_tag("tiny") == first.tag, "the tag names its recipe; two steps at once"
@@ -89,22 +88,14 @@ def test_the_same_rollback_again_changes_nothing_more(
     assert len(Releases(paths).promotions("tiny")) == 4
 
 
-def command(paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Paths, "from_env", lambda: paths)
-    monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
-
-
-@pytest.mark.usefixtures("made_up")
+@pytest.mark.usefixtures("tasks")
 def test_a_dry_run_says_where_a_rollback_goes_and_changes_nothing(
-    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    paths: Paths, engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
-    for one in (first, second, third):
-        retention.promote(paths, engine, one)
+    first, second, third = promoted(paths, engine, 3)
     Releases(paths).record_path(second).unlink()
     path = Releases(paths).promotions_path("tiny")
     before = path.read_bytes()
-    command(paths, engine, monkeypatch)
     commands_releases.rollback(recipe="tiny", dry_run=True)
     said = capsys.readouterr()
     assert second.tag in said.err and f"invoke diff {third.tag} {first.tag}" in said.out
@@ -113,7 +104,7 @@ def test_a_dry_run_says_where_a_rollback_goes_and_changes_nothing(
     assert path.read_bytes() == before
 
 
-@pytest.mark.usefixtures("made_up")
+@pytest.mark.usefixtures("tasks")
 @pytest.mark.parametrize("end", [SmokeError, KeyboardInterrupt])
 def test_a_rollback_serves_first_and_records_last(
     paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
@@ -128,7 +119,6 @@ def test_a_rollback_serves_first_and_records_last(
         if len(served) == 1:
             raise end("did not become ready")
 
-    command(paths, engine, monkeypatch)
     monkeypatch.setattr(commands_serve, "serve_release", serve)
     before = Releases(paths).promotions_path("tiny").read_bytes()
     with pytest.raises(end):
@@ -150,27 +140,6 @@ def promoted(paths: Paths, engine: Engine, count: int) -> list[Release]:
     """So many releases, each of which was current once; the last one is."""
     made = [built(paths, engine, number) for number in range(1, count + 1)]
     return [retention.promote(paths, engine, one) for one in made]
-
-
-def test_a_release_that_promote_refuses_comes_back_by_its_name_alone(paths: Paths, engine: Engine) -> None:
-    first, worse, last = promoted(paths, engine, 3)
-    told = heard()
-    spoil(paths, worse)
-    assert roll_back(paths, engine).tag == first.tag
-    assert len(told) == 1 and worse.tag in told[0] and "mtp.json" in told[0]
-    retention.promote(paths, engine, last)
-    spoil(paths, first)
-    with pytest.raises(ManifestError) as caught:
-        roll_back(paths, engine)
-    assert caught.value.file.endswith("mtp.json")
-    assert retention.promote(paths, engine, worse).state == "current"
-
-
-def spoil(paths: Paths, made: Release) -> None:
-    """A record that cannot be read shows no quality."""
-    folder = Releases(paths).evidence(made) / "quality"
-    folder.mkdir()
-    (folder / "mtp.json").write_text("{}")
 
 
 @pytest.mark.parametrize("lost", ["image", "checkpoint"])

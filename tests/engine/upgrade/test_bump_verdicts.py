@@ -89,7 +89,7 @@ def test_a_current_release_that_is_damaged_is_no_verdict(site: Site, ask: Ask, m
     """However the step words its error: the current release itself is looked at."""
     site.offer("alpha", "1.1")
 
-    def damaged(*_: object) -> None:
+    def damaged(*_: object, **more: object) -> None:
         def wrong(*_: object) -> None:
             raise IntegrityError("its checkpoint was changed")
 

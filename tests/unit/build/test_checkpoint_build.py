@@ -43,8 +43,7 @@ from sparkpin.build.checkpoint import build_checkpoint, plan_checkpoint, verify_
 from sparkpin.checkpoint import write
 from sparkpin.checkpoint.content import IMPORTED, OWN, RECORD, TABLE, Hashes
 from sparkpin.checkpoint.plan import make_plan
-from sparkpin.checkpoint.verify import verify_checkpoint
-from sparkpin.checkpoint.write import checkpoint_folder
+from sparkpin.checkpoint.write import checkpoint_folder, verify_checkpoint
 from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError, SparkpinError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
@@ -223,23 +222,13 @@ def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Path
     assert verify_built(paths, PIN, lock, ALL) == made, "what a bundle brought, too"
     record = (made / "sparkpin.json").read_text()
     (made / "sparkpin.json").chmod(0o644)
-    (made / "sparkpin.json").write_text(record.replace(made.name, "0" * 16))
-    with pytest.raises(CheckpointError, match="is not the record of this checkpoint"):
-        verify_built(paths, PIN, lock, ALL)
+    for part in (made.name, json.loads(record)["files"]["README.md"]["sha256"]):
+        (made / "sparkpin.json").write_text(record.replace(part, "0" * len(part)))
+        with pytest.raises(CheckpointError, match="is not the record of this checkpoint"):
+            verify_built(paths, PIN, lock, ALL)
     (made / "sparkpin.json").write_text(record)
     flip(made / FIRST, (made / FIRST).stat().st_size - 1)
     with pytest.raises(CheckpointError, match=FIRST):
-        verify_built(paths, PIN, lock, ALL)
-
-
-@pytest.mark.parametrize("name", [FIRST, "README.md"])
-def test_verify_sees_a_record_that_says_another_hash(paths: Paths, lock: ModelLock, name: str) -> None:
-    made = build_checkpoint(paths, PIN, lock, ALL)
-    record = json.loads((made / RECORD).read_text())
-    record["files"][name]["sha256"] = "0" * 64
-    (made / RECORD).unlink()
-    (made / RECORD).write_text(json.dumps(record))
-    with pytest.raises(CheckpointError, match=r"sparkpin\.json: is not the record"):
         verify_built(paths, PIN, lock, ALL)
 
 
@@ -351,9 +340,8 @@ def test_a_finished_shard_is_hashed_before_it_is_trusted(tmp_path: Path, killed:
     assert len([line for line in said if line.startswith("writing")]) == 2
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{"])
-def test_a_shard_that_no_table_knows_is_written_again(tmp_path: Path, killed: Path, text: str) -> None:
-    (sample_paths(tmp_path).cache / TABLE).write_text(text)
+def test_a_shard_that_no_table_knows_is_written_again(tmp_path: Path, killed: Path) -> None:
+    (sample_paths(tmp_path).cache / TABLE).write_text("[")
     _, said = build_again(tmp_path)
     assert len([line for line in said if line.startswith("writing")]) == 2
 

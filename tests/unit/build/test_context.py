@@ -25,6 +25,5 @@ def test_a_damaged_wheel_of_the_store_stops_the_build(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.path(wheels[0].sha256).parent.mkdir(parents=True)
     store.path(wheels[0].sha256).write_bytes(b"123456789")
-    (tmp_path / "context").mkdir()
     with pytest.raises(IntegrityError, match=r"alpha-1\.0-py3-none-any\.whl"):
         fill(tmp_path / "context", KeptInputs(Store(tmp_path / "kept"), store), image)

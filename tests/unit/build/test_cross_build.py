@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 import uv
-from cross_images import chain_of, cross_paths, write_stack
+from cross_images import chain_of, cross_paths, stand_in, write_stack
 from places import PROJECT
 
-from sparkpin.build import context, cross_build, render, rootfs
+from sparkpin.build import context, render, rootfs
 from sparkpin.build.image import require_builder
 from sparkpin.build.record import BuildRecord, LayerRecord, shared_fields
+from sparkpin.build.reproduce import again
 from sparkpin.checkpoint.repository import Places
 from sparkpin.cli import build as commands_build
 from sparkpin.core.errors import HostError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import model
 from sparkpin.fetch import stack as fetch
-from sparkpin.fetch.stack import FetchReport
 from sparkpin.pins import manifests, schema
 from sparkpin.prune.unneeded_files import marks_of_record
 
@@ -37,16 +37,16 @@ def test_the_stack_for_a_spark_can_be_built_on_x86_64() -> None:
     paths = Paths(PROJECT, Path(), Path())
     cpu = manifests.load_stack(PROJECT, "cpu")
     expected = rootfs.rootfs_spec(cpu, manifests.load_stack_lock(PROJECT, cpu))
-    assert cross_build.stand_in(paths, "spark", "linux/amd64") == expected
+    assert stand_in(paths, "spark", "linux/amd64") == expected
 
 
 def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a build without a network would lack it, and say that `fetch` brings it."""
     fetched: list[tuple[str, int, bool]] = []
 
-    def fetch_stack(paths: Paths, stack: schema.Stack, lock: schema.StackLock, *_: object) -> FetchReport:
+    def fetch_stack(paths: Paths, stack: schema.Stack, lock: schema.StackLock, *_: object) -> int:
         fetched.append((stack.name, len(lock.debs), bool(lock.wheels)))
-        return FetchReport(0, 0, 0)
+        return 0
 
     monkeypatch.setattr(fetch, "fetch_stack", fetch_stack)
     monkeypatch.setattr(model, "fetch_model", lambda *_: Places({}, {}))
@@ -54,20 +54,20 @@ def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     spark, cpu = (manifests.load_stack_lock(PROJECT, manifests.load_stack(PROJECT, name)) for name in ("spark", "cpu"))
     for machine, more in (("linux/amd64", [("cpu", len(cpu.debs), False)]), ("linux/arm64", []), ("riscv64", [])):
         monkeypatch.setattr(commands_build, "this_platform", lambda machine=machine: machine)
-        commands_build.fetch(recipe="scripted-tiny-spark", stack=None)
+        commands_build.build(recipe="scripted-tiny-spark", fetch_only=True)
         assert fetched == [("spark", len(spark.debs), True), *more]
         fetched.clear()
 
 
 def test_a_machine_that_the_stack_does_not_name_is_refused(paths: Paths) -> None:
     with pytest.raises(HostError, match="is built on linux/amd64; this machine's engine is linux/arm64"):
-        cross_build.stand_in(paths, "native", "linux/arm64")
+        stand_in(paths, "native", "linux/arm64")
 
 
 def test_another_python_is_refused(paths: Paths) -> None:
     write_stack(paths.project, "native", "3.11.2-7")
     with pytest.raises(ManifestError) as caught:
-        cross_build.stand_in(paths, "far", "linux/amd64")
+        stand_in(paths, "far", "linux/amd64")
     assert caught.value.key == "build_on.linux/amd64"
     assert "3.11.2-7" in str(caught.value.got) and "3.11.2-6" in caught.value.expected
     assert caught.value.next_step == "invoke lock --stack native, then invoke lock --stack far"
@@ -76,7 +76,7 @@ def test_another_python_is_refused(paths: Paths) -> None:
 def test_a_stack_for_the_wrong_platform_is_refused(paths: Paths) -> None:
     write_stack(paths.project, "far", platform="linux/arm64", build_on={"linux/amd64": "far"})
     with pytest.raises(ManifestError, match="far: linux/arm64"):
-        cross_build.stand_in(paths, "far", "linux/amd64")
+        stand_in(paths, "far", "linux/amd64")
 
 
 def test_keys_do_not_depend_on_the_machine(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +135,10 @@ def uv_of(image: render.RenderedImage) -> object:
 
 
 def test_a_recorded_build_runs_where_it_ran_though_the_pins_have_moved_on(paths: Paths) -> None:
-    then = cross_build.stand_in(paths, "far", "linux/amd64")
+    then = stand_in(paths, "far", "linux/amd64")
     record = recorded(chain_of(paths, "far")[0], then)
     write_stack(paths.project, "native", "3.11.2-7")
-    image = cross_build.again(record, "linux/amd64")
+    image = again(record, "linux/amd64")
     assert (image.builder, uv_of(image)) == (then, uv_of(record.rendered))
     assert BuildRecord.model_validate_json(record.model_dump_json(by_alias=True)) == record
     assert record.rootfs
@@ -150,9 +150,9 @@ def test_a_build_that_ran_on_its_own_architecture_runs_where_today_s_pins_say(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparkpin.build.image.require_rootfs", lambda *_: None)
-    image = cross_build.again(recorded(chain_of(paths, "far")[0], None), "linux/amd64")
+    image = again(recorded(chain_of(paths, "far")[0], None), "linux/amd64")
     engine: Any = SimpleNamespace(platform="linux/amd64")
-    assert require_builder(paths, engine, image) == cross_build.stand_in(paths, "far", "linux/amd64")
+    assert require_builder(paths, engine, image) == stand_in(paths, "far", "linux/amd64")
     (paths.project / "pins/stacks/far.yaml").unlink()
     with pytest.raises(InputError):
         require_builder(paths, engine, image)
@@ -161,11 +161,11 @@ def test_a_build_that_ran_on_its_own_architecture_runs_where_today_s_pins_say(
 def test_on_the_images_own_architecture_its_own_uv_runs(
     paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = recorded(chain_of(paths, "far")[0], cross_build.stand_in(paths, "far", "linux/amd64"))
+    record = recorded(chain_of(paths, "far")[0], stand_in(paths, "far", "linux/amd64"))
     other = tmp_path / "uv-of-another-architecture"
     other.write_text("the same version of uv, other bytes")
     monkeypatch.setattr(uv, "find_uv_bin", lambda: str(other))
-    image = cross_build.again(record, "linux/arm64")
+    image = again(record, "linux/arm64")
     engine: Any = SimpleNamespace(platform="linux/arm64")
     assert (require_builder(paths, engine, image), uv_of(image), image.key) == (None, other, record.key)
 
@@ -174,9 +174,9 @@ def test_an_engine_of_another_architecture_gets_no_uv_of_this_one(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be told as `exec format error`, in the middle of a build."""
-    monkeypatch.setattr(cross_build, "this_platform", lambda: "linux/amd64")
+    monkeypatch.setattr(context, "this_platform", lambda: "linux/amd64")
     image = chain_of(paths, "far")[0]
-    cross_build.require_own_uv(image, "linux/amd64")
+    context.require_own_uv(image, "linux/amd64")
     with pytest.raises(HostError, match=r"uv, which is here for linux/amd64, and the engine's machine is linux/arm64"):
-        cross_build.require_own_uv(image, "linux/arm64")
-    cross_build.require_own_uv(recorded(image, None).rendered, "linux/arm64")  # with the uv of its record
+        context.require_own_uv(image, "linux/arm64")
+    context.require_own_uv(recorded(image, None).rendered, "linux/arm64")  # with the uv of its record

@@ -39,14 +39,18 @@ class Loading:
 def test_an_empty_tree_is_no_layer(tmp_path: Path) -> None:
     trees = {"first": [member("opt/a", b"a")], "empty": [member("tmp/left", b"")], "last": [member("opt/b", b"b")]}
 
-    def build_tree(name: str, opened: object) -> Any:
-        return read_layer(cast(BinaryIO, io.BytesIO(layer(trees[name]))))
-
     below = "sha256:" + "0" * 64
     image: Any = SimpleNamespace(config={}, os="linux", architecture="amd64", diff_ids=(below,))
-    steps: Any = SimpleNamespace(unsealed="x:y", build_config=lambda parent: image, build_tree=build_tree)
-    rendered: Any = SimpleNamespace(stage="base", ref="x:z", layers=[(name, name * 12) for name in trees])
+    rendered: Any = SimpleNamespace(stage="base", key="0" * 64, ref="x:z", layers=[(name, name * 12) for name in trees])
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
-    sealed, layers = ImageBuild(paths, cast(Any, Loading()), rendered).make(steps, image)
+
+    class Steps(ImageBuild):
+        def build_config(self, parent: object) -> Any:
+            return image
+
+        def build_tree(self, name: str, opened: object) -> Any:
+            return read_layer(cast(BinaryIO, io.BytesIO(layer(trees[name]))))
+
+    sealed, layers = Steps(paths, cast(Any, Loading()), rendered, None, tmp_path, lambda line: None).make(image)
     assert list(layers) == ["first", "last"] and sealed.diff_ids == (below, *layers.values())
     assert all(cached_contents(paths, diff_id).is_file() for diff_id in layers.values())

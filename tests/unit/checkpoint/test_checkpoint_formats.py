@@ -10,10 +10,22 @@ from typing import Any
 
 import pytest
 import safetensors
-from checkpoint_samples import ALL, BODY, EXTRA, HYBRID, RULE, Sample, base_config, data_of, lock_of, read_tensors
+from checkpoint_samples import (
+    ALL,
+    BODY,
+    EXTRA,
+    HYBRID,
+    RULE,
+    Sample,
+    base_config,
+    data_of,
+    lock_of,
+    read_header,
+    read_tensors,
+)
 
 from sparkpin.checkpoint.formats import Patterns
-from sparkpin.checkpoint.safetensors import item_size, read_header
+from sparkpin.checkpoint.safetensors import item_size
 from sparkpin.checkpoint.steps import checkpoint_key, lock_for, require
 from sparkpin.core.errors import CheckpointError, ManifestError
 
@@ -199,6 +211,7 @@ FP8, BF16 = {"repository": "fp8"}, {"repository": "bf16"}
         (spec("weight_scale_inv", "BF16", 2, 1, **FP8), FP8_ATTENTION, r"\[2, 2\] for a weight of \[8, 8\]"),
         (lambda pair: pair.base[FIRST].pop(f"{ATTENTION[0]}.scales"), FP8_ATTENTION, r"q_proj\.scales"),
         (setting("bits", 3), FP8_ATTENTION, r"quantization_config\.bits"),
+        (setting("bits", 4.0), FP8_ATTENTION, r"quantization_config\.bits"),
         (setting("extra_config", ["a"]), FP8_ATTENTION, r"quantization_config\.extra_config"),
         (lambda pair: pair.configs["fp8"].update(quantization_config="fp8"), FP8_ATTENTION, r"fp8/config\.json"),
         (lambda pair: pair.shards["bf16"][FIRST].update({SCALE: ("BF16", (2, 2))}), PLAIN_ATTENTION, "scale_inv"),

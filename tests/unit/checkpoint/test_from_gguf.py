@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoint_samples import read_header
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf_samples import (
     F32,
@@ -28,7 +29,6 @@ from gguf_samples import (
 from tokenizers import Tokenizer
 
 from sparkpin.checkpoint.from_gguf import convert
-from sparkpin.checkpoint.safetensors import read_header
 from sparkpin.core.errors import CheckpointError
 
 
@@ -135,6 +135,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tokenizer__ggml__add_bos_token": True}, "tokenizer.ggml.add_bos_token"),
     ({"tokenizer__ggml__token_type": [6] * len(TOKENS)}, "tokenizer.ggml.token_type"),
     ({"tokenizer__chat_template": None}, "tokenizer.chat_template"),
+    ({"llama__rope__freq_base": np.inf}, "rope_theta"),
+    ({"llama__attention__layer_norm_rms_epsilon": np.nan}, "rms_norm_eps"),
+    ({"weights": own_weights() | {"model.norm.weight": np.full(HIDDEN, np.nan, np.float32)}}, "output_norm.weight"),
+    ({"weights": own_weights() | {"model.norm.weight": np.full(HIDDEN, np.inf, np.float32)}}, "output_norm.weight"),
+    ({"tokenizer__ggml__eos_token_id": len(TOKENS)}, "eos token"),
+    ({"tokenizer__ggml__merges": ["h e", "he"]}, "tokenizer.ggml.merges"),
+    ({"tokenizer__ggml__merges": ["h e", "o  n"]}, "tokenizer.ggml.merges"),
+    ({"tokenizer__ggml__merges": ["h o"]}, "tokenizer.ggml.merges"),
 ]
 
 

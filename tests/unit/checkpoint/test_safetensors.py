@@ -8,8 +8,9 @@ import struct
 from pathlib import Path
 
 import pytest
+from checkpoint_samples import read_header
 
-from sparkpin.checkpoint.safetensors import TensorSource, header_in_order, parse_header, read_header, write_file
+from sparkpin.checkpoint.safetensors import TensorSource, header_in_order, parse_header, write_file
 from sparkpin.core.errors import IntegrityError
 
 

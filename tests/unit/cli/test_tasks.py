@@ -42,7 +42,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "build --checkpoint-only --model scripted-tiny --recipe scripted-tiny",
         "build --render --fetch-only",
         "build --dry-run",
-        "build --fetch-only --stage v2",
         "recipe list --json",
         "recipe export scripted-tiny --dry-run",
         "recipe check scripted-tiny --stage v2",
@@ -54,12 +53,6 @@ def test_a_wrong_name_is_one_clear_error(home: Path, line: str, capsys: pytest.C
     code, out, err = typed(line, capsys)
     assert (code, out) == (2, "") and err.startswith("error: ") and err.count("next: ") == 1
     assert not (home / "releases").exists()
-
-
-@pytest.mark.parametrize("option", ["--stage v2", "--recipe scripted-tiny"])
-def test_a_tag_to_reproduce_is_not_chosen_again(home: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = typed(f"reproduce sparkpin/scripted-tiny:base-000000000000 {option}", capsys)
-    assert (code, out) == (2, "") and option.split()[0] in err
 
 
 @pytest.mark.parametrize("task", ["images", "status"])

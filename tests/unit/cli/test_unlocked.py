@@ -10,7 +10,7 @@ import pytest
 from checkout_here import CheckoutHere
 from places import PROJECT
 
-from sparkpin.build.model_needs import ModelNeeds
+from sparkpin.build.checkpoint import ModelNeeds
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.shapes import Shapes, load_shapes
 from sparkpin.cli import build, up

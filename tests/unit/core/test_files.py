@@ -42,11 +42,6 @@ def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_somebody_else_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match=str(tmp_path)), files.disk_errors(tmp_path):
-        raise PermissionError(13, "Permission denied", str(tmp_path / "file"))
-
-
 def test_a_folder_that_cannot_be_made_is_one_clear_error() -> None:
     """Under /proc nobody makes one, whoever asks; and what is missing elsewhere stays what it is."""
     for opened in (files.lock, files.atomic_file):
@@ -115,12 +110,10 @@ def test_a_file_that_is_there_is_kept_unless_it_is_the_commands_own(tmp_path: Pa
         files.output_file("--out", str(tmp_path / "pipe"), mark=b"<own>")
 
 
-def test_an_unreadable_source_is_not_blamed_on_the_target(tmp_path: Path) -> None:
-    source, target = tmp_path / "source/a", tmp_path / "target"
-    with pytest.raises(DiskError) as caught, files.disk_errors(target):
-        raise PermissionError(errno.EACCES, "Permission denied", str(source))
-    assert str(source) in caught.value.message and str(target) not in caught.value.message
-    assert "chown" not in caught.value.next_step
-    with pytest.raises(DiskError) as caught, files.disk_errors(target):
-        raise PermissionError(errno.EACCES, "Permission denied", str(target / "b"))
-    assert str(target) in caught.value.message and "chown" in caught.value.next_step
+@pytest.mark.parametrize(("blamed", "other"), [("source", "target"), ("target", "source")])
+def test_what_may_not_be_opened_is_named(blamed: str, other: str, tmp_path: Path) -> None:
+    """An unreadable source is not the target's fault."""
+    with pytest.raises(DiskError) as caught, files.disk_errors(tmp_path / "target"):
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / blamed / "a"))
+    assert str(tmp_path / blamed) in caught.value.message and str(tmp_path / other) not in caught.value.message
+    assert ("chown" in caught.value.next_step) == (blamed == "target")

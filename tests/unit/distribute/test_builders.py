@@ -8,21 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bundle_samples import sample_of
 from evidence_samples import Sample
 from test_signing import keygen
 
 from sparkpin.distribute.digests import BUILDERS, Confirmations, confirmations
-from sparkpin.distribute.imagecheck import check_published
 from sparkpin.distribute.signing import sign
+from sparkpin.distribute.verify import check_published
 from sparkpin.releases.record import STATEMENT
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="apt-get install openssh-client")
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return sample_of(tmp_path_factory.mktemp("sample"))
 
 
 @pytest.fixture
@@ -63,4 +57,6 @@ def test_who_is_counted(sample: Sample, keys: dict[str, Path], tmp_path: Path) -
     assert check_published(tmp_path, release, sample.records, allowed).result == "wrong"
     for path in folder.iterdir():
         path.unlink() if path.name.partition(".")[0] not in ("ann", "bob") else None
-    assert confirmations(tmp_path, "0" * 64, release.image, allowed) == Confirmations(), "of other pins"
+    nobody = confirmations(tmp_path, "0" * 64, release.image, allowed)
+    assert nobody == Confirmations(), "of other pins"
+    assert BUILDERS in nobody.line, "where a statement would lie"

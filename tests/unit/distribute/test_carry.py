@@ -10,7 +10,7 @@ import made_releases
 import pytest
 
 from sparkpin.core.errors import EngineError
-from sparkpin.distribute.copy import names_of
+from sparkpin.distribute.engines import names_of
 from sparkpin.releases import volumes
 
 ROWS = {"a.safetensors": {"size": 4}}

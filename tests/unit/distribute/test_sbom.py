@@ -14,13 +14,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 from evidence_samples import Sample, make_sample
 
 from sparkpin.distribute.materials import Material, materials_of, model_inputs
-from sparkpin.distribute.sbom import make_sbom
+from sparkpin.distribute.statement import make_sbom
 from sparkpin.releases.kept_inputs import project_of
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    return make_sample(tmp_path_factory.mktemp("sample"))
 
 
 def materials(sample: Sample) -> tuple[Material, ...]:

@@ -12,31 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence_samples import LOCK, Sample, make_sample
-from evidence_samples import sboms_made_once as sboms_made_once
+from evidence_samples import LOCK, Sample
 
-from sparkpin.build import make
 from sparkpin.build.consistent import IMPORTS
 from sparkpin.build.pair import pair
 from sparkpin.build.record import LayerRecord
-from sparkpin.cli.evidence import step_of, verify
-from sparkpin.core.errors import InputError, IntegrityError, ManifestError
-from sparkpin.core.files import sha256_file, write_json
+from sparkpin.cli.evidence import step_of
+from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.files import write_json
 from sparkpin.core.names import is_plain
-from sparkpin.core.tags import tag_of
-from sparkpin.distribute import export, imagecheck
-from sparkpin.distribute.attest import attest
-from sparkpin.distribute.signing import Keys, UntrustedError
-from sparkpin.distribute.verify import DEEP, NAMES, Check, Claimed, check_evidence, conclusion, demanded, require
-from sparkpin.pins import manifests
-from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, release_key
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    sample = make_sample(tmp_path_factory.mktemp("sample"))
-    attest(sample.paths, sample.release, Keys())
-    return sample
+from sparkpin.distribute import verify as verifying
+from sparkpin.distribute.signing import Keys, UntrustedError, attest
+from sparkpin.distribute.verify import (
+    LAYERS,
+    NAMES,
+    Check,
+    Claimed,
+    check_evidence,
+    conclusion,
+    demanded,
+    require,
+    slice_of,
+)
+from sparkpin.image.oci import digest_of
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +65,8 @@ def test_a_signed_release_holds(signed: Sample, keys: Keys) -> None:
 
 
 def test_what_is_not_there_is_said(sample: Sample) -> None:
-    checks = check_evidence(sample.evidence(config=None), Keys())
-    assert (found(checks, "open"), found(checks, "wrong")) == (["image", "signature"], [])
     checks = check_evidence(sample.evidence(files={}), Keys())
-    assert found(checks, "open") == ["statement", "signature"]
+    assert (found(checks, "open"), found(checks, "wrong")) == (["statement", "signature"], [])
 
 
 @pytest.mark.parametrize(
@@ -89,14 +86,14 @@ def test_only_a_bundle_may_have_come_without_a_statement(
     shutil.rmtree(sample.folder)
     if rows is not None:
         write_json(sample.folder / IMPORTS, rows)
-    checks = check_evidence(imagecheck.evidence_of(sample.paths, sample.release), Keys())
+    checks = check_evidence(verifying.evidence_of(sample.paths, sample.release), Keys())
     assert found(checks, result)[0] == "statement" and "statement" not in found(checks, "ok")
     if result == "wrong":
         with pytest.raises(IntegrityError) as failed:
             require(checks, "it", next_step="something else")
-        assert failed.value.next_step.startswith(f"invoke verify {sample.release.tag} --sign")
+        assert "--sign" in failed.value.next_step
         attest(sample.paths, sample.release, Keys())
-        require(check_evidence(imagecheck.evidence_of(sample.paths, sample.release), Keys()), "it")
+        require(check_evidence(verifying.evidence_of(sample.paths, sample.release), Keys()), "it")
 
 
 @pytest.mark.parametrize(
@@ -134,17 +131,6 @@ def test_signatures(signed: Sample, keys: Keys, case: str, result: str, error: t
 
 def release(evidence: Claimed, **changes: Any) -> Claimed:
     return dataclasses.replace(evidence, release=dataclasses.replace(evidence.release, **changes))
-
-
-def rekeyed(evidence: Claimed, **changes: Any) -> Claimed:
-    """Consistent in itself: key and tag follow from what was changed."""
-    made = dataclasses.replace(evidence.release, **changes)
-    key = release_key(made.build_key, made.checkpoint_key, made.argv, made.env)
-    return release(evidence, **changes, key=key, tag=tag_of(made.recipe, made.stage, key))
-
-
-def unseen(evidence: Claimed) -> Claimed:
-    return dataclasses.replace(evidence, config=None)
 
 
 def record(evidence: Claimed, number: int, **changes: Any) -> Claimed:
@@ -190,7 +176,7 @@ def dependency(value: dict[str, Any], start: str) -> dict[str, Any]:
 
 
 def model_lock(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
-    value = json.loads(evidence.read(evidence.release.inputs[MODEL]) or b"")
+    value = json.loads(evidence.project_file(MODEL))
     change(value["repositories"])
     return kept(evidence, MODEL, json.dumps(value).encode())
 
@@ -203,11 +189,6 @@ def package(evidence: Claimed, **changes: Any) -> Claimed:
     return record(evidence, 0, rootfs=spec.model_copy(update={"debs": debs}))
 
 
-def without(evidence: Claimed, start: str) -> Claimed:
-    inputs = {path: sha256 for path, sha256 in evidence.release.inputs.items() if not path.startswith(start)}
-    return release(evidence, inputs=inputs)
-
-
 def kept(evidence: Claimed, path: str, data: bytes | None) -> Claimed:
     """The release's record names other bytes for a project file, which are kept, too (or nothing is kept at all)."""
     read, wanted = evidence.read, evidence.release.inputs[path]
@@ -215,43 +196,33 @@ def kept(evidence: Claimed, path: str, data: bytes | None) -> Claimed:
         return dataclasses.replace(evidence, read=lambda sha256: None if sha256 == wanted else read(sha256))
     sha256 = hashlib.sha256(data).hexdigest()
     changed = release(evidence, inputs={**evidence.release.inputs, path: sha256})
-    return dataclasses.replace(changed, read=lambda name: data if name == sha256 else read(name))
+    return dataclasses.replace(changed, read=lambda name: slice_of(data) if name == sha256 else read(name))
 
 
-ZERO = "0" * 64
+ZERO, NESTED = "0" * 64, "[" * 100_000
 MODEL = "pins/models/scripted-tiny.lock"
 STAGE = "stages/base.yaml"
-STATEMENTS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
-    "subject twice": ("statement", lambda v: v["subject"].append(v["subject"][0])),
-    "no builder": ("statement", lambda v: v["predicate"]["runDetails"].update(builder={})),
-    "in another spelling": ("statement", lambda v: v.update(predicate_type=v.pop("predicateType"))),
-    "hash of another kind": ("statement", lambda v: v["subject"][0].update(digest={"md5": "0"})),
-    "a key more, of the value `nothing`": ("statement", lambda v: v.update(evil="nothing")),
-    "infinite size": ("statement", lambda v: dependency(v, "model ")["annotations"].update(size=float("inf"))),
-    "input more": ("statement", lambda v: inputs(v).append({"name": "deb evil 1", "digest": {"sha256": ZERO}})),
-    "inputs in another order": ("statement", lambda v: inputs(v).reverse()),
-    "other package URL": ("statement", lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1")),
+# Both files are compared byte for byte, so one change of each kind is as good as ten.
+STATEMENTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "subject twice": lambda v: v["subject"].append(v["subject"][0]),
+    "infinite size": lambda v: dependency(v, "model ")["annotations"].update(size=float("inf")),
+    "input more": lambda v: inputs(v).append({"name": "deb evil 1", "digest": {"sha256": ZERO}}),
+    "other package URL": lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1"),
 }
 BILLS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a reference that is no text": lambda v: v["components"][0].update({"bom-ref": 5}),
     "another version": lambda v: v["components"][0].update(version="9"),
-    "a component twice": lambda v: v["components"].append(v["components"][0]),
-    "a field more, of the value `nothing`": lambda v: v["components"][0].update(author="nothing"),
     "components in another order": lambda v: v["components"].reverse(),
     "a list for a mapping": lambda v: v.update(metadata=[]),
 }
 
 TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     "other image": ("image", lambda e: release(e, image=f"sha256:{ZERO}")),
-    "config is no JSON": ("image", lambda e: dataclasses.replace(e, config=b"[" * 100_000)),
+    "config is no JSON": ("image", lambda e: release(record(e, -1, config=NESTED), image=digest_of(NESTED.encode()))),
     "other layer order": ("image", lambda e: release(e, diff_ids=e.release.diff_ids[::-1])),
-    "a layer less, image unseen": ("layers", lambda e: unseen(release(e, diff_ids=e.release.diff_ids[:-1]))),
-    "no records": ("layers", lambda e: dataclasses.replace(e, records=())),
+    "layers of its record": ("layers", lambda e: record(e, -1, diff_ids=e.records[-1].diff_ids[::-1])),
     "other environment": ("release key", lambda e: release(e, env={"A": "b"})),
     "other tag": ("release key", lambda e: release(e, tag="sparkpin/other:base-000000000000")),
     "path above the project": ("release key", lambda e: release(e, inputs={"pins/../../evil": ZERO})),
-    "other build key": ("image", lambda e: rekeyed(e, build_key=ZERO)),
-    "other build key, image unseen": ("build records", lambda e: unseen(rekeyed(e, build_key=ZERO))),
     "other parent": ("build records", lambda e: record(e, 1, parent_key=ZERO)),
     "chain without its start": ("build records", lambda e: dataclasses.replace(e, records=e.records[1:])),
     "config of a record": ("build records", lambda e: record(e, 0, config="{}")),
@@ -260,33 +231,27 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
         lambda e: record(e, 1, layers=[LayerRecord(name="x", key=ZERO, diff_id=f"sha256:{ZERO}")]),
     ),
     "kept input lost": ("kept inputs", lambda e: kept(e, STAGE, None)),
-    "kept input of other bytes": ("kept inputs", lambda e: dataclasses.replace(e, read=lambda sha256: b"other")),
+    "kept input of other bytes": (
+        "kept inputs",
+        lambda e: dataclasses.replace(e, read=lambda sha256: slice_of(b"other")),
+    ),
     "wheel that no lock names": ("locks", lambda e: context(e, 0, "wheel torch", sha256=ZERO)),
     "lock of another time": ("locks", lambda e: kept(e, LOCK, b"{}")),
-    "other mod": ("kept inputs", lambda e: context(e, 1, "mod ", sha256=ZERO)),
-    "no pins of a model": ("statement", lambda e: without(e, "pins/models/")),
     "other project file": ("statement", lambda e: kept(e, "recipes/scripted-tiny.yaml", b"other")),
     **{
         f"stage {data[:9]!r}": ("statement", functools.partial(kept, path=STAGE, data=data))
         for data in (b"? {a: b}\n: c\n", b"\xff", b"[" * 100_000)
     },
     "other model lock": ("statement", lambda e: kept(e, MODEL, b"{}")),
-    **{
-        f"model lock {name}": ("statement", functools.partial(model_lock, change=change))
-        for name, change in {
-            "without a repository": lambda repositories: repositories.pop("fp8"),
-            "with a huge file": lambda repositories: repositories["fp8"]["files"][0].update(size=10**400),
-        }.items()
-    },
-    **{
-        f"context {what!r}": ("locks", functools.partial(context, number=0, start=start, what=what))
-        for start, what in (("uv ", "x"), ("wheel torch ", "wheel torch "))
-    },
+    "model lock without a repository": ("statement", lambda e: model_lock(e, lambda rows: rows.pop("fp8"))),
+    "model lock with a huge file": (
+        "statement",
+        lambda e: model_lock(e, lambda rows: rows["fp8"]["files"][0].update(size=10**400)),
+    ),
     "mod without a version": ("locks", lambda e: context(e, 1, "mod ", what="mod x")),
     "package without a name": ("locks", lambda e: package(e, name="")),
     "a number beyond all numbers": ("statement", lambda e: record(e, 0, epoch=10**400, seal=10**400)),
     "other Dockerfile": ("statement", lambda e: record(e, 0, dockerfile="FROM scratch\n")),
-    "other checkpoint": ("statement", lambda e: rekeyed(e, checkpoint_key=ZERO)),
     "other time": ("statement", lambda e: release(e, created="2020-01-01T00:00:00Z")),
     "SBOM gone": ("SBOM", lambda e: dataclasses.replace(e, files={STATEMENT: e.files[STATEMENT]})),
     "SBOM that the statement does not name": (
@@ -294,7 +259,7 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
         lambda e: dataclasses.replace(e, files={**e.files, SBOM: e.files[SBOM] + b" "}),
     ),
     **{f"SBOM with {name}": ("SBOM", functools.partial(bill, change=change)) for name, change in BILLS.items()},
-    **{name: (check, functools.partial(statement, change=change)) for name, (check, change) in STATEMENTS.items()},
+    **{name: ("statement", functools.partial(statement, change=change)) for name, change in STATEMENTS.items()},
 }
 
 
@@ -313,11 +278,13 @@ def test_what_is_no_statement_at_all(sample: Sample, data: bytes) -> None:
     assert found(check_evidence(sample.evidence(files=files), Keys()), "wrong") == ["statement"]
 
 
-LEADING_ELSEWHERE = ["", "/a", "a/", "a//b", "a/../b", "..", "a/.git", "a\\b", "a\nb"]
+ELSEWHERE = ["", "/a", "a//b", "a/../b", "a/.git", "a\\b"]
 PLAIN = ["a/b.py", "mods/x/a note (1).txt", "é", "..a", ".github/x"]
 
 
-@pytest.mark.parametrize("name", [*PLAIN, *LEADING_ELSEWHERE, "\x1b", "\udcff", "\u202e", "a" * 256])
+@pytest.mark.parametrize(
+    "name", [*PLAIN, "", "/a", "a//b", "a/../b", "a/.git", "a\\b", "a\nb", "\udcff", "\u202e", "a" * 256]
+)
 def test_names_of_project_files(sample: Sample, name: str) -> None:
     evidence = release(sample.evidence(files={}), inputs={**sample.release.inputs, name: ZERO})
     assert is_plain(name) == (name in PLAIN)
@@ -329,26 +296,6 @@ def test_builds_and_checks_have_one_rule_for_names(project: Path) -> None:
     (package / "a\nb.txt").write_text("x")
     with pytest.raises(ManifestError, match="file name"):
         pair(project, "scripted-tiny")
-
-
-@pytest.fixture(scope="module")
-def with_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    """The model is made and fetched from 127.0.0.1, the checkpoint made of it."""
-    sample = make_sample(tmp_path_factory.mktemp("checkpoint"))
-    make.checkpoint_of(sample.paths, sample.release)
-    return sample
-
-
-def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_checkpoint: Sample) -> None:
-    rows = export.stored_rows(with_checkpoint.paths, with_checkpoint.release, [])
-    project = with_checkpoint.paths.project
-    lock = manifests.load_model_lock(project, manifests.load_model(project, with_checkpoint.release.model))
-    base, donor = lock.repositories["int4"], lock.repositories["fp8"]
-    texts = [file for file in donor.files if file.file in ("config.json", "model.safetensors.index.json")]
-    tensors = [one for one in donor.tensors if not one.name.startswith("mtp.")]  # what stage v3 alone takes
-    wanted = {file.sha256 for file in (*base.files, *texts, *donor.headers, *tensors)}
-    assert {row.digest[7:] for row, _ in rows.values()} == wanted
-    assert all(row.digest[7:] == sha256_file(path)[0] for row, path in rows.values() if isinstance(path, Path))
 
 
 @pytest.mark.parametrize(
@@ -364,28 +311,10 @@ def test_the_next_step_is_none_that_goes_by_what_is_wrong(sample: Sample, wrong:
     assert [one for one in ("--sign", "invoke reproduce", "invoke import") if one in step] == [command]
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff" * 2000, b"{}\n" * 1000])
-def test_what_is_no_bundle_is_one_clear_error(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(data)
-    with pytest.raises(IntegrityError) as failed:
-        verify(str(path), deep=False, require_signature=False)
-    assert str(path) in failed.value.message and failed.value.next_step
-
-
-def test_a_folder_of_another_checkout_is_not_verified(tmp_path: Path) -> None:
-    """Where one of its name in this checkout might be."""
-    (tmp_path / ".venv").mkdir()
-    with pytest.raises(InputError):
-        verify(str(tmp_path / ".venv"), deep=False, require_signature=False)
-
-
 def test_the_conclusion_names_what_was_not_checked(sample: Sample) -> None:
     checks = check_evidence(sample.evidence(files={STATEMENT: b"{}"}), Keys())
     missed = set(conclusion(checks).partition("not checked: ")[2].split(", "))
-    assert missed >= {*found(checks, "open"), *(f"{name} (--deep)" for name in DEEP)} and not missed & {
-        *found(checks, "ok")
-    }
+    assert missed >= {*found(checks, "open"), f"{LAYERS} (--deep)"} and not missed & {*found(checks, "ok")}
 
 
 def test_a_line_is_one_line_whatever_stands_in_it() -> None:

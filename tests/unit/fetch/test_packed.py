@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_samples import sample_paths
+from checkpoint_samples import read_header, sample_paths
 from places import PROJECT
 from tiny_repository import Repo
 
@@ -17,7 +17,7 @@ from benchmarks.scripted_tiny import weights
 from benchmarks.scripted_tiny.repositories import fp8_quantization, int4_quantization
 from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.checkpoint.from_gguf import bf16
-from sparkpin.checkpoint.safetensors import TensorSource, read_header, write_file
+from sparkpin.checkpoint.safetensors import TensorSource, write_file
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
@@ -158,20 +158,14 @@ def test_the_same_commits_on_every_machine(project: Project) -> None:
         "int4": "5020905ee24fc2adfadbc3faa6d096cc288534e9",
         "fp8": "88f9d7f9d0224f97c8058bbab30fcda1ed150603",
     }
-
-
-def test_locked_made_and_joined(project: Project) -> None:
-    pinned(project)
     lock_model(project.paths, NAME)
-    pin = manifests.load_model(project.paths.project, NAME)
     lock = manifests.load_model_lock(project.paths.project, pin)
-    made = build_checkpoint(project.paths, pin, lock, ("copy", "hybrid", "mtp"))
-    joined = Repo(made)
+    joined = Repo(build_checkpoint(project.paths, pin, lock, ("copy", "hybrid", "mtp")))
     assert joined.info(f"{SHARED}.weight").dtype == "F8_E4M3" and joined.info(f"{Q}.qweight").dtype == "I32"
     assert "mtp.fc.weight" in joined.index["weight_map"]
 
 
-def test_other_weights_are_one_clear_error(project: Project, tmp_path: Path) -> None:
+def test_other_weights_are_one_clear_error(project: Project) -> None:
     data = bytearray(project.file.read_bytes())
     data[-1] ^= 1
     for damage in (bytes(data), b"version https://git-lfs.github.com/spec/v1\n", None):

@@ -10,7 +10,6 @@ from checkout import PROJECT
 
 from benchmarks.scripted_tiny.network import FORMS
 from benchmarks.scripted_tiny.repositories import SEED, generate
-from sparkpin.core.errors import IntegrityError
 from sparkpin.fetch.packed import commit_of, config_ahead, unpack
 from sparkpin.pins import manifests
 
@@ -39,14 +38,3 @@ def test_the_generator_still_makes_them(tmp_path: Path) -> None:
     generate(tmp_path, seed=SEED)
     pin = manifests.load_model(PROJECT, "scripted-tiny")
     assert all(commit_of(tmp_path / one.repo) == one.revision for one in pin.repositories.values())
-
-
-def test_another_archive_is_refused(tmp_path: Path) -> None:
-    pin = manifests.load_model(PROJECT, "scripted-eagle3")
-    assert pin.packed
-    path = tmp_path / pin.packed.path
-    path.parent.mkdir(parents=True)
-    path.write_bytes((PROJECT / pin.packed.path).read_bytes() + b"other bytes")
-    with pytest.raises(IntegrityError):
-        unpack(tmp_path, pin.packed, pin.repositories, tmp_path / "out")
-    assert not (tmp_path / "out").exists()

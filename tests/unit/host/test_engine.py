@@ -1,56 +1,41 @@
-"""The engine behind its API and its CLI. Tests with the marker need a running one; no network is used."""
+"""Which engine is meant, when one is started, and what it answers. tests/engine/host has real ones."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.server
 import json
 import os
 import socket
+import socketserver
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from sparkpin.core.errors import DiskError, EngineError, HostError
+from sparkpin.core.paths import Paths
 from sparkpin.host import buildkit, daemon
 from sparkpin.host import engine as engines
-from sparkpin.host.engine import Engine
-
-
-def context(folder: Path, dockerfile: str) -> Path:
-    folder.mkdir()
-    (folder / "Dockerfile").write_text(dockerfile)
-    (folder / "file").write_text("content\n")
-    return folder
-
-
-def test_no_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    with pytest.raises(EngineError) as raised:
-        Engine.connect()
-    assert "unix:///nonexistent/docker.sock" in raised.value.message
-
-
-def test_an_engine_that_went_away_is_told_by_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    with pytest.raises(EngineError, match="does not reach the engine"):
-        buildkit.build(context(tmp_path / "c", "FROM scratch\nCOPY file /\n"), "--tag", "x:y")
+from sparkpin.host.engine import Engine, engine_of
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """An engine that refuses every image with `message`, and never answers for the container `silent`."""
+    """An engine that tells of itself, refuses every image with `message`, and is silent on the container `silent`."""
 
     message = ""
+    options = ("name=seccomp,profile=default",)
 
     def do_GET(self) -> None:
         if "silent" in self.path:
             time.sleep(5)
-        is_version = self.path == "/version"
-        body = json.dumps({"ApiVersion": "1.41"} if is_version else {"message": self.message}).encode()
-        self.send_response(200 if is_version else 500)
+        of_itself = self.path.endswith(("/version", "/info"))
+        told = {"ApiVersion": "1.41", "Version": "20.10", "SecurityOptions": self.options}
+        body = json.dumps(told if of_itself else {"message": self.message}).encode()
+        self.send_response(200 if of_itself else 500)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         with contextlib.suppress(OSError):
@@ -61,11 +46,66 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def answering() -> Iterator[Engine]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+def url(tmp_path: Path) -> Iterator[str]:
+    """Of an engine."""
+    with socketserver.ThreadingUnixStreamServer(str(tmp_path / "docker.sock"), Answers) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield Engine.at(f"tcp://127.0.0.1:{server.server_port}")
+        yield f"unix://{tmp_path}/docker.sock"
         server.shutdown()
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """Where nothing may be started."""
+
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("an engine must not be started")
+
+    monkeypatch.setattr(daemon.subprocess, "Popen", start)
+    return Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
+
+
+def by_variable(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", url)
+
+
+def by_context(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Docker's CLI, as `docker context use` leaves it."""
+    monkeypatch.delenv("DOCKER_HOST")
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+    meta = folder / f"contexts/meta/{hashlib.sha256(b'away').hexdigest()}/meta.json"
+    meta.parent.mkdir(parents=True)
+    meta.write_text(json.dumps({"Name": "away", "Metadata": {}, "Endpoints": {"docker": {"Host": url}}}))
+    (folder / "config.json").write_text('{"currentContext": "away"}')
+
+
+@pytest.mark.parametrize("name_it", [by_variable, by_context])
+@pytest.mark.parametrize("named", ["unix:///nowhere/docker.sock", "ssh://root@elsewhere", "rootless"])
+def test_a_named_engine_that_cannot_be_used_is_one_clear_error(
+    named: str,
+    name_it: Callable[[str, Path, pytest.MonkeyPatch], None],
+    paths: Paths,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the way back to this machine's own."""
+    monkeypatch.setattr(Answers, "options", (*Answers.options, "name=rootless"))
+    meant = url if named == "rootless" else named
+    name_it(meant, paths.project / "config", monkeypatch)
+    with pytest.raises(HostError, match=meant) as caught:
+        engine_of(paths)
+    assert daemon.USE_OWN in caught.value.next_step
+    assert Engine.at(url).info["SecurityOptions"], "but an image can be sent to it"
+
+
+def test_only_root_starts_an_engine(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DOCKER_HOST")
+    monkeypatch.setattr(daemon, "OWN", f"unix://{paths.project}/none.sock")
+    monkeypatch.setattr(daemon.os, "geteuid", lambda: 1000)
+    with pytest.raises(HostError) as caught:
+        daemon.start_engine(paths)
+    assert caught.value.next_step == daemon.start_command() and caught.value.next_step.startswith("sudo ")
+    assert list(paths.project.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -74,54 +114,52 @@ def answering() -> Iterator[Engine]:
         ("write /x: no space left on device", DiskError),
         ("error mounting /x to rootfs: permission denied: unknown", EngineError),
         ("OCI hook failed: PermissionError: [Errno 13] Permission denied", EngineError),
-        ("permission denied while trying to connect to the registry", EngineError),
         ("dial tcp: Connection refused", EngineError),
     ],
 )
 def test_what_an_engine_refuses_is_in_its_own_words(
-    message: str, kind: type[Exception], answering: Engine, monkeypatch: pytest.MonkeyPatch
+    message: str, kind: type[Exception], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers, so neither rights to talk to it nor its start are what is missing."""
     monkeypatch.setattr(Answers, "message", message)
     with pytest.raises(kind) as failed:
-        answering.image("x:y")
+        Engine.at(url).image("x:y")
     assert type(failed.value) is kind and message in str(failed.value)
 
 
-def test_a_question_is_not_waited_for_as_long_as_work(answering: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_is_not_waited_for_as_long_as_work(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "QUESTION_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(EngineError), engines.engine_errors():
-        answering.containers.get("silent")
+        Engine.at(url).containers.get("silent")
     assert time.monotonic() - began < 4
 
 
-def test_a_socket_that_may_not_be_opened_is_a_lack_of_rights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_socket_that_may_not_be_opened_is_a_lack_of_rights(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(tmp_path / "socket"))
-        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/socket")
-        monkeypatch.setattr(socket.socket, "connect", refuse)
-        with pytest.raises(EngineError) as failed:
-            Engine.connect()
-    assert failed.value.next_step == daemon.JOIN_GROUP
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    for asked, kind in ((Engine.at, EngineError), (daemon.ask, HostError)):
+        with pytest.raises(kind) as failed:
+            asked(url)
+        assert failed.value.next_step == daemon.JOIN_GROUP  # type: ignore[attr-defined]
 
 
-def fake_docker(folder: Path, *, builds: bool) -> str:
-    folder.mkdir()
-    script = folder / "docker"
-    script.write_text(f'#!/bin/sh\n[ "$1 $DOCKER_BUILDKIT" = "build 1" ] && exit {int(not builds)}\n')
-    script.chmod(0o755)
-    return str(script)
+def test_an_engine_that_went_away_is_told_by_a_build(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    with pytest.raises(EngineError):
+        buildkit.build(tmp_path, "--tag", "x:y", host={"DOCKER_HOST": "unix:///nonexistent/docker.sock"})
 
 
 def test_the_cli_is_one_that_can_use_buildkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_docker(tmp_path / "one", builds=False)
-    second = fake_docker(tmp_path / "two", builds=True)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'one'}{os.pathsep}{tmp_path / 'two'}{os.pathsep}/bin")
-    assert buildkit.builder.__wrapped__() == second
+    for folder, code in (("one", 1), ("two", 0)):
+        script = tmp_path / folder / "docker"
+        script.parent.mkdir()
+        script.write_text(f'#!/bin/sh\n[ "$1 $DOCKER_BUILDKIT" = "build 1" ] && exit {code}\n')
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path / "one"), str(tmp_path / "two"), "/bin"]))
+    assert buildkit.builder.__wrapped__() == str(tmp_path / "two/docker")
     monkeypatch.setenv("PATH", str(tmp_path / "one"))
     with pytest.raises(HostError):
         buildkit.builder.__wrapped__()

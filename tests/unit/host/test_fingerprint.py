@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from made_releases import release
+from test_machine import root_with
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
@@ -16,8 +17,7 @@ from sparkpin.host import fingerprint, machine
 from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.releases.record import Releases, release_key, to_json
 
-H200 = "NVIDIA H200, 9.0, 580.159.04, 0" + ", Not Active" * 4 + "\n"
-"""As nvidia-smi of driver 580.159.04 wrote it on one, in the order of machine.FIELDS."""
+ROW = "NVIDIA GB10, 12.1, 580.159.04, 0" + ", Not Active" * 4 + "\n"
 SERIAL = "1234567890123"
 FILES = {
     "etc/os-release": 'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n',
@@ -32,22 +32,14 @@ FILES = {
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name, text in FILES.items():
-        path = tmp_path / "root" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path / "root"
-
-
-def read(root: Path) -> Fingerprint:
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fingerprint:
     """nvidia-smi's answer is made up (there is no GPU here): that of an H200, with a GB10's name."""
-    answer = H200.replace("H200, 9.0", "GB10, 12.1")
-    return fingerprint.read_fingerprint("29.2.1", root=root, run=lambda argv: answer if argv == machine.QUERY else None)
+    monkeypatch.setattr(machine, "ROOT", root_with(tmp_path / "root", FILES))
+    monkeypatch.setattr(machine, "output", lambda argv: ROW if argv == machine.QUERY else None)
+    return fingerprint.read_fingerprint("29.2.1")
 
 
-def test_what_it_says(root: Path) -> None:
-    found = read(root)
+def test_it_has_the_kind_of_machine_and_nothing_that_names_this_one(found: Fingerprint) -> None:
     assert found.model_dump(exclude={"arch", "cores", "kernel"}) == {
         "machine": "NVIDIA_DGX_Spark",
         "cpu": "Arm 0x41 0xd85",
@@ -57,17 +49,12 @@ def test_what_it_says(root: Path) -> None:
         "docker": "29.2.1",
     }
     assert (found.arch, found.kernel) == (os.uname().machine, os.uname().release)
+    assert os.uname().nodename not in found.model_dump_json()
 
 
-def test_nothing_in_it_names_this_one_machine(root: Path) -> None:
-    text = read(root).model_dump_json()
-    for name in ("annas-spark", SERIAL, "0123456789abcdef", os.uname().nodename):
-        assert name not in text
-
-
-def test_a_record_keeps_it_and_a_bundle_carries_it(root: Path, tmp_path: Path) -> None:
+def test_a_record_keeps_it_and_a_bundle_carries_it(found: Fingerprint, tmp_path: Path) -> None:
     records = Releases(Paths(tmp_path, tmp_path / "cache", tmp_path / "home"))
-    made = release(1, host=read(root))
+    made = release(1, host=found)
     records.save(made)
     assert records.find(made.tag) == made == bundle.read_release(layout.as_json(to_json(made)))
     path = records.record_path(made)
@@ -76,7 +63,7 @@ def test_a_record_keeps_it_and_a_bundle_carries_it(root: Path, tmp_path: Path) -
         records.find(made.tag)
 
 
-def test_it_is_in_no_key(root: Path) -> None:
-    one, other = release(1), release(1, host=read(root))
+def test_it_is_in_no_key(found: Fingerprint) -> None:
+    one, other = release(1), release(1, host=found)
     assert (one.key, one.build_key, one.tag) == (other.key, other.build_key, other.tag)
     assert one.key == release_key(one.build_key, one.checkpoint_key, one.argv, one.env)

@@ -10,13 +10,17 @@ import pytest
 from places import PROJECT
 from test_machine import root_with
 
+from sparkpin.host import machine
 from sparkpin.host.gpu import GpuFacts, gpu_requirements, read_gpu_facts
-from sparkpin.host.machine import parse_gpus
+from sparkpin.host.machine import Gpu
 from sparkpin.pins import manifests
 
-H200 = "NVIDIA H200, 9.0, 580.159.04, 0" + ", Not Active" * 4 + "\n"
-GB10 = H200.replace("H200, 9.0", "GB10, 12.1")
-SPARK = GpuFacts(parse_gpus(GB10), "580.159.04", ("the runtime nvidia",))
+GB10 = "NVIDIA GB10, 12.1, 580.159.04, 0" + ", Not Active" * 4 + "\n"
+SPARK = GpuFacts((Gpu("NVIDIA GB10", "12.1", "580.159.04"),), "580.159.04", ("the runtime nvidia",))
+
+
+def with_driver(version: str) -> tuple[Gpu, ...]:
+    return (Gpu("NVIDIA GB10", "12.1", version),)
 
 
 @pytest.mark.parametrize(
@@ -25,12 +29,12 @@ SPARK = GpuFacts(parse_gpus(GB10), "580.159.04", ("the runtime nvidia",))
         ({}, "13.0", {}),
         ({"gpus": (), "module": ""}, "13.0", {"NVIDIA driver": "MISSING"}),
         ({"gpus": ()}, "13.0", {"GPU": "MISSING"}),
-        ({"gpus": parse_gpus(H200)}, "13.0", {"GPU": "advice"}),
+        ({"gpus": (Gpu("NVIDIA H200", "9.0", "580.159.04"),)}, "13.0", {"GPU": "advice"}),
         ({"ways": ()}, "13.0", {"GPU in containers": "MISSING"}),
-        ({"gpus": parse_gpus(GB10.replace("580.159.04", "580.65.06"))}, "13.0", {}),
-        ({"gpus": parse_gpus(GB10.replace("580.159.04", "580.65.05"))}, "13.0", {"NVIDIA driver": "MISSING"}),
-        ({"gpus": parse_gpus(GB10.replace("580.159.04", "575.57.08"))}, "12.9", {}),
-        ({"gpus": parse_gpus(GB10.replace("580.159.04", "575.57.08"))}, "13.1", {"NVIDIA driver": "MISSING"}),
+        ({"gpus": with_driver("580.65.06")}, "13.0", {}),
+        ({"gpus": with_driver("580.65.05")}, "13.0", {"NVIDIA driver": "MISSING"}),
+        ({"gpus": with_driver("575.57.08")}, "12.9", {}),
+        ({"gpus": with_driver("575.57.08")}, "13.1", {"NVIDIA driver": "MISSING"}),
     ],
 )
 def test_each_lack_has_the_command_that_meets_it(changes: dict[str, object], cuda: str, lacks: dict[str, str]) -> None:
@@ -40,18 +44,20 @@ def test_each_lack_has_the_command_that_meets_it(changes: dict[str, object], cud
 
 
 @pytest.mark.parametrize(("version", "by_cdi"), [("24.0.9", False), ("25.0.1", True)])
-def test_what_is_read_of_a_spark(version: str, by_cdi: bool, tmp_path: Path) -> None:
+def test_what_is_read_of_a_spark(version: str, by_cdi: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "sys/module/nvidia/version": "580.159.04\n",
         "etc/cdi/nvidia.yaml": "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n",
         "etc/cdi/other.yaml": "kind: example.com/nic\n",
     }
-    root, info = root_with(tmp_path, files), {"ServerVersion": version, "Runtimes": {"runc": {}}}
-    seen = read_gpu_facts(info, root=root, run=lambda argv: {"nvidia-smi": GB10}.get(argv[0]))
-    assert (seen.gpus, seen.module) == (SPARK.gpus, "580.159.04")
+    monkeypatch.setattr(machine, "ROOT", root_with(tmp_path, files))
+    monkeypatch.setattr(machine, "output", lambda argv: GB10 if argv == machine.QUERY else None)
+    info = {"ServerVersion": version, "Runtimes": {"runc": {}}}
+    seen = read_gpu_facts(info)
+    assert (seen.gpus, seen.module) == ((dataclasses.replace(SPARK.gpus[0], utilization=0),), "580.159.04")
     assert ("CDI" in seen.ways) == by_cdi and "the runtime nvidia" not in seen.ways
     info["Runtimes"] = {"nvidia": {}}
-    assert "the runtime nvidia" in read_gpu_facts(info, root=root).ways
+    assert "the runtime nvidia" in read_gpu_facts(info).ways
 
 
 def test_the_cuda_release_of_each_stack_is_that_of_its_lock() -> None:

@@ -41,7 +41,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setenv("DOCKER_HOST", "")
     monkeypatch.setattr(machine, "SYSTEM_PATH", str(tmp_path / "nothing"))
-    monkeypatch.setattr(preflight, "ROOT", tmp_path)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
     monkeypatch.setattr(daemon, "ask", lambda url: None)
     monkeypatch.setattr(preflight.Engine, "connect", no_engine)
     monkeypatch.setattr(preflight, "size_of", lambda *_: 0)
@@ -151,7 +151,7 @@ def test_where_installing_cannot_help_nothing_is_changed(
 
 
 def test_a_command_that_fails_ends_the_installation() -> None:
-    failing = Requirement("x", False, "none", "echo planted; false", runnable=True)
+    failing = Requirement("x", "MISSING", "none", "echo planted; false", runnable=True)
     lines = heard()
     with pytest.raises(HostError, match="planted") as caught:
         preflight.install([failing, IPTABLES], DEBIAN)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparkpin.image.listing import PathEntry
-from sparkpin.image.listing_diff import ContentsDifference, FieldChange, compare_images
+from sparkpin.image.listing import ContentsDifference, FieldChange, PathEntry, compare_images
 
 FILE = PathEntry("opt/a.py", "file", 0o644, 0, 0, 5, sha256="a" * 64, owner="wheel:a")
 LINK = PathEntry("opt/link", "symlink", 0o777, 0, 0, 0, link="a.py")
@@ -16,39 +15,37 @@ FOLDER = PathEntry("opt", "dir", 0o755, 0, 0, 0)
 
 def test_the_same_contents_in_another_order_are_identical() -> None:
     found = compare_images([(FOLDER, FILE, LINK)], [(LINK, FILE, FOLDER)])
-    assert found == ContentsDifference((), (), ()) and found.identical and found.only_metadata
+    assert found == ContentsDifference((), (), ()) and found.identical
 
 
 def test_added_and_removed_are_told_by_path() -> None:
     other = replace(FILE, path="opt/0.py")
     found = compare_images([(FOLDER, FILE)], [(FOLDER, other, LINK)])
     assert found == ContentsDifference((other, LINK), (FILE,), ())
-    assert not found.identical and not found.only_metadata
+    assert not found.identical
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "changed", "only_metadata"),
+    ("old", "new", "changed"),
     [
-        (FILE, replace(FILE, sha256="b" * 64), [("content", "a" * 64, "b" * 64)], False),
-        (FILE, replace(FILE, mode=0o4755, uid=3), [("mode", "0644", "4755"), ("uid", "0", "3")], True),
-        (FILE, replace(FILE, capability="01ff"), [("capability", "", "01ff")], True),
-        (FILE, replace(FILE, owner=""), [], True),
-        (LINK, replace(LINK, link="b.py"), [("link", "a.py", "b.py")], False),
-        (FILE, replace(LINK, path=FILE.path), [("kind", "file", "symlink")], False),
+        (FILE, replace(FILE, sha256="b" * 64), [("content", "a" * 64, "b" * 64)]),
+        (FILE, replace(FILE, mode=0o4755, uid=3), [("mode", "0644", "4755"), ("uid", "0", "3")]),
+        (FILE, replace(FILE, capability="01ff"), [("capability", "", "01ff")]),
+        (FILE, replace(FILE, owner=""), []),
+        (LINK, replace(LINK, link="b.py"), [("link", "a.py", "b.py")]),
+        (FILE, replace(LINK, path=FILE.path), [("kind", "file", "symlink")]),
         (
             FILE,
             replace(FILE, kind="hardlink", link="opt/b", mode=0o600),
             [("kind", "file", "hardlink"), ("link", "", "opt/b"), ("mode", "0644", "0600")],
-            False,
         ),
     ],
 )
 def test_each_field_is_told_with_both_values(
-    old: PathEntry, new: PathEntry, changed: list[tuple[str, str, str]], only_metadata: bool
+    old: PathEntry, new: PathEntry, changed: list[tuple[str, str, str]]
 ) -> None:
     found = compare_images([(old,)], [(new,)])
     assert found == ContentsDifference((), (), tuple(FieldChange(old.path, *row) for row in changed))
-    assert found.only_metadata == only_metadata
 
 
 def test_images_are_compared_as_containers_see_them() -> None:

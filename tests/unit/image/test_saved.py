@@ -69,14 +69,6 @@ def test_a_layer_that_ends_too_soon() -> None:
         list(Slice(io.BytesIO(b"short"), 0, 10).chunks())
 
 
-def test_a_torn_archive_is_refused(tmp_path: Path) -> None:
-    source = save(tmp_path / "a.tar", [layer([member("x", b"1")])], labels={})
-    with tarfile.open(source) as tar:
-        end = tar.getmember("manifest.json").offset
-    source.write_bytes(source.read_bytes()[:end])
-    assert is_refused(source)
-
-
 def test_pieces_that_come_are_a_file_though_some_are_empty() -> None:
     pieces = [b"", b"abc", b"", b"defgh", b""]
     assert Joined(pieces).read() == b"abcdefgh"

@@ -25,7 +25,6 @@ from sparkpin.build.record import (
     LayerRecord,
     begun_mark,
     imported_mark,
-    keys_here,
     layer_file,
     write_record,
 )
@@ -311,17 +310,6 @@ def test_what_an_image_of_the_engine_was_made_from_stays(paths: Paths) -> None:
     gone = home.going([1], [], later=LATER, images=both[:1])
     assert gone["build records"] == {paths.images / f"cpu-v2-{'02' * 6}.json"}
     assert (gone["begun builds"], gone["root file systems"]) == ({mark}, {rootfs})
-
-
-def test_what_this_data_directory_has_made_or_begun_to_make(paths: Paths) -> None:
-    """By the first digits of keys."""
-    Home.make(paths)
-    assert {n * 6 for n in ("01", "02", "a0")} <= keys_here(paths)
-    shutil.rmtree(paths.images)
-    mark = begun_mark(paths.images / f"cpu-v2-{'a0' * 6}.json")
-    mark.parent.mkdir()
-    mark.touch()
-    assert "a0" * 6 in keys_here(paths) and "01" * 6 not in keys_here(paths)
 
 
 def test_where_something_cannot_be_read_nothing_is_taken_for_unneeded(paths: Paths, project: Path) -> None:

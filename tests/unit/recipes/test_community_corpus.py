@@ -39,19 +39,18 @@ if CORPUS.is_dir():  # a clone alone has none of them
         made = render.render(read)
         assert made.argv == flat(wanted["argv"])
         assert made.env == wanted["env"]
-        assert (made.before, made.lost, made.plumbing, made.missing) == ((), (), "", ())
+        assert (made.before, made.after, made.plumbing, made.missing) == ((), (), "", ())
         if wanted["alone"] is None:
             with pytest.raises(InputError, match="this recipe is for 2 machines or more"):
-                render.render(read, nodes=1)
+                render.render(read, alone=True)
         else:
-            assert render.render(read, nodes=1).argv == flat(wanted["alone"])
+            assert render.render(read, alone=True).argv == flat(wanted["alone"])
 
     @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.yaml")), ids=lambda path: path.stem[-50:])
     def test_bash_makes_the_same_words(path: Path, tmp_path: Path) -> None:
         read = recipe.load(path)
-        filled = render.as_v1(read, {}, alone=False) if read.version == "1" else render.as_v2(read, {})
         servers = "".join(f"{name}() {{ printf '%s\\0' {name} \"$@\"; exit; }}\n" for name in ("vllm", "sglang"))
-        script = f"{servers}{filled[0]}\n"
+        script = f"{servers}{render.script_of(read)}\n"
         done = subprocess.run(
             ["bash", "--norc", "--restricted"], input=script, env=dict(read.env), cwd=tmp_path, capture_output=True,
             text=True,

@@ -116,8 +116,3 @@ def test_what_is_no_entry_is_refused(project: Path, old: str, new: str, key: str
     with pytest.raises(ManifestError) as caught:
         manifests.load_known_issues(project)
     assert key in caught.value.key
-
-
-def test_a_project_without_the_file(project: Path) -> None:
-    (project / "pins/known_issues.yaml").unlink()
-    assert manifests.load_known_issues(project) == ()

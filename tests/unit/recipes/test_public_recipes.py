@@ -18,8 +18,8 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.pins.manifests import load_community_mods
 from sparkpin.pins.mods import mod_of
-from sparkpin.recipes import recipe, render
-from sparkpin.recipes.mapping import of_mods
+from sparkpin.recipes import check, recipe, render
+from sparkpin.recipes.mapping import mapped, take_mods
 from sparkpin.recipes.shell import commands
 
 CORPUS = [path for name in ("recipes", "public") for path in (PROJECT.parent / "shared/corpus" / name).glob("*.yaml")]
@@ -71,10 +71,10 @@ V2 = {
 def imported(paths: Paths, path: Path) -> object:
     """Whether it can be taken over, and its errors; why not, where it is refused."""
     try:
-        made = tasks.recipe_import(paths, str(path), dry_run=True)
+        found = tasks.recipe_import(paths, str(path), dry_run=True)
     except SparkpinError as error:
         return type(error)
-    return made.good, [one.text for one in made.found if one.severity == "error"]
+    return [one.text for one in found if one.severity == "error"]
 
 
 def words_of(command: str, env: dict[str, str]) -> list[str]:
@@ -112,7 +112,7 @@ if CORPUS:  # a clone alone has none of them
 
     def test_recipes_for_one_machine_pass_or_say_why_not(tmp_path: Path) -> None:
         paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-        found = {path: tasks.checked(paths, str(path), stack=None, alone=False) for path in CORPUS}
+        found = {path: check.check(PROJECT, str(path)) for path in CORPUS}
         alone = {path: one for path, one in found.items() if one.machines == 1}
         refused = {path.stem: one.errors for path, one in alone.items() if one.errors}
         assert len(alone) > 40
@@ -123,8 +123,7 @@ if CORPUS:  # a clone alone has none of them
         assert {end for end in REFUSED if any(name.endswith(end) for name in refused)} == REFUSED.keys()
         good = sorted(path for path, one in alone.items() if not one.errors and path.parent.name == "public")
         for path in good[::5]:  # those of the other folder are all taken over in test_community_tasks
-            made = tasks.recipe_import(paths, str(path), dry_run=True)
-            assert made.good, f"{path.stem}: {made.found}"
+            assert imported(paths, path) == [], path.stem
 
     def test_every_recipe_that_names_a_mod_is_taken_over_as_far_as_it_is_without_it(tmp_path: Path) -> None:
         """No mod keeps a recipe from being imported, and each is told of as one of its kind."""
@@ -133,8 +132,10 @@ if CORPUS:  # a clone alone has none of them
         named = [(path, read) for path in CORPUS if (read := recipe.load(path)).applied]
         assert len(named) >= 39
         for path, read in named:
-            kept, told, refused = of_mods(read, PROJECT, "0.33.0")
-            assert len(kept) + len(refused) == len(read.applied) - sum("-> nothing" in line for line in told)
+            made = mapped(read)
+            take_mods(made, read, PROJECT, "0.33.0")
+            lines = [line for line in (*made.told, *made.unmapped) if line.startswith("mod ")]
+            assert len(lines) == len(read.applied)
             for mod in map(mod_of, read.applied):
                 one = known.get(mod)
                 kind = (
@@ -147,7 +148,7 @@ if CORPUS:  # a clone alone has none of them
                     else "needless"
                 )
                 found.setdefault(kind, set()).add(mod)
-                assert (mod in kept) == (kind == "template")
+                assert (mod in made.mods) == (kind == "template")
             without = yaml.safe_load(path.read_text()) | {"mods": []}
             (tmp_path / path.name).write_text(yaml.safe_dump(without, sort_keys=False))
             assert imported(paths, path) == imported(paths, tmp_path / path.name), path.stem
@@ -157,6 +158,5 @@ if CORPUS:  # a clone alone has none of them
     def test_a_fault_in_a_public_recipe_is_found(tmp_path: Path, flag: str) -> None:
         text = next(path for path in CORPUS if path.stem.endswith("recipes-gemma4-26b-a4b")).read_text()
         (tmp_path / "r.yaml").write_text(text.replace("--port ", f"{flag} --port ", 1))
-        paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-        (error,) = tasks.checked(paths, str(tmp_path / "r.yaml"), stack=None, alone=False).errors
+        (error,) = check.check(PROJECT, str(tmp_path / "r.yaml")).errors
         assert flag.split()[0] in error.text

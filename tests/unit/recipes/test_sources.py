@@ -15,7 +15,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.fetch import transfer
 from sparkpin.pins import manifests
 from sparkpin.pins.vllm_flags import parse_flags
-from sparkpin.recipes import recipe, render, sources
+from sparkpin.recipes import check, recipe, render, sources
 from sparkpin.recipes.vllm_parser import Refused, parser_of
 
 CASES = PROJECT.parent / "shared/cases"
@@ -24,11 +24,6 @@ DOCKER = """docker run -d --gpus all -p 8000:8000 -e A=1 --env B -eC=3 --env=D v
   --model a/b \\
   --port 1
 """
-
-
-@pytest.fixture
-def paths(project: Path, tmp_path: Path) -> Paths:
-    return Paths(project, tmp_path / "cache", tmp_path / "home")
 
 
 def read(folder: Path, text: str) -> recipe.CommunityRecipe:
@@ -42,6 +37,7 @@ def read(folder: Path, text: str) -> recipe.CommunityRecipe:
         "vllm serve a/b --port 1\n",
         "FOO=1 vllm serve a/b \\\n  --port 1",
         "#!/bin/bash\nset -e\nM=a/b\nexport P=1\ncd /x\nexec vllm serve $M --port ${P}\n",
+        "vllm serve --port 1 --model=a/b",
         "numactl --cpunodebind=0 /opt/env/bin/vllm serve a/b --port 1",
         "python3 -m vllm.entrypoints.openai.api_server --model a/b --port 1",
         DOCKER,
@@ -90,7 +86,7 @@ def test_a_token_that_is_left_out_is_no_fault_of_what_is_checked(paths: Paths, t
     for variable, errors in (("HF_TOKEN", 0), ("VLLM_API_KEY", 1)):
         service = {"image": "vllm/vllm-openai", "command": "a/b", "environment": {variable: "0123456789abcdef"}}
         (tmp_path / "compose.yaml").write_text(yaml.safe_dump({"services": {"v": service}}))
-        found = tasks.checked(paths, str(tmp_path / "compose.yaml"), stack="cpu", alone=False)
+        found = check.check(paths.project, str(tmp_path / "compose.yaml"), "cpu")
         assert len(found.errors) == errors, found.errors
 
 
@@ -173,8 +169,8 @@ def test_a_folder_is_served_and_its_repository_is_named(paths: Paths, tmp_path: 
     with pytest.raises(ManifestError) as caught:
         tasks.recipe_import(paths, str(file), lock=False)
     assert "--model" in caught.value.next_step
-    made = tasks.recipe_import(paths, str(file), lock=False, model="a/b")
-    assert made.good and manifests.load_recipe(paths.project, "run").model == "a/b"
+    assert not tasks.recipe_import(paths, str(file), lock=False, model="a/b")
+    assert manifests.load_recipe(paths.project, "run").model == "a/b"
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
@@ -217,7 +213,7 @@ if CASES.is_dir():  # a clone alone has none of them
         ],
     )
     def test_a_case_gives_what_it_is_expected_to(paths: Paths, name: str, errors: list[str]) -> None:
-        found = tasks.checked(paths, str(CASES / name), stack=None, alone=False)
+        found = check.check(paths.project, str(CASES / name))
         assert len(found.errors) == len(errors), found.errors
         assert all(part in str(error) for part, error in zip(errors, found.errors, strict=True)), found.errors
 
@@ -227,5 +223,5 @@ if CASES.is_dir():  # a clone alone has none of them
             "models/09-wrong-tool-parser/recipe.yaml": ["--tool-call-parser qwen3_coder"],
             "models/04-glm-5.3-flash-b12x/recipe.yaml": ["--moe-backend b12x", "--linear-backend b12x"],
         }.items():
-            found = tasks.checked(paths, str(CASES / name), stack=None, alone=False).found
+            found = check.check(paths.project, str(CASES / name)).found
             assert all(any(part in str(one) for one in found) for part in parts), name

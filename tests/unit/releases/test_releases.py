@@ -18,24 +18,22 @@ from sparkpin.releases.record import Releases, release_key
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> Paths:
-    return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+def records(tmp_path: Path) -> Releases:
+    """With the first release."""
+    records = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"))
+    records.save(release(1))
+    return records
 
 
-def test_a_record_comes_back_as_it_was(paths: Paths) -> None:
-    records, wanted = Releases(paths), release(1)
-    records.save(wanted)
-    assert records.get(wanted.tag) == wanted
-    assert records.get(wanted.tag.removeprefix("sparkpin/")) == wanted
+def test_a_record_comes_back_as_it_was(records: Releases) -> None:
+    wanted = release(1)
+    assert records.get(wanted.tag) == records.get(wanted.tag.removeprefix("sparkpin/")) == wanted
     assert records.all() == records.of_recipe("tiny") == [wanted]
-    path = paths.releases / f"tiny/v2-{wanted.key[:12]}.json"
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert (records.root / f"tiny/v2-{wanted.key[:12]}.json").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes somebody else for a moment: run as root")
-def test_another_user_s_record_is_one_clear_error(paths: Paths) -> None:
-    records = Releases(paths)
-    records.save(release(1))
+def test_another_user_s_record_is_one_clear_error(records: Releases) -> None:
     os.seteuid(65534)
     try:
         with pytest.raises((InputError, PermissionError)) as caught:
@@ -67,59 +65,50 @@ def test_the_key_covers_everything_that_is_served() -> None:
     assert release_key("a", "b", ["c"], {"x": "1", "y": "2"}) == release_key("a", "b", ["c"], {"y": "2", "x": "1"})
 
 
-def test_an_unknown_release_lists_the_known(paths: Paths) -> None:
-    records = Releases(paths)
-    records.save(release(1))
-    for tag in ("sparkpin/tiny:v2-000000000000", "../../etc/passwd", "sparkpin/tiny:current"):
-        with pytest.raises(InputError) as caught:
-            records.get(tag)
-        assert "invoke images" in caught.value.next_step
+@pytest.mark.parametrize(
+    "tag", ["sparkpin/tiny:v2-000000000000", "../../etc/passwd", "sparkpin/tiny:current", "current"]
+)
+def test_an_unknown_release_is_one_clear_error(records: Releases, tag: str) -> None:
+    with pytest.raises(InputError) as caught:
+        records.get(tag)
+    assert "invoke images" in caught.value.next_step
 
 
-def test_the_end_of_a_tag_or_a_stage_is_enough(paths: Paths) -> None:
-    records = Releases(paths)
+def test_the_end_of_a_tag_or_a_stage_is_enough(records: Releases) -> None:
     old, new, upper = release(1), release(2), release(3, stage="v2-tq")
-    for made in (old, new, upper):
+    for made in (new, upper):
         records.save(made)
     for wanted, name in ((old, old.name), (new, "v2"), (upper, "v2-tq")):
         for written in (name, f"tiny:{name}", f"sparkpin/tiny:{name}"):
             assert records.get(written) == wanted
-    with pytest.raises(InputError):
-        records.get("current")
     records.point(old)
     assert records.get("current").tag == records.get("tiny:current").tag == old.tag
 
 
-def test_a_stage_of_several_recipes_is_no_name(paths: Paths) -> None:
-    records, other = Releases(paths), release(2, recipe="other")
-    for made in (release(1), other):
-        records.save(made)
-    with pytest.raises(InputError, match="'v2' may be of several recipes") as caught:
+def test_a_stage_of_several_recipes_is_no_name(records: Releases) -> None:
+    other = release(2, recipe="other")
+    records.save(other)
+    with pytest.raises(InputError) as caught:
         records.get("v2")
     assert release(1).tag in caught.value.next_step and other.tag in caught.value.next_step
     assert records.get("other:v2") == records.get(other.name) == records.get("v2", "other") == other
-    with pytest.raises(InputError, match="is a release of other, not of tiny"):
-        records.get(other.tag, "tiny")
-    with pytest.raises(InputError, match="unknown release"):
-        records.get(other.name, "tiny")
+    for name in (other.tag, other.name):
+        with pytest.raises(InputError):
+            records.get(name, "tiny")
 
 
-def test_a_slip_in_a_tag_tells_the_nearest(paths: Paths) -> None:
-    records = Releases(paths)
-    made = [release(number) for number in range(1, 8)]
+def test_a_slip_in_a_tag_tells_the_nearest(records: Releases) -> None:
+    made = [release(number) for number in range(2, 8)]
     for one in made:
         records.save(one)
-    slip = made[3].name[:-1] + "x"
-    with pytest.raises(InputError, match=f"unknown release '{slip}'") as caught:
-        records.get(slip)
+    with pytest.raises(InputError) as caught:
+        records.get(made[3].name[:-1] + "x")
     assert caught.value.next_step.startswith(f"did you mean {made[3].tag}")
 
 
-def test_the_newest_of_a_stage_is_not_told_from_what_is_left(paths: Paths) -> None:
+def test_the_newest_of_a_stage_is_not_told_from_what_is_left(records: Releases) -> None:
     """A damaged record may be the newest one; a whole tag still names its own."""
-    records = Releases(paths)
-    for number in (1, 2):
-        records.save(release(number))
+    records.save(release(2))
     records.record_path(release(2)).write_text("{")
     assert records.get(release(1).name) == release(1)
     with pytest.raises(ManifestError):
@@ -135,11 +124,10 @@ def test_the_newest_of_a_stage_is_not_told_from_what_is_left(paths: Paths) -> No
         ({"image": "latest"}, "image"),
         ({"created": "2026-99-99T99:99:99Z"}, "created"),
         ({"surprise": 1}, "surprise"),
+        ({"stage": "other"}, "key"),  # it is another one's than the file is called
     ],
 )
-def test_a_wrong_record_is_named(paths: Paths, change: dict[str, Any], key: str) -> None:
-    records = Releases(paths)
-    records.save(release(1))
+def test_a_wrong_record_is_named(records: Releases, change: dict[str, Any], key: str) -> None:
     path = records.record_path(release(1))
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ManifestError) as caught:
@@ -149,9 +137,7 @@ def test_a_wrong_record_is_named(paths: Paths, change: dict[str, Any], key: str)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe"])
-def test_a_corrupt_record_or_pointer_is_named(paths: Paths, content: bytes) -> None:
-    records = Releases(paths)
-    records.save(release(1))
+def test_a_corrupt_record_or_pointer_is_named(records: Releases, content: bytes) -> None:
     for path in (records.record_path(release(1)), records.promotions_path("tiny")):
         path.write_bytes(content)
         with pytest.raises(ManifestError) as caught:
@@ -160,39 +146,26 @@ def test_a_corrupt_record_or_pointer_is_named(paths: Paths, content: bytes) -> N
         path.unlink()
 
 
-def test_a_record_under_another_ones_name_is_refused(paths: Paths) -> None:
-    records = Releases(paths)
-    records.save(release(1))
-    path = records.record_path(release(1))
-    path.rename(path.with_name("v2-000000000000.json"))
-    with pytest.raises(ManifestError, match="as the file is called"):
-        records.all()
-
-
-def test_a_pointer_to_nothing_is_an_error_not_none(paths: Paths) -> None:
-    records = Releases(paths)
-    records.save(release(1))
+def test_a_pointer_to_nothing_is_an_error_not_none(records: Releases) -> None:
     records.point(release(1))
     records.record_path(release(1)).unlink()
-    with pytest.raises(ManifestError, match="a release that has a record"):
+    with pytest.raises(ManifestError):
         records.current("tiny")
     assert records.current("another") is None
 
 
-def test_names_of_internal_images_are_not_for_recipes(paths: Paths) -> None:
+def test_names_of_internal_images_are_not_for_recipes(records: Releases) -> None:
     with pytest.raises(InputError, match="stack-"):
-        Releases(paths).save(release(1, recipe="stack-cpu"))
+        records.save(release(1, recipe="stack-cpu"))
 
 
-def test_the_promotions_decide_what_is_current(paths: Paths) -> None:
-    records = Releases(paths)
+def test_the_promotions_decide_what_is_current(records: Releases) -> None:
     for number in (1, 2):
         records.save(release(number, "passed"))
     texts = [records.record_path(release(number)).read_text() for number in (1, 2)]
-    records.point(release(1))
-    assert states(paths) == ["current", "passed"]
-    records.point(release(2))
-    assert states(paths) == ["retired", "current"]
+    for number, wanted in ((1, ["current", "passed"]), (2, ["retired", "current"])):
+        records.point(release(number))
+        assert states(records.paths) == wanted
     for one in records.of_recipe("tiny"):
         records.save(one)
     assert [records.record_path(release(number)).read_text() for number in (1, 2)] == texts, "one file says it"
@@ -205,10 +178,8 @@ def result(seconds: float, failure: str = "") -> dict[str, Any]:
     return {"passed": not failure, "seconds": seconds, "checks": checks}
 
 
-def test_smoke_results_decide_the_state(paths: Paths) -> None:
-    records = Releases(paths)
+def test_smoke_results_decide_the_state(records: Releases) -> None:
     good, bad = result(12.4), result(1.0, "500")
-    records.save(release(1))
     failed = records.smoked(release(1).tag, bad)
     assert (failed.state, failed.smoke_passed, failed.smoke_failures) == ("failed", False, ["chat: 500"])
     passed = records.smoked(release(1).tag, good)
@@ -217,11 +188,10 @@ def test_smoke_results_decide_the_state(paths: Paths) -> None:
     assert records.smoked(passed.tag, bad).state == "current"
     records.save(release(2, "passed"))
     records.point(release(2))
-    assert states(paths) == ["failed", "current"], "what failed while it was current is nothing to go back to"
+    assert states(records.paths) == ["failed", "current"], "what failed while it was current is nothing to go back to"
 
 
-def test_the_current_image_cannot_change_under_its_record(paths: Paths) -> None:
-    records = Releases(paths)
+def test_the_current_image_cannot_change_under_its_record(records: Releases) -> None:
     records.save(release(1, "passed"))
     records.save(release(1, "built", image="sha256:" + "a" * 64))
     records.point(records.get(release(1).tag))
@@ -230,8 +200,8 @@ def test_the_current_image_cannot_change_under_its_record(paths: Paths) -> None:
     assert records.get(release(1).tag).image == "sha256:" + "a" * 64
 
 
-def test_writers_of_a_recipe_wait_for_each_other_and_die_without_trace(paths: Paths) -> None:
-    records, path = Releases(paths), paths.releases / "tiny/.lock"
+def test_writers_of_a_recipe_wait_for_each_other_and_die_without_trace(records: Releases) -> None:
+    path = records.root / "tiny/.lock"
     with held_lock(path):
         with pytest.raises(BusyError), lock(path, wait=False):
             pass

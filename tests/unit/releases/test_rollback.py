@@ -24,6 +24,11 @@ from sparkpin.releases.rollback import find_target, landing, require_target
 from sparkpin.serve import linked
 
 
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+
+
 @pytest.mark.parametrize(
     ("script", "trail"),
     [
@@ -40,10 +45,10 @@ from sparkpin.serve import linked
         ("A B C refused:B < D <", "ABCCADA"),
     ],
 )
-def test_a_rollback_undoes_the_last_promotion_that_is_not_undone(tmp_path: Path, script: str, trail: str) -> None:
+def test_a_rollback_undoes_the_last_promotion_that_is_not_undone(paths: Paths, script: str, trail: str) -> None:
     """script: a letter promotes the release of that name, `<` rolls back; trail: what is current after each, `-` where
     there was nothing to go back to."""
-    records, refused = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")), set[str]()
+    records, refused = Releases(paths), set[str]()
     made = {name: release(day, "passed") for day, name in enumerate("ABCD", 1)}
     names = {one.tag: name for name, one in made.items()}
     for one in made.values():
@@ -89,8 +94,8 @@ def test_what_never_was_current_is_gone_back_to_last_and_of_the_same_stage_first
     assert landing([failed, current], current, [failed.tag], lambda one: False) is None
 
 
-def test_promotions_are_appended_and_the_same_one_is_noted_once(tmp_path: Path) -> None:
-    records = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"))
+def test_promotions_are_appended_and_the_same_one_is_noted_once(paths: Paths) -> None:
+    records = Releases(paths)
     first, second = release(1, "passed"), release(2, "passed")
     for one in (first, second, second):
         records.point(one)
@@ -105,8 +110,8 @@ def test_promotions_are_appended_and_the_same_one_is_noted_once(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("rows", ["x", [1], [{"tag": "../..", "time": "2026"}], []])
-def test_damaged_promotions_are_named(tmp_path: Path, rows: object) -> None:
-    records = Releases(Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"))
+def test_damaged_promotions_are_named(paths: Paths, rows: object) -> None:
+    records = Releases(paths)
     records.save(release(1, "passed"))
     path = records.promotions_path("tiny")
     path.write_text(json.dumps({"schema": 1, "promotions": rows}))
@@ -124,27 +129,22 @@ def complete_checkpoint(paths: Paths, wanted: Release) -> Path:
     return folder
 
 
-def test_a_release_s_checkpoint_is_used_whatever_the_pins_say_by_now(project: Path, tmp_path: Path) -> None:
-    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
-    shutil.rmtree(project / "pins")
-    folder = complete_checkpoint(paths, release(1))
-    assert make.checkpoint_of(paths, release(1)) == folder
-
-
-def test_a_damaged_checkpoint_that_the_pins_do_not_give_is_told(project: Path, tmp_path: Path) -> None:
-    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+def test_a_checkpoint_is_used_whatever_the_pins_say_by_now_unless_it_is_damaged(project: Path, paths: Paths) -> None:
+    paths = dataclasses.replace(paths, project=project)
     inputs = pair(project, "scripted-tiny", stage="v2")[-1].inputs
     KeptInputs.of(paths).keep_project(project, inputs)
-    lost = release(1, recipe="scripted-tiny", inputs=inputs)
-    (complete_checkpoint(paths, lost) / "model.safetensors").write_bytes(b"half")
+    shutil.rmtree(project / "pins")
+    made = release(1, recipe="scripted-tiny", inputs=inputs)
+    folder = complete_checkpoint(paths, made)
+    assert make.checkpoint_of(paths, made) == folder
+    (folder / "model.safetensors").write_bytes(b"half")
     with pytest.raises(CheckpointError, match="gone or damaged"):
-        make.checkpoint_of(paths, lost)
+        make.checkpoint_of(paths, made)
 
 
 @pytest.fixture
-def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Paths, Any, list[Release]]:
+def three(paths: Paths) -> tuple[Paths, Any, list[Release]]:
     """Three releases, each promoted after the one before, and an engine that has the image of each."""
-    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
     made = [release(day, "passed") for day in (1, 2, 3)]
     for one in made:
         Releases(paths).save(one)
@@ -178,7 +178,12 @@ def test_what_failed_since_it_was_looked_at_does_not_become_current(three: tuple
 
 @pytest.mark.parametrize(
     ("fault", "passed_over"),
-    [(EngineError("no answer"), False), (IntegrityError("changed"), True), (CheckpointError("gone"), True)],
+    [
+        (EngineError("no answer"), False),
+        (IntegrityError("changed"), True),
+        (CheckpointError("gone"), True),
+        (ManifestError(Path("mtp.json"), "texts", "", "a record"), True),
+    ],
 )
 def test_a_rollback_passes_over_what_is_gone_or_refused_and_not_over_a_fault_that_passes(
     three: tuple[Paths, Any, list[Release]], fault: SparkpinError, passed_over: bool
@@ -208,12 +213,11 @@ def test_a_rollback_passes_over_what_is_gone_or_refused_and_not_over_a_fault_tha
     ],
 )
 def test_another_machine_without_the_release_is_told_from_one_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: SparkpinError | None, fault: SparkpinError, gone: bool
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, away: SparkpinError | None, fault: SparkpinError, gone: bool
 ) -> None:
     def model_there(*_: object) -> None:
         raise fault
 
-    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
     kept, reached = SimpleNamespace(urls=["here", "a", "b"]), (["a"], {"b": away} if away else {})
     monkeypatch.setattr(linked.nodes, "kept", lambda *_: kept)
     monkeypatch.setattr(linked.nodes, "model_there", model_there)

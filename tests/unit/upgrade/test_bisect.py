@@ -72,9 +72,9 @@ def test_the_setting_that_turns_the_check(home: Ends, paths: Paths, capsys: pyte
     """Without an engine: of flags and variables no image is made, and the check asks for none."""
     search(home)
     text = capsys.readouterr().out
-    assert [line[:3] for line in text.splitlines() if " -> " in line][:3] == ["  1", "  2", "  3"]
+    assert text.count(" -> ") == 4
     found = text[text.index("the check fails") :]
-    assert "  ~ flag --max-model-len: 2048 -> 1024\n" in found
+    assert "  ~ --max-model-len 2048 -> --max-model-len 1024\n" in found
     assert "max-num-seqs" not in found and "OMP" not in found
     assert [trial.verdict for trial in trials_of(paths)[:2]] == ["good", "bad"] and len(trials_of(paths)) <= 6
 
@@ -175,7 +175,7 @@ def test_where_the_bad_release_does_not_start_the_search_is_for_what_keeps_a_ser
     monkeypatch.setattr(Check, "judge", judge)
     search(home)
     out = capsys.readouterr().out
-    assert "  ~ flag --max-model-len: 2048 -> 1024\n" in out[out.index("the check fails") :]
+    assert "  ~ --max-model-len 2048 -> --max-model-len 1024\n" in out[out.index("the check fails") :]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_flags_in_another_order(home: Ends, paths: Paths) -> None:
     good = dataclasses.replace(home[1], argv=("vllm", "serve", "/model", "--dtype", "auto", "--seed", "0"))
     moved = (*good.argv[:3], "--seed", "0", "--dtype", "auto")
     bad = dataclasses.replace(good, argv=moved, env={**good.env, "A": "1", "B": "2"})
-    some = tuple(ReleaseChange("variable", name, None, value) for name, value in (("A", "1"), ("B", "2")))
+    some = tuple(ReleaseChange("variable", name, value) for name, value in (("A", "1"), ("B", "2")))
     plan = BisectPlan(good, bad, some, None)
     combined = [plan.combine(paths, chosen).argv for chosen in ((), some[:1], some)]
     assert combined == [good.argv, good.argv, bad.argv]

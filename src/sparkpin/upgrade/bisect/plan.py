@@ -22,53 +22,42 @@ from sparkpin.build.pair import Pairing, pair
 from sparkpin.core.errors import InputError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.history import sides
-from sparkpin.history.diff import Difference, PartChange, ValueChange, flag_words
-from sparkpin.history.diff_text import value_line
+from sparkpin.history.diff import Difference, PartChange, flag_words
+from sparkpin.history.diff_text import part_row, value_line
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import lay_out, read_inputs, reason
 from sparkpin.releases.record import Release, Releases, release_key
 
 T = TypeVar("T")
-Kind = Literal["flag", "variable", "checkpoint", "mod", "wheel", "deb", "file", "stage", "image"]
+Kind = Literal["flag", "variable", "checkpoint", "mod", "wheel", "deb", "file", "image"]
 STARTED: tuple[Kind, ...] = ("flag", "variable", "checkpoint")
 """What needs another start, and no other image. Those come first: they are the cheapest to try."""
-ORDER: tuple[Kind, ...] = (*STARTED, "mod", "stage", "file", "wheel", "deb", "image")
+ORDER: tuple[Kind, ...] = (*STARTED, "mod", "file", "wheel", "deb", "image")
 
 
 @dataclass(frozen=True)
 class ReleaseChange:
-    """One thing that differs in the bad release. before, after: its value; None where it does not exist."""
+    """One thing that differs in the bad release. text: for people."""
 
     kind: Kind
     name: str
-    before: str | None
-    after: str | None
+    text: str
 
     @property
     def id(self) -> str:
         return f"{self.kind} {self.name}"
 
-    @property
-    def text(self) -> str:
-        return value_line(ValueChange(f"{self.id}:", self.before, self.after)).rstrip(": ")
-
 
 def of_command(found: Difference) -> Iterator[ReleaseChange]:
     """Flags and variables: how the server is started."""
-    for change in found.flags:  # their words begin with the flag's name, unless it was spelled in another way
-        before, after = (words and words.removeprefix(change.name).strip() for words in (change.before, change.after))
-        yield ReleaseChange("flag", change.name, before, after)
-    yield from (ReleaseChange("variable", change.name, change.before, change.after) for change in found.env)
+    yield from (ReleaseChange("flag", change.name, value_line(change, named=True)) for change in found.flags)
+    yield from (ReleaseChange("variable", change.name, value_line(change)) for change in found.env)
 
 
 def changes_of_parts(kind: Kind, changes: Sequence[PartChange]) -> Iterator[ReleaseChange]:
     for change in changes:
-        parts = (change.before, change.after)
-        same_version = len({part.version if part else None for part in parts}) == 1  # only the content differs
-        texts = [
-            (f"{one.version} ({one.sha256[:12]})" if same_version else one.version) if one else None for one in parts
-        ]
-        yield ReleaseChange(kind, change.name, *texts)
+        sign = {"added": "+", "removed": "-"}.get(change.verdict, "~")
+        yield ReleaseChange(kind, change.name, f"{sign} {kind} {change.name}: {part_row(change)[2]}")
 
 
 def names_of(chosen: Collection[ReleaseChange], kind: str) -> set[str]:
@@ -104,7 +93,7 @@ class Mixture:
     @classmethod
     def of(cls, paths: Paths, good: Release, bad: Release) -> Mixture:
         """SparkpinError where files of one are not kept; InputError for two that have too little in common."""
-        for what in ("stack", "recipe"):
+        for what in ("stack", "recipe", "stage"):
             if getattr(good, what) != getattr(bad, what):
                 raise InputError(f"they are of another {what}: {getattr(good, what)} and {getattr(bad, what)}")
         return cls(good, bad, read_inputs(paths, good), read_inputs(paths, bad))
@@ -118,11 +107,9 @@ class Mixture:
         mods = [change for change in found.parts["mods"] if change.before and change.after]
         parts = [*changes_of_parts("mod", mods)]
         parts += [*changes_of_parts("wheel", found.parts["wheels"]), *changes_of_parts("deb", found.parts["debs"])]
-        if self.good.stage != self.bad.stage:
-            parts.insert(0, ReleaseChange("stage", "of the recipe", self.good.stage, self.bad.stage))
         paths = [path for path in sorted(self.old.keys() & self.new.keys()) if self.old[path] != self.new[path]]
         paths = [path for path in paths if path != self.lock and not path.startswith(APART)]
-        files = [ReleaseChange("file", path, "good", "bad") for path in paths]
+        files = [ReleaseChange("file", path, f"~ file {path}") for path in paths]
         everything = [*parts, *files]
         if self.key_of([]) != self.good.build_key or self.key_of(everything) != self.bad.build_key:
             raise InputError("this sparkpin makes other images of the releases' files")
@@ -149,11 +136,10 @@ class Mixture:
             side = self.old if change in known and change not in ids else self.new
             if path in side:
                 files[path] = side[path]
-        stage = self.bad.stage if names_of(chosen, "stage") else self.good.stage
         with tempfile.TemporaryDirectory(prefix="sparkpin-bisect-") as folder:
             lay_out(Path(folder), files, {*self.good.executable, *self.bad.executable})
             self.write_lock(Path(folder), chosen)
-            yield Path(folder), pair(Path(folder), self.good.recipe, stage=stage)
+            yield Path(folder), pair(Path(folder), self.good.recipe, stage=self.good.stage)
 
     def change_of(self, path: str) -> str:
         """The id of the change that a file is a part of. A recipe names commits of the models' pins; a mod is taken as
@@ -176,7 +162,7 @@ class Mixture:
         (project / self.lock).write_text(json.dumps(lock))
 
 
-IMAGE = ReleaseChange("image", "as a whole", "good", "bad")
+IMAGE = ReleaseChange("image", "as a whole", "~ image as a whole")
 
 
 @dataclass(frozen=True)
@@ -215,7 +201,8 @@ class BisectPlan:
             with at_work(mixed) as engine:
                 fetch_missing(mixed, engine, pairings)
                 built = build_images(mixed, engine, pairings)[-1]
-        made = dataclasses.replace(self.good, tag=built.ref, build_key=pairings[-1].rendered.key, size=built.size)
+        image = pairings[-1].rendered
+        made = dataclasses.replace(self.good, tag=image.ref, build_key=image.key, size=built.size)
         return dataclasses.replace(made, image=built.config_digest, diff_ids=built.diff_ids)
 
 
@@ -229,7 +216,8 @@ def make_plan(paths: Paths, good_name: str, bad_name: str) -> BisectPlan:
     found = sides.recorded_difference(paths, *(sides.release_side(paths, release) for release in (good, bad)))
     changes, mixture, note = [*of_command(found)], None, ""
     if good.checkpoint_key != bad.checkpoint_key:  # as a whole: its steps stand on each other
-        changes.append(ReleaseChange("checkpoint", "as a whole", good.checkpoint_key[:12], bad.checkpoint_key[:12]))
+        keys = f"{good.checkpoint_key[:12]} -> {bad.checkpoint_key[:12]}"
+        changes.append(ReleaseChange("checkpoint", "as a whole", f"~ checkpoint: {keys}"))
     if good.build_key != bad.build_key:
         try:
             mixture = Mixture.of(paths, good, bad)

@@ -33,7 +33,7 @@ from sparkpin.releases.container import require_image
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
 from sparkpin.releases.runs_here import obstacle
-from sparkpin.upgrade.bisect.plan import ReleaseChange, changes_of_parts, make_plan
+from sparkpin.upgrade.bisect.plan import changes_of_parts, make_plan
 from sparkpin.upgrade.bisect.search import FOLDER, Search, Trial
 from sparkpin.upgrade.bump import record
 from sparkpin.upgrade.bump.record import Bump, Step
@@ -59,7 +59,6 @@ def bump(paths: Paths, current: Release, asked: Asked, commands: Commands) -> No
     root = paths.home / record.FOLDER
     recipe = manifests.load_recipe(paths.project, current.recipe)
     stack, model = manifests.load_stack(paths.project, recipe.stack), manifests.model_of(paths.project, recipe)
-    locks = locks_of(stack, model)
     with files.lock(root / record.LOCK, wait=False), side_project(paths) as there:
         fresh, began = Bump(recipe=recipe.name, what=asked.what, time=now(), current=current.tag), time.monotonic()
         try:
@@ -70,7 +69,8 @@ def bump(paths: Paths, current: Release, asked: Asked, commands: Commands) -> No
             folder = root / manifests.digest_of([current.key, error.message])[:12]
             record.write(folder, stays(fresh, (finished("lock", began, error.message, passed=False),)))
             raise BumpError(f"{current.tag} stays: lock: {error.message}", next_step=error.next_step) from None
-        new, watched = pairings[-1], [*locks, *pairings[-1].inputs]
+        new, watched = pairings[-1], [*pairings[-1].inputs]
+        locks = [name for name in watched if name.endswith(".lock")]  # what a bump may write
         before = contents(paths.project, watched)
         with project_of(paths, current) as project:
             changes = differences(pair(project, recipe.name, stage=current.stage)[-1], new)
@@ -150,11 +150,9 @@ def blame(candidate: Candidate, step: Step, folder: Path) -> str:
 
 def require_promotable(made: Bump, folder: Path) -> None:
     """Prints the verdict. BumpError where the current release stays."""
-    rows = [
-        (one.name, "ok" if one.passed else "failed", terminal.seconds(one.seconds), printable(one.detail))
-        for one in made.steps
-    ]
-    terminal.table(("step", "verdict", "seconds", "result"), rows)
+    for one in made.steps:
+        verdict = "ok" if one.passed else "failed"
+        show(f"{one.name:8} {verdict:7} {terminal.seconds(one.seconds):>9}  {printable(one.detail)}")
     if made.guilty:
         show(f"because of {printable(made.guilty)}")
     show(f"verdict: {made.verdict} ({folder / record.FILE})")
@@ -183,12 +181,6 @@ def side_project(paths: Paths) -> Iterator[Paths]:
         yield dataclasses.replace(paths, project=Path(folder))
 
 
-def locks_of(stack: Stack, model: ModelPin) -> list[str]:
-    """The lock files that a release is made from: what a bump may write."""
-    models = [model, *filter(None, [model.drafter])]
-    return [f"pins/stacks/{stack.name}.lock", *(f"pins/models/{one.name}.lock" for one in models)]
-
-
 def lock_newer(side: Paths, stack: Stack, moving: list[ModelPin], what: What, hold: int) -> None:
     """Lock what is newer into the side's project. hold: days that a file must have been offered for. Errors: as of
     `lock_stack` and `lock_model`; network."""
@@ -208,17 +200,16 @@ def moving_of(recipe: Recipe, model: ModelPin) -> list[ModelPin]:
 
 def differences(old: Pairing, new: Pairing) -> list[str]:
     """One line for each package and each repository of a model that is another."""
-    locks = (old.stack_lock, new.stack_lock)
-    found = [
-        *changes_of_parts("wheel", [*parts_apart(*(parts(lock.wheels) for lock in locks))]),
-        *changes_of_parts("deb", [*parts_apart(*(parts(lock.debs) for lock in locks))]),
-    ]
+    one, other = old.stack_lock, new.stack_lock
+    wheels = changes_of_parts("wheel", [*parts_apart(parts(one.wheels), parts(other.wheels))])
+    debs = changes_of_parts("deb", [*parts_apart(parts(one.debs), parts(other.debs))])
+    found = [change.text for change in (*wheels, *debs)]
     for name, entry in new.model_lock.repositories.items():
         before = old.model_lock.repositories.get(name)
         if before is None or before.revision != entry.revision:
-            was = before.revision[:12] if before else None
-            found.append(ReleaseChange("checkpoint", entry.repo, was, entry.revision[:12]))
-    return [change.text for change in found]
+            former = before.revision[:12] if before else "none"
+            found.append(f"~ checkpoint {entry.repo}: {former} -> {entry.revision[:12]}")
+    return found
 
 
 def parts(rows: Sequence[LockedFile]) -> dict[str, VersionedPart]:

@@ -1,0 +1,228 @@
+"""Images into an engine, from a bundle or from another engine: only the layers that it lacks are sent. And checkpoints
+into volumes of it: only the files that they lack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sparkpin.build.consistent import require_consistent, same
+from sparkpin.build.record import BuildRecord, records_of
+from sparkpin.checkpoint.content import RECORD
+from sparkpin.checkpoint.write import SPARE
+from sparkpin.core.errors import CheckpointError, DiskError, EngineError, HostError, IntegrityError
+from sparkpin.core.files import disk_errors, require_space
+from sparkpin.core.locks import saving_folder
+from sparkpin.core.paths import Paths
+from sparkpin.core.progress import GATHERS, UNPACKS, progress
+from sparkpin.core.terminal import count, say, size
+from sparkpin.host.containers import Container
+from sparkpin.host.engine import Engine, counted, engine_errors
+from sparkpin.host.ssh import engine_at, errors_of
+from sparkpin.image import oci
+from sparkpin.image.archive import END, Slice, padding
+from sparkpin.image.saved import open_saved
+from sparkpin.releases import current, volumes
+from sparkpin.releases.container import HOME, UID
+from sparkpin.releases.record import Release, Releases
+
+CARRIER = "sparkpin.carrier"  # label of a container; its value is the checkpoint key
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Layers of an image, or files of a checkpoint: those that went over, those that were there, bytes that went."""
+
+    sent: int
+    there: int
+    bytes: int = 0
+
+
+def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.OciImage]:
+    """The images of a chain, first stage first: those below the release's own cost no layer of their own, and
+    `reproduce --keep` stands on them."""
+    refs = [(record.ref, release.tag) if record is records[-1] else (record.ref,) for record in records]
+    chain = zip(records, refs, strict=True)
+    return [oci.OciImage(record.config.encode(), tuple(record.diff_ids), tags) for record, tags in chain]
+
+
+def copy(
+    paths: Paths, engine: Engine, release: Release, url: str, *, checkpoint: bool = False, deep: bool = False
+) -> tuple[Sent, Sent | None]:
+    """Send the image of a release to the engine at a url, and its checkpoint into a volume there. deep: all of what is
+    there of the checkpoint is hashed again.
+
+    CheckpointError for a checkpoint that is not whole here, HostError for an engine of another platform: both before
+    anything is sent.
+    """
+    if checkpoint:
+        require_consistent(paths, release, finished=True)
+    records = records_of(paths, release)
+    images = images_of(release, records)
+    with engine_at(url) as other:
+        with errors_of(url):
+            if (got := other.platform) != records[-1].platform:
+                step = "choose a release of a stack for that machine"
+                raise HostError(f"{url} is {got}, {release.tag} is for {records[-1].platform}", next_step=step)
+            require_free(other, images, url)
+            total, there = len(release.diff_ids), is_there(other, images)
+            below = total if there else present(other, release.diff_ids)
+        nothing = contextlib.nullcontext(dict[str, Slice]())
+        with nothing if below == total else saved_layers(paths, engine, release) as layers, errors_of(url):
+            sent = Sent(0, total) if there else send(other, images, layers, below)
+            if not checkpoint:
+                return sent, None
+            return sent, carry(other, release, Releases(paths).checkpoint(release), deep=deep)
+
+
+def carry(engine: Engine, release: Release, folder: Path, *, deep: bool = False) -> Sent:
+    """A checkpoint into the release's volume of an engine that has its image. A file that is there and right stays.
+    Every byte is hashed there, and the record comes last.
+
+    CheckpointError for a file that is not, or is no longer, the recorded one; DiskError, before the first byte, where
+    there is no room. Of two runs for one checkpoint at once, the later one ends the other.
+    """
+    record = (folder / RECORD).read_text(encoding="utf-8")
+    rows = json.loads(record)["files"]
+    volumes.make_volume(engine, release)
+    order = {"do": "make_way", "folder": HOME, "record": record}
+    say("looking at what is there of the checkpoint")
+    answer = volumes.ask(engine, release, order | {"deep": deep}, mode="rw")
+    if answer.get("complete") is True:
+        return Sent(0, len(rows))
+    lacking = names_of(answer, rows)
+    total = sum(rows[name]["size"] for name in lacking)
+    if total + SPARE > answer["free"]:
+        raise DiskError(f"the checkpoint needs {total + SPARE:,} bytes in a volume, {answer['free']:,} are free there")
+    say(f"sending {len(lacking)} of {len(rows)} files of the checkpoint, {size(total)}")
+    with carrier(engine, release) as container:
+        with progress(total) as sent:
+            for name in lacking:
+                with (folder / name).open("rb") as file:
+                    data = Slice(file, 0, (folder / name).stat().st_size)
+                    put_file(container, name, data.size, counted(data.chunks(), sent))
+        say("hashing it there")
+        answer = volumes.ask(engine, release, order | {"deep": False}, mode="rw")
+        if wrong := names_of(answer, rows):
+            step = (
+                "the same command again; if it fails again, this machine's file is damaged (invoke promote TAG --deep)"
+            )
+            raise CheckpointError(f"{folder / wrong[0]} arrived with other bytes than recorded", next_step=step)
+        put_file(container, RECORD, len(record.encode()), [record.encode()])
+    return Sent(len(lacking), len(rows) - len(lacking), total)
+
+
+@contextlib.contextmanager
+def carrier(engine: Engine, release: Release) -> Iterator[Container]:
+    """A container that is never started, through which files go into the volume."""
+    with engine_errors():
+        label = {"label": f"{CARRIER}={release.checkpoint_key}"}
+        for left in engine.containers.list(all=True, filters=label, ignore_removed=True):
+            volumes.remove(left)
+        container = volumes.create(engine, release, CARRIER, at=HOME, mode="rw")
+        try:
+            yield container
+        finally:
+            volumes.remove(container)
+
+
+def put_file(container: Container, name: str, length: int, chunks: Iterable[bytes]) -> None:
+    """A file of the image's user, read-only, with the folders that it lies in."""
+    parents = [tarfile.TarInfo(parent.as_posix()) for parent in reversed(PurePosixPath(name).parents[:-1])]
+    for parent in parents:
+        parent.type, parent.mode = tarfile.DIRTYPE, 0o755
+    file = tarfile.TarInfo(name)
+    file.size, file.mode = length, 0o444
+    heads = list[bytes]()
+    for member in (*parents, file):
+        member.uid = member.gid = UID
+        heads.append(member.tobuf(tarfile.GNU_FORMAT))
+    with engine_errors():
+        container.put_archive(HOME, itertools.chain(heads, chunks, [padding(length) + END]))
+
+
+def names_of(answer: Mapping[str, Any], rows: Mapping[str, Any]) -> list[str]:
+    """The files that are lacking there. EngineError for an answer of another form: the machine may be anybody's."""
+    lacking, free = answer.get("lacking"), answer.get("free")
+    if type(free) is int and isinstance(lacking, list) and {*map(str, lacking)} <= rows.keys():
+        return lacking
+    step = "find out what answers there: it is not the program that was sent"
+    raise EngineError("the checkpoint's volume: got something else than the files that are lacking", next_step=step)
+
+
+@contextlib.contextmanager
+def saved_layers(paths: Paths, engine: Engine, release: Release) -> Iterator[dict[str, Slice]]:
+    """Diff ID -> tar, as the engine gives them out, in a temporary file; what is in them is not verified."""
+    ref = current.present_ref(engine, release)
+    if ref is None:
+        cause = f"the image of {release.tag} ({release.image}) is not in the engine"
+        raise EngineError(cause, next_step=current.how_to_rebuild(release))
+    require_space(paths.work, release.size + release.size // 16, "an image's layers", "SPARKPIN_CACHE")
+    say(f"reading {len(release.diff_ids)} layers from the engine, {size(release.size)}")
+    with saving_folder(paths) as work:
+        archive = work / "image.tar"
+        with disk_errors(work), archive.open("wb") as file, progress(release.size, before=GATHERS) as came:
+            engine.save(ref, file, came)
+        with open_saved(archive) as saved:
+            same("diff IDs of what the engine saved", saved.diff_ids, list(release.diff_ids))
+            yield dict(zip(release.diff_ids, saved.layers, strict=True))
+
+
+def named(images: Sequence[oci.OciImage]) -> dict[str, str]:
+    """Tag -> config digest."""
+    return {tag: image.config_digest for image in images for tag in image.tags}
+
+
+def is_there(engine: Engine, images: Sequence[oci.OciImage]) -> bool:
+    return all(digest(engine, tag) == expected for tag, expected in named(images).items())
+
+
+def digest(engine: Engine, ref: str) -> str | None:
+    found = engine.image(ref)
+    return found.config_digest if found else None
+
+
+def require_free(engine: Engine, images: Sequence[oci.OciImage], url: str = "") -> None:
+    """IntegrityError when a tag names another image there: it would be taken away from it. url: not this machine's."""
+    program = f"docker -H {url}" if url else "docker"
+    for tag, expected in named(images).items():
+        if (got := digest(engine, tag)) not in (None, expected):
+            cause = f"{url or 'the engine'} has another image under {tag}: got {got}, expected {expected}"
+            step = f"find out which is right (invoke verify); the other goes with: {program} rmi {tag}"
+            raise IntegrityError(cause, next_step=step)
+
+
+def present(engine: Engine, diff_ids: Sequence[str]) -> int:
+    """How many of the lowest layers the engine has in the image that shares most of them."""
+    if not engine.keeps_layers:
+        return 0
+    standing = (zip(image.diff_ids, diff_ids, strict=False) for image in engine.images())
+    return max((sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) for pairs in standing), default=0)
+
+
+def send(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Slice], below: int) -> Sent:
+    """Load images, then compare what the engine has with them. layers: diff ID -> tar; below: how many of the lowest
+    layers the engine has.
+    """
+    diff_ids = images[-1].diff_ids
+    lacking = dict.fromkeys(diff_ids[below:])
+    if lost := [diff_id for diff_id in lacking if diff_id not in layers]:  # another run removed an image meanwhile
+        raise EngineError(f"the engine no longer has layer {lost[0]}", next_step="the same command again")
+    tars = {diff_id: layers[diff_id] for diff_id in lacking}
+    total, there = sum(tar.size for tar in tars.values()), len({*diff_ids} - tars.keys())
+    say(f"sending {count(len(tars), 'layer')}, {size(total)}; the engine has {there} more")
+    with progress(total, after=UNPACKS) as sent:
+        engine.load(counted(oci.load_archive(images, tars), sent))
+    for tag, expected in named(images).items():
+        if (got := digest(engine, tag)) != expected:
+            engine.untag(tag)
+            raise IntegrityError(f"{tag}: sent {expected}, the engine has {got}", next_step="the same command again")
+    return Sent(len(tars), there, total)
