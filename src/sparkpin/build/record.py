@@ -20,10 +20,11 @@ from pydantic import Field, ValidationError
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.files import EPOCH, write_json
+from sparkpin.core.models import Sha256, Size, StrictModel
 from sparkpin.core.paths import Paths
 from sparkpin.image import seal
 from sparkpin.pins.mods import Mod
-from sparkpin.pins.schema import LockedFile, Sha256, Size, StrictModel
+from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.record import Digest, Release
 
 LOCKED = "wheel "  # how `what` begins of files that a lock names

@@ -23,6 +23,7 @@ from pathlib import Path
 from sparkpin.core import files
 from sparkpin.core.errors import BuildError, HostError, ManifestError
 from sparkpin.core.files import EPOCH, atomic_file, disk_errors, sha256_file
+from sparkpin.core.models import StrictModel
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import detail, say
 from sparkpin.fetch.store import Store
@@ -30,7 +31,7 @@ from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import DIRECTORY, canonical_layer, is_ephemeral, link_first, read_members
 from sparkpin.pins.manifests import load_stack, load_stack_lock
-from sparkpin.pins.schema import LockedDeb, Stack, StackLock, StrictModel
+from sparkpin.pins.schema import LockedDeb, Stack, StackLock
 
 SCRIPT = Path(__file__).with_name("rootfs.sh")
 # Folders that are links into /usr in a merged system. They must be there before the first package is unpacked.

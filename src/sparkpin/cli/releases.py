@@ -7,7 +7,6 @@ from functools import partial
 from typing import Annotated
 
 from sparkpin.cli import tables
-from sparkpin.cli.choose import current_of
 from sparkpin.cli.options import Json, KnownRecipe
 from sparkpin.cli.tasks import task
 from sparkpin.core import terminal
@@ -104,7 +103,8 @@ def rollback(
 
     invoke rollback --serve
     """
-    from sparkpin.releases import rollback as rolling  # slow to import
+    from sparkpin.cli.choose import current_of  # slow to import, both
+    from sparkpin.releases import rollback as rolling
 
     paths = Paths.from_env()
     records = Releases(paths)
@@ -129,7 +129,7 @@ def rollback(
     else:
         show(f"{'would go back' if dry_run else 'back'} from {former.tag}")
         show(f"to {release.tag}: image {terminal.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}")
-        show(f"what differs: invoke diff {former.tag} {release.tag}")
+        show(terminal.typed(f"what differs: invoke diff {former.tag} {release.tag}"))
     if dry_run:
         show("Dry run: nothing was changed.")
     elif not serve:

@@ -35,7 +35,7 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
     """rows: and shared: see `current.ImageRows`."""
     cells, notes = [], []
     for row in rows:
-        verdict, colon, _ = row["smoke"].partition(":")
+        verdict, colon, _ = row["smoke"].replace("passed in", "passed").partition(":")
         size = terminal.size(row["size"]) if row["image"] else "missing"
         created = row["created"][:16].replace("T", " ")
         cells.append((state_text(row["state"]), verdict, size, terminal.size(row["unique_size"] or None), created))
@@ -45,7 +45,7 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
             notes.append(f"{end_of(row['tag'])}: kept since {kept['since'][:10]} {terminal.printable(kept['note'])}")
     tables(("release", "state", "smoke", "size", "own size", "created"), [row["tag"] for row in rows], cells)
     if gone := [row["tag"] for row in rows if not row["image"]]:
-        notes.append(f"missing: the engine has not {images_gone(gone)}")
+        notes.append(terminal.typed(f"missing: the engine has not {images_gone(gone)}"))
     if shared is not None:
         notes.append(f"own size: in no other image. What images share, counted once: {terminal.size(shared)}.")
     terminal.show("\n".join(notes))

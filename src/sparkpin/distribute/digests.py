@@ -22,13 +22,13 @@ from sparkpin.build.record import BuildRecord, RenderedImage, read_record, recor
 from sparkpin.build.render import render_chain
 from sparkpin.core.errors import IntegrityError, SparkpinError
 from sparkpin.core.files import atomic_file
+from sparkpin.core.models import Sha256, StrictModel
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count
 from sparkpin.distribute import layout, signing
 from sparkpin.host.engine import Engine
 from sparkpin.image import oci
 from sparkpin.pins import manifests, reading
-from sparkpin.pins.schema import Sha256, StrictModel
 from sparkpin.releases.record import Digest
 
 FOLDER = "pins/digests"

@@ -34,10 +34,10 @@ from pydantic import Field, ValidationError
 from sparkpin.core import terminal
 from sparkpin.core.errors import DiskError, IntegrityError, SparkpinError, clipped
 from sparkpin.core.files import sha256_of
+from sparkpin.core.models import StrictModel
 from sparkpin.distribute.signing import UntrustedError
 from sparkpin.image import oci
 from sparkpin.image.archive import BLOCK, END, Slice, file_header, padding
-from sparkpin.pins.schema import StrictModel
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Digest
 
 RELEASE, CHECKPOINT = "release.json", "checkpoint.json"

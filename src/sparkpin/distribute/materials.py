@@ -19,13 +19,14 @@ from packageurl import PackageURL
 from sparkpin.build.record import LOCKED, BuildInput, BuildRecord
 from sparkpin.checkpoint.steps import checkpoint_steps, lock_for, used_repositories
 from sparkpin.core.errors import IntegrityError
+from sparkpin.core.models import Sha256, Size, StrictModel
 from sparkpin.core.paths import Paths
 from sparkpin.distribute import layout
 from sparkpin.distribute.layout import Refused, reading
 from sparkpin.fetch.model_files import blobs_of, fetched_of, named_parts
 from sparkpin.fetch.store import Store
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import LockedFile, RepositoryLock, Sha256, Size, StrictModel
+from sparkpin.pins.schema import LockedFile, RepositoryLock
 from sparkpin.releases.record import Release, Releases
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from sparkpin.core.models import StrictModel
 from sparkpin.host import machine as hosts
-from sparkpin.pins.schema import StrictModel
 
 Text = Annotated[str, Field(max_length=200)]
 

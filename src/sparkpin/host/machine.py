@@ -14,7 +14,6 @@ from typing import Literal
 
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.names import MACHINES, platform_of
-from sparkpin.pins import manifests
 
 ROOT = Path("/")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -131,6 +130,8 @@ def default_stack(project: Path, host: Host | None = None) -> str:
 
 def default_recipe(project: Path, stack: str | None = None) -> str:
     """That of a stack; None: of this machine's."""
+    from sparkpin.pins import manifests  # slow to import, and `images` and `status` read no pins
+
     return manifests.load_stack(project, stack or default_stack(project)).default_recipe
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparkpin.core.errors import WHOLE, InputError, ManifestError
+from sparkpin.core.models import StrictModel
 from sparkpin.core.names import choose
 from sparkpin.pins import schema
 from sparkpin.pins.reading import LOCK_LIMIT, parse, read_yaml, require_size
@@ -20,7 +21,7 @@ from sparkpin.pins.values import require_values
 
 N = TypeVar("N", Stack, Stage, ModelPin, Recipe)
 K = TypeVar("K", StackLock, ModelLock)
-F = TypeVar("F", bound=schema.StrictModel)
+F = TypeVar("F", bound=StrictModel)
 FAMILIES, COMMUNITY_MODS = "pins/families.yaml", "pins/community_mods.yaml"
 
 

@@ -1,15 +1,16 @@
 """The shapes of the files that people edit and of the locks. `manifests` reads the files into them."""
 
+# ruff: noqa: RUF012 (pydantic copies defaults)
+
 from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Size = Annotated[int, Field(ge=0, le=1 << 50)]  # bytes; no disk has more, and more would not fit a tar or a file system
+from sparkpin.core.models import Name, Sha256, Size, StrictModel
+
 Exactly = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[^=]+$")]
 Bound = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(==|!=|<=|>=|~=|<|>)[^=;\s]+$")]
 ImageText = Annotated[str, Field(pattern=r"^[\w@%+=:,./-]+$")]  # stands in a Dockerfile as it is
@@ -22,10 +23,6 @@ Scalar = str | int | float | bool
 FlagValue = Scalar | Annotated[list[Any], Field(min_length=1)] | dict[str, Any] | None
 PLATFORMS = Literal["linux/amd64", "linux/arm64"]
 CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "mtp-fp8"]
-
-
-class StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)  # most commands read a few
 
 
 class LockedFile(StrictModel):

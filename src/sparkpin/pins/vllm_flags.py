@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.reading import read_yaml
-from sparkpin.pins.schema import FlagValue, Scalar
+
+if TYPE_CHECKING:
+    from sparkpin.pins.schema import FlagValue, Scalar
 
 SPECULATION, CACHE_TYPE, SERVED_NAME = "--speculative-config", "--kv-cache-dtype", "--served-model-name"
 MODEL_PATH = "/model"  # where a container has the checkpoint
@@ -148,6 +149,8 @@ class Flags:
 
     def unread(self) -> tuple[str, ...]:
         """Flags that nobody asked for and that may take memory, as they were given."""
+        from sparkpin.pins.reading import read_yaml  # slow to import, and most commands ask for no unread flag
+
         known = self._read | set(read_yaml(NEUTRAL)["flags"])
         return tuple(" ".join(flag.words) for flag in self._flags if flag.key.partition(".")[0] not in known)
 

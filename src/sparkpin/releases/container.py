@@ -19,7 +19,7 @@ from sparkpin.host.containers import APIError, Container, DeviceRequest, LogConf
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.nodes import MEETING_PORT, NodeRank, env_at, nodes_of, words_at
 from sparkpin.pins.vllm_flags import MODEL_PATH
-from sparkpin.releases import compile_caches, inside, peers
+from sparkpin.releases import compile_caches, inside
 from sparkpin.releases.record import Release
 
 UID = 10001
@@ -167,11 +167,13 @@ def process_one(release: Release, node: Node | None, settings: Mapping[str, Any]
     """Files of `inside` and, for one of several machines, of `peers`. settings: as `inside` reads them."""
     found = {"inside.py": Path(inside.__file__).read_bytes()}
     if node:
+        from sparkpin.releases import peers  # slow to import
+
         place = node.place
         section = {"rank": place.rank, "nodes": nodes_of(release.argv), "own": place.own, "head": place.head}
         section |= {"port": MEETING_PORT, "release": release.key, "silent": peers.SILENT}
         settings = dict(settings) | {"peers": section}
-        found |= {"sparkpin/releases/peers.py": Path(peers.__file__).read_bytes(), peers.KEY: node.key.encode()}
+        found |= {"sparkpin/releases/peers.py": Path(peers.__file__).read_bytes(), inside.PEERS_KEY: node.key.encode()}
     return found | {inside.SETTINGS: json.dumps(settings).encode()}
 
 
@@ -189,7 +191,7 @@ def put(
     folder: str,
     files: Mapping[str, bytes],
     *,
-    secret: Set[str] = frozenset({peers.KEY}),
+    secret: Set[str] = frozenset({inside.PEERS_KEY}),
     owned: tuple[str, ...] = (),
 ) -> None:
     """Files for a folder that is a volume, whether the container runs or not.

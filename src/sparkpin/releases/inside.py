@@ -41,6 +41,7 @@ SETTINGS = "settings.json"
 RESTARTS = HERE / "state/restarts"  # their number, since the last time that all were there again
 DOWN = HERE / "state/down"  # there once a worker has failed too often: an end that was asked for is no failure
 STATE = Path("/tmp/sparkpin")  # a tmpfs: empty again at each start
+PEERS_KEY = "peers.key"  # the file, beside the settings
 BEAT = STATE / "beat"  # when all peers beat last; not there before they have met
 HUNG, OUT_OF_MEMORY, UNASKED = 70, 137, 71  # exit codes; 71: ended with 0 though nobody asked
 PEER_LOST, REFUSED = 72, 73  # exit codes; 73: a peer serves something else
@@ -155,7 +156,7 @@ def refusal(section: dict[str, Any], lost: Callable[[str], None]) -> str:
             replace(BEAT, str(time.monotonic()))
 
     try:
-        key = (HERE / peers.KEY).read_bytes()
+        key = (HERE / PEERS_KEY).read_bytes()
         known = peers.Peers(section, key, peers.release_here(section), say=say, beat=beat, lost=lost)
         known.start()
         known.met.result()

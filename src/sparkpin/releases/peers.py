@@ -34,7 +34,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-KEY = "peers.key"  # the file, beside the settings
 SILENT = 10  # beats of a node's own without one of a peer: then that is gone. A node that was frozen does not count on
 BEAT_SECONDS = 1.0
 HANDSHAKE_SECONDS = 5.0

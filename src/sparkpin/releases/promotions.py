@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from sparkpin.core.models import StrictModel
 from sparkpin.core.tags import TAG
-from sparkpin.pins.schema import StrictModel
 
 FILE = "promotions.json"
 

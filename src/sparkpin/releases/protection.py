@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from sparkpin.core import files
-from sparkpin.pins.schema import StrictModel
+from sparkpin.core.models import StrictModel
 from sparkpin.releases.record import Release, Releases, now, read_optional
 
 FILE = "protected.json"

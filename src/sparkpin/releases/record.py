@@ -26,10 +26,10 @@ from pydantic.dataclasses import dataclass
 
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, IntegrityError, ManifestError
+from sparkpin.core.models import Name, Sha256, Size, StrictModel
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import INTERNAL, ROOTFS, TAG, UNSEALED, is_internal, name_of, tag_of
 from sparkpin.host.fingerprint import Fingerprint
-from sparkpin.pins.schema import Name, Sha256, Size, StrictModel
 from sparkpin.releases import lookup, promotions
 from sparkpin.releases.promotions import Promotion, Promotions
 

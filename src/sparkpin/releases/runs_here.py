@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.host.engine import Engine
 from sparkpin.host.machine import Gpu, read_gpus
-from sparkpin.pins import manifests
 from sparkpin.pins.nodes import example, nodes_of
-from sparkpin.pins.schema import Stack
-from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
+
+if TYPE_CHECKING:
+    from sparkpin.pins.schema import Stack
 
 
 def stack_of(paths: Paths, release: Release) -> Stack | None:
     """The stack as the release was made from it, else as it is now; None where neither is there."""
+    from sparkpin.pins import manifests, schema  # slow to import, and `images` reads no pins
+    from sparkpin.releases.kept_inputs import project_of
+
     with contextlib.suppress(SparkpinError), project_of(paths, release, "pins/stacks/") as project:
-        return manifests.load_named(Stack, project / "pins/stacks", release.stack, "stack")
+        return manifests.load_named(schema.Stack, project / "pins/stacks", release.stack, "stack")
     with contextlib.suppress(SparkpinError):
         return manifests.load_stack(paths.project, release.stack)
     return None

@@ -25,7 +25,6 @@ from sparkpin.releases.container import HOME_LABEL, log_of
 from sparkpin.releases.record import Releases
 from sparkpin.serve import crash_facts, keys, linked, load, nodes, unit
 from sparkpin.serve.address import Address, AddressOptions, endpoint
-from sparkpin.serve.client_formats import found_here
 from sparkpin.serve.linked import NodeState
 from sparkpin.serve.nodes import HERE
 from sparkpin.serve.postmortem import last_life, report
@@ -297,6 +296,8 @@ def told(paths: Paths, served: Served, cert: str = "", context: int | None = Non
         found.append(f"the model {served.model} is scripted: its answers are a script, and show the path alone")
     if served.key:
         found.append(f"other machines reach it; the key that it wants is in {keys.path_of(paths, served.recipe)}")
+    from sparkpin.serve.client_formats import found_here  # slow to import
+
     clients = [f"invoke client {name}" for name in found_here()]
     return [*found, f"try it: {curl_line(paths, served, cert)}", f"next: {', '.join([*clients, *NEXT])}"]
 

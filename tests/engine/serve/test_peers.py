@@ -13,7 +13,7 @@ from nodes import Pair, for_nodes, inspected, pair
 from watched import signal_processes, until
 
 from sparkpin.core.errors import InputError
-from sparkpin.releases import peers
+from sparkpin.releases import inside
 from sparkpin.releases.record import Release
 from sparkpin.serve import launch, linked
 from sparkpin.smoke.evidence import evidence_folder, replaced
@@ -28,7 +28,7 @@ FAULTS = [
     ("worker-exit", "start", "the container of rank 1 exited with 1"),
     ("worker-without-mods", "mods", "rank 1: mod vllm-cpu is not active"),
 ]
-STATE = f"import os; s = os.stat('{launch.FOLDER}/{peers.KEY}'); print(oct(s.st_mode & 0o777), s.st_uid)"
+STATE = f"import os; s = os.stat('{launch.FOLDER}/{inside.PEERS_KEY}'); print(oct(s.st_mode & 0o777), s.st_uid)"
 
 
 @pytest.fixture

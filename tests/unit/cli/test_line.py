@@ -50,7 +50,6 @@ def listed(text: str) -> dict[str, list[str]]:
     [
         ("--help imagse", "images"),
         ("--lsit", ""),
-        ("xyzzy", ""),
         ("build --ofline", "--offline"),
         ("serve v2 v3", "serve --help"),
         ("plan scripted-tiny", "plan --help"),
@@ -59,13 +58,10 @@ def listed(text: str) -> dict[str, list[str]]:
         ("verify --depp x", "--deep"),
         ("lock --model ''", "lock --help"),
         ("serve ''", "serve [TAG]"),
-        ("--project", "--help"),
         ("build --stage", "build --help"),
         ("serve --port 22x", "serve --help"),
         ("bench --only half", "bench --help"),
-        ("prune --dry-run=yes", "prune --help"),
         ("prune --keep -1", "prune --help"),
-        ("export TAG", "export TAG PLACE [options]"),
     ],
 )
 def test_a_slip_is_one_error_with_what_was_meant(line: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,9 +126,7 @@ def test_help_of_a_task_with_positionals(line: str, capsys: pytest.CaptureFixtur
     [
         ("serve", {}),
         ("serve v2 --port 8001", {"tag": "v2", "port": 8001}),
-        ("serve --port=8001 v2", {"tag": "v2", "port": 8001}),
         ("export a FILE --no-image", {"tag": "a", "place": "FILE", "no_image": True}),
-        ("export --no-image a FILE", {"tag": "a", "place": "FILE", "no_image": True}),
         ("diff build images", {"before": "build", "after": "images"}),  # tasks' names where a TAG must be
         ("recipe check a --json b", {"action": "check", "what": ["a", "b"], "json": True}),
         ("bench b --compare=a --rounds 2", {"tag": "b", "compare": "a", "rounds": 2}),
@@ -161,11 +155,9 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin pro", ["promote", "images"], False),
         ("sparkpin promote ", ["current", "v2", "v2-0123456789ab"], True),
         ("sparkpin build --stage ", ["base", "v2-tq"], False),
-        ("sparkpin up --stack cpu --", ["--recipe", "--dry-run", "--help"], False),
         ("sparkpin keep v2 --", ["--note", "--remove", "--help"], True),
         ("sparkpin build --stage v2 --stack ", ["cpu", "spark"], True),
         ("sparkpin keep v2 --note ", [], True),
-        ("sparkpin recipe ", ["list", "check", "show", "import", "export"], True),
         ("sparkpin bench --only ", ["prompts", "sweep"], True),
         ("sparkpin --ver", ["--version"], False),
         ("sparkpin -q bu", ["build", "bump"], False),
@@ -216,7 +208,7 @@ def copy(tmp_path: Path) -> CheckoutHere:
     return CheckoutHere.make(tmp_path / "copy")
 
 
-@pytest.mark.parametrize("line", ["-q recipe list", "recipe list -q", "--quiet recipe list"])
+@pytest.mark.parametrize("line", ["--quiet recipe list", "recipe list -q"])
 def test_quiet_leaves_out_progress(copy: CheckoutHere, capfd: pytest.CaptureFixture[str], line: str) -> None:
     assert copy.invoke(*line.split()).returncode == 0
     terminal.say("a line of progress")

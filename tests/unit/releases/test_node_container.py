@@ -12,7 +12,7 @@ from made_releases import release
 
 from sparkpin.pins.nodes import NodeRank, on_loopback, spread
 from sparkpin.releases import container as running
-from sparkpin.releases import peers
+from sparkpin.releases import inside
 from sparkpin.releases.container import Node, at_node
 from sparkpin.serve.launch import Health
 
@@ -71,6 +71,6 @@ def test_the_key_is_a_file_and_the_settings_say_who_meets_whom() -> None:
     files = running.process_one(double, Node(LINK, KEY), {"restarts": 5})
     told = json.loads(files["settings.json"])
     assert told["restarts"] == 5 and (told["peers"]["rank"], told["peers"]["release"]) == (1, double.key)
-    assert files[peers.KEY] == KEY.encode()
-    assert not [name for name, data in files.items() if KEY.encode() in data and name != peers.KEY]
+    assert files[inside.PEERS_KEY] == KEY.encode()
+    assert not [name for name, data in files.items() if KEY.encode() in data and name != inside.PEERS_KEY]
     assert set(running.process_one(release(1), None, {})) == {"inside.py", "settings.json"}

@@ -20,10 +20,10 @@ from pydantic import TypeAdapter
 
 from sparkpin.core.errors import BuildError, InputError, ManifestError
 from sparkpin.core.files import write_json
+from sparkpin.core.models import StrictModel
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable, say
 from sparkpin.pins.manifests import digest_of
-from sparkpin.pins.schema import StrictModel
 from sparkpin.releases.record import PRIVATE, Release, read_optional
 from sparkpin.upgrade.bisect.plan import ORDER, BisectPlan, ReleaseChange
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from sparkpin.core.files import write_json
+from sparkpin.core.models import StrictModel
 from sparkpin.core.paths import Paths
-from sparkpin.pins.schema import StrictModel
 from sparkpin.releases.record import PRIVATE, read_optional
 
 FOLDER, FILE, LOCK = "bumps", "bump.json", ".lock"
