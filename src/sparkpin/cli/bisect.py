@@ -8,7 +8,7 @@ from typing import Annotated
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.cli.tasks import task
-from sparkpin.core import files
+from sparkpin.core import files, locks
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, printable, show
@@ -34,7 +34,7 @@ def bisect(
         show(f"note: {printable(plan.note)}")
     folder = paths.home / FOLDER / asked.identity(plan)
     search = Search(paths, plan, partial(asked.judge, paths), folder)
-    with files.lock(folder / ".lock", wait=False):
+    with locks.claim(paths), files.lock(folder / ".lock", wait=False):  # a prune waits
         for release in (plan.good, plan.bad) if serve else ():
             checkpoint_of(paths, release)
         require_ends(search)

@@ -44,7 +44,10 @@ def hadolint(project: Path, dockerfiles: Mapping[str, str]) -> list[str]:
         for name, text in dockerfiles.items():
             Path(folder, name).write_text(text, encoding="utf-8")
         argv: list[str | Path] = [HADOLINT, "--no-color", "--config", project / CONFIG, *dockerfiles]
-        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return [f"{HADOLINT} is missing; next: ./install.sh"]
     return (done.stdout + done.stderr).splitlines() or ["hadolint failed without a word"] * bool(done.returncode)
 
 

@@ -125,4 +125,5 @@ def difference_json(found: Difference) -> dict[str, Any]:
     value = asdict(found)
     for name in ("before", "after"):
         value[name] = {key: value[name][key] for key in ("name", "key", "image")} | value[name]["names"]
-    return {"identical": found.identical, **value.pop("parts"), **value}
+    parts = value.pop("parts")
+    return {"identical": found.identical} | parts | value
